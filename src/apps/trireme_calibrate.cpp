@@ -43,7 +43,7 @@ void measure(const CalibrateOptions& options) {
   const std::unique_ptr<World> world = World::join(launch, /*use_gpu=*/true, nullptr);
   const bool several = world->communicator().size() > 1;
   try {
-    configure_libraries(world->device(), world->launch().local_world_size);
+    configure_libraries(world->device(), world->launch().local_world_size, /*deterministic=*/false);
     const Calibration calibration = calibrate(*world, options.seconds);
     if (world->communicator().rank() == 0) write_rates(calibration, options.output);
   } catch (const Error& error) {

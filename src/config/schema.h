@@ -116,6 +116,10 @@ void describe(Visitor& v, TrainSection& s) {
            .above_min = true},
           s.epochs);
   v.field({.key = "seed", .help = "data order, dropout, initial weights", .min = 0, .max = 4294967295.0}, s.seed);
+  v.field({.key = "deterministic",
+           .help = "on GPUs: every run of the same configuration has the same bits, a resumed one too; attention's "
+                   "backward then sums in a fixed order, which takes longer. CPUs always have the same bits"},
+          s.deterministic);
   v.field(
       {.key = "loss",
        .help =

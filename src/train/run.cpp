@@ -66,7 +66,7 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   collective_check(comm, [&] { config = resolve_epochs(given, family, comm.size()); });
   const bool gpu = world.device().is_cuda();
   const at::ScalarType dtype = compute_dtype(config, gpu);
-  configure_libraries(world.device(), world.launch().local_world_size);
+  configure_libraries(world.device(), world.launch().local_world_size, config.train.deterministic);
   const int threads = at::get_num_threads();
   if (!gpu)
     log_info(fmt::format("{} CPU thread{} for each rank{}", threads, threads == 1 ? "" : "s",

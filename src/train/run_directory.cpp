@@ -35,9 +35,10 @@ namespace trireme {
 namespace {
 
 bool decides(std::string_view key) {
-  for (const std::string_view free : {"logging.", "profile", "output.", "parallel.", "eval.", "batch.micro_batch_size",
-                                      "data.train", "data.valid", "data.test", "data.names", "train.max_time",
-                                      "model.path", "model.read", "train.on_nonfinite", "train.on_spike"})
+  for (const std::string_view free :
+       {"logging.", "profile", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train", "data.valid",
+        "data.test", "data.names", "train.max_time", "model.path", "model.read", "train.on_nonfinite", "train.on_spike",
+        "train.deterministic"})
     if (key.starts_with(free)) return false;
   return true;
 }

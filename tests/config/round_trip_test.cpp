@@ -63,6 +63,7 @@ class Generator {
     c.train.seed = integer(0, 4294967295);
     c.train.loss = word({"sample_mean", "token_mean", "rank_mean"});
     if (coin()) c.train.max_time = word({"00:00:00:01", "5:23:30:00"});
+    c.train.deterministic = coin();
     if (!c.data.splits && coin()) c.data.test = {path()};
     if ((!c.data.test.empty() || c.data.splits) && coin()) c.eval.test_samples = integer(1, 2147483647);
     c.schedule.name = word({"cosine", "linear", "constant", "wsd", "fms_cosine", "annealing"});

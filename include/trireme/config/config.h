@@ -84,6 +84,7 @@ struct ScheduleSection {
 struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
   std::optional<double> epochs;  // instead of max_steps; resolve_epochs() replaces it
+  bool deterministic = false;
   std::string loss = "sample_mean";
   std::string on_nonfinite = "stop";    // stop | skip
   std::string on_spike = "report";      // report | skip

@@ -42,8 +42,9 @@ std::string memory_state(at::Device device);
 void start_device_capture();
 void stop_device_capture();
 
-/// Library settings for speed and determinism, once per process.
-void configure_libraries(at::Device device, int local_world_size);
+/// Library settings for speed and determinism, once per process, before the first operation on a GPU.
+/// `deterministic`: an operation without a deterministic form throws.
+void configure_libraries(at::Device device, int local_world_size, bool deterministic);
 
 /// Cores that this process may use.
 struct UsableCores {

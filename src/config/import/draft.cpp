@@ -35,6 +35,7 @@ const std::set<std::string>& newer_keys() {
       "data.reset_attention_mask",
       "batch.rampup",
       "schedule.constant_steps",
+      "train.deterministic",
       "train.max_time",
       "eval.test_samples",
       "eval.every_samples",

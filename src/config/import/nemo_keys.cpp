@@ -17,7 +17,7 @@ const KnownKeys& nemo_training_keys() {
 
     add("trainer", {"num_nodes", "devices", "precision", "max_steps", "max_time", "log_every_n_steps",
                     "val_check_interval", "limit_val_batches", "limit_test_batches", "accumulate_grad_batches",
-                    "gradient_clip_val", "accelerator", "max_epochs"});
+                    "gradient_clip_val", "accelerator", "max_epochs", "deterministic"});
     add("trainer",
         {"logger", "enable_checkpointing", "use_distributed_sampler", "replace_sampler_ddp", "benchmark",
          "enable_model_summary", "num_sanity_val_steps", "enable_progress_bar"},

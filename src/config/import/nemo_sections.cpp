@@ -164,6 +164,9 @@ void NemoImporter::trainer() {
   const int64_t steps = options_.integer("trainer.max_steps", 1);
   if (steps < 1) refuse("trainer.max_steps", "must be at least 1");
   set("trainer.max_steps", "train.max_steps", std::to_string(std::max<int64_t>(1, steps)));
+  if (options_.given("trainer.deterministic"))
+    set("trainer.deterministic", "train.deterministic",
+        options_.flag("trainer.deterministic", false) ? "true" : "false");
   if (options_.given("trainer.max_time"))
     set("trainer.max_time", "train.max_time", yaml_text(options_.text("trainer.max_time", "")));
   set("trainer.log_every_n_steps", "logging.every_steps",

@@ -47,9 +47,11 @@ const KnownKeys& known_keys() {
     add("training", {"enable_cpu_offload"},
         "no key: weights stay on the GPU; parallel.shard_size and recompute save memory");
     add("training", {"gc_freq", "gc_debug", "compile"}, "no meaning here: there is no Python");
-    add("training", {"deterministic", "deterministic_warn_only"}, "always: the same seed and ranks give the same bits");
+    add("training", {"deterministic"});
+    add("training", {"deterministic_warn_only"}, "no key: an operation without a deterministic form is an error");
     add("debug", {"seed"});
-    add("debug", {"deterministic", "deterministic_warn_only"}, "always: the same seed and ranks give the same bits");
+    add("debug", {"deterministic"});
+    add("debug", {"deterministic_warn_only"}, "no key: an operation without a deterministic form is an error");
     add("debug", {"moe_force_load_balance"}, "no meaning here: there is no mixture of experts");
     add("training", {"debug_moe_force_load_balance"}, "no meaning here: there is no mixture of experts");
     add("parallelism",

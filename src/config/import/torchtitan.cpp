@@ -144,6 +144,8 @@ class TitanImporter {
     set(options_.given("debug.seed") ? "debug.seed" : "training.seed", "train.seed",
         std::to_string(options_.integer("training.seed", options_.integer("debug.seed", 1234))),
         "other random numbers than torch's");
+    for (const char* key : {"training.deterministic", "debug.deterministic"})
+      if (options_.given(key)) set(key, "train.deterministic", options_.flag(key, false) ? "true" : "false");
     draft_.set("train.loss", "token_mean");
     draft_.say("loss", "train.loss: token_mean");
   }

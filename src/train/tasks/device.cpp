@@ -126,7 +126,14 @@ void stop_device_capture() {
 #endif
 }
 
-void configure_libraries(at::Device device, int local_world_size) {
+void configure_libraries(at::Device device, int local_world_size, bool deterministic) {
+  if (deterministic) {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    // Filling new tensors with NaN is for finding reads of uninitialised memory, and costs a pass over each.
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+    // LibTorch accepts cuBLAS in this mode only with workspaces of a fixed size. This is the default's on Hopper.
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  }
   // fp32 means fp32: TF32 keeps ten bits of mantissa and would break the fp32 parity with the CPU.
   at::globalContext().setAllowTF32CuBLAS(false);
   at::globalContext().setAllowTF32CuDNN(false);
