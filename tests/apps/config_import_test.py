@@ -196,6 +196,7 @@ seq_len = 8192
 max_norm = 1.0
 steps = 1000
 dataset = "c4"
+deterministic = true
 [parallelism]
 data_parallel_replicate_degree = 2
 data_parallel_shard_degree = -1
@@ -241,7 +242,7 @@ def check_torchtitan(site):
         "batch.micro_batch_size": 1, "batch.global_batch_size": 16, "data.seq_length": 8192, "data.train": "data/c4", "data.valid": "data/c4_validation",
         "optimizer.lr": 3e-4, "optimizer.betas": [0.9, 0.95], "optimizer.weight_decay": 0.1, "schedule.name": "wsd", "schedule.warmup_steps": 200,
         "schedule.decay_ratio": 0.8, "schedule.decay_type": "cosine", "schedule.min_lr_factor": 0.1, "train.max_steps": 1000, "precision.compute": "bf16",
-        "parallel.reduce_dtype": "fp32", "parallel.shard_size": 8, "parallel.policy": "full", "parallel.recompute": "1/2", "output.dir": "./outputs",
+        "train.deterministic": True, "parallel.reduce_dtype": "fp32", "parallel.shard_size": 8, "parallel.policy": "full", "parallel.recompute": "1/2", "output.dir": "./outputs",
         "output.save_every_samples": 8000, "output.keep_last": 2, "eval.every_samples": 800, "logging.every_steps": 10, "logging.tensorboard": True, "precision.linear": "fp8",
         "precision.fp8_recipe": "rowwise", "profile.wait": 96, "profile.warmup": 3, "profile.active": 1, "profile.ranks": "all",
     }

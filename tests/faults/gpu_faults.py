@@ -117,6 +117,31 @@ def devices(site):
     print("two ranks on one GPU: exit 2: " + [line for line in texts[0].splitlines() if "share" in line][-1])
 
 
+def bits(site):
+    """train.deterministic: a run in two lives has the bits of one without a break. Rows of several key tiles, whose sums attention's backward orders."""
+    need_gpus(1)
+    rows = np.random.default_rng(2).integers(3, 32000, size=(64, 1024)).astype(np.int32)
+    np.save(f"{site.work}/long.npy", rows)
+    with open(f"{site.work}/config.json", "w") as out:
+        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+                   "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float32", "hidden_act": "silu"}, out)
+    common = ["lora=null", "data.seq_length=1024", "batch.micro_batch_size=4", "batch.global_batch_size=8", "model.init=random", "model.path=config.json",
+              "data.train=long.npy", "data.valid=null", "schedule.name=constant", "output.save_every_samples=16", "train.deterministic=true"]
+
+    def lives(run, steps, *overrides):
+        for step in steps:
+            done = subprocess.run(site.command(*common, *overrides, f"output.dir={run}", f"train.max_steps={step}", ranks=0), capture_output=True, text=True,
+                                  timeout=120, env=on_gpus(site))
+            assert done.returncode == 0, done.stderr[-3000:]
+        return [(m["step"], m["loss"], m["grad_norm"]) for m in site.metrics(run)]
+
+    for name, settings in (("bf16", []), ("rowwise", ["precision.linear=fp8"]), ("delayed", ["precision.linear=fp8", "precision.fp8_recipe=delayed"])):
+        whole, parts = lives(f"{name}-whole", [12], *settings), lives(f"{name}-parts", [6, 12], *settings)
+        assert len(whole) == 12 and whole == parts, f"{name}: {[pair for pair in zip(whole, parts) if pair[0] != pair[1]][:2]}"
+        print(f"{name}: 12 steps, in one life and in two: loss {whole[-1][1]!r}, gradient norm {whole[-1][2]!r}")
+
+
 def start_ranks(site, count, name, *overrides, command=None, **variables):
     port = fault_site.free_port()
     ranks = []

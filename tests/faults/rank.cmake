@@ -36,7 +36,7 @@ endforeach()
 set_tests_properties(signal_faults.bad-step signal_faults.last-evaluation number_faults.stops PROPERTIES PROCESSORS 1)
 set_tests_properties(rank_faults.dead signal_faults.step PROPERTIES COST 20)
 
-foreach(case memory devices nccl)
+foreach(case memory devices bits nccl)
   add_test(NAME gpu_faults.${case} COMMAND ${TRIREME_PYTHON_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/gpu_faults.py --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
     --mpirun ${TRIREME_MPIRUN_EXECUTABLE} --case ${case})
   set_tests_properties(gpu_faults.${case} PROPERTIES LABELS "faults;gpu" TIMEOUT 400 RUN_SERIAL TRUE SKIP_RETURN_CODE 77)
