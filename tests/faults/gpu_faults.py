@@ -260,4 +260,4 @@ def nccl(site):
 
 
 if __name__ == "__main__":
-    fault_site.main({"memory": memory, "devices": devices, "nccl": nccl})
+    fault_site.main({"memory": memory, "devices": devices, "bits": bits, "nccl": nccl})
