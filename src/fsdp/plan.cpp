@@ -198,6 +198,10 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
   const double passes = input.micro_batches * (input.rows / choice.rows), rows = choice.rows, blocks = input.num_blocks;
   const double forward = rows * blocks * times.block_forward, backward = rows * blocks * times.block_backward;
   cost.compute = passes * (forward + backward + rows * times.head + times.pass);
+  // A pass after the first reads the fp32 sums that it adds to, or adds a reduced shard to the shard's sum.
+  const double summed = plan.reduces_each_pass() ? 12.0 * static_cast<double>(storage.shard_elements)
+                                                 : 4.0 * static_cast<double>(storage.whole_elements);
+  cost.compute += (passes - 1) * summed * times.optimizer_byte;
   // A model that never keeps the outputs of norms has their recomputation in `block_backward`.
   const double norms = input.block_saved_norms > 0 ? times.norms_forward : 0;
   cost.recompute =

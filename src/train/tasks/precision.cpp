@@ -23,12 +23,15 @@ Recipe trained_recipe(const Config& config, Recipe automatic) {
 }
 
 RecipeCost recipe_cost(Recipe recipe) {
+  // Split accumulation: the products of Llama2-7B in a step on an H200 with two rows of 4,096 tokens run at 1,395
+  // (forward, fast), 1,241 (dgrad) and 1,208 TFLOP/s (wgrad).
+  //
   // Delayed scaling reads a matrix once and writes its codes in two layouts: 4 bytes an element of 2 bytes. Tensorwise
   // reads it once more for its amax. Rowwise quantises rows and columns apart, each with its own amax; 9 bytes are what
   // Llama2-7B on two H200s shows.
   switch (recipe) {
-    case Recipe::kFp8Tensorwise: return {1.05, 6.0 / 4};
-    case Recipe::kFp8Rowwise: return {1.05, 9.0 / 4};
+    case Recipe::kFp8Tensorwise: return {1.14, 6.0 / 4};
+    case Recipe::kFp8Rowwise: return {1.14, 9.0 / 4};
     default: return {};
   }
 }
