@@ -1,10 +1,10 @@
 #include "trireme/fsdp/plan.h"
 
+#include "plan_routes.h"
 #include "trireme/base/error.h"
 #include "trireme/fsdp/layout.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -168,26 +168,6 @@ MemoryPlan evaluate(const PlanInput& input, const Storage& storage, const Choice
 /// Whether shard groups of `size` consecutive ranks lie within hosts.
 bool inside_hosts(const PlanInput& input, int size) {
   return input.ranks_per_host == 0 || input.ranks_per_host % size == 0;
-}
-
-/// What a collective costs: per byte that a rank receives, and whatever the bytes.
-struct Route {
-  double byte = 0, ring = 0, tree = 0;
-  /// An all-reduce goes around the ring twice, or up a tree and down again: NCCL takes the faster.
-  double all_reduce() const { return tree > 0 ? std::min(2 * ring, 2 * tree) : 2 * ring; }
-};
-
-/// Of groups of `size` ranks of which `members` share a host; `size` == `members`: inside a host.
-///
-/// NCCL passes data around rings that enter and leave each host once, one ring for each of the group's ranks on it, so
-/// that the hosts' network adapters share the bytes: a rank receives at the rate of `members` adapters, or of the links
-/// inside its host where those are slower.
-Route route(const StepTimes& times, int size, int members) {
-  if (size <= members) return {times.gathered_byte, 0, 0};
-  const double hosts = static_cast<double>(size) / members, inside = static_cast<double>(members) - 1;
-  return {std::max(times.gathered_byte, times.network_byte / members),
-          times.collective_start + hosts * inside * times.ring_link_step + (hosts - 1) * times.ring_network_step,
-          inside * times.tree_link_step + std::ceil(std::log2(hosts)) * times.tree_network_step};
 }
 
 /// The predicted step of `plan`, which evaluate() has made.
