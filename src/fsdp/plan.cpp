@@ -49,11 +49,8 @@ UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_
     const UnitLayout layout = make_layout(unit, shard_count);
     return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
   }
-  UnitSpec matrices = unit, vectors = unit;
-  std::erase_if(matrices.parameters, [](const ParameterSpec& p) { return !p.linear; });
-  std::erase_if(vectors.parameters, [](const ParameterSpec& p) { return p.linear; });
-  const UnitLayout layout = make_layout(trained_codes ? unit : matrices, shard_count);
-  const int64_t beside = make_layout(vectors, 1).numel * input.compute_bytes;
+  const UnitLayout layout = make_layout(trained_codes ? unit : unit.matrices(), shard_count);
+  const int64_t beside = make_layout(unit.vectors(), 1).numel * input.compute_bytes;
   return {layout.shard_numel + beside, layout.numel + beside};
 }
 

@@ -13,12 +13,6 @@ namespace {
 /// Distance of one matrix's scalars to the next, in floats: cuBLASLt requires aligned scalars.
 constexpr int64_t kStride = 32;
 
-int64_t vector_elements(const UnitSpec& spec) {
-  UnitSpec vectors = spec;
-  std::erase_if(vectors.parameters, [](const ParameterSpec& p) { return p.linear; });
-  return make_layout(vectors, 1).numel;
-}
-
 }  // namespace
 
 /// Allocates what all units share, before their states are made.
@@ -32,7 +26,7 @@ void ShardedUnits::add_trained_codes() {
   std::vector<std::vector<int64_t>> tensors_of;  // by parameter
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (!trained_fp8_[u]) continue;
-    vectors += vector_elements(specs_[u]);
+    vectors += make_layout(specs_[u].vectors(), 1).numel;
     for (const ParameterSpec& parameter : specs_[u].parameters) {
       tensors_of.emplace_back();
       for (size_t q = 0; q < parameter.parts.size(); ++q) tensors_of.back().push_back(first_tensor++);
@@ -71,28 +65,24 @@ void ShardedUnits::place_trained_codes(size_t unit) {
     if (spec.parameters[p].linear) {
       state.code_pieces.push_back({codes_->next_parameter, master, state.shard.narrow(0, first - begin, last - first)});
     } else {
-      state.vector_masters.push_back(master);
-      state.vector_values.push_back(state.views[p].view(-1).narrow(0, first - offset, last - first));
+      codes_->vector_masters.push_back(master);
+      codes_->vector_values.push_back(state.views[p].view(-1).narrow(0, first - offset, last - first));
     }
   }
 }
 
 /// The scale of every matrix from its largest magnitude over the shard group, and the vectors of all units.
 void ShardedUnits::find_code_scales() {
-  std::vector<at::Tensor> masters, values;
   for (size_t u = 0; u < states_.size(); ++u) {
     const UnitState& state = *states_[u];
     if (!state.trained_codes) continue;
     TrainedShard& shard = trained_[static_cast<size_t>(state.trained_index)];
     if (!shard.amax_known) {
-      shard.amax.zero_();
+      shard.amax.zero_();  // of tensors without elements on this rank
       for (const ShardRange& range : shard.ranges)
-        fp8_raise_amax_(shard.amax.select(0, range.tensor),
-                        shard.master.narrow(0, range.begin, range.end - range.begin));
+        shard.amax[range.tensor].copy_(fp8_amax(shard.master.narrow(0, range.begin, range.end - range.begin)));
     }
     shard.amax_known = false;
-    masters.insert(masters.end(), state.vector_masters.begin(), state.vector_masters.end());
-    values.insert(values.end(), state.vector_values.begin(), state.vector_values.end());
   }
   const at::Tensor& index = codes_->tensors_of;
   const at::Tensor amax = codes_->amax.index_select(0, index.view(-1)).view(index.sizes()).amax(1);
@@ -101,7 +91,7 @@ void ShardedUnits::find_code_scales() {
     // Each element is on one rank and zero on the others, so that the sum is exact.
     codes_->vectors.zero_();
   }
-  if (!masters.empty()) at::_foreach_copy_(values, masters);
+  if (!codes_->vector_values.empty()) at::_foreach_copy_(codes_->vector_values, codes_->vector_masters);
   if (codes_->divided && codes_->vectors.numel() > 0) shard_group_->all_reduce(codes_->vectors)->wait();
   codes_->inverse.copy_(fp8_inverse_scale(amax));
   codes_->scale.copy_(codes_->inverse.reciprocal());

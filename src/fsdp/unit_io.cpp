@@ -54,9 +54,7 @@ void ShardedUnits::fill(int unit, const Writer& write, const std::function<void(
   if (state.fp8) return fill_fp8(unit, write, settle);
   at::Tensor& target = state.master.defined() ? state.master : state.shard;
   write_shared(state.stored, state.layout, state.begin, target, state.divided || state.gathered, write, settle);
-  if (state.trained_codes) return;  // weights_changed() makes the codes of all units
-  if (state.master.defined() && !state.master.is_same(state.shard)) state.shard.copy_(state.master);
-  if (state.divided && !state.gathered) shard_group_->all_gather(state.full, state.shard)->wait();
+  if (state.master.defined()) trained_[static_cast<size_t>(state.trained_index)].update_compute();
 }
 
 void ShardedUnits::write_shared(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target,
@@ -191,7 +189,7 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
   }
   host_readers_.reset();
   shard_readers_.reset();
-  if (codes_) weights_changed();
+  weights_changed();
   if (failure) std::rethrow_exception(failure);
   if (peers_) peers_->publish();
 }
@@ -205,7 +203,7 @@ void ShardedUnits::initialise(uint64_t seed, bool only_replicated) {
            draw_initial_values(parameter, part, seed, piece.tensor_begin, target);
          });
   }
-  if (codes_ && !only_replicated) weights_changed();
+  weights_changed();
   if (peers_ && !only_replicated) peers_->publish();
 }
 

@@ -53,13 +53,12 @@ struct ShardedUnits::UnitState {
   // Trained units with stores_codes(): the flat buffer has the layout of the whole unit, in E4M3 codes. The codes of
   // `vectors` there are not used.
   bool trained_codes = false;
-  /// This rank's elements of a matrix, and of a vector.
+  /// This rank's elements of a matrix.
   struct CodePiece {
     int64_t parameter;  // index in TrainedCodes
     at::Tensor master, codes;
   };
   std::vector<CodePiece> code_pieces;
-  std::vector<at::Tensor> vector_masters, vector_values;
 
   // Trained units
   int trained_index = -1;
@@ -83,10 +82,11 @@ struct ShardedUnits::UnitState {
 /// What the units with trained codes share, so that a few operations serve all of them. Parameters and checkpoint
 /// tensors are numbered over these units, in order.
 struct ShardedUnits::TrainedCodes {
-  at::Tensor amax;             // fp32 [tensors]: this rank's
-  at::Tensor tensors_of;       // int64 [parameters, most parts]: the tensors of each parameter, the first repeated
-  at::Tensor scale, inverse;   // fp32 [parameters]
-  at::Tensor vectors;          // compute dtype, flat: the `vectors` of all units
+  at::Tensor amax;            // fp32 [tensors]: this rank's
+  at::Tensor tensors_of;      // int64 [parameters, most parts]: the tensors of each parameter, the first repeated
+  at::Tensor scale, inverse;  // fp32 [parameters]
+  at::Tensor vectors;         // compute dtype, flat: the `vectors` of all units
+  std::vector<at::Tensor> vector_masters, vector_values;  // this rank's elements of them
   bool divided = false;        // UnitState::divided of these units, which is the same for all of them
   int64_t next_parameter = 0;  // the numbers of the next unit that is made
   int64_t next_tensor = 0, next_vector = 0;

@@ -56,6 +56,18 @@ bool UnitSpec::has_linear() const {
   return std::any_of(parameters.begin(), parameters.end(), [](const ParameterSpec& p) { return p.linear; });
 }
 
+UnitSpec UnitSpec::matrices() const {
+  UnitSpec part = *this;
+  std::erase_if(part.parameters, [](const ParameterSpec& p) { return !p.linear; });
+  return part;
+}
+
+UnitSpec UnitSpec::vectors() const {
+  UnitSpec part = *this;
+  std::erase_if(part.parameters, [](const ParameterSpec& p) { return p.linear; });
+  return part;
+}
+
 at::Tensor enter_unit(const at::Tensor& x, UnitStore& store, int unit) {
   store.pre_forward(unit);
   if (!records_gradient(x)) return x;

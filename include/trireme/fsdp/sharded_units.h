@@ -182,7 +182,8 @@ class ShardedUnits : public UnitStore {
   at::Tensor whole(int unit);
   /// Writes the values of a piece of a parameter's part to `target`.
   using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
-  /// `settle` is called when all pieces have been passed to `write`, which may still be writing; it waits for that.
+  /// Fills this rank's shard; weights_changed() then makes codes and whole copies of what is trained. `settle` is
+  /// called when all pieces have been passed to `write`, which may still be writing; it waits for that.
   void fill(int unit, const Writer& write, const std::function<void()>& settle = {});
   void fill_fp8(int unit, const Writer& write, const std::function<void()>& settle);
   /// Fills `target`, elements [begin, begin + target.numel()) of a flat buffer. `sharded`: ranks with another place in

@@ -47,6 +47,9 @@ struct UnitSpec {
   bool backward_reads_weights = true;
   int64_t numel() const;
   bool has_linear() const;  // has a matrix of a linear layer
+  /// The unit with its matrices of linear layers only, and with its other parameters only.
+  UnitSpec matrices() const;
+  UnitSpec vectors() const;
 };
 
 /// The weights of a model during computation.

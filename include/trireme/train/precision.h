@@ -25,6 +25,7 @@ Recipe trained_recipe(const Config& config, Recipe automatic);
 struct RecipeCost {
   double backward_products = 1;  // split accumulation of dgrad and wgrad
   double quantisation = 1;       // bytes that quantisation of activations and gradients reads and writes
+  double weights = 1;            // the same of the weights, in each pass
 };
 RecipeCost recipe_cost(Recipe recipe);
 

@@ -82,9 +82,7 @@ void Hdf5Dataset::check_header(hid_t file, const char* name) const {
   if (info.type != H5O_TYPE_DATASET) fail("is not a dataset");
   if ((info.hdr.mesg.present >> kExternalFiles & 1) != 0)
     fail("keeps its data in external files; only data inside the file is read");
-  const Hdf5Handle properties(H5Fget_create_plist(file), H5Pclose);
-  hsize_t base = 0;
-  if (H5Pget_userblock(properties.get(), &base) < 0) fail("cannot be looked up: " + hdf5_reason());
+  const uint64_t base = hdf5_user_block(file, path_);
   const MappedFile mapped(path_, ExitCode::kData);
   if (const char* fault = datatype_fault(mapped.bytes(), info.addr + base, base)) fail(fault);
 }

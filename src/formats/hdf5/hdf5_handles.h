@@ -42,6 +42,10 @@ void check_hdf5_superblock(const std::filesystem::path& path);
 /// hdf5_mutex() locked.
 Hdf5Handle open_hdf5(const std::filesystem::path& path);
 
+/// Size of the user block in front of the HDF5 data: addresses in the file count from its end. Throws DataError. Call
+/// with hdf5_mutex() locked.
+uint64_t hdf5_user_block(hid_t file, const std::string& path);
+
 /// Replaces the file at `path`, which the caller has created and locked, by an empty HDF5 file. HDF5's own lock is off:
 /// on NFS it would conflict with the caller's. Returns an empty handle when HDF5 fails.
 Hdf5Handle create_hdf5(const std::filesystem::path& path);

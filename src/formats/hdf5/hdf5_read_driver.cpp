@@ -126,4 +126,12 @@ Hdf5Handle open_hdf5(const std::filesystem::path& path) {
   return file;
 }
 
+uint64_t hdf5_user_block(hid_t file, const std::string& path) {
+  const Hdf5Handle properties(H5Fget_create_plist(file), H5Pclose);
+  hsize_t size = 0;
+  if (H5Pget_userblock(properties.get(), &size) < 0)
+    throw DataError(fmt::format("{} cannot be opened as HDF5: {}", path, hdf5_reason()));
+  return size;
+}
+
 }  // namespace trireme

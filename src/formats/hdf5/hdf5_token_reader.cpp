@@ -43,12 +43,8 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
     s.seq_start_id = Hdf5Dataset(s.file.get(), "seq_start_id", s.path);
     if (s.seq_start_id.extents() != std::vector<hsize_t>{s.input_ids.extents()[0]})
       s.seq_start_id.fail("does not have one entry for each row of input_ids");
-    const Hdf5Handle properties(H5Fget_create_plist(s.file.get()), H5Pclose);
-    hsize_t user_block = 0;
-    if (H5Pget_userblock(properties.get(), &user_block) < 0)
-      throw DataError(fmt::format("{} cannot be opened as HDF5: {}", s.path, hdf5_reason()));
     s.mapped = MappedFile(path, ExitCode::kData);
-    s.starts.emplace(s.seq_start_id, s.mapped.bytes(), user_block);
+    s.starts.emplace(s.seq_start_id, s.mapped.bytes(), hdf5_user_block(s.file.get(), s.path));
   }
 }
 

@@ -165,12 +165,20 @@ at::Tensor fp8_amax(const at::Tensor& w) {
 
 at::Tensor fp8_inverse_scale(const at::Tensor& amax) { return inverse_scale_of(amax, kLargestE4m3); }
 
-void fp8_raise_amax_(const at::Tensor& amax, const at::Tensor& w) {
-  TRIREME_CHECK(w.scalar_type() == at::kFloat && w.is_contiguous(), "fp8_raise_amax_: ", w.scalar_type());
-  if (w.numel() == 0) return;
-  TRIREME_LAUNCH(Dispatch("fp8_raise_amax", w).choice(), raise_amax(amax, w));
-  amax.copy_(at::maximum(amax, fp8_amax(w)));
+namespace {
+
+/// target = saturate(scaled(w)) a part at a time; `scaled` makes fp32 values of its own.
+template <class F>
+void cast_parts(const at::Tensor& target, const at::Tensor& w, const F& scaled) {
+  const at::Tensor to = target.view(-1), from = w.reshape(-1);
+  TRIREME_CHECK(to.numel() == from.numel(), "a cast to FP8: ", from.numel(), " values for ", to.numel());
+  for (int64_t begin = 0; begin < to.numel(); begin += kCastChunk) {
+    const int64_t count = std::min(kCastChunk, to.numel() - begin);
+    to.narrow(0, begin, count).copy_(scaled(from.narrow(0, begin, count)).clamp_(-kLargestE4m3, kLargestE4m3));
+  }
 }
+
+}  // namespace
 
 void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
   TRIREME_CHECK(target.scalar_type() == kE4m3 && w.scalar_type() == at::kFloat && target.numel() == w.numel() &&
@@ -178,21 +186,13 @@ void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor&
                 "fp8_codes_: ", w.numel(), ' ', w.scalar_type(), " values for ", target.numel(), ' ',
                 target.scalar_type());
   TRIREME_LAUNCH(Dispatch("fp8_weight_codes", w).choice(), write_codes(target, w, scale));
-  for (int64_t begin = 0; begin < w.numel(); begin += kCastChunk) {
-    const int64_t count = std::min(kCastChunk, w.numel() - begin);
-    const at::Tensor scaled = w.view(-1).narrow(0, begin, count).mul(scale);
-    target.view(-1).narrow(0, begin, count).copy_(scaled.clamp_(-kLargestE4m3, kLargestE4m3));
-  }
+  cast_parts(target, w, [&](const at::Tensor& part) { return part.mul(scale); });
 }
 
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale) {
-  const at::Tensor to = target.view(-1), from = w.reshape(-1);
-  TRIREME_CHECK(to.numel() == from.numel(), "fp8_cast_: ", from.numel(), " values for ", to.numel());
-  for (int64_t begin = 0; begin < to.numel(); begin += kCastChunk) {
-    const int64_t count = std::min(kCastChunk, to.numel() - begin);
-    to.narrow(0, begin, count)
-        .copy_(from.narrow(0, begin, count).to(at::kFloat).div_(inverse_scale).clamp_(-kLargestE4m3, kLargestE4m3));
-  }
+  cast_parts(target, w, [&](const at::Tensor& part) {
+    return part.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).div_(inverse_scale);
+  });
 }
 
 }  // namespace trireme

@@ -93,7 +93,6 @@ Fp8Rows quantise_columns(const at::Tensor& x_TD);
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums);
 at::Tensor transpose_bytes(const at::Tensor& matrix);
-void raise_amax(const at::Tensor& amax, const at::Tensor& w);
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
 at::Tensor sum_columns(const at::Tensor& x_TD);
 Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout);  // plain and column_sums

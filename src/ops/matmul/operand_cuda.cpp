@@ -109,12 +109,6 @@ at::Tensor transpose_bytes(const at::Tensor& matrix) {
   return out;
 }
 
-void raise_amax(const at::Tensor& amax, const at::Tensor& w) {
-  const c10::cuda::CUDAGuard guard(w.device());
-  launched(kernels::amax(w.const_data_ptr(), w.numel(), element(w), amax.mutable_data_ptr<float>(), stream_of(w)),
-           "amax");
-}
-
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
   const c10::cuda::CUDAGuard guard(w.device());
   kernels::QuantizeTensor a;

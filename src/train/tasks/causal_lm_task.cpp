@@ -244,7 +244,6 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   set_block_times(block_work(shape, length, input.compute_bytes),
                   {.fp8 = fp8,
                    .trained = !config.lora,
-                   .stored_codes = stores_codes(recipe),
                    .cost = recipe_cost(recipe),
                    .head_size = shape.head_dim,
                    .attention_dropout = shape.attention_dropout > 0},

@@ -149,7 +149,6 @@ void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const bool fp8 = config.precision.linear == "fp8";
   set_block_times(work,
                   {.fp8 = fp8,
-                   .stored_codes = stores_codes(recipe),
                    .cost = recipe_cost(recipe),
                    .head_size = shape.head_dim(),
                    .attention_dropout = shape.attention_probs_dropout_prob > 0},

@@ -106,10 +106,9 @@ void set_block_times(const BlockWork& work, const BlockProducts& products, PlanI
                          2.5 * attention + backward_bytes / rates.memory_bytes;
   times.norms_forward = work.norms_bytes / rates.memory_bytes;
   times.mlp_forward = work.gate_up / rate;
-  // Codes of the store are only transposed, in backward: read and written once.
-  const double weight_part = products.stored_codes ? 0.5 : 1.0;
   if (trained_fp8)
-    times.pass = static_cast<double>(input.num_blocks) * weight_part * work.fp8_weight_bytes / rates.memory_bytes;
+    times.pass =
+        static_cast<double>(input.num_blocks) * products.cost.weights * work.fp8_weight_bytes / rates.memory_bytes;
 }
 
 void check_fp8_training(const RankInfo& rank, const std::vector<std::pair<const char*, int64_t>>& widths) {

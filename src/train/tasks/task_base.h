@@ -28,7 +28,6 @@ void set_rates(PlanInput& input);
 /// How a model's blocks are multiplied.
 struct BlockProducts {
   bool fp8 = false, trained = true;  // whether matrices are multiplied in FP8, and whether they have weight gradients
-  bool stored_codes = false;         // stores_codes() of their recipe
   RecipeCost cost{};                 // of the FP8 recipe of trained matrices
   int64_t head_size = 0;
   bool attention_dropout = false;

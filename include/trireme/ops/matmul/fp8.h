@@ -18,8 +18,6 @@ at::Tensor fp8_inverse_scale(const at::Tensor& amax);
 /// internal error.
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale);
 
-/// Raises `amax` (fp32 scalar) to max |w|, w fp32 and contiguous; NaN counts as larger than every number.
-void fp8_raise_amax_(const at::Tensor& amax, const at::Tensor& w);
 /// target (E4M3) = w * scale, rounded to nearest and saturated, in one pass. w fp32, `scale` fp32 scalar on its device;
 /// both matrices contiguous, of the same number of elements.
 void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
