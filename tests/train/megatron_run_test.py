@@ -144,4 +144,5 @@ def main_pack(site):
     assert len(megatron.read_indexed(f"{work}/merged")[1]) == 2 * len(documents)
 
 
-main({"runs": runs, "kinds": kinds, "pack": main_pack}, Site)
+if __name__ == "__main__":
+    main({"runs": runs, "kinds": kinds, "pack": main_pack}, Site)
