@@ -3,16 +3,54 @@
 # fine-tunes it with LoRA on another text, and prints the same prompt's continuation before and after. About one
 # minute on two cores once built.
 #
-#   scripts/quickstart.sh [DIRECTORY]     results go to DIRECTORY (default: runs/quickstart; an earlier one is replaced)
+#   scripts/quickstart.sh [DIRECTORY]     results go to DIRECTORY, relative to where you stand (default: runs/quickstart
+#                                         of the project); a folder that an earlier quick start made is replaced, any
+#                                         other that is not empty is refused
 set -euo pipefail
+stood=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/lib.sh
 
+refuse() {
+  printf 'quickstart: %s\n' "$*" >&2
+  exit 2
+}
+
+# The mark of a folder that belongs to the quick start.
+mark=.trireme-quickstart
+out=runs/quickstart
+if [ $# -gt 0 ]; then
+  case $1 in
+    -h | --help)
+      sed -n 's/^# \{0,1\}//; 2,/^set /{/^set /!p}' scripts/quickstart.sh
+      exit 0
+      ;;
+    '') refuse "the directory's name is empty: name one, or none for $out" ;;
+    -*) refuse "there is no option $1: scripts/quickstart.sh [DIRECTORY] (./$1 for a directory of this name)" ;;
+    /*) out=$1 ;;
+    '~' | '~/'*) out=$HOME${1#'~'} ;;  # quoted, so that the shell left it
+    *) out=$stood/$1 ;;
+  esac
+fi
+if [ $# -gt 1 ]; then refuse "one directory at most, and these are $#: $*"; fi
+# Before the build, which takes minutes.
+if [ -e "$out" ] || [ -L "$out" ]; then
+  if [ ! -d "$out" ]; then refuse "$out is not a directory: name another one"; fi
+  if [ ! -e "$out/$mark" ] && [ -n "$(ls -A -- "$out")" ]; then
+    refuse "$out is not empty, and no earlier quick start made it (it has no $mark): name another directory, or empty this one"
+  fi
+  for place in "$PWD" "$stood"; do
+    case $(realpath -- "$place")/ in
+      "$(realpath -- "$out")"/*) refuse "$out holds $place, which would be removed with it: name another directory" ;;
+    esac
+  done
+fi
+
 setup_all
-build_release train_llama trireme_tool
+# The one program and its names, completions and man pages: all that cmake --install copies.
+build_release trireme_tool interface
 
 bin=build/release/bin
-out=${1:-runs/quickstart}
 licences=/usr/share/common-licenses
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 
@@ -38,8 +76,9 @@ if [ ${#pretrain[@]} -eq 0 ] || [ ${#tune[@]} -eq 0 ]; then
   exit 3
 fi
 
-rm -rf "$out"
-mkdir -p "$out"
+# The folder itself stays: it may be a link or a mount point.
+if [ -e "$out/$mark" ]; then find "$out/" -mindepth 1 -delete; fi
+mkdir -p "$out" && : >"$out/$mark" || { echo "quickstart: $out cannot be written: name another directory" >&2; exit 73; }
 started=$(date +%s)
 
 say "1/5  A tokenizer from ${#pretrain[@]} texts, packed into rows of 128 tokens"
@@ -93,4 +132,4 @@ echo "after:"
 "$bin/trireme" adapter merge --model "$out/pretrain/model" --adapter "$out/lora/adapter" --output "$out/merged"
 
 say "Done in $(( $(date +%s) - started )) s: the adapter is $out/lora/adapter, the merged model $out/merged"
-echo "Change $out/lora.yaml and run: ${launch[*]:-} $bin/train_llama --config $out/lora.yaml --set output.dir=lora2"
+printf 'Change %q and run: %s%s --config %q --set output.dir=lora2\n' "$out/lora.yaml" "${launch[*]:+${launch[*]} }" "$bin/train_llama" "$out/lora.yaml"
