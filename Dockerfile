@@ -16,7 +16,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
 WORKDIR /src
 COPY . .
 RUN scripts/setup.sh
-RUN bash -c 'source scripts/lib.sh && setup_all && build_release train_llama train_bert train_gpt trireme_tool trireme_calibrate interface && \
+RUN bash -c 'source scripts/lib.sh && setup_all && build_release trireme_tool interface && \
     TRIREME_BUNDLE=ON "$trireme_cmake" --install build/release --prefix /opt/trireme'
 
 FROM ${DEBIAN} AS runtime
@@ -24,6 +24,8 @@ FROM ${DEBIAN} AS runtime
 RUN apt-get update && apt-get install -y --no-install-recommends openmpi-bin && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/trireme /opt/trireme
 ENV PATH=/opt/trireme/bin:${PATH}
+# A container's only user is root, whom mpirun refuses without these.
+ENV OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # What the container runtime of NVIDIA mounts: the driver's compute and management libraries.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN trireme --version && ldd /opt/trireme/bin/* >/tmp/ldd && ! grep 'not found' /tmp/ldd && rm /tmp/ldd

@@ -4,9 +4,6 @@
 # shared library that the programs load, except glibc and the driver's, into lib/trireme: the folder may then be moved to
 # another machine. OFF leaves the libraries where the build found them.
 
-# The programs that are installed and packaged: names of targets.
-set(TRIREME_PROGRAMS train_llama train_bert train_gpt trireme_tool)
-
 option(TRIREME_BUNDLE "Install the shared libraries as well" OFF)
 set(TRIREME_LIBRARY_FOLDER lib/trireme)
 
@@ -24,11 +21,15 @@ foreach(library ${torch_root}/lib/libtorch_cpu.so ${TRIREME_NCCL_LIBRARY} ${parq
   get_filename_component(folder ${library} DIRECTORY)
   list(APPEND link_rpath ${folder})
 endforeach()
-set_target_properties(${TRIREME_PROGRAMS} trireme_calibrate PROPERTIES INSTALL_RPATH "${bundle_rpath_list};${link_rpath}" INSTALL_RPATH_USE_LINK_PATH ON)
+set_target_properties(trireme_tool PROPERTIES INSTALL_RPATH "${bundle_rpath_list};${link_rpath}" INSTALL_RPATH_USE_LINK_PATH ON)
 
 include(GNUInstallDirs)
 set(share ${CMAKE_INSTALL_DATADIR}/trireme)
-install(TARGETS ${TRIREME_PROGRAMS} trireme_calibrate RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS trireme_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# Its other names (src/apps/CMakeLists.txt) are symbolic links beside it, and installed as such.
+foreach(name ${TRIREME_NAMES})
+  install(PROGRAMS ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${name} DESTINATION ${CMAKE_INSTALL_BINDIR})
+endforeach()
 install(DIRECTORY models/decoder/presets/ DESTINATION ${share}/presets/decoder)
 install(DIRECTORY models/bert/presets/ DESTINATION ${share}/presets/bert)
 install(DIRECTORY scripts/launch/ DESTINATION ${share}/launch)
@@ -36,12 +37,12 @@ install(DIRECTORY scripts/slurm/ DESTINATION ${share}/slurm USE_SOURCE_PERMISSIO
 install(DIRECTORY docs/ DESTINATION ${share}/docs)
 install(FILES README.md DESTINATION ${share})
 
-# Completions and man pages: each program writes its own.
+# Completions and man pages: the program writes those of each name.
 set(stamps "")
-foreach(program ${TRIREME_PROGRAMS})
+foreach(program trireme train_llama train_bert train_gpt)
   set(stamp ${CMAKE_BINARY_DIR}/interface/${program}.stamp)
-  add_custom_command(OUTPUT ${stamp} COMMAND ${program} --write-interface ${CMAKE_BINARY_DIR}/interface
-    COMMAND ${CMAKE_COMMAND} -E touch ${stamp} DEPENDS ${program} COMMENT "Writing completions and man page of ${program}")
+  add_custom_command(OUTPUT ${stamp} COMMAND ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${program} --write-interface ${CMAKE_BINARY_DIR}/interface
+    COMMAND ${CMAKE_COMMAND} -E touch ${stamp} DEPENDS trireme_tool COMMENT "Writing completions and man page of ${program}")
   list(APPEND stamps ${stamp})
 endforeach()
 add_custom_target(interface ALL DEPENDS ${stamps})
@@ -55,13 +56,10 @@ set(loaded_libraries "")
 if(TRIREME_WITH_CUDA)
   set(loaded_libraries ${torch_root}/lib/libtorch_cuda.so)
 endif()
-set(program_files ${TRIREME_PROGRAMS} trireme_calibrate)
-list(TRANSFORM program_files REPLACE "(.+)" "$<TARGET_FILE:\\1>")
-list(JOIN program_files "\" \"" program_files)
 install(CODE "
   set(TRIREME_BUNDLE \"${TRIREME_BUNDLE}\")
   set(TRIREME_LOADED_LIBRARIES \"${loaded_libraries}\")
-  set(TRIREME_PROGRAM_FILES \"${program_files}\")
+  set(TRIREME_PROGRAM_FILE \"$<TARGET_FILE:trireme_tool>\")
   set(TRIREME_BINDIR \"${CMAKE_INSTALL_BINDIR}\")
   set(TRIREME_BUNDLE_RPATH [==[${bundle_rpath}]==])
   set(TRIREME_LIBRARY_FOLDER \"${TRIREME_LIBRARY_FOLDER}\")")

@@ -16,7 +16,7 @@ set(folder "${root}/${TRIREME_LIBRARY_FOLDER}")
 # glibc and the loader belong to the target's kernel and C library, libcuda and libnvidia-* to its driver.
 set(left_to_target "^(ld-linux.*|libc|libm|libdl|libpthread|librt|libutil|libresolv|libanl|libnsl)\\.so" "^libcuda\\.so" "^libnvidia-")
 # A library found in two folders is one file reached by two paths of a wheel.
-file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${TRIREME_PROGRAM_FILES} LIBRARIES ${TRIREME_LOADED_LIBRARIES}
+file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${TRIREME_PROGRAM_FILE} LIBRARIES ${TRIREME_LOADED_LIBRARIES}
   RESOLVED_DEPENDENCIES_VAR resolved UNRESOLVED_DEPENDENCIES_VAR missing CONFLICTING_DEPENDENCIES_PREFIX conflict
   PRE_EXCLUDE_REGEXES ${left_to_target})
 if(missing)
@@ -86,12 +86,10 @@ foreach(library ${resolved} ${opened})
   math(EXPR bytes "${bytes} + ${size}")
 endforeach()
 
-foreach(program ${TRIREME_PROGRAM_FILES})
-  get_filename_component(name ${program} NAME)
-  set(installed "${root}/${TRIREME_BINDIR}/${name}")
-  search_paths(paths ${installed})
-  file(RPATH_CHANGE FILE ${installed} OLD_RPATH "${paths}" NEW_RPATH "${TRIREME_BUNDLE_RPATH}")
-endforeach()
+get_filename_component(name ${TRIREME_PROGRAM_FILE} NAME)
+set(installed "${root}/${TRIREME_BINDIR}/${name}")
+search_paths(paths ${installed})
+file(RPATH_CHANGE FILE ${installed} OLD_RPATH "${paths}" NEW_RPATH "${TRIREME_BUNDLE_RPATH}")
 list(LENGTH copied count)
 math(EXPR mib "${bytes} / 1048576")
 message(STATUS "Bundled: ${count} libraries, ${mib} MiB, into ${folder}")

@@ -5,7 +5,7 @@ if(CPACK_GENERATOR STREQUAL "DEB")
   # GPU driver's library is absent. What the programs need is enough: the bundled ones need nothing else of Debian.
   set(work "${CPACK_TRIREME_BUILD}/shlibdeps")
   file(WRITE "${work}/debian/control" "Source: trireme\n\nPackage: trireme\nArchitecture: any\n")
-  execute_process(COMMAND dpkg-shlibdeps --ignore-missing-info -O ${CPACK_TRIREME_PROGRAMS} WORKING_DIRECTORY "${work}"
+  execute_process(COMMAND dpkg-shlibdeps --ignore-missing-info -O ${CPACK_TRIREME_PROGRAM} WORKING_DIRECTORY "${work}"
     OUTPUT_VARIABLE depends ERROR_VARIABLE said RESULT_VARIABLE failed)
   if(failed OR NOT depends MATCHES "shlibs:Depends=([^\n]+)")
     message(FATAL_ERROR "dpkg-shlibdeps (package dpkg-dev) does not tell what the .deb depends on: ${said}")

@@ -1,34 +1,69 @@
-// `trireme calibrate`: the rates of this machine, for the plan's predictions. trireme-calibrate measures them.
-#include "calibrate_options.h"
+// `trireme calibrate`: the rates of this machine, for the plan's predictions. Several ranks measure their links too.
 #include "tools.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/launch.h"
+#include "trireme/train/calibration.h"
 #include "trireme/train/device.h"
+#include "trireme/train/rates_file.h"
+#include "trireme/version.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
 namespace {
 
-[[noreturn]] void run_calibrate(const CalibrateOptions& options) {
-  if (visible_gpus() == 0)
+struct CalibrateOptions {
+  std::string output;
+  double seconds = 1;
+};
+
+void write_rates(const Calibration& calibration, const std::string& output) {
+  std::vector<std::string> notes = {fmt::format("trireme {} ({}) calibrate", kVersion, kCommit)};
+  notes.insert(notes.end(), calibration.notes.begin(), calibration.notes.end());
+  const std::string text = rates_text(calibration.rates, calibration.measured, notes);
+  std::fputs(text.c_str(), stdout);
+  if (output.empty()) return;
+  if (const auto folder = std::filesystem::path(output).parent_path(); !folder.empty()) make_directories(folder);
+  write_file_atomic(output, text);
+  std::printf("written: %s; parallel.rates: %s loads it, and so does trireme simulate --rates\n", output.c_str(),
+              output.c_str());
+}
+
+void run_calibrate(const CalibrateOptions& options) {
+  const Launch launch = detect_launch();
+  const int gpus = visible_gpus();
+  if (gpus == 0)
     throw ConfigError(
         "trireme calibrate measures GPUs, and this process sees none: steps of CPU ranks are not predicted, so that "
         "there are no rates of a CPU (trireme doctor says which GPUs are there)");
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").replace_filename("trireme-calibrate");
-  const std::string seconds = fmt::format("{}", options.seconds);
-  std::vector<const char*> words = {program.c_str(), "--seconds", seconds.c_str()};
-  if (!options.output.empty()) words.insert(words.end(), {"--output", options.output.c_str()});
-  words.push_back(nullptr);
-  execv(program.c_str(), const_cast<char* const*>(words.data()));
-  throw ConfigError(fmt::format("{} cannot be started: {}; it belongs beside trireme", program, std::strerror(errno)));
+  if (launch.world_size == 1 && launch.kind == Launch::Kind::kAlone && gpus > 1)
+    log_info(
+        fmt::format("one GPU of {} is measured, and no link: mpirun -n {} trireme calibrate measures all", gpus, gpus));
+  set_log_rank(launch.rank, launch.world_size);
+  const std::unique_ptr<World> world = World::join(launch, /*use_gpu=*/true, nullptr);
+  const bool several = world->communicator().size() > 1;
+  try {
+    configure_libraries(world->device(), world->launch().local_world_size, /*deterministic=*/false);
+    const Calibration calibration = calibrate(*world, options.seconds);
+    if (world->communicator().rank() == 0) write_rates(calibration, options.output);
+  } catch (const Error& error) {
+    if (several) world->abort(error.what(), static_cast<int>(error.code()));
+    throw;
+  } catch (const std::exception& error) {
+    if (several) world->abort(error.what(), static_cast<int>(ExitCode::kInternal));
+    throw;
+  }
+  world->leave();
 }
 
 }  // namespace
@@ -36,7 +71,10 @@ namespace {
 void add_calibrate_tool(CLI::App& app) {
   auto options = std::make_shared<CalibrateOptions>();
   CLI::App* tool = app.add_subcommand("calibrate", "Measure this machine's rates, from which plans predict steps");
-  add_calibrate_options(*tool, *options);
+  tool->add_option("--output", options->output, "YAML file to write, for parallel.rates");
+  tool->add_option("--seconds", options->seconds, "Length of each measurement")
+      ->check(CLI::Range(0.05, 60.0))
+      ->capture_default_str();
   tool->callback([options] { run_calibrate(*options); });
 }
 

@@ -1,14 +1,18 @@
-// The tool `trireme`: everything except training.
+// One program under several names: the trainers, the tool `trireme`, and trireme-calibrate for `trireme calibrate`.
 #include "tools.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/cli/help.h"
 #include "trireme/cli/interface.h"
 #include "trireme/cli/problem.h"
+#include "trireme/train/run.h"
 #include "trireme/version.h"
 
-#include <cstdio>
+#include <sys/auxv.h>
+
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace {
 
@@ -46,8 +50,26 @@ int run(int argc, char** argv) {
   return 0;
 }
 
+/// The trainer of this name, null of another name.
+const trireme::ModelFamily* trainer_of(std::string_view path) {
+  const std::string_view name = path.substr(path.rfind('/') + 1);
+  for (const trireme::ModelFamily& family : trireme::model_families())
+    if (family.config.program == name) return &family;
+  return nullptr;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  return trireme::run_main("trireme", [&] { return run(argc, argv); });
+  // The caller chooses argv[0] freely: where it is no name of ours, the file that was started tells.
+  const auto* file = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
+  const std::string_view started = argc > 0 ? argv[0] : "", executed = file != nullptr ? file : "";
+  for (const std::string_view path : {started, executed})
+    if (const trireme::ModelFamily* family = trainer_of(path)) return trireme::train_main(argc, argv, *family);
+  std::vector<char*> words(argv, argv + argc);
+  std::string calibrate = "calibrate";
+  if (started.ends_with("trireme-calibrate")) words.insert(words.begin() + 1, calibrate.data());
+  words.push_back(nullptr);
+  const int count = static_cast<int>(words.size()) - 1;
+  return trireme::run_main("trireme", [&] { return run(count, words.data()); });
 }

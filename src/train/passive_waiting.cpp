@@ -1,5 +1,6 @@
 #include "passive_waiting.h"
 
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -21,7 +22,6 @@ char g_policy[] = "OMP_WAIT_POLICY=PASSIVE";
 /// Runs before the constructors of all libraries, libc's included: nothing but system calls, no allocation.
 [[maybe_unused]] void restart_with_passive_waiting(int /*argc*/, char** argv, char** environment) {
   static char* extended[kMostVariables + 2];
-  static char program[4096];
   size_t count = 0;
   for (; environment[count] != nullptr; ++count) {
     const std::string_view variable = environment[count];
@@ -31,9 +31,9 @@ char g_policy[] = "OMP_WAIT_POLICY=PASSIVE";
     extended[count] = environment[count];
   }
   extended[count] = g_policy;
-  // By its name: /proc/self/exe itself would make the process be called "exe".
-  const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-  if (length > 0) execve(program, argv, extended);
+  // By the name that it was started with: it says which program this is, to main() and in lists of processes.
+  const auto* program = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
+  if (program != nullptr) execve(program, argv, extended);
   // execve failed: the run goes on with threads that spin.
 }
 
