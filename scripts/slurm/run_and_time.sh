@@ -46,10 +46,17 @@ for setting in "${settings[@]}"; do arguments+=(--set "$setting"); done
 
 start=$(date +%s)
 if [[ $rank == 0 ]]; then echo "RUNANDTIME_START $start"; fi
-code=0
 # BINDCMD: a prefix that binds the rank to cores near its GPU, if the site has one.
 # shellcheck disable=SC2086
-${BINDCMD:-} "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_llama}" --config "$config" "${arguments[@]}" || code=$?
+${BINDCMD:-} "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_llama}" --config "$config" "${arguments[@]}" &
+trainer=$!
+# Without a trap a signal would end this shell before the trainer has saved.
+trap 'kill -TERM "$trainer" 2>/dev/null || true' TERM INT USR1
+while :; do
+  code=0
+  wait "$trainer" || code=$?
+  kill -0 "$trainer" 2>/dev/null || break
+done
 if [[ $rank == 0 ]]; then
   end=$(date +%s)
   echo "RUNANDTIME_STOP $end"

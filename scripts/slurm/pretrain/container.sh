@@ -1,4 +1,4 @@
-# Options of srun for a run in a container (enroot and pyxis), for the sbatch files beside this one. Source it.
+# Options of srun for a run in a container (enroot and pyxis): train_llama.sbatch sources it and takes container_options.
 # shellcheck shell=bash
 #
 #   CONT_FILE          the image: a .sqsh file or a registry's name (required)
@@ -7,10 +7,6 @@
 #   TRIREME_MOUNTS     more folders, comma-separated: data, model and output directories. The folder that the job was
 #                      submitted from is mounted always.
 
-: "${CONT_FILE:?set it to the container image (enroot import makes a .sqsh file)}"
-: "${TRIREME_BUILD:=${SLURM_SUBMIT_DIR:-$PWD}/build/release}"
-export TRIREME_BUILD
-
 submit_dir=${SLURM_SUBMIT_DIR:-$PWD}
 mounts=$submit_dir:$submit_dir
 if [[ ${TRIREME_IN_IMAGE:-0} == 1 ]]; then
@@ -18,21 +14,26 @@ if [[ ${TRIREME_IN_IMAGE:-0} == 1 ]]; then
   program=${TRIREME_PROGRAM:-train_llama}
   export TRIREME_PROGRAM=${program##*/}
 else
-  # LibTorch lies in .venv beside the build; both are in the tree of the project.
-  tree=$(cd "$TRIREME_BUILD/../.." && pwd)
+  # An installation is whole. Of a build LibTorch lies in .venv beside it; both are in the tree of the project.
+  : "${TRIREME_BUILD:=$submit_dir/build/release}"
+  tree=$TRIREME_BUILD
+  if [[ ! -d $tree/share/trireme ]]; then tree=$(cd "$TRIREME_BUILD/../.." && pwd) || return; fi
   if [[ $tree != "$submit_dir" ]]; then mounts+=,$tree:$tree:ro; fi
 fi
-for folder in ${TRIREME_MOUNTS//,/ }; do
+IFS=, read -ra folders <<<"${TRIREME_MOUNTS:-}"
+for folder in "${folders[@]}"; do
   if [[ ! -d $folder ]]; then
     echo "container.sh: TRIREME_MOUNTS names $folder, which is no folder" >&2
-    exit 2
+    return 2
   fi
   mounts+=,$folder:$folder
 done
 
 # The container stays on its node for all attempts of the job.
-TRIREME_SRUN_OPTIONS="--container-image=$CONT_FILE --container-name=pretrain_$SLURM_JOB_ID --container-mounts=$mounts --container-workdir=$submit_dir --no-container-mount-home"
+# shellcheck disable=SC2034  # for the file that sources this one
+container_options=("--container-image=$CONT_FILE" "--container-name=pretrain_$SLURM_JOB_ID" "--container-mounts=$mounts"
+  "--container-workdir=$submit_dir" --no-container-mount-home)
 # Ranks find each other through the first node.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 : "${MASTER_PORT:=29500}"
-export TRIREME_SRUN_OPTIONS MASTER_ADDR MASTER_PORT
+export MASTER_ADDR MASTER_PORT
