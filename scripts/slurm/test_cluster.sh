@@ -11,8 +11,9 @@
 #   scripts/slurm/test_cluster.sh status [DIR]          output of sinfo; fails when the cluster does not run
 #   scripts/slurm/test_cluster.sh stop [DIR]            cancels all jobs and ends every process; keeps the logs
 #
-# One node (the default) is this machine itself, under its own name and on its loopback interface. Of several nodes each has
-# its own network, host name, IPC objects, process numbers, /tmp and /dev/shm; a bridge connects node1 … nodeN and the
+# One node (the default) is this machine itself, under its own name and on its loopback interface, with a /dev/shm of its
+# own. Clusters run beside each other: jobs are numbered from a random number on, since programs name files in shared
+# memory and /tmp by the job, and ports are random. Of several nodes each has its own network, host name, IPC objects, process numbers, /tmp and /dev/shm; a bridge connects node1 … nodeN and the
 # controller, and nothing routes beyond it. Directories below /tmp that the nodes share: DIR, and those in
 # TEST_CLUSTER_SHARE (separated by colons). `mpirun --host node1:2,node2:2` works under exec.
 #
@@ -70,17 +71,18 @@ on_node() {  # K COMMAND...
   shift
   SLURM_CONF=$conf nsenter --target "$pid" --net --mount --uts --ipc --pid --wdns="$PWD" "$@"
 }
-is_running() { pid_of holder >/dev/null && pid_of controller >/dev/null && controller timeout 5 sinfo -h >/dev/null 2>&1; }
+is_running() { pid_of holder >/dev/null && pid_of controller >/dev/null && controller timeout 20 sinfo -h >/dev/null 2>&1; }
 all_idle() {
   pid_of controller >/dev/null || exit 1
-  [[ $(controller timeout 5 sinfo -h -N -o %T 2>/dev/null | sort | uniq -c | xargs) == "$nodes idle" ]]
+  [[ $(controller timeout 20 sinfo -h -N -o %T 2>/dev/null | sort | uniq -c | xargs) == "$nodes idle" ]]
 }
 begun() { [[ -e $dir/ready ]] || is_gone "$1"; }
 is_gone() { ! kill -0 "$1" 2>/dev/null; }
 
-free_port() {  # after PORT
-  local port=$1
-  while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
+# A random port that nobody listens on, below those that the kernel gives to clients.
+free_port() {
+  local port=0
+  until ((port > 0)) && ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((10000 + SRANDOM % 20000)); done
   echo "$port"
 }
 
@@ -91,8 +93,8 @@ write_configuration() {
   memory=$(awk '/MemTotal/ {print int($2 / 1024)}' /proc/meminfo)
   if ((nodes == 1)); then
     host=$(hostname -s) address=127.0.0.1
-    controller_port=$(free_port $((30000 + ($$ * 13) % 20000)))
-    node_port=$(free_port $((controller_port + 1)))
+    controller_port=$(free_port)
+    until node_port=$(free_port) && ((node_port != controller_port)); do :; done
   else
     host=controller address=$network.254
     echo "127.0.0.1 localhost
@@ -106,6 +108,7 @@ SlurmctldPort=$controller_port
 SlurmdPort=$node_port
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)
+FirstJobId=${TEST_CLUSTER_FIRST_JOB:-$((1000 + SRANDOM % 60000000))}
 AuthType=auth/munge
 AuthInfo=socket=$dir/munge.socket
 StateSaveLocation=$dir/state
@@ -129,8 +132,10 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
 KillWait=5
+# On a loaded machine daemons answer late.
+MessageTimeout=${TEST_CLUSTER_NODE_SECONDS:-60}
 # A node that does not answer for so long is down, and its jobs end.
-SlurmdTimeout=${TEST_CLUSTER_NODE_SECONDS:-30}
+SlurmdTimeout=${TEST_CLUSTER_NODE_SECONDS:-120}
 END
   for ((k = 1; k <= nodes; ++k)); do
     ((nodes == 1)) || host=node$k address=$network.$k
@@ -151,8 +156,28 @@ END
   fi
 }
 
+# One attempt to start COUNT nodes in $dir, from nothing.
+begin() {
+  stop "$dir"
+  rm -rf "$dir"
+  # Only root may read the key. Slurm's own state must stay readable for its steps.
+  mkdir -p "$dir/state"
+  chmod 755 "$dir"
+  (umask 077 && head -c 128 /dev/urandom >"$dir/munge.key")
+  echo "$1" >"$dir/nodes"
+  nodes=$1
+  write_configuration
+  export SLURM_CONF=$conf
+  setsid "$self" hold "$dir" </dev/null >"$dir/holder.log" 2>&1 &
+  local holder=$!
+  wait_for 60 begun "$holder" || true
+  if [[ -e $dir/ready ]] && (wait_for 180 all_idle); then return 0; fi
+  kill -KILL "$holder" 2>/dev/null || true
+  return 1
+}
+
 start() {  # [N] [DIR]
-  local count=1 program
+  local count=1 program attempt
   if [[ ${1:-} =~ ^[0-9]+$ ]]; then
     count=$1
     shift
@@ -171,24 +196,13 @@ start() {  # [N] [DIR]
     echo "Slurm already runs in $dir" >&2
   else
     [[ ! -e $dir || -O $dir ]] || fail "$dir belongs to another user"
-    stop "$dir"
-    rm -rf "$dir"
-    # Only root may read the key. Slurm's own state must stay readable for its steps.
-    mkdir -p "$dir/state"
-    chmod 755 "$dir"
-    (umask 077 && head -c 128 /dev/urandom >"$dir/munge.key")
-    echo "$count" >"$dir/nodes"
-    nodes=$count
-    write_configuration
-    export SLURM_CONF=$conf
-    setsid "$self" hold "$dir" </dev/null >"$dir/holder.log" 2>&1 &
-    local holder=$!
-    wait_for 20 begun "$holder" || true
-    if [[ ! -e $dir/ready ]] || ! (wait_for 60 all_idle); then
+    # Another program may take a port between the look at it and the daemon's start.
+    for attempt in 1 2 3; do
+      begin "$count" && break
       tail -q -n 3 "$dir"/*.log >&2
-      kill -KILL "$holder" 2>/dev/null || true
-      fail "the nodes are not idle after 60 s; the logs are in $dir"
-    fi
+      ((attempt < 3)) || fail "the nodes are not idle after 180 s; the logs are in $dir"
+      echo "test_cluster.sh: once more, with other ports" >&2
+    done
     echo "Slurm runs in $dir: $(controller sinfo -h -o '%D node(s), %c CPUs each, %T')" >&2
   fi
   echo "export SLURM_CONF=$conf TEST_CLUSTER=$dir OMPI_MCA_plm_rsh_agent='$self rsh'"
@@ -201,7 +215,7 @@ begin_place() {  # NAME, then options of unshare
   shift
   rm -f "$dir/$name.pid"
   setpriv --pdeathsig KILL unshare --pid --fork --kill-child "$@" "$self" place "$dir" "$name" </dev/null >"$dir/$name.log" 2>&1 &
-  wait_for 20 pid_of "$name" >/dev/null || fail "$name does not start: $(cat "$dir/$name.log")"
+  wait_for 60 pid_of "$name" >/dev/null || fail "$name does not start: $(cat "$dir/$name.log")"
 }
 
 hold() {
@@ -251,13 +265,16 @@ place() {
     mount --rbind "$kept" /tmp
     mount -t tmpfs tmpfs /dev/shm
     mount -t proc proc /proc
-    wait_for 20 ip link show eth0 >/dev/null 2>&1 || fail "no network after 20 s"
+    wait_for 60 ip link show eth0 >/dev/null 2>&1 || fail "no network after 60 s"
     ip addr add "$network.${name#node}/24" dev eth0
     ip link set eth0 up
     slurmd -D -f "$conf" &
   else
     # slurmd finds its tasks in /proc; mpirun's helpers on the controller find the nodes in that of the outside.
-    if ((nodes == 1)); then mount -t proc proc /proc; fi
+    if ((nodes == 1)); then
+      mount -t proc proc /proc
+      mount -t tmpfs tmpfs /dev/shm
+    fi
     if ((nodes > 1)); then
       ip link add bridge type bridge forward_delay 0
       ip addr add "$network.254/24" dev bridge
@@ -266,7 +283,7 @@ place() {
     # --force: munged expects its own user and a directory that only root can write to.
     munged --foreground --force --key-file="$dir/munge.key" --socket="$dir/munge.socket" --pid-file="$dir/munged.pid" \
       --log-file="$dir/munged.log" --seed-file="$dir/munged.seed" &
-    wait_for 20 test -S "$dir/munge.socket" || fail "munged does not start: $(tail -n 3 "$dir/munged.log")"
+    wait_for 60 test -S "$dir/munge.socket" || fail "munged does not start: $(tail -n 3 "$dir/munged.log")"
     slurmctld -D -c -f "$conf" &
     if ((nodes == 1)); then slurmd -D -f "$conf" & fi
   fi

@@ -22,6 +22,16 @@ eval "$start_output"
 if ((${NODES:-1} > 1)); then on_controller=("$cluster" exec); fi
 srun --mpi=list 2>&1 | grep -q pmix || skip "this Slurm has no PMIx plugin (package libpmix2)"
 
+# $1 seconds of an idle machine, on this one: beside other work everything takes longer.
+patient() {
+  local load running cores
+  read -r load _ _ running _ </proc/loadavg
+  load=${load%.*} running=${running%/*} cores=$(nproc)
+  echo $(($1 * (1 + (load > running ? load : running) / cores)))
+}
+within() { ((seconds < $(patient "$1"))); }
+fails_within() { ((code != 0)) && within "$1"; }
+
 check() {
   local name=$1
   shift
@@ -36,16 +46,16 @@ check() {
 run() {
   out=$work/out
   local start=$SECONDS
-  timeout -k 5 "${RUN_SECONDS:-100}" "${on_controller[@]}" "$@" >"$out" 2>&1
+  timeout -k 5 "$(patient "${RUN_SECONDS:-100}")" "${on_controller[@]}" "$@" >"$out" 2>&1
   code=$?
   seconds=$((SECONDS - start))
 }
-control() { timeout 20 "${on_controller[@]}" "$@"; }
+control() { timeout "$(patient 20)" "${on_controller[@]}" "$@"; }
 wait_until() {  # SECONDS CONDITION…
-  local end=$((SECONDS + $1)) start=$SECONDS
+  local limit=$1 start=$SECONDS
   shift
   until "$@"; do
-    ((SECONDS < end)) || return 1
+    ((SECONDS - start < $(patient "$limit"))) || return 1
     sleep 0.2
   done
   seconds=$((SECONDS - start))
