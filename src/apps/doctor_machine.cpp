@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -57,6 +58,8 @@ class ProbeFile {
   explicit ProbeFile(const std::filesystem::path& folder) : path_((folder / ".trireme-doctor-XXXXXX").string()) {
     fd_ = mkstemp(path_.data());
     if (fd_ < 0) problem_ = std::strerror(errno);
+    // Beyond a limit of the file's size (ulimit -f) write() then fails, and the signal does not end this process.
+    (void)std::signal(SIGXFSZ, SIG_IGN);
   }
   ~ProbeFile() {
     if (fd_ < 0) return;
@@ -66,51 +69,83 @@ class ProbeFile {
   ProbeFile(const ProbeFile&) = delete;
   ProbeFile& operator=(const ProbeFile&) = delete;
 
+  /// Why nothing could be written or read; empty where that works.
   const std::string& problem() const { return problem_; }
+  /// Why writing ended early, after written() bytes: a full disk, a quota, a limit. Empty where it did not.
+  const std::string& end() const { return end_; }
+  double written() const { return static_cast<double>(synced_) * kBlock; }
 
-  /// Bytes a second of writing `blocks` blocks to the disk, and of reading them from it; 0 where that fails. At most
-  /// about `seconds` each.
+  /// Bytes a second of writing blocks to the disk, and of reading them from it; 0 where that fails. At most about
+  /// `seconds` each.
   double write(double seconds) {
     const double begin = steady_seconds();
-    while (count_ < kMostBlocks && (count_ == 0 || steady_seconds() - begin < seconds)) {
-      if (::write(fd_, block_.get(), kBlock) != static_cast<ssize_t>(kBlock)) return failed();
-      ++count_;
-      if (count_ % 8 == 0 && fdatasync(fd_) != 0) return failed();
+    int count = 0;
+    for (bool last = false; !last;) {
+      int reason = 0;
+      if (transfer([&](size_t done) { return ::write(fd_, block_.get() + done, kBlock - done); }))
+        ++count;
+      else
+        reason = errno;
+      last = reason != 0 || count == kMostBlocks || steady_seconds() - begin >= seconds;
+      if (last || count % 8 == 0) {
+        // File systems that allocate late tell of a full disk or a quota here.
+        if (fdatasync(fd_) == 0)
+          synced_ = count;
+        else
+          reason = errno;
+      }
+      if (reason == 0) continue;
+      const bool full = reason == ENOSPC || reason == EDQUOT || reason == EFBIG;
+      (full && synced_ > 0 ? end_ : problem_) = std::strerror(reason);
+      last = true;
     }
-    if (fdatasync(fd_) != 0) return failed();
-    return rate(begin);
+    return problem_.empty() ? written() / std::max(1e-9, steady_seconds() - begin) : 0;
   }
   double read(double seconds) {
     // Pages that are on the disk already leave the page cache, so that reading asks the disk.
     (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
-    if (lseek(fd_, 0, SEEK_SET) != 0) return failed();
     const double begin = steady_seconds();
-    const int written = count_;
-    for (count_ = 0; count_ < written && (count_ == 0 || steady_seconds() - begin < seconds); ++count_)
-      if (::read(fd_, block_.get(), kBlock) != static_cast<ssize_t>(kBlock)) return failed();
-    return rate(begin);
+    int count = 0;
+    bool works = lseek(fd_, 0, SEEK_SET) == 0;
+    while (works && count < synced_ && (count == 0 || steady_seconds() - begin < seconds)) {
+      works = transfer([&](size_t done) { return ::read(fd_, block_.get() + done, kBlock - done); });
+      ++count;
+    }
+    if (!works) problem_ = std::strerror(errno);
+    return works ? static_cast<double>(count) * kBlock / std::max(1e-9, steady_seconds() - begin) : 0;
   }
 
  private:
-  static constexpr size_t kBlock = 4 << 20;
-  static constexpr int kMostBlocks = 64;
+  static constexpr size_t kBlock = 1 << 20;
+  static constexpr int kMostBlocks = 256;
 
-  double failed() {
-    problem_ = std::strerror(errno);
-    return 0;
-  }
-  double rate(double begin) const {
-    return static_cast<double>(count_) * kBlock / std::max(1e-9, steady_seconds() - begin);
+  /// Calls `part` until a block is done; false with errno where it fails. A part may end in the block's middle: the
+  /// next call tells why.
+  template <typename Part>
+  static bool transfer(Part part) {
+    for (size_t done = 0; done < kBlock;) {
+      errno = 0;
+      const ssize_t bytes = part(done);
+      if (bytes > 0)
+        done += static_cast<size_t>(bytes);
+      else if (errno != EINTR) {
+        if (errno == 0) errno = EIO;  // the file ends early
+        return false;
+      }
+    }
+    return true;
   }
 
-  std::string path_, problem_;
-  int fd_ = -1, count_ = 0;
+  std::string path_, problem_, end_;
+  int fd_ = -1, synced_ = 0;
   const std::unique_ptr<char[]> block_ = std::make_unique<char[]>(kBlock);
 };
 
 DoctorCheck speed_check(const std::filesystem::path& folder) {
   constexpr double kSlow = 100e6, kSeconds = 0.25;
-  const std::string where = std::filesystem::absolute(folder).lexically_normal().string();
+  std::error_code ignored;  // the working directory was removed
+  const auto absolute = std::filesystem::absolute(folder, ignored).lexically_normal();
+  const std::string where = absolute.empty() ? folder.string() : absolute.string();
   ProbeFile file(folder);
   const double written = file.problem().empty() ? file.write(kSeconds) : 0;
   const double read = file.problem().empty() ? file.read(kSeconds) : 0;
@@ -121,6 +156,13 @@ DoctorCheck speed_check(const std::filesystem::path& folder) {
                     fmt::format("{}: writes {}/s, reads {}/s (one process, {} each)", where, format_bytes(written),
                                 format_bytes(read), "a quarter of a second"),
                     "", 0};
+  if (!file.end().empty()) {
+    check.state = State::kWarning;
+    check.value += fmt::format("; {} after {}", file.end(), format_bytes(file.written()));
+    check.advice =
+        "nothing larger can be saved here: free some space, raise the quota or limit, or choose another folder";
+    return check;
+  }
   if (written >= kSlow && read >= kSlow) return check;
   check.state = State::kWarning;
   check.advice = "checkpoints and weights take long: a checkpoint of 7 billion parameters has 75 GiB";

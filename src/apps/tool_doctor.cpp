@@ -83,6 +83,8 @@ void add_doctor_tool(CLI::App& app) {
                                       "Check what training needs on this machine: driver, GPUs, NCCL, MPI, Slurm, "
                                       "disk; what is missing and how to get it");
   tool->add_option("--folder", options->folder, "Where runs will be written; the speed of its disk is measured")
+      ->check(
+          CLI::Validator([](const std::string& path) { return path.empty() ? "the folder's name is empty" : ""; }, ""))
       ->capture_default_str();
   tool->add_flag("--json", options->json, "Print one JSON object instead of the table");
   tool->callback([options] { run_doctor(options->folder, options->json); });

@@ -40,6 +40,7 @@ int run(int argc, char** argv) {
   trireme::add_simulate_tool(app);
   trireme::add_calibrate_tool(app);
   trireme::add_doctor_tool(app);
+  trireme::refuse_endless_numbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {

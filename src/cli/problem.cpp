@@ -6,6 +6,8 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <vector>
 
@@ -165,6 +167,17 @@ std::string sentence(const Level& level, const CLI::ParseError& error) {
 std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error) {
   const Level level = level_of(app, Words(argv + 1, argv + std::max(argc, 1)));
   return fmt::format("{} (see {} --help)", sentence(level, error), level.path);
+}
+
+void refuse_endless_numbers(CLI::App& app) {
+  for (CLI::Option* option : app.get_options())
+    if (option->get_type_name().starts_with("FLOAT"))
+      option->check(
+          [](const std::string& text) {
+            return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : text + " is not a finite number";
+          },
+          "");
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) refuse_endless_numbers(*command);
 }
 
 }  // namespace trireme

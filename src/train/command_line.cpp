@@ -45,12 +45,14 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
   app.add_flag("--dry-run", line.dry_run,
                "check everything, print the memory plan and the cost of a step; writes nothing");
   app.add_option("--ranks", line.ranks, "with --dry-run: plan for this many ranks")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory");
+  app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
   app.add_flag("--allow-fresh", line.allow_fresh, "start from the beginning if checkpoints exist and all are damaged");
   app.add_flag("--allow-changed-data", line.allow_changed_data, "resume although the files of data.train changed");
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
+  refuse_endless_numbers(app);
   const std::string version_line = fmt::format("{} {} ({})", program, kVersion, kCommit);
   add_interface_option(app, {version_line, config_keys(family.config), describe_config(family.config),
                              key_reference(config_families())});

@@ -59,6 +59,25 @@ def check_doctor(args, work):
     assert checks["disk"]["state"] == "missing" and "/proc" in verdict and "/proc" in last
 
 
+    # A disk of 3 MiB, one with more than a block but less than the probe, one without room; an empty name.
+    _, last = run(args.bin, "doctor", "--folder", "", code=2, TRIREME_DEVICE="cpu")
+    assert "empty" in last, last
+    if os.geteuid() == 0 and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0:
+        small = work / "small"
+        small.mkdir()
+        for size, state in (("3m", "warning"), ("512k", "missing")):
+            script = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
+            done = subprocess.run(["unshare", "--mount", "bash", "-c", script, small, f"{args.bin}/trireme", "doctor", "--json", "--folder", small],
+                                  capture_output=True, text=True, env={**os.environ, "TRIREME_DEVICE": "cpu"})
+            disk = next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "disk")
+            assert disk["state"] == state and "No space left on device" in disk["value"] and done.returncode == (73 if state == "missing" else 0), (disk, done)
+    # A quota ends a file as a limit of its size does; neither ends the program.
+    done = subprocess.run(["bash", "-c", f"ulimit -f 4096; exec {args.bin}/trireme doctor --json --folder {work}"], capture_output=True, text=True,
+                          env={**os.environ, "TRIREME_DEVICE": "cpu"})
+    disk = next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "disk")
+    assert done.returncode == 0 and disk["state"] == "warning" and "File too large after 4.0 MiB" in disk["value"], (disk, done)
+
+
 def check_broken(args, work):
     # A driver that does not start. What would end a run ends this as well: GPUs that are named and not there.
     checks, verdict, last = doctor(args.bin, work, code=2, LD_LIBRARY_PATH=args.nvml, FAKE_NVML="broken", CUDA_VISIBLE_DEVICES=",".join(map(str, range(17))))
@@ -84,6 +103,14 @@ def check_simulate(args, work):
     assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in picture and "http" not in picture.replace("http://www.w3.org/2000/svg", "")
     for word in ("Throughput", "Efficiency", "Memory", "auto", "full", ">64<"):
         assert word in picture, word
+    # CLI11's limits let nan and infinities pass; in any tool.
+    for option, value in (("--link-gb-s", "nan"), ("--nvlink-gb-s", "inf"), ("--memory-gib", "-nan")):
+        _, last = run(args.bin, *base, "--gpus", "8", option, value, code=2)
+        assert option in last, last
+    _, last = run(args.bin, "calibrate", "--seconds", "nan", code=2)
+    assert "finite" in last, last
+    _, last = run(args.bin, "--config", work / "run.yaml", "--dry-run", "--device-memory-gib", "inf", code=2, program="train_llama")
+    assert "--device-memory-gib" in last, last
     _, last = run(args.bin, *base, "--gpus", "8", "--policy", "ful", code=2)
     assert "Did you mean 'full'" in last, last
 

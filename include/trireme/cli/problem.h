@@ -14,4 +14,8 @@ namespace trireme {
 /// Did you mean '--output-prefix'? (see trireme data megatron --help)". Ends with the command whose --help explains it.
 std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error);
 
+/// Makes every option of `app` and its commands that takes a real number refuse nan and infinities, which pass the
+/// limits of CLI11 (a comparison with nan is false).
+void refuse_endless_numbers(CLI::App& app);
+
 }  // namespace trireme
