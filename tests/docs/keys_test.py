@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main():
-    program, page = Path(sys.argv[1]).resolve(), ROOT / "docs/reference/keys.md"
+    program, page = Path(sys.argv[1]).absolute(), ROOT / "docs/reference/keys.md"
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([program, "--write-interface", folder], check=True)
         written = (Path(folder) / "keys.md").read_text(encoding="utf-8")

@@ -45,6 +45,11 @@ def check_install(args, prefix):
         assert (prefix / "share/trireme/slurm" / name).exists(), name
     assert os.access(prefix / "share/trireme/slurm/run_and_time.sh", os.X_OK)
     assert (prefix / "share/trireme/launch/conf/training/gpt3/126m.yaml").exists() and (prefix / "share/trireme/slurm/gpt3/common.sh").exists()
+    # trireme launch, of the installation: not of PATH.
+    launched = run("bash", prefix / "share/trireme/slurm/gpt3/1.bmk-pretrain-gpt3-126m.sh", cwd=prefix.parent,
+                   env={**clean, "PATH": "/usr/bin:/bin", "NEMO_LAUNCHER_DEBUG": "1"})
+    (job,) = prefix.parent.glob("results/*/*.sh")
+    assert f"{prefix}/bin/train_gpt" in job.read_text(), launched + job.read_text()
     docs = prefix / "share/trireme/docs"
     assert (docs / "howto/train-bert.md").exists() and (docs / "errors.md").exists() and (prefix / "share/trireme/README.md").exists()
     assert not (prefix / "lib/trireme").exists(), "libraries are copied only with TRIREME_BUNDLE"

@@ -5,7 +5,7 @@
 #   NUM_NODES          nodes of eight GPUs, one rank each
 #   MAX_STEPS          steps of the run; there is no validation, no checkpoint, and the data is mock
 #   UNIQUE_OUTPUT_DIR  1: results go to results-<UTC stamp>-<random>, so that runs do not overwrite each other
-#   TRIREME_BUILD      the build (default: build/release of this tree)
+#   TRIREME_BUILD      the build or installation (default: the one that this file belongs to)
 #   TRIREME_CONF       config.yaml to take (default: launch/conf/config.yaml beside the slurm folder)
 #
 # Further arguments are overrides, appended as they are.
@@ -13,6 +13,7 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$(cd "$here/../../.." && pwd)
 : "${TARGET_PATH:=$PWD}"
+if [[ $here == */share/trireme/slurm/gpt3 ]]; then : "${TRIREME_BUILD:=$(cd "$tree/.." && pwd)}"; fi
 : "${TRIREME_BUILD:=$tree/build/release}"
 : "${TRIREME_CONF:=$(cd "$here/../../launch" && pwd)/conf/config.yaml}"
 trireme=$TRIREME_BUILD/bin/trireme
