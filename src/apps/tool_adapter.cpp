@@ -171,11 +171,8 @@ std::vector<std::pair<std::string, TensorInfo>> merged_tensors(const MergeOption
   auto declared = checkpoint_tensors(DecoderModel(config, std::nullopt), DType::kF32);
   coarsest = DType::kF32;
   for (auto& [name, info] : declared) {
-    const auto stored = base.find(name);
-    if (!stored) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
-    if (stored->shape != info.shape)
-      throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
-    info.dtype = options.dtype.empty() ? stored->dtype : parse_dtype(options.dtype);
+    const DType stored = weight_type(base, name, info.shape);
+    info.dtype = options.dtype.empty() ? stored : parse_dtype(options.dtype);
     if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
   }
   return declared;
