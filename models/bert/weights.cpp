@@ -49,6 +49,7 @@ class RenamedWeights final : public WeightSource {
   std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
     return source_->read(stored(name), begin, end);
   }
+  std::string place(const std::string& name) const override { return source_->place(stored(name)); }
   std::string description() const override { return source_->description(); }
 
  private:
@@ -153,6 +154,7 @@ class PaddedWeights final : public WeightSource {
     }
     return spans;
   }
+  std::string place(const std::string& name) const override { return source_->place(name); }
   std::string description() const override { return source_->description(); }
 
  private:

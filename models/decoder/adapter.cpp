@@ -3,7 +3,9 @@
 #include "models/decoder/targets.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -143,6 +145,31 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
     }
   }
   return adapter;
+}
+
+std::string base_hash(const std::filesystem::path& base) {
+  std::string all;
+  for (const Fingerprint& file : fingerprint_model(base, /*with_weights=*/true))
+    if (file.path.ends_with(".safetensors")) all += file.hash;
+  return all.empty() ? "" : hex64(xxh3_64(all.data(), all.size()));
+}
+
+std::string other_base(const Adapter& adapter, const std::filesystem::path& base, const char* what) {
+  const std::string& named = adapter.config.base_model;
+  if (const std::string hash = adapter.base_hash.empty() ? "" : base_hash(base); !hash.empty()) {
+    if (hash == adapter.base_hash) return "";
+    return fmt::format("the adapter was trained on the base {} (hash {}), and {} {} has other weights (hash {})", named,
+                       adapter.base_hash, what, base.string(), hash);
+  }
+  const auto last_name = [](const std::filesystem::path& path) {
+    return (path.has_filename() ? path : path.parent_path()).filename().string();
+  };
+  std::error_code ignored;
+  if (named.empty() || std::filesystem::equivalent(named, base, ignored)) return "";
+  if (!std::filesystem::exists(named, ignored) && last_name(named) == last_name(base)) return "";  // a name of the hub
+  return fmt::format(
+      "the adapter names the base {}, {} is {}: the result is right only where both hold the same weights", named, what,
+      base.string());
 }
 
 DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapter) {

@@ -99,6 +99,12 @@ void check_sequence_length(const DecoderConfig& config, int64_t length, const st
                     what, length, config.family, *config.sliding_window, *config.sliding_window));
 }
 
+bool extend_positions(DecoderConfig& config, int64_t length) {
+  if (config.positions != DecoderPositions::kRope || length <= config.max_position_embeddings) return false;
+  config.max_position_embeddings = length;
+  return true;
+}
+
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config) {
   const auto path = directory / "generation_config.json";
   if (!std::filesystem::is_regular_file(path)) return config.eos_token_ids;

@@ -77,4 +77,8 @@ std::vector<std::string> shape_problems(const DecoderConfig& config);
 /// "data.seq_length".
 void check_sequence_length(const DecoderConfig& config, int64_t length, const std::string& what);
 
+/// Raises max_position_embeddings to `length` where rotary positions are trained beyond it, so that a config.json
+/// written from `config` does not cap what was trained. Returns whether it did.
+bool extend_positions(DecoderConfig& config, int64_t length);
+
 }  // namespace trireme

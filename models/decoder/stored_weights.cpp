@@ -53,6 +53,7 @@ class StoredWeights final : public WeightSource {
     const auto size = static_cast<int64_t>(dtype_size(info->dtype));
     return {{transposed(name, *info).data() + begin * size, end - begin}};
   }
+  std::string place(const std::string& name) const override { return source_->place(stored(name)); }
   std::string description() const override { return source_->description(); }
 
  private:

@@ -50,8 +50,8 @@ class MatrixRows {
     if (!info || info->shape.size() != 2)
       throw ModelError(fmt::format("{} has no matrix {}", source.description(), name_));
     if (!dtype_is_float(info->dtype) || dtype_size(info->dtype) < 2)
-      throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", name_,
-                                   dtype_name(info->dtype)));
+      throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64",
+                                   tensor_text(source, name_), dtype_name(info->dtype)));
     rows = info->shape[0], columns = info->shape[1], dtype = info->dtype;
     values_.resize(static_cast<size_t>(columns));
   }
@@ -169,6 +169,7 @@ class VocabularyWeights final : public WeightSource {
     }
     return spans;
   }
+  std::string place(const std::string& name) const override { return source_->place(stored(name)); }
   std::string description() const override { return source_->description(); }
 
  private:

@@ -29,7 +29,7 @@ at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
 at::Tensor read_part(const WeightSource& source, const ParameterPart& part, at::IntArrayRef shape) {
   at::Tensor value = read_tensor(source, part.name);
   if (value.sizes() != shape)
-    throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", part.name,
+    throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", tensor_text(source, part.name),
                                  fmt::join(value.sizes(), ", "), fmt::join(shape, ", ")));
   return value;
 }
@@ -64,7 +64,7 @@ std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::
 at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
   const auto info = source.find(name);
   if (!info) throw ModelError(fmt::format("{} has no tensor {}", source.description(), name));
-  const at::ScalarType dtype = scalar_type(info->dtype, name);
+  const at::ScalarType dtype = scalar_type(info->dtype, tensor_text(source, name));
   at::Tensor tensor = at::empty(info->shape, at::TensorOptions(at::kFloat));
   at::Tensor flat = tensor.view({-1});
   int64_t next = 0;

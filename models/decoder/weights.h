@@ -36,6 +36,14 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
 Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const DecoderModel& model,
                        const std::string& base_model);
 
+/// Identity of the base model in the directory `base`, of the content of its safetensors files; empty where there are
+/// none.
+std::string base_hash(const std::filesystem::path& base);
+
+/// A sentence where the adapter says that it is of another base than the directory `base`, `what` ("model.path"): by
+/// the hash of the base's files where the adapter has one, else by its name. Empty where it does not.
+std::string other_base(const Adapter& adapter, const std::filesystem::path& base, const char* what);
+
 /// The model that takes this PEFT adapter: its rank, alpha, dropout and the targets of its modules.
 /// ModelError when there is none.
 DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapter);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/benchmarks.md and the charts docs/results/*.svg from the figures in docs/results/*.json.
+"""Writes the tables of docs/benchmarks.md and of README.md and the charts docs/results/*.svg from docs/results/*.json.
 
   scripts/bench/report.py [--check] [--docs FOLDER]
 
@@ -15,6 +15,7 @@ A JSON file is one group of figures:
                  "value": bars in the group's one unit, one a name, of `shape` or else of its first row; `reference`
                  {label, value} is drawn as a line
   defaults       keys that hold for every row that does not have them itself
+  readme         optional: names of rows that README.md shows, in its order
   rows           name, machine, commit (of the measurement; null: not known), command, unit, ours, best (null: none),
                  best_source; optional must, shape
 """
@@ -32,7 +33,7 @@ ROW_KEYS = {"name": str, "machine": str, "commit": (str, type(None)), "command":
             "ours": (int, Decimal), "best": (int, Decimal, type(None)), "best_source": (str, type(None))}
 OPTIONAL_ROW_KEYS = {"must": (int, Decimal), "shape": str}
 GROUP_KEYS = {"title": str, "order": int, "layout": str, "rows": list}
-OPTIONAL_GROUP_KEYS = {"note": str, "chart": dict, "defaults": dict}
+OPTIONAL_GROUP_KEYS = {"note": str, "chart": dict, "defaults": dict, "readme": list}
 CHART_KEYS = {"kind": str, "shape": str, "reference": dict}
 BEGIN, END = "<!-- results: made by scripts/bench/report.py -->", "<!-- results: end -->"
 NOT_RECORDED = "not recorded"
@@ -237,10 +238,22 @@ def section(group):
     return [line for line in lines if line] + [""] + table(group)
 
 
-def page(text, groups, path):
+def readme_table(groups, path):
+    """The named rows with all their figures, as docs/benchmarks.md has them."""
+    lines = ["| work | figures (best known elsewhere) |", "|---|---|"]
+    for group in groups:
+        for name in group.get("readme", []):
+            of = [row for row in group["rows"] if row["name"] == name]
+            if not of:
+                fail(path / f"{group['name']}.json", "readme", f"no row has the name {name!r}")
+            cells = ((f"{row['shape']}: " if "shape" in row else "") + compared(row, True) for row in of)
+            lines.append(f"| {name}, {of[0]['unit']} | {'; '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page(text, made, path):
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         fail(path, BEGIN, f"must stand there once, before one '{END}'")
-    made = "\n\n".join("\n".join(section(group)) for group in groups)
     return text[:text.index(BEGIN)] + f"{BEGIN}\n\n{made}\n\n" + text[text.index(END):]
 
 
@@ -336,7 +349,10 @@ def main():
     try:
         groups = load_groups(results)
         files = {results / f"{group['name']}.svg": chart(group) for group in groups if "chart" in group}
-        files[benchmarks] = page(benchmarks.read_text(encoding="utf-8"), groups, benchmarks)
+        made = "\n\n".join("\n".join(section(group)) for group in groups)
+        files[benchmarks] = page(benchmarks.read_text(encoding="utf-8"), made, benchmarks)
+        if (readme := args.docs.parent / "README.md").exists():
+            files[readme] = page(readme.read_text(encoding="utf-8"), readme_table(groups, results), readme)
     except Broken as error:
         print(f"report.py: {error}", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ export EXTRA_SET=${EXTRA_SET:-}
 # Names in the MLPerf log.
 export MLPERF_SUBMISSION_ORG=${MLPERF_SUBMISSION_ORG:-Trireme}
 export MLPERF_SUBMISSION_BENCHMARK=bert
-export MLPERF_SUBMISSION_DIVISION=closed
+export MLPERF_SUBMISSION_DIVISION=${MLPERF_SUBMISSION_DIVISION:-closed}
 export MLPERF_SUBMISSION_STATUS=onprem
 
 # NVLink multicast stays off by design.

@@ -18,7 +18,7 @@ export EXTRA_SET=${EXTRA_SET:-}
 # Names in the MLPerf log.
 export MLPERF_SUBMISSION_ORG=${MLPERF_SUBMISSION_ORG:-Trireme}
 export MLPERF_SUBMISSION_BENCHMARK=llama2_70b_lora
-export MLPERF_SUBMISSION_DIVISION=closed
+export MLPERF_SUBMISSION_DIVISION=${MLPERF_SUBMISSION_DIVISION:-closed}
 export MLPERF_SUBMISSION_STATUS=onprem
 
 # NVLink multicast stays off by design.

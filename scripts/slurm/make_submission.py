@@ -5,9 +5,11 @@
 
 Serves every benchmark of run.sub (llama2_70b_lora, bert, llama31_8b): the logs name the benchmark and the organisation.
 Writes DIR/ORG/results/SYSTEM/BENCHMARK/result_i.txt in the order of the seeds, and DIR/ORG/systems/SYSTEM.json where it
-is absent: the fields that MLCommons' package checker asks for, with "FILL IN" where the logs do not tell the value. Refused,
-with exit code 2 and nothing written: a log without exactly one run_stop, logs that differ in benchmark, organisation,
-division, platform or global batch, a seed that occurs twice, a folder that has results. What makes a submission invalid
+is absent: the fields that MLCommons' package checker asks for, from the SYSJSON line of the logs (trireme doctor --system), with
+"FILL IN" where nothing tells the value. Refused, with exit code 2 and nothing written: a log without exactly one run_stop, logs
+that differ in benchmark, organisation, division, platform or a hyper-parameter, of the closed division a hyper-parameter or an
+evaluation size that is not the benchmark's, a run that says success without an evaluation at the target, a seed that
+occurs twice, a folder that has results. What makes a submission invalid
 but not unreadable is a warning: fewer than ten runs, caches that were not dropped, more than one run that missed its
 target, a description of the system with open fields or of another division.
 """
@@ -20,7 +22,23 @@ from pathlib import Path
 
 RUNS = 10  # that the rules ask for, of each of the three benchmarks
 TOKEN = ":::MLLOG "
+SYSTEM_TOKEN = ":::SYSJSON "
 COMMON = ("submission_benchmark", "submission_org", "submission_division", "submission_platform", "global_batch_size")
+# What the closed division fixes of the values in a log: training_rules.adoc and the compliance checker. An evaluation at
+# the target has a value of at most `loss` or at least `accuracy`.
+CLOSED = {
+    "llama31_8b": {"loss": 3.3, "values": {
+        "eval_samples": 1024, "max_sequence_length": 8192, "opt_name": "adamw", "opt_adamw_beta_1": 0.9, "opt_adamw_beta_2": 0.95,
+        "opt_adamw_epsilon": 1e-5, "opt_adamw_weight_decay": 0.1, "opt_gradient_clip_norm": 1.0, "max_steps": 1200000,
+        "init_checkpoint_step": 0, "opt_learning_rate_decay_schedule": "cosine with linear warmup"}},
+    "llama2_70b_lora": {"loss": 0.925, "values": {
+        "eval_samples": 173, "train_samples": 3901, "lora_rank": 16, "lora_alpha": 32, "opt_adamw_weight_decay": 1e-4,
+        "opt_gradient_clip_norm": 0.3}},
+    "bert": {"accuracy": 0.72, "values": {
+        "eval_samples": 10000, "max_predictions_per_seq": 76, "opt_lamb_learning_rate_decay_poly_power": 1.0}},
+}
+# Events between init_start and init_stop that are no hyper-parameters.
+NOT_COMPARED = ("seed", "cache_clear", "tracked_stats", "weights_initialization", "submission_status")
 FILL_IN = "FILL IN"
 # Of the description of a system, in the order of the package checker.
 SYSTEM_FIELDS = """submitter division status system_name number_of_nodes
@@ -58,6 +76,29 @@ def check_name(name, what):
         refuse(f"{what} is {name!r}, which is no name of a folder: no '/', no blanks and no leading dot")
 
 
+def closed_problems(run, values):
+    """What the closed division of the run's benchmark does not have, a sentence each."""
+    rules = CLOSED.get(run["submission_benchmark"])
+    if rules is None:
+        return [f"{run['submission_benchmark']} is none of the benchmarks {', '.join(CLOSED)}"]
+    wanted = dict(rules["values"])
+    if run["submission_benchmark"] == "llama31_8b":
+        for name, needs, value in (("opt_learning_rate_decay_steps", "opt_learning_rate_warmup_steps", lambda warmup: 1200000 - warmup),
+                                   ("opt_end_learning_rate", "opt_base_learning_rate", lambda rate: rate / 10)):
+            if isinstance(values.get(needs), (int, float)):
+                wanted[name] = value(values[needs])
+    problems = []
+    for name, value in wanted.items():
+        found = values.get(name)
+        same = abs(found - value) <= 1e-9 * abs(value) if isinstance(value, (int, float)) and isinstance(found, (int, float)) else found == value
+        if not same:
+            problems.append(f"{name} is {found}, the closed division has {value}")
+    if run["reached"] and not any(value <= rules["loss"] if "loss" in rules else value >= rules["accuracy"] for value in run["evaluations"]):
+        target = f"at most {rules['loss']}" if "loss" in rules else f"at least {rules['accuracy']}"
+        problems.append(f"run_stop says success, and no eval_accuracy is {target}")
+    return problems
+
+
 def read_run(log):
     """What the folder's path and the checks need of one log."""
     run, lines = {"log": log}, events(log)
@@ -72,16 +113,31 @@ def read_run(log):
     if len(stops) != 1:
         refuse(f"{log}: {len(stops)} run_stop lines, expected one: the run did not end, or the file has several runs")
     run["reached"] = stops[0] == "success"
+    run["evaluations"] = [value for name, value, _ in lines if name == "eval_accuracy" and isinstance(value, (int, float))]
+    names = [name for name, _, _ in lines]
+    setup = lines[names.index("init_start") + 1:names.index("init_stop")] if {"init_start", "init_stop"} <= set(names) else []
+    run["hyper-parameters"] = {name: value for name, value, _ in setup if name not in (*NOT_COMPARED, *COMMON)}
+    if run["submission_division"] == "closed":
+        problems = closed_problems(run, {name: value for name, value, _ in lines})
+        if problems:
+            refuse(f"{log}: {'; '.join(problems)}")
+    systems = [line.split(SYSTEM_TOKEN, 1)[1] for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if SYSTEM_TOKEN in line]
+    try:
+        run["system"] = json.loads(systems[0]) if systems else {}
+    except ValueError as error:
+        refuse(f"{log}: what follows {SYSTEM_TOKEN.strip()} is no JSON ({error})")
     run["caches"] = [value for name, value, _ in lines if name == "cache_clear"] == [True]
     return run
 
 
 def system_description(run, system):
     """The fields of systems/SYSTEM.json. The platform of a log is <nodes>x<accelerators per node>x<accelerator>."""
-    known = {"submitter": run["submission_org"], "division": run["submission_division"], "system_name": system, "framework": "Trireme"}
+    known = {field: value for field, value in run["system"].items() if value}
+    known |= {"submitter": run["submission_org"], "division": run["submission_division"], "system_name": system, "framework": known.get("framework", "Trireme")}
     platform = re.fullmatch(r"(\d+)x(\d+)x(.+)", run["submission_platform"])
     if platform:
-        known.update(zip(("number_of_nodes", "accelerators_per_node", "accelerator_model_name"), platform.groups()))
+        for field, value in zip(("number_of_nodes", "accelerators_per_node", "accelerator_model_name"), platform.groups()):
+            known.setdefault(field, value)
     return {field: known.get(field, FILL_IN) for field in SYSTEM_FIELDS}
 
 
@@ -114,6 +170,13 @@ def main():
         values = sorted({run[key] for run in runs})
         if len(values) > 1:
             refuse(f"the logs have several values of {key}: {', '.join(values)}. Give those of one benchmark and system")
+    first = runs[0]["hyper-parameters"]
+    for run in runs[1:]:
+        other = run["hyper-parameters"]
+        for name in sorted(first.keys() | other.keys()):
+            if first.get(name) != other.get(name):
+                refuse(f"{run['log']}: {name} is {other.get(name)}, in {runs[0]['log']} it is {first.get(name)}: the runs of a submission "
+                       "have the same hyper-parameters")
     by_seed = {}
     for run in runs:
         other = by_seed.setdefault(run["seed"], run)

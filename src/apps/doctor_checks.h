@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -26,5 +27,11 @@ std::vector<DoctorCheck> machine_checks();
 std::vector<DoctorCheck> disk_checks(const std::filesystem::path& folder);
 /// MPI and Slurm; host name and network interfaces. `gpus`: the machine has some.
 std::vector<DoctorCheck> cluster_checks(bool gpus);
+
+/// The fields of an MLPerf system description (systems/NAME.json) with their values, in their order; empty where this
+/// host does not tell. MLPERF_<FIELD> in the environment, such as MLPERF_COOLING, takes the place of what is found.
+std::vector<std::pair<std::string, std::string>> system_description();
+/// Those of the GPUs.
+std::vector<std::pair<std::string, std::string>> gpu_description();
 
 }  // namespace trireme

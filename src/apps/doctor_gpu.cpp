@@ -170,6 +170,29 @@ const char* state_name(DoctorCheck::State state) {
   return state == State::kOk ? "ok" : state == State::kWarning ? "warning" : "missing";
 }
 
+std::vector<std::pair<std::string, std::string>> gpu_description() {
+  constexpr int kSmClock = 1;
+  const Nvml nvml;
+  const unsigned count = nvml.ready() ? nvml.get<unsigned>("nvmlDeviceGetCount_v2").value_or(0) : 0;
+  std::vector<std::pair<std::string, std::string>> fields = {{"accelerators_per_node", std::to_string(count)}};
+  std::string stack = gpu_library_versions();
+  if (count == 0) return fields;
+  if (!stack.empty()) stack += ", ";
+  fields.emplace_back("other_software_stack", stack + "driver " + nvml.text("nvmlSystemGetDriverVersion"));
+  const auto device = nvml.get<Nvml::Device>("nvmlDeviceGetHandleByIndex_v2", 0U);
+  if (!device) return fields;
+  fields.emplace_back("accelerator_model_name", nvml.text("nvmlDeviceGetName", *device));
+  if (const auto clock = nvml.get<unsigned>("nvmlDeviceGetMaxClockInfo", *device, kSmClock))
+    fields.emplace_back("accelerator_frequency", fmt::format("{} MHz", *clock));
+  if (const auto memory = nvml.get<Nvml::Memory>("nvmlDeviceGetMemoryInfo", *device))
+    fields.emplace_back("accelerator_memory_capacity", format_bytes(static_cast<double>(memory->total)));
+  const auto generation = nvml.get<unsigned>("nvmlDeviceGetMaxPcieLinkGeneration", *device);
+  const auto width = nvml.get<unsigned>("nvmlDeviceGetMaxPcieLinkWidth", *device);
+  if (generation && width)
+    fields.emplace_back("accelerator_host_interconnect", fmt::format("PCIe Gen{} x{}", *generation, *width));
+  return fields;
+}
+
 std::vector<DoctorCheck> gpu_checks() {
   std::vector<DoctorCheck> checks;
   const Nvml nvml;

@@ -92,7 +92,7 @@ std::string runs_table(const std::vector<ReportRun>& runs) {
         "<tr><th><i style=\"background:var(--c{})\"></i>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
         i % kChartColours, html_escaped(run_label(runs, i)), run.end ? html_escaped(run.end->outcome) : "no end line",
-        format_count(run.last_step), run.end ? or_dash(run.end->runtime_s, format_duration) : "–",
+        format_count(run.last_step), run.runtime_s > 0 ? format_duration(run.runtime_s) : "–",
         or_dash(last_finite(run.loss), number), or_dash(lowest(run.eval_loss), number),
         or_dash(last_finite(run.eval_loss), number), or_dash(last_finite(run.test_loss), number),
         or_dash(step, format_duration),

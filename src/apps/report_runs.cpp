@@ -39,15 +39,16 @@ std::string text_of(const nlohmann::json& line, const char* key) {
   return found != line.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-/// "node1, node2": each once; "8 x NVIDIA H200".
-std::string counted(const nlohmann::json& line, const char* key) {
+/// "node1, node2": each once. "8 x NVIDIA H200": ranks on GPUs have one each, ranks on CPUs share that of their host.
+std::string listed(const nlohmann::json& line, const char* key, bool count_each) {
   const auto found = line.find(key);
   if (found == line.end() || !found->is_array()) return "";
   std::map<std::string, int> counts;
   for (const auto& entry : *found)
     if (entry.is_string()) ++counts[entry.get<std::string>()];
   std::vector<std::string> parts;
-  for (const auto& [name, count] : counts) parts.push_back(count > 1 ? fmt::format("{} x {}", count, name) : name);
+  for (const auto& [name, count] : counts)
+    parts.push_back(count_each && count > 1 ? fmt::format("{} x {}", count, name) : name);
   if (parts.size() > 4) parts = {parts[0], parts[1], parts[2], fmt::format("and {} more", parts.size() - 3)};
   return join(parts, ", ");
 }
@@ -66,6 +67,12 @@ void add(ReportSeries& series, double step, const nlohmann::json& line, std::str
 
 bool is_step(double step) { return step >= 0 && step <= kLargestStep; }
 
+/// The time of a process that left no line "end" is that of its steps.
+void add_process_time(ReportRun& run, const std::optional<double>& runtime) {
+  run.runtime_s += runtime.value_or(run.process_steps_s);
+  run.process_steps_s = 0;
+}
+
 void add_step(ReportRun& run, const StepLine& line) {
   run.last_step = std::max(run.last_step, static_cast<int64_t>(line.step));
   for (size_t i = 0; i < line.values.size(); ++i) {
@@ -73,6 +80,8 @@ void add_step(ReportRun& run, const StepLine& line) {
     ReportSeries& series = run.*kStepSeries[i];
     series.steps.push_back(line.step);
     series.values.push_back(*line.values[i]);
+    if (kStepSeries[i] == &ReportRun::step_time && std::isfinite(*line.values[i]))
+      run.process_steps_s += *line.values[i];
   }
 }
 
@@ -90,12 +99,14 @@ void add_end(ReportRun& run, double step, const nlohmann::json& line) {
   else if (end.outcome == "signal" || end.outcome == "max_time")
     run.events.push_back({ReportEvent::Kind::kStop, step, end.reason});
   run.end = end;
+  add_process_time(run, end.runtime_s);
 }
 
 void add_line(ReportRun& run, const nlohmann::json& line, double step) {
   const std::string event = text_of(line, "event");
   if (event == "train") {
     for (size_t i = 0; i < kStepKeys.size(); ++i) add(run.*kStepSeries[i], step, line, kStepKeys[i]);
+    run.process_steps_s += finite_of(line, "step_time_s").value_or(0);
   } else if (event == "eval") {
     add(run.eval_loss, step, line, "loss");
     add(run.eval_accuracy, step, line, "mlm_accuracy");
@@ -114,9 +125,10 @@ void add_line(ReportRun& run, const nlohmann::json& line, double step) {
     add_end(run, step, line);
   } else if (event == "run") {
     run.end.reset();
+    add_process_time(run, std::nullopt);
     run.commit = text_of(line, "commit");
-    run.hosts = counted(line, "hosts");
-    run.devices = counted(line, "devices");
+    run.hosts = listed(line, "hosts", false);
+    run.devices = listed(line, "devices", text_of(line, "device_type") != "cpu");
     if (const auto ranks = finite_of(line, "world_size")) run.ranks = static_cast<int64_t>(*ranks);
     if (const auto after = finite_of(line, "resumed_after_step"); after && *after > 0)
       run.events.push_back({ReportEvent::Kind::kResume, *after, "resumed"});
@@ -159,6 +171,7 @@ ReportRun read_report_run(const std::filesystem::path& path) {
     run.last_step = std::max(run.last_step, static_cast<int64_t>(step));
     add_line(run, line, step);
   }
+  add_process_time(run, std::nullopt);
   if (run.loss.steps.empty() && run.eval_loss.steps.empty())
     throw DataError(fmt::format("{} has no line of a step or an evaluation", file.string()));
   const std::filesystem::path config = file.parent_path() / "config.yaml";

@@ -33,6 +33,8 @@ struct ReportRun {
   std::vector<ReportEvent> events;
   std::optional<ReportEnd> end;
   std::string commit, hosts, devices;
+  double runtime_s = 0;        // of all processes of the run
+  double process_steps_s = 0;  // of the steps since the newest line "run" or "end"
   int64_t ranks = 1, last_step = 0;
   std::vector<std::pair<std::string, std::string>> config;  // every key and value; empty: there is no config.yaml
 };

@@ -165,31 +165,14 @@ DType parse_dtype(const std::string& name) {
   throw ConfigError(fmt::format("adapter merge: --dtype is '{}'; choose fp32, bf16 or fp16", name));
 }
 
-/// As peft, merge takes any base; unlike peft, it says when it is not the one that the adapter names.
-void warn_of_other_base(const std::string& named, const std::filesystem::path& given) {
-  const auto last_name = [](const std::filesystem::path& path) {
-    return (path.has_filename() ? path : path.parent_path()).filename().string();
-  };
-  std::error_code ignored;
-  if (named.empty() || std::filesystem::equivalent(named, given, ignored)) return;
-  if (!std::filesystem::exists(named, ignored) && last_name(named) == last_name(given)) return;  // a name of the hub
-  log_warn(
-      fmt::format("the adapter names the base {}, --model is {}: the result is right only where both hold the same "
-                  "weights",
-                  named, given.string()));
-}
-
 /// What is written: the base's tensors, in the types asked for, and the type of least precision among them.
 std::vector<std::pair<std::string, TensorInfo>> merged_tensors(const MergeOptions& options, const DecoderConfig& config,
                                                                const WeightSource& base, DType& coarsest) {
   auto declared = checkpoint_tensors(DecoderModel(config, std::nullopt), DType::kF32);
   coarsest = DType::kF32;
   for (auto& [name, info] : declared) {
-    const auto stored = base.find(name);
-    if (!stored) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
-    if (stored->shape != info.shape)
-      throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
-    info.dtype = options.dtype.empty() ? stored->dtype : parse_dtype(options.dtype);
+    const DType stored = weight_type(base, name, info.shape);
+    info.dtype = options.dtype.empty() ? stored : parse_dtype(options.dtype);
     if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
   }
   return declared;
@@ -205,7 +188,8 @@ void merge(const MergeOptions& options) {
     throw WriteError("adapter merge: --output is the base model's own directory");
   const DecoderConfig stored = read_model_config(options.model);
   const Adapter adapter = read_adapter(options.adapter);
-  warn_of_other_base(adapter.config.base_model, options.model);
+  // As peft, merge takes any base; unlike peft, it says when it is not the one that the adapter names.
+  if (const std::string other = other_base(adapter, options.model, "--model"); !other.empty()) log_warn(other);
   DecoderConfig config = stored;
   config.vocab_size = vocab_with_adapter(stored, adapter.token_rows);
   const DecoderModel with_adapter = model_for_adapter(config, adapter);

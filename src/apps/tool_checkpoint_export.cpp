@@ -158,6 +158,7 @@ void export_checkpoint(const CheckpointExport& options) {
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
     Adapter adapter = export_adapter(tensors, model, base.string());
+    if (config.model.init == "checkpoint") adapter.base_hash = base_hash(base);
     const auto start =
         config.lora->adapter ? read_adapter(*config.lora->adapter).token_rows : std::map<std::string, TokenRows>();
     if (config.model.init != "random" && (shape.vocab_size > stored.vocab_size || !start.empty()))
@@ -169,6 +170,7 @@ void export_checkpoint(const CheckpointExport& options) {
     fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
     return;
   }
+  extend_positions(shape, config.data.seq_length);
   // What the vocabulary was filled up to depends on the program, which a checkpoint does not name.
   shape.vocab_size = masters.rows(family_of(shape).names.embedding + ".weight");
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);

@@ -4,6 +4,7 @@
 #include "data/prepare/mlperf.h"
 #include "data/prepare/pack.h"
 #include "data/prepare/ultrachat.h"
+#include "data/tokenizer/packed_with.h"
 #include "trireme/base/error.h"
 #include "trireme/base/plural.h"
 #include "trireme/base/text.h"
@@ -66,6 +67,8 @@ void pack(PackArguments& arguments) {
   const double start = steady_seconds();
   const Tokenizer tokenizer{std::filesystem::path(arguments.tokenizer)};
   const PackReport report = pack_documents(tokenizer, options);
+  write_packed_with(options.output, tokenizer, arguments.tokenizer);
+  if (!options.valid_output.empty()) write_packed_with(options.valid_output, tokenizer, arguments.tokenizer);
   print_split(options.output.string(), report.train, options.seq_length);
   if (!options.valid_output.empty()) print_split(options.valid_output.string(), report.valid, options.seq_length);
   fmt::print("read {} ({}) in {}; vocabulary {}\n", counted(report.documents, "document"),
@@ -167,6 +170,7 @@ void ultrachat(UltrachatArguments& arguments) {
       fmt::print("no test file among the inputs: no validation.npy\n");
       continue;
     }
+    write_packed_with(split->output, tokenizer, arguments.tokenizer);
     fmt::print("{}: {} of {} tokens from {} in {}; {} tokens, {} dropped at the end of {}\n", split->output.string(),
                counted(split->rows, "row"), format_count(options.seq_length),
                counted(split->conversations, "conversation"),

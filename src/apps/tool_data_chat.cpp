@@ -2,6 +2,7 @@
 #include "tools.h"
 
 #include "data/prepare/chat_pack.h"
+#include "data/tokenizer/packed_with.h"
 #include "trireme/base/error.h"
 #include "trireme/base/plural.h"
 #include "trireme/base/text.h"
@@ -56,6 +57,9 @@ void chat(ChatArguments& arguments) {
   }
   const double start = steady_seconds();
   const ChatPackReport report = pack_conversations(options);
+  const Tokenizer tokenizer{std::filesystem::path(options.tokenizer)};
+  write_packed_with(options.output, tokenizer, options.tokenizer);
+  if (!options.valid_output.empty()) write_packed_with(options.valid_output, tokenizer, options.tokenizer);
   print_chat_split(options.output.string(), report.train, options.seq_length);
   if (!options.valid_output.empty()) print_chat_split(options.valid_output.string(), report.valid, options.seq_length);
   fmt::print("read {} in {}; template {}; vocabulary {}\n", counted(report.conversations, "conversation"),

@@ -2,7 +2,7 @@
 #include "tools.h"
 
 #include "data/prepare/megatron_pack.h"
-#include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/packed_with.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
@@ -91,6 +91,7 @@ void pack(const MegatronArguments& arguments) {
   const double start = steady_seconds();
   const MegatronPackReport report = pack_megatron(encoder_of(tokenizer, arguments.tokenizer), options);
   const double seconds = steady_seconds() - start;
+  write_packed_with(report.prefix, *tokenizer, arguments.tokenizer);
   fmt::print("{}.bin, .idx: {}, {} ({} ids: {})\n", report.prefix.string(), counted(report.documents, "document"),
              counted(report.tokens, "token"), format_count(tokenizer->vocab_size()),
              megatron_type_name(megatron_type_for(tokenizer->vocab_size())));

@@ -50,6 +50,13 @@ void print_text(const std::vector<DoctorCheck>& checks) {
   std::fputs(text.c_str(), stdout);
 }
 
+/// One line, as a log of MLPerf has it after `:::SYSJSON`.
+void print_system() {
+  nlohmann::ordered_json fields;
+  for (const auto& [name, value] : system_description()) fields[name] = value;
+  std::printf("%s\n", fields.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
 void run_doctor(const std::string& folder, bool json) {
   const std::vector<DoctorCheck> checks = examine(folder);
   const auto blocking = std::find_if(checks.begin(), checks.end(), [](const auto& check) { return check.blocks != 0; });
@@ -76,7 +83,7 @@ void run_doctor(const std::string& folder, bool json) {
 void add_doctor_tool(CLI::App& app) {
   struct Options {
     std::string folder = ".";
-    bool json = false;
+    bool json = false, system = false;
   };
   auto options = std::make_shared<Options>();
   CLI::App* tool = app.add_subcommand("doctor",
@@ -87,7 +94,12 @@ void add_doctor_tool(CLI::App& app) {
           CLI::Validator([](const std::string& path) { return path.empty() ? "the folder's name is empty" : ""; }, ""))
       ->capture_default_str();
   tool->add_flag("--json", options->json, "Print one JSON object instead of the table");
-  tool->callback([options] { run_doctor(options->folder, options->json); });
+  tool->add_flag("--system", options->system,
+                 "Print only the system description of an MLPerf submission, one JSON object on a line");
+  tool->callback([options] {
+    if (options->system) return print_system();
+    run_doctor(options->folder, options->json);
+  });
 }
 
 }  // namespace trireme

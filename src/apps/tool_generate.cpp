@@ -6,6 +6,7 @@
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/rng.h"
 
 #include <ATen/ATen.h>
@@ -50,7 +51,10 @@ void generate(const GenerateOptions& options) {
   const Tokenizer tokenizer(directory);
 
   std::optional<Adapter> adapter;
-  if (!options.adapter.empty()) adapter = read_adapter(options.adapter);
+  if (!options.adapter.empty()) {
+    adapter = read_adapter(options.adapter);
+    if (const std::string other = other_base(*adapter, directory, "--model"); !other.empty()) log_warn(other);
+  }
   if (adapter) config.vocab_size = vocab_with_adapter(stored, adapter->token_rows);
   const DecoderModel model = adapter ? model_for_adapter(config, *adapter) : DecoderModel(config, std::nullopt);
   auto units = load_whole(model,

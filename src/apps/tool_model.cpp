@@ -153,11 +153,7 @@ void resize_vocab(const ResizeOptions& options) {
   const auto source = open_decoder_weights(model, stored, config.vocab_size, options.seed);
   auto tensors = checkpoint_tensors(DecoderModel(config, std::nullopt), DType::kF32);
   for (auto& [name, info] : tensors) {
-    const auto found = source->find(name);
-    if (!found) throw ModelError(fmt::format("{} has no tensor {}", options.model, name));
-    if (found->shape != info.shape)
-      throw ModelError(fmt::format("{}: {} does not have the shape that config.json asks for", options.model, name));
-    info.dtype = found->dtype;
+    info.dtype = weight_type(*source, name, info.shape);
   }
   ModelDirectoryWriter writer(output, config, tensors);
   for (const auto& [name, info] : tensors) writer.copy(name, *source);

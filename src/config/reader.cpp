@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "retired_keys.h"
 #include "scalar.h"
@@ -39,6 +40,22 @@ struct KeyCollector {
     if (features.has(field.feature)) keys.back().second.emplace_back(field.key);
   }
 };
+
+/// Keys of its own section that begin with the words of `key`, as keep_last for keep, or count the same in another
+/// unit, as every_samples for every_steps.
+std::string same_beginning(const std::string& key, const std::vector<std::string>& keys) {
+  const auto without_unit = [](const std::string& name) {
+    for (const char* unit : {"_steps", "_samples", "_minutes", "_epochs", "_tokens", "_iters"})
+      if (name.ends_with(unit)) return name.substr(0, name.size() - std::string_view(unit).size());
+    return std::string();
+  };
+  const std::string words = without_unit(key);
+  std::vector<std::string> found;
+  for (const std::string& candidate : keys)
+    if (candidate.starts_with(key + "_") || (!words.empty() && without_unit(candidate) == words))
+      found.push_back(candidate);
+  return found.empty() ? "" : fmt::format(" Did you mean '{}'?", join(found, "' or '"));
+}
 
 std::string sentence(const std::string& hint) { return hint == " " ? "" : "." + hint; }
 
@@ -160,8 +177,11 @@ std::string Reader::suggest(const std::string& section, const std::string& key) 
     for (const std::string& candidate : keys)
       if (candidate == key) elsewhere.push_back(name + "." + candidate);
   }
-  if (!elsewhere.empty()) return fmt::format(" Did you mean '{}'?", join(elsewhere, "' or '"));
+  // A key that counts something else in its own section is nearer than one of the same name elsewhere.
+  const std::string own = section.empty() ? "" : same_beginning(key, near);
+  if (!elsewhere.empty() && own.empty()) return fmt::format(" Did you mean '{}'?", join(elsewhere, "' or '"));
   if (const std::string text = did_you_mean(key, near); !text.empty()) return text;
+  if (!own.empty()) return own;
   for (const auto& [name, keys] : offered_keys_) {
     const auto found = nearest_word(key, keys);
     if (found && edit_distance(key, *found) * 4 <= static_cast<int>(found->size()))
@@ -246,7 +266,7 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
   }
   if (!field.words.empty()) {
     if (std::find(field.words.begin(), field.words.end(), node.text) == field.words.end()) {
-      const std::string hint = did_you_mean(node.text, field.words);
+      const std::string hint = word_hint(node.text, field.words);
       refuse(field, node, expected, hint.empty() ? " " : hint);
       return false;
     }
@@ -313,8 +333,13 @@ bool Reader::convert(const Field& field, const YamlNode& node, const std::string
   if (field.one_or_more && node.kind == YamlNode::Kind::kScalar)
     return convert(field, node, expected, value.emplace_back());
   if (node.kind != YamlNode::Kind::kList) {
-    refuse(field, node, expected,
-           node.kind == YamlNode::Kind::kScalar ? fmt::format(" Did you mean '[{}]'?", shown(node.text)) : " ");
+    std::string hint = " ";
+    if (node.kind == YamlNode::Kind::kScalar) {
+      const bool item =
+          field.words.empty() || std::find(field.words.begin(), field.words.end(), node.text) != field.words.end();
+      hint = item ? fmt::format(" Did you mean '[{}]'?", shown(node.text)) : word_hint(node.text, field.words);
+    }
+    refuse(field, node, expected, hint.empty() ? " " : hint);
     return false;
   }
   if (node.items.empty() && !field.may_be_absent) {

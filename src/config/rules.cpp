@@ -1,6 +1,6 @@
 #include "rules.h"
 
-#include "mlperf_rules.h"
+#include "trireme/config/mlperf_rules.h"
 
 #include <fmt/format.h>
 
@@ -331,7 +331,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_policy(config, problems);
   check_moments(config, problems);
   check_max_time(config, problems);
-  check_mlperf_pretraining(config, family, problems);
+  check_mlperf_rules(config, family, problems);
   check_profile(config, family, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;

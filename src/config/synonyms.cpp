@@ -1,6 +1,11 @@
 #include "synonyms.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <map>
+
+#include "trireme/base/text.h"
 
 namespace trireme {
 
@@ -77,6 +82,22 @@ const std::map<std::string, Synonym>& synonyms() {
       {"lora_dropout", {{"lora.dropout"}}},
       {"lora_target", {{"lora.target_modules"}}},
       {"lora.modules", {{"lora.target_modules"}}},
+      {"eval.steps", {{"eval.every_samples"}, false, " It counts samples."}},
+      {"eval.every_steps", {{"eval.every_samples"}, false, " It counts samples."}},
+      {"eval_every", {{"eval.every_samples"}, false, " It counts samples."}},
+      {"eval_interval", {{"eval.every_samples"}, false, " It counts samples."}},
+      {"val_check_interval", {{"eval.every_samples"}, false, " It counts samples."}},
+      {"save_every", {{"output.save_every_samples"}, false, " It counts samples."}},
+      {"save_interval", {{"output.save_every_samples"}, false, " It counts samples."}},
+      {"save_every_steps", {{"output.save_every_samples"}, false, " It counts samples."}},
+      {"output.every_steps", {{"output.save_every_samples"}, false, " It counts samples."}},
+      {"logging.steps", {{"logging.every_steps"}}},
+      {"log_every", {{"logging.every_steps"}}},
+      {"log_interval", {{"logging.every_steps"}}},
+      {"log_freq", {{"logging.every_steps"}}},
+      {"batch.size", {batch_sizes}},
+      {"parallel.strategy", {{"parallel.policy"}}},
+      {"parallel.sharding", {{"parallel.policy"}}},
       {"eval_steps", {{"eval.every_samples"}, false, " It counts samples."}},
       {"save_steps", {{"output.save_every_samples"}, false, " It counts samples."}},
       {"save_total_limit", {{"output.keep_last"}}},
@@ -99,6 +120,34 @@ const std::map<std::string, Synonym>& synonyms() {
 }
 
 }  // namespace
+
+std::string word_hint(const std::string& word, const std::vector<std::string>& words) {
+  static const std::map<std::string, std::vector<std::string>> others = {
+      {"bfloat16", {"bf16"}},
+      {"torch.bfloat16", {"bf16"}},
+      {"float16", {"fp16"}},
+      {"half", {"fp16"}},
+      {"float32", {"fp32"}},
+      {"float", {"fp32"}},
+      {"all-linear", {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}},
+      {"full_shard", {"full"}},
+      {"FULL_SHARD", {"full"}},
+      {"shard_grad_op", {"gradients"}},
+      {"SHARD_GRAD_OP", {"gradients"}},
+      {"no_shard", {"none"}},
+      {"NO_SHARD", {"none"}},
+      {"adamw_torch", {"adamw"}},
+      {"adamw_torch_fused", {"adamw"}},
+      {"cosine_with_min_lr", {"cosine"}},
+      {"constant_with_warmup", {"constant"}},
+      {"warmup_stable_decay", {"wsd"}},
+  };
+  const auto found = others.find(word);
+  if (found == others.end() || std::find(words.begin(), words.end(), found->second.front()) == words.end())
+    return did_you_mean(word, words);
+  const std::vector<std::string>& ours = found->second;
+  return fmt::format(" Did you mean '{}'?", ours.size() == 1 ? ours.front() : "[" + join(ours, ", ") + "]");
+}
 
 const Synonym* find_synonym(const std::string& section, const std::string& key) {
   for (const std::string& name : {section + "." + key, key})

@@ -12,6 +12,10 @@ struct Synonym {
   const char* note = "";          // a sentence after them, or in place of them
 };
 
+/// " Did you mean 'bf16'?" where another program's word, such as bfloat16, means some of `words`, or one of them is
+/// spelt nearly so; else "".
+std::string word_hint(const std::string& word, const std::vector<std::string>& words);
+
 /// For `key` of `section` ("" at the top); null: nobody calls a key of ours so.
 const Synonym* find_synonym(const std::string& section, const std::string& key);
 

@@ -3,6 +3,7 @@
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,11 +31,18 @@ void Console::clear() {
   drawn_ = false;
 }
 
+size_t Console::columns() const {
+  winsize size{};
+  return terminal_ && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 void Console::draw(const std::string& text) {
   const double now = steady_seconds();
   if (!terminal_ || now - last_draw_ < kRedrawSeconds) return;
   last_draw_ = now;
-  std::fprintf(stderr, "\r\x1b[K%s", text.c_str());
+  // A line that wraps would not be cleared whole.
+  const size_t most = columns() > 1 ? columns() - 1 : text.size();
+  std::fprintf(stderr, "\r\x1b[K%s", text.substr(0, most).c_str());
   std::fflush(stderr);
   drawn_ = true;
 }

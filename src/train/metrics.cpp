@@ -10,6 +10,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <vector>
 
 namespace trireme {
 
@@ -79,14 +80,27 @@ void MetricsFile::write(const char* event, const EvalMetrics& m) {
                    number(m.loss), accuracy, number(m.seconds)));
 }
 
-std::string console_line(const TrainMetrics& m, double eta_seconds) {
-  std::string text = fmt::format(
-      "step {}/{} | loss {:.4f} | gnorm {:.3g} | lr {:.2e} | {} | {:.3g} samples/s | {} tok/s", m.step, m.max_steps,
-      m.loss, m.grad_norm, m.lr, format_duration(m.step_time_s), m.samples_per_s, format_short(m.tokens_per_s));
-  if (m.mfu) text += fmt::format(" | MFU {:.1f}%", *m.mfu * 100);
-  text += fmt::format(" | {:.1f} GiB", m.memory_gib);
-  if (const std::string eta = eta_text(eta_seconds); !eta.empty()) text += " | " + eta;
-  return text;
+std::string console_line(const TrainMetrics& m, double eta_seconds, size_t columns) {
+  struct Part {
+    int leaves;  // the smallest first; 0: stays
+    std::string text;
+  };
+  std::vector<Part> parts = {{0, fmt::format("step {}/{}", m.step, m.max_steps)},
+                             {0, fmt::format("loss {:.4f}", m.loss)},
+                             {4, fmt::format("gnorm {:.3g}", m.grad_norm)},
+                             {5, fmt::format("lr {:.2e}", m.lr)},
+                             {0, format_duration(m.step_time_s)},
+                             {1, fmt::format("{:.3g} samples/s", m.samples_per_s)},
+                             {0, format_short(m.tokens_per_s) + " tok/s"}};
+  if (m.mfu) parts.push_back({3, fmt::format("MFU {:.1f}%", *m.mfu * 100)});
+  parts.push_back({2, fmt::format("{:.1f} GiB", m.memory_gib)});
+  if (const std::string eta = eta_text(eta_seconds); !eta.empty()) parts.push_back({0, eta});
+  for (int leaving = 1;; ++leaving) {
+    std::string text;
+    for (const Part& part : parts) text += (text.empty() ? "" : " | ") + part.text;
+    if (columns == 0 || text.size() <= columns || leaving > 5) return text;
+    std::erase_if(parts, [&](const Part& part) { return part.leaves == leaving; });
+  }
 }
 
 std::string eta_text(double seconds) {

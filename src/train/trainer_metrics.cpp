@@ -78,9 +78,8 @@ void Trainer::report(const TrainMetrics& metrics) {
       console_.line(fms_report_->lines(steady_seconds(), peak_reserved_memory(world_.device()),
                                        peak_memory(world_.device()) + units_->memory_outside_allocator()));
   } else if (due) {
-    const std::string text = console_line(metrics, eta);
-    console_.line(text);
-    log_to_files(text);
+    console_.line(console_line(metrics, eta, console_.columns()));
+    log_to_files(console_line(metrics, eta));
   }
   if (tensorboard_) tensorboard_->step(metrics, due);
   const std::string left = eta_text(eta);

@@ -230,6 +230,7 @@ std::string Trainer::run_description() const {
       {"launch", world_.launch().description()},
       {"hosts", world_.hosts()},
       {"devices", devices},
+      {"device_type", world_.device().is_cuda() ? "gpu" : "cpu"},
       {"compute_dtype", type_name(compute_dtype_)},
       {"shard_size", plan_.shard_size},
       {"parameters", task_.num_parameters()},

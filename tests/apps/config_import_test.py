@@ -249,6 +249,7 @@ def check_torchtitan(site):
     for key, want in expected.items():
         assert value(config, waiting, key) == want, f"{key}: {value(config, waiting, key)!r}, not {want!r}"
     assert parameters(shape) == 8030261248
+    assert "optimizer.lr = 0.0003 " in report and "min_lr_factor = 0.1 " in report, report
 
     config, _, report, _ = site.imported("torchtitan", toml(TITAN.replace("warmup_steps = 200", "warmup_steps = 300")))
     assert "decay_ratio" not in config["schedule"] and "torchtitan shortens the decay to the 700 steps" in report

@@ -48,6 +48,19 @@ def check_doctor(args, work):
     assert "on the CPU" in verdict, verdict
     assert not list(work.glob(".trireme-doctor*")), "the probe is removed"
 
+    # The system description of an MLPerf submission: what the host tells, and what the environment adds.
+    out, _ = run(args.bin, "doctor", "--system", LD_LIBRARY_PATH=args.nvml, MLPERF_SUBMISSION_STATUS="cloud", MLPERF_COOLING="air", SLURM_JOB_NUM_NODES="4",
+                 **{"MLPERF_ACCELERATOR_ON_CHIP_MEMORIES": "L2 50 MB"})
+    assert out.count("\n") == 1, out
+    system = json.loads(out)
+    assert len(system) == 33, list(system)
+    wanted = {"number_of_nodes": "4", "accelerators_per_node": "2", "accelerator_model_name": "NVIDIA H200", "accelerator_frequency": "1980 MHz",
+              "accelerator_memory_capacity": "140.4 GiB", "accelerator_on-chip_memories": "L2 50 MB", "cooling": "air", "status": "Available cloud"}
+    assert wanted == {key: system[key] for key in wanted}, system
+    assert all(system[key] for key in ("host_processors_per_node", "host_processor_model_name", "host_processor_core_count", "host_memory_capacity",
+                                       "operating_system", "framework", "other_software_stack")), system
+    assert "580.95.05" in system["other_software_stack"], system
+
     # GPUs that want attention; no programs in PATH; a folder that cannot be written ends with 73.
     empty = work / "empty"
     empty.mkdir()

@@ -67,6 +67,21 @@ def tool(args, *arguments, expect=0):
     return done
 
 
+def resumed(args, work):
+    """The time of all processes of a run; ranks on CPUs share the processor of their host, which is named once."""
+    os.makedirs(f"{work}/parts")
+    step = '{"event":"train","step":%d,"samples":8,"tokens":8,"loss":1.0,"grad_norm":1,"lr":0.1,"step_time_s":10.5,"samples_per_s":1,"tokens_per_s":1,"mfu":null,"memory_gib":1}\n'
+    start = {"event": "run", "commit": "abc", "world_size": 2, "hosts": ["vm", "vm"], "devices": ["AMD EPYC", "AMD EPYC"], "device_type": "cpu"}
+    with open(f"{work}/parts/metrics.jsonl", "w") as out:
+        # The first process stopped after 100 s, the second was killed in its second step, the third has ended.
+        out.write(json.dumps(start) + "\n" + step % 1 + json.dumps({"event": "end", "outcome": "signal", "step": 1, "train_runtime": 100}) + "\n")
+        out.write(json.dumps({**start, "resumed_after_step": 1}) + "\n" + step % 2 + step % 3)
+        out.write(json.dumps({**start, "resumed_after_step": 3}) + "\n" + step % 4 + json.dumps({"event": "end", "outcome": "done", "step": 4, "train_runtime": 50}) + "\n")
+    tool(args, f"{work}/parts", "--output", f"{work}/out/parts.html")
+    text = Page(open(f"{work}/out/parts.html").read()).all
+    assert "2m51s" in text and ": AMD EPYC on vm, commit abc" in text, text[:1500]
+
+
 def page(args, work):
     write_run(f"{work}/one", 200)
     write_run(f"{work}/two", 400, lr="0.002", end=False, shift=0.2)
@@ -173,4 +188,4 @@ if __name__ == "__main__":
     parser.add_argument("--case", required=True)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        {"page": page, "junk": junk, "million": million}[arguments.case](arguments, folder)
+        {"page": page, "resumed": resumed, "junk": junk, "million": million}[arguments.case](arguments, folder)

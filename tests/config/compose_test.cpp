@@ -101,6 +101,11 @@ TEST(Compose, OverridesThatAreRefused) {
   };
   for (const auto& [overrides, text] : cases)
     EXPECT_NE(refusal("defaults", overrides).find(text), std::string::npos) << refusal("defaults", overrides);
+  // A file that is missing is one problem: values in its place are none.
+  EXPECT_EQ(split(refusal("defaults", {"server=apach", "server.port=1", "server.a.b=2", "+server.new=3"}), '\n').size(),
+            2u)
+      << refusal("defaults", {"server=apach", "server.port=1", "server.a.b=2", "+server.new=3"});
+  EXPECT_NE(refusal("defaults", {"server=apach", "prot=3"}).find("there is no 'prot'"), std::string::npos);
   const std::string several = refusal("defaults", {"prot=3", "name=1,2", "~prot"});
   EXPECT_EQ(split(several, '\n').size(), 4u) << several;
   EXPECT_NE(several.find("the test has 3 problems"), std::string::npos) << several;

@@ -143,7 +143,7 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
       "Did "
       "you mean 'full'?",
       "12:15: eval.skip_first must be mlperf or an integer from 0 to 2147483647, or null, not '-1'",
-      "14:12: precision.compute must be fp32, bf16 or fp16, or null, not 'bfloat16'"}},
+      "14:12: precision.compute must be fp32, bf16 or fp16, or null, not 'bfloat16'. Did you mean 'bf16'?"}},
     {"word_counts",
      {"9:15: parallel.shard_size must be auto, world or an integer from 1 to 1048576, not '0'",
       "11:15: eval.skip_first must be mlperf or an integer from 0 to 2147483647, or null, not "

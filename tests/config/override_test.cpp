@@ -94,6 +94,41 @@ TEST(Override, KeysOfOtherTrainersNameOurs) {
       << problem_with("train.num_train_epochs=3");
 }
 
+/// What is offered must be there: a suggestion that is followed leads to no second message about the same key.
+TEST(Override, ASuggestionThatIsFollowedIsTaken) {
+  for (const auto& [setting, offered] : std::vector<std::pair<std::string, std::string>>{
+           {"eval.every_steps=4", "every_samples"},
+           {"eval.steps=4", "every_samples"},
+           {"eval.every=4", "every_samples"},
+           {"train.eval_every=4", "eval.every_samples"},
+           {"output.every_steps=4", "save_every_samples"},
+           {"output.save_every_steps=4", "save_every_samples"},
+           {"output.keep=3", "keep_last"},
+           {"logging.every_samples=3", "every_steps"},
+           {"logging.steps=3", "every_steps"},
+           {"train.log_every=3", "logging.every_steps"},
+           {"data.test_samples=4", "eval.test_samples"},
+           {"train.warmup_steps=4", "schedule.warmup_steps"},
+           {"lora.target_modules=all-linear", "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"},
+           {"lora.target_modules=o_proj", "[o_proj]"},
+           {"precision.compute=bfloat16", "bf16"},
+           {"precision.compute=float32", "fp32"},
+           {"parallel.policy=full_shard", "full"},
+           {"schedule.name=cosine_with_min_lr", "cosine"},
+           {"optimizer.name=adam", "adamw"}}) {
+    const size_t equals = setting.find('='), dot = setting.find('.');
+    const std::string said = problem_with(setting), key = setting.substr(0, equals);
+    ASSERT_NE(said.find("Did you mean '" + offered + "'?"), std::string::npos) << said;
+    const bool unknown = said.find("unknown key") != std::string::npos;
+    const std::string name = offered.find('.') == std::string::npos ? key.substr(0, dot + 1) + offered : offered;
+    const std::string followed = unknown ? name + setting.substr(equals) : key + "=" + offered;
+    for (const std::string& line : problems_with({followed, "data.valid=/v", "data.test=/t"}))
+      EXPECT_EQ(line.find(followed + ": "), std::string::npos) << line;
+  }
+  // No word of ours is a pattern.
+  EXPECT_EQ(problem_with("lora.target_modules=.*_proj").find("[.*_proj]"), std::string::npos);
+}
+
 TEST(Override, MalformedOnesAreAllReported) {
   const auto lines = problems_with({"optimizer.lr", "=3", "a.b.c=3", "optimizer.=3", "output.dir=a: b", "data.train=[a",
                                     "train.seed=&a 5", "train.seed=\xff", std::string("train.seed=1\0002", 14),

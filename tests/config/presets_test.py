@@ -68,7 +68,7 @@ def check(args, name, work):
         settings.append("--set=output.save_every_samples=null")
     if "  samples: null" not in printed:
         settings.append("--set=eval.samples=64")
-    if name.startswith("llama31"):  # whose closed division wants 1,024 rows of validation
+    if name.endswith("-mlperf"):  # whose closed division fixes the data too
         settings.append("--set=logging.mlperf=false")
     plan = run(args, program, "--config", file, *settings, "--dry-run", "--ranks", gpus, "--device-memory-gib", 139)
     assert f"parameters: {parameters} ({trained} trained)" in plan, plan

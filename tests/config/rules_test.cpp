@@ -1,4 +1,5 @@
 #include "config_testing.h"
+#include "trireme/config/mlperf_rules.h"
 
 namespace trireme {
 namespace {
@@ -207,39 +208,159 @@ TEST(Rules, ATestNeedsItsRows) {
   EXPECT_NE(refused("eval: {test_samples: 8}\n").find("eval.test_samples needs data.test"), std::string::npos);
 }
 
-TEST(Rules, MlperfPretrainingHasTheValuesOfItsClosedDivision) {
-  const ConfigFamily llama{.program = "train_llama",
-                           .features = FeatureSet(Feature::kAdapters, Feature::kMlperfLog, Feature::kMlperfSkip)};
-  const std::string fixed =
-      "data: {train: t, valid: v, seq_length: 8192}\noutput: {dir: o}\nmodel: {path: m}\nlogging: {mlperf: true}\n"
-      "optimizer: {lr: 4.0e-4, betas: [0.9, 0.95], eps: 1.0e-5, weight_decay: 0.1, grad_clip: 1.0}\n"
-      "schedule: {warmup_steps: 16, min_lr: 4.0e-5}\ntrain: {max_steps: 1200000}\n"
-      "eval: {every_samples: 12288, samples: 1024, target_loss: 3.3}\n";
-  const auto problems = [&](const std::string& change) {
-    const TextFile file(fixed);
-    try {
-      load_config(file.path(), {change}, llama);
-      return std::string();
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-  };
+/// A benchmark of MLPerf: the configuration that its closed division has, changes that it allows, and ones that it does
+/// not.
+struct ClosedDivision {
+  const char* name;
+  ConfigFamily family;
+  std::string text;
+  std::vector<std::string> allowed, refused;
+};
+
+const std::vector<ClosedDivision>& closed_divisions() {
+  const ConfigFamily llama{
+      .program = "train_llama",
+      .features = FeatureSet(Feature::kAdapters, Feature::kMlperfLog, Feature::kMlperfSkip, Feature::kMegatronData,
+                             Feature::kDocumentStreams, Feature::kVocabularySize)};
+  const ConfigFamily bert{
+      .program = "train_bert",
+      .features = FeatureSet(Feature::kPackedRows, Feature::kRankMeans, Feature::kAccuracy, Feature::kMlperfLog)};
+  const std::string start = "output: {dir: o}\nlogging: {mlperf: true}\n";
+  static const std::vector<ClosedDivision> all = {
+      {"llama31_8b",
+       llama,
+       start +
+           "data: {train: t, valid: v, seq_length: 8192}\nmodel: {path: m, init: random, scaled_residual_init: true}\n"
+           "optimizer: {lr: 4.0e-4, betas: [0.9, 0.95], eps: 1.0e-5, weight_decay: 0.1, grad_clip: 1.0}\n"
+           "schedule: {warmup_steps: 16, min_lr: 4.0e-5}\ntrain: {max_steps: 1200000, loss: token_mean}\n"
+           "eval: {every_samples: 12288, samples: 1024, target_loss: 3.3}\n",
+       {"train.seed=5", "batch.global_batch_size=32", "schedule.warmup_steps=128", "eval.skip_first=0",
+        "eval.shuffle=false", "optimizer.moments=bf16"},
+       {"model.init=checkpoint",
+        "model.scaled_residual_init=false",
+        "model.scaled_residual_init=null",
+        "model.vocab_size=128264",
+        "data.seq_length=4096",
+        "data.shuffle=false",
+        "data.eos_token=2",
+        "optimizer.lr=8.0e-4",
+        "optimizer.name=lamb",
+        "optimizer.betas=[0.9, 0.999]",
+        "optimizer.eps=1e-8",
+        "optimizer.weight_decay=0.01",
+        "optimizer.decay_norms=true",
+        "optimizer.grad_clip=0.3",
+        "schedule.name=constant",
+        "schedule.min_lr=0",
+        "schedule.min_lr=1e-5",
+        "train.max_steps=10000",
+        "train.loss=sample_mean",
+        "train.on_spike=skip",
+        "eval.samples=1000",
+        "eval.samples=null",
+        "eval.every_samples=8192",
+        "eval.target_loss=3.4",
+        "eval.target_loss=null",
+        "eval.skip_first=mlperf"}},
+      {"llama2_70b_lora",
+       llama,
+       start + "data: {train: t, valid: v, seq_length: 8192}\nmodel: {path: m}\n"
+               "lora: {r: 16, alpha: 32, dropout: 0.1, target_modules: [qkv_proj, o_proj]}\n"
+               "optimizer: {lr: 4.0e-4, betas: [0.9, 0.999], eps: 1.0e-8, weight_decay: 1.0e-4, grad_clip: 0.3}\n"
+               "eval: {every_samples: 384, skip_first: mlperf, target_loss: 0.925}\n",
+       {"train.seed=5", "optimizer.lr=5e-4", "batch.global_batch_size=16", "train.max_steps=800",
+        "schedule.warmup_steps=10", "eval.samples=173", "lora.target_modules=[o_proj, qkv_proj]"},
+       {"model.init=random",
+        "lora.r=8",
+        "lora.alpha=16",
+        "lora.dropout=0",
+        "lora.target_modules=[q_proj, k_proj, v_proj, o_proj]",
+        "lora.adapter=a",
+        "data.seq_length=2048",
+        "data.shuffle=false",
+        "optimizer.name=lamb",
+        "optimizer.betas=[0.9, 0.95]",
+        "optimizer.eps=1e-6",
+        "optimizer.weight_decay=0",
+        "optimizer.grad_clip=1",
+        "schedule.name=linear",
+        "schedule.min_lr=1e-5",
+        "train.loss=token_mean",
+        "train.on_spike=skip",
+        "eval.samples=100",
+        "eval.every_samples=192",
+        "eval.skip_first=null",
+        "eval.skip_first=0",
+        "eval.target_loss=0.93",
+        "eval.target_loss=null"}},
+      {"bert",
+       bert,
+       start + "data: {train: t, valid: v, seq_length: 512}\nmodel: {path: m}\n"
+               "batch: {global_batch_size: 384, micro_batch_size: 48, packing_rate: 2}\n"
+               "optimizer: {name: lamb, lr: 9.6e-4, betas: [0.6, 0.85], eps: 1.0e-6, weight_decay: 0.1, grad_clip: 1}\n"
+               "schedule: {name: linear}\ntrain: {max_steps: 3680, loss: rank_mean}\n"
+               "eval: {every_samples: 150000, samples: 10000, target_accuracy: 0.72}\n",
+       {"train.seed=5", "optimizer.lr=1e-3", "optimizer.betas=[0.9, 0.999]", "optimizer.eps=1e-8",
+        "optimizer.weight_decay=0.01", "train.max_steps=6700", "schedule.warmup_steps=100", "train.loss=token_mean",
+        "optimizer.clip=local", "model.pad_vocab_to=1"},
+       {"model.init=random",
+        "batch.global_batch_size=2304",  // 4608 sequences: every 200,000
+        "data.seq_length=128", "data.shuffle=false", "optimizer.name=adamw", "optimizer.grad_clip=0",
+        "optimizer.trust_ratio=all", "optimizer.decay_norms=true", "schedule.name=cosine", "schedule.min_lr=1e-5",
+        "train.loss=sample_mean", "train.on_spike=skip", "eval.samples=5000", "eval.samples=null",
+        "eval.every_samples=100000", "eval.skip_first=2", "eval.target_accuracy=0.7", "eval.target_accuracy=null",
+        "eval.target_loss=100"}}};
+  return all;
+}
+
+TEST(Rules, AnMlperfRunHasTheValuesOfItsClosedDivision) {
   ASSERT_EQ(unsetenv("MLPERF_SUBMISSION_DIVISION"), 0);
-  EXPECT_EQ(problems("train.seed=5"), "");
-  EXPECT_EQ(problems("optimizer.lr=8.0e-4"), "");
-  for (const char* wrong :
-       {"data.seq_length=4096", "optimizer.eps=1e-8", "optimizer.betas=[0.9, 0.999]", "optimizer.weight_decay=0.01",
-        "optimizer.grad_clip=0.3", "schedule.name=constant", "train.max_steps=10000", "eval.samples=1000",
-        "eval.samples=null", "eval.every_samples=8192", "eval.target_loss=3.4", "eval.skip_first=mlperf",
-        "optimizer.name=lamb"}) {
-    const std::string key(wrong, std::string_view(wrong).find('='));
-    EXPECT_NE(problems(wrong).find("--set " + std::string(wrong) + ": " + key), std::string::npos)
-        << wrong << problems(wrong);
+  ASSERT_EQ(unsetenv("MLPERF_SUBMISSION_BENCHMARK"), 0);
+  for (const ClosedDivision& benchmark : closed_divisions()) {
+    const TextFile file(benchmark.text);
+    const auto problems = [&](const std::string& change) {
+      try {
+        load_config(file.path(), {change}, benchmark.family);
+        return std::string();
+      } catch (const ConfigError& error) {
+        return std::string(error.what());
+      }
+    };
+    for (const std::string& change : benchmark.allowed) EXPECT_EQ(problems(change), "") << benchmark.name;
+    for (const std::string& wrong : benchmark.refused)
+      EXPECT_NE(problems(wrong).find(std::string(" is not what MLPerf's ") + benchmark.name + " has"),
+                std::string::npos)
+          << benchmark.name << ": " << wrong << problems(wrong);
+    const std::string& wrong = benchmark.refused.front();
+    EXPECT_NE(problems(wrong).find("--set " + wrong + ": " + wrong.substr(0, wrong.find('='))), std::string::npos);
+    setenv("MLPERF_SUBMISSION_DIVISION", "open", 1);
+    for (const std::string& change : benchmark.refused) EXPECT_EQ(problems(change), "") << benchmark.name;
+    setenv("MLPERF_SUBMISSION_DIVISION", "Open", 1);
+    EXPECT_NE(problems("train.seed=5").find("MLPERF_SUBMISSION_DIVISION is 'Open'"), std::string::npos);
+    EXPECT_EQ(problems("logging.mlperf=false"), "");
+    unsetenv("MLPERF_SUBMISSION_DIVISION");
+    setenv("MLPERF_SUBMISSION_BENCHMARK", "resnet", 1);
+    EXPECT_NE(problems("train.seed=5").find("MLPERF_SUBMISSION_BENCHMARK is 'resnet'"), std::string::npos);
+    unsetenv("MLPERF_SUBMISSION_BENCHMARK");
+    EXPECT_EQ(problems("logging.mlperf=false"), "");
   }
-  EXPECT_EQ(problems("logging.mlperf=false"), "");
-  ASSERT_EQ(setenv("MLPERF_SUBMISSION_DIVISION", "open", 1), 0);
-  EXPECT_EQ(problems("optimizer.eps=1e-8"), "");
-  unsetenv("MLPERF_SUBMISSION_DIVISION");
+}
+
+TEST(Rules, AnMlperfRunHasItsBenchmarksModelAndRows) {
+  const ClosedDivision& lora = closed_divisions()[1];
+  const Config config = load_config(TextFile(lora.text).path(), {}, lora.family);
+  EXPECT_NO_THROW(check_mlperf_model(
+      config, lora.family, {{"num_hidden_layers", "80"}, {"rms_norm_eps", "1e-05"}, {"rows of data.valid", "173"}}));
+  try {
+    check_mlperf_model(config, lora.family, {{"num_hidden_layers", "2"}, {"rows of data.valid", "100"}});
+    FAIL();
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("num_hidden_layers 2 is not what MLPerf's llama2_70b_lora has in the closed division: 80; rows "
+                        "of data.valid 100 is not"),
+              std::string::npos)
+        << text;
+  }
 }
 
 TEST(Rules, ALossScaleNeedsFp16) {

@@ -58,7 +58,8 @@ BROKEN = [
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        docs = Path(folder)
+        docs = Path(folder) / "docs"
+        docs.mkdir()
         write(docs, json.dumps(GROUP))
         assert run(docs, "--check").returncode == 1, "a page without its tables passes"
         assert run(docs).returncode == 0
@@ -72,6 +73,19 @@ def main():
         out = run(docs, "--check")
         assert out.returncode == 1 and "kernels.svg does not match" in out.stderr and "benchmarks.md" in out.stderr, out
         assert page == (docs / "benchmarks.md").read_bytes(), "--check writes"
+
+        # README.md has the rows that a group names.
+        readme = docs.parent / "README.md"
+        write(docs, json.dumps(changed(readme=["norm"])))
+        readme.write_text(PAGE)
+        assert run(docs).returncode == 0 and "| norm, TB/s | **4.1** (LibTorch 3.2) |" in readme.read_text(), readme.read_text()
+        assert "gelu" not in readme.read_text() and run(docs, "--check").returncode == 0
+        readme.write_text(readme.read_text().replace("4.1", "5"))
+        out = run(docs, "--check")
+        assert out.returncode == 1 and "README.md does not match" in out.stderr, out
+        write(docs, json.dumps(changed(readme=["nrm"])))
+        assert run(docs).returncode == 2 and "no row has the name 'nrm'" in run(docs).stderr
+        readme.unlink()
 
         for broken, sentence in BROKEN:
             write(docs, broken if isinstance(broken, str) else json.dumps(broken))

@@ -102,6 +102,7 @@ def metrics_on_a_full_disk(site):
     """F13: output.dir itself fills up: the run continues, and metrics.jsonl has every line when there is space again."""
     begin = time.time()
     folder = f"{site.work}/run"
+    os.environ["MLPERF_SUBMISSION_DIVISION"] = "open"
     command = site.command("train.max_steps=60", "output.save_every_samples=null", "logging.mlperf=true", "output.dir=run")
     with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", target=folder):
         with open(f"{site.work}/err.txt", "w") as err:

@@ -62,6 +62,7 @@ def early(site):
 def warm_up(site):
     """MLPerf runs warm up before the clock starts."""
     whole(site)
+    os.environ["MLPERF_SUBMISSION_DIVISION"] = "open"
     at, _ = stop(site, "warm", "sleep@warm-up:2s", "fault injected: sleep@warm-up", more=("logging.mlperf=true",))
     assert at == 0, at
 

@@ -16,6 +16,29 @@ TrainMetrics step(int64_t number, double loss, double norm) {
   return metrics;
 }
 
+TEST(ConsoleLine, FitsTheTerminal) {
+  TrainMetrics metrics = step(1199999, 12.3456, 0.00123);
+  metrics.max_steps = 1200000;
+  metrics.lr = 4e-4;
+  metrics.step_time_s = 1.052;
+  metrics.samples_per_s = 15.2;
+  metrics.tokens_per_s = 124300;
+  metrics.mfu = 0.439;
+  metrics.memory_gib = 132.4;
+  const std::string whole = console_line(metrics, 1.2e6);
+  EXPECT_GT(whole.size(), 120u) << whole;
+  EXPECT_EQ(console_line(metrics, 1.2e6, whole.size()), whole);
+  const std::string narrow = console_line(metrics, 1.2e6, whole.size() - 1);
+  EXPECT_EQ(narrow.find("samples/s"), std::string::npos) << narrow;
+  EXPECT_NE(narrow.find("132.4 GiB"), std::string::npos) << narrow;
+  for (size_t columns : {140, 120, 110, 100, 90, 80}) {
+    const std::string line = console_line(metrics, 1.2e6, columns);
+    EXPECT_LE(line.size(), columns) << line;
+    for (const char* part : {"step 1199999/1200000", "loss 12.3456", "tok/s", "ETA"})
+      EXPECT_NE(line.find(part), std::string::npos) << line;
+  }
+}
+
 TEST(FmsReport, LabelsAndMeansOfTheHead) {
   FmsReport report(false, 4096, 2, 100.0);
   report.add(step(11, 4, 1));

@@ -188,7 +188,7 @@ def summarise(site):
     done = site.tool("profile", "summarise", "gpu", "--output", "pages/gpu.html")
     # From the first kernel to the last: 2,900 us, computation 1,800, communication 1,200 of which 600 exposed, copies 150, idle the rest.
     row = next(line.split() for line in done.stdout.splitlines() if line.startswith("1 "))
-    assert row[:8] == ["1", "3", "2.90", "62.1%", "41.4%", "20.7%", "5.2%", "12.1%"], row
+    assert row[:9] == ["1", "–", "3", "2.90", "62.1%", "41.4%", "20.7%", "5.2%", "12.1%"], row
     for line in (r"products +1\.20 +41\.4% +3 ", r"SwiGLU +0\.60 +20\.7% +3 ", r"NCCL +1\.20 +41\.4% +3 ", r"copies +0\.15 +5\.2% +3 "):
         assert re.search(line, done.stdout), f"no /{line}/ in\n{done.stdout}"
     page = open(f"{site.work}/pages/gpu.html").read()
@@ -197,7 +197,10 @@ def summarise(site):
 
     site.two_ranks("run")
     done = site.tool("profile", "summarise", "run/profile", "--output", "cpu.html")
-    assert [line.split()[:2] for line in done.stdout.splitlines()[1:5]] == [["0", "2"], ["0", "2"], ["1", "2"], ["1", "2"]], done.stdout
+    assert [line.split()[:2] for line in done.stdout.splitlines()[1:5]] == [["0", "1"], ["0", "2"], ["1", "1"], ["1", "2"]], done.stdout
+    for label in ("rank0.2.pt.trace.json.gz: rank 0, cycle 2", "rank1.1.pt.trace.json.gz: rank 1, cycle 1"):
+        assert label in done.stdout, done.stdout
+    assert all(f"Rank 1 of 2, cycle {cycle} <small>" in open(f"{site.work}/cpu.html").read() for cycle in (1, 2))
     for name in ("communication", "attention", "mlp", "optimizer"):
         assert re.search(rf"^{name} +\d+\.\d\d ", done.stdout, re.M), f"no class {name} in\n{done.stdout}"
     assert len(open(f"{site.work}/cpu.html").read()) > 10000

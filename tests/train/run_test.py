@@ -230,7 +230,7 @@ def fp8_training(site):
 
 
 def mlperf_log(site):
-    os.environ["TRIREME_CACHES_CLEARED"] = "true"
+    os.environ.update(TRIREME_CACHES_CLEARED="true", MLPERF_SUBMISSION_DIVISION="open")
     done = site.train("logging.mlperf=true", "lora.r=16", "eval.every_samples=16", "eval.target_loss=100.0", "eval.skip_first=1", "output.dir=ml")
     lines = [line for line in open(f"{site.work}/ml/mllog.log")]
     assert all(line.startswith(":::MLLOG {") for line in lines)
@@ -309,6 +309,75 @@ def length(site):
     assert "Give train.max_steps" in line, line
 
 
+def origins(site):
+    """Rows of another tokenizer, positions that are new to the model, and adapters of another base are said."""
+    work = site.work
+    words = [" ".join(f"{word}{i % 7}" for i in range(j, j + 60)) for j, word in enumerate(["alpha", "beta", "gamma", "delta"] * 20)]
+    for name, part in (("one", words), ("other", [text.upper() for text in words])):
+        os.makedirs(f"{work}/{name}")
+        open(f"{work}/{name}/text.txt", "w").write("\n\n".join(part))
+        json.dump([{"messages": [{"role": "user", "content": text[:20]}, {"role": "assistant", "content": text[:30]}]} for text in part],
+                  open(f"{work}/{name}/chat.json", "w"))
+        open(f"{work}/{name}/documents.jsonl", "w").writelines(json.dumps({"text": text}) + "\n" for text in part)
+        site.tool("tokenizer", "train", "--type", "bpe", "--input", f"{name}/text.txt", "--vocab-size", 300, "--output", name)
+    shutil.rmtree(f"{work}/base")
+    site.make_llama(2, 320, 32)
+    shutil.copy(f"{work}/one/tokenizer.json", f"{work}/base/tokenizer.json")
+    # A model with further tokens at the end has the same ids.
+    larger = json.load(open(f"{work}/one/tokenizer.json"))
+    larger["added_tokens"].append({"id": 300, "content": "<new>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True})
+    for output in ("one/rows.npy", "other/rows.npy", "other/rows.h5"):
+        name = output.split("/")[0]
+        site.tool("data", "pack", "--tokenizer", f"{name}/tokenizer.json", "--input", f"{name}/text.txt", "--seq-length", SEQ, "--output", output)
+    site.tool("data", "megatron", "--tokenizer", "other/tokenizer.json", "--input", "other/documents.jsonl", "--output-prefix", "other/tokens")
+    open(f"{work}/chat.jinja", "w").write("{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}")
+    site.tool("data", "chat", "--model", "other", "--template", "chat.jinja", "--input", "other/chat.json", "--seq-length", SEQ, "--output", "other/chat.npy")
+
+    def said(*settings, extra=("--dry-run",), **more):
+        return [line.split("warning: ")[1] for line in site.train("data.valid=null", *settings, extra=extra, **more).stderr.splitlines() if "warning: " in line]
+
+    def about(words, lines):
+        return [line for line in lines if words in line]
+
+    def packed(*settings):
+        lines = about("was packed with", said(*settings))
+        assert all("/other" in line.split("the tokenizer ")[1] and "base/tokenizer.json" in line for line in lines), lines
+        return [line.split(" was packed")[0].removeprefix(f"{work}/") for line in lines]
+
+    assert packed("data.train=[one/rows.npy, other/rows.npy, other/chat.npy]", "data.valid=other/rows.h5") == ["other/rows.npy", "other/chat.npy", "other/rows.h5"]
+    assert packed("data.train=other/tokens_text_document") == ["other/tokens_text_document"]
+    json.dump(larger, open(f"{work}/base/tokenizer.json", "w"))
+    assert packed("data.train=one/rows.npy") == []
+    # Another program wrote the file anew: what stands beside it is of no file that is there.
+    np.save(f"{work}/other/rows.npy", np.zeros((9, SEQ), np.int32))
+    assert packed("data.train=other/rows.npy") == []
+
+    # Positions beyond the model's: said, and what is trained says them.
+    full = ("data.train=one/rows.npy", "lora=null", "optimizer.lr=1e-4", "train.max_steps=2", "output.save_every_samples=8")
+    line, = about("max_position_embeddings", said(*full, "output.dir=full", extra=()))
+    assert f"data.seq_length {SEQ} is beyond the model's max_position_embeddings 32" in line and f"model/config.json will say {SEQ}" in line, line
+    site.tool("checkpoint", "export", "full/checkpoints", "--output", "exported")
+    for folder in ("full/model", "exported"):
+        assert json.load(open(f"{work}/{folder}/config.json"))["max_position_embeddings"] == SEQ, folder
+    # (The rows were packed for this length; a model that has the positions says nothing.)
+    assert not about("max_position", said(*full, "model.path=full/model", "output.dir=none"))
+
+    # An adapter: by the hash of its base's weights, which may lie anywhere; of another tool's by the name.
+    lora = ("data.train=one/rows.npy", "train.max_steps=2")
+    assert "to serve the adapter" in about("max_position", said(*lora, "output.dir=first", extra=()))[0]
+    start = (*lora, "lora.adapter=first/adapter", "output.dir=second")
+    shutil.copytree(f"{work}/base", f"{work}/elsewhere")
+    json.dump({**json.load(open(f"{work}/base/config.json")), "max_position_embeddings": SEQ}, open(f"{work}/elsewhere/config.json", "w"))
+    assert not about("lora.adapter", said(*start, "model.path=elsewhere"))
+    line, = about("lora.adapter", said(*start, "model.path=full/model"))
+    assert "was trained on the base" in line and "model.path" in line and "has other weights" in line, line
+    tensors = f"{work}/first/adapter/adapter_model.safetensors"
+    content = open(tensors, "rb").read()
+    open(tensors, "wb").write(content.replace(b"trireme_base_hash", b"trireme_base_hish"))
+    line, = about("lora.adapter", said(*start, "model.path=elsewhere"))
+    assert "names the base" in line and "elsewhere" in line, line
+
+
 if __name__ == "__main__":
-    main({"length": length, "exit-codes": exit_codes, "exit-codes-all": exit_codes_all, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "fp8": fp8, "fp8-training": fp8_training,
+    main({"origins": origins, "length": length, "exit-codes": exit_codes, "exit-codes-all": exit_codes_all, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "fp8": fp8, "fp8-training": fp8_training,
           "fp8-current": fp8_current, "mlperf-log": mlperf_log, "outputs": outputs}, Site)

@@ -80,7 +80,7 @@ def claim(site):
     np.save(f"{work}/bad.npy", bad)
     site.run("data.train=bad.npy", expect=3)
     site.run("model.path=nowhere", expect=4)
-    site.run("logging.mlperf=true", "lora.r=8", expect=70, TRIREME_FAULT="fail@step:step1", TRIREME_CACHES_CLEARED="true")
+    site.run("logging.mlperf=true", "lora.r=8", expect=70, TRIREME_FAULT="fail@step:step1", TRIREME_CACHES_CLEARED="true", MLPERF_SUBMISSION_DIVISION="open")
     site.run("batch.micro_batch_size=2", expect=2, TRIREME_FAULT="set:1000@device-memory")
     assert not os.path.exists(f"{work}/run/config.yaml") and not os.path.exists(f"{work}/run/run.json"), os.listdir(f"{work}/run")
     # Another length, another number of steps, the same directory; and the logs are this run's alone.

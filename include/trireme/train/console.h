@@ -1,6 +1,7 @@
 #pragma once
 // What rank 0 prints: lines on stdout, and on a terminal one progress line that is redrawn on stderr.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -10,6 +11,8 @@ class Console {
  public:
   Console();
   ~Console();
+  /// Of the terminal, now; 0: stdout is none.
+  size_t columns() const;
   /// Prints a line; a progress line under it is cleared first.
   void line(const std::string& text);
   /// Redraws the progress line, on a terminal only: a bar, and `text`, what there is to say about the newest step.

@@ -54,9 +54,10 @@ class MetricsFile {
   std::unique_ptr<LineFile> lines_;
 };
 
-/// At most 120 columns: step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA (less than half a
-/// second: none).
-std::string console_line(const TrainMetrics& metrics, double eta_seconds);
+/// Step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA (less than half a second: none). Where
+/// that is wider than `columns` (0: any width) the parts that say least are left out: samples/s, memory, MFU, grad norm,
+/// lr.
+std::string console_line(const TrainMetrics& metrics, double eta_seconds, size_t columns = 0);
 /// "ETA 41 s", "ETA 5m07s"; empty below half a second.
 std::string eta_text(double seconds);
 /// "test after step 100 | loss 2.50000 | 1.2 s"

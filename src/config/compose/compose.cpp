@@ -82,11 +82,19 @@ class Composer {
       if (!choice.used)
         problems_.add(choice.place, fmt::format("the defaults list has no group '{0}'.{1} A new one is written +{0}=…",
                                                 group, did_you_mean(group, seen_groups_)));
-    for (const ConfOverride& one : values) apply_override(composed_.root, one, problems_);
+    for (const ConfOverride& one : values)
+      if (!is_absent(one.key)) apply_override(composed_.root, one, problems_);
     return std::move(composed_);
   }
 
  private:
+  /// Values of a package of which a file could not be read: overrides of them say nothing about themselves.
+  bool is_absent(const std::string& key) const {
+    return std::any_of(absent_.begin(), absent_.end(), [&](const std::string& package) {
+      return package.empty() || key == package || key.starts_with(package + ".");
+    });
+  }
+
   bool is_group(const std::string& key) const {
     std::error_code error;
     return key.find('.') == std::string::npos && std::filesystem::is_directory(folder_ / key, error);
@@ -173,8 +181,11 @@ class Composer {
   void expand(const std::filesystem::path& file, const std::string& group, std::string package, bool primary,
               int depth) {
     ConfNode body = read_conf_file(file, problems_);
-    if (body.is(Kind::kNull)) return;
-    if (!body.is(Kind::kMap)) return problems_.add(body.place, "a configuration is a mapping of keys");
+    if (!body.is(Kind::kMap)) {
+      absent_.push_back(package);
+      if (!body.is(Kind::kNull)) problems_.add(body.place, "a configuration is a mapping of keys");
+      return;
+    }
     if (const auto named = package_line(file); named && *named != "_group_")
       package = *named == "_global_" ? "" : *named;
     std::vector<DefaultsItem> items = defaults_of(body);
@@ -250,6 +261,7 @@ class Composer {
     std::error_code error;
     if (std::filesystem::is_regular_file(file, error)) return expand(file, group, package, false, depth + 1);
     if (item.optional) return;
+    absent_.push_back(package);
     std::vector<std::string> there;
     const std::filesystem::path around = group.empty() ? folder_ : folder_ / group;
     if (std::filesystem::is_directory(around, error))
@@ -281,6 +293,7 @@ class Composer {
   std::map<std::string, GroupChoice> chosen_;
   std::vector<DefaultsItem> appended_;
   std::vector<std::string> seen_groups_;
+  std::vector<std::string> absent_;  // packages of files that are missing or no mapping
 };
 
 }  // namespace

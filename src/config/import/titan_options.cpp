@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/text.h"
 
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -102,6 +103,7 @@ const KnownKeys& known_keys() {
 }
 
 std::string shown_value(const toml::node& node) {
+  if (node.is_floating_point()) return format_exact(node.as_floating_point()->get());  // toml++ prints 17 digits
   std::ostringstream out;
   node.visit([&](const auto& value) { out << value; });
   return out.str();

@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* kPrefix = "base_model.model.";
 constexpr const char* kRows = ".token_adapter.trainable_tokens_delta";
+constexpr const char* kBaseHash = "trireme_base_hash";
 
 /// The matrix as fp32.
 std::vector<float> read_matrix(const SafetensorsFile& file, const SafetensorsFile::Entry& entry) {
@@ -35,6 +36,8 @@ Adapter read_adapter(const std::filesystem::path& directory) {
             ? ": adapter_model.bin is a pickle and is never opened; save the adapter with safe_serialization=True"
             : ""));
   const SafetensorsFile file(path);
+  if (const auto hash = file.metadata().find(kBaseHash); hash != file.metadata().end())
+    adapter.base_hash = hash->second;
   std::vector<std::string> problems;
   for (const auto& [name, entry] : file.entries()) {
     const bool is_a = name.ends_with(".lora_A.weight"), is_b = name.ends_with(".lora_B.weight"),
@@ -100,7 +103,9 @@ void write_adapter(const std::filesystem::path& directory, const Adapter& adapte
   for (const auto& [module, rows] : adapter.token_rows)
     declared.emplace_back(kPrefix + module + kRows,
                           TensorInfo{dtype, {static_cast<int64_t>(rows.ids.size()), rows.columns}});
-  SafetensorsWriter writer(directory / "adapter_model.safetensors", declared);
+  std::map<std::string, std::string> metadata;
+  if (!adapter.base_hash.empty()) metadata[kBaseHash] = adapter.base_hash;
+  SafetensorsWriter writer(directory / "adapter_model.safetensors", declared, metadata);
   std::vector<std::byte> converted;
   const auto append = [&](const std::vector<float>& values) {
     converted.resize(values.size() * dtype_size(dtype));

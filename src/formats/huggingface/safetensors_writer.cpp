@@ -25,10 +25,12 @@ struct SafetensorsWriter::State {
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
-                                     const std::vector<std::pair<std::string, TensorInfo>>& tensors)
+                                     const std::vector<std::pair<std::string, TensorInfo>>& tensors,
+                                     const std::map<std::string, std::string>& metadata)
     : state_(std::make_unique<State>(path)) {
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
+  for (const auto& [key, value] : metadata) header["__metadata__"][key] = value;
   for (const auto& [name, info] : tensors) {
     TRIREME_CHECK(!header.contains(name), "tensor ", name, " is declared twice");
     const uint64_t begin = state_->declared;

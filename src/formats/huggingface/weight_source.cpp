@@ -49,6 +49,10 @@ class SafetensorsWeights final : public WeightSource {
                   "..", end, " of ", name, " with ", bytes.size(), " bytes");
     return {{bytes.data() + begin * size, end - begin}};
   }
+  std::string place(const std::string& name) const override {
+    const auto found = where_.find(name);
+    return found == where_.end() ? "" : found->second.first->path().string();
+  }
   std::string description() const override {
     return fmt::format("safetensors, {} file{}", files_.size(), files_.size() == 1 ? "" : "s");
   }
@@ -104,6 +108,23 @@ std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& director
 }
 
 }  // namespace
+
+std::string tensor_text(const WeightSource& source, const std::string& name) {
+  const std::string place = source.place(name);
+  return place.empty() ? name : name + " in " + place;
+}
+
+DType weight_type(const WeightSource& source, const std::string& name, const std::vector<int64_t>& shape) {
+  const auto info = source.find(name);
+  if (!info) throw ModelError(fmt::format("{} has no tensor {}", source.description(), name));
+  if (info->shape != shape)
+    throw ModelError(
+        fmt::format("{} does not have the shape that config.json asks for", tensor_text(source, name)));
+  if (!dtype_is_float(info->dtype) || dtype_size(info->dtype) < 2)
+    throw ModelError(fmt::format("{} is stored as {} where weights must be F32, F16, BF16 or F64",
+                                 tensor_text(source, name), dtype_name(info->dtype)));
+  return info->dtype;
+}
 
 void refuse_file_for_directory(const std::filesystem::path& path) {
   throw ModelError(fmt::format(

@@ -197,14 +197,15 @@ std::string summary_page(const std::string& title, const std::vector<TraceSummar
   std::string page = html_head("Profile " + title, kStyle);
   page += fmt::format("<table><tr><th>rank</th>{}", kPartsHead);
   for (const TraceSummary& s : summaries)
-    page += parts_row(fmt::format("{} <small>{}</small>", s.rank, html_escaped(s.file.filename().string())), s.all);
+    page += parts_row(fmt::format("{} <small>{}</small>", trace_label(s), html_escaped(s.file.filename().string())), s.all);
   page +=
       "</table>\n<p class=\"note\">Percentages are of the time in the first column. Exposed communication runs while "
       "no computation runs. Idle: nothing runs.</p>\n<p>";
   page += key("step", "step") + key("computation", "computation") + key("communication", "communication") +
           key("exposed", "exposed communication") + key("copies", "copies") + "</p>\n";
   for (const TraceSummary& s : summaries) {
-    page += fmt::format("<h2>Rank {} of {} <small>{}, {}</small></h2>\n", s.rank, s.world_size, s.gpu ? "GPU" : "CPU",
+    page += fmt::format("<h2>Rank {} of {}{} <small>{}, {}</small></h2>\n", s.rank, s.world_size,
+                        s.cycle > 0 ? fmt::format(", cycle {}", s.cycle) : "", s.gpu ? "GPU" : "CPU",
                         html_escaped(s.backend.empty() ? "backend not known" : s.backend));
     page += timeline(s, columns, colours);
     page += class_bar(s, colours) + class_table(s, colours);

@@ -2,8 +2,11 @@
 
 #include "range_sweep.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -228,9 +231,16 @@ void read_memory(const Trace& trace, TraceSummary& summary) {
 
 }  // namespace
 
+std::string trace_label(const TraceSummary& summary) {
+  return fmt::format("rank {}{}", summary.rank, summary.cycle > 0 ? fmt::format(", cycle {}", summary.cycle) : "");
+}
+
 TraceSummary summarise(const Trace& trace) {
   TraceSummary summary;
   summary.file = trace.file;
+  // The profiler's names: rank0.2.pt.trace.json.gz.
+  int rank = 0;
+  if (std::sscanf(trace.file.filename().c_str(), "rank%d.%d.pt.trace", &rank, &summary.cycle) != 2) summary.cycle = 0;
   summary.rank = trace.rank;
   summary.world_size = trace.world_size;
   summary.backend = trace.backend;

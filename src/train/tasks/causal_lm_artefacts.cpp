@@ -25,6 +25,8 @@ void CausalLmTask::check_start() {
     throw ModelError(fmt::format("lora.adapter {}: {}", path, error.what()));
   }
   token_rows_ = start.token_rows;
+  if (const std::string other = other_base(start, config_.model.path, "model.path"); !other.empty() && rank_.rank == 0)
+    log_warn(fmt::format("lora.adapter {}: {}", path, other));
   log_info(fmt::format("starting from adapter {} ({} modules)", path, start.modules.size()));
 }
 
@@ -69,6 +71,7 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
   if (rank_.rank != 0) return;
   Adapter adapter = export_adapter(tensors, *model_, config_.model.path);
   adapter.token_rows = token_rows_;
+  if (config_.model.init == "checkpoint") adapter.base_hash = base_hash(config_.model.path);
   make_directories(directory);
   write_adapter(directory, adapter, DType::kF32);
 }

@@ -1,11 +1,13 @@
 #include "causal_lm_task.h"
 #include "conversations.h"
 
+#include "data/tokenizer/packed_with.h"
 #include "document_rows.h"
 #include "megatron_rows.h"
 #include "models/decoder/targets.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/text.h"
+#include "trireme/config/mlperf_rules.h"
 #include "trireme/train/model_family.h"
 #include "trireme/train/precision.h"
 
@@ -60,6 +62,32 @@ std::pair<double, double> adapter_bytes(const DecoderModel& model, int64_t token
   return {forward * each, backward * each};
 }
 
+std::string rope_text(const RopeScaling& rope) {
+  if (rope.type == RopeScaling::Type::kNone) return "none";
+  if (rope.type == RopeScaling::Type::kLinear) return "linear " + format_exact(rope.factor);
+  return fmt::format("llama3 {} {} {} {}", format_exact(rope.factor), format_exact(rope.low_freq_factor),
+                     format_exact(rope.high_freq_factor), rope.original_max_position);
+}
+
+/// What a benchmark fixes of the model as its directory has it.
+std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig& shape) {
+  const auto text = [](int64_t value) { return std::to_string(value); };
+  return {{"model_type", shape.family},
+          {"num_hidden_layers", text(shape.num_hidden_layers)},
+          {"hidden_size", text(shape.hidden_size)},
+          {"intermediate_size", text(shape.intermediate_size)},
+          {"num_attention_heads", text(shape.num_attention_heads)},
+          {"num_key_value_heads", text(shape.num_key_value_heads)},
+          {"head_dim", text(shape.head_dim)},
+          {"vocab_size", text(shape.vocab_size)},
+          {"rms_norm_eps", format_exact(shape.norm_eps)},
+          {"rope_theta", format_exact(shape.rope_theta)},
+          {"rope_scaling", rope_text(shape.rope_scaling)},
+          {"tie_word_embeddings", shape.tie_word_embeddings ? "true" : "false"},
+          {"attention_dropout", format_exact(shape.attention_dropout)},
+          {"initializer_range", format_exact(shape.initializer_range)}};
+}
+
 RowSet row_set(const char* name, const std::shared_ptr<const TokenDataset>& data) {
   return {name, data->size(), {}, [data](int64_t row) { (void)data->read(row); }};
 }
@@ -69,7 +97,17 @@ RowSet row_set(const char* name, const std::shared_ptr<const TokenDataset>& data
 CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family)
     : RowTask(config, rank) {
   DecoderConfig shape = read_shape(config);
+  auto found = shape_facts(shape);
   check_sequence_length(shape, config.data.seq_length, "data.seq_length");
+  if (const int64_t positions = shape.max_position_embeddings;
+      extend_positions(shape, config.data.seq_length) && !rank.plan_only && rank.rank == 0)
+    log_warn(fmt::format(
+        "data.seq_length {} is beyond the model's max_position_embeddings {}: rotary positions from {} on are new to "
+        "the model; {}",
+        config.data.seq_length, positions, positions,
+        config.lora ? fmt::format("to serve the adapter set max_position_embeddings: {} in the base's config.json",
+                                  config.data.seq_length)
+                    : fmt::format("model/config.json will say {}", config.data.seq_length)));
   shape.scaled_residual_init = config.model.scaled_residual_init.value_or(shape.scaled_residual_init);
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
@@ -82,7 +120,14 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
                               {"the queries' width", shape.num_attention_heads * shape.head_dim},
                               {"the keys' width", shape.num_key_value_heads * shape.head_dim},
                               {"the tokens of a micro-batch", config.batch.micro_batch_size * config.data.seq_length}});
-  if (!rank.plan_only) open_rows();
+  if (!rank.plan_only) {
+    open_rows();
+    if (rank.rank == 0) warn_of_tokenizers();
+    found.insert(found.end(), {{"format of data.train", has_labels() ? "Megatron" : "rows"},
+                               {"rows of data.train", std::to_string(facts_.train_rows)},
+                               {"rows of data.valid", std::to_string(facts_.eval_samples)}});
+  }
+  check_mlperf_model(config, family, found);
 
   const bool per_token = config.train.loss == "token_mean";
   const auto samples = static_cast<double>(config.batch.global_batch_size);
@@ -209,6 +254,19 @@ void CausalLmTask::open_rows() {
   }
   rows.whole_passes = true;  // one shape for all of them
   set_rows(std::move(rows));
+}
+
+void CausalLmTask::warn_of_tokenizers() const {
+  std::vector<std::filesystem::path> files;
+  for (const auto& list : {config_.data.train, config_.data.valid, config_.data.test})
+    files.insert(files.end(), list.begin(), list.end());
+  std::filesystem::path model = config_.model.path;
+  if (std::filesystem::is_regular_file(model)) model = model.parent_path();  // config.json alone
+  try {
+    for (const std::string& sentence : packed_with_others(files, model)) log_warn(sentence);
+  } catch (const Error& error) {
+    log_warn(fmt::format("whether the rows are of the model's tokenizer is not known: {}", error.what()));
+  }
 }
 
 void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {

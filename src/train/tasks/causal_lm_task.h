@@ -34,6 +34,8 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
   EvalSums counts(const TokenPack& pack) const override { return {pack.denominator}; }
   void open_rows();
+  /// Of rows that are packed with another tokenizer than the model's.
+  void warn_of_tokenizers() const;
   std::shared_ptr<const TokenDataset> open_dataset(const std::vector<std::string>& files) const;
   void open_train_rows(RowSource<Sample, TokenPack>& rows);
   void open_train_megatron(RowSource<Sample, TokenPack>& rows);

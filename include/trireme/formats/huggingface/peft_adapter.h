@@ -44,6 +44,7 @@ struct TokenRows {
 
 struct Adapter {
   AdapterConfig config;
+  std::string base_hash;  // of the base model's files, in the metadata of the tensors' file; empty: not known
   std::map<std::string, AdapterPair> modules;
   std::map<std::string, TokenRows> token_rows;  // keys as in config.token_indices
 };

@@ -34,10 +34,11 @@ class SafetensorsFile {
 };
 
 /// Writes one file atomically; tensors are declared first, then their bytes are appended in the declared order and may
-/// come in pieces. `__metadata__` is {"format": "pt"}, which transformers and peft require.
+/// come in pieces. `__metadata__` is {"format": "pt"}, which transformers and peft require, and `metadata`.
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(const std::filesystem::path& path, const std::vector<std::pair<std::string, TensorInfo>>& tensors);
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<std::pair<std::string, TensorInfo>>& tensors,
+                    const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();
   void append(const void* data, size_t size);
   void commit();  // InternalError unless exactly the declared bytes were appended

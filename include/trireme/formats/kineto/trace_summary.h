@@ -41,6 +41,7 @@ struct ClassTime {
 struct TraceSummary {
   std::filesystem::path file;
   int rank = 0, world_size = 1;
+  int cycle = 0;  // of the profiler, from 1, by the file's name; 0: not known
   std::string backend;
   bool gpu = false;
   Interval window;
@@ -66,6 +67,9 @@ struct TraceSummary {
 };
 
 TraceSummary summarise(const Trace& trace);
+
+/// "rank 0", or "rank 0, cycle 2" where the file's name says the cycle.
+std::string trace_label(const TraceSummary& summary);
 
 /// Lines of text: the time by class of one trace.
 std::string summary_table(const TraceSummary& summary);

@@ -1,0 +1,95 @@
+#include "data/tokenizer/packed_with.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path stem_of(const fs::path& file) {
+  return file.extension() == ".idx" || file.extension() == ".bin" ? fs::path(file).replace_extension() : file;
+}
+
+fs::path note_of(const fs::path& file) { return stem_of(file).string() + ".tokenizer.json"; }
+
+/// Bytes of the ids: another program that writes the file anew leaves our note beside it.
+uint64_t size_of(const fs::path& file) {
+  std::error_code error;
+  const fs::path stem = stem_of(file);
+  const auto size = fs::file_size(fs::is_regular_file(stem, error) ? stem : fs::path(stem.string() + ".bin"), error);
+  return error ? 0 : size;
+}
+
+struct Note {
+  std::string tokenizer, hash;
+  int64_t count = 0;
+};
+
+std::optional<Note> read_note(const fs::path& file) {
+  const fs::path path = note_of(file);
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return std::nullopt;
+  const auto json = nlohmann::json::parse(read_text_file(path, ExitCode::kData), nullptr, /*allow_exceptions=*/false);
+  try {
+    if (json.at("bytes").get<uint64_t>() != size_of(file)) return std::nullopt;
+    return Note{json.at("tokenizer").get<std::string>(), json.at("vocabulary_hash").get<std::string>(),
+                json.at("vocabulary").get<int64_t>()};
+  } catch (const nlohmann::json::exception&) {
+    throw DataError(fmt::format("{}: not what trireme data writes there: remove it", path.string()));
+  }
+}
+
+}  // namespace
+
+std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count) {
+  uint64_t hash = static_cast<uint64_t>(count);
+  for (int32_t id = 0; id < count; ++id) {
+    const std::string text = tokenizer.decode(std::span(&id, 1), /*with_specials=*/true);
+    hash = xxh3_64(text.data(), text.size(), hash);
+  }
+  return hex64(hash);
+}
+
+void write_packed_with(const fs::path& file, const Tokenizer& tokenizer, const fs::path& opened) {
+  const int64_t count = tokenizer.base_vocab_size();
+  const nlohmann::ordered_json json = {{"tokenizer", fs::absolute(opened).lexically_normal().string()},
+                                       {"vocabulary", count},
+                                       {"vocabulary_hash", vocabulary_hash(tokenizer, count)},
+                                       {"bytes", size_of(file)}};
+  write_file_atomic(note_of(file), json.dump(2) + "\n");
+}
+
+std::vector<std::string> packed_with_others(const std::vector<fs::path>& files, const fs::path& model) {
+  std::optional<Tokenizer> tokenizer;
+  std::vector<std::string> sentences;
+  for (const fs::path& file : files) {
+    const auto note = read_note(file);
+    if (!note) continue;
+    if (!tokenizer) {
+      if (!find_tokenizer(model)) return sentences;
+      tokenizer.emplace(model);
+    }
+    const int64_t count = tokenizer->base_vocab_size();
+    const std::string ours = vocabulary_hash(*tokenizer, std::min(count, note->count));
+    if (count >= note->count && ours == note->hash) continue;
+    sentences.push_back(fmt::format(
+        "{} was packed with the tokenizer {} ({} tokens, hash {}), and that of the model, {} ({} tokens, hash {}), has "
+        "other tokens: its ids mean other texts to the model",
+        file.string(), note->tokenizer, format_count(note->count), note->hash, find_tokenizer(model)->string(),
+        format_count(count), ours));
+  }
+  return sentences;
+}
+
+}  // namespace trireme

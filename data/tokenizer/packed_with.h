@@ -1,0 +1,28 @@
+#pragma once
+// Which tokenizer made a file of ids: FILE.tokenizer.json beside it (Megatron's: PREFIX.tokenizer.json), so that the
+// formats themselves stay those of other programs.
+
+#include "data/tokenizer/tokenizer.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// Hash of the texts of the ids 0 to `count` - 1, of which a tokenizer has at least as many. tokenizer.model and
+/// tokenizer.json of one model have the same.
+std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count);
+
+/// Says beside `file` (npy, HDF5, or Megatron's prefix) that `tokenizer` made it, without tokens of add_special().
+/// `opened`: its path. WriteError.
+void write_packed_with(const std::filesystem::path& file, const Tokenizer& tokenizer,
+                       const std::filesystem::path& opened);
+
+/// A sentence for each of `files` (npy, HDF5, or Megatron's .idx or prefix) whose ids mean other texts in the tokenizer
+/// of the directory `model`. Files of which it is not known who made them, a file that is newer than what stands beside
+/// it says, and a model without a tokenizer give none.
+std::vector<std::string> packed_with_others(const std::vector<std::filesystem::path>& files,
+                                            const std::filesystem::path& model);
+
+}  // namespace trireme
