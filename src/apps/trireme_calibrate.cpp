@@ -40,6 +40,7 @@ void measure(const CalibrateOptions& options) {
     log_info(
         fmt::format("one GPU of {} is measured, and no link: mpirun -n {} trireme calibrate measures all", gpus, gpus));
   set_log_rank(launch.rank, launch.world_size);
+  set_library_environment(/*gpu=*/true, /*deterministic=*/false);
   const std::unique_ptr<World> world = World::join(launch, /*use_gpu=*/true, nullptr);
   const bool several = world->communicator().size() > 1;
   try {
