@@ -48,8 +48,10 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(family.vocab_multiple));
-  if (trains_in_fp8(config))
-    check_fp8_training(rank, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
+  const std::string fp8 = fp8_problem(
+      rank, /*trained=*/true, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
+  if (trains_in_fp8(config) && !fp8.empty()) throw ConfigError(fp8);
+  facts_.trained_fp8 = fp8.empty();
   if (rank.plan_only)
     sequences_per_row_ = config.batch.packing_rate;
   else
