@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Sets up, builds, and runs every test that this machine can run.
 #
-#   scripts/test.sh [ctest arguments]     e.g. -L parity, -R config_test, -N
+#   scripts/test.sh [--cpu-kinds] [ctest arguments]     e.g. -L parity, -R config_test, -N
+#
+# --cpu-kinds runs the tests three times: as they are, and with LibTorch's kernels for CPUs with AVX2 and for those
+# without, which sum in other orders.
 #
 # Without -L or -LE, tests with the label "slow" are not run, nor those with "gpu" or "multigpu" on a machine without a
 # GPU.
@@ -9,6 +12,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/lib.sh
 source scripts/lib.sh
+
+cpu_kinds=("")
+if [ "${1:-}" = --cpu-kinds ]; then
+  cpu_kinds=("" avx2 default)
+  shift
+fi
 
 started=$SECONDS
 setup_all
@@ -28,7 +37,13 @@ for argument in "$@"; do
 done
 
 status=0
-"$(dirname "$trireme_cmake")/ctest" --test-dir build/release --output-on-failure --no-tests=error -j "$jobs" \
-  ${labels[@]+"${labels[@]}"} "$@" || status=$?
+for kind in "${cpu_kinds[@]}"; do
+  if [ -n "$kind" ]; then
+    printf 'ATEN_CPU_CAPABILITY=%s\n' "$kind"
+    export ATEN_CPU_CAPABILITY=$kind
+  fi
+  "$(dirname "$trireme_cmake")/ctest" --test-dir build/release --output-on-failure --no-tests=error -j "$jobs" \
+    ${labels[@]+"${labels[@]}"} "$@" || status=$?
+done
 printf 'set-up %d s, build %d s, tests %d s\n' $((built_from - started)) $((tested_from - built_from)) $((SECONDS - tested_from))
 exit "$status"

@@ -170,8 +170,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       ++block;
     }
     // If the next tile is loaded, its first scores run during the last product with values and while this tile is
-    // written. If not, this tile is written while the next one loads. The warps of a warpgroup may take different
-    // branches: both issue their products in the same order.
+    // written. If not, this tile is written while the next one loads. The warps of a warpgroup decide together, because
+    // wgmma is undefined unless all of them execute the same one.
     ++round;
     barrier_wait(barriers.v_full(block % C::kStages), phase(block));
     pin(o);
@@ -188,8 +188,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     };
     Work<C> next;
     next.head = -1;
-    if (uniform(barrier_done(q_full(round), (round / C::kSlots) & 1) &&
-                barrier_done(barriers.k_full((block + 1) % C::kStages), phase(block + 1))))
+    if (uniform(
+            all_of_warpgroup(1 + group, barrier_done(q_full(round), (round / C::kSlots) & 1) &&
+                                            barrier_done(barriers.k_full((block + 1) % C::kStages), phase(block + 1)))))
       next = next_tile();
     if (next.head >= 0 && next.top == next.blocks - 1) {
       pin(s);

@@ -8,6 +8,18 @@
 
 namespace trireme::kernels::forward {
 
+/// Whether `value` holds in all 128 threads of the warpgroup, which wait for each other. `id`: a hardware barrier from
+/// 1 to 15 of its own.
+__device__ inline bool all_of_warpgroup(int id, bool value) {
+  uint32_t all;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.and.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(all)
+      : "r"(static_cast<uint32_t>(value)), "r"(id)
+      : "memory");
+  return all != 0;
+}
+
 /// Shared memory holds kSlots units of 64 query rows for each consumer warpgroup, and kStages blocks of keys and of
 /// values.
 template <class T_, int kDim_, int kConsumers_, int kKeys_, int kSlots_, int kStages_, bool kCausal_, bool kDropout_>

@@ -47,10 +47,12 @@ BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_
   bytes.layer_saved = row_length * (saved + (config.num_attention_heads + 4) * 4);
   bytes.layer_recomputed = row_length * d * e;
   // Backward of the MLP: gradients of the activation, of its input, of the layer's output, of the norm's input before
-  // and after dropout. Backward of attention: gradients of the output and of q, k, v, separate and packed, and an fp32
-  // sum for dq.
+  // and after dropout. Backward of attention: gradients of the output and of q, k, v, separate and packed, and fp32
+  // sums of dq in up to two rows a token; up to 512 tokens in heads of 64 they stay on chip, beside 8 bytes for each
+  // head and each of the 128 rows that a sequence takes at least.
   const int64_t codes = fp8 ? 2 * (d + f) : 0;  // of both gradients, row-major and transposed
-  const int64_t mlp = (2 * f + 4 * d) * e + codes, attention = (3 * d + 6 * d) * e + 4 * d;
+  const int64_t mlp = (2 * f + 4 * d) * e + codes,
+                attention = (3 * d + 6 * d) * e + (config.head_dim() == 64 && row_length <= 512 ? 4 : 8) * d;
   bytes.working_peak = row_length * std::max(mlp, attention);
   // The head: 15 % of the positions, rounded up; gradients overwrite their logits. The decoder's gradient: fp32 sum and
   // a copy in the compute dtype.

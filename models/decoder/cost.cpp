@@ -102,9 +102,9 @@ ActivationBytes activation_bytes(const DecoderConfig& config, const std::optiona
   if (storage.trained_fp8) backward += 2 * (up + d);  // codes of both gradients, each way round
   if (down_adapter || trained) backward += f * (1 + masked) * element;
   if (up_adapter || trained) backward += d * (1 + masked) * element;
-  // Backward of attention: gradients of its output, of q, k, v and their packed copy, an fp32 sum
-  // of dq, the normalised rows and their masked copy.
-  const int64_t attention = (d + q + 2 * qkv + 2 * q + d * (1 + masked)) * element;
+  // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq in up to two rows
+  // a token, the normalised rows and their masked copy.
+  const int64_t attention = (d + q + 2 * qkv + d * (1 + masked)) * element + 2 * q * 4;
   bytes.working_peak = seq_length * std::max({forward, backward, attention});
   bytes.working_fixed = fp8 ? 2 * d * f : 0;  // the transposed weight
   // Codes that forward makes are transposed there and kept for backward; the store's are transposed by backward, one

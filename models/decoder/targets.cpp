@@ -90,6 +90,15 @@ std::vector<LoraTarget> lora_targets(const DecoderConfig& config, const LoraOpti
   return targets;
 }
 
+std::vector<std::string> default_lora_targets(const DecoderConfig& config) {
+  const TensorNames& names = family_of(config).names;
+  std::vector<std::string> targets;
+  const auto add = [&](const std::string& module) { targets.push_back(module.substr(module.rfind('.') + 1)); };
+  for (const std::string& module : names.qkv) add(module);
+  add(names.output);
+  return targets;
+}
+
 std::string lora_module_name(const DecoderConfig& config, int64_t block, const LoraTarget& target) {
   return family_of(config).names.block(block) + target.module;
 }

@@ -29,6 +29,9 @@ struct LoraTarget {
 /// k_proj or v_proj, none, r or dropout out of range.
 std::vector<LoraTarget> lora_targets(const DecoderConfig& config, const LoraOptions& lora);
 
+/// Names of attention's layers: the targets of a lora section that names none, where the model has them.
+std::vector<std::string> default_lora_targets(const DecoderConfig& config);
+
 /// "model.layers.3.self_attn.q_proj".
 std::string lora_module_name(const DecoderConfig& config, int64_t block, const LoraTarget& target);
 

@@ -309,6 +309,11 @@ std::optional<Choice> fit_recomputation(const PlanInput& input, const Storage& s
   return best;
 }
 
+/// Whether passes may have this many rows.
+bool may_split(const PlanInput& input, int rows) {
+  return input.rows % rows == 0 && (rows == input.rows || rows % input.rows_multiple == 0);
+}
+
 /// The shard sizes that the input allows.
 std::vector<int> shard_sizes(const PlanInput& input) {
   TRIREME_CHECK(input.units != nullptr && !input.units->empty(), "a memory plan needs at least one unit");
@@ -335,7 +340,7 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
       // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
       const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
       for (int rows = input.rows; rows >= 1; --rows) {
-        if (input.rows % rows != 0) continue;
+        if (!may_split(input, rows)) continue;
         for (int resident = 0; resident <= most; ++resident) {
           const auto choice = fit_recomputation(input, storage, {size, policy, rows, resident, 0, 0, 0});
           if (!choice) break;  // more resident units leave even less memory
@@ -357,7 +362,7 @@ MemoryPlan least_plan(const PlanInput& input) {
     for (const ShardPolicy policy : policies(input, size)) {
       const Storage storage = storage_of(input, size, policy);
       for (int rows = 1; rows <= input.rows; ++rows) {
-        if (input.rows % rows != 0) continue;
+        if (!may_split(input, rows)) continue;
         for (const Recompute what : {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kFull}) {
           if (input.recompute && what != *input.recompute) continue;
           Choice choice{size, policy, rows, 0, 0, 0, 0};

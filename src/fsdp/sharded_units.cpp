@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme {
 
@@ -256,8 +257,24 @@ void ShardedUnits::begin_step() {
 at::Tensor ShardedUnits::end_step() {
   if (!scales_) return {};
   // All ranks need the same scales.
-  if (world_.size() > 1) world_.all_reduce(scales_->amax(), ReduceOp::kMax)->wait();
+  if (world_.size() > 1) reduce_amax(world_, scales_->amax());
   return scales_->update();
+}
+
+std::string ShardedUnits::find_nonfinite_operand() const {
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    for (size_t p = 0; scales_ && p < specs_[u].parameters.size(); ++p) {
+      const WeightState& state = states_[u]->states[p];
+      if (state.recipe != Recipe::kFp8Delayed) continue;
+      const auto bad = [](const Fp8Scale& scale) { return !std::isfinite(scale.amax.item<float>()); };
+      const char* what = bad(state.scales.x)        ? "the input of "
+                         : bad(state.scales.weight) ? "the weight "
+                         : bad(state.scales.dy)     ? "the gradient of the output of "
+                                                    : nullptr;
+      if (what != nullptr) return what + specs_[u].parameters[p].parts.front().name;
+    }
+  }
+  return "";
 }
 
 std::vector<double> ShardedUnits::scale_state() const { return scales_ ? scales_->state() : std::vector<double>{}; }

@@ -5,6 +5,7 @@
 #include "unit_state.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace trireme {
 
@@ -14,6 +15,11 @@ namespace {
 constexpr int64_t kStride = 32;
 
 }  // namespace
+
+void reduce_amax(Communicator& ranks, const at::Tensor& amax) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  ranks.all_reduce(amax.nan_to_num_(kInfinity, kInfinity), ReduceOp::kMax)->wait();
+}
 
 /// Allocates what all units share, before their states are made.
 void ShardedUnits::add_trained_codes() {
@@ -87,7 +93,7 @@ void ShardedUnits::find_code_scales() {
   const at::Tensor& index = codes_->tensors_of;
   const at::Tensor amax = codes_->amax.index_select(0, index.view(-1)).view(index.sizes()).amax(1);
   if (codes_->divided) {
-    shard_group_->all_reduce(amax, ReduceOp::kMax)->wait();
+    reduce_amax(*shard_group_, amax);
     // Each element is on one rank and zero on the others, so that the sum is exact.
     codes_->vectors.zero_();
   }

@@ -104,16 +104,16 @@ void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<v
     targets[p] = state.shard.narrow(0, first - begin, last - first);
     amax[static_cast<int64_t>(p)].copy_(fp8_amax(parts[p]));
   }
-  if (state.gathered) shard_group_->all_reduce(amax, ReduceOp::kMax)->wait();
+  if (state.gathered) reduce_amax(*shard_group_, amax);
   const at::Tensor on_host = amax.to(at::kCPU);
   for (size_t p = 0; p < count; ++p) {
     const ParameterSpec& parameter = state.stored.parameters[p];
     const float largest = on_host[static_cast<int64_t>(p)].item<float>();
     if (!std::isfinite(largest))
       throw ModelError(
-          fmt::format("{}.{} holds a NaN or an infinity (largest magnitude {}) and cannot be stored in FP8; repair the "
-                      "checkpoint or use precision.linear: compute",
-                      state.stored.name, parameter.name, largest));
+          fmt::format("{}.{} holds a NaN or an infinity and cannot be stored in FP8; repair the checkpoint or use "
+                      "precision.linear: compute",
+                      state.stored.name, parameter.name));
     const at::Tensor inverse = state.inverse_scales.select(0, state.stored_parameters[p]);
     inverse.copy_(fp8_inverse_scale(amax[static_cast<int64_t>(p)]));
     if (parts[p].defined()) fp8_cast_(targets[p], parts[p], inverse);
@@ -167,31 +167,31 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
   };
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (specs_[u].replicated) continue;
-    fill(
-        static_cast<int>(u),
-        [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece, const at::Tensor& target) {
-          if (failure) return;
-          keep_failure([&] {
-            const std::string& name = part.name;
-            const at::ScalarType dtype = scalar_type(source.find(name)->dtype).value();
-            int64_t at = 0;
-            for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
-              copies.add(span.data, dtype, target.narrow(0, at, span.count));
-              at += span.count;
-            }
-            TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", name);
-            elements_read_ += at;
-          });
-        },
-        [&] { keep_failure([&] { copies.wait(); }); });
+    const auto write = [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece,
+                           const at::Tensor& target) {
+      if (failure) return;
+      keep_failure([&] {
+        const std::string& name = part.name;
+        const at::ScalarType dtype = scalar_type(source.find(name)->dtype).value();
+        int64_t at = 0;
+        for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
+          copies.add(span.data, dtype, target.narrow(0, at, span.count));
+          at += span.count;
+        }
+        TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", name);
+        elements_read_ += at;
+      });
+    };
+    keep_failure([&] { fill(static_cast<int>(u), write, [&] { keep_failure([&] { copies.wait(); }); }); });
     done += states_[u]->layout.shard_numel;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
   }
   host_readers_.reset();
   shard_readers_.reset();
   weights_changed();
-  if (failure) std::rethrow_exception(failure);
+  // A barrier of the shard group, which ranks that have read everything wait in.
   if (peers_) peers_->publish();
+  if (failure) std::rethrow_exception(failure);
 }
 
 void ShardedUnits::initialise(uint64_t seed, bool only_replicated) {

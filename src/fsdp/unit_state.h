@@ -8,6 +8,9 @@
 
 namespace trireme {
 
+/// The largest amax of the ranks; infinite where a rank has a NaN, which neither MPI's nor NCCL's maximum keeps.
+void reduce_amax(Communicator& ranks, const at::Tensor& amax);
+
 /// A buffer that holds one gathered unit at a time.
 struct ShardedUnits::Slot {
   at::Tensor memory;  // bytes

@@ -176,10 +176,44 @@ Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> k
     if (device.is_cuda()) {
       result.boundaries_device = on_device(result.boundaries, at::kInt, device);
       if (!result.keys.empty()) result.keys_device = on_device(result.keys, at::kLong, device);
-      result.work = make_attention_work();
+      result.work = std::make_shared<AttentionWork>();
     }
   }
   return result;
+}
+
+std::vector<int64_t> cut_backward(const std::vector<int32_t>& boundaries) {
+  constexpr int64_t kMoreRows = 128, kLeastRows = 1024;  // sums of few rows are not worth a launch
+  const int64_t most = std::max(kLeastRows, kSumRowsPerToken * boundaries.back());
+  std::vector<int64_t> cuts{0};
+  int64_t rows = 0;
+  for (size_t i = 0; i + 1 < boundaries.size(); ++i) {
+    const int64_t more = boundaries[i + 1] - boundaries[i] + kMoreRows;
+    if (rows > 0 && rows + more > most) {
+      cuts.push_back(static_cast<int64_t>(i));
+      rows = 0;
+    }
+    rows += more;
+  }
+  cuts.push_back(static_cast<int64_t>(boundaries.size()) - 1);
+  return cuts;
+}
+
+const std::vector<SequenceRange>& backward_ranges(const Sequences& sequences) {
+  std::vector<SequenceRange>& ranges = sequences.work->ranges;
+  if (!ranges.empty()) return ranges;
+  const std::vector<int64_t> cuts = cut_backward(sequences.boundaries);
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int32_t first = sequences.boundaries[static_cast<size_t>(cuts[i])];
+    std::vector<int32_t> boundaries(sequences.boundaries.begin() + cuts[i],
+                                    sequences.boundaries.begin() + cuts[i + 1] + 1);
+    for (int32_t& boundary : boundaries) boundary -= first;
+    std::vector<int64_t> keys;
+    if (!sequences.keys.empty()) keys.assign(sequences.keys.begin() + cuts[i], sequences.keys.begin() + cuts[i + 1]);
+    ranges.push_back(
+        {first, make_sequences(std::move(boundaries), std::move(keys), sequences.boundaries_device.device())});
+  }
+  return ranges;
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sequences& sequences,

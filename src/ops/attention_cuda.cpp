@@ -9,24 +9,11 @@
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <map>
+#include <limits>
 #include <tuple>
 #include <utility>
 
 namespace trireme {
-
-/// A batch's work lists on the device, one for each head size and mask. The first layer makes them, all layers use
-/// them.
-struct AttentionWork {
-  struct Lists {
-    at::Tensor forward, backward, sequences, blocks;  // bytes
-    at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
-    int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, short_blocks = 0, longest = 0;
-  };
-  std::map<std::pair<int64_t, bool>, Lists> lists;
-};
-
-std::shared_ptr<AttentionWork> make_attention_work() { return std::make_shared<AttentionWork>(); }
 
 namespace launch {
 
@@ -119,9 +106,12 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Se
   return {o, lse};
 }
 
-void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
-                        const Sequences& sequences, const AttentionOptions& options, bool deterministic,
-                        const Heads& d) {
+namespace {
+
+/// False without a launch if the workspace would take more than `most` bytes.
+bool run_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
+                  const Sequences& sequences, const AttentionOptions& options, bool deterministic, const Heads& d,
+                  int64_t most) {
   const at::Tensor& q = heads.q;
   const c10::cuda::CUDAGuard guard(q.device());
   AttentionWork::Lists& lists = lists_of(sequences, q, options.causal);
@@ -145,11 +135,29 @@ void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Ten
   a.short_blocks = lists.short_blocks;
   a.sequences = tiles(lists.sequences);
   a.sequence_count = lists.sequence_count;
-  const at::Tensor workspace = at::empty({kernels::attention_backward_workspace(a)}, q.options().dtype(at::kByte));
+  const int64_t bytes = kernels::attention_backward_workspace(a);
+  if (bytes > most) return false;
+  const at::Tensor workspace = at::empty({bytes}, q.options().dtype(at::kByte));
   a.workspace = workspace.mutable_data_ptr();
   a.counters = lists.counters.mutable_data_ptr<int32_t>();
   a.deterministic = deterministic;
   check_launch(kernels::attention_backward(a, stream_of(q)), "attention_backward", heads);
+  return true;
+}
+
+}  // namespace
+
+void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
+                        const Sequences& sequences, const AttentionOptions& options, bool deterministic,
+                        const Heads& d) {
+  if (run_backward(d_o, heads, o, lse, sequences, options, deterministic, d, kSumRowsPerToken * heads.q.numel() * 4))
+    return;
+  for (const auto& [first, part] : backward_ranges(sequences)) {
+    const int64_t count = part.tokens();
+    run_backward(tokens_of(d_o, first, count), tokens_of(heads, first, count), tokens_of(o, first, count),
+                 lse.narrow(1, first, count).contiguous(), part, options, deterministic, tokens_of(d, first, count),
+                 std::numeric_limits<int64_t>::max());
+  }
 }
 
 }  // namespace launch

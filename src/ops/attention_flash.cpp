@@ -41,13 +41,24 @@ struct FlashAttention {
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const ProfileRange range("attention");
     const Heads heads = inputs.heads(), d = inputs.allocate_gradients();
-    const at::Tensor& bounds = sequences.boundaries_device;
-    const auto [dq, dk, dv] = at::_flash_attention_backward(
-        d_outputs[0].contiguous(), heads.q, heads.k, heads.v, out, log_sum, bounds, bounds, sequences.longest,
-        sequences.longest, p(), options.causal, rng_state, unused, options.scale);
-    d.q.copy_(dq);
-    d.k.copy_(dk);
-    d.v.copy_(dv);
+    const at::Tensor d_o = d_outputs[0].contiguous();
+    const auto run = [&](int64_t first, const Sequences& part) {
+      const int64_t count = part.tokens();
+      const Heads x = tokens_of(heads, first, count), dx = tokens_of(d, first, count);
+      const at::Tensor& bounds = part.boundaries_device;
+      const auto [dq, dk, dv] =
+          at::_flash_attention_backward(tokens_of(d_o, first, count), x.q, x.k, x.v, tokens_of(out, first, count),
+                                        log_sum.narrow(1, first, count).contiguous(), bounds, bounds, part.longest,
+                                        part.longest, p(), options.causal, rng_state, unused, options.scale);
+      dx.q.copy_(dq);
+      dx.k.copy_(dk);
+      dx.v.copy_(dv);
+    };
+    // A range of sequences by themselves would draw another dropout mask.
+    if (p() > 0)
+      run(0, sequences);
+    else
+      for (const auto& [first, part] : backward_ranges(sequences)) run(first, part);
     inputs.set(d, gradients);
   }
 };

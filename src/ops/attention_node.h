@@ -6,6 +6,10 @@
 
 #include <ATen/ATen.h>
 
+#include <map>
+#include <utility>
+#include <vector>
+
 namespace trireme {
 
 /// Attention dropout hashes 16-bit row and column numbers.
@@ -20,6 +24,39 @@ inline Heads split_heads(const at::Tensor& packed, int64_t kv_heads) {
   const int64_t n = packed.size(1) - 2 * kv_heads;
   return {packed.narrow(1, 0, n), packed.narrow(1, n, kv_heads), packed.narrow(1, n + kv_heads, kv_heads)};
 }
+
+/// Tokens first, first + 1, …
+inline at::Tensor tokens_of(const at::Tensor& x, int64_t first, int64_t count) { return x.narrow(0, first, count); }
+inline Heads tokens_of(const Heads& x, int64_t first, int64_t count) {
+  return {tokens_of(x.q, first, count), tokens_of(x.k, first, count), tokens_of(x.v, first, count)};
+}
+
+/// Consecutive sequences of a batch, whose tokens are first, first + 1, …
+struct SequenceRange {
+  int64_t first = 0;
+  Sequences sequences;
+};
+
+/// What is made once a batch: by the first layer, for all layers.
+struct AttentionWork {
+  /// Work lists on the device for a head size and a mask.
+  struct Lists {
+    at::Tensor forward, backward, sequences, blocks;  // bytes
+    at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
+    int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, short_blocks = 0, longest = 0;
+  };
+  std::map<std::pair<int64_t, bool>, Lists> lists;
+  std::vector<SequenceRange> ranges;  // backward_ranges()
+};
+
+/// Backward keeps an fp32 sum of dq for up to 128 rows more than each sequence has tokens, in our kernels and in the
+/// library's. Sequences of a few tokens therefore go through it a range at a time, so that there are at most
+/// kSumRowsPerToken rows for each token of the batch, which is what the memory plan counts. Returns the first sequence
+/// of each range, and the number of sequences.
+inline constexpr int64_t kSumRowsPerToken = 2;
+std::vector<int64_t> cut_backward(const std::vector<int32_t>& boundaries);
+/// The ranges, made when they are first asked for. `sequences` are on a GPU.
+const std::vector<SequenceRange>& backward_ranges(const Sequences& sequences);
 
 /// Heads as inputs of a node: three tensors, or one packed tensor.
 class HeadInputs {
@@ -65,8 +102,6 @@ class HeadInputs {
 
 /// [T, K, H] -> [T, N, H], each key head repeated for its group of query heads.
 at::Tensor repeat_heads(const at::Tensor& x_TKH, int64_t heads);
-
-std::shared_ptr<AttentionWork> make_attention_work();
 
 /// One implementation of attention each; results [T, N, H].
 at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,

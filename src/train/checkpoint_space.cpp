@@ -1,5 +1,6 @@
 #include "checkpoint_space.h"
 
+#include "batch_sizes.h"
 #include "checkpoint_writer.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/text.h"
@@ -19,6 +20,14 @@ constexpr uint64_t kVectors = 3, kElement = 4;  // masters and two moments in fp
 
 std::string text_of(uint64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
+/// The checkpoints that a run of this length writes, with that of a stop. By time their number is not known: a
+/// keep_last beyond the number of steps, which stands for all of them, then counts as the least.
+int64_t most_saves(const Config& config) {
+  const OutputSection& output = config.output;
+  if (output.save_every_minutes) return config.train.max_steps < output.keep_last ? 3 : output.keep_last + 1;
+  return BatchSizes(config.batch).before(config.train.max_steps) / *output.save_every_samples + 1;
+}
+
 }  // namespace
 
 uint64_t checkpoint_bytes(const std::vector<UnitSpec>& units, int world_size) {
@@ -36,7 +45,7 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
   const bool periodic = config.output.save_every_samples || config.output.save_every_minutes;
   if (!periodic && !config.output.save_on_stop) return "";
   // While one is written, keep_last older ones are still on the disk.
-  const auto wanted = static_cast<uint64_t>(periodic ? config.output.keep_last + 1 : 1);
+  const auto wanted = static_cast<uint64_t>(periodic ? std::min(config.output.keep_last + 1, most_saves(config)) : 1);
   uint64_t kept = 0, present = 0;
   int64_t newest = 0;
   for (const auto& [step, path] : list_checkpoints(directory)) {

@@ -73,6 +73,10 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
   } else if (config.empty()) {
     throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", program));
   }
+  if (!line.dry_run && !line.handled && (line.ranks || line.device_memory_gib))
+    throw ConfigError(fmt::format(
+        "{} is for --dry-run: a run has the ranks and devices that it is started with (mpirun -n N, srun, torchrun)",
+        line.ranks ? "--ranks" : "--device-memory-gib"));
   line.config = config;
   return line;
 }

@@ -97,10 +97,23 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   if (launch.rank != 0) return 0;
   // The order of a run, so that of several problems the same one is told.
   const Config config = resolve_epochs(given, family, ranks);
-  check_run_directory(config);
+  // With --ranks the run is for other machines, whose disks this one does not show.
+  const bool elsewhere = line.ranks.has_value();
+  std::string disk;
+  const auto check_disk = [&](const auto& check) {
+    try {
+      check();
+    } catch (const WriteError& error) {
+      if (!elsewhere) throw;
+      disk += fmt::format("a run on this machine would end with exit code {}: {}\n", static_cast<int>(error.code()),
+                          error.what());
+    }
+  };
+  check_disk([&] { check_run_directory(config); });
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
-  const auto task = family.make_task(config, {0, ranks, at::kCPU, dtype}, family.config);
+  const auto task = family.make_task(
+      config, {.rank = 0, .world_size = ranks, .compute_dtype = dtype, .planned_for_gpus = gpu}, family.config);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
   if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
   PlanQuestion question{config, *task, ranks, gpu, 0};
@@ -109,9 +122,11 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
   question.rates = configured_rates(config);
   const MemoryPlan plan = plan_run(question);
-  const std::string warning = check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir),
-                                                     checkpoint_bytes(task->units(), ranks));
-  if (!warning.empty()) log_warn(warning);
+  check_disk([&] {
+    const std::string warning = check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir),
+                                                       checkpoint_bytes(task->units(), ranks));
+    if (!warning.empty()) log_warn(warning);
+  });
   const RowScanReport report =
       RowScan(task->row_sets(), {.threads = scan_threads(1), .seconds = kLongestScan}).finish(kLongestScan);
   if (report.bad_rows > 0) throw DataError(report.first_bad.front().what);
@@ -129,6 +144,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
         "output.dir holds this run: it goes on from the newest whole of {} checkpoint{} up to step {}, "
         "which a dry run does not read\n",
         found.size(), found.size() == 1 ? "" : "s", found.front().first);
+  text += disk;
   std::fputs(text.c_str(), stdout);
   return 0;
 }

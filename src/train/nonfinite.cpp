@@ -63,7 +63,9 @@ std::string find_nonfinite_gradients(ShardedUnits& units, World& world, const St
     if (injects_faults()) inject_gradient_fault(name, gradient, comm.rank(), replay.step);
     if (found.empty() && !gradient.isfinite().all().item<bool>()) found = "the gradient of " + name;
   });
+  units.begin_step();
   const double loss = replay.compute();
+  if (found.empty()) found = units.find_nonfinite_operand();
   units.clear_gradients();
   units.observe_gradients({});
   if (!std::isfinite(loss)) found = "the loss" + (found.empty() ? "" : " and " + found);

@@ -107,10 +107,6 @@ Profiler::Profiler(const Config& config, World& world, std::filesystem::path fol
         "NVTX ranges and cudaProfilerStart/Stop mark the active steps");
   if (records_here_ && gpu && schedule_.warmup == 0)
     log_info("profile: without a warm-up step the first kernels of a trace may be missing; set profile.warmup");
-  // Kineto was built with CUDA and asks for GPUs whatever is recorded: where no driver answers it prints an error of
-  // its highest level. What is printed can only be set through the environment, which it reads when the first profile
-  // begins.
-  if (!gpu) setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
   if (records_here_ && gpu && settings_.memory) {
     // The history begins here, so that it reaches back when memory runs out in any step; its entries have ranges.
     record_memory_history();

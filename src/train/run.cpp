@@ -143,7 +143,9 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
 int join_and_train(const Config& config, const Launch& launch, const ModelFamily& family, const CommandLine& line) {
   install_signal_handlers();
   set_log_rank(launch.rank, launch.world_size);
-  const std::unique_ptr<World> world = World::join(launch, visible_gpus() > 0, &rank_watchdog());
+  const bool gpu = visible_gpus() > 0;
+  set_library_environment(gpu, config.train.deterministic);
+  const std::unique_ptr<World> world = World::join(launch, gpu, &rank_watchdog());
   const int rank = world->communicator().rank(), size = world->communicator().size();
   set_log_rank(rank, size);
   if (const auto bound = bind_cpus(world->launch().local_rank, world->launch().local_world_size)) log_info(*bound);

@@ -115,6 +115,7 @@ at::Tensor Trainer::reduce_statistics(const at::Tensor& loss_sum, const StepBatc
   host[kSaveClock] = comm_.rank() == 0 && clock_->minutes_passed();
   at::Tensor stats = host.to(device, /*non_blocking=*/true);
   stats[kSquare].copy_(local_gradient_square(units_->trained()));
+  if (const at::Tensor nonfinite = units_->nonfinite_operands(); nonfinite.defined()) stats[kSquare].add_(nonfinite);
   stats[kLossSum].copy_(loss_sum);
   if (comm_.size() > 1) comm_.all_reduce(stats)->wait();
   return stats;

@@ -70,7 +70,8 @@ def check_wrong_command_lines(site):
             ("--dry-rn", "train_llama: unknown option '--dry-rn'. Did you mean '--dry-run'?"),
             ("--config", "--config needs a value"),
             ("--ranks 0", "--ranks must be an integer from 1 to 1048576, not '0'"),
-            ("--config x extra", "train_llama: unexpected argument 'extra'")), 0, 2):
+            ("--config x --ranks 2 --print-config", "--ranks is for --dry-run"),
+            ("--config x extra", "train_llama: unexpected argument 'extra'")), 0, 2, 3):
         site.run("train_llama", *arguments.split(), code=2, says=says)
 
 

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -250,6 +251,7 @@ class MemoryWeights final : public WeightSource {
     return {{data, end - begin}};
   }
   std::string description() const override { return "memory"; }
+  void set(const std::string& name, int64_t element, float value) { tensors_.at(name).view(-1)[element] = value; }
 
  private:
   std::string failing_;
@@ -324,6 +326,29 @@ TEST(Load, ARankThatCannotReadEndsAfterTheCollectivesOfTheOthers) {
     EXPECT_EQ(problem, last ? "block.1.bias is damaged" : "");
     EXPECT_EQ(comm().all_reduce_host({1.0})[0], comm().size()) << "no rank is left in a collective of load()";
   }
+}
+
+/// A NaN of one rank is lost in a maximum over the ranks, MPI's and NCCL's.
+TEST(Load, AFrozenMatrixWithANaNIsRefusedByAllRanksWhicheverHoldsIt) {
+  const auto specs = make_units(false, false);
+  for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2)
+    for (const int64_t element : {int64_t{0}, kWidth * kWidth / 2, kWidth * kWidth - 1})
+      for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        SCOPED_TRACE(fmt::format("shard size {}, element {}, {}", shard_size, element, value));
+        MemoryWeights source(specs);
+        source.set("block.2.gate", element, value);
+        ShardingOptions options = reading(shard_size, ShardPolicy::kFull, {});
+        options.frozen = Recipe::kFp8Frozen;
+        ShardedUnits units(specs, comm(), at::kCPU, options);
+        std::string problem;
+        try {
+          units.load(source, 2);
+        } catch (const ModelError& error) {
+          problem = error.what();
+        }
+        EXPECT_NE(problem.find("block.2.fused holds a NaN or an infinity"), std::string::npos) << problem;
+        EXPECT_EQ(comm().all_reduce_host({1.0})[0], comm().size()) << "no rank is left in a collective of load()";
+      }
 }
 
 /// Two hosts with two ranks each.

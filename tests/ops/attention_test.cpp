@@ -1,10 +1,14 @@
 #include "trireme/ops/attention.h"
 
+#include "attention_node.h"
 #include "gradient_check.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <vector>
 
 namespace trireme {
 namespace {
@@ -171,6 +175,33 @@ TEST(Attention, DecisionsHaveTheirRateAndNoPattern) {
   for (const int64_t shift : {1, 8, 16})
     for (const int64_t dim : {0, 1})
       EXPECT_LT(std::abs((c[0] * c[0].roll(shift, dim)).mean().item<double>()), bound) << shift << " " << dim;
+}
+
+/// Backward keeps sums of dq for up to 128 rows more than each sequence has tokens.
+TEST(Sequences, AreCutForBackwardWhereSumsWouldTakeMoreThanThePlanCounts) {
+  const auto bounds = [](int64_t count, int32_t length) {
+    std::vector<int32_t> all{0};
+    for (int64_t i = 0; i < count; ++i) all.push_back(all.back() + length);
+    return all;
+  };
+  EXPECT_EQ(cut_backward(bounds(8, 1024)), (std::vector<int64_t>{0, 8}));
+  EXPECT_EQ(cut_backward(bounds(1, 3)), (std::vector<int64_t>{0, 1}));
+  for (const int32_t length : {1, 10, 63, 127, 200}) {
+    for (std::vector<int32_t> all : {bounds(8192 / length, length), bounds(7, length)}) {
+      if (length == 10) all.push_back(all.back() + 4096);  // one long sequence among short ones
+      const std::vector<int64_t> cuts = cut_backward(all);
+      const int64_t most = std::max<int64_t>(1024, kSumRowsPerToken * all.back());
+      ASSERT_EQ(cuts.front(), 0);
+      ASSERT_EQ(cuts.back(), static_cast<int64_t>(all.size()) - 1);
+      for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+        ASSERT_LT(cuts[i], cuts[i + 1]);
+        int64_t rows = 0;
+        for (auto s = static_cast<size_t>(cuts[i]); s < static_cast<size_t>(cuts[i + 1]); ++s)
+          rows += all[s + 1] - all[s] + 128;
+        EXPECT_LE(rows, most) << length;
+      }
+    }
+  }
 }
 
 TEST(Sequences, RefuseImpossibleBoundaries) {

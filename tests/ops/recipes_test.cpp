@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 namespace trireme {
@@ -108,7 +109,20 @@ TEST(DelayedFp8, ScalesFollowTheNewestStep) {
   EXPECT_EQ(x.scale.item<double>(), 28);
   EXPECT_EQ(dy.scale.item<double>(), 57344) << "a tensor without an amax must keep its scale";
 
-  (void)codes(x, std::numeric_limits<double>::infinity()), (void)codes(dy, std::numeric_limits<double>::quiet_NaN());
+  (void)codes(x, 40.0);  // a pass that is no step: warm-up, or a step that is computed again
+  scales.begin_step();
+  (void)codes(x, 2.0);
+  EXPECT_EQ(scales.nonfinite().item<double>(), 0);
+  EXPECT_EQ(scales.update().item<double>(), 0);
+  EXPECT_EQ(x.scale.item<double>(), 112) << "a pass between two steps changed the scale";
+  (void)codes(x, 8.0);
+  (void)scales.update();
+
+  scales.begin_step();
+  (void)codes(x, std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(scales.nonfinite().item<double>())) << "products clamp an infinity";
+  (void)codes(dy, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_TRUE(std::isnan(scales.nonfinite().item<double>()));
   EXPECT_EQ(scales.update().item<double>(), 2);
   EXPECT_EQ(x.scale.item<double>(), 28);
   EXPECT_EQ(dy.scale.item<double>(), 57344);
@@ -119,6 +133,22 @@ TEST(DelayedFp8, ScalesFollowTheNewestStep) {
   EXPECT_TRUE(again.linear(0).x.scale.equal(x.scale));
   EXPECT_TRUE(again.linear(0).x.inverse.equal(x.inverse));
   EXPECT_FALSE(other.restore(scales.state()));
+}
+
+TEST(DelayedFp8, TheFirstStepIsItsOwn) {
+  const auto codes = [](Fp8Scales& scales, double top) {
+    return make_codes({at::full({16, 16}, top), {}, {}}, scales.linear(0).x, *scales.linear(0).known, false).codes;
+  };
+  Fp8Scales warm(1, at::kCPU), cold(1, at::kCPU);
+  (void)codes(warm, 7.0);
+  for (Fp8Scales* scales : {&warm, &cold}) {
+    scales->begin_step();
+    (void)codes(*scales, 0.0);  // nothing to make a scale of
+  }
+  EXPECT_TRUE(warm.linear(0).x.scale.equal(cold.linear(0).x.scale)) << "of a pass before the step";
+  (void)codes(cold, 64.0), (void)codes(cold, 2.0);  // micro-batches: each has the scale of its own amax
+  EXPECT_EQ(cold.update().item<double>(), 0) << "nothing was saturated";
+  EXPECT_EQ(cold.linear(0).x.scale.item<double>(), 3.5);
 }
 
 TEST(QuantiseRows, UseTheWholeRangeAndRoundToNearest) {

@@ -81,7 +81,7 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
   const auto task = gpt.make_task(config, {}, gpt.config);
   EXPECT_EQ(task->facts().train_rows, kRows);
   EXPECT_EQ(task->nominal_denominator(), 8.0 * (kLength - 1)) << "the loss is the family's default";
-  EXPECT_FALSE(task->facts().takes_adapters);
+  EXPECT_TRUE(task->facts().adapter_targets.empty());
   EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
   EXPECT_EQ(config.optimizer.weight_decay, 0.1);
   EXPECT_EQ(config.optimizer.grad_clip, 1.0);

@@ -14,6 +14,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -150,8 +151,65 @@ TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
               std::string::npos)
         << message;
     EXPECT_NE(message.find("batch."), std::string::npos) << message;
-    EXPECT_EQ(message.find("precision.linear"), std::string::npos) << "no weight is frozen: " << message;
   }
+}
+
+/// What a run that does not fit is told.
+std::string refusal(const Config& config, const TrainingTask& task, double memory_gib) {
+  try {
+    (void)plan_run({config, task, 1, /*gpu=*/true, static_cast<int64_t>(memory_gib * (1 << 30))});
+    return "fits";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
+  const auto file = write({"gpt3-126m", 1, 1, 2048, {}});
+  const auto with = [&](const std::vector<std::string>& settings) {
+    return load_config(file, settings, kLlama.config, 1);
+  };
+  const Config plain = with({}), fp8 = with({"precision.linear=fp8", "precision.fp8_recipe=delayed"});
+  const auto task = kLlama.make_task(plain, {0, 1, at::kCPU, at::kBFloat16}, kLlama.config);
+  const auto all = [&](const Config& config) {
+    std::string text;
+    for (const PlanHint& hint : plan_hints({config, *task, 1, /*gpu=*/true, int64_t{4} << 30}))
+      text += hint.text() + '\n';
+    return text;
+  };
+  EXPECT_NE(all(plain).find("lora.r: 16 with lora.target_modules: [c_attn, c_proj]"), std::string::npos) << all(plain);
+  EXPECT_NE(all(plain).find("precision.linear: fp8"), std::string::npos) << all(plain);
+  EXPECT_NE(all(fp8).find("precision.fp8_recipe: rowwise"), std::string::npos) << all(fp8);
+  EXPECT_EQ(all(fp8).find("lora"), std::string::npos) << "recipes are for trained matrices: " << all(fp8);
+  EXPECT_NE(refusal(plain, *task, 2).find("; try "), std::string::npos);
+}
+
+TEST_F(Hints, ALongRowIsSaidToBeOnOneRank) {
+  const Case c = {"llama2-7b", 1, 80, 262144, {kLora}};
+  const Config config = load_config(write(c), c.settings, kLlama.config, 1);
+  const auto task = kLlama.make_task(config, {0, 1, at::kCPU, at::kBFloat16}, kLlama.config);
+  EXPECT_NE(refusal(config, *task, c.memory_gib).find("a row of 262144 tokens is on one rank"), std::string::npos)
+      << refusal(config, *task, c.memory_gib);
+}
+
+TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {
+  const Case c = {"llama2-7b", 1, 80, 1000, {"batch.global_batch_size=16", "batch.micro_batch_size=16"}};
+  const auto file = write(c);
+  int split = 0;
+  for (const double gib : {100.0, 90.0, 80.0, 70.0, 60.0, 50.0})
+    for (const char* linear : {"precision.linear=fp8", "precision.linear=compute"}) {
+      std::vector<std::string> settings = c.settings;
+      settings.insert(settings.end(), {linear, "optimizer.moments=bf16"});
+      const Config config = load_config(file, settings, kLlama.config, 1);
+      const auto task = kLlama.make_task(config, {0, 1, at::kCPU, at::kBFloat16}, kLlama.config);
+      const PlanInput input = plan_input({config, *task, 1, /*gpu=*/true, static_cast<int64_t>(gib * (1 << 30))});
+      for (const auto& plan : {find_plan(input), std::optional(least_plan(input))}) {
+        if (!plan) continue;
+        split += plan->rows_per_pass < 16 ? 1 : 0;
+        EXPECT_TRUE(config.precision.linear != "fp8" || plan->rows_per_pass * 1000 % 16 == 0) << plan->rows_per_pass;
+      }
+    }
+  EXPECT_GT(split, 0) << "no micro-batch was split";
 }
 
 }  // namespace

@@ -227,6 +227,19 @@ def fp8_training(site):
     some, none = ([line["loss"] for line in site.metrics(run)] for run in ("some", "none"))
     assert none == compute, "of two blocks, the first and the last stay in the compute type"
     assert some not in (compute, [line["loss"] for line in site.metrics("delayed")]), some
+    # An infinity, which the products clamp, ends the run as in the compute type.
+    shutil.copytree(f"{site.work}/base", f"{site.work}/huge")
+    path = f"{site.work}/huge/model.safetensors"
+    data = open(path, "rb").read()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header, values = json.loads(data[8:begin]), np.frombuffer(data, "<f4", offset=begin).copy()
+    for name in ("gate_proj", "up_proj"):
+        first, last = header[f"model.layers.1.mlp.{name}.weight"]["data_offsets"]
+        values[first // 4:last // 4] *= np.float32(1e22)
+    open(path, "wb").write(data[:begin] + values.tobytes())
+    for ranks in (0, 2):
+        done = site.train(f"output.dir=huge{ranks}", "model.path=huge", "precision.linear=fp8", "precision.fp8_recipe=delayed", *FULL, ranks=ranks, expect=70)
+        assert "not finite: the input of model.layers.1.mlp.down_proj.weight on rank 0" in done.stderr, done.stderr
 
 
 def mlperf_log(site):

@@ -189,6 +189,13 @@ def stops(site):
     assert "the checkpoints of this run do not fit" in last_line(done.stderr), done.stderr
     dry = site.run("output.dir=regular-dry", "lora=null", "output.save_every_samples=16", extra=["--dry-run"], expect=73, TRIREME_FAULT=tiny)
     assert last_line(dry.stderr).replace("regular-dry", "regular-full") == last_line(done.stderr), (dry.stderr, done.stderr)
+    # With --ranks the run is for other machines: it is planned, and what this disk lacks is said.
+    for changes, says in ((["output.dir=regular-dry"], "the checkpoints of this run do not fit"), (["output.dir=/proc/none"], "cannot create directory")):
+        dry = site.run("lora=null", "output.save_every_samples=16", *changes, extra=["--dry-run", "--ranks", "1", "--device-memory-gib", "80"], TRIREME_FAULT=tiny)
+        assert "memory per rank:" in dry.stdout and "would end with exit code 73: " in dry.stdout and says in dry.stdout, dry.stdout
+    # "All" checkpoints, as importers write it: not more than the run saves.
+    site.run("output.dir=all", "lora=null", "output.save_every_samples=16", "output.keep_last=2147483647", extra=["--dry-run"])
+    site.run("output.dir=all", "lora=null", "output.save_every_minutes=10", "output.keep_last=2147483647", extra=["--dry-run"])
 
 
 def write_headers(folder, layers=80, hidden=8192, ffn=28672, vocab=32000, kv=1024, files=15):

@@ -57,6 +57,7 @@ struct PlanInput {
   int64_t head_logits = 0, head_logits_most = 0;  // logits of a row; so many bytes of them at a time
   int64_t working_fixed = 0;           // working memory that does not depend on the rows (a transposed weight)
   int rows = 1;                        // of a micro-batch
+  int rows_multiple = 1;               // a split micro-batch has passes of a multiple of this many rows
   int micro_batches = 1;               // of one rank in one step
   std::optional<int> shard_size;       // nullopt = auto
   std::optional<ShardPolicy> policy;   // nullopt = auto

@@ -98,8 +98,13 @@ class ShardedUnits : public UnitStore {
    private:
     ShardedUnits& units_;
   };
-  /// Call before the first forward of a step.
+  /// Call before the first forward of a step, also of one that is computed again.
   void begin_step();
+  /// Fp8Scales::nonfinite() of this rank's operands since begin_step(); undefined if there are no scales.
+  at::Tensor nonfinite_operands() const { return scales_ ? scales_->nonfinite() : at::Tensor(); }
+  /// "the input of x.weight", the first operand with a scale that held an infinity or NaN; empty: none did. Waits for
+  /// the device.
+  std::string find_nonfinite_operand() const;
   /// Call after the optimizer step, on all ranks (collective). Updates the scales for the next step. Returns the number
   /// of tensors of FP8 products with values beyond their scale's range, which were saturated (fp64 scalar on the
   /// device, equal on all ranks); undefined if there are no such products.

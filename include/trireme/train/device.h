@@ -42,6 +42,9 @@ std::string memory_state(at::Device device);
 void start_device_capture();
 void stop_device_capture();
 
+/// Variables that libraries read, where they are not set. Call it while the process has one thread: a thread that reads
+/// the environment while another changes it may read freed memory.
+void set_library_environment(bool gpu, bool deterministic);
 /// Library settings for speed and determinism, once per process, before the first operation on a GPU.
 /// `deterministic`: an operation without a deterministic form throws.
 void configure_libraries(at::Device device, int local_world_size, bool deterministic);

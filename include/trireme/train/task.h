@@ -29,6 +29,7 @@ struct RankInfo {
   at::ScalarType compute_dtype = at::kFloat;
   /// No run: data files are not opened and need not be there. facts() has no rows, and only fill_plan() may be called.
   bool plan_only = false;
+  bool planned_for_gpus = false;  // `device` is not the run's: it is planned for GPUs
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
@@ -66,9 +67,10 @@ struct TaskFacts {
   /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   std::optional<double> nominal_samples_per_step;
-  bool takes_adapters = false;                 // a lora section is possible
-  Recipe automatic_fp8 = Recipe::kFp8Rowwise;  // precision.fp8_recipe: auto
-  std::vector<std::string> description;        // banner lines: model, data
+  std::vector<std::string> adapter_targets;      // lora.target_modules of a lora section; empty: none is possible
+  bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with a lora section, without one
+  Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
+  std::vector<std::string> description;          // banner lines: model, data
 };
 
 class TrainingTask {

@@ -293,7 +293,7 @@ class NcclCommunicator final : public Communicator {
 };
 
 void prepare_nccl() {
-  // NVLink multicast stays off by design: one faulty program that uses it can take a host's GPUs out of service.
+  // Set already by programs that train (set_library_environment()); others use no NVLink multicast either.
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
   int loaded = 0;
   check_nccl(ncclGetVersion(&loaded), "ncclGetVersion");

@@ -45,13 +45,23 @@ Fp8Scales::Fp8Scales(int64_t linears, at::Device device) {
 }
 
 void Fp8Scales::begin_step() {
-  if (!known_) amax_.zero_();
+  amax_.zero_();
+  if (known_) return;
+  scale_.fill_(1);
+  inverse_.fill_(1);
+}
+
+at::Tensor Fp8Scales::nonfinite() const {
+  const at::NoGradGuard no_grad;
+  return amax_.sum(at::kDouble) * 0.0;
 }
 
 at::Tensor Fp8Scales::update() {
   const at::NoGradGuard no_grad;
-  // Counts infinities and NaN too.
-  const at::Tensor beyond = (amax_ * scale_).le(largest_ * (1 + 1e-6)).logical_not().sum().to(at::kDouble);
+  // Counts infinities and NaN too. In the first step every matrix has the scale of its own amax, not that of the
+  // step's.
+  const at::Tensor beyond = known_ ? (amax_ * scale_).le(largest_ * (1 + 1e-6)).logical_not().sum().to(at::kDouble)
+                                   : at::zeros({}, amax_.options().dtype(at::kDouble));
   follow_amax(scale_, inverse_, amax_, largest_);
   amax_.zero_();
   known_ = true;

@@ -114,12 +114,19 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));
   data_vocab_ = config.model.vocab_size.value_or(stored_vocab_);
   model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
-  if (trains_in_fp8(config))
-    check_fp8_training(rank, {{"hidden_size", shape.hidden_size},
-                              {"intermediate_size", shape.intermediate_size},
-                              {"the queries' width", shape.num_attention_heads * shape.head_dim},
-                              {"the keys' width", shape.num_key_value_heads * shape.head_dim},
-                              {"the tokens of a micro-batch", config.batch.micro_batch_size * config.data.seq_length}});
+  std::vector<std::pair<const char*, int64_t>> sizes = {
+      {"hidden_size", shape.hidden_size},
+      {"intermediate_size", shape.intermediate_size},
+      {"the queries' width", shape.num_attention_heads * shape.head_dim},
+      {"the keys' width", shape.num_key_value_heads * shape.head_dim}};
+  facts_.frozen_fp8 = fp8_problem(rank, /*trained=*/false, sizes).empty();
+  facts_.trained_fp8 = family.features.has(Feature::kFp8Training) && fp8_problem(rank, /*trained=*/true, sizes).empty();
+  if (config.precision.linear == "fp8") {
+    if (!config.lora)
+      sizes.emplace_back("the tokens of a micro-batch", config.batch.micro_batch_size * config.data.seq_length);
+    if (const std::string problem = fp8_problem(rank, /*trained=*/!config.lora, sizes); !problem.empty())
+      throw ConfigError(problem);
+  }
   if (!rank.plan_only) {
     open_rows();
     if (rank.rank == 0) warn_of_tokenizers();
@@ -137,7 +144,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.flops_per_row = model_flops_per_sample(shape, model_->lora(), config.data.seq_length);
   facts_.nominal_denominator =
       per_token ? samples * static_cast<double>(config.data.seq_length - (has_labels() ? 0 : 1)) : samples;
-  facts_.takes_adapters = family.features.has(Feature::kAdapters);
+  if (family.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(shape);
   facts_.description.insert(
       facts_.description.begin(),
       fmt::format(

@@ -126,19 +126,31 @@ void stop_device_capture() {
 #endif
 }
 
+void set_library_environment(bool gpu, bool deterministic) {
+  const auto set = [](const char* name, const char* value) { setenv(name, value, /*overwrite=*/0); };
+  // LibTorch accepts cuBLAS in this mode only with workspaces of a fixed size. This is the default's on Hopper.
+  if (deterministic) set("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
+  if (gpu) {
+    // The allocator's fixed segments fragment; a run whose plan fills the device would run out of memory.
+    set("PYTORCH_ALLOC_CONF", "expandable_segments:True");
+    // NVLink multicast stays off by design: one faulty program that uses it can take a host's GPUs out of service.
+    set("NCCL_NVLS_ENABLE", "0");
+  } else {
+    // Kineto was built with CUDA and asks for GPUs whatever is recorded: where no driver answers it prints an error of
+    // its highest level. What is printed can only be set through the environment.
+    set("KINETO_LOG_LEVEL", "5");
+  }
+}
+
 void configure_libraries(at::Device device, int local_world_size, bool deterministic) {
   if (deterministic) {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     // Filling new tensors with NaN is for finding reads of uninitialised memory, and costs a pass over each.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
-    // LibTorch accepts cuBLAS in this mode only with workspaces of a fixed size. This is the default's on Hopper.
-    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   }
   // fp32 means fp32: TF32 keeps ten bits of mantissa and would break the fp32 parity with the CPU.
   at::globalContext().setAllowTF32CuBLAS(false);
   at::globalContext().setAllowTF32CuDNN(false);
-  // The allocator's fixed segments fragment; a run whose plan fills the device would run out of memory.
-  if (device.is_cuda()) setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);
   if (device.is_cpu() && std::getenv("OMP_NUM_THREADS") == nullptr)
     at::set_num_threads(threads_of_rank(usable_cores(), local_world_size));
 }

@@ -62,8 +62,10 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
                       {"attention_probs_dropout_prob", format_exact(shape.attention_probs_dropout_prob)},
                       {"hidden_act", shape.gelu_tanh ? "gelu by tanh" : "gelu by erf"},
                       {"next-sentence head", shape.next_sentence ? "true" : "false"}});
-  if (trains_in_fp8(config))
-    check_fp8_training(rank, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
+  const std::string fp8 = fp8_problem(
+      rank, /*trained=*/true, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
+  if (trains_in_fp8(config) && !fp8.empty()) throw ConfigError(fp8);
+  facts_.trained_fp8 = fp8.empty();
   if (rank.plan_only)
     sequences_per_row_ = config.batch.packing_rate;
   else

@@ -1,5 +1,6 @@
 #include "plan_hints.h"
 
+#include "task_base.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <numeric>
 
 namespace trireme {
 
@@ -59,14 +61,23 @@ class Changes {
           [&](Config& c) { c.batch.global_batch_size = question.ranks * micro; });
     if (!config.lora && config.optimizer.name == "adamw" && config.optimizer.moments == "fp32")
       add("optimizer.moments: bf16", [](Config& c) { c.optimizer.moments = "bf16"; });
-    if (config.lora && config.precision.linear != "fp8")
+    const TaskFacts& facts = question.task.facts();
+    if (question.gpu && config.precision.linear != "fp8" && (config.lora ? facts.frozen_fp8 : facts.trained_fp8))
       add("precision.linear: fp8", [](Config& c) { c.precision.linear = "fp8"; });
-    if (!config.lora && question.task.facts().takes_adapters) add("lora.r: 16", [](Config& c) { c.lora.emplace(); });
+    if (trains_in_fp8(config) && !stores_codes(trained_recipe(config, facts.automatic_fp8)))
+      add("precision.fp8_recipe: rowwise", [](Config& c) { c.precision.fp8_recipe = "rowwise"; });
+    const bool fp8_keys = config.precision.fp8_recipe != "auto" || config.precision.fp8_skip_first > 0 ||
+                          config.precision.fp8_skip_last > 0;  // not with a lora section
+    if (!config.lora && !facts.adapter_targets.empty() && !fp8_keys) add_adapters(facts.adapter_targets);
     add_shorter_rows();
   }
 
   std::vector<PlanHint> take() {
-    std::erase_if(hints_, [](const PlanHint& hint) { return !ramp_fits(hint.config.batch, hint.ranks); });
+    std::erase_if(hints_, [this](const PlanHint& hint) {
+      const Config& config = hint.config;
+      const bool odd = config.batch.micro_batch_size * config.data.seq_length % kFp8Multiple != 0;
+      return !ramp_fits(config.batch, hint.ranks) || (question_.gpu && trains_in_fp8(config) && odd);
+    });
     return std::move(hints_);
   }
 
@@ -75,6 +86,12 @@ class Changes {
     PlanHint hint{{setting}, question_.config, question_.ranks};
     change(hint.config);
     hints_.push_back(std::move(hint));
+  }
+
+  void add_adapters(const std::vector<std::string>& targets) {
+    add("lora.r: 16", [&](Config& c) { c.lora.emplace().target_modules = targets; });
+    if (targets != LoraSection{}.target_modules)
+      hints_.back().settings.push_back(fmt::format("lora.target_modules: [{}]", join(targets, ", ")));
   }
 
   bool fits(const PlanHint& hint) const { return least(question_.with(hint.config, hint.ranks)).fits(); }
@@ -177,6 +194,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.trained = trained_recipe(config, question.task.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;
+  if (question.gpu && trains_in_fp8(config))
+    input.rows_multiple = static_cast<int>(kFp8Multiple / std::gcd(kFp8Multiple, config.data.seq_length));
   const std::string& recompute = config.parallel.recompute;
   if (const auto share = parse_fraction(recompute); share)
     input.recompute_blocks = recompute_fraction(input.num_blocks, *share);
@@ -218,8 +237,16 @@ MemoryPlan plan_run(const PlanQuestion& question) {
   const std::vector<PlanHint> hints = plan_hints(question);
   std::vector<std::string> shown;
   for (size_t i = 0; i < std::min(kShown, hints.size()); ++i) shown.push_back(hints[i].text());
+  const MemoryPlan least = least_plan(input);
+  const bool long_rows = 2 * (least.activations + least.working) > least.total();
+  const std::string whole =
+      long_rows ? fmt::format(
+                      "; a row of {} tokens is on one rank, so that more ranks divide neither activations nor "
+                      "working memory",
+                      question.config.data.seq_length)
+                : "";
   throw ConfigError(
-      fmt::format("{}; try {}", describe_need(least_plan(input)),
+      fmt::format("{}{}; try {}", describe_need(least), whole,
                   shown.empty() ? "a smaller model: no setting saves memory here" : join(shown, ", or ")));
 }
 

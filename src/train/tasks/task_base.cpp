@@ -111,21 +111,19 @@ void set_block_times(const BlockWork& work, const BlockProducts& products, PlanI
         static_cast<double>(input.num_blocks) * products.cost.weights * work.fp8_weight_bytes / rates.memory_bytes;
 }
 
-void check_fp8_training(const RankInfo& rank, const std::vector<std::pair<const char*, int64_t>>& widths) {
-  if (!rank.device.is_cuda()) return;
-  if (!has_kernels(rank.device))
-    throw ConfigError(
-        fmt::format("precision.linear fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
-                    rank.device.str()));
-  if (rank.compute_dtype == at::kFloat)
-    throw ConfigError("precision.linear fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32");
-  constexpr int64_t kMultiple = 16;
-  if (std::all_of(widths.begin(), widths.end(), [](const auto& width) { return width.second % kMultiple == 0; }))
-    return;
+std::string fp8_problem(const RankInfo& rank, bool trained, const std::vector<std::pair<const char*, int64_t>>& sizes) {
+  if (!rank.device.is_cuda() && !rank.planned_for_gpus) return "";
+  if (rank.device.is_cuda() && !has_kernels(rank.device))
+    return fmt::format(
+        "precision.linear fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
+        rank.device.str());
+  if (trained && rank.compute_dtype == at::kFloat)
+    return "precision.linear fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32";
+  if (std::all_of(sizes.begin(), sizes.end(), [](const auto& size) { return size.second % kFp8Multiple == 0; }))
+    return "";
   std::vector<std::string> all;
-  for (const auto& [name, width] : widths) all.push_back(fmt::format("{} is {}", name, width));
-  throw ConfigError(
-      fmt::format("precision.linear fp8 needs sizes that are multiples of {}: {}", kMultiple, join(all, ", ")));
+  for (const auto& [name, size] : sizes) all.push_back(fmt::format("{} is {}", name, size));
+  return fmt::format("precision.linear fp8 needs sizes that are multiples of {}: {}", kFp8Multiple, join(all, ", "));
 }
 
 void TaskBase::check_weights() {

@@ -85,9 +85,11 @@ DataError without_targets(const std::vector<std::string>& files, const char* why
 /// all. ConfigError where it is more than there are.
 int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const char* files, int64_t there);
 
-/// ConfigError where precision.linear: fp8 cannot multiply trained matrices on this device in this type. `widths`: of
-/// the model's matrices, by their names in its configuration. A CPU emulates any.
-void check_fp8_training(const RankInfo& rank, const std::vector<std::pair<const char*, int64_t>>& widths);
+/// Why precision.linear: fp8 cannot multiply trained or frozen matrices on this device in this type; empty: it can.
+/// `sizes`: of the matrices, by their names in the model's configuration. A CPU emulates any.
+std::string fp8_problem(const RankInfo& rank, bool trained, const std::vector<std::pair<const char*, int64_t>>& sizes);
+/// Passes of trained FP8 products on a GPU have a multiple of this many tokens.
+inline constexpr int64_t kFp8Multiple = 16;
 
 class TaskBase : public TrainingTask {
  public:

@@ -22,12 +22,15 @@ class Fp8Scales {
   int64_t tensors() const { return amax_.numel(); }
   /// fp32 [tensors]. A run on several ranks reduces it with a maximum over the ranks before update().
   const at::Tensor& amax() const { return amax_; }
-  /// Call before a step. As long as no step has ended, clears the amax recorded by passes that were not steps (warm-up
-  /// on generated rows).
+  /// Call before a step: clears what passes that were not steps have left (warm-up on generated rows, a step that was
+  /// computed again): the amax, and the scales as long as no step has ended.
   void begin_step();
+  /// fp64 scalar: 0 if every amax recorded since begin_step() is finite, otherwise NaN. Products clamp an infinity, so
+  /// that a step's results do not show it.
+  at::Tensor nonfinite() const;
   /// Call after a step: computes the next step's scales from this step's amax; a scale whose amax is 0, infinite or NaN
-  /// is kept. Returns the number of tensors with values beyond the range of their scale (infinities and NaN included),
-  /// fp64 scalar.
+  /// is kept. Returns the number of tensors with values beyond the range of their scale (infinities and NaN included; 0
+  /// for the first step), fp64 scalar.
   at::Tensor update();
   /// The state for a checkpoint; exact. Empty before the end of the first step.
   std::vector<double> state() const;
