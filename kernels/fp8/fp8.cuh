@@ -221,17 +221,12 @@ __device__ inline float row_inverse_scale(float top, Fp8Format format) {
   return top == 0.0f ? 1.0f : inverse < 1.17549435e-38f ? 1.17549435e-38f : inverse;
 }
 
-/// The scale to multiply with: of a row whose largest magnitude is `top` (kRow, writes row_inverse), or of the tensor
-/// (kTensor, raises amax). All threads of a row call it; `first`: whether this is the row's first block if several
-/// blocks share the row.
+/// The scale to multiply a row with whose largest magnitude is `top`; writes row_inverse. All threads of a row call it;
+/// `first`: whether this is the row's first block if several blocks share the row.
 __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row, bool first = true) {
-  if (out.scaling == Fp8Scaling::kRow) {
-    const float inverse = row_inverse_scale(top, out.format);
-    if (first && threadIdx.x == 0) out.row_inverse[row] = inverse;
-    return 1.0f / inverse;
-  }
-  if (first && threadIdx.x == 0 && out.amax != nullptr) raise_amax(out.amax, top);
-  return *out.scale;
+  const float inverse = row_inverse_scale(top, out.format);
+  if (first && threadIdx.x == 0) out.row_inverse[row] = inverse;
+  return 1.0f / inverse;
 }
 
 /// Raises *amax once per warp of the block. Reading *amax first avoids most atomics, because few warps raise it.

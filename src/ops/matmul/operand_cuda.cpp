@@ -111,14 +111,9 @@ at::Tensor transpose_bytes(const at::Tensor& matrix) {
 
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
   const c10::cuda::CUDAGuard guard(w.device());
-  kernels::QuantizeTensor a;
-  a.x = w.const_data_ptr();
-  a.data = bytes(target);
-  a.scale = scale.const_data_ptr<float>();
-  a.rows = 1;
-  a.columns = w.numel();
-  a.element = element(w);
-  launched(kernels::quantize_tensor(a, stream_of(w)), "quantize_tensor");
+  launched(kernels::quantize_values(w.const_data_ptr(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
+                                    element(w), kernels::Fp8Format::kE4M3, stream_of(w)),
+           "quantize_values");
 }
 
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums) {
