@@ -1,7 +1,7 @@
 #pragma once
-// FP8 output of a kernel over rows, with a scale per row:
+// E4M3 output of a kernel over rows, with a scale per row:
 //
-//   row_inverse[r] = max|v_r| / max(format) (1 for a row of zeros),   q = saturate(v / row_inverse[r])
+//   row_inverse[r] = max|v_r| / 448 (1 for a row of zeros),   q = saturate(v / row_inverse[r])
 //
 // v is the value rounded to the 16-bit type that the kernel would write. The dequantised value is q * row_inverse[r].
 
@@ -12,8 +12,7 @@ namespace trireme::kernels {
 enum class Fp8Format { kE4M3, kE5M2 };
 
 struct Fp8Output {
-  uint8_t* data = nullptr;  // null: no FP8 output
-  Fp8Format format = Fp8Format::kE4M3;
+  uint8_t* data = nullptr;       // null: no FP8 output
   float* row_inverse = nullptr;  // [rows]
 };
 

@@ -23,12 +23,10 @@ void matrix(bench::Recorder& recorder, int64_t rows, int64_t columns) {
     x[i] = memory.normal(rows * columns, element);
     data[i] = static_cast<uint8_t*>(memory.raw(rows * columns));
   }
-  recorder.time("quantize rows", label, element, 3 * count, kSets, [&](int i) {
-    return quantize_rows(x[i], data[i], inverse, rows, columns, element, Fp8Format::kE4M3, nullptr);
-  });
-  recorder.time("quantize values", label, element, 3 * count, kSets, [&](int i) {
-    return quantize_values(x[i], data[i], scale, rows * columns, element, Fp8Format::kE4M3, nullptr);
-  });
+  recorder.time("quantize rows", label, element, 3 * count, kSets,
+                [&](int i) { return quantize_rows(x[i], data[i], inverse, rows, columns, element, nullptr); });
+  recorder.time("quantize values", label, element, 3 * count, kSets,
+                [&](int i) { return quantize_values(x[i], data[i], scale, rows * columns, element, nullptr); });
 }
 
 }  // namespace

@@ -27,7 +27,9 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
   Words<4> s[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
-    if (cursor.holds(p)) s[p] = load_words(static_cast<const T*>(a.x) + base + cursor.index(p) * kWidth);
+    if (!cursor.holds(p)) continue;
+    const int64_t at = base + cursor.index(p) * kWidth;
+    s[p] = load_words(static_cast<const T*>(a.x) + at);
   }
   float square[1] = {0.0f};
 #pragma unroll
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
   if constexpr (kFp8) {
     if (!kCodesOnly && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
-    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
+    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, once);
   }
 }
 
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   const float scale = settle_scale(a.fp8, row_amax(amax, kScalarThreads, scratch[1]), row);
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
     const float value[1] = {values[c]};
-    store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
+    store_fp8(a.fp8.data + base + c, value, scale);
   }
 }
 

@@ -208,8 +208,7 @@ TEST_F(ManyRowsTest, Quantize) {
   const Values x = normal_values(kCount, kElement, 1, 3.0);
   DeviceArray in(x, kElement), inverse(kRows, Element::kF32);
   DeviceBytes codes(kCount), transposed(kCount);
-  CUDA_OK(quantize_rows(in.data(), codes.as<uint8_t>(), inverse.fp32(), kRows, kColumns, kElement, Fp8Format::kE4M3,
-                        nullptr));
+  CUDA_OK(quantize_rows(in.data(), codes.as<uint8_t>(), inverse.fp32(), kRows, kColumns, kElement, nullptr));
   expect_quantized_rows(x, codes.read(), inverse.values(), kRows, kColumns, Fp8Format::kE4M3, "rows");
   // Sizes of whole tiles and other sizes; for those, columns are on grid.y.
   const std::vector<unsigned char> plain = codes.read();
