@@ -85,7 +85,6 @@ __device__ inline Token read_token(const CrossEntropy& a, int64_t token) {
 
 __device__ inline void write_token(const CrossEntropy& a, int64_t token, const Token& t, float lse) {
   a.loss[token] = t.weight == 0.0f ? 0.0f : t.weight * (lse - t.target_logit);
-  if (a.lse != nullptr) a.lse[token] = lse;
 }
 
 /// One block per token: softmax statistics in a first pass over the row, the gradient in a second. With kStaged the row
@@ -175,9 +174,8 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   if (threadIdx.x == 0) write_token(a, token, t, v.top + logf(v.sum));
   if (a.d_logits == nullptr) return;
 
-  const float factor = (a.gradient_weights != nullptr ? a.gradient_weights[token] : weight) *
-                       (a.gradient_scale != nullptr ? *a.gradient_scale : 1.0f),
-              share = factor / v.sum, offset = v.top * kLog2E;
+  const float factor = a.gradient_weights != nullptr ? a.gradient_weights[token] : weight, share = factor / v.sum,
+              offset = v.top * kLog2E;
   const int target = static_cast<int>(a.targets[token]);
   // In descending order: what was read last is most likely still in L2.
   const int passes = (stride + kStep * kUnroll - 1) / (kStep * kUnroll);

@@ -2,14 +2,14 @@
 // Cross-entropy of a chunk of logits with its gradient, softmax in fp32:
 //
 //   lse_t = log sum_v exp(l[t, v]),   loss[t] = w_t (lse_t - l[t, target_t])
-//   d_logits[t, v] = g u_t (exp(l[t, v] - lse_t) - [v == target_t])          g = *gradient_scale, or 1
+//   d_logits[t, v] = u_t (exp(l[t, v] - lse_t) - [v == target_t])
 //
 // logits    [tokens, vocab] with `stride` elements between rows (stride >= vocab), fp32 or 16-bit
 // d_logits  the same layout, of type gradient_element; null: loss only. May be logits itself if the types are equal.
 //           Columns from vocab to stride (padding of the vocabulary) are set to 0
 // targets   int64 [tokens], inside the vocabulary wherever w_t != 0;  w = weights fp32 [tokens], null = all 1
 // u         gradient_weights fp32 [tokens], null = w
-// loss, lse fp32 [tokens]; lse null: not written
+// loss      fp32 [tokens]
 // The logits and target of a token with weight 0 (an ignored label) are not read; its loss and gradient are 0. A target
 // outside the vocabulary with w_t != 0 gives a NaN loss, which the caller's non-finite check finds; no memory out of
 // bounds is read or written. Any vocabulary and alignment. Aligned rows of up to 72 KiB are kept in shared memory and
@@ -30,9 +30,7 @@ struct CrossEntropy {
   const int64_t* targets = nullptr;
   const float* weights = nullptr;
   const float* gradient_weights = nullptr;
-  const float* gradient_scale = nullptr;  // device scalar
   float* loss = nullptr;
-  float* lse = nullptr;
   int64_t tokens = 0, vocab = 0, stride = 0;
   Element element = Element::kBF16;           // type of logits
   Element gradient_element = Element::kBF16;  // type of d_logits

@@ -40,33 +40,17 @@ __device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float 
   return codes;
 }
 
-/// kWidth is a multiple of four.
+/// Stores E4M3 codes. `once`: as in store_whole().
 template <int kWidth>
-__device__ inline Words<kWidth / 4> to_fp8(const float (&values)[kWidth], float scale, Fp8Format format) {
-  // One branch for all values instead of one per pair.
-  if (format == Fp8Format::kE4M3) return to_fp8<__NV_E4M3>(values, scale);
-  return to_fp8<__NV_E5M2>(values, scale);
-}
-
-/// Pair by pair: fp32 rows are limited by registers, not by instructions.
-template <__nv_fp8_interpretation_t kKind>
-__device__ inline Vec<uint16_t, 2> fp8_pairs(const float (&values)[4], float scale) {
-  return {{__nv_cvt_float2_to_fp8x2({values[0] * scale, values[1] * scale}, __NV_SATFINITE, kKind),
-           __nv_cvt_float2_to_fp8x2({values[2] * scale, values[3] * scale}, __NV_SATFINITE, kKind)}};
-}
-
-/// `once`: as in store_whole().
-template <int kWidth>
-__device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale, Fp8Format format,
-                                 bool once = false) {
+__device__ inline void store_fp8(uint8_t* to, const float (&values)[kWidth], float scale, bool once = false) {
   if constexpr (kWidth == 1)
-    *to = __nv_cvt_float_to_fp8(values[0] * scale, __NV_SATFINITE, format == Fp8Format::kE4M3 ? __NV_E4M3 : __NV_E5M2);
-  else if constexpr (kWidth == 4)
-    store<uint16_t, 2>(reinterpret_cast<uint16_t*>(to), format == Fp8Format::kE4M3
-                                                            ? fp8_pairs<__NV_E4M3>(values, scale)
-                                                            : fp8_pairs<__NV_E5M2>(values, scale));
+    *to = __nv_cvt_float_to_fp8(values[0] * scale, __NV_SATFINITE, __NV_E4M3);
+  else if constexpr (kWidth == 4)  // pair by pair: fp32 rows are limited by registers, not by instructions
+    store<uint16_t, 2>(reinterpret_cast<uint16_t*>(to),
+                       {{__nv_cvt_float2_to_fp8x2({values[0] * scale, values[1] * scale}, __NV_SATFINITE, __NV_E4M3),
+                         __nv_cvt_float2_to_fp8x2({values[2] * scale, values[3] * scale}, __NV_SATFINITE, __NV_E4M3)}});
   else
-    store_whole(to, to_fp8(values, scale, format), once);
+    store_whole(to, to_fp8<__NV_E4M3>(values, scale), once);
 }
 
 /// Calls f with the format as a compile-time constant, so that one branch serves all packs.
@@ -78,31 +62,24 @@ __device__ inline void with_format(Fp8Format format, const F& f) {
     f(std::integral_constant<__nv_fp8_interpretation_t, __NV_E5M2>{});
 }
 
-/// Stores a row from registers as codes. `format` and `once` are tested once a row, not once a pack.
+/// Stores a row from registers as E4M3 codes. `once` is tested once a row, not once a pack.
 template <class T, int kPacks, class Cursor>
 __device__ inline void store_row_fp8(uint8_t* to, const Words<4> (&row)[kPacks], const Cursor& cursor, float scale,
-                                     Fp8Format format, bool once) {
+                                     bool once) {
   constexpr int kWidth = 16 / sizeof(T);
-  const auto write = [&](auto kind, auto streaming) {
+  const auto write = [&](auto streaming) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
       float v[kWidth];
       to_floats(as_pack<T>(row[p]), v);
-      uint8_t* at = to + cursor.index(p) * kWidth;
-      if constexpr (kWidth == 8)
-        store_whole(at, to_fp8<decltype(kind)::value>(v, scale), decltype(streaming)::value);
-      else
-        store_fp8(at, v, scale, format);
+      store_fp8(to + cursor.index(p) * kWidth, v, scale, decltype(streaming)::value);
     }
   };
-  const auto formatted = [&](auto streaming) {
-    with_format(kWidth == 8 ? format : Fp8Format::kE4M3, [&](auto kind) { write(kind, streaming); });
-  };
   if (kWidth == 8 && once)
-    formatted(std::true_type{});
+    write(std::true_type{});
   else
-    formatted(std::false_type{});
+    write(std::false_type{});
 }
 
 __device__ inline float from_fp8(uint8_t code, Fp8Format format) {
@@ -132,11 +109,6 @@ __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float sc
       out[i + 2 * pair + 1] = v.y * scale;
     }
   }
-}
-template <int kWidth>
-__device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float scale, Fp8Format format,
-                                float (&out)[kWidth]) {
-  with_format(format, [&](auto kind) { from_fp8<decltype(kind)::value>(codes, scale, out); });
 }
 
 /// Atomically raises *amax to v, v >= 0; the result does not depend on the order. NaN counts as larger than every
@@ -216,22 +188,17 @@ class Amax {
 
 /// 1 / scale of a row whose largest magnitude is `top`, large enough that its inverse is finite; NaN and infinity are
 /// kept.
-__device__ inline float row_inverse_scale(float top, Fp8Format format) {
+__device__ inline float row_inverse_scale(float top, Fp8Format format = Fp8Format::kE4M3) {
   const float inverse = top / fp8_max(format);
   return top == 0.0f ? 1.0f : inverse < 1.17549435e-38f ? 1.17549435e-38f : inverse;
 }
 
-/// The scale to multiply with: of a row whose largest magnitude is `top` (kRow, writes row_inverse), or of the tensor
-/// (kTensor, raises amax). All threads of a row call it; `first`: whether this is the row's first block if several
-/// blocks share the row.
+/// The scale to multiply a row with whose largest magnitude is `top`; writes row_inverse. All threads of a row call it;
+/// `first`: whether this is the row's first block if several blocks share the row.
 __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t row, bool first = true) {
-  if (out.scaling == Fp8Scaling::kRow) {
-    const float inverse = row_inverse_scale(top, out.format);
-    if (first && threadIdx.x == 0) out.row_inverse[row] = inverse;
-    return 1.0f / inverse;
-  }
-  if (first && threadIdx.x == 0 && out.amax != nullptr) raise_amax(out.amax, top);
-  return *out.scale;
+  const float inverse = row_inverse_scale(top);
+  if (first && threadIdx.x == 0) out.row_inverse[row] = inverse;
+  return 1.0f / inverse;
 }
 
 /// Raises *amax once per warp of the block. Reading *amax first avoids most atomics, because few warps raise it.

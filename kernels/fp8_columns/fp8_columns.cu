@@ -56,11 +56,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Overwrites the maxima with the factors of the codes.
-__global__ void __launch_bounds__(kThreads)
-    scales_kernel(float* top, float* inverse, int64_t columns, Fp8Format format) {
+__global__ void __launch_bounds__(kThreads) scales_kernel(float* top, float* inverse, int64_t columns) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (column >= columns) return;
-  const float value = row_inverse_scale(top[column], format);
+  const float value = row_inverse_scale(top[column]);
   inverse[column] = value;
   top[column] = 1.0f / value;
 }
@@ -89,13 +88,12 @@ cudaError_t run(const Fp8Columns& a, cudaStream_t stream) {
       <<<static_cast<unsigned>(down * across), kThreads, 0, stream>>>(x, a.workspace, a.rows, a.columns, down);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   scales_kernel<<<static_cast<unsigned>(ceil_div(a.columns, kThreads)), kThreads, 0, stream>>>(a.workspace, a.inverse,
-                                                                                               a.columns, a.format);
+                                                                                               a.columns);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   tile::Output out;
   out.transposed = a.transposed;
   out.rows = a.rows;
   out.columns = a.columns;
-  out.format = a.format;
   ScaledColumns<T> source;
   source.x = x;
   source.factor = a.workspace;

@@ -2,7 +2,7 @@
 // The columns of a matrix as rows of FP8 codes: the operand of products that sum over its rows, with a scale per
 // column.
 //
-//   inverse[c] = max|x[:, c]| / max(format), at least the smallest normal number, 1 for a column of zeros
+//   inverse[c] = max|x[:, c]| / 448, at least the smallest normal number, 1 for a column of zeros
 //   transposed[c, r] = saturate(x[r, c] / inverse[c]), computed as x * (1 / inverse)
 //
 // A column that contains NaN or infinity has NaN or infinite inverse[c] and a NaN code, so that it shows in products.
@@ -26,7 +26,6 @@ struct Fp8Columns {
   float* workspace = nullptr;  // [columns], may be uninitialised; 16-byte aligned
   int64_t rows = 0, columns = 0;
   Element element = Element::kBF16;
-  Fp8Format format = Fp8Format::kE4M3;
 };
 cudaError_t fp8_columns(const Fp8Columns& arguments, cudaStream_t stream);
 

@@ -84,17 +84,6 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *square = (accumulate ? *square : 0.0) + sum;
 }
 
-__global__ void clip_kernel(const double* square, const float* unscale, double max_norm, float* norm, float* multiplier,
-                            float* skip) {
-  const double scale = unscale != nullptr ? static_cast<double>(*unscale) : 1.0, length = sqrt(*square) * fabs(scale);
-  const bool good = isfinite(length);
-  double factor = scale;
-  if (max_norm > 0.0 && max_norm < length + 1e-6) factor *= max_norm / (length + 1e-6);
-  if (norm != nullptr) *norm = static_cast<float>(length);
-  if (multiplier != nullptr) *multiplier = good ? static_cast<float>(factor) : 0.0f;
-  if (skip != nullptr) *skip = good ? 0.0f : 1.0f;
-}
-
 int blocks() { return multiprocessors() * kBlocksPerSm; }
 
 }  // namespace
@@ -122,12 +111,6 @@ cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Elemen
     if (error != cudaSuccess) return error;
   } while (done < num_buffers);
   finish_kernel<<<1, kThreads, 0, stream>>>(workspace, grid, square, accumulate);
-  return cudaGetLastError();
-}
-
-cudaError_t clip_factor(const double* square, const float* unscale, double max_norm, float* norm, float* multiplier,
-                        float* skip, cudaStream_t stream) {
-  clip_kernel<<<1, 1, 0, stream>>>(square, unscale, max_norm, norm, multiplier, skip);
   return cudaGetLastError();
 }
 

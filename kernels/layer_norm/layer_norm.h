@@ -62,11 +62,10 @@ struct LayerNormBackward {
   const void* d_sum = nullptr;  // gradient that reaches s from elsewhere; null: none
   void* ds = nullptr;           // null: not written; may be d_sum
   void* dx = nullptr;           // null: not written; requires dropout, because without dropout dx is ds
-  // Vectors of T, or of fp32 if `fp32` is set; null: not computed. Added to if `accumulate` is set.
+  // Vectors of T; null: not computed.
   void* d_gamma = nullptr;
   void* d_beta = nullptr;
   void* d_bias = nullptr;
-  bool fp32 = false, accumulate = false;
   float* workspace = nullptr;  // layer_norm_backward_workspace() floats if one of them is computed
   int64_t rows = 0, columns = 0;
   Element element = Element::kBF16;

@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const L
 
 cudaError_t finish(const LayerNormBackward& a, int64_t blocks, cudaStream_t stream) {
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_sums(a)) return error;
-  return column_sums(a.workspace, blocks, a.columns, {{a.d_gamma, a.d_beta, a.d_bias}, sums_of(a)},
-                     a.fp32 ? Element::kF32 : a.element, a.accumulate, stream);
+  return column_sums(a.workspace, blocks, a.columns, {{a.d_gamma, a.d_beta, a.d_bias}, sums_of(a)}, a.element, false,
+                     stream);
 }
 
 template <class T>

@@ -45,8 +45,7 @@ TRIREME_BENCH(layer_norm) {
     });
     recorder.time("layer_norm forward, fp8 out by row", label, element, 1.5 * tensor, kSets, [&](int i) {
       LayerNormForward a = forward(i);
-      a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.scaling = Fp8Scaling::kRow,
-      a.fp8.row_inverse = row_inverse;
+      a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.row_inverse = row_inverse;
       return layer_norm_forward(a, nullptr);
     });
     const auto backward = [&, rows_ = rows, columns_ = columns](int i) {

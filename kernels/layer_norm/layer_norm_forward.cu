@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
   if constexpr (kFp8) {
     if (kPrologue && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
-    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
+    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, once);
   }
 }
 
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const La
   const float scale = settle_scale(a.fp8, row_amax(amax, kScalarThreads, scratch[2]), row);
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
     const float value[1] = {values[c]};
-    store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
+    store_fp8(a.fp8.data + base + c, value, scale);
   }
 }
 

@@ -16,36 +16,23 @@ void matrix(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   const double count = static_cast<double>(rows * columns);
   const std::string label = bench::shape_text({rows, columns});
   void* x[kSets];
-  uint8_t *data[kSets], *transposed[kSets];
+  uint8_t* data[kSets];
   float* inverse = memory.uniform(rows, 1.0f, 2.0f);
   float* scale = memory.uniform(1, 20.0f, 30.0f);
-  float* top = memory.uniform(1, 0.0f, 1.0f);
   for (int i = 0; i < kSets; ++i) {
     x[i] = memory.normal(rows * columns, element);
     data[i] = static_cast<uint8_t*>(memory.raw(rows * columns));
-    transposed[i] = static_cast<uint8_t*>(memory.raw(rows * columns));
   }
-  recorder.time("quantize rows", label, element, 3 * count, kSets, [&](int i) {
-    return quantize_rows(x[i], data[i], inverse, rows, columns, element, Fp8Format::kE4M3, nullptr);
-  });
-  const auto tensor = [&](int i, bool plain, bool turned) {
-    QuantizeTensor a;
-    a.x = x[i], a.scale = scale, a.amax = top, a.rows = rows, a.columns = columns, a.element = element;
-    if (plain) a.data = data[i];
-    if (turned) a.transposed = transposed[i];
-    return quantize_tensor(a, nullptr);
-  };
-  recorder.time("quantize tensor", label, element, 3 * count, kSets, [&](int i) { return tensor(i, true, false); });
-  recorder.time("quantize tensor + transpose", label, element, 4 * count, kSets,
-                [&](int i) { return tensor(i, true, true); });
-  recorder.time("amax", label, element, 2 * count, kSets,
-                [&](int i) { return amax(x[i], rows * columns, element, top, nullptr); });
+  recorder.time("quantize rows", label, element, 3 * count, kSets,
+                [&](int i) { return quantize_rows(x[i], data[i], inverse, rows, columns, element, nullptr); });
+  recorder.time("quantize values", label, element, 3 * count, kSets,
+                [&](int i) { return quantize_values(x[i], data[i], scale, rows * columns, element, nullptr); });
 }
 
 }  // namespace
 
 TRIREME_BENCH(quantize) {
-  if (recorder.wants("quantize rows") || recorder.wants("quantize tensor + transpose") || recorder.wants("amax"))
+  if (recorder.wants("quantize rows") || recorder.wants("quantize values"))
     for (const auto& [rows, columns] :
          {std::pair<int64_t, int64_t>{131072, 1024}, {16384, 8192}, {8192, 28672}, {4096, 57344}})
       matrix(recorder, rows, columns);

@@ -13,7 +13,6 @@ struct Arguments {
   uint8_t* data;
   float* inverse;
   int64_t rows, columns;
-  Fp8Format format;
 };
 
 template <class T, int kPacks, int kMaxThreads, int kStages>
@@ -36,7 +35,7 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
       amax.add(x[p]);
     }
     end_row();
-    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[cursor.turn]), a.format),
+    const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[cursor.turn])),
                 factor = 1.0f / inverse;
     if (threadIdx.x == 0) a.inverse[cursor.row] = inverse;
     uint8_t* row = a.data + cursor.row * a.columns;
@@ -45,7 +44,7 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const Arguments a) {
       if (!cursor.holds(p)) continue;
       float v[kWidth];
       to_floats(packed(x[p]), v);
-      store_fp8(row + cursor.index(p) * kWidth, v, factor, a.format);
+      store_fp8(row + cursor.index(p) * kWidth, v, factor);
     }
   }
 }
@@ -58,20 +57,20 @@ __global__ void __launch_bounds__(kScalarThreads) scalar_kernel(const Arguments 
   const T* x = static_cast<const T*>(a.x) + base;
   float amax = 0.0f;
   for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) amax = amax_of(amax, to_float(x[c]));
-  const float inverse = row_inverse_scale(row_amax(amax, kScalarThreads, scratch), a.format), factor = 1.0f / inverse;
+  const float inverse = row_inverse_scale(row_amax(amax, kScalarThreads, scratch)), factor = 1.0f / inverse;
   if (threadIdx.x == 0) a.inverse[blockIdx.x] = inverse;
   for (int64_t c = threadIdx.x; c < a.columns; c += kScalarThreads) {
     const float value[1] = {to_float(x[c])};
-    store_fp8(a.data + base + c, value, factor, a.format);
+    store_fp8(a.data + base + c, value, factor);
   }
 }
 
 }  // namespace
 
 cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
-                          Fp8Format format, cudaStream_t stream) {
+                          cudaStream_t stream) {
   if (rows == 0 || columns == 0) return cudaSuccess;
-  const Arguments a{x, data, inverse, rows, columns, format};
+  const Arguments a{x, data, inverse, rows, columns};
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kWidth = 16 / sizeof(T);

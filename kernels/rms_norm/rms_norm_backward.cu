@@ -1,6 +1,5 @@
 #include "kernels/column_sum/block_sums.cuh"
 #include "kernels/column_sum/column_sum.h"
-#include "kernels/fp8/fp8.cuh"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/row_prefetch.cuh"
 
@@ -15,13 +14,11 @@ constexpr int kManyPacks = 4, kFewPacks = 2, kFewThreads = 256;
 template <class T>
 constexpr int kElements = kManyPacks * 16 / static_cast<int>(sizeof(T));
 
-enum class Mode { kPlain, kFp8, kWeight };
-
-template <class T, Mode kMode, int kPacks>
+template <class T, bool kWeight, int kPacks>
 __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThreads, kPacks == kFewPacks ? 3 : 1)
     backward_kernel(const RmsNormBackward a) {
   extern __shared__ __align__(16) char shared[];
-  __shared__ float scratch[3][32];
+  __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
   using Pack = Vec<T, kWidth>;
   const bool residual = a.d_residual != nullptr;
@@ -33,7 +30,7 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
   start_inputs<kStages>(cursor, gradients, inputs, more);
   const RowVector<T, kPacks> weight(a.weight, cursor);
   const float share = __fdividef(1.0f, static_cast<float>(a.columns));
-  float dw[1][kMode == Mode::kWeight ? kPacks : 1][kWidth] = {};
+  float dw[1][kWeight ? kPacks : 1][kWidth] = {};
 
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
@@ -52,7 +49,7 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
       to_floats(weight.get(p, cursor), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        if constexpr (kMode == Mode::kWeight) {
+        if constexpr (kWeight) {
           g[i] *= s[i];
           dw[0][p][i] = fmaf(g[i], rstd, dw[0][p][i]);
           dot[0] = fmaf(g[i], w[i], dot[0]);
@@ -63,7 +60,6 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
     }
     row_sum(dot, blockDim.x, scratch[cursor.turn]);
     const float factor = dot[0] * rstd * rstd * rstd * share;
-    Amax<T> amax;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!cursor.holds(p)) continue;
@@ -78,28 +74,12 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) g[i] += w[i];
       }
-      const Pack dx = from_floats<T>(g);
-      if (a.dx != nullptr) store(static_cast<T*>(a.dx) + base + cursor.index(p) * kWidth, dx);
-      if constexpr (kMode == Mode::kFp8) {
-        amax.add(dx);
-        dy[p] = packed(dx);
-      }
+      if (a.dx != nullptr) store(static_cast<T*>(a.dx) + base + cursor.index(p) * kWidth, from_floats<T>(g));
     }
     end_row();
-    if constexpr (kMode == Mode::kFp8) {
-      // One scratch array is enough: the next row's dot product, a barrier, comes before its next use.
-      const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[2]), cursor.row);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!cursor.holds(p)) continue;
-        float v[kWidth];
-        to_floats(packed(dy[p]), v);
-        store_fp8(a.fp8.data + base + cursor.index(p) * kWidth, v, scale, a.fp8.format);
-      }
-    }
   }
 
-  if constexpr (kMode == Mode::kWeight) {
+  if constexpr (kWeight) {
     copy_async_wait<0>();
     leave_sums(
         dw, [&](int p) { return cursor.index(p) * kWidth; }, [&](int p) { return cursor.holds(p); },
@@ -112,9 +92,9 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
 template <class T>
 __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const RmsNormBackward a) {
   extern __shared__ float sums[];
-  __shared__ float scratch[3][32];
+  __shared__ float scratch[2][32];
   const int columns = static_cast<int>(a.columns);
-  const bool weight = a.dw != nullptr || a.dw_fp32 != nullptr;
+  const bool weight = a.dw != nullptr;
   const T *dy = static_cast<const T*>(a.dy), *x = static_cast<const T*>(a.x), *w = static_cast<const T*>(a.weight);
   if (weight)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) sums[c] = 0.0f;
@@ -131,20 +111,9 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
       const float d = rstd * (to_float(dy[base + c]) * to_float(w[c]) - to_float(x[base + c]) * factor);
       return from_float<T>(a.d_residual != nullptr ? d + to_float(static_cast<const T*>(a.d_residual)[base + c]) : d);
     };
-    float top = 0.0f;
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
       if (weight) sums[c] += to_float(dy[base + c]) * rstd * to_float(x[base + c]);
-      if (a.dx == nullptr && a.fp8.data == nullptr) continue;
-      const T dx = gradient(c);
-      top = amax_of(top, to_float(dx));
-      if (a.dx != nullptr) static_cast<T*>(a.dx)[base + c] = dx;
-    }
-    if (a.fp8.data == nullptr) continue;
-    const float scale = settle_scale(a.fp8, row_amax(top, kScalarThreads, scratch[2]), row);
-    for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-      // Reread from dx if it is written: dx may have overwritten d_residual.
-      const float value[1] = {to_float(a.dx != nullptr ? static_cast<const T*>(a.dx)[base + c] : gradient(c))};
-      store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
+      if (a.dx != nullptr) static_cast<T*>(a.dx)[base + c] = gradient(c);
     }
   }
   if (weight)
@@ -152,33 +121,29 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
       a.workspace[static_cast<int64_t>(blockIdx.x) * columns + c] = sums[c];
 }
 
-bool wants_weight(const RmsNormBackward& a) { return a.dw != nullptr || a.dw_fp32 != nullptr; }
-
 cudaError_t finish(const RmsNormBackward& a, int64_t blocks, cudaStream_t stream) {
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_weight(a)) return error;
-  void* out = a.dw_fp32 != nullptr ? a.dw_fp32 : a.dw;
-  return column_sum(a.workspace, blocks, a.columns, a.columns, out, a.dw_fp32 != nullptr ? Element::kF32 : a.element,
-                    a.accumulate, stream);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.dw == nullptr) return error;
+  return column_sum(a.workspace, blocks, a.columns, a.columns, a.dw, a.element, false, stream);
 }
 
 template <class T>
 cudaError_t launch_scalar(const RmsNormBackward& a, cudaStream_t stream) {
   const auto kernel = backward_scalar_kernel<T>;
-  const size_t shared = wants_weight(a) ? a.columns * sizeof(float) : 0;
+  const size_t shared = a.dw != nullptr ? a.columns * sizeof(float) : 0;
   if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
   const int64_t blocks = resident_blocks(kernel, kScalarThreads, shared, kBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(blocks), kScalarThreads, shared, stream>>>(a);
   return finish(a, blocks, stream);
 }
 
-template <class T, Mode kMode, int kPacks = kManyPacks>
+template <class T, bool kWeight, int kPacks = kManyPacks>
 cudaError_t launch(const RmsNormBackward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T);
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   int64_t blocks = 0;
   RowLaunch extra;
-  if (kMode == Mode::kWeight) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  const cudaError_t error = launch_rows(backward_kernel<T, kMode, kPacks>, a, a.rows, g,
+  if (kWeight) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
+  const cudaError_t error = launch_rows(backward_kernel<T, kWeight, kPacks>, a, a.rows, g,
                                         (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
@@ -192,22 +157,18 @@ int64_t rms_norm_backward_workspace(int64_t rows, int64_t columns) {
 
 cudaError_t rms_norm_backward(const RmsNormBackward& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || (wants_weight(a) && a.rows > 0 && a.workspace == nullptr) ||
-      (wants_weight(a) && a.fp8.data != nullptr))
+  if (a.columns > kMaxColumns || (a.dw != nullptr && a.rows > 0 && a.workspace == nullptr))
     return cudaErrorInvalidValue;
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||
-        !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.fp8.data, a.workspace))
+        !aligned16(a.dy, a.x, a.weight, a.d_residual, a.dx, a.workspace))
       return launch_scalar<T>(a, stream);
-    if (wants_weight(a)) {
-      const int64_t packs = a.columns * static_cast<int64_t>(sizeof(T)) / 16;
-      if (packs > kFewThreads && packs <= kFewThreads * kFewPacks)
-        return launch<T, Mode::kWeight, kFewPacks>(a, stream);
-      return launch<T, Mode::kWeight>(a, stream);
-    }
-    return a.fp8.data != nullptr ? launch<T, Mode::kFp8>(a, stream) : launch<T, Mode::kPlain>(a, stream);
+    if (a.dw == nullptr) return launch<T, false>(a, stream);
+    const int64_t packs = a.columns * static_cast<int64_t>(sizeof(T)) / 16;
+    if (packs > kFewThreads && packs <= kFewThreads * kFewPacks) return launch<T, true, kFewPacks>(a, stream);
+    return launch<T, true>(a, stream);
   });
 }
 

@@ -18,8 +18,6 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
   void* w = memory.normal(columns, element);
   float* rstd = memory.uniform(rows, 0.5f, 1.5f);
   float* row_inverse = memory.uniform(rows, 0.5f, 1.5f);
-  float* scale = memory.uniform(1, 1.0f, 2.0f);
-  float* amax = memory.uniform(1, 1.0f, 2.0f);
   float* workspace = static_cast<float*>(memory.raw(4 * rms_norm_backward_workspace(rows, columns)));
   void* dw = memory.raw(columns * 4);
   for (int i = 0; i < kSets; ++i)
@@ -33,21 +31,10 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
   };
   recorder.time("rms_norm forward", label, element, 2 * tensor, kSets,
                 [&](int i) { return rms_norm_forward(forward(i), nullptr); });
-  recorder.time("rms_norm forward + residual", label, element, 4 * tensor, kSets, [&](int i) {
-    RmsNormForward a = forward(i);
-    a.residual = r[i], a.sum = s[i];
-    return rms_norm_forward(a, nullptr);
-  });
   if (element == Element::kBF16) {
     recorder.time("rms_norm forward, fp8 out by row", label, element, 1.5 * tensor, kSets, [&](int i) {
       RmsNormForward a = forward(i);
-      a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.scaling = Fp8Scaling::kRow,
-      a.fp8.row_inverse = row_inverse;
-      return rms_norm_forward(a, nullptr);
-    });
-    recorder.time("rms_norm forward, fp8 out + amax", label, element, 1.5 * tensor, kSets, [&](int i) {
-      RmsNormForward a = forward(i);
-      a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.scale = scale, a.fp8.amax = amax;
+      a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.row_inverse = row_inverse;
       return rms_norm_forward(a, nullptr);
     });
   }
@@ -65,14 +52,6 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
     a.d_residual = s[i];
     return rms_norm_backward(a, nullptr);
   });
-  if (element == Element::kBF16)
-    recorder.time("rms_norm backward, dx + residual, fp8 too", label, element, 4.5 * tensor, kSets, [&](int i) {
-      RmsNormBackward a = backward(i);
-      a.d_residual = s[i];
-      a.fp8.data = static_cast<uint8_t*>(y[i]) + 2 * n, a.fp8.scaling = Fp8Scaling::kRow,
-      a.fp8.row_inverse = row_inverse;
-      return rms_norm_backward(a, nullptr);
-    });
   recorder.time("rms_norm backward, dx + dw", label, element, 3 * tensor, kSets, [&](int i) {
     RmsNormBackward a = backward(i);
     a.dw = dw;

@@ -6,8 +6,6 @@ namespace trireme::kernels {
 
 namespace {
 
-enum class Sink { kPlain, kFp8Tensor, kFp8Row };
-
 constexpr int kMaxThreads = 512, kScalarThreads = 256;
 /// Largest number of elements of a row per thread.
 template <class T>
@@ -15,7 +13,7 @@ constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
 /// kCodesOnly: whole rows whose only output is FP8 codes. Their registers are limited (bf16 only), so that more rows
 /// are in flight.
-template <class T, Sink kSink, bool kResidual, bool kWhole, bool kCodesOnly = false>
+template <class T, bool kFp8, bool kWhole, bool kCodesOnly = false>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ? 1
                                                : kCodesOnly                    ? 3
                                                             : 2) forward_kernel(const RmsNormForward a) {
@@ -26,25 +24,17 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
   if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
   const int64_t base = cursor.row * a.columns;
   const bool once = streams(a.rows * a.columns * static_cast<int64_t>(sizeof(T)));
-  Words<4> s[kPacks], r[kResidual ? kPacks : 1];
+  Words<4> s[kPacks];
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
     const int64_t at = base + cursor.index(p) * kWidth;
     s[p] = load_words(static_cast<const T*>(a.x) + at);
-    if constexpr (kResidual) r[p] = load_words(static_cast<const T*>(a.residual) + at);
   }
-  // Loaded together with the row if a register is free for it.
-  const float seen = kSink == Sink::kFp8Tensor && !kCodesOnly && a.fp8.amax != nullptr
-                         ? *static_cast<volatile float*>(a.fp8.amax)
-                         : 0.0f;
   float square[1] = {0.0f};
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!cursor.holds(p)) continue;
-    if constexpr (kResidual) s[p] = as_words(add(as_pack<T>(s[p]), as_pack<T>(r[p])));
-    if (!kCodesOnly && a.sum != nullptr)
-      store_whole(static_cast<T*>(a.sum) + base + cursor.index(p) * kWidth, s[p], once);
     float u[kWidth];
     to_floats(as_pack<T>(s[p]), u);
 #pragma unroll
@@ -68,23 +58,15 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
     const Pack y = multiply(from_floats<T>(u), load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
-    if constexpr (kSink == Sink::kPlain)
+    if constexpr (!kFp8)
       store_whole(static_cast<T*>(a.y) + base + column, y, once);
     else
       amax.add(y), s[p] = as_words(y);
   }
-  if constexpr (kSink != Sink::kPlain) {
+  if constexpr (kFp8) {
     if (!kCodesOnly && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
-    const float scale = kSink == Sink::kFp8Row
-                            ? settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row)
-                            : *a.fp8.scale;
-    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, a.fp8.format, once);
-  }
-  if (kSink == Sink::kFp8Tensor && a.fp8.amax != nullptr) {
-    if constexpr (kCodesOnly)
-      raise_amax_by_warp(a.fp8.amax, amax.get());
-    else
-      raise_amax_by_warp(a.fp8.amax, amax.get(), seen);
+    const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
+    store_row_fp8<T>(a.fp8.data + base, s, cursor, scale, once);
   }
 }
 
@@ -98,10 +80,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   const int columns = static_cast<int>(a.columns);
   float square[1] = {0.0f};
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-    T s = static_cast<const T*>(a.x)[base + c];
-    if (a.residual != nullptr) s = from_float<T>(to_float(s) + to_float(static_cast<const T*>(a.residual)[base + c]));
-    if (a.sum != nullptr) static_cast<T*>(a.sum)[base + c] = s;
-    values[c] = to_float(s);
+    values[c] = to_float(static_cast<const T*>(a.x)[base + c]);
     square[0] += values[c] * values[c];
   }
   row_sum(square, kScalarThreads, scratch[0]);
@@ -115,42 +94,26 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
     amax = amax_of(amax, values[c]);
   }
   if (a.fp8.data == nullptr) return;
-  const float top = row_amax(amax, kScalarThreads, scratch[1]);
-  float scale;
-  if (a.fp8.scaling == Fp8Scaling::kRow) {
-    const float inverse = row_inverse_scale(top, a.fp8.format);
-    scale = 1.0f / inverse;
-    if (threadIdx.x == 0) a.fp8.row_inverse[row] = inverse;
-  } else {
-    scale = *a.fp8.scale;
-    if (threadIdx.x == 0 && a.fp8.amax != nullptr) raise_amax(a.fp8.amax, top);
-  }
+  const float scale = settle_scale(a.fp8, row_amax(amax, kScalarThreads, scratch[1]), row);
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
     const float value[1] = {values[c]};
-    store_fp8(a.fp8.data + base + c, value, scale, a.fp8.format);
+    store_fp8(a.fp8.data + base + c, value, scale);
   }
 }
 
-template <class T, Sink kSink, bool kWhole>
-cudaError_t launch(const RmsNormForward& a, const RowGeometry& g, cudaStream_t stream) {
-  if (a.residual != nullptr) return launch_each_row(forward_kernel<T, kSink, true, kWhole>, a, a.rows, g, stream);
-  return launch_each_row(forward_kernel<T, kSink, false, kWhole>, a, a.rows, g, stream);
-}
-
-template <class T, Sink kSink>
+template <class T, bool kFp8>
 cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   if constexpr (sizeof(T) == 2) {
     if (whole_rows(a.columns / kWidth, kPacks)) {
-      if constexpr (kSink != Sink::kPlain) {
-        if (a.residual == nullptr && a.sum == nullptr && a.y == nullptr)
-          return launch_each_row(forward_kernel<T, kSink, false, true, true>, a, a.rows, g, stream);
+      if constexpr (kFp8) {
+        if (a.y == nullptr) return launch_each_row(forward_kernel<T, true, true, true>, a, a.rows, g, stream);
       }
-      return launch<T, kSink, true>(a, g, stream);
+      return launch_each_row(forward_kernel<T, kFp8, true>, a, a.rows, g, stream);
     }
   }
-  return launch<T, kSink, false>(a, g, stream);
+  return launch_each_row(forward_kernel<T, kFp8, false>, a, a.rows, g, stream);
 }
 
 template <class T>
@@ -170,11 +133,9 @@ cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||
-        !aligned16(a.x, a.residual, a.weight, a.sum, a.y, a.fp8.data))
+        !aligned16(a.x, a.weight, a.y, a.fp8.data))
       return launch_scalar<T>(a, stream);
-    if (a.fp8.data == nullptr) return launch<T, Sink::kPlain>(a, stream);
-    if (a.fp8.scaling == Fp8Scaling::kRow) return launch<T, Sink::kFp8Row>(a, stream);
-    return launch<T, Sink::kFp8Tensor>(a, stream);
+    return a.fp8.data == nullptr ? launch<T, false>(a, stream) : launch<T, true>(a, stream);
   });
 }
 

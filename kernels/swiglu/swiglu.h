@@ -30,6 +30,7 @@ cudaError_t swiglu_backward(const void* dy, const void* gate_up, void* d_gate_up
 struct SwigluCodes {
   uint8_t* data = nullptr;  // null: none
   float* inverse = nullptr;
+  // Always E4M3. Known at run time only: with a constant, ptxas spills registers of the fp16 backward.
   Fp8Format format = Fp8Format::kE4M3;
 };
 
@@ -48,7 +49,7 @@ struct SwigluBackward {
   const void* gate_up = nullptr;  // if null, `saved` is used
   SwigluCodes saved;
   void* d_gate_up = nullptr;  // null: not written; may be gate_up
-  Fp8Output fp8;              // FP8 codes of d_gate_up; kRow has one scale for the whole row of 2F
+  Fp8Output fp8;              // FP8 codes of d_gate_up; one scale for the whole row of 2F
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
 };

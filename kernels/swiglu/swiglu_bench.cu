@@ -28,7 +28,7 @@ TRIREME_BENCH(swiglu) {
       SwigluForward a;
       a.gate_up = gate_up[i], a.tokens = n, a.f = w, a.element = element;
       if (plain) a.y = y[i];
-      if (fp8) a.fp8.data = codes[i], a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse;
+      if (fp8) a.fp8.data = codes[i], a.fp8.row_inverse = inverse;
       if (saves) a.saved = {saved[i], saved_inverse, Fp8Format::kE4M3};
       return swiglu_forward(a, nullptr);
     };
@@ -50,7 +50,7 @@ TRIREME_BENCH(swiglu) {
       else
         a.gate_up = gate_up[i];
       if (plain) a.d_gate_up = d[i];
-      if (fp8) a.fp8.data = codes[i], a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse;
+      if (fp8) a.fp8.data = codes[i], a.fp8.row_inverse = inverse;
       return swiglu_backward(a, nullptr);
     };
     recorder.time("swiglu backward", label, element, 10 * count, kSets,

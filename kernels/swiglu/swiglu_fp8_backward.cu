@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
       uint8_t* out = a.fp8.data + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
       float v[kWidth];
       to_floats(packed(d_gate[p]), v);
-      store_fp8(out, v, scale, a.fp8.format);
+      store_fp8(out, v, scale);
       to_floats(packed(d_up[p]), v);
-      store_fp8(out + a.f, v, scale, a.fp8.format);
+      store_fp8(out + a.f, v, scale);
     }
   }
 }
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
     amax = row_amax(top.get(), blockDim.x, scratch);
   const float scale = settle_scale(a.fp8, amax, cursor.row, !kCluster || cluster_rank() == 0);
   uint8_t* out = a.fp8.data + cursor.row * 2 * a.f;
-  store_row_fp8<T>(out, d_gate, cursor, scale, a.fp8.format, once);
-  store_row_fp8<T>(out + a.f, d_up, cursor, scale, a.fp8.format, once);
+  store_row_fp8<T>(out, d_gate, cursor, scale, once);
+  store_row_fp8<T>(out + a.f, d_up, cursor, scale, once);
 }
 
 template <class T>
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const S
     else
       gradient(c, d_gate, d_up);
     const float gate_value[1] = {to_float(d_gate)}, up_value[1] = {to_float(d_up)};
-    store_fp8(a.fp8.data + 2 * row * a.f + c, gate_value, scale, a.fp8.format);
-    store_fp8(a.fp8.data + (2 * row + 1) * a.f + c, up_value, scale, a.fp8.format);
+    store_fp8(a.fp8.data + 2 * row * a.f + c, gate_value, scale);
+    store_fp8(a.fp8.data + (2 * row + 1) * a.f + c, up_value, scale);
   }
 }
 

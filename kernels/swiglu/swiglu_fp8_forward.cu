@@ -7,7 +7,7 @@ namespace {
 using namespace swiglu_fp8;
 
 __device__ inline float settle_half(const SwigluCodes& saved, float top, int64_t row, int half) {
-  const float inverse = row_inverse_scale(top, saved.format);
+  const float inverse = row_inverse_scale(top);
   if (threadIdx.x == 0) saved.inverse[2 * row + half] = inverse;
   return 1.0f / inverse;
 }
@@ -63,14 +63,14 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       float v[kWidth];
       if (!kSaves || a.fp8.data != nullptr) {
         to_floats(packed(y[p]), v);
-        store_fp8(a.fp8.data + cursor.row * a.f + column, v, scale, a.fp8.format);
+        store_fp8(a.fp8.data + cursor.row * a.f + column, v, scale);
       }
       if constexpr (kSaves) {
         uint8_t* saved = a.saved.data + cursor.row * 2 * a.f + column;
         to_floats(packed(gate[p]), v);
-        store_fp8(saved, v, gate_scale, a.saved.format);
+        store_fp8(saved, v, gate_scale);
         to_floats(packed(up[p]), v);
-        store_fp8(saved + a.f, v, up_scale, a.saved.format);
+        store_fp8(saved + a.f, v, up_scale);
       }
     }
   }
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Sw
     const float scale = settle_scale(a.fp8, top[0], row);
     for (int64_t c = threadIdx.x; c < a.f; c += kScalarThreads) {
       const float value[1] = {to_float(activated(c))};
-      store_fp8(a.fp8.data + row * a.f + c, value, scale, a.fp8.format);
+      store_fp8(a.fp8.data + row * a.f + c, value, scale);
     }
   }
   if (a.saved.data == nullptr) return;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Sw
     const float scale = settle_half(a.saved, top[1 + half], row, half);
     for (int64_t c = threadIdx.x; c < a.f; c += kScalarThreads) {
       const float value[1] = {to_float(gate_up[half * a.f + c])};
-      store_fp8(a.saved.data + (2 * row + half) * a.f + c, value, scale, a.saved.format);
+      store_fp8(a.saved.data + (2 * row + half) * a.f + c, value, scale);
     }
   }
 }

@@ -20,7 +20,6 @@ inline Fp8Rows empty_rows(const at::Tensor& x, int64_t rows, int64_t columns, in
 inline kernels::Fp8Output row_output(const Fp8Rows& rows) {
   kernels::Fp8Output out;
   out.data = bytes(rows.data);
-  out.scaling = kernels::Fp8Scaling::kRow;
   out.row_inverse = rows.inverse_scale.mutable_data_ptr<float>();
   return out;
 }

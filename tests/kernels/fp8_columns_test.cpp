@@ -23,14 +23,14 @@ Values transposed(const Values& x, int64_t rows, int64_t columns) {
 }
 
 struct Columns {
-  Columns(const Values& x, const Shape& s, Element element, Fp8Format format)
+  Columns(const Values& x, const Shape& s, Element element)
       : x_(x, element),
         codes(s.rows * s.columns),
         inverse(s.columns, Element::kF32),
         workspace(s.columns, Element::kF32) {
     arguments.x = x_.data(), arguments.transposed = codes.as<uint8_t>(), arguments.inverse = inverse.fp32(),
     arguments.workspace = workspace.fp32(), arguments.rows = s.rows, arguments.columns = s.columns,
-    arguments.element = element, arguments.format = format;
+    arguments.element = element;
   }
   DeviceArray x_;
   DeviceBytes codes;
@@ -42,26 +42,25 @@ TEST_F(Fp8ColumnsTest, AreTheRowsOfTheTranspose) {
   constexpr Shape kShapes[] = {{16, 16},   {128, 128}, {144, 272}, {112, 16},    {16, 1040},
                                {384, 512}, {2064, 96}, {48, 8192}, {1024, 4112}, {8192, 64}};
   for (const Element element : kElements)
-    for (const Fp8Format format : kFormats)
-      for (const Shape& s : kShapes) {
-        if (too_large(s.rows * s.columns)) continue;
-        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns));
-        Values x = normal_values(s.rows * s.columns, element, 1);
-        // Columns of different sizes; one of zeros, one of tiny values, one whose largest value is negative and in the
-        // last row.
-        for (int64_t r = 0; r < s.rows; ++r)
-          for (int64_t c = 0; c < s.columns; ++c) {
-            double& v = x[static_cast<size_t>(r * s.columns + c)];
-            v = round_to(v * std::ldexp(1.0, static_cast<int>(c % 13) - 6), element);
-            if (c == 2) v = 0;
-            if (c == 5) v = round_to(v * (element == Element::kF16 ? 1e-7 : 1e-38), element);
-            if (c == s.columns - 1 && r == s.rows - 1) v = -4096;
-          }
-        Columns run(x, s, element, format);
-        CUDA_OK(fp8_columns(run.arguments, nullptr));
-        expect_quantized_rows(transposed(x, s.rows, s.columns), run.codes.read(), run.inverse.values(), s.columns,
-                              s.rows, format, "columns");
-      }
+    for (const Shape& s : kShapes) {
+      if (too_large(s.rows * s.columns)) continue;
+      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns));
+      Values x = normal_values(s.rows * s.columns, element, 1);
+      // Columns of different sizes; one of zeros, one of tiny values, one whose largest value is negative and in the
+      // last row.
+      for (int64_t r = 0; r < s.rows; ++r)
+        for (int64_t c = 0; c < s.columns; ++c) {
+          double& v = x[static_cast<size_t>(r * s.columns + c)];
+          v = round_to(v * std::ldexp(1.0, static_cast<int>(c % 13) - 6), element);
+          if (c == 2) v = 0;
+          if (c == 5) v = round_to(v * (element == Element::kF16 ? 1e-7 : 1e-38), element);
+          if (c == s.columns - 1 && r == s.rows - 1) v = -4096;
+        }
+      Columns run(x, s, element);
+      CUDA_OK(fp8_columns(run.arguments, nullptr));
+      expect_quantized_rows(transposed(x, s.rows, s.columns), run.codes.read(), run.inverse.values(), s.columns, s.rows,
+                            Fp8Format::kE4M3, "columns");
+    }
 }
 
 TEST_F(Fp8ColumnsTest, NonFiniteValuesShowInTheirColumnsOnly) {
@@ -72,7 +71,7 @@ TEST_F(Fp8ColumnsTest, NonFiniteValuesShowInTheirColumnsOnly) {
     at(7, 0) = std::numeric_limits<double>::infinity();
     at(200, 65) = -std::numeric_limits<double>::infinity();
     at(271, 143) = std::numeric_limits<double>::quiet_NaN();
-    Columns run(x, s, element, Fp8Format::kE4M3);
+    Columns run(x, s, element);
     CUDA_OK(fp8_columns(run.arguments, nullptr));
     const Values inverse = run.inverse.values();
     const std::vector<unsigned char> codes = run.codes.read();
@@ -88,7 +87,7 @@ TEST_F(Fp8ColumnsTest, NonFiniteValuesShowInTheirColumnsOnly) {
 
 TEST_F(Fp8ColumnsTest, SameBitsEveryTime) {
   const Shape s{1040, 528};
-  Columns run(normal_values(s.rows * s.columns, Element::kBF16, 3), s, Element::kBF16, Fp8Format::kE4M3);
+  Columns run(normal_values(s.rows * s.columns, Element::kBF16, 3), s, Element::kBF16);
   std::vector<std::vector<unsigned char>> first;
   for (int repeat = 0; repeat < 50; ++repeat) {
     run.codes.poison(), run.inverse.poison(), run.workspace.poison();
@@ -102,7 +101,7 @@ TEST_F(Fp8ColumnsTest, SameBitsEveryTime) {
 }
 
 TEST_F(Fp8ColumnsTest, RefusesWhatItCannotDo) {
-  Columns run(Values(64 * 64, 1.0), {64, 64}, Element::kBF16, Fp8Format::kE4M3);
+  Columns run(Values(64 * 64, 1.0), {64, 64}, Element::kBF16);
   Fp8Columns a = run.arguments;
   a.columns = 40;
   EXPECT_EQ(fp8_columns(a, nullptr), cudaErrorInvalidValue);

@@ -108,7 +108,7 @@ TEST_F(LargeTensorTest, Swiglu) {
     DeviceArray inverse(kTokens, Element::kF32), saved_inverse(2 * kTokens, Element::kF32);
     SwigluForward a;
     a.gate_up = in.data(), a.y = y.data(), a.tokens = kTokens, a.f = kF, a.element = kElement;
-    a.fp8.data = static_cast<uint8_t*>(codes.data()), a.fp8.scaling = Fp8Scaling::kRow;
+    a.fp8.data = static_cast<uint8_t*>(codes.data());
     a.fp8.row_inverse = inverse.fp32();
     a.saved.data = static_cast<uint8_t*>(saved.data()), a.saved.inverse = saved_inverse.fp32();
     CUDA_OK(cudaMemset(y.data(), 0xff, static_cast<size_t>(2 * kTokens * kF)));
@@ -117,7 +117,7 @@ TEST_F(LargeTensorTest, Swiglu) {
     // Backward from the codes, with only FP8 gradients, written into y's memory.
     SwigluBackward b;
     b.dy = in_dy.data(), b.saved = a.saved, b.tokens = kTokens, b.f = kF, b.element = kElement;
-    b.fp8.data = static_cast<uint8_t*>(y.data()), b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = inverse.fp32();
+    b.fp8.data = static_cast<uint8_t*>(y.data()), b.fp8.row_inverse = inverse.fp32();
     CUDA_OK(swiglu_backward(b, nullptr));
     const Values inverses = inverse.values();
     const Values exact = oracle::swiglu_backward(dy, gate_up, count, kF);
@@ -242,7 +242,7 @@ TEST_F(LargeTensorTest, CrossEntropy) {
   a.loss = loss.fp32(), a.tokens = kTokens, a.vocab = a.stride = kVocab, a.element = a.gradient_element = kElement;
   CUDA_OK(cross_entropy(a, nullptr));
   const oracle::CrossEntropy expected =
-      oracle::cross_entropy(logits, sampled_targets, sampled_weights, count, kVocab, kVocab, 1.0);
+      oracle::cross_entropy(logits, sampled_targets, sampled_weights, count, kVocab, kVocab);
   expect_close(read_rows(in, rows, kVocab), expected.d_logits, kElement, 1.05, 2e-5, "d_logits");
   const Values losses = loss.values();
   for (size_t i = 0; i < rows.size(); ++i)

@@ -60,12 +60,11 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
       const Values gate_up = normal_values(2 * n, element, 1, 2.0);
       const double tiny = element == Element::kF16 ? std::ldexp(1.0, -25) : 1e-36;
       DeviceArray in(gate_up, element, s.shift), y(n, element, s.shift), inverse(s.tokens, Element::kF32),
-          saved_inverse(2 * s.tokens, Element::kF32), scale(Values{25.0}, Element::kF32),
-          top(Values{0.0}, Element::kF32);
+          saved_inverse(2 * s.tokens, Element::kF32);
       DeviceBytes codes(n), saved(2 * n);
       SwigluForward a;
       a.gate_up = in.data(), a.y = y.data(), a.tokens = s.tokens, a.f = s.f, a.element = element;
-      a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse.fp32();
+      a.fp8.data = codes.as<uint8_t>(), a.fp8.row_inverse = inverse.fp32();
       a.saved.data = saved.as<uint8_t>(), a.saved.inverse = saved_inverse.fp32();
       CUDA_OK(swiglu_forward(a, nullptr));
       const Values plain = y.values();
@@ -74,20 +73,10 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
       expect_quantized_rows(gate_up, saved.read(), saved_inverse.values(), 2 * s.tokens, s.f, Fp8Format::kE4M3,
                             "gate_up in FP8");
 
-      a.y = nullptr, a.saved.data = nullptr, a.fp8.format = Fp8Format::kE5M2;
+      a.y = nullptr, a.saved.data = nullptr;
       codes.poison(), inverse.poison();
       CUDA_OK(swiglu_forward(a, nullptr));
-      expect_quantized_rows(plain, codes.read(), inverse.values(), s.tokens, s.f, Fp8Format::kE5M2, "FP8 alone");
-
-      a.fp8.scaling = Fp8Scaling::kTensor, a.fp8.scale = scale.fp32(), a.fp8.amax = top.fp32(),
-      a.fp8.format = Fp8Format::kE4M3;
-      codes.poison();
-      CUDA_OK(swiglu_forward(a, nullptr));
-      expect_codes(codes.read(), oracle::quantized(plain, 25.0, Fp8Format::kE4M3), Fp8Format::kE4M3,
-                   "under a known scale");
-      double most = 0;
-      for (const double v : plain) most = std::max(most, std::abs(v));
-      EXPECT_EQ(top.values()[0], most);
+      expect_quantized_rows(plain, codes.read(), inverse.values(), s.tokens, s.f, Fp8Format::kE4M3, "FP8 alone");
 
       a.fp8.data = nullptr, a.y = y.data(), a.saved.data = saved.as<uint8_t>();
       saved.poison(), saved_inverse.poison(), y.poison();
@@ -105,36 +94,33 @@ TEST_F(SwigluTest, Fp8OutputsMatchTheOracle) {
         dequantized[static_cast<size_t>(i)] =
             static_cast<float>(oracle::fp8_value(kept[static_cast<size_t>(i)], Fp8Format::kE4M3)) *
             static_cast<float>(inverses[static_cast<size_t>(i / s.f)]);
-      for (const bool from_codes : {false, true})
-        for (const Fp8Format format : kFormats) {
-          SCOPED_TRACE(from_codes ? "from codes" : "from values");
-          DeviceArray gradient(dy, element, s.shift), out(2 * n, element, s.shift),
-              out_inverse(s.tokens, Element::kF32);
-          DeviceBytes out_codes(2 * n);
-          SwigluBackward b;
-          b.dy = gradient.data(), b.d_gate_up = out.data(), b.tokens = s.tokens, b.f = s.f, b.element = element;
-          if (from_codes)
-            b.saved = a.saved;
-          else
-            b.gate_up = in.data();
-          b.fp8.data = out_codes.as<uint8_t>(), b.fp8.format = format, b.fp8.scaling = Fp8Scaling::kRow,
-          b.fp8.row_inverse = out_inverse.fp32();
-          CUDA_OK(swiglu_backward(b, nullptr));
-          const Values d_gate_up = out.values();
-          expect_close(d_gate_up, oracle::swiglu_backward(dy, from_codes ? dequantized : gate_up, s.tokens, s.f),
-                       element, 1.05, 4e-6, "d_gate_up");
-          expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens, 2 * s.f, format,
-                                "d_gate_up in FP8");
-          b.d_gate_up = nullptr;
-          out_codes.poison(), out_inverse.poison();
-          CUDA_OK(swiglu_backward(b, nullptr));
-          expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens, 2 * s.f, format,
-                                "only the FP8 gradient");
-          b.d_gate_up = out.data(), b.fp8.data = nullptr;
-          out.poison();
-          CUDA_OK(swiglu_backward(b, nullptr));
-          expect_close(out.values(), d_gate_up, element, 1.0, 1e-6, "only the plain gradient");
-        }
+      for (const bool from_codes : {false, true}) {
+        SCOPED_TRACE(from_codes ? "from codes" : "from values");
+        DeviceArray gradient(dy, element, s.shift), out(2 * n, element, s.shift), out_inverse(s.tokens, Element::kF32);
+        DeviceBytes out_codes(2 * n);
+        SwigluBackward b;
+        b.dy = gradient.data(), b.d_gate_up = out.data(), b.tokens = s.tokens, b.f = s.f, b.element = element;
+        if (from_codes)
+          b.saved = a.saved;
+        else
+          b.gate_up = in.data();
+        b.fp8.data = out_codes.as<uint8_t>(), b.fp8.row_inverse = out_inverse.fp32();
+        CUDA_OK(swiglu_backward(b, nullptr));
+        const Values d_gate_up = out.values();
+        expect_close(d_gate_up, oracle::swiglu_backward(dy, from_codes ? dequantized : gate_up, s.tokens, s.f), element,
+                     1.05, 4e-6, "d_gate_up");
+        expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens, 2 * s.f, Fp8Format::kE4M3,
+                              "d_gate_up in FP8");
+        b.d_gate_up = nullptr;
+        out_codes.poison(), out_inverse.poison();
+        CUDA_OK(swiglu_backward(b, nullptr));
+        expect_quantized_rows(d_gate_up, out_codes.read(), out_inverse.values(), s.tokens, 2 * s.f, Fp8Format::kE4M3,
+                              "only the FP8 gradient");
+        b.d_gate_up = out.data(), b.fp8.data = nullptr;
+        out.poison();
+        CUDA_OK(swiglu_backward(b, nullptr));
+        expect_close(out.values(), d_gate_up, element, 1.0, 1e-6, "only the plain gradient");
+      }
     }
 }
 
@@ -147,7 +133,7 @@ TEST_F(SwigluTest, GradientInFp8MayReplaceItsInputToo) {
     DeviceBytes codes(tokens * 2 * f);
     SwigluBackward b;
     b.dy = gradient.data(), b.gate_up = b.d_gate_up = in.data(), b.tokens = tokens, b.f = f;
-    b.fp8.data = codes.as<uint8_t>(), b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = inverse.fp32();
+    b.fp8.data = codes.as<uint8_t>(), b.fp8.row_inverse = inverse.fp32();
     CUDA_OK(swiglu_backward(b, nullptr));
     const Values plain = in.values();
     expect_close(plain, oracle::swiglu_backward(dy, gate_up, tokens, f), Element::kBF16, 1.05, 4e-6, "d_gate_up");
@@ -164,11 +150,11 @@ TEST_F(SwigluTest, SameBitsEveryTime) {
     DeviceBytes codes(tokens * f), saved(tokens * 2 * f), d_codes(tokens * 2 * f);
     SwigluForward a;
     a.gate_up = in.data(), a.tokens = tokens, a.f = f;
-    a.fp8.data = codes.as<uint8_t>(), a.fp8.scaling = Fp8Scaling::kRow, a.fp8.row_inverse = inverse.fp32();
+    a.fp8.data = codes.as<uint8_t>(), a.fp8.row_inverse = inverse.fp32();
     a.saved.data = saved.as<uint8_t>(), a.saved.inverse = saved_inverse.fp32();
     SwigluBackward b;
     b.dy = gradient.data(), b.saved = a.saved, b.tokens = tokens, b.f = f;
-    b.fp8.data = d_codes.as<uint8_t>(), b.fp8.scaling = Fp8Scaling::kRow, b.fp8.row_inverse = d_inverse.fp32();
+    b.fp8.data = d_codes.as<uint8_t>(), b.fp8.row_inverse = d_inverse.fp32();
     std::vector<std::vector<unsigned char>> first;
     for (int run = 0; run < 100; ++run) {
       codes.poison(), saved.poison(), d_codes.poison();

@@ -57,10 +57,9 @@ Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {
 Fp8Rows quantise_rows(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   Fp8Rows rows = empty_rows(x_TD, x_TD.size(0), x_TD.size(1), 1);
-  launched(
-      kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data), rows.inverse_scale.mutable_data_ptr<float>(),
-                             x_TD.size(0), x_TD.size(1), element(x_TD), kernels::Fp8Format::kE4M3, stream_of(x_TD)),
-      "quantize_rows");
+  launched(kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data), rows.inverse_scale.mutable_data_ptr<float>(),
+                                  x_TD.size(0), x_TD.size(1), element(x_TD), stream_of(x_TD)),
+           "quantize_rows");
   return rows;
 }
 
@@ -111,14 +110,9 @@ at::Tensor transpose_bytes(const at::Tensor& matrix) {
 
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
   const c10::cuda::CUDAGuard guard(w.device());
-  kernels::QuantizeTensor a;
-  a.x = w.const_data_ptr();
-  a.data = bytes(target);
-  a.scale = scale.const_data_ptr<float>();
-  a.rows = 1;
-  a.columns = w.numel();
-  a.element = element(w);
-  launched(kernels::quantize_tensor(a, stream_of(w)), "quantize_tensor");
+  launched(kernels::quantize_values(w.const_data_ptr(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
+                                    element(w), stream_of(w)),
+           "quantize_values");
 }
 
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums) {
