@@ -38,10 +38,9 @@ std::vector<TraceSummary> read_summaries(const std::filesystem::path& where) {
   std::sort(files.begin(), files.end());
   std::vector<TraceSummary> summaries;
   for (const auto& file : files) summaries.push_back(summarise(read_trace(file)));
-  std::stable_sort(summaries.begin(), summaries.end(),
-                   [](const TraceSummary& a, const TraceSummary& b) {
-                     return std::pair(a.rank, a.cycle) < std::pair(b.rank, b.cycle);
-                   });
+  std::stable_sort(summaries.begin(), summaries.end(), [](const TraceSummary& a, const TraceSummary& b) {
+    return std::pair(a.rank, a.cycle) < std::pair(b.rank, b.cycle);
+  });
   return summaries;
 }
 
@@ -62,7 +61,8 @@ void add_profile_tool(CLI::App& app) {
     const std::vector<TraceSummary> summaries = read_summaries(options->folder);
     std::string text = ranks_table(summaries);
     for (const TraceSummary& summary : summaries)
-      text += fmt::format("\n{}: {}\n{}", summary.file.filename().string(), trace_label(summary), summary_table(summary));
+      text +=
+          fmt::format("\n{}: {}\n{}", summary.file.filename().string(), trace_label(summary), summary_table(summary));
     std::fputs(text.c_str(), stdout);
     if (options->output.empty()) return;
     const auto folder = std::filesystem::path(options->output).parent_path();

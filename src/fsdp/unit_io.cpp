@@ -132,8 +132,9 @@ void check_weights(const std::vector<UnitSpec>& units, const WeightSource& sourc
         if (!info)
           problems.push_back(part.name + " is missing");
         else if (info->shape != expected)
-          problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}", tensor_text(source, part.name),
-                                         shape_text(info->shape), shape_text(expected)));
+          problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}",
+                                         tensor_text(source, part.name), shape_text(info->shape),
+                                         shape_text(expected)));
         else if (!scalar_type(info->dtype))
           problems.push_back(fmt::format("{} is stored as {} where weights must be F32, F16, BF16 or F64",
                                          tensor_text(source, part.name), dtype_name(info->dtype)));

@@ -197,7 +197,8 @@ std::string summary_page(const std::string& title, const std::vector<TraceSummar
   std::string page = html_head("Profile " + title, kStyle);
   page += fmt::format("<table><tr><th>rank</th>{}", kPartsHead);
   for (const TraceSummary& s : summaries)
-    page += parts_row(fmt::format("{} <small>{}</small>", trace_label(s), html_escaped(s.file.filename().string())), s.all);
+    page +=
+        parts_row(fmt::format("{} <small>{}</small>", trace_label(s), html_escaped(s.file.filename().string())), s.all);
   page +=
       "</table>\n<p class=\"note\">Percentages are of the time in the first column. Exposed communication runs while "
       "no computation runs. Idle: nothing runs.</p>\n<p>";

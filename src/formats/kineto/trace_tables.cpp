@@ -94,15 +94,14 @@ std::string summary_table(const TraceSummary& summary) {
 }
 
 std::string ranks_table(const std::vector<TraceSummary>& summaries) {
-  std::string text = fmt::format("{:<6}{:>6}{:>7}{:>12}{:>13}{:>15}{:>10}{:>10}{:>10}  {}\n", "rank", "cycle", "steps", "time ms",
-                                 "computation", "communication", "exposed", "copies", "idle", "file");
+  std::string text = fmt::format("{:<6}{:>6}{:>7}{:>12}{:>13}{:>15}{:>10}{:>10}{:>10}  {}\n", "rank", "cycle", "steps",
+                                 "time ms", "computation", "communication", "exposed", "copies", "idle", "file");
   for (const TraceSummary& s : summaries) {
     const auto percent = [&](double us) { return fmt::format("{:.1f}%", percentage(us, s.all.window)); };
-    text +=
-        fmt::format("{:<6}{:>6}{:>7}{:>12.2f}{:>13}{:>15}{:>10}{:>10}{:>10}  {}\n", s.rank,
-                    s.cycle > 0 ? std::to_string(s.cycle) : "–", s.steps.size(), ms(s.all.window),
-                    percent(s.all.computation), percent(s.all.communication), percent(s.all.exposed_communication),
-                    percent(s.all.copies), percent(s.all.idle), printable(s.file.filename().string(), 80));
+    text += fmt::format("{:<6}{:>6}{:>7}{:>12.2f}{:>13}{:>15}{:>10}{:>10}{:>10}  {}\n", s.rank,
+                        s.cycle > 0 ? std::to_string(s.cycle) : "–", s.steps.size(), ms(s.all.window),
+                        percent(s.all.computation), percent(s.all.communication), percent(s.all.exposed_communication),
+                        percent(s.all.copies), percent(s.all.idle), printable(s.file.filename().string(), 80));
   }
   return text;
 }
