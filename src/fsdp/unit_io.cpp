@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <filesystem>
 #include <optional>
 
 namespace trireme {
@@ -129,15 +130,17 @@ void check_weights(const std::vector<UnitSpec>& units, const WeightSource& sourc
         std::vector<int64_t> expected = parameter.shape;
         expected[0] = part.rows;
         const auto info = source.find(part.name);
+        // The directory stands at the beginning of the message.
+        const std::string file = std::filesystem::path(source.place(part.name)).filename().string();
+        const std::string named = file.empty() ? part.name : part.name + " in " + file;
         if (!info)
           problems.push_back(part.name + " is missing");
         else if (info->shape != expected)
-          problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}",
-                                         tensor_text(source, part.name), shape_text(info->shape),
-                                         shape_text(expected)));
+          problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}", named,
+                                         shape_text(info->shape), shape_text(expected)));
         else if (!scalar_type(info->dtype))
-          problems.push_back(fmt::format("{} is stored as {} where weights must be F32, F16, BF16 or F64",
-                                         tensor_text(source, part.name), dtype_name(info->dtype)));
+          problems.push_back(fmt::format("{} is stored as {} where weights must be F32, F16, BF16 or F64", named,
+                                         dtype_name(info->dtype)));
       }
     }
   }

@@ -166,7 +166,7 @@ def model(site):
     weights = (site.work / "base" / "model.safetensors").read_bytes()
     assert b'"F32"' in weights
     (folder / "model.safetensors").write_bytes(weights.replace(b'"F32"', b'"I32"'))
-    tasks.append(("integers", lambda folder=folder: expect(site.run(folder.name, f"model.path={folder}"), 4, f"{folder.name}/model.safetensors is stored as I32")))
+    tasks.append(("integers", lambda folder=folder: expect(site.run(folder.name, f"model.path={folder}"), 4, f"/{folder.name} ", " in model.safetensors is stored as I32")))
     file = site.work / "llama.pt"
     shutil.copy(FIXTURES / "torch_zip.safetensors", file)
     tasks.append(("a file", lambda: expect(site.run("file", f"model.path={file}"), 4, "llama.pt", "never opened")))

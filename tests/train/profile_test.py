@@ -188,7 +188,7 @@ def summarise(site):
     done = site.tool("profile", "summarise", "gpu", "--output", "pages/gpu.html")
     # From the first kernel to the last: 2,900 us, computation 1,800, communication 1,200 of which 600 exposed, copies 150, idle the rest.
     row = next(line.split() for line in done.stdout.splitlines() if line.startswith("1 "))
-    assert row[:9] == ["1", "–", "3", "2.90", "62.1%", "41.4%", "20.7%", "5.2%", "12.1%"], row
+    assert row[:9] == ["1", "1", "3", "2.90", "62.1%", "41.4%", "20.7%", "5.2%", "12.1%"], row
     for line in (r"products +1\.20 +41\.4% +3 ", r"SwiGLU +0\.60 +20\.7% +3 ", r"NCCL +1\.20 +41\.4% +3 ", r"copies +0\.15 +5\.2% +3 "):
         assert re.search(line, done.stdout), f"no /{line}/ in\n{done.stdout}"
     page = open(f"{site.work}/pages/gpu.html").read()
