@@ -58,8 +58,6 @@ REFUSED = [
     ([text(1, system={}).replace("PROLOG_START 1", ":::SYSJSON {")], "is no JSON"),
     ([text(1, opt_end_learning_rate=4e-4)], "opt_end_learning_rate is 0.0004, the closed division has 4"),
     ([text(1, opt_learning_rate_decay_steps=1200000)], "opt_learning_rate_decay_steps is 1200000, the closed division has 1199984"),
-    *(([text(1, benchmark=name, **{key: 3})], f"{key} is 3, the closed division has ")
-      for name, (values, _) in CLOSED.items() for key in values if key not in ("opt_base_learning_rate", "opt_learning_rate_warmup_steps")),
     *(([text(1, benchmark=name, reached=float(value))], "run_stop says success, and no eval_accuracy is at ") for name, value in WORD.items()),
 ]
 
@@ -79,6 +77,14 @@ def main():
             out = make(texts, f"refused{number}")
             assert out.returncode == 2 and sentence in out.stderr and len(out.stderr.splitlines()) == 1, (sentence, out)
             assert not (work / f"refused{number}").exists(), f"{sentence}: something was written"
+
+        # Every value that the closed division fixes.
+        for name, (values, _) in CLOSED.items():
+            fixed = [key for key in values if key not in ("opt_base_learning_rate", "opt_learning_rate_warmup_steps")]
+            out = make([text(1, benchmark=name, **{key: 3 for key in fixed})], "never")
+            assert out.returncode == 2 and not (work / "never").exists(), out
+            for key in fixed:
+                assert f"{key} is 3, the closed division has " in out.stderr, (key, out.stderr)
 
         ten = [text(seed) for seed in (107, 99, 101, 102, 103, 104, 105, 106, 100, 108)]
         out = make(ten, "whole")
