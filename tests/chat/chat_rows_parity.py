@@ -6,6 +6,7 @@ usage: chat_rows_parity.py --tools PROGRAM [--bin DIRECTORY]"""
 import argparse
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -153,7 +154,20 @@ def check_sentencepiece(args, work):
         cut = [(ids[:SEQ], m[:SEQ]) for ids, m in expected if any(m[:SEQ])]
         ours = read_rows(work / "two.npy")
         assert ours == cut, next((a, b) for a, b in zip(ours, cut) if a != b)
+    check_recipe_page(args, folder, chats)
     print(f"sentencepiece: {len(expected)} conversations equal, from a JSON list and from Parquet")
+
+
+def check_recipe_page(args, folder, chats):
+    """The page of the Hugging Face recipe adds the tokens that `data ultrachat` uses, in its order."""
+    names = {"human": "user", "gpt": "assistant", "system": "system"}
+    table = pa.table({"messages": [[{"role": names[m["from"]], "content": m["value"]} for m in chat] for chat in chats]})
+    pyarrow.parquet.write_table(table, folder / "train_sft.parquet")
+    done = subprocess.run([args.tools, "data", "ultrachat", "--input", folder / "train_sft.parquet", "--tokenizer", folder / "tokenizer.model", "--output", folder / "ultrachat",
+                           "--seq-length", "64"], capture_output=True, text=True, check=True)
+    used = re.findall(r"(\S+) = \d+", done.stdout.split("special tokens: ")[1].split("\n")[0])[3:]
+    page = (Path(__file__).parents[2] / "docs/howto/train-lora.md").read_text().split("data ultrachat")[0].split("resize-vocab")[-1]
+    assert used == re.findall(r"--add-token '([^']*)'", page), (used, page)
 
 
 # Writes reasoning as Qwen3 does, and calls as Hermes.

@@ -195,7 +195,7 @@ def random_conversation(rng):
                 if rng.random() < 0.1:
                     del message["content"]
         if rng.random() < 0.05:
-            message[rng.choice(["name", "weight", "prefix", "channel", "recipient"])] = random_value(rng)
+            message[rng.choice(["name", "prefix", "channel", "recipient"])] = random_value(rng)
         messages.append(message)
         for _ in range(rng.randrange(1, 3) if "tool_calls" in message and rng.random() < 0.8 else 0):
             messages.append({"role": rng.choice(["tool", "tool", "tool", "ipython"]), "name": "get_weather", "tool_call_id": "123456789", "content": random_content(rng)})
