@@ -357,8 +357,9 @@ const std::unordered_map<std::string, Filter>& filter_table() {
 }  // namespace
 
 Value apply_filter(const std::string& name, const Value& input, const Arguments& arguments, Budget& budget) {
-  if (input.as<Markup>() != nullptr && name != "safe" && name != "default" && name != "d")
+  if (input.as<Markup>() != nullptr && name != "safe" && name != "string" && name != "default" && name != "d")
     throw ValueError{fmt::format("the filter '{}' of what the filter 'safe' gives is not supported", name)};
+  if (input.as<Markup>() != nullptr && name == "string") return input;
   const auto found = filter_table().find(name);
   if (found == filter_table().end()) throw ValueError{fmt::format("the filter '{}' is not supported", name)};
   return found->second(input, arguments, budget);
