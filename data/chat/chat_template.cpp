@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <string_view>
 
 namespace trireme {
 namespace {
@@ -49,9 +51,64 @@ std::string named_template(const fs::path& path, const nlohmann::json& value, co
                               did_you_mean(wanted, names)));
 }
 
+/// A message as transformers gives it to templates: its reasoning under the two names that templates read.
+jinja::Value message_value(const nlohmann::ordered_json& message) {
+  jinja::Value value = jinja::Value::from_json(message);
+  if (value.dict() == nullptr) throw jinja::ValueError{"a message that is not an object"};
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    const jinja::Value* found = value.dict()->find(name);
+    if (found == nullptr || found->is_none()) continue;
+    jinja::Dict dict;
+    dict.set("thinking", *found);
+    for (const auto& [key, each] : value.dict()->items) dict.set(key, each);
+    dict.set("reasoning_content", *found);
+    return jinja::Value(std::move(dict));
+  }
+  return value;
+}
+
+/// A conversation as values; prefixes of it share them.
+struct Inputs {
+  explicit Inputs(const Conversation& conversation) {
+    try {
+      for (const auto& message : conversation.messages) messages.push_back(message_value(message));
+      tools = jinja::Value::from_json(conversation.tools);
+      for (const auto& [key, value] : conversation.variables.items())
+        variables.set(key, jinja::Value::from_json(value));
+    } catch (const jinja::ValueError& error) {
+      throw DataError("the conversation holds " + error.what);
+    }
+  }
+  std::vector<jinja::Value> messages;
+  jinja::Value tools;
+  jinja::Dict variables;
+};
+
+bool is_assistant(const jinja::Value& message) {
+  const jinja::Value* role = message.dict()->find("role");
+  return role != nullptr && role->text() != nullptr && *role->text() == "assistant";
+}
+
+bool has_no_weight(const jinja::Value& message) {
+  const jinja::Value* weight = message.dict()->find("weight");
+  return weight != nullptr && weight->is_number() && weight->real() == 0;
+}
+
+/// The kind of a message: its fields and their types, and whether its text holds reasoning. Templates decide by these.
+std::string kind_of(const jinja::Value& message) {
+  std::string kind;
+  for (const auto& [key, value] : message.dict()->items) {
+    ((kind += key) += ':') += key == "role" ? jinja::to_text(value) : value.type_name();
+    kind += value.truth() ? ',' : '-';
+    if (value.text() != nullptr && value.text()->find("think>") != std::string::npos) kind += 't';
+  }
+  return kind;
+}
+
 }  // namespace
 
 struct ChatTemplate::State {
+  std::unique_ptr<ChatTemplate> with_tools;  // or null
   std::string name, source;
   jinja::Body body;
   jinja::Dict variables;
@@ -65,20 +122,19 @@ struct ChatTemplate::State {
         fmt::format("{}:{}:{}: {}", name, line, 1 + jinja::character_count(before.substr(begin)), error.what));
   }
 
-  jinja::Rendered run(const Conversation& conversation, size_t messages, bool prompt) const {
+  /// The first `count` messages.
+  jinja::Rendered run(const Inputs& inputs, size_t count, bool prompt, bool for_training) const {
     try {
       jinja::Dict all = variables;
-      jinja::List list;
-      for (size_t i = 0; i < messages; ++i) list.items.push_back(jinja::Value::from_json(conversation.messages[i]));
-      all.set("messages", jinja::Value(std::move(list)));
-      all.set("tools", jinja::Value::from_json(conversation.tools));
+      for (const auto& [key, value] : inputs.variables.items) all.set(key, value);
+      all.set("messages", jinja::Value(jinja::List{{inputs.messages.begin(),
+                                                    inputs.messages.begin() + static_cast<std::ptrdiff_t>(count)}}));
+      all.set("tools", inputs.tools);
       all.set("documents", jinja::Value());
       all.set("add_generation_prompt", jinja::Value(prompt));
-      return jinja::render(body, all);
+      return jinja::render(body, all, for_training);
     } catch (const jinja::TemplateError& error) {
       fail(error);
-    } catch (const jinja::ValueError& error) {
-      throw DataError("the conversation holds " + error.what);
     }
   }
 };
@@ -105,51 +161,151 @@ ChatTemplate ChatTemplate::open(const fs::path& directory, const std::string& wh
                                 const std::map<std::string, std::string>& variables) {
   auto all = named_tokens(directory);
   for (const auto& [key, value] : variables) all[key] = value;
-  if (!which.empty() && which != "default") {
-    const fs::path other = safe_join(directory, "additional_chat_templates/" + which + ".jinja", ExitCode::kData);
-    if (fs::is_regular_file(other)) return {read_text_file(other, ExitCode::kData, kMaxTemplate), other.string(), all};
-  } else if (const fs::path file = directory / "chat_template.jinja"; fs::is_regular_file(file)) {
-    return {read_text_file(file, ExitCode::kData, kMaxTemplate), file.string(), all};
-  }
+  const auto file_of = [&](const std::string& name) {
+    const bool plain = name.empty() || name == "default";
+    return plain ? directory / "chat_template.jinja"
+                 : safe_join(directory, "additional_chat_templates/" + name + ".jinja", ExitCode::kData);
+  };
   const fs::path config = directory / "tokenizer_config.json";
   const auto value = fs::is_regular_file(config) ? member(read_json(config), "chat_template") : nlohmann::json();
-  if (value.is_null())
+  const auto read = [&](const std::string& name) -> ChatTemplate {
+    if (const fs::path file = file_of(name); fs::is_regular_file(file))
+      return {read_text_file(file, ExitCode::kData, kMaxTemplate), file.string(), all};
+    return {named_template(config, value, name), config.string() + ": chat_template", all};
+  };
+  if (value.is_null() && !fs::is_regular_file(file_of(which)))
     throw DataError(fmt::format(
         "{}: no chat template: neither chat_template.jinja nor \"chat_template\" in tokenizer_config.json; give one "
         "with --template",
         directory.string()));
-  return {named_template(config, value, which), config.string() + ": chat_template", all};
+  ChatTemplate result = read(which);
+  // Files win over tokenizer_config.json as a whole.
+  const bool in_config =
+      !fs::is_regular_file(file_of("")) && value.is_array() &&
+      std::any_of(value.begin(), value.end(), [](const auto& each) { return member(each, "name") == "tool_use"; });
+  if (which.empty() && (in_config || fs::is_regular_file(file_of("tool_use"))))
+    result.state_->with_tools = std::make_unique<ChatTemplate>(read("tool_use"));
+  return result;
 }
 
 std::string ChatTemplate::render(const Conversation& conversation, bool add_generation_prompt) const {
-  return state_->run(conversation, conversation.messages.size(), add_generation_prompt).text;
+  if (state_->with_tools != nullptr && !conversation.tools.is_null())
+    return state_->with_tools->render(conversation, add_generation_prompt);
+  const Inputs inputs(conversation);
+  return state_->run(inputs, inputs.messages.size(), add_generation_prompt, false).text;
 }
 
+namespace {
+
+constexpr size_t kShort = 64;  // messages: all answers of such a conversation are found by the shorter conversations
+
+/// Finds the text of each answer where the template has no generation blocks.
+template <class Run>
+class Answers {
+ public:
+  /// run(messages, prompt): the text of the first messages.
+  Answers(const std::string& name, const Inputs& inputs, const jinja::Rendered& whole, Run run)
+      : name_(name), inputs_(inputs), whole_(whole), run_(std::move(run)) {}
+
+  /// Bytes [first, second) of the text.
+  std::pair<size_t, size_t> find(size_t i) {
+    const size_t count = inputs_.messages.size();
+    if (i == 0) return find_first();
+    if (count <= kShort || whole_.messages.empty() || i + 1 == count) return compare(i);
+    const std::string kind = kind_of(inputs_.messages[i - 1]) + '|' + kind_of(inputs_.messages[i]);
+    Pattern& pattern = patterns_[kind];
+    const auto& part = whole_.messages[i];
+    const std::string_view written = std::string_view(whole_.text).substr(part.begin, part.end - part.begin);
+    if (pattern.seen >= 2 && pattern.holds && written.starts_with(pattern.prompt))
+      return {part.begin + pattern.prompt.size(), part.end};
+    const auto found = compare(i);
+    const bool fits = found.second == part.end && found.first >= part.begin;
+    const std::string_view prompt = fits ? written.substr(0, found.first - part.begin) : std::string_view();
+    pattern.holds = pattern.holds && fits && (pattern.seen == 0 || prompt == pattern.prompt);
+    pattern.prompt = prompt;
+    ++pattern.seen;
+    return found;
+  }
+
+ private:
+  struct Pattern {
+    int seen = 0;
+    bool holds = true;
+    std::string prompt;
+  };
+
+  std::string until(size_t messages) {
+    return messages == inputs_.messages.size() ? whole_.text : run_(inputs_, messages, false);
+  }
+
+  std::pair<size_t, size_t> compare(size_t i) {
+    const std::string prompt = run_(inputs_, i, true), end = until(i + 1);
+    if (!end.starts_with(prompt) || !whole_.text.starts_with(end))
+      throw DataError(fmt::format(
+          "{}: the text of messages 1 to {} is not the beginning of the text of {}: where the assistant's part lies is "
+          "not known; give a template with {{% generation %}} around it",
+          name_, end.starts_with(prompt) ? i + 1 : i, end.starts_with(prompt) ? "all of them" : "one more"));
+    return {prompt.size(), end.size()};
+  }
+
+  /// No message is before the answer, which templates seldom allow for: what they write before an answer is known from
+  /// another conversation.
+  std::pair<size_t, size_t> find_first() {
+    Conversation other;
+    other.messages = nlohmann::ordered_json::parse(R"([{"role": "user", "content": "x"}])");
+    const Inputs question(other);
+    const std::string before = run_(question, 1, false), prompt = run_(question, 1, true);
+    const std::string end = until(1);
+    const size_t found = prompt.starts_with(before) && prompt.size() > before.size() + 2
+                             ? end.find(prompt.substr(before.size()))
+                             : std::string::npos;
+    if (found == std::string::npos || !whole_.text.starts_with(end))
+      throw DataError(fmt::format(
+          "{}: the conversation begins with an answer, and where it lies in the text is not known; give a template "
+          "with {{% generation %}} around it",
+          name_));
+    return {found + prompt.size() - before.size(), end.size()};
+  }
+
+  const std::string& name_;
+  const Inputs& inputs_;
+  const jinja::Rendered& whole_;
+  Run run_;
+  std::map<std::string, Pattern> patterns_;
+};
+
+}  // namespace
+
 ChatText ChatTemplate::training_text(const Conversation& conversation) const {
-  const size_t count = conversation.messages.size();
-  jinja::Rendered whole = state_->run(conversation, count, false);
-  ChatText result{std::move(whole.text), {}};
+  if (state_->with_tools != nullptr && !conversation.tools.is_null())
+    return state_->with_tools->training_text(conversation);
+  const Inputs inputs(conversation);
+  jinja::Rendered whole = state_->run(inputs, inputs.messages.size(), false, true);
+  ChatText result;
   const auto add = [&](size_t begin, size_t end) {
     if (begin < end) result.assistant.emplace_back(begin, end);
   };
   if (state_->generates) {
-    for (const auto& [begin, end] : whole.generated) add(begin, end);
-    return result;
+    const bool all = std::none_of(inputs.messages.begin(), inputs.messages.end(), has_no_weight);
+    for (const auto& part : whole.generated) {
+      if (!all && part.message < 0)
+        throw DataError(
+            fmt::format("{}: \"weight\": 0 is not supported: which message a generation block writes is not "
+                        "known, as it is in no loop over the messages",
+                        state_->name));
+      if (all || !has_no_weight(inputs.messages[static_cast<size_t>(part.message)])) add(part.begin, part.end);
+    }
+  } else {
+    Answers answers(state_->name, inputs, whole, [&](const Inputs& some, size_t messages, bool prompt) {
+      return state_->run(some, messages, prompt, true).text;
+    });
+    for (size_t i = 0; i < inputs.messages.size(); ++i) {
+      if (!is_assistant(inputs.messages[i]) || has_no_weight(inputs.messages[i])) continue;
+      const auto [begin, end] = answers.find(i);
+      add(begin, end);
+    }
   }
-  for (size_t i = 0; i < count; ++i) {
-    const auto& message = conversation.messages[i];
-    const auto role = message.is_object() ? message.find("role") : message.end();
-    if (!message.is_object() || role == message.end() || *role != "assistant") continue;
-    const std::string prompt = state_->run(conversation, i, true).text;
-    const std::string until = i + 1 == count ? result.text : state_->run(conversation, i + 1, false).text;
-    if (!until.starts_with(prompt) || !result.text.starts_with(until))
-      throw DataError(fmt::format(
-          "{}: the text of messages 1 to {} is not the beginning of the text of {}: where the assistant's part lies is "
-          "not "
-          "known; give a template with {{% generation %}} around it",
-          state_->name, until.starts_with(prompt) ? i + 1 : i, until.starts_with(prompt) ? "all of them" : "one more"));
-    add(prompt.size(), until.size());
-  }
+  result.text = std::move(whole.text);
   return result;
 }
 

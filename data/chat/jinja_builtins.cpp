@@ -47,6 +47,7 @@ size_t length_of(const Value& value) {
   if (const auto* text = value.text()) return character_count(*text);
   if (const auto* list = value.list()) return list->items.size();
   if (const auto* dict = value.dict()) return dict->items.size();
+  if (const auto* view = value.iterable(); view != nullptr && !view->is_generator()) return view->items->items.size();
   throw ValueError{fmt::format("a value of type {} has no length", value.type_name())};
 }
 
@@ -92,6 +93,8 @@ Value method(const Value& object, const std::string& name, Budget& budget);
 
 Value attribute(const Value& object, const std::string& name, Budget& budget) {
   if (object.is_undefined()) fail_undefined(object);
+  if (object.as<Markup>() != nullptr)
+    throw ValueError{fmt::format("{} of what the filter 'safe' gives is not supported", name)};
   if (object.names() != nullptr) {
     const Value* found = object.names()->members.find(name);
     return found != nullptr ? *found : Value::undefined(name);
@@ -126,6 +129,7 @@ Value attribute(const Value& object, const std::string& name, Budget& budget) {
 
 Value item(const Value& object, const Value& index, Budget& budget) {
   if (object.is_undefined()) fail_undefined(object);
+  if (object.as<Markup>() != nullptr) throw ValueError{"an item of what the filter 'safe' gives is not supported"};
   if (object.dict() != nullptr && index.text() != nullptr)
     if (const Value* value = object.dict()->find(*index.text())) return *value;
   if (index.is_integer() && object.list() != nullptr) {
@@ -144,6 +148,7 @@ Value item(const Value& object, const Value& index, Budget& budget) {
 
 Value slice(const Value& object, const Value* start, const Value* stop, const Value* step) {
   if (object.is_undefined()) fail_undefined(object);
+  if (object.as<Markup>() != nullptr) throw ValueError{"a slice of what the filter 'safe' gives is not supported"};
   if (object.text() == nullptr && object.list() == nullptr)
     return Value::undefined(fmt::format("a slice of a {}", object.type_name()));
   const auto size = static_cast<int64_t>(length_of(object));

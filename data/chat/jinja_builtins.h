@@ -29,6 +29,16 @@ class Budget {
     made(bytes);
   }
   void list(size_t items) { made(items * sizeof(Value)); }
+  /// to_text(value) for what becomes a part of the text. Where `refuses_none` is set, None is an error: as the text
+  /// "None" it would be trained.
+  std::string written(const Value& value) const {
+    if (refuses_none && value.is_none())
+      throw ValueError{
+          "the template would write 'None' for a value that is null: leave it out of the data, or give it a text"};
+    if (const auto* markup = value.as<Markup>()) return markup->text;
+    return to_text(value);
+  }
+  bool refuses_none = false;
 
  private:
   void made(size_t bytes) {

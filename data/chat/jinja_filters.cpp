@@ -62,13 +62,13 @@ Value dump(const Value& input, const Arguments& arguments, Budget& budget) {
 
 Value joined(const Value& input, const Arguments& arguments, Budget& budget) {
   const auto bound = bind("join", arguments, {"d", "attribute"});
-  const std::string by = bound[0] == nullptr ? "" : to_text(*bound[0]);
+  const std::string by = bound[0] == nullptr ? "" : budget.written(*bound[0]);
   std::string result;
   bool first = true;
   const auto items = items_of(input);
   for (const Value& each : items->items) {
     if (!std::exchange(first, false)) result += by;
-    result += to_text(bound[1] == nullptr ? each : member_of(each, *bound[1], budget));
+    result += budget.written(bound[1] == nullptr ? each : member_of(each, *bound[1], budget));
     if (result.size() > Budget::kMaxText) break;
   }
   budget.text(result.size());
@@ -81,6 +81,7 @@ Value chosen(const char* what, const Value& input, const Arguments& arguments, B
   if (!arguments.named.empty()) throw ValueError{fmt::format("{} has no named arguments", what)};
   const auto& given = arguments.positional;
   if (by_member && given.empty()) throw ValueError{fmt::format("{} needs an attribute", what)};
+  if (!input.truth()) return Value::iterable("generator", {});  // of none as of an empty list
   const size_t test = by_member ? 1 : 0;
   Arguments rest;
   if (given.size() > test + 1)
@@ -94,11 +95,12 @@ Value chosen(const char* what, const Value& input, const Arguments& arguments, B
     if (passes == keep) result.push_back(each);
   }
   budget.list(result.size());
-  return Value::list(std::move(result));
+  return Value::iterable("generator", std::move(result));
 }
 
 Value mapped(const Value& input, const Arguments& arguments, Budget& budget) {
   std::vector<Value> result;
+  if (!input.truth()) return Value::iterable("generator", {});
   const auto items = items_of(input);
   if (arguments.positional.empty()) {
     const auto bound = bind("map", arguments, {"attribute", "default"}, 1);
@@ -114,7 +116,7 @@ Value mapped(const Value& input, const Arguments& arguments, Budget& budget) {
     }
   }
   budget.list(result.size());
-  return Value::list(std::move(result));
+  return Value::iterable("generator", std::move(result));
 }
 
 /// Sorts as Python does; texts without regard to case unless `sensitive`.
@@ -176,7 +178,7 @@ Value indented(const Value& input, const Arguments& arguments, Budget& budget) {
                              : std::string(static_cast<size_t>(std::clamp<int64_t>(
                                                bound[0] == nullptr ? 4 : integer_of("indent", *bound[0]), 0, 1000)),
                                            ' ');
-  const std::string text = to_text(input);
+  const std::string& text = text_of("indent", input);
   std::string result = flag(bound[1]) ? by : "";
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
@@ -211,6 +213,13 @@ const std::unordered_map<std::string, Filter>& filter_table() {
       return Value(apply(input));
     };
   };
+  const auto as_text = [](const char* name, auto apply) {
+    return [name, apply](const Value& input, const Arguments& arguments, Budget& budget) -> Value {
+      bind(name, arguments, {});
+      budget.step();
+      return Value(apply(budget.written(input)));
+    };
+  };
   const auto fallback = [](const Value& input, const Arguments& arguments, Budget&) {
     const auto bound = bind("default", arguments, {"default_value", "boolean"});
     const bool replaced = input.is_undefined() || (flag(bound[1]) && !input.truth());
@@ -221,11 +230,16 @@ const std::unordered_map<std::string, Filter>& filter_table() {
       {"trim",
        [](const Value& input, const Arguments& arguments, Budget& budget) {
          const auto bound = bind("trim", arguments, {"chars"});
-         const std::string text = to_text(input);
+         const std::string text = budget.written(input);
          budget.text(text.size());
          return Value(strip(text, bound[0], true, true));
        }},
       {"tojson", dump},
+      {"safe",
+       [](const Value& input, const Arguments& arguments, Budget& budget) {
+         bind("safe", arguments, {});
+         return Value(Markup{budget.written(input)});
+       }},
       {"join", joined},
       {"map", mapped},
       {"default", fallback},
@@ -235,11 +249,11 @@ const std::unordered_map<std::string, Filter>& filter_table() {
       {"int", to_integer},
       {"float", to_real},
       {"indent", indented},
-      {"string", none("string", [](const Value& input) { return to_text(input); })},
-      {"upper", none("upper", [](const Value& input) { return upper(to_text(input)); })},
-      {"lower", none("lower", [](const Value& input) { return lower(to_text(input)); })},
-      {"capitalize", none("capitalize", [](const Value& input) { return capitalize(to_text(input)); })},
-      {"title", none("title", [](const Value& input) { return title(to_text(input)); })},
+      {"string", as_text("string", [](const std::string& text) { return text; })},
+      {"upper", as_text("upper", [](const std::string& text) { return upper(text); })},
+      {"lower", as_text("lower", [](const std::string& text) { return lower(text); })},
+      {"capitalize", as_text("capitalize", [](const std::string& text) { return capitalize(text); })},
+      {"title", as_text("title", [](const std::string& text) { return title(text); })},
       {"list", none("list", [](const Value& input) { return List{items_of(input)->items, false}; })},
       {"first", none("first",
                      [](const Value& input) {
@@ -249,6 +263,8 @@ const std::unordered_map<std::string, Filter>& filter_table() {
                      })},
       {"last", none("last",
                     [](const Value& input) {
+                      if (input.iterable() != nullptr && input.iterable()->is_generator())
+                        throw ValueError{"a generator cannot be read from its end"};
                       const auto items = items_of(input);
                       return items->items.empty() ? Value::undefined("the last item of an empty list")
                                                   : items->items.back();
@@ -262,25 +278,28 @@ const std::unordered_map<std::string, Filter>& filter_table() {
                        [](const Value& input) {
                          auto items = items_of(input)->items;
                          std::reverse(items.begin(), items.end());
-                         if (input.text() == nullptr) return Value::list(std::move(items));
+                         if (input.text() == nullptr) return Value::iterable("generator", std::move(items));
                          std::string text;
                          for (const Value& each : items) text += *each.text();
                          return Value(std::move(text));
                        })},
       {"items", none("items",
                      [](const Value& input) {
-                       List items;
-                       if (input.is_undefined()) return Value(std::move(items));
-                       if (input.dict() == nullptr) throw ValueError{fmt::format("items of a {}", input.type_name())};
-                       for (const auto& [key, value] : input.dict()->items)
-                         items.items.push_back(Value::tuple({Value(key), value}));
-                       return Value(std::move(items));
+                       std::vector<Value> items;
+                       if (!input.is_undefined() && input.dict() == nullptr)
+                         throw ValueError{fmt::format("items of a {}", input.type_name())};
+                       for (size_t i = 0; input.dict() != nullptr && i < input.dict()->items.size(); ++i) {
+                         const auto& [key, value] = input.dict()->items[i];
+                         items.push_back(Value::tuple({Value(key), value}));
+                       }
+                       return Value::iterable("generator", std::move(items));
                      })},
       {"replace",
        [](const Value& input, const Arguments& arguments, Budget& budget) {
          const auto bound = bind("replace", arguments, {"old", "new", "count"}, 2);
          const int64_t most = bound[2] == nullptr || bound[2]->is_none() ? -1 : integer_of("replace", *bound[2]);
-         return Value(replace(to_text(input), to_text(*bound[0]), to_text(*bound[1]), most, budget));
+         return Value(
+             replace(budget.written(input), budget.written(*bound[0]), budget.written(*bound[1]), most, budget));
        }},
       {"select", [](const Value& i, const Arguments& a, Budget& b) { return chosen("select", i, a, b, false, true); }},
       {"reject", [](const Value& i, const Arguments& a, Budget& b) { return chosen("reject", i, a, b, false, false); }},
@@ -319,7 +338,7 @@ const std::unordered_map<std::string, Filter>& filter_table() {
            keys.push_back(key);
            result.push_back(each);
          }
-         return Value::list(std::move(result));
+         return Value::iterable("generator", std::move(result));
        }},
       {"sum",
        [](const Value& input, const Arguments& arguments, Budget& budget) {
@@ -338,6 +357,9 @@ const std::unordered_map<std::string, Filter>& filter_table() {
 }  // namespace
 
 Value apply_filter(const std::string& name, const Value& input, const Arguments& arguments, Budget& budget) {
+  if (input.as<Markup>() != nullptr && name != "safe" && name != "string" && name != "default" && name != "d")
+    throw ValueError{fmt::format("the filter '{}' of what the filter 'safe' gives is not supported", name)};
+  if (input.as<Markup>() != nullptr && name == "string") return input;
   const auto found = filter_table().find(name);
   if (found == filter_table().end()) throw ValueError{fmt::format("the filter '{}' is not supported", name)};
   return found->second(input, arguments, budget);

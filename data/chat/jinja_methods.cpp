@@ -209,7 +209,7 @@ Value dict_method(const Dict& dict, const std::string& name, const Arguments& ar
     else
       result.push_back(Value::tuple({Value(key), value}));
   }
-  return Value::list(std::move(result));
+  return Value::iterable(("dict_" + name).c_str(), std::move(result));
 }
 
 Value list_method(const List& list, const std::string& name, const Arguments& arguments) {

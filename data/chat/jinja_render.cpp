@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_map>
 
 namespace trireme::jinja {
 namespace {
@@ -23,7 +24,12 @@ enum class Flow { kOn, kBreak, kContinue };
 
 class Renderer {
  public:
-  explicit Renderer(const Dict& variables) : variables_(variables) {
+  Renderer(const Dict& variables, bool for_training) : variables_(variables) {
+    budget_.refuses_none = for_training;
+    const Value* messages = for_training ? variables.find("messages") : nullptr;
+    for (size_t i = 0; messages != nullptr && messages->list() != nullptr && i < messages->list()->items.size(); ++i)
+      numbers_[messages->list()->items[i].dict()] = static_cast<int64_t>(i);
+    messages_ = numbers_.size();
     add("raise_exception", [](const Arguments& arguments) -> Value {
       throw ValueError{fmt::format("the template refuses the conversation: {}",
                                    to_text(*bind("raise_exception()", arguments, {"message"}, 1)[0]))};
@@ -51,6 +57,10 @@ class Renderer {
 
   Rendered run(const Body& body) {
     execute(body, std::make_shared<Scope>(), result_.text);
+    std::vector<Rendered::Part> parts(messages_);
+    for (const Rendered::Part& part : result_.messages) parts[static_cast<size_t>(part.message)] = part;
+    const bool all = std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.message >= 0; });
+    result_.messages = all ? std::move(parts) : std::vector<Rendered::Part>();
     return std::move(result_);
   }
 
@@ -126,14 +136,7 @@ class Renderer {
   Flow execute(const Statement& statement, const ScopePtr& scope, std::string& out) {
     switch (statement.kind) {
       case Statement::Kind::kText: write(out, statement.text); break;
-      case Statement::Kind::kPrint: {
-        // `safe` marks a text for HTML; printed as it is, the mark changes nothing.
-        const Expression* value = statement.expressions[0].get();
-        while (value->kind == Kind::kFilter && value->name == "safe" && value->parts.size() == 1)
-          value = value->parts[0].get();
-        write(out, to_text(evaluate(*value, scope)));
-        break;
-      }
+      case Statement::Kind::kPrint: write(out, budget_.written(evaluate(*statement.expressions[0], scope))); break;
       case Statement::Kind::kIf:
         for (size_t i = 0; i < statement.bodies.size(); ++i)
           if (i >= statement.expressions.size() || evaluate(*statement.expressions[i], scope).truth())
@@ -151,7 +154,7 @@ class Renderer {
         execute(statement.bodies[0], child(scope), text);
         const size_t begin = out.size();
         write(out, text);
-        result_.generated.emplace_back(begin, out.size());
+        result_.generated.push_back({begin, out.size(), message_});
         break;
       }
       case Statement::Kind::kBreak: return Flow::kBreak;
@@ -180,13 +183,28 @@ class Renderer {
       budget_.list(kept.items.size());
       loop->items = std::make_shared<const List>(std::move(kept));
     }
+    std::vector<Rendered::Part> parts;
+    const bool outermost = &out == &result_.text && message_ < 0;
     for (; loop->index < loop->items->items.size(); ++loop->index) {
       budget_.step(Budget::kRoundSteps);
+      const auto number = outermost ? numbers_.find(loop->items->items[loop->index].dict()) : numbers_.end();
+      const bool is_message = number != numbers_.end() && number->first != nullptr;
+      if (is_message) parts.push_back({out.size(), out.size(), message_ = number->second});
       const ScopePtr round = child(scope);
       round->variables.set("loop", Value(loop));
       assign(statement.target, loop->items->items[loop->index], *round);
-      if (execute(statement.bodies[0], round, out) == Flow::kBreak) break;
+      const Flow flow = execute(statement.bodies[0], round, out);
+      if (is_message) {
+        parts.back().end = out.size();
+        message_ = -1;
+      }
+      if (flow == Flow::kBreak) break;
     }
+    // A template may go through the messages more than once: the loop that writes is the one.
+    const auto written = [](const std::vector<Rendered::Part>& all) {
+      return all.empty() ? 0 : all.back().end - all.front().begin;
+    };
+    if (written(parts) > written(result_.messages)) result_.messages = std::move(parts);
     loop->changed.clear();  // which may hold the loop
     if (loop->items->items.empty() && statement.bodies.size() > 1) execute(statement.bodies[1], child(scope), out);
   }
@@ -295,7 +313,7 @@ class Renderer {
       case Kind::kBinary: return arithmetic(expression.name, part(0), part(1), budget_);
       case Kind::kConcat: {
         std::string text;
-        for (size_t i = 0; i < expression.parts.size(); ++i) text += to_text(part(i));
+        for (size_t i = 0; i < expression.parts.size(); ++i) text += budget_.written(part(i));
         budget_.text(text.size());
         return Value(std::move(text));
       }
@@ -371,6 +389,9 @@ class Renderer {
   }
 
   const Dict& variables_;
+  std::unordered_map<const Dict*, int64_t> numbers_;  // of the messages
+  size_t messages_ = 0;
+  int64_t message_ = -1;  // whose round is executed
   std::vector<std::shared_ptr<Namespace>> namespaces_;
   Dict globals_;
   Budget budget_;
@@ -380,6 +401,8 @@ class Renderer {
 
 }  // namespace
 
-Rendered render(const Body& body, const Dict& variables) { return Renderer(variables).run(body); }
+Rendered render(const Body& body, const Dict& variables, bool for_training) {
+  return Renderer(variables, for_training).run(body);
+}
 
 }  // namespace trireme::jinja

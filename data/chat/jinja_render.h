@@ -13,13 +13,22 @@ namespace trireme::jinja {
 
 struct Rendered {
   std::string text;
-  /// What {% generation %} blocks gave: bytes [first, second) of the text, ascending.
-  std::vector<std::pair<size_t, size_t>> generated;
+  /// Bytes [begin, end) of the text, and the message whose round of a loop wrote them; message -1: not known.
+  struct Part {
+    size_t begin = 0, end = 0;
+    int64_t message = -1;
+  };
+  /// What {% generation %} blocks gave, ascending.
+  std::vector<Part> generated;
+  /// What the loop over the messages wrote in the round of each; empty for a template that has no such loop, or
+  /// whose loop leaves a message out.
+  std::vector<Part> messages;
 };
 
 /// The text with the given variables, as jinja2's ImmutableSandboxedEnvironment(trim_blocks, lstrip_blocks) with
 /// transformers' additions gives it. TemplateError for what is wrong or not supported, for raise_exception(), and for a
 /// template that recurses, runs or writes without end.
-Rendered render(const Body& body, const Dict& variables);
+/// `for_training`: the parts of the list `messages` of the variables are found, and writing None is an error.
+Rendered render(const Body& body, const Dict& variables, bool for_training = false);
 
 }  // namespace trireme::jinja

@@ -33,17 +33,20 @@ const std::unordered_map<std::string, Test>& test_table() {
   const auto above = with("gt", [](const Value& a, const Value& b) { return less(b, a); });
   const auto at_most = with("le", [](const Value& a, const Value& b) { return !less(b, a); });
   const auto at_least = with("ge", [](const Value& a, const Value& b) { return !less(a, b); });
-  const auto has_items = plain("iterable", [](const Value& v) {
-    return v.is_undefined() || v.text() != nullptr || v.list() != nullptr || v.dict() != nullptr;
-  });
+  const auto has_items = [&](const char* name, bool indexed) {
+    return plain(name, [indexed](const Value& v) {
+      return v.is_undefined() || v.text() != nullptr || v.list() != nullptr || v.dict() != nullptr ||
+             v.as<Markup>() != nullptr || (!indexed && v.iterable() != nullptr);
+    });
+  };
   static const std::unordered_map<std::string, Test> table = {
       {"defined", plain("defined", [](const Value& v) { return !v.is_undefined(); })},
       {"undefined", plain("undefined", [](const Value& v) { return v.is_undefined(); })},
       {"none", plain("none", [](const Value& v) { return v.is_none(); })},
-      {"string", plain("string", [](const Value& v) { return v.text() != nullptr; })},
+      {"string", plain("string", [](const Value& v) { return v.text() != nullptr || v.as<Markup>() != nullptr; })},
       {"mapping", plain("mapping", [](const Value& v) { return v.dict() != nullptr; })},
-      {"iterable", has_items},
-      {"sequence", has_items},
+      {"iterable", has_items("iterable", false)},
+      {"sequence", has_items("sequence", true)},
       {"number", plain("number", [](const Value& v) { return v.is_number(); })},
       {"integer", plain("integer", [](const Value& v) { return v.as<int64_t>() != nullptr; })},
       {"float", plain("float", [](const Value& v) { return v.as<double>() != nullptr; })},

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 namespace trireme::jinja {
 namespace {
@@ -125,6 +126,11 @@ std::string repr(const Value& value) {
       (((out += i == 0 ? "" : ", ") += text_repr(dict->items[i].first)) += ": ") += repr(dict->items[i].second);
     return out + '}';
   }
+  if (const auto* view = value.iterable(); view != nullptr && !view->is_generator()) {
+    std::string out = view->type + "([";
+    for (size_t i = 0; i < view->items->items.size(); ++i) (out += i == 0 ? "" : ", ") += repr(view->items->items[i]);
+    return out + "])";
+  }
   if (value.is_none()) return "None";
   if (const auto* flag = value.as<bool>()) return *flag ? "True" : "False";
   if (const auto* number = value.as<int64_t>()) return fmt::format("{}", *number);
@@ -212,12 +218,20 @@ int Value::depth() const {
   if (list() != nullptr) return list()->depth;
   if (dict() != nullptr) return dict()->depth;
   if (function() != nullptr) return function()->depth;
+  if (iterable() != nullptr) return iterable()->items->depth;
   return loop() != nullptr ? loop()->items->depth : 0;
 }
 
 Value Value::undefined(std::string name) {
   Value value;
   value.storage_ = Undefined{std::move(name)};
+  return value;
+}
+
+Value Value::iterable(const char* type, std::vector<Value> items) {
+  const Value list = Value::list(std::move(items));
+  Value value;
+  value.storage_ = std::make_shared<Iterable>(Iterable{type, *list.as<std::shared_ptr<const List>>()});
   return value;
 }
 
@@ -251,6 +265,8 @@ bool Value::truth() const {
   if (const auto* found = text()) return !found->empty();
   if (const auto* found = list()) return !found->items.empty();
   if (const auto* found = dict()) return !found->items.empty();
+  if (const auto* found = as<Markup>()) return !found->text.empty();
+  if (const auto* found = iterable()) return found->is_generator() || !found->items->items.empty();
   return true;
 }
 
@@ -263,6 +279,8 @@ std::string Value::type_name() const {
   if (text() != nullptr) return "str";
   if (const auto* found = list()) return found->is_tuple ? "tuple" : "list";
   if (dict() != nullptr) return "dict";
+  if (iterable() != nullptr) return iterable()->type;
+  if (as<Markup>() != nullptr) return "Markup (not supported here)";
   if (names() != nullptr) return "Namespace";
   return loop() != nullptr ? "LoopContext" : "function";
 }
@@ -271,6 +289,11 @@ bool equal(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number())
     return a.is_integer() && b.is_integer() ? a.integer() == b.integer() : a.real() == b.real();
   if (a.text() != nullptr && b.text() != nullptr) return *a.text() == *b.text();
+  for (const Value* each : {&a, &b})
+    if (each->as<Markup>() != nullptr || (each->iterable() != nullptr && !each->iterable()->is_generator()))
+      throw ValueError{fmt::format("comparing a {} is not supported", each->type_name())};
+  if (a.list() != nullptr && a.list() == b.list()) return true;
+  if (a.dict() != nullptr && a.dict() == b.dict()) return true;
   if (a.list() != nullptr && b.list() != nullptr)
     return a.list()->is_tuple == b.list()->is_tuple &&
            std::equal(a.list()->items.begin(), a.list()->items.end(), b.list()->items.begin(), b.list()->items.end(),
@@ -282,8 +305,9 @@ bool equal(const Value& a, const Value& b) {
       return other != nullptr && equal(item.second, *other);
     });
   }
-  if (a.names() != nullptr || a.function() != nullptr || a.loop() != nullptr)
-    return a.names() == b.names() && a.function() == b.function() && a.loop() == b.loop();
+  if (a.names() != nullptr || a.function() != nullptr || a.loop() != nullptr || a.iterable() != nullptr)
+    return a.names() == b.names() && a.function() == b.function() && a.loop() == b.loop() &&
+           a.iterable() == b.iterable();
   return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
 }
 
@@ -316,6 +340,11 @@ std::string to_json(const Value& value, const JsonStyle& style) {
 
 std::shared_ptr<const List> items_of(const Value& value) {
   if (const auto* list = value.as<std::shared_ptr<const List>>()) return *list;
+  if (Iterable* found = value.iterable()) {
+    if (found->is_generator() && std::exchange(found->used, true))
+      throw ValueError{"reading what map, select or another generator gives for a second time is not supported"};
+    return found->items;
+  }
   List items;
   if (const auto* text = value.text()) {
     for (size_t at = 0; at < text->size();) {

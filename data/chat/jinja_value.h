@@ -38,6 +38,18 @@ struct Dict {
 struct Namespace {
   Dict members;
 };
+/// What Jinja's map, select, unique … and a dict's keys(), values() and items() give: items without an index. A
+/// generator has no length, is true, and gives its items once.
+struct Iterable {
+  std::string type;  // "generator", "dict_keys", "dict_values", "dict_items"
+  std::shared_ptr<const List> items;
+  bool used = false;
+  bool is_generator() const { return type == "generator"; }
+};
+/// What the filter `safe` gives: only its printing and a few tests are supported.
+struct Markup {
+  std::string text;
+};
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
@@ -67,7 +79,7 @@ class Value {
   using Text = std::shared_ptr<const std::string>;
   using Storage = std::variant<Undefined, std::nullptr_t, bool, int64_t, double, Text, std::shared_ptr<const List>,
                                std::shared_ptr<const Dict>, std::shared_ptr<Namespace>, std::shared_ptr<Function>,
-                               std::shared_ptr<Loop>>;
+                               std::shared_ptr<Loop>, std::shared_ptr<Iterable>, Markup>;
 
   Value() : storage_(nullptr) {}  // None
   explicit Value(bool value) : storage_(value) {}
@@ -82,7 +94,9 @@ class Value {
   explicit Value(std::shared_ptr<Namespace> value) : storage_(std::move(value)) {}
   explicit Value(std::shared_ptr<Function> value) : storage_(std::move(value)) {}
   explicit Value(std::shared_ptr<Loop> value) : storage_(std::move(value)) {}
+  explicit Value(Markup value) : storage_(std::move(value)) {}
   static Value undefined(std::string name);
+  static Value iterable(const char* type, std::vector<Value> items);
   static Value list(std::vector<Value> items) { return Value(List{std::move(items), false}); }
   static Value tuple(std::vector<Value> items) { return Value(List{std::move(items), true}); }
   static Value from_json(const nlohmann::ordered_json& json);
@@ -113,6 +127,10 @@ class Value {
   }
   Loop* loop() const {
     const auto* found = as<std::shared_ptr<Loop>>();
+    return found == nullptr ? nullptr : found->get();
+  }
+  Iterable* iterable() const {
+    const auto* found = as<std::shared_ptr<Iterable>>();
     return found == nullptr ? nullptr : found->get();
   }
   bool is_undefined() const { return as<Undefined>() != nullptr; }

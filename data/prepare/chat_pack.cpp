@@ -29,6 +29,7 @@ struct Tokenised {
   std::vector<int32_t> ids;
   std::vector<uint8_t> mask;  // 1: the token is a target
   std::string refusal;        // of the template; empty: none
+  bool readable = true;       // false: `refusal` says why it is no conversation
 };
 
 /// The directory whose tokenizer_config.json belongs to a tokenizer.
@@ -74,13 +75,21 @@ ChatTemplate open_template(const Tokenizer& tokenizer, const ChatPackOptions& op
   for (const auto& [name, id] : {std::pair{"bos_token", tokenizer.bos_id()}, {"eos_token", tokenizer.eos_id()}})
     if (id) variables[name] = tokenizer.decode(std::vector<int32_t>{*id}, true);
   for (const auto& [name, text] : named_tokens(directory)) variables[name] = text;
-  for (const auto& [name, text] : options.variables) variables[name] = text;
   if (options.template_file.empty()) return ChatTemplate::open(directory, options.template_name, variables);
   return {read_text_file(options.template_file, ExitCode::kData), options.template_file.string(), variables};
 }
 
-Tokenised tokenise_chat(const Tokenizer& tokenizer, const ChatTemplate& chat, const ConversationRow& row) {
+/// `variables`: of the template; those of the conversation win.
+Tokenised tokenise_chat(const Tokenizer& tokenizer, const ChatTemplate& chat, ConversationRow row,
+                        nlohmann::ordered_json variables) {
   Tokenised result;
+  if (!row.problem.empty()) {
+    result.readable = false;
+    result.refusal = row.problem;
+    return result;
+  }
+  if (!row.conversation.variables.is_null()) variables.update(row.conversation.variables);
+  row.conversation.variables = std::move(variables);
   ChatText text;
   try {
     text = chat.training_text(row.conversation);
@@ -189,7 +198,8 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   const auto keep = [&](Tokenised made, int64_t number) {
     if (!made.refusal.empty()) {
       if (!options.skip_refused) throw DataError(made.refusal + " (--skip-refused drops such conversations)");
-      if (report.refused++ == 0) report.first_refusal = made.refusal;
+      int64_t& count = made.readable ? report.refused : report.unreadable;
+      if (count++ == 0) (made.readable ? report.first_refusal : report.first_unreadable) = made.refusal;
       return;
     }
     const auto length = static_cast<size_t>(options.seq_length);
@@ -209,7 +219,8 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   };
   const auto flush = [&] {
     std::vector<Tokenised> made(batch.size());
-    parallel_for(batch.size(), options.threads, [&](size_t i) { made[i] = tokenise_chat(tokenizer, chat, batch[i]); });
+    parallel_for(batch.size(), options.threads,
+                 [&](size_t i) { made[i] = tokenise_chat(tokenizer, chat, std::move(batch[i]), options.variables); });
     for (Tokenised& each : made) keep(std::move(each), report.conversations++);
     batch.clear();
   };
@@ -222,11 +233,16 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   }
   Progress progress("rendering", total, "MB", 1e6);
   for (const fs::path& path : options.inputs) {
-    for_each_conversation(path, options.field, [&](ConversationRow row) {
-      progress.update(before + row.bytes_done);
-      batch.push_back(std::move(row));
-      if (batch.size() >= 512) flush();
-    });
+    try {
+      for_each_conversation(path, options.field, [&](ConversationRow row) {
+        progress.update(before + row.bytes_done);
+        batch.push_back(std::move(row));
+        if (batch.size() >= 512) flush();
+      });
+    } catch (const Error&) {
+      flush();  // an error of an earlier conversation is the first
+      throw;
+    }
     flush();
     before += static_cast<double>(fs::file_size(path));
   }
@@ -234,9 +250,10 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   for (const auto& [chats, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
     if (chats->empty() && !path->empty())
       throw DataError(
-          fmt::format("{}: no conversation is left of {}: {} refused by the template, {} too long, {} without an "
-                      "answer of the assistant",
-                      path->string(), report.conversations, report.refused, report.dropped_long, report.untrained));
+          fmt::format("{}: no conversation is left of {}: {} that cannot be read, {} refused by the template, {} too "
+                      "long, {} without an answer of the assistant",
+                      path->string(), report.conversations, report.unreadable, report.refused, report.dropped_long,
+                      report.untrained));
   const int32_t padding = tokenizer.pad_id().value_or(tokenizer.eos_id().value_or(0));
   write_split(options.output, train, options, padding, report.train);
   if (!options.valid_output.empty()) write_split(options.valid_output, valid, options, padding, report.valid);

@@ -2,9 +2,10 @@
 // Conversations to training rows: rendered by the model's chat template, tokenised, packed whole into rows of exactly
 // seq_length tokens, with a loss on what the assistant says.
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -16,13 +17,13 @@ struct ChatPackOptions {
   std::filesystem::path tokenizer;      // a model directory, or a tokenizer file beside tokenizer_config.json
   std::filesystem::path template_file;  // empty: the model's
   std::string template_name;
-  std::map<std::string, std::string> variables;  // of the template
+  nlohmann::ordered_json variables;  // of the template: an object
   int64_t seq_length = 0;
   std::filesystem::path output, valid_output;  // .npy (MLPerf's records), .h5 or .hdf5
   double valid_fraction = 0;                   // of the conversations
   bool one_per_row = false;
   bool drop_long = false;     // else a conversation that is longer than a row loses its end
-  bool skip_refused = false;  // drops conversations that the template refuses; else they are errors
+  bool skip_refused = false;  // drops what is no conversation or is refused by the template; else they are errors
   unsigned threads = 0;       // 0: one per core
 };
 
@@ -32,8 +33,8 @@ struct ChatSplit {
 
 struct ChatPackReport {
   int64_t conversations = 0;  // read
-  int64_t refused = 0, untrained = 0, cut = 0, dropped_long = 0;
-  std::string first_refusal, template_name;
+  int64_t unreadable = 0, refused = 0, untrained = 0, cut = 0, dropped_long = 0;
+  std::string first_unreadable, first_refusal, template_name;
   int64_t vocab_size = 0;
   bool by_generation_blocks = false;
   ChatSplit train, valid;

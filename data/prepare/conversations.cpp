@@ -4,12 +4,14 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/arrow/arrow_table.h"
 #include "trireme/formats/arrow/parquet.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -32,19 +34,57 @@ std::string role_of(const std::string& from, const std::string& place) {
   throw DataError(fmt::format("{}: \"from\" is '{}', expected human, gpt, system or tool", place, from));
 }
 
-Json message_of(const Json& source, size_t number, const std::string& place) {
-  const auto fail = [&](const std::string& what) {
-    throw DataError(fmt::format("{}: message {}: {}", place, number + 1, what));
-  };
-  if (!source.is_object()) fail("not an object with role and content");
-  if (source.contains("role")) {
-    if (!source.at("role").is_string()) fail("\"role\" is not a text");
-    if (!source.contains("content") && !source.contains("tool_calls")) fail("no \"content\"");
-    return source;
+/// The value, or what it holds if it is a text: files whose rows differ in their types keep JSON in texts. An empty
+/// text is null.
+Json unwrapped(const Json& value, const std::string& name, const std::string& place) {
+  if (!value.is_string()) return value;
+  const auto& text = value.get_ref<const std::string&>();
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) return {};
+  return parse_ordered_json(text, fmt::format("{}: the text in \"{}\"", place, name), ExitCode::kData);
+}
+
+/// `list` must be a list of objects, which may be texts.
+Json objects_of(const Json& list, const std::string& name, const std::string& place) {
+  if (!list.is_array())
+    throw DataError(fmt::format("{}: \"{}\" is a JSON {}, expected a list", place, name, list.type_name()));
+  Json result = Json::array();
+  for (const Json& each : list) {
+    result.push_back(unwrapped(each, name, place));
+    if (!result.back().is_object())
+      throw DataError(
+          fmt::format("{}: \"{}\" holds a JSON {}, expected objects", place, name, result.back().type_name()));
   }
-  if (!source.contains("from") || !source.contains("value")) fail("neither role and content nor from and value");
-  if (!source.at("from").is_string() || !source.at("value").is_string()) fail("\"from\" or \"value\" is not a text");
-  return Json{{"role", role_of(source.at("from").get<std::string>(), place)}, {"content", source.at("value")}};
+  return result;
+}
+
+Json message_of(const Json& source, size_t number, const std::string& place) {
+  const std::string where = fmt::format("{}: message {}", place, number + 1);
+  const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", where, what)); };
+  if (!source.is_object()) fail("not an object with role and content");
+  const bool turns = !source.contains("role") && source.contains("from");  // as ShareGPT has it
+  if (turns ? !source.contains("value") : !source.contains("role")) fail("neither role and content nor from and value");
+  Json message = Json::object();
+  for (const auto& [key, value] : source.items()) {
+    if (key == (turns ? "from" : "role")) {
+      if (!value.is_string()) fail(fmt::format("\"{}\" is not a text", key));
+      message["role"] = turns ? role_of(value.get<std::string>(), place) : value.get<std::string>();
+    } else if (turns && key == "value") {
+      if (!value.is_string()) fail("\"value\" is not a text");
+      message["content"] = value;
+    } else if (key == "tool_calls") {
+      const Json calls = unwrapped(value, key, where);
+      if (!calls.is_null()) message[key] = objects_of(calls, key, where);
+    } else if (key == "weight" && !value.is_null()) {
+      if (!value.is_number() || (value != 0 && value != 1))
+        fail(fmt::format("\"weight\" is {}, expected 0 (no loss on the message) or 1", value.dump()));
+      message[key] = value;
+    } else if (key == "content" || !value.is_null()) {
+      message[key] = value;
+    }
+  }
+  if (!message.contains("tool_calls") && (!message.contains("content") || message["content"].is_null()))
+    fail("no \"content\"");
+  return message;
 }
 
 Conversation conversation_of(const Json& object, const std::string& field, const std::string& place) {
@@ -57,51 +97,85 @@ Conversation conversation_of(const Json& object, const std::string& field, const
     throw DataError(fmt::format("{}: no field '{}' (name it with --field); the object has: {}.{}", place,
                                 field.empty() ? "messages" : field, join(names, ", "), did_you_mean(name, names)));
   }
-  const Json& list = object.at(name);
+  const auto found = [&](const char* key) {
+    return object.contains(key) ? unwrapped(object.at(key), key, place) : Json();
+  };
+  const Json list = unwrapped(object.at(name), name, place);
   if (!list.is_array())
     throw DataError(fmt::format("{}: '{}' is a JSON {}, expected a list", place, name, list.type_name()));
   Conversation result;
   for (size_t i = 0; i < list.size(); ++i) result.messages.push_back(message_of(list[i], i, place));
-  if (object.contains("tools") && object.at("tools").is_array()) result.tools = object.at("tools");
+  if (const Json tools = found("tools"); !tools.is_null()) result.tools = objects_of(tools, "tools", place);
+  result.variables = found("chat_template_kwargs");
+  if (!result.variables.is_null() && !result.variables.is_object())
+    throw DataError(fmt::format("{}: \"chat_template_kwargs\" is a JSON {}, expected an object", place,
+                                result.variables.type_name()));
   return result;
 }
 
-void visit_parquet(const fs::path& path, const std::string& field, const std::function<void(ConversationRow)>& visit) {
-  const ParquetFile file(path);
-  const double bytes =
-      static_cast<double>(fs::file_size(path)) / static_cast<double>(std::max<int64_t>(file.rows(), 1));
-  const std::string column = !field.empty()                                                     ? field
-                             : file.has_column("conversations") && !file.has_column("messages") ? "conversations"
-                                                                                                : "messages";
-  // Which names the structs have is not told: ShareGPT's roles are known words.
-  file.read_messages(column, [&](int64_t row, std::span<const ChatMessage> messages) {
-    ConversationRow result{{}, fmt::format("{}: row {}", path.string(), row), bytes * static_cast<double>(row + 1)};
-    for (const ChatMessage& message : messages) {
-      if (!is_valid_utf8(message.role) || !is_valid_utf8(message.content))
-        throw DataError(result.place + ": not UTF-8");
-      std::string role(message.role);
-      if (role == "human" || role == "gpt") role = role_of(role, result.place);
-      result.conversation.messages.push_back(Json{{"role", role}, {"content", message.content}});
-    }
-    visit(std::move(result));
-  });
+/// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
+void refuse_long_integers(std::string_view text, const std::string& place) {
+  bool quoted = false;
+  for (size_t i = 0, digits = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (quoted && text[i] == '\\') ++i;
+    const bool digit = !quoted && text[i] >= '0' && text[i] <= '9';
+    digits = digit ? digits + 1 : 0;
+    if (digits < 19 || (i + 1 < text.size() && std::string_view("0123456789.eE").find(text[i + 1]) != text.npos))
+      continue;
+    const size_t begin = i + 1 - digits;
+    const char before = begin > 0 ? text[begin - 1] : ' ';
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data() + begin, text.data() + i + 1, value);
+    if (error != std::errc() && std::string_view(".eE+").find(before) == std::string_view::npos)
+      throw DataError(fmt::format("{}: the integer {} has more than 64 bits", place, text.substr(begin, digits)));
+  }
 }
 
 }  // namespace
 
 void for_each_conversation(const fs::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit) {
-  if (path.extension() == ".parquet" || looks_like_parquet(path)) return visit_parquet(path, field, visit);
+  const auto give = [&](const std::string& place, double bytes_done, const auto& object) {
+    ConversationRow row{{}, place, bytes_done, {}};
+    try {
+      row.conversation = conversation_of(object(), field, place);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kData) throw;
+      row.problem = error.what();
+    }
+    visit(std::move(row));
+  };
+  const bool parquet = path.extension() == ".parquet" || looks_like_parquet(path);
+  if (parquet || looks_like_arrow(path)) {
+    std::vector<std::string> columns = {field, "tools", "chat_template_kwargs"};
+    if (field.empty()) {
+      columns[0] = "messages";
+      columns.emplace_back("conversations");
+    }
+    const auto size = static_cast<double>(fs::file_size(path));
+    double rows = 0;
+    const auto read = [&](int64_t row, const Json& object) {
+      const double done = rows > 0 ? size * static_cast<double>(row + 1) / rows : 0;
+      give(fmt::format("{}: row {}", path.string(), row), done, [&]() -> const Json& { return object; });
+    };
+    if (!parquet) return read_arrow_json(path, columns, read);
+    const ParquetFile file(path);
+    rows = static_cast<double>(file.rows());
+    file.read_json(columns, read);
+    return;
+  }
   const MappedFile file(path, ExitCode::kData);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   refuse_wide_text(path, text);
   const size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   if (path.extension() == ".json" && first != std::string_view::npos && text[first] == '[') {
-    const Json list = parse_ordered_json(text, path.string(), ExitCode::kData);
+    refuse_long_integers(text, path.string());
+    const Json list = parse_ordered_json(text, path.string(), ExitCode::kData, 40);
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string place = fmt::format("{}: item {}", path.string(), i);
-      visit({conversation_of(list[i], field, place), place,
-             static_cast<double>(text.size() * (i + 1)) / static_cast<double>(list.size())});
+      give(place, static_cast<double>(text.size() * (i + 1)) / static_cast<double>(list.size()),
+           [&]() -> const Json& { return list[i]; });
     }
     return;
   }
@@ -113,8 +187,10 @@ void for_each_conversation(const fs::path& path, const std::string& field,
     ++number;
     if (line.find_first_not_of(" \t\r\f\v") == std::string_view::npos) continue;
     const std::string place = fmt::format("{}:{}", path.string(), number);
-    const Json object = parse_ordered_json(line, place, ExitCode::kData);
-    visit({conversation_of(object, field, place), place, static_cast<double>(std::min(at, text.size()))});
+    give(place, static_cast<double>(std::min(at, text.size())), [&] {
+      refuse_long_integers(line, place);
+      return parse_ordered_json(line, place, ExitCode::kData, 40);
+    });
   }
 }
 

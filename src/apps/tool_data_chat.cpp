@@ -52,8 +52,13 @@ void chat(ChatArguments& arguments) {
   for (const std::string& each : arguments.variables) {
     const size_t equals = each.find('=');
     if (equals == 0 || equals == std::string::npos)
-      throw ConfigError(fmt::format("--variable {}: expected NAME=TEXT", each));
-    options.variables[each.substr(0, equals)] = each.substr(equals + 1);
+      throw ConfigError(fmt::format("--variable {}: expected NAME=VALUE", each));
+    // true, false, null, numbers, lists and objects as in JSON; everything else is a text, also what is no number's
+    // own form, such as 1.50.
+    const std::string text = each.substr(equals + 1);
+    auto value = nlohmann::ordered_json::parse(text, nullptr, false);
+    if (value.is_discarded() || value.is_string() || (value.is_number() && value.dump() != text)) value = text;
+    options.variables[each.substr(0, equals)] = std::move(value);
   }
   const double start = steady_seconds();
   const ChatPackReport report = pack_conversations(options);
@@ -67,6 +72,9 @@ void chat(ChatArguments& arguments) {
   fmt::print("loss: {}\n", report.by_generation_blocks
                                ? "what the template's generation blocks write"
                                : "each answer of the assistant, with what the template writes after it");
+  if (report.unreadable > 0)
+    fmt::print("dropped {} that cannot be read, the first: {}\n", counted(report.unreadable, "conversation"),
+               report.first_unreadable);
   if (report.refused > 0)
     fmt::print("dropped {} that the template refuses, the first: {}\n", counted(report.refused, "conversation"),
                report.first_refusal);
@@ -82,9 +90,9 @@ void chat(ChatArguments& arguments) {
 }
 
 constexpr const char* kChatHelp =
-    "Conversations (JSON lines, a JSON list, Parquet) to training rows: rendered by the model's chat template, with a "
-    "loss "
-    "on what the assistant says, packed whole into rows of --seq-length tokens";
+    "Conversations (JSON lines, a JSON list, Parquet, Arrow) to training rows: rendered by the model's chat template, "
+    "with "
+    "a loss on what the assistant says, packed whole into rows of --seq-length tokens";
 
 }  // namespace
 
@@ -100,14 +108,16 @@ void add_chat_data_tool(CLI::App& data) {
                       "Field or column with the messages (default: messages, else conversations)");
   command->add_option("--template", options.template_file, "A Jinja file instead of the model's template");
   command->add_option("--template-name", options.template_name, "Which of the model's templates (default: default)");
-  command->add_option("--variable", arguments->variables, "NAME=TEXT: a variable of the template, such as date_string");
+  command->add_option("--variable", arguments->variables,
+                      "NAME=VALUE: a variable of the template, such as enable_thinking=false (JSON, else a text)");
   command->add_option("--valid-output", options.valid_output, "Second token file, for validation");
   command->add_option("--valid-fraction", options.valid_fraction,
                       "Fraction of the conversations in the validation file");
   command->add_option("--long", arguments->long_conversations,
                       "A conversation longer than a row: cut (loses its end, the default) or drop");
   command->add_flag("--one-per-row", options.one_per_row, "No packing: one conversation in a row");
-  command->add_flag("--skip-refused", options.skip_refused, "Drop and count conversations that the template refuses");
+  command->add_flag("--skip-refused", options.skip_refused,
+                    "Drop and count what is no conversation or is refused by the template");
   command->add_option("--threads", options.threads, "Threads (default: one per core)");
   command->callback([arguments] { chat(*arguments); });
 }

@@ -17,11 +17,10 @@ int main() {
     nlohmann::ordered_json answer;
     try {
       const auto source = request.at("template").get<std::string>();
-      const auto variables = request.at("variables").get<std::map<std::string, std::string>>();
-      const std::string key = source + request.at("variables").dump();
-      auto found = templates.find(key);
-      if (found == templates.end()) found = templates.emplace(key, ChatTemplate(source, "template", variables)).first;
-      const Conversation conversation{request.at("messages"), request.value("tools", nlohmann::ordered_json())};
+      auto found = templates.find(source);
+      if (found == templates.end()) found = templates.emplace(source, ChatTemplate(source, "template")).first;
+      const Conversation conversation{request.at("messages"), request.value("tools", nlohmann::ordered_json()),
+                                      request.at("variables")};
       if (request.contains("spans")) {
         const ChatText text = found->second.training_text(conversation);
         answer["text"] = text.text;

@@ -6,6 +6,8 @@ usage: chat_rows_parity.py --tools PROGRAM [--bin DIRECTORY]"""
 import argparse
 import json
 import random
+import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -152,7 +154,128 @@ def check_sentencepiece(args, work):
         cut = [(ids[:SEQ], m[:SEQ]) for ids, m in expected if any(m[:SEQ])]
         ours = read_rows(work / "two.npy")
         assert ours == cut, next((a, b) for a, b in zip(ours, cut) if a != b)
+    check_recipe_page(args, folder, chats)
     print(f"sentencepiece: {len(expected)} conversations equal, from a JSON list and from Parquet")
+
+
+def check_recipe_page(args, folder, chats):
+    """The page of the Hugging Face recipe adds the tokens that `data ultrachat` uses, in its order."""
+    names = {"human": "user", "gpt": "assistant", "system": "system"}
+    table = pa.table({"messages": [[{"role": names[m["from"]], "content": m["value"]} for m in chat] for chat in chats]})
+    pyarrow.parquet.write_table(table, folder / "train_sft.parquet")
+    done = subprocess.run([args.tools, "data", "ultrachat", "--input", folder / "train_sft.parquet", "--tokenizer", folder / "tokenizer.model", "--output", folder / "ultrachat",
+                           "--seq-length", "64"], capture_output=True, text=True, check=True)
+    used = re.findall(r"(\S+) = \d+", done.stdout.split("special tokens: ")[1].split("\n")[0])[3:]
+    page = (Path(__file__).parents[2] / "docs/howto/train-lora.md").read_text().split("data ultrachat")[0].split("resize-vocab")[-1]
+    assert used == re.findall(r"--add-token '([^']*)'", page), (used, page)
+
+
+# Writes reasoning as Qwen3 does, and calls as Hermes.
+REASONS = """{%- if tools %}{{ 'tools ' + (tools | tojson) + '\\n' }}{% endif %}{% if enable_thinking is defined and enable_thinking is false %}{{ 'quiet\\n' }}{% endif %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}{% if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}
+{%- if message.content %}{{ message.content }}{% endif %}{% if message.tool_calls %}{% for call in message.tool_calls %}{{ '<call>' + (call.function | tojson) }}{% endfor %}{% endif %}
+{{- '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}}]
+
+
+def check_fields(args, work):
+    """What real files hold: fields as JSON texts, nulls, other names of reasoning, weights, answers first; JSON lines, Parquet and Arrow give equal rows."""
+    folder = work / "fields"
+    tokenizer = write_model(folder, "qwen2", REASONS)
+    def rows(lines, *extra, name="fields.jsonl", model=folder):
+        if name.endswith("jsonl"):
+            (work / name).write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+        (work / "fields.npy").unlink(missing_ok=True)
+        output = run(args, "--model", model, "--input", work / name, "--output", work / "fields.npy", "--seq-length", SEQ, "--one-per-row", *extra)
+        return read_rows(work / "fields.npy"), output
+    def trained(row):
+        return tokenizer.decode([token for token, target in zip(*row) if target])
+    def text(row):
+        return tokenizer.decode(row[0])
+    question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    call = {"function": {"name": "f", "arguments": {"x": "1", "y": None}}}
+    calls = [question, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "r"}, answer]
+    expected = tokenizer.apply_chat_template(calls, tools=TOOLS, tokenize=False)
+    whole, _ = rows([{"messages": calls, "tools": TOOLS}, {"messages": calls, "tools": json.dumps(TOOLS)}, {"messages": calls, "tools": [json.dumps(tool) for tool in TOOLS]},
+                     {"messages": json.dumps(calls), "tools": TOOLS}, {"messages": [m | ({"tool_calls": json.dumps([call])} if "tool_calls" in m else {"tool_calls": None}) for m in calls], "tools": TOOLS}])
+    assert [text(row) for row in whole] == [expected] * 5, [text(row) for row in whole]
+    # Columnar files have each member in each row: null where the row has none.
+    plain = [{k: v for k, v in m.items()} for m in calls]
+    plain[1]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": "1"}}}]
+    table = pa.table({"messages": [plain, [question, answer]], "tools": [json.dumps(TOOLS), None], "other": [1, 2]})
+    pyarrow.parquet.write_table(table, work / "fields.parquet")
+    with pa.ipc.new_stream(str(work / "fields.arrow"), table.schema) as out:
+        out.write_table(table, max_chunksize=1)
+    with pa.ipc.new_file(str(work / "file.arrow"), table.schema) as out:
+        out.write_table(table)
+    lines, _ = rows([{"messages": plain, "tools": TOOLS}, {"messages": [question, answer]}])
+    for name in ("fields.parquet", "fields.arrow", "file.arrow"):
+        assert rows(None, name=name)[0] == lines, name
+    assert '"arguments": {"x": "1"}' in text(lines[0]) and "<call>" not in text(lines[1])
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        row = rows([{"messages": [question, answer | {name: "because"}]}])[0][0]
+        assert trained(row) == "<think>because</think>a<|im_end|>\n", trained(row)
+    # Weights, with and without generation blocks.
+    weighted = {"messages": [question, answer | {"weight": 0}, question, {"role": "assistant", "content": "b", "weight": 1}]}
+    assert trained(rows([weighted])[0][0]) == "b<|im_end|>\n"
+    assert trained(rows([weighted], model=work / "chatml")[0][0]) == "b<|im_end|>"
+    share = {"conversations": [{"from": "gpt", "value": "hello", "weight": None}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
+    assert trained(rows([share])[0][0]) == "hello<|im_end|>\na<|im_end|>\n"
+    qwen = rows([share], model=work / "qwen2.5")[0][0]
+    assert trained(qwen) == "hello<|im_end|>\na<|im_end|>\n", trained(qwen)
+    # Variables: of the row, of the command line, with their types.
+    for row in (rows([{"messages": [question, answer], "chat_template_kwargs": {"enable_thinking": False}}]), rows([{"messages": [question, answer]}], "--variable", "enable_thinking=false")):
+        assert text(row[0][0]).startswith("quiet"), text(row[0][0])
+    # A template for tools among several.
+    several = work / "several"
+    several.mkdir()
+    (several / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (several / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": chat_templates.CHATML}, {"name": "tool_use", "template": REASONS}]}))
+    both, _ = rows([{"messages": calls, "tools": TOOLS}, {"messages": [question, answer]}], model=several)
+    assert text(both[0]) == expected and text(both[1]).startswith("<|im_start|>user"), both
+    # A null that the template would print; numbers that lose digits.
+    null = {"messages": [question, {"role": "assistant", "content": None, "tool_calls": [call]}]}
+    write_model(work / "printing", "qwen2", "{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content | trim }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}")
+    bad = [("printing", null, "would write 'None' for a value that is null"), ("fields", {"messages": [question, answer | {"weight": 0.5}]}, '"weight" is 0.5'),
+           ("fields", {"messages": [question, answer], "tools": {}}, '"tools" is a JSON object, expected a list'), ("fields", {"messages": [question, answer | {"n": 2**70}]}, "has more than 64 bits"),
+           ("fields", {"messages": [question, answer], "tools": "[{"}, 'bad.jsonl:1: the text in "tools" is not valid JSON'), ("fields", {"messages": [question, answer | {"content": None}]}, 'message 2: no "content"')]
+    for name, line, reason in bad:
+        (work / "bad.jsonl").write_text(json.dumps(line))
+        output = run(args, "--model", work / name, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ, expect=3)
+        assert "bad.jsonl:1" in output and reason in output, output
+    # The first error of the file is the one that is told, and --skip-refused goes on after any of them.
+    mixed = [{"messages": [question, answer]}, bad[0][1], "{", {"messages": [3]}]
+    (work / "bad.jsonl").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in mixed))
+    output = run(args, "--model", work / "chatml", "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ, expect=3)
+    assert "bad.jsonl:2: " in output, output
+    kept, output = rows(mixed, "--skip-refused", model=work / "chatml")
+    assert len(kept) == 1 and "dropped 2 conversations that cannot be read, the first: " in output and "fields.jsonl:3 is not valid JSON" in output, output
+    assert "dropped 1 conversation that the template refuses" in output, output
+    print("fields of real files: equal from JSON lines, Parquet and Arrow")
+
+
+def check_long(args, work):
+    """A conversation of n messages takes time in proportion to n, and has the mask of the generation blocks."""
+    def seconds(messages, name, count):
+        chat = [{"role": "assistant" if i % 2 else "user", "content": f"message {i}"} for i in range(messages)]
+        (work / "long.jsonl").write_text("\n".join([json.dumps({"messages": chat})] * count))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(args, "--model", work / name, "--input", work / "long.jsonl", "--output", work / f"{name}.npy", "--seq-length", 200000, "--one-per-row", "--threads", 1)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime
+    fresh = write_model(work / "plain", "qwen2", chat_templates.GENERATION.replace("{%- generation %}", "").replace("{% endgeneration %}", "")
+                        + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+    assert fresh.chat_template
+    for name in ("plain", "qwen2.5"):
+        short, long = seconds(500, name, 8), seconds(4000, name, 1)
+        assert long < 3 * short, f"{name}: 4,000 messages take {long:.2f} s, 8 times 500 {short:.2f} s"
+    seconds(1000, "chatml", 1)
+    block = np.load(work / "chatml.npy", allow_pickle=True)[0]
+    seconds(1000, "plain", 1)
+    prefix = np.load(work / "plain.npy", allow_pickle=True)[0]
+    differ = [i for i, (a, b) in enumerate(zip(block["loss_mask"], prefix["loss_mask"])) if a != b]
+    assert list(block["input_ids"]) == list(prefix["input_ids"]) and len(differ) == 500, len(differ)  # the line end after each answer
+    print("long conversations: in linear time")
 
 
 def check_errors(args, work):
@@ -229,6 +352,8 @@ def main():
         else:
             check_parity(args, work)
             check_sentencepiece(args, work)
+            check_fields(args, work)
+            check_long(args, work)
             check_errors(args, work)
 
 

@@ -2,17 +2,20 @@
 """Chat templates against transformers: the text of many conversations with templates of the kinds of Llama 2, Llama 3, Llama 3.1, Qwen2, Qwen2.5,
 Mistral, Zephyr and ChatML, and with templates that use one construct each. Exit code 77 = skipped.
 
-usage: chat_template_parity.py --probe PROGRAM [--folder DIRECTORY]
---folder: also the *.jinja files of a directory."""
+usage: chat_template_parity.py --probe PROGRAM [--fuzz CONVERSATIONS [--seed NUMBER]]
+--fuzz: instead of the above, random conversations of that number through each real template: the *.jinja files of the folder that
+TRIREME_CHAT_TEMPLATES names, else those that the Python packages of this machine hold (trl, axolotl), and the templates of this test."""
 import argparse
+import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 try:
-    import jinja2
     from transformers.utils.chat_template_utils import render_jinja_template
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
@@ -23,6 +26,7 @@ import chat_templates  # noqa: E402
 TEXTS = ["", " ", "Hello", "  spaces around  ", "two\nlines\n", "\n\nlines before", "Grüße, 世界! \U0001f600", "e\u0301 \u00a0nbsp\u3000",
          "<|im_end|> [INST] </s> {{ x }} {% if %}", "'quotes' and \"more\" \\ back", "tab\tand \r\n return", "a" * 3000, "\u2028line separator", "&<>'\"",
          "None", "0"]
+REASONS = Counter()
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -59,7 +63,7 @@ def expected(request):
     try:
         texts, found = render_jinja_template([request["messages"]], chat_template=request["template"], tools=request.get("tools"), **options,
                                              **request["variables"])
-    except (jinja2.exceptions.TemplateError, TypeError, KeyError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
+    except Exception as error:  # whatever the template's Python raises
         return {"error": str(error)}
     text = texts[0]
     if not spans:
@@ -75,16 +79,21 @@ def run_probe(probe, requests):
     return answers
 
 
+# What is refused by name. A null that a template prints is the text "None" for transformers; here it is no text to train on.
+NOT_SUPPORTED = ("not supported", "too large", "would write 'None' for a value that is null")
+
+
 def compare(name, probe, requests, may_refuse=False):
-    counts = {"equal": 0, "refused by both": 0, "not supported here": 0}
+    counts = {"equal": 0, "refused by both": 0, "refused here": 0}
     for request, ours in zip(requests, run_probe(probe, requests)):
         theirs = expected(request)
         if "error" in theirs and "error" in ours:
             counts["refused by both"] += 1
-        elif may_refuse and "error" in ours and "not supported" in ours["error"]:
-            counts["not supported here"] += 1
+        elif may_refuse and "error" in ours and any(part in ours["error"] for part in NOT_SUPPORTED):
+            counts["refused here"] += 1
+            REASONS[ours["error"].split(": ", 1)[-1]] += 1
         else:
-            assert ours == theirs, (f"{name}: {request['messages']!r}\ntools {request.get('tools')}\nours   {ours}\ntheirs {theirs}\n"
+            assert ours == theirs, (f"{name}: {request['messages']!r}\ntools {request.get('tools')}\nvariables {request['variables']}\nours   {ours}\ntheirs {theirs}\n"
                                     f"{request['template'][:600]}")
             counts["equal"] += 1
     print(f"{name}: {counts}")
@@ -100,12 +109,140 @@ def model_requests(template, size):
             yield {"template": template, "messages": CALL[:length], "tools": tools, "prompt": True, "variables": VARIABLES}
 
 
+# ---- random conversations
+
+THOUGHTS = ["<think>\nsteps\n</think>\n\nanswer", "</think>", "a</think>b</think>c", "<think></think>x", "<think>open"]
+
+
+def random_value(rng, depth=0):
+    kind = rng.randrange(9 if depth < 3 else 6)
+    if kind >= 7:
+        return {rng.choice(["a", "b", "type", "name", "Größe", "x y", "items"]): random_value(rng, depth + 1) for _ in range(rng.randrange(4))}
+    if kind == 6:
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+    return [None, rng.random() < 0.5, rng.choice([0, 1, -7, 2**40]), rng.choice([0.5, -1.0, 1e-7, 1e22, 3.25e5]), rng.choice(TEXTS), rng.choice(TEXTS)][kind]
+
+
+def random_content(rng):
+    kind = rng.random()
+    if kind < 0.85:
+        return rng.choice(TEXTS + THOUGHTS)
+    if kind < 0.88:
+        return None
+    if kind < 0.97:
+        parts = [{"type": "text", "text": rng.choice(TEXTS)}, {"type": "image"}, {"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"text": "bare"}, "text", {"type": "video"}]
+        return rng.choices(parts, [8, 2, 1, 1, 1, 1, 1], k=rng.randrange(4))
+    return random_value(rng)
+
+
+def random_schema(rng, depth=0):
+    kind = rng.choice(["string", "integer", "number", "boolean", "array", "object"] if depth < 2 else ["string", "number"])
+    schema = {"type": rng.choice([kind, kind, kind, [kind, "null"]])}
+    if rng.random() < 0.6:
+        schema["description"] = rng.choice(TEXTS)
+    if kind == "array" and rng.random() < 0.8:
+        schema["items"] = random_schema(rng, depth + 1)
+    if kind == "object":
+        schema["properties"] = {rng.choice("abcdef"): random_schema(rng, depth + 1) for _ in range(rng.randrange(3))}
+        if rng.random() < 0.5:
+            schema["required"] = list(schema["properties"])[:1]
+    if rng.random() < 0.2:
+        schema["enum"] = [random_value(rng, 3), random_value(rng, 3)]
+    if rng.random() < 0.1:
+        schema[rng.choice(["default", "nullable", "format", "anyOf", "oneOf"])] = random_value(rng, 2)
+    return schema
+
+
+def random_tools(rng):
+    if rng.random() < 0.6:
+        return None
+    tools = []
+    for _ in range(rng.randrange(3)):
+        parameters = {"type": "object", "properties": {rng.choice(["place", "days", "x"]): random_schema(rng) for _ in range(rng.randrange(3))}, "required": ["x"]}
+        function = {"name": rng.choice(["get_weather", "f", "browser"]), "description": rng.choice(TEXTS), "parameters": parameters}
+        if rng.random() < 0.2:
+            function["return"] = random_schema(rng)
+        if rng.random() < 0.1:
+            del function[rng.choice(list(function))]
+        tools.append(rng.choice([{"type": "function", "function": function}] * 5 + [function, random_value(rng, 2)]))
+    return [tool for tool in tools if isinstance(tool, dict)]
+
+
+def random_calls(rng):
+    if rng.random() < 0.1:
+        return rng.choice([None, [], random_value(rng)])
+    calls = []
+    for _ in range(rng.choice([1, 1, 2])):
+        arguments = {rng.choice(["place", "days", "x"]): random_value(rng, 1) for _ in range(rng.randrange(3))}
+        function = {"name": rng.choice(["get_weather", "f"]), "arguments": rng.choice([arguments, arguments, json.dumps(arguments), None])}
+        calls.append(rng.choice([{"type": "function", "id": "123456789", "function": function}] * 4 + [{"function": function}, function]))
+    return calls
+
+
+def random_conversation(rng):
+    messages = []
+    if rng.random() < 0.35:
+        messages.append({"role": rng.choice(["system"] * 5 + ["developer"]), "content": random_content(rng)})
+    for turn in range(rng.randrange(0, 9)):
+        message = {"role": "assistant" if turn % 2 else "user", "content": random_content(rng)}
+        if turn % 2:
+            if rng.random() < 0.3:
+                message[rng.choice(["reasoning_content", "thinking", "reasoning"])] = rng.choice([None, "", "because", " \n why \n", *TEXTS[:4]])
+            if rng.random() < 0.25:
+                message["tool_calls"] = random_calls(rng)
+                if rng.random() < 0.5:
+                    message["content"] = rng.choice([None, ""])
+                if rng.random() < 0.1:
+                    del message["content"]
+        if rng.random() < 0.05:
+            message[rng.choice(["name", "prefix", "channel", "recipient"])] = random_value(rng)
+        messages.append(message)
+        for _ in range(rng.randrange(1, 3) if "tool_calls" in message and rng.random() < 0.8 else 0):
+            messages.append({"role": rng.choice(["tool", "tool", "tool", "ipython"]), "name": "get_weather", "tool_call_id": "123456789", "content": random_content(rng)})
+    if rng.random() < 0.08:
+        rng.shuffle(messages)
+    return messages
+
+
+def random_requests(template, count, seed):
+    rng = random.Random(seed)
+    spans = "generation %}" in template.replace("endgeneration", "")
+    for _ in range(count):
+        variables = dict(VARIABLES)
+        for name, values in (("enable_thinking", [True, False]), ("date_string", ["1 Jan 2024"]), ("tools_in_user_message", [False]), ("reasoning_effort", ["high"]), ("keep_past_thinking", [True])):
+            if rng.random() < 0.2:
+                variables[name] = rng.choice(values)
+        request = {"template": template, "messages": random_conversation(rng), "tools": random_tools(rng), "prompt": rng.random() < 0.5, "variables": variables}
+        yield request | {"spans": True} if spans and rng.random() < 0.7 else request
+
+
+def real_templates():
+    if folder := os.environ.get("TRIREME_CHAT_TEMPLATES"):
+        folders = [Path(folder)]
+    else:
+        specs = [(importlib.util.find_spec(package), inner) for package, inner in (("trl", "chat_templates"), ("axolotl", "utils/chat_templates/templates"))]
+        folders = [Path(spec.origin).parent / inner for spec, inner in specs if spec and spec.origin]
+    return {path.name: path.read_text() for folder in folders for path in sorted(folder.glob("*.jinja"))}
+
+
+def fuzz(args):
+    real = real_templates()
+    for name, template in {**real, **chat_templates.MODELS, "generation": chat_templates.GENERATION}.items():
+        compare(name, args.probe, list(random_requests(template, args.fuzz, args.seed)), may_refuse=True)
+    print(f"{len(real)} real templates (TRIREME_CHAT_TEMPLATES names a folder of them), {len(chat_templates.MODELS) + 1} of this test, {args.fuzz} conversations each: equal texts and masks, or refused")
+    for reason, count in REASONS.most_common():
+        print(f"  {count} refused here: {reason[:160]}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--probe", required=True)
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--fuzz", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    total = {"equal": 0, "refused by both": 0, "not supported here": 0}
+    if args.fuzz:
+        return fuzz(args)
+    total = {"equal": 0, "refused by both": 0, "refused here": 0}
 
     def add(counts):
         for key, value in counts.items():
@@ -126,8 +263,6 @@ def main():
         assert answer["error"].startswith("template:"), answer
     spans = [{"template": chat_templates.GENERATION, "messages": m, "spans": True, "prompt": False, "variables": VARIABLES} for m in conversations(60)]
     add(compare("generation blocks", args.probe, spans))
-    for path in sorted(args.folder.glob("*.jinja")) if args.folder else []:
-        add(compare(path.name, args.probe, list(model_requests(path.read_text(), 60)), may_refuse=True))
     print(f"all: {total}, {len(refused)} templates refused with their reason")
 
 

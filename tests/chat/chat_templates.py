@@ -293,6 +293,11 @@ CONSTRUCTS = [
     "{{ [3, 1, 2] | sort }}{{ ['b', 'A', 'c'] | sort }}{{ [1, 2] | reverse | list }}{{ 'abc' | reverse }}{{ [1, 1, 2] | unique | list }}{{ [1, 2] | sum }}{{ [3, 1] | min }}{{ [3, 1] | max }}{{ {'b': 1, 'a': 2} | dictsort }}",
     "{{ [1, 2] | first }}{{ [1, 2] | last }}{{ [] | first }}{{ 'abc' | list }}{{ 5 | string + 'a' }}{{ '42' | int + 1 }}{{ 'x' | int(7) }}{{ '1.5' | float }}{{ 3.9 | int }}{{ -3 | abs }}{{ 'a-b' | replace('-', '+') }}",
     "{{ 'a\\nb\\n\\nc' | indent }}{{ 'a\\nb' | indent(2, true) }}{{ {'a': 1} | items | list }}{{ '<' | safe }}",
+    # generators, views, none, safe
+    "{{ none | map('upper') | list }}{{ none | select | list }}{{ none | selectattr('a') | list }}{{ none | string }}{{ none | trim }}{{ none | int }}{{ none | default('x') }}{{ none | tojson }}",
+    "{% if messages | selectattr('role', 'equalto', 'nobody') %}true{% endif %}{{ (messages | map(attribute='role')) is sequence }}{{ (messages | unique) is iterable }}{{ (messages | map(attribute='role'))[0] }}",
+    "{{ messages[0].keys() }}{{ messages[0].values() }}{{ messages[0].items() }}{{ messages[0].keys() | length }}{{ messages[0].items() | last }}{% if {}.keys() %}x{% endif %}{{ messages[0].keys()[0] }}",
+    "{{ ('<' | safe) ~ '<' }}{% set x = '<a>' | safe | string %}{{ x }}{{ x is string }}{{ 1 if x else 2 }}",
     # tests
     "{{ missing is defined }}{{ 1 is defined }}{{ missing is undefined }}{{ none is none }}{{ 'a' is string }}{{ {} is mapping }}{{ [] is iterable }}{{ 1 is iterable }}{{ [] is sequence }}{{ 1 is number }}{{ true is number }}{{ true is integer }}{{ true is boolean }}{{ 1.5 is float }}",
     "{{ 1 is not none }}{{ not 1 is none }}{{ 3 is odd }}{{ 4 is even }}{{ 4 is divisibleby 2 }}{{ 1 is eq 1 }}{{ 1 is in [1] }}{{ 2 is gt(1) }}{{ true is true }}{{ 1 is false }}{{ range is callable }}{{ none is sameas none }}",
@@ -313,12 +318,13 @@ CONSTRUCTS = [
 
 # (template, part of the message): never a text.
 REFUSED = [
+    ("{% set x = messages | map(attribute='role') %}{{ x | list }}{{ x | list }}", "for a second time is not supported"), ("{{ (messages | select) | length }}", "has no length"),
     ("ab\n  {{ 'x' | wordcount }}", "template:2:"), ("{{ 'x' | wordcount }}", "'wordcount' is not supported"), ("{{ 'é' | upper }}", "not supported"),
     ("{{ 1 is weird }}", "'weird' is not supported"), ("{% include 'x' %}", "'include' is not supported"),
     ("{{ raise_exception('no') }}", "the template refuses the conversation: no"), ("{{ missing.x }}", "'missing' is undefined"),
     ("{{ missing + 'a' }}", "'missing' is undefined"), ("{{ 'a' + 1 }}", "not possible"), ("{% if %}{% endif %}", "expected an expression"),
     ("{% for x in y %}", "{% endfor %} is missing"), ("{{ 'abc", "has no end"), ("{{ x", "has no end"), ("{# x", "has no end"), ("{% endif %}", "belongs here"),
-    ("{{ [].append(1) }}", "not supported"), ("{{ 'a'.format() }}", "not supported"), ("{{ ('<' | safe) + '<' }}", "'safe' is not supported"),
+    ("{{ [].append(1) }}", "not supported"), ("{{ 'a'.format() }}", "not supported"), ("{{ ('<' | safe) + '<' }}", "not supported"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses too deeply"),
     ("{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}", "too many steps"),
     ("{% set ns = namespace(t='aaaaaaaa') %}{% for i in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}", "16 MiB"), ("{{ 'a' * 999999999 }}", "too large"),

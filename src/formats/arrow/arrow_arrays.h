@@ -1,7 +1,11 @@
 #pragma once
 // Private to formats/arrow: values of list, integer and string arrays.
 
+#include "trireme/base/text.h"
+#include "trireme/formats/json.h"
+
 #include <arrow/api.h>
+#include <fmt/format.h>
 
 #include <cstdint>
 #include <memory>
@@ -61,6 +65,72 @@ inline bool integers_of(const arrow::Array& values, ListRow range, std::vector<i
     case arrow::Type::UINT32: append_integers<arrow::UInt32Array>(values, range, out); return true;
     default: return false;
   }
+}
+
+/// Value `i` as JSON. `level`: of objects in it, members that are null are left out from level 2 on. `place` is for
+/// messages. DataError for a type without a JSON form.
+inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, const std::string& place, int level = 0) {
+  using Json = nlohmann::ordered_json;
+  using arrow::Type;
+  const auto text = [&](std::string_view value) -> Json {
+    if (!is_valid_utf8(value)) throw DataError(place + ": not UTF-8");
+    return std::string(value);
+  };
+  if (array.IsNull(i)) return {};
+  switch (array.type_id()) {
+    case Type::NA: return {};
+    case Type::BOOL: return static_cast<const arrow::BooleanArray&>(array).Value(i);
+    case Type::UINT64: return static_cast<const arrow::UInt64Array&>(array).Value(i);
+    case Type::FLOAT: return static_cast<const arrow::FloatArray&>(array).Value(i);
+    case Type::DOUBLE: return static_cast<const arrow::DoubleArray&>(array).Value(i);
+    case Type::STRING:
+    case Type::LARGE_STRING: return text(text_at(array, i));
+    case Type::STRING_VIEW: return text(static_cast<const arrow::StringViewArray&>(array).GetView(i));
+    case Type::DICTIONARY: {
+      const auto& coded = static_cast<const arrow::DictionaryArray&>(array);
+      return json_at(*coded.dictionary(), coded.GetValueIndex(i), place, level);
+    }
+    case Type::EXTENSION: {
+      const auto& extended = static_cast<const arrow::ExtensionArray&>(array);
+      Json value = json_at(*extended.storage(), i, place, level);
+      const bool is_json = static_cast<const arrow::ExtensionType&>(*array.type()).extension_name() == "arrow.json";
+      return is_json && value.is_string() ? parse_ordered_json(value.get<std::string>(), place, ExitCode::kData)
+                                          : std::move(value);
+    }
+    case Type::LIST:
+    case Type::LARGE_LIST:
+    case Type::FIXED_SIZE_LIST: {
+      std::shared_ptr<arrow::Array> values;
+      const ListRow range = list_row(array, i, values);
+      Json list = Json::array();
+      for (int64_t k = range.begin; k < range.end; ++k) list.push_back(json_at(*values, k, place, level + 1));
+      return list;
+    }
+    case Type::STRUCT: {
+      const auto& structs = static_cast<const arrow::StructArray&>(array);
+      Json object = Json::object();
+      for (int k = 0; k < structs.num_fields(); ++k) {
+        Json value = json_at(*structs.field(k), i, place, level + 1);
+        if (level < 2 || !value.is_null()) object[structs.struct_type()->field(k)->name()] = std::move(value);
+      }
+      return object;
+    }
+    default: break;
+  }
+  std::vector<int64_t> number;
+  if (!integers_of(array, {i, i + 1}, number))
+    throw DataError(fmt::format("{}: a value of type {} has no JSON form", place, array.type()->ToString()));
+  return number[0];
+}
+
+/// Row `i` of a batch, as an object of the columns that are there; the first keeps the null members of its structs.
+inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const std::vector<std::string>& columns,
+                                       int64_t i, const std::string& place) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (size_t k = 0; k < columns.size(); ++k)
+    if (const auto array = batch.GetColumnByName(columns[k]))
+      object[columns[k]] = json_at(*array, i, fmt::format("{}, column '{}'", place, columns[k]), k == 0 ? 0 : 2);
+  return object;
 }
 
 }  // namespace trireme

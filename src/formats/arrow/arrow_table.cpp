@@ -295,7 +295,42 @@ void ArrowTable::read_text(int64_t document, std::string& text) const {
   text = text_at(*array, row);
 }
 
+void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
+                     const ParquetFile::JsonVisitor& visit) {
+  const MappedFile map(path, ExitCode::kData);
+  const auto bytes = map.bytes();
+  const auto file = std::make_shared<arrow::io::BufferReader>(std::make_shared<arrow::Buffer>(
+      reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int64_t>(bytes.size())));
+  int64_t row = 0;
+  const auto value_or_fail = [&](auto result) {
+    if (!result.ok())
+      throw DataError(fmt::format("{}: damaged at or after row {}: {}", path.string(), row, result.status().message()));
+    return std::move(result).ValueUnsafe();
+  };
+  const auto read = [&](const arrow::RecordBatch& batch) {
+    if (const auto status = batch.ValidateFull(); !status.ok())
+      throw DataError(fmt::format("{}: damaged at or after row {}: {}", path.string(), row, status.message()));
+    for (int64_t i = 0; i < batch.num_rows(); ++i, ++row)
+      visit(row, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), row)));
+  };
+  if (bytes.size() >= kArrowMagic.size() && std::memcmp(bytes.data(), kArrowMagic.data(), kArrowMagic.size()) == 0) {
+    const auto reader = value_or_fail(arrow::ipc::RecordBatchFileReader::Open(file));
+    for (int i = 0; i < reader->num_record_batches(); ++i) read(*value_or_fail(reader->ReadRecordBatch(i)));
+  } else {
+    const auto reader = value_or_fail(arrow::ipc::RecordBatchStreamReader::Open(file));
+    while (const auto batch = value_or_fail(reader->Next())) read(*batch);
+  }
+}
+
 #else
+
+void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>&,
+                     const ParquetFile::JsonVisitor&) {
+  throw ConfigError(
+      fmt::format("{}: this build reads no Arrow files, because pyarrow was not found when it was configured: install "
+                  "it and configure again",
+                  path.string()));
+}
 
 struct ArrowTable::State {};
 ArrowTable::ArrowTable(const std::filesystem::path& path, const std::string&) {

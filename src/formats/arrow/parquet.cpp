@@ -226,6 +226,13 @@ void ParquetFile::read_messages(const std::string& column, const MessagesVisitor
   });
 }
 
+void ParquetFile::read_json(const std::vector<std::string>& columns, const JsonVisitor& visit) const {
+  for_each_batch(*state_, columns, [&](int64_t first, const arrow::RecordBatch& batch) {
+    for (int64_t i = 0; i < batch.num_rows(); ++i)
+      visit(first + i, json_row(batch, columns, i, fmt::format("{}: row {}", state_->path.string(), first + i)));
+  });
+}
+
 #else  // without Parquet
 
 struct ParquetFile::State {};
@@ -244,6 +251,7 @@ void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
 void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
 bool ParquetFile::has_column(const std::string&) const { return false; }
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
+void ParquetFile::read_json(const std::vector<std::string>&, const JsonVisitor&) const {}
 
 #endif
 

@@ -5,6 +5,8 @@
 // A document is a row of a list column, or a whole record batch where the column holds plain integers (fms-fsdp: one
 // batch a document), or a row of a string column.
 
+#include "trireme/formats/arrow/parquet.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -12,6 +14,11 @@
 #include <vector>
 
 namespace trireme {
+
+/// The rows of an Arrow IPC file or stream, as ParquetFile::read_json gives those of a Parquet file. DataError for a
+/// damaged file, ConfigError in a build without pyarrow.
+void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
+                     const ParquetFile::JsonVisitor& visit);
 
 /// True when the file starts as an Arrow IPC file or stream does; false for absent and unreadable files too.
 bool looks_like_arrow(const std::filesystem::path& path);

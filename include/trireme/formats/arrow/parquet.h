@@ -2,6 +2,8 @@
 // Reads Parquet columns through Arrow C++; no Arrow type appears in this interface. In a build without pyarrow the
 // constructor throws ConfigError. Rows are visited in file order.
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -43,6 +45,11 @@ class ParquetFile {
   /// Two columns of integer lists (list, large_list or fixed-size list of any integer type).
   void read_integer_lists(const std::string& first, const std::string& second, const ListsVisitor& visit) const;
   bool has_column(const std::string& column) const;
+  using JsonVisitor = std::function<void(int64_t row, nlohmann::ordered_json object)>;
+  /// Those of the named columns that are there, of any nested type with a JSON form, as an object. Null
+  /// members of structs are left out, since a file has a member of some row in all rows; but not those of the structs
+  /// in the first column's list. DataError for texts that are not UTF-8.
+  void read_json(const std::vector<std::string>& columns, const JsonVisitor& visit) const;
   /// A list of structs that hold the strings `role` and `content`, or `from` and `value`.
   void read_messages(const std::string& column, const MessagesVisitor& visit) const;
 
