@@ -110,6 +110,7 @@ int run_hang(const std::string& what, const Launch& launch) {
   int said = 0;
   RankWatch watch(launch.rank, launch.world_size,
                   [&](const std::string& text) { return exchange->all_gather(on_its_host(text, said++, launch)); }, {});
+  store->watched();
   const auto collective = [&] {
     ProgressRing& ring = ProgressRing::instance();
     const uint64_t sequence = ring.begin("all_reduce", 1024, "world");
@@ -128,8 +129,11 @@ int run_hang(const std::string& what, const Launch& launch) {
       sleep(kSaveSeconds);
     }
     if (launch.rank == lost_rank(launch.world_size)) {
-      if (step == 2 && what == "dead") sleep(kSaveSeconds - 2);
-      if (step == 2 && what == "dead") raise(SIGKILL);
+      if (step == 2 && what == "dead")
+        std::thread([] {
+          sleep(kSaveSeconds - 2);
+          raise(SIGKILL);
+        }).detach();
       if (step == 3) raise(SIGSTOP);
     }
     collective();
@@ -167,6 +171,7 @@ int run_rank(Shared& shared, bool strangers) {
     return all;
   };
   RankWatch watch(launch.rank, launch.world_size, introduce, {});
+  store->watched();
   TRIREME_CHECK(watch.connected(), "rank ", launch.rank, " is not connected to the next one");
   times.watch = lap();
   for (int round = 0; round < 5; ++round) {
