@@ -1,6 +1,7 @@
 #include "trireme/base/log.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 
 #include <fmt/format.h>
 #include <spdlog/sinks/basic_file_sink.h>
@@ -111,9 +112,13 @@ int run_main(const char* program, const std::function<int()>& body,
   file_logger().error("{}", message);
   std::fflush(stdout);
   while (message.ends_with('\n')) message.pop_back();
-  // Lines like file:line:column: … keep their form, which editors parse; only the last line gets the program's name.
+  // Lines like file:line:column: … keep their form, which editors parse; only the last line gets the program's name,
+  // and where there are several ranks the rank and host whose error it is.
   const size_t last_line = message.find_last_of('\n') + 1;
-  fmt::print(stderr, "{}{}: {}\n", message.substr(0, last_line), program, message.substr(last_line));
+  const std::string last = message.substr(last_line);
+  const bool named = last.starts_with("rank ") && last.find(" on ") == last.find(' ', 5);
+  const std::string who = g_world_size == 1 || named ? "" : fmt::format("rank {} on {}: ", g_rank, host_name());
+  fmt::print(stderr, "{}{}: {}{}\n", message.substr(0, last_line), program, who, last);
   std::fflush(stderr);
   leave_exit_code(code);
   return code;

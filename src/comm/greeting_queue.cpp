@@ -74,7 +74,27 @@ GreetingQueue::Connections::iterator GreetingQueue::drop(Connections::iterator a
   return pending_.erase(at);
 }
 
-void GreetingQueue::accept_waiting(int listener) {
+void GreetingQueue::read(Connections::iterator at, std::vector<Caller>& callers) {
+  Pending& connection = at->second;
+  std::string more(limits_.bytes - connection.received.size(), '\0');
+  const ssize_t got = recv(connection.fd, more.data(), more.size(), 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    drop(at, closed_);
+    return;
+  }
+  connection.received.append(more, 0, static_cast<size_t>(got));
+  if (connection.received.size() < limits_.bytes) return;
+  if (!valid_(connection.received.data())) {
+    drop(at, wrong_);
+    return;
+  }
+  (void)epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd, nullptr);
+  callers.push_back({connection.fd, std::move(connection.received)});
+  pending_.erase(at);
+}
+
+void GreetingQueue::accept_waiting(int listener, std::vector<Caller>& callers) {
   for (int i = 0; i < kAtOnce; ++i) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
@@ -85,6 +105,7 @@ void GreetingQueue::accept_waiting(int listener) {
         usleep(10'000);  // the listening socket stays readable
       return;
     }
+    if (pending_.size() >= limits_.most) read(pending_.begin(), callers);
     if (pending_.size() >= limits_.most) drop(pending_.begin(), surplus_);
     const uint64_t order = next_++;
     pending_[order] = {fd, steady_seconds() + limits_.seconds, {}};
@@ -99,28 +120,11 @@ std::vector<GreetingQueue::Caller> GreetingQueue::serve() {
   for (int i = 0; i < ready; ++i) {
     const uint64_t label = events[static_cast<size_t>(i)].data.u64;
     if (label < listeners_.size()) {
-      accept_waiting(listeners_[label]);
+      accept_waiting(listeners_[label], callers);
       continue;
     }
     const auto at = pending_.find(label);
-    if (at == pending_.end()) continue;  // dropped since epoll_wait()
-    Pending& connection = at->second;
-    std::string more(limits_.bytes - connection.received.size(), '\0');
-    const ssize_t got = recv(connection.fd, more.data(), more.size(), 0);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (got <= 0) {
-      drop(at, closed_);
-      continue;
-    }
-    connection.received.append(more, 0, static_cast<size_t>(got));
-    if (connection.received.size() < limits_.bytes) continue;
-    if (!valid_(connection.received.data())) {
-      drop(at, wrong_);
-      continue;
-    }
-    (void)epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd, nullptr);
-    callers.push_back({connection.fd, std::move(connection.received)});
-    pending_.erase(at);
+    if (at != pending_.end()) read(at, callers);  // else dropped or read since epoll_wait()
   }
   for (auto at = pending_.begin(); at != pending_.end() && at->second.deadline <= steady_seconds();)
     at = drop(at, silent_);

@@ -2,6 +2,7 @@
 #include "key_store.h"
 
 #include "trireme/base/hash.h"
+#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/listener.h"
 
@@ -34,6 +35,9 @@ using namespace stored;
 constexpr double kFirstPause = 0.02, kLongestPause = 0.5;
 /// Of one attempt to connect to one address: a packet that is dropped is sent again after 1, 3 and 7 s.
 constexpr double kConnectSeconds = 8;
+
+/// For the answer to a request whose time is up.
+constexpr double kAnswerSeconds = 20;
 
 using Address = std::vector<char>;  // a sockaddr
 
@@ -200,7 +204,13 @@ class TcpKeyStore final : public KeyStore {
     for (const std::string& key : keys) append_text(request, key);
     const std::lock_guard lock(mutex_);
     submit(request);
-    if (connection_.receive<char>() == 0) return std::nullopt;
+    char all_there = 0;
+    // Rank 0 answers in time unless it is stopped.
+    if (seconds < 0)
+      all_there = connection_.receive<char>();
+    else if (connection_.receive_until(steady_seconds() + seconds + kAnswerSeconds, &all_there, 1) < 1)
+      throw std::runtime_error("the connection was closed, or rank 0 is stopped");
+    if (all_there == 0) return std::nullopt;
     std::vector<std::string> values(keys.size());
     for (std::string& value : values) {
       const auto size = connection_.receive<uint64_t>();
@@ -248,8 +258,12 @@ std::unique_ptr<KeyStore> connect_key_store(const std::string& host, int port, c
   std::string reason = "no time to try";
   double pause = kFirstPause;
   while (steady_seconds() < deadline) {
-    auto [addresses, problem] = resolve(host, port, deadline - steady_seconds());
-    if (addresses.empty()) reason = problem;
+    std::vector<Address> addresses;
+    for (const std::string& name : split(host, ',')) {
+      auto [found, problem] = resolve(name, port, deadline - steady_seconds());
+      if (found.empty()) reason = problem;
+      addresses.insert(addresses.end(), found.begin(), found.end());
+    }
     for (const Address& address : addresses) {
       const double left = deadline - steady_seconds();
       if (left <= 0) break;

@@ -50,22 +50,6 @@ void raise_descriptor_limit() {
   (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// The addresses of a host, as this machine resolves its name.
-std::vector<std::string> addresses_of(const std::string& host) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  std::vector<std::string> addresses;
-  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return addresses;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    std::array<char, NI_MAXHOST> name{};
-    if (getnameinfo(at->ai_addr, at->ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST) == 0 &&
-        std::find(addresses.begin(), addresses.end(), name.data()) == addresses.end())
-      addresses.emplace_back(name.data());
-  }
-  freeaddrinfo(found);
-  return addresses;
-}
-
 /// Where the ranks that know `host` may look for it; see KeyServer().
 std::vector<std::string> addresses_to_serve(const std::string& host) {
   if (const auto chosen = listen_override()) return {chosen->address};
@@ -93,6 +77,21 @@ std::vector<std::string> addresses_to_serve(const std::string& host) {
 }
 
 }  // namespace
+
+std::vector<std::string> addresses_of(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  std::vector<std::string> addresses;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return addresses;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    std::array<char, NI_MAXHOST> name{};
+    if (getnameinfo(at->ai_addr, at->ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST) == 0 &&
+        std::find(addresses.begin(), addresses.end(), name.data()) == addresses.end())
+      addresses.emplace_back(name.data());
+  }
+  freeaddrinfo(found);
+  return addresses;
+}
 
 KeyServer::KeyServer(const std::string& host, int port, std::string identity) : identity_(std::move(identity)) {
   raise_descriptor_limit();
@@ -133,6 +132,7 @@ void KeyServer::listen(const std::string& host, int port) {
     try {
       const Listener listener = listen_at(address, port_, 4096);
       listeners_.push_back(listener.fd);
+      listening_at_.push_back(address);
       port_ = listener.port;
     } catch (const std::runtime_error& error) {
       for (const int fd : listeners_) close(fd);
@@ -140,6 +140,20 @@ void KeyServer::listen(const std::string& host, int port) {
           fmt::format("{}; if another job uses the port, set MASTER_PORT to a free one", error.what()));
     }
   }
+}
+
+std::string KeyServer::addresses() const {
+  std::vector<std::string> all;
+  for (const std::string& address : listening_at_) {
+    if (!address.empty()) {
+      all.push_back(address);
+      continue;
+    }
+    all = own_addresses();
+    all.emplace_back("127.0.0.1");
+  }
+  std::stable_partition(all.begin(), all.end(), [](const std::string& at) { return !is_loopback_address(at); });
+  return join(all, ",");
 }
 
 // --- the server's thread -------------------------------------------------------------------------
@@ -188,6 +202,7 @@ void KeyServer::welcome(GreetingQueue::Caller caller) {
   reply.length = static_cast<uint32_t>(identity_.size());
   Client& client = clients_[caller.fd];
   client.fd = caller.fd;
+  if (reply.accepted != 0) client.rank = greeting.rank;
   epoll_event event{};
   event.events = kInput;
   event.data.fd = caller.fd;
@@ -348,8 +363,11 @@ void KeyServer::close_client(int fd) {
   if (at == clients_.end()) return;
   forget_wait(at->second);
   deadlines_.erase({at->second.refused_until, fd});
+  const int rank = at->second.rank;
   close(fd);
   clients_.erase(at);
+  if (rank >= 0 && !stop_ && !values_.contains(left_key(rank)) && !values_.contains(kLost))
+    set(kLost, std::make_shared<const std::string>(fmt::format("rank {} has ended", rank)));
 }
 
 void KeyServer::end_late() {

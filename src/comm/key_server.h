@@ -18,6 +18,9 @@
 
 namespace trireme {
 
+/// The addresses of a host, as this machine resolves its name.
+std::vector<std::string> addresses_of(const std::string& host);
+
 class KeyServer {
  public:
   /// Listens on the address of `host` alone, or where TRIREME_LISTEN says. When `host` is a name of the loopback
@@ -32,6 +35,8 @@ class KeyServer {
   int port() const { return port_; }
   /// The numeric address under which this process reaches it.
   const std::string& address() const { return address_; }
+  /// Every numeric address under which it can be reached, separated by commas, loopback ones last.
+  std::string addresses() const;
   /// Connections refused because they were none of this job's ranks.
   int64_t strangers() const { return strangers_; }
   size_t keys() const { return keys_; }
@@ -44,6 +49,7 @@ class KeyServer {
     std::deque<Value> out;  // to be sent
     size_t out_at = 0;      // bytes of out.front() that are sent
     bool waits_to_send = false;
+    int rank = -1;             // of this job; -1: another one
     double refused_until = 0;  // steady seconds; a rank of another job that still reads its answer. 0: of this job
     struct Get {
       std::vector<std::string> keys;
@@ -71,6 +77,7 @@ class KeyServer {
   int timeout() const;
 
   std::string identity_, address_;
+  std::vector<std::string> listening_at_;  // "": every address
   std::vector<int> listeners_;
   int epoll_ = -1, wake_ = -1, port_ = 0;
   std::unique_ptr<GreetingQueue> queue_;

@@ -41,6 +41,11 @@ struct GreetingAnswer {
   uint64_t magic = kMagic;
   uint32_t accepted = 0, length = 0;  // bytes of the server's identity
 };
+/// Set by a rank that needs the store no more; see kLost.
+inline std::string left_key(int rank) { return "left/" + std::to_string(rank); }
+/// Set by the server when the connection of a rank ends that has not left, and by a rank whose peers do not answer.
+/// "rank 3 has ended".
+inline const std::string kLost = "lost";
 enum Request : char { kSet = 'S', kGet = 'G', kAdd = 'A', kRemove = 'R' };
 /// Longest request in bytes. The connection of a client that announces a longer one is closed.
 constexpr uint32_t kMaxRequest = uint32_t{1} << 30;
@@ -57,7 +62,8 @@ struct NoKeyStore : std::runtime_error {
   NoKeyStore(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
 };
 
-/// Connects to rank 0's store, and tries again until `seconds` are over. `identity`: equal on all ranks of the job.
+/// Connects to rank 0's store, and tries again until `seconds` are over. `host`: a name or an address, or several
+/// separated by commas. `identity`: equal on all ranks of the job.
 std::unique_ptr<KeyStore> connect_key_store(const std::string& host, int port, const std::string& identity, int rank,
                                             int size, double seconds);
 

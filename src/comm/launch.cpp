@@ -1,5 +1,6 @@
 #include "trireme/comm/launch.h"
 
+#include "store_world.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
@@ -65,7 +66,8 @@ void check_rank(const Launch& launch, const char* rank_name, const char* size_na
   if (launch.world_size < 1 || launch.rank >= launch.world_size)
     throw ConfigError(fmt::format("{}={} and {}={} contradict each other: ranks count from 0 to size - 1", rank_name,
                                   launch.rank, size_name, launch.world_size));
-  if (launch.local_world_size < 1 || launch.local_rank >= launch.local_world_size)
+  if (launch.local_world_size != kNotTold &&
+      (launch.local_world_size < 1 || launch.local_rank >= launch.local_world_size))
     throw ConfigError(fmt::format(
         "local rank {} of {} ranks on this host is impossible: check the launcher's local rank and local size "
         "variables",
@@ -98,9 +100,21 @@ Launch from_explicit(const Lookup& get) {
   launch.kind = Launch::Kind::kEnvironment;
   launch.rank = required(get, "RANK", "WORLD_SIZE");
   launch.world_size = required(get, "WORLD_SIZE", "RANK");
-  launch.local_rank = integer(get, "LOCAL_RANK").value_or(launch.rank);
-  launch.local_world_size =
-      integer(get, "LOCAL_WORLD_SIZE").value_or(std::max(launch.local_rank + 1, std::min(launch.world_size, 8)));
+  const auto local_rank = integer(get, "LOCAL_RANK");
+  // Kubeflow's PyTorchJob: RANK is the number of the pod. With several processes in each, which torchrun starts and
+  // numbers, WORLD_SIZE is the number of processes.
+  if (const auto processes = variable(get, "PET_NPROC_PER_NODE"); !local_rank && processes && launch.world_size > 1) {
+    int count = 1;  // "auto" and "gpu" count as 1 in WORLD_SIZE
+    (void)std::from_chars(processes->data(), processes->data() + processes->size(), count);
+    if (count > 1)
+      throw ConfigError(fmt::format(
+          "PET_NPROC_PER_NODE={} without LOCAL_RANK: WORLD_SIZE={} counts processes and RANK={} counts pods; let the "
+          "pod's command be torchrun --no-python PROGRAM, which starts {} processes",
+          *processes, launch.world_size, launch.rank, *processes));
+  }
+  const bool alone = launch.world_size == 1;
+  launch.local_rank = local_rank.value_or(alone ? 0 : kNotTold);
+  launch.local_world_size = integer(get, "LOCAL_WORLD_SIZE").value_or(alone ? launch.local_rank + 1 : kNotTold);
   check_rank(launch, "RANK", "WORLD_SIZE");
   check_against_launcher(get, launch);
   if (launch.world_size == 1) return launch;
@@ -151,9 +165,10 @@ Launch from_slurm(const Lookup& get) {
     if (!job_nodes) throw ConfigError("neither MASTER_ADDR nor SLURM_STEP_NODELIST is set: rank 0's host is unknown");
     launch.master_address = first_slurm_host(*job_nodes);
   }
-  // Job steps that share a host need different ports: the port is derived from job and step.
+  // Job steps that share a host need different ports: the port is derived from job and step. Linux gives outgoing
+  // connections ports from 32768 on (net.ipv4.ip_local_port_range).
   const int64_t job = integer(get, "SLURM_JOB_ID").value_or(0), step = required(get, "SLURM_STEP_ID", "SLURM_PROCID");
-  launch.master_port = integer(get, "MASTER_PORT").value_or(static_cast<int>(20000 + (job * 97 + step) % 20000));
+  launch.master_port = integer(get, "MASTER_PORT").value_or(static_cast<int>(20000 + (job * 97 + step) % 12000));
   return launch;
 }
 
@@ -190,6 +205,14 @@ Launch detect_launch(const Lookup& given) {
         "srun --mpi=pmix",
         *size));
   return Launch{};
+}
+
+void complete_launch(Launch& launch, const std::vector<std::string>& identities) {
+  const auto own = identities.begin() + launch.rank;
+  const auto here = [&](auto end) { return static_cast<int>(std::count(identities.begin(), end, *own)); };
+  if (launch.local_rank == kNotTold) launch.local_rank = here(own);
+  if (launch.local_world_size == kNotTold)
+    launch.local_world_size = std::max(here(identities.end()), launch.local_rank + 1);
 }
 
 std::string Launch::description() const {

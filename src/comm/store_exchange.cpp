@@ -1,11 +1,14 @@
 #include "store_exchange.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace trireme {
@@ -35,8 +38,12 @@ auto ask_rank_0(const std::string& place, const Call& call) {
 /// broadcast has arrived; the others have read a broadcast when their values of the next gather have arrived.
 class StoreExchange final : public HostExchange {
  public:
-  StoreExchange(StorePtr store, std::string place, std::string prefix, int rank, int size)
-      : HostExchange(rank, size), store_(std::move(store)), place_(std::move(place)), prefix_(std::move(prefix)) {}
+  StoreExchange(StorePtr store, std::string place, std::string prefix, int rank, int size, WaitLimit limit)
+      : HostExchange(rank, size),
+        store_(std::move(store)),
+        place_(std::move(place)),
+        prefix_(std::move(prefix)),
+        limit_(std::move(limit)) {}
 
   std::vector<std::string> gather(const std::string& mine) override {
     return ask_rank_0(place_, [&]() -> std::vector<std::string> {
@@ -47,7 +54,7 @@ class StoreExchange final : public HostExchange {
       }
       std::vector<std::string> keys;
       for (int peer = 1; peer < size_; ++peer) keys.push_back(key(step, peer));
-      std::vector<std::string> values = *store_->get(keys);
+      std::vector<std::string> values = await(keys);
       values.insert(values.begin(), mine);
       remove_read();
       return values;
@@ -61,7 +68,7 @@ class StoreExchange final : public HostExchange {
         set(key(step, 0), value);
         return value;
       }
-      const std::string received = (*store_->get({key(step, 0)}))[0];
+      const std::string received = await({key(step, 0)})[0];
       remove_read();
       return received;
     });
@@ -92,16 +99,41 @@ class StoreExchange final : public HostExchange {
       if (peer == rank_) rank = size;
       ++size;
     }
-    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, step, colour), rank, size);
+    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}.{}", prefix_, step, colour), rank, size,
+                                           limit_);
   }
 
   std::unique_ptr<HostExchange> renumber(int rank) override {
     TRIREME_CHECK((rank == 0) == (rank_ == 0), "rank ", rank_, " of a store cannot become rank ", rank);
-    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}", prefix_, next_++), rank, size_);
+    return std::make_unique<StoreExchange>(store_, place_, fmt::format("{}/{}", prefix_, next_++), rank, size_, limit_);
   }
 
  private:
   std::string key(uint64_t step, int rank) const { return fmt::format("{}/{}/{}", prefix_, step, rank); }
+
+  std::vector<std::string> await(const std::vector<std::string>& keys) {
+    constexpr double kLook = 1;
+    for (const double began = steady_seconds();;) {
+      const double limit = limit_ ? limit_->load() : 0;
+      if (limit <= 0) return *store_->get(keys);
+      if (auto values = store_->get(keys, kLook)) return std::move(*values);
+      if (const auto lost = store_->get({stored::kLost}, 0)) {
+        // The others look for it in their own time, in the store of rank 0.
+        if (rank_ == 0) std::this_thread::sleep_for(std::chrono::duration<double>(2 * kLook));
+        throw Error(ExitCode::kHang,
+                    fmt::format("{} while the ranks were joining at {}: its own last message says why; run again",
+                                (*lost)[0], place_));
+      }
+      // Rank 0 knows who is missing. The others wait for it longer.
+      if (steady_seconds() - began < (rank_ == 0 ? limit : 2 * limit)) continue;
+      std::vector<std::string> missing;
+      for (const std::string& each : keys)
+        if (!store_->get({each}, 0)) missing.push_back(each.substr(each.rfind('/') + 1));
+      if (!missing.empty())
+        store_->set(stored::kLost, fmt::format("rank{} {} did not answer for {:g} s", missing.size() > 1 ? "s" : "",
+                                               join(missing, ", "), limit));
+    }
+  }
 
   void set(const std::string& key, const std::string& value) {
     set_.push_back(key);
@@ -115,6 +147,7 @@ class StoreExchange final : public HostExchange {
 
   StorePtr store_;
   std::string place_, prefix_;
+  WaitLimit limit_;
   uint64_t next_ = 0;
   std::vector<std::string> set_;  // by this rank, not removed yet
 };
@@ -122,8 +155,9 @@ class StoreExchange final : public HostExchange {
 }  // namespace
 
 std::unique_ptr<HostExchange> make_store_exchange(StorePtr store, std::string place, std::string prefix, int rank,
-                                                  int size) {
-  return std::make_unique<StoreExchange>(std::move(store), std::move(place), std::move(prefix), rank, size);
+                                                  int size, WaitLimit limit) {
+  return std::make_unique<StoreExchange>(std::move(store), std::move(place), std::move(prefix), rank, size,
+                                         std::move(limit));
 }
 
 }  // namespace trireme

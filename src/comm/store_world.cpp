@@ -6,12 +6,17 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
+#include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/listener.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -21,6 +26,8 @@ namespace trireme {
 
 namespace {
 
+using stored::left_key;
+
 /// Seconds for which rank 0 keeps its store open for ranks that have not called leave(). They have finished all other
 /// work.
 constexpr double kLeaving = 60;
@@ -28,6 +35,14 @@ constexpr double kLeaving = 60;
 /// are absent.
 constexpr double kTelling = 10;
 constexpr const char* kVerdict = "verdict";
+/// After which a rank asks torchrun's agent again where rank 0 is.
+constexpr double kStaleSeconds = 5;
+
+/// PyTorch's rule: MASTER_PORT is a store that the agent serves, and rank 0 does not listen there.
+bool agent_serves_port() {
+  const char* value = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  return value != nullptr && std::string_view(value) == "True";
+}
 
 /// Equal on the ranks of one job, different from those of other jobs.
 std::string job_identity(const Launch& launch) {
@@ -46,8 +61,12 @@ class TcpStoreWorld final : public StoreWorld {
   explicit TcpStoreWorld(const Launch& launch)
       : launch_(launch), limit_(positive_seconds("TRIREME_RENDEZVOUS_SECONDS", 300)) {
     const double deadline = steady_seconds() + limit_;
-    if (launch.rank == 0) listen();
-    store_ = connect();
+    if (agent_serves_port())
+      meet_at_agent(deadline);
+    else {
+      if (launch.rank == 0) listen(launch_.master_address, launch_.master_port);
+      store_ = connect(limit_);
+    }
     if (store_->add(fmt::format("here/{}", launch.rank), 1) > 1)
       throw ConfigError(
           fmt::format("two processes say they are rank {} at {}: another job uses this port, or RANK is the same for "
@@ -65,8 +84,9 @@ class TcpStoreWorld final : public StoreWorld {
   }
 
   std::unique_ptr<HostExchange> exchange() override {
-    return make_store_exchange(store_, place(), "world", launch_.rank, launch_.world_size);
+    return make_store_exchange(store_, place(), "world", launch_.rank, launch_.world_size, unwatched_);
   }
+  void watched() override { *unwatched_ = 0; }
   void part() override {
     const auto parting = make_store_exchange(store_, place(), "part", launch_.rank, launch_.world_size);
     block_in_collective("part", 0, "world", [&parting] { parting->barrier(); });
@@ -87,21 +107,75 @@ class TcpStoreWorld final : public StoreWorld {
 
  private:
   std::string place() const { return fmt::format("{}:{}", launch_.master_address, launch_.master_port); }
-  static std::string left_key(int rank) { return fmt::format("left/{}", rank); }
 
-  void listen() {
+  void listen(const std::string& host, int port) {
     try {
-      server_ = std::make_unique<KeyServer>(launch_.master_address, launch_.master_port, job_identity(launch_));
+      server_ = std::make_unique<KeyServer>(host, port, job_identity(launch_));
     } catch (const std::exception& error) {
-      throw ConfigError(fmt::format("rank 0 cannot listen on {}: {}", place(), error.what()));
+      throw ConfigError(fmt::format("rank 0 cannot listen on {}:{}: {}", host, port, error.what()));
     }
   }
 
-  std::shared_ptr<KeyStore> connect() const {
+  /// The agent may run on another host than rank 0 and outlives its workers: an address of workers that it started
+  /// before may still be there when the others look.
+  void meet_at_agent(double deadline) {
+    const std::string agent = place();
+    const auto left = [&] { return std::max(0.1, deadline - steady_seconds()); };
+    const auto key = fmt::format("trireme/rank_0/{}", std::getenv("TORCHELASTIC_RESTART_COUNT") == nullptr
+                                                          ? "0"
+                                                          : std::getenv("TORCHELASTIC_RESTART_COUNT"));
+    c10::intrusive_ptr<c10d::TCPStore> told;
+    try {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<uint16_t>(launch_.master_port);
+      options.waitWorkers = false;
+      options.timeout = std::chrono::milliseconds(static_cast<int64_t>(limit_ * 1000));
+      told = c10::make_intrusive<c10d::TCPStore>(launch_.master_address, options);
+      if (launch_.rank == 0) {
+        const std::vector<std::string> own = own_addresses(), theirs = addresses_of(launch_.master_address);
+        const bool here = std::any_of(theirs.begin(), theirs.end(), [&](const std::string& address) {
+          return is_loopback_address(address) || std::find(own.begin(), own.end(), address) != own.end();
+        });
+        listen(here || theirs.empty() ? launch_.master_address : address_towards(theirs[0]), 0);
+        const std::string text = fmt::format("{} {}", server_->addresses(), server_->port());
+        told->set(key, std::vector<uint8_t>(text.begin(), text.end()));
+      }
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw ConfigError(agent_lost(agent, error));
+    }
+    for (;;) {
+      try {
+        const std::vector<uint8_t> text = told->get(key);
+        const auto words = split(std::string(text.begin(), text.end()), ' ');
+        launch_.master_address = words.at(0);
+        launch_.master_port = std::stoi(words.at(1));
+      } catch (const std::exception& error) {
+        throw ConfigError(agent_lost(agent, error));
+      }
+      try {
+        store_ = connect(std::min(left(), kStaleSeconds));
+        return;
+      } catch (const ConfigError&) {
+        if (steady_seconds() >= deadline) throw;
+      }
+    }
+  }
+
+  std::string agent_lost(const std::string& agent, const std::exception& error) const {
+    const std::string text = error.what();
+    return fmt::format(
+        "rank {} cannot meet the others through torchrun's agent at {} within {:g} s (TRIREME_RENDEZVOUS_SECONDS): {}; "
+        "does rank 0 run, and does another process use MASTER_PORT?",
+        launch_.rank, agent, limit_, text.substr(0, text.find('\n')));
+  }
+
+  std::shared_ptr<KeyStore> connect(double seconds) const {
     const std::string own = job_identity(launch_);
     try {
       return connect_key_store(server_ ? server_->address() : launch_.master_address, launch_.master_port, own,
-                               launch_.rank, launch_.world_size, limit_);
+                               launch_.rank, launch_.world_size, seconds);
     } catch (const NoKeyStore& error) {
       switch (error.why) {
         case NoKeyStore::kUnreachable:
@@ -154,6 +228,7 @@ class TcpStoreWorld final : public StoreWorld {
 
   Launch launch_;
   double limit_;
+  std::shared_ptr<std::atomic<double>> unwatched_ = std::make_shared<std::atomic<double>>(limit_);
   std::unique_ptr<KeyServer> server_;  // rank 0 only; ends after its client
   std::shared_ptr<KeyStore> store_;
 };

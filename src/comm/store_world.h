@@ -1,6 +1,7 @@
 #pragma once
 // Private to comm/: rendezvous without MPI, through a key store. Rank 0 listens at the launch's master address; the
-// others connect.
+// others connect. Where an agent of torchrun serves that port itself (TORCHELASTIC_USE_AGENT_STORE), rank 0 listens on
+// another one and writes into the agent's store where that is.
 
 #include "host_exchange.h"
 #include "trireme/comm/launch.h"
@@ -12,10 +13,17 @@
 
 namespace trireme {
 
+/// A local rank, or a number of local ranks, of which the launcher's variables say nothing.
+inline constexpr int kNotTold = -1;
+/// Derives what the launcher did not tell from the hosts. `identities[i]`: host_identity() of rank i.
+void complete_launch(Launch& launch, const std::vector<std::string>& identities);
+
 class StoreWorld {
  public:
   virtual ~StoreWorld() = default;
   virtual std::unique_ptr<HostExchange> exchange() = 0;
+  /// A watchdog looks after the ranks from now on: exchanges wait without limit.
+  virtual void watched() = 0;
   /// The numeric address from which this rank reached rank 0, in the job's network unless rank 0 is on the same host.
   virtual std::string address() const = 0;
 
@@ -28,8 +36,8 @@ class StoreWorld {
 };
 
 /// ConfigError when rank 0's port is taken, cannot be reached within TRIREME_RENDEZVOUS_SECONDS (300), or belongs to
-/// another job. Error with ExitCode::kHang, on all ranks that are there, when ranks are absent after that time: these
-/// are named.
+/// another job, or when torchrun's agent does not answer. Error with ExitCode::kHang, on all ranks that are there, when
+/// ranks are absent after that time: these are named.
 std::unique_ptr<StoreWorld> join_store(const Launch& launch);
 
 }  // namespace trireme

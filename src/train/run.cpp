@@ -30,6 +30,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -142,7 +143,6 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
 /// Joins the world, trains, and sees to it that a failure of one rank ends all of them.
 int join_and_train(const Config& config, const Launch& launch, const ModelFamily& family, const CommandLine& line) {
   install_signal_handlers();
-  set_log_rank(launch.rank, launch.world_size);
   const bool gpu = visible_gpus() > 0;
   set_library_environment(gpu, config.train.deterministic);
   const std::unique_ptr<World> world = World::join(launch, gpu, &rank_watchdog());
@@ -176,7 +176,8 @@ int train_main(int argc, char** argv, const ModelFamily& family) {
     install_stack_handlers();
     check_fault_specifications();
     const Launch launch = detect_launch();
-    bool joining = false;  // until then every rank finds the same problems, and one of them says them
+    set_log_rank(launch.rank, launch.world_size);
+    bool joining = false;  // until then the ranks mostly find the same problems: the others say the first one
     try {
       const CommandLine line = parse_command_line(argc, argv, family);
       if (line.handled) return line.exit_code;
@@ -192,9 +193,12 @@ int train_main(int argc, char** argv, const ModelFamily& family) {
       if (line.dry_run) return dry_run(config, line, launch, family);
       joining = true;
       return join_and_train(config, launch, family, line);
-    } catch (const Error&) {
-      if (joining || launch.rank == 0) throw;
-      return static_cast<int>(ExitCode::kConfig);
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      const auto more = std::count(text.begin(), text.end(), '\n');
+      if (joining || launch.rank == 0 || more == 0) throw;
+      throw Error(error.code(),
+                  fmt::format("{} (and {} more line{})", text.substr(0, text.find('\n')), more, more == 1 ? "" : "s"));
     }
   });
 }

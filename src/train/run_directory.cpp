@@ -222,6 +222,9 @@ RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices cho
   const std::string from_rank_zero = world.communicator().all_gather_host(run_id_ + (has_checkpoints_ ? "+" : ""))[0];
   has_checkpoints_ = from_rank_zero.ends_with('+');
   run_id_ = from_rank_zero.substr(0, from_rank_zero.size() - (has_checkpoints_ ? 1 : 0));
+  collective_check(world.communicator(), [&] {
+    if (world.communicator().rank() != 0) look_from_another_rank();
+  });
 }
 
 RunDirectory::~RunDirectory() {
@@ -274,6 +277,29 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   write_config_ = !state.same_text;
   write_identity_ = state.run_id.empty();
   has_checkpoints_ = !list_checkpoints(checkpoints()).empty();
+}
+
+void RunDirectory::look_from_another_rank() const {
+  // run.json comes with the first step; the lock names the run from the start. A client of a network file system may
+  // remember for a while that the directory was not there; opening its parent asks the server again.
+  constexpr int kLooks = 25;
+  const std::filesystem::path parent = std::filesystem::absolute(path_).parent_path();
+  std::string owner;
+  for (int look = 0; look < kLooks; ++look) {
+    if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (const int fd = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) close(fd);
+    std::error_code error;
+    if (std::filesystem::exists(path_ / ".lock", error))
+      owner = read_text_file(path_ / ".lock", ExitCode::kCannotWrite, 4096);
+    if (!owner.starts_with(fmt::format("run {} ", run_id_))) continue;
+    if (access(path_.c_str(), W_OK | X_OK) == 0) return;
+    throw WriteError(fmt::format("output.dir {} cannot be written here ({}): choose one that every host can write",
+                                 path_.string(), std::strerror(errno)));
+  }
+  throw WriteError(
+      fmt::format("output.dir {} is not the directory that rank 0 has opened for run {}: {}; choose an output.dir on a "
+                  "file system that all hosts share, under the same path",
+                  path_.string(), run_id_, owner.empty() ? "it is not there" : "another one is there"));
 }
 
 void RunDirectory::claim() {

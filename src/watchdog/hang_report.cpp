@@ -182,11 +182,14 @@ HangReport analyse(const std::vector<RankView>& views) {
   }
   const std::string where = stuck != nullptr ? stuck->name() : "the next collective";
   if (!behind.empty()) {
-    hold_responsible(behind);
-    report.excused = std::all_of(behind.begin(), behind.end(), [&](int rank) {
+    std::vector<int> late = behind;
+    std::erase_if(late, [&](int rank) {
       const RankView& view = view_of_rank(rank);
       return !view.stopped && !view.dead && view.silent_for <= kSilent && view.section_for < view.section_allowance;
     });
+    report.excused = late.empty();
+    if (!late.empty()) behind = late;
+    hold_responsible(behind);
     report.sentence =
         fmt::format("{} never reached {} ({})", rank_names(views, behind), where, doing(view_of_rank(behind[0])));
   } else if (!absent.empty()) {

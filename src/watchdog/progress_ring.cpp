@@ -129,6 +129,8 @@ void ProgressRing::beat() {
   shared_.record().heartbeat = steady_seconds();
 }
 
+void ProgressRing::set_overdue(bool overdue) { shared_.record().overdue = overdue ? steady_seconds() : 0; }
+
 void ProgressRing::add_section_time(const char* name, double seconds) {
   const std::lock_guard lock(mutex_);
   section_times_[name] += seconds;

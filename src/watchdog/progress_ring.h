@@ -33,7 +33,8 @@ class ProgressRing final : public CollectiveObserver {
   void set_rank(int rank);
   void begin_step(int64_t step);
   void set_section(const char* name, double began, double allowance);
-  void beat();  // the watchdog's thread runs
+  void beat();  // the watch's server runs
+  void set_overdue(bool overdue);
   void add_section_time(const char* name, double seconds);
   std::vector<SectionTime> take_section_times();
   /// Seconds that the host has spent blocked in collectives so far.

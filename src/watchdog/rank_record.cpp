@@ -70,6 +70,7 @@ RankView view_of(const RankRecord& shared, double now) {
   view.step = copy->step;
   view.step_seconds = copy->step_seconds;
   view.silent_for = copy->heartbeat > 0 ? now - copy->heartbeat : 0;
+  if (const double overdue = copy->overdue; overdue > 0) view.overdue_ago = now - overdue;
   view.section = text_in(copy->section, sizeof copy->section);
   view.section_for = copy->section_began > 0 ? now - copy->section_began : 0;
   view.section_allowance = copy->section_allowance;
@@ -92,9 +93,10 @@ RankView view_of(const RankRecord& shared, double now) {
 
 std::string encode(const RankView& view) {
   const auto word = [](const std::string& text) { return text.empty() ? std::string("-") : text; };
-  std::string text = fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", view.rank, word(view.host), view.pid,
-                                 view.stopped ? 1 : 0, view.dead ? 1 : 0, view.step, view.step_seconds, view.silent_for,
-                                 word(view.section), view.section_for, view.section_allowance, view.history.size());
+  std::string text =
+      fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", view.rank, word(view.host), view.pid, view.stopped ? 1 : 0,
+                  view.dead ? 1 : 0, view.step, view.step_seconds, view.silent_for, view.overdue_ago,
+                  word(view.section), view.section_for, view.section_allowance, view.history.size());
   for (const auto& entry : view.history)
     text += fmt::format(" {} {} {} {} {} {} {}", entry.sequence, entry.elements, word(entry.kind), word(entry.group),
                         entry.began_ago, entry.waiting_for, entry.ended_ago);
@@ -105,7 +107,7 @@ bool decode(const std::string& text, RankView& view) {
   std::istringstream in(text);
   size_t entries = 0;
   in >> view.rank >> view.host >> view.pid >> view.stopped >> view.dead >> view.step >> view.step_seconds >>
-      view.silent_for >> view.section >> view.section_for >> view.section_allowance >> entries;
+      view.silent_for >> view.overdue_ago >> view.section >> view.section_for >> view.section_allowance >> entries;
   if (!in || entries > RankRecord::kEntries) return false;
   view.history.clear();
   for (size_t i = 0; i < entries; ++i) {

@@ -25,8 +25,10 @@ struct RankRecord {
   int32_t rank = 0, pid = 0;
   int64_t step = 0;         // under way, from 1; 0: before the first
   double step_seconds = 0;  // median of the last steps; 0: none ended yet
-  double heartbeat = 0;     // the watchdog's last round
-  char section[24] = {};    // what the training thread does
+  double heartbeat = 0;     // the last round of the watch's server, steady seconds
+  /// The watchdog's last round in which this rank waited longer than its limit, steady seconds; 0: it does not.
+  std::atomic<double> overdue{0};
+  char section[24] = {};  // what the training thread does
   double section_began = 0, section_allowance = 0;
   uint64_t next = 1;  // sequence number of the next collective
   CollectiveEntry entries[kEntries];
@@ -41,6 +43,7 @@ struct RankView {
   bool stopped = false, dead = false;  // from /proc: same host only
   int64_t step = 0;
   double step_seconds = 0, silent_for = 0;
+  double overdue_ago = -1;  // -1: it does not wait longer than its limit
   std::string section;
   double section_for = 0, section_allowance = 0;
   struct Collective {

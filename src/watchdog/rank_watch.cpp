@@ -20,6 +20,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <sstream>
 
 namespace trireme {
@@ -31,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 using namespace wire;
 
 constexpr double kConnectSeconds = 5;
+constexpr int kBeat = 1000;  // milliseconds
 
 }  // namespace
 
@@ -142,7 +144,9 @@ std::string RankWatch::introduction() {
 void RankWatch::read_introductions(const std::vector<std::string>& introductions,
                                    const std::vector<std::string>& places) {
   const auto network_of = [&](int rank) { return split(places[static_cast<size_t>(rank)], ' ')[0]; };
-  const std::string own_host = host_name(), own_network = network_of(rank_);
+  const std::string own_host = split(introductions[static_cast<size_t>(rank_)], ' ')[0],
+                    own_network = network_of(rank_);
+  std::map<std::string, size_t> groups;  // hosts may share a name: networks have the boot id as well
   for (int rank = 0; rank < size_; ++rank) {
     Peer peer;
     int fd = -1, port = 0;
@@ -152,6 +156,10 @@ void RankWatch::read_introductions(const std::vector<std::string>& introductions
     TRIREME_CHECK(static_cast<bool>(in), "rank ", rank, " introduced itself as '",
                   introductions[static_cast<size_t>(rank)], "'");
     if (rank == 0) token_ = token;
+    const auto [group, fresh] = groups.emplace(network_of(rank), hosts_.size());
+    if (fresh) hosts_.emplace_back();
+    peer.group = group->second;
+    hosts_[peer.group].push_back(rank);
     if (network_of(rank) == own_network) peer.endpoints.push_back({"127.0.0.1", port});
     for (Endpoint endpoint; in >> endpoint.address >> endpoint.port;) peer.endpoints.push_back(endpoint);
     if (peer.host == own_host) peer.record = map_record(peer.pid, fd, token);
@@ -202,8 +210,9 @@ void RankWatch::serve() {
       const int until_report = static_cast<int>(std::max<int64_t>(0, left));
       timeout = timeout < 0 ? until_report : std::min(timeout, until_report);
     }
-    (void)poll(polled, 4, timeout);
+    (void)poll(polled, 4, timeout < 0 ? kBeat : std::min(timeout, kBeat));
     if (stop_) return;
+    ProgressRing::instance().beat();
     if ((polled[0].revents & POLLIN) != 0) {
       eventfd_t value = 0;
       (void)eventfd_read(wake_, &value);
@@ -236,9 +245,11 @@ void RankWatch::answer(const GreetingQueue::Caller& caller) {
   } else if (greeting.request == kQuery) {
     std::string text;
     const double now = steady_seconds();
-    for (const Peer& peer : peers_) {
-      if (peer.record == nullptr) continue;
-      RankView view = view_of(*peer.record, now);
+    for (size_t rank = 0; rank < peers_.size(); ++rank) {
+      const Peer& peer = peers_[rank];
+      const bool self = static_cast<int>(rank) == rank_;
+      if (peer.record == nullptr && !self) continue;
+      RankView view = self ? ProgressRing::instance().view() : view_of(*peer.record, now);
       view.host = peer.host;
       text += encode(view) + "\n";
     }

@@ -9,7 +9,9 @@
 // breaks when one of its processes dies. The reason of a failure is forwarded in both directions.
 //
 // Hang detection: when a collective does not finish in time, the records of all ranks show which rank is missing, and
-// the stack of its training thread shows where it is.
+// the stack of its training thread shows where it is. Then nearly all ranks wait, and few of them ask: of each host its
+// lowest waiting rank asks the host before; only where no rank waits there does it ask all hosts. The number of
+// questions grows with the number of hosts.
 
 #include "rank_record.h"
 #include "trireme/comm/greeting_queue.h"
@@ -57,6 +59,7 @@ class RankWatch final : public RankGuard {
   };
   struct Peer {
     std::string host;
+    size_t group = 0;  // of hosts_
     int pid = 0;
     std::vector<Endpoint> endpoints;     // in the order of attempts
     const RankRecord* record = nullptr;  // same host
@@ -88,13 +91,18 @@ class RankWatch final : public RankGuard {
 
   // The watchdog's thread.
   void watch();
-  /// Ends all ranks, or returns the seconds for which the missing rank is given more time.
+  /// Ends all ranks, or returns the seconds until the next look.
   double handle_hang(double waited);
+  /// Another rank finds the hanging one: a lower one of this host, or one of the host before.
+  bool another_asks() const;
+  /// Sleeps as the watchdog's thread does while it handles a hang. False when the watch ends.
+  bool pause(double seconds) const;
   double limit() const;
-  /// Encoded views of all ranks of one host; empty when none of the ranks asked answers.
-  std::string query(const std::vector<int>& ranks_of_host) const;
+  /// The views of these ranks of one host, from any of them that answers; of none when the host does not answer, whose
+  /// ranks are asked again and again for kHostSeconds.
+  std::vector<RankView> query(const std::vector<int>& ranks_of_host) const;
   /// The answer of a rank's server thread; nothing when there is none or it is incomplete.
-  std::optional<std::string> ask(int rank, char request) const;
+  std::optional<std::string> ask(int rank, char request, double seconds) const;
   std::string stack_of(const RankView& view) const;
 
   // The end of the process.
@@ -115,6 +123,7 @@ class RankWatch final : public RankGuard {
   std::unique_ptr<GreetingQueue> queue_;  // of the server's thread
   std::atomic<int64_t> strangers_ = 0;
   std::vector<Peer> peers_;
+  std::vector<std::vector<int>> hosts_;  // their ranks; hosts in the order of their first ranks
   std::mutex neighbours_mutex_;
   Neighbour neighbours_[2];
   std::optional<std::chrono::steady_clock::time_point> previous_lost_;  // when its connection broke

@@ -30,11 +30,19 @@ using Clock = std::chrono::steady_clock;
 using namespace wire;
 
 constexpr double kFirstStepLimit = 300, kLeastLimit = 60, kMedianSteps = 10;
+/// Of the first question to a rank; a host that has not answered after all its ranks is asked with twice the patience.
 constexpr double kQuerySeconds = 2;
+/// After this time without any answer a host is lost. On a busy machine an answer takes seconds.
+constexpr double kHostSeconds = 12;
+/// A rank whose watchdog has found it waiting this long ago still looks for the hanging one.
+constexpr double kAsking = 5;
+constexpr size_t kAskedAtOnce = 32;
+/// From the limit until a rank asks: by then the others have found, too, that they wait, and few ask.
+constexpr double kSettle = 1.5;
 /// A continued process reads the failure from its neighbour and ends; on a busy machine it may have to wait for a core.
 constexpr milliseconds kContinuedEnds{5000};
 /// The reporting rank has printed by then; watchdogs look once a second, not at the same time.
-constexpr milliseconds kReporterFirst{1500};
+constexpr double kReporterFirst = 1.5;
 
 }  // namespace
 
@@ -50,7 +58,6 @@ void RankWatch::watch() {
   for (int round = 1; !stop_; ++round) {
     std::this_thread::sleep_for(milliseconds(100));
     if (round % 10 != 0 || stop_) continue;
-    ProgressRing::instance().beat();
     if (hooks_.device_error) {
       if (const std::string error = hooks_.device_error(); !error.empty())
         fail(error, static_cast<int>(ExitCode::kHang));
@@ -58,12 +65,46 @@ void RankWatch::watch() {
     const double waited =
         std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
     const double now = steady_seconds();
-    if (waited < limit() || now < next_check_) continue;
-    next_check_ = now + handle_hang(waited);
+    ProgressRing::instance().set_overdue(waited >= limit());
+    if (waited < limit() + kSettle || now < next_check_) continue;
+    const double next = handle_hang(waited);
+    next_check_ = steady_seconds() + next;
   }
 }
 
+bool RankWatch::pause(double seconds) const {
+  for (const double end = steady_seconds() + seconds; !stop_ && steady_seconds() < end;) {
+    ProgressRing::instance().set_overdue(true);
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+  return !stop_;
+}
+
+bool RankWatch::another_asks() const {
+  const size_t host = peers_[static_cast<size_t>(rank_)].group;
+  for (const int rank : hosts_[host]) {
+    const RankRecord* record = peers_[static_cast<size_t>(rank)].record;
+    if (rank < rank_ && record != nullptr && record->overdue > steady_seconds() - kAsking) return true;
+  }
+  // Along the hosts there is always one that asks: the first, or one after a host where no rank waits.
+  if (host == 0) return false;
+  for (const RankView& view : query(hosts_[host - 1]))
+    if (view.overdue_ago >= 0 && view.overdue_ago < kAsking && !view.stopped && !view.dead) return true;
+  return false;
+}
+
 double RankWatch::handle_hang(double waited) {
+  // If ranks die inside MPI_Finalize, OpenMPI's mpirun can wait at a PMIx fence forever. All files are written by then,
+  // so stopped ranks are continued once instead of killed, on every host by a rank of it.
+  const RankView own = ProgressRing::instance().view();
+  const bool finalizing = !continued_ && own.position() != nullptr && own.position()->kind == kMpiFinalize;
+  if (another_asks()) {
+    if (!finalizing) return 1;
+    continued_ = true;
+    (void)pause(kReporterFirst);
+    (void)continue_stopped_ranks();
+    return limit();
+  }
   const auto all = views();
   const HangReport report = analyse(all);
   if (report.excused) {
@@ -72,33 +113,26 @@ double RankWatch::handle_hang(double waited) {
     excuse_logged_ = true;
     return std::max(1.0, limit() / 10);
   }
-  // The lowest waiting rank that is not stopped reports for all. The others wait for it, and report themselves if it
-  // does not.
+  // The lowest waiting rank that is not stopped reports for all. The others that ask wait for it, and report themselves
+  // if it does not.
   int first = rank_;
   for (const RankView& view : all)
-    if (view.answered && !view.stopped && !view.dead && view.silent_for < 3 &&
-        std::find(report.responsible.begin(), report.responsible.end(), view.rank) == report.responsible.end())
+    if (view.answered && !view.stopped && !view.dead && view.overdue_ago >= 0 && view.overdue_ago < kAsking)
       first = std::min(first, view.rank);
-  // If ranks die inside MPI_Finalize, OpenMPI's mpirun can wait at a PMIx fence forever. All files are written by then,
-  // so stopped ranks are continued once instead of killed.
-  const RankView::Collective* const at = all[static_cast<size_t>(rank_)].position();
-  if (!continued_ && at != nullptr && at->kind == kMpiFinalize) {
+  if (finalizing) {
     continued_ = true;
     if (first == rank_)
       log_warn(fmt::format("no progress for {:.0f} s in MPI_Finalize: {}; the stopped ranks are continued", waited,
                            report.sentence));
     else
-      std::this_thread::sleep_for(kReporterFirst);
+      (void)pause(kReporterFirst);
     (void)continue_stopped_ranks();
     return limit();
   }
-  if (first < rank_)
-    for (int i = 0; i < 40 && !stop_; ++i) std::this_thread::sleep_for(milliseconds(100));
-  if (stop_) return 0;
+  if (!pause(first < rank_ ? 4 : 0)) return 0;
   const std::string stack =
       stack_of(all[static_cast<size_t>(report.responsible.empty() ? rank_ : report.responsible[0])]);
   claim_exit();
-  const RankView own = ProgressRing::instance().view();
   const std::string sentence = fmt::format(
       "no progress for {:.0f} s in step {}: {}; run again, or give slow machines a longer TRIREME_HANG_SECONDS (now "
       "{:g})",
@@ -112,7 +146,7 @@ double RankWatch::handle_hang(double waited) {
 
 std::vector<RankView> RankWatch::views() {
   std::vector<RankView> all(static_cast<size_t>(size_));
-  std::map<std::string, std::vector<int>> remote;
+  std::vector<size_t> remote;  // hosts
   const double now = steady_seconds();
   for (int rank = 0; rank < size_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -121,36 +155,56 @@ std::vector<RankView> RankWatch::views() {
       view = view_of(*peer.record, now);
     else if (rank == rank_)
       view = ProgressRing::instance().view();
-    else
-      remote[peer.host].push_back(rank);
+    else if (remote.empty() || remote.back() != peer.group)
+      remote.push_back(peer.group);
     view.rank = rank;
     view.host = peer.host;
   }
-  std::vector<std::future<std::string>> answers;
-  for (const auto& [host, ranks] : remote)
-    answers.push_back(std::async(std::launch::async, [this, &ranks = ranks] { return query(ranks); }));
-  for (auto& answer : answers) {
-    std::istringstream in(answer.get());
-    for (std::string line; std::getline(in, line);) {
-      RankView view;
-      if (decode(line, view) && view.rank >= 0 && view.rank < size_) all[static_cast<size_t>(view.rank)] = view;
-    }
-  }
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::vector<std::future<void>> threads;
+  for (size_t i = 0; i < std::min(remote.size(), kAskedAtOnce); ++i)
+    threads.push_back(std::async(std::launch::async, [&] {
+      for (size_t at = next++; at < remote.size(); at = next++) {
+        const std::vector<RankView> answer = query(hosts_[remote[at]]);
+        const std::lock_guard lock(mutex);
+        for (const RankView& view : answer) all[static_cast<size_t>(view.rank)] = view;
+      }
+    }));
+  for (auto& thread : threads)
+    while (thread.wait_for(milliseconds(500)) != std::future_status::ready) ProgressRing::instance().set_overdue(true);
   return all;
 }
 
-std::string RankWatch::query(const std::vector<int>& ranks_of_host) const {
-  constexpr size_t kTried = 3;
-  for (size_t i = 0; i < std::min(kTried, ranks_of_host.size()); ++i)
-    if (const auto text = ask(ranks_of_host[i], kQuery); text && !text->empty()) return *text;
-  return "";
+std::vector<RankView> RankWatch::query(const std::vector<int>& ranks_of_host) const {
+  std::map<int, RankView> views;
+  const double end = steady_seconds() + kHostSeconds;
+  // A rank that is stopped or has ended does not answer, and one whose queue is full hangs up: another one of its host
+  // is asked, then all of them again.
+  for (double patience = kQuerySeconds; patience <= 2 * kQuerySeconds; patience += kQuerySeconds) {
+    for (const int rank : ranks_of_host) {
+      if (steady_seconds() >= end || stop_) break;
+      if (views.contains(rank)) continue;
+      std::istringstream in(ask(rank, kQuery, patience).value_or(""));
+      for (std::string line; std::getline(in, line);) {
+        RankView view;
+        if (decode(line, view) && view.rank >= 0 && view.rank < size_) views[view.rank] = view;
+      }
+      ProgressRing::instance().set_overdue(true);
+    }
+    if (!views.empty()) break;
+    std::this_thread::sleep_for(milliseconds(200));
+  }
+  std::vector<RankView> found;
+  for (auto& [rank, view] : views) found.push_back(std::move(view));
+  return found;
 }
 
-std::optional<std::string> RankWatch::ask(int rank, char request) const {
+std::optional<std::string> RankWatch::ask(int rank, char request, double seconds) const {
   constexpr size_t kMaxAnswer = 4 << 20;
-  const int fd = connect_to(rank, kQuerySeconds);
+  const int fd = connect_to(rank, seconds);
   if (fd < 0) return std::nullopt;
-  set_timeouts(fd, kQuerySeconds);
+  set_timeouts(fd, seconds);
   const Greeting greeting{token_, rank_, request};
   std::string text;
   bool whole = send_all(fd, &greeting, sizeof greeting);
@@ -169,7 +223,8 @@ std::optional<std::string> RankWatch::ask(int rank, char request) const {
 /// The stack of the rank's training thread; empty for a process that is stopped, dead or out of reach.
 std::string RankWatch::stack_of(const RankView& view) const {
   if (!view.answered || view.stopped || view.dead) return "";
-  const std::string stack = view.rank == rank_ ? training_stack(kStackSeconds) : ask(view.rank, kStack).value_or("");
+  const std::string stack =
+      view.rank == rank_ ? training_stack(kStackSeconds) : ask(view.rank, kStack, kQuerySeconds).value_or("");
   return stack.empty() ? "" : fmt::format("the training thread of rank {} on {}:\n{}", view.rank, view.host, stack);
 }
 
@@ -177,7 +232,7 @@ std::string RankWatch::stack_of(const RankView& view) const {
 
 void RankWatch::claim_exit() {
   if (!exiting_.exchange(true)) return;
-  for (;;) pause();
+  for (;;) ::pause();
 }
 
 void RankWatch::forward(const std::string& reason, int exit_code) {

@@ -2,6 +2,7 @@
 // variables).
 #include "trireme/comm/launch.h"
 
+#include "store_world.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
 
@@ -85,8 +86,36 @@ TEST(DetectLaunch, ExplicitVariables) {
   EXPECT_EQ(launch.master_port, 29500);
 }
 
-TEST(DetectLaunch, ExplicitLocalRankDefaultsToTheRank) {
-  EXPECT_EQ(detect(without(without(kExplicit, "LOCAL_RANK"), "LOCAL_WORLD_SIZE")).local_rank, 3);
+/// What each launcher tells, and what the hosts of the ranks add to it.
+TEST(CompleteLaunch, EveryLauncher) {
+  const std::vector<std::string> pairs = {"a 1", "a 1", "b 2", "b 2"};      // two ranks a host
+  const std::vector<std::string> single = {"a 1", "b 2", "c 3", "d 4"};     // one rank a host
+  const std::vector<std::string> namesakes = {"a 1", "a 2", "a 3", "a 4"};  // hosts of one name
+  const Environment bare = without(without(kExplicit, "LOCAL_RANK"), "LOCAL_WORLD_SIZE");
+  const Environment pod = with(bare, {{"PET_NNODES", "4"}, {"PET_NODE_RANK", "3"}, {"PET_MASTER_ADDR", "n0"}});
+  const Environment local_only = without(kExplicit, "LOCAL_WORLD_SIZE");
+  const struct {
+    const char* name;
+    Environment environment;
+    std::vector<std::string> hosts;
+    int local_rank, local_size;
+  } cases[] = {
+      {"torchrun", kExplicit, pairs, 1, 2},
+      {"torchrun in a PyTorchJob", with(kExplicit, {{"PET_NPROC_PER_NODE", "2"}}), pairs, 1, 2},
+      {"PyTorchJob, a process in each pod", with(pod, {{"PET_NPROC_PER_NODE", "1"}}), single, 0, 1},
+      {"PyTorchJob, auto", with(pod, {{"PET_NPROC_PER_NODE", "auto"}}), single, 0, 1},
+      {"RANK and WORLD_SIZE, two ranks a host", bare, pairs, 1, 2},
+      {"RANK and WORLD_SIZE, hosts of one name", bare, namesakes, 0, 1},
+      {"RANK to LOCAL_RANK, 1 GPU a host", with(local_only, {{"LOCAL_RANK", "0"}}), single, 0, 1},
+      {"RANK to LOCAL_RANK, two ranks a host", local_only, pairs, 1, 2},
+      {"a container of its own for each rank", local_only, single, 1, 2},
+  };
+  for (const auto& each : cases) {
+    Launch launch = detect(each.environment);
+    complete_launch(launch, each.hosts);
+    EXPECT_EQ(launch.local_rank, each.local_rank) << each.name;
+    EXPECT_EQ(launch.local_world_size, each.local_size) << each.name;
+  }
 }
 
 TEST(DetectLaunch, OneExplicitRankNeedsNoMaster) {
@@ -136,7 +165,7 @@ TEST(DetectLaunch, SrunWithoutPmixIsSlurm) {
   EXPECT_EQ(launch.local_rank, 1);
   EXPECT_EQ(launch.master_address, "node004");
   EXPECT_GE(launch.master_port, 20000);
-  EXPECT_LT(launch.master_port, 40000);
+  EXPECT_LT(launch.master_port, 32768);
   EXPECT_NE(launch.description().find("SLURM_PROCID 5 of 8"), std::string::npos);
 }
 
@@ -160,7 +189,7 @@ TEST(DetectLaunch, StepsAndJobsMeetOnDifferentPorts) {
   EXPECT_NE(port, detect(with(kStep, {{"SLURM_JOB_ID", "813"}})).master_port);
   const int largest = detect(with(kStep, {{"SLURM_JOB_ID", "67043328"}})).master_port;
   EXPECT_GE(largest, 20000);
-  EXPECT_LT(largest, 40000);
+  EXPECT_LT(largest, 32768);
 }
 
 TEST(DetectLaunch, ABatchScriptsOwnShellIsAlone) {
@@ -204,6 +233,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"PortZero", with(kExplicit, {{"MASTER_PORT", "0"}}), {"MASTER_PORT=0"}},
         Refused{"PortTooLarge", with(kExplicit, {{"MASTER_PORT", "65536"}}), {"MASTER_PORT=65536"}},
         Refused{"LocalRankBeyondLocalSize", with(kExplicit, {{"LOCAL_RANK", "2"}}), {"local rank 2", "2 ranks"}},
+        Refused{"PodOfSeveralProcessesWithoutTorchrun",
+                with(without(kExplicit, "LOCAL_RANK"), {{"PET_NPROC_PER_NODE", "2"}}),
+                {"PET_NPROC_PER_NODE=2", "RANK=3", "torchrun"}},
         Refused{"LeftoverRankUnderMpirun",
                 with(kMpirun, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
                 {"WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=4", "unset"}},

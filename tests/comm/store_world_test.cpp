@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -184,6 +185,44 @@ TEST_F(StoreWorldTest, TwoProcessesOfOneRankAreRefused) {
       << errors[1] << " / " << errors[2];
 }
 
+/// Between the rendezvous and the start of the watch.
+TEST_F(StoreWorldTest, ARankThatEndsBeforeTheWatchIsNamed) {
+  const int port = free_port();
+  const auto start = std::chrono::steady_clock::now();
+  const auto errors = on_ranks(4, [&](int rank) {
+    const auto world = join_store(launch_of(rank, 4, port));
+    const auto exchange = world->exchange();
+    (void)exchange->all_gather("all are here");
+    if (rank != 2) (void)exchange->all_gather("x");
+  });
+  for (const int rank : {0, 1, 3})
+    expect_words(errors[static_cast<size_t>(rank)], {"71: rank 2 has ended", "run again"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+TEST_F(StoreWorldTest, ARankThatHangsBeforeTheWatchIsNamed) {
+  limit("2");
+  const int port = free_port();
+  std::promise<void> over;
+  const auto ended = over.get_future().share();
+  std::atomic<int> left = 2;
+  const auto errors = on_ranks(3, [&](int rank) {
+    const auto world = join_store(launch_of(rank, 3, port));
+    const auto exchange = world->exchange();
+    if (rank == 1) {
+      ended.wait();
+      return;
+    }
+    try {
+      (void)exchange->all_gather("x");
+    } catch (const Error&) {
+      if (--left == 0) over.set_value();
+      throw;
+    }
+  });
+  for (const int rank : {0, 2}) expect_words(errors[static_cast<size_t>(rank)], {"71: rank 1 did not answer for 2 s"});
+}
+
 TEST_F(StoreWorldTest, ABadLimitIsAConfigError) {
   for (const char* text : {"0", "-5", "soon", "3x", "nan"}) {
     limit(text);
@@ -204,6 +243,7 @@ TEST_F(StoreWorldTest, AWaitingRankOutlivesTheRendezvousLimitAndSignals) {
   const auto errors = on_ranks(2, [&](int rank) {
     const auto world = join_store(launch_of(rank, 2, port));
     const auto exchange = world->exchange();
+    world->watched();
     if (rank == 1) {
       waiting.set_value(pthread_self());
     } else {

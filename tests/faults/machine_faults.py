@@ -69,6 +69,14 @@ def directories(site):
     refused("link-loop", "loop/run", ["loop/run", "Too many levels"])
     refused("long-name", "x" * 300, ["File name too long"])
 
+    # Each rank sees a directory of its own under the name, as on hosts without a common file system; or none can be made.
+    alone, both = site.command("output.dir=mine", ranks=0), site.launch(1)
+    for theirs in ("theirs", "mine/../elsewhere"):
+        other = site.command(f"output.dir={theirs}", ranks=0)
+        done = subprocess.run([*both, *alone, ":", *both[both.index("-n"):], *other], capture_output=True, text=True, env=site.environment(), timeout=60)
+        assert done.returncode == 73 and re.search(rf"rank 1 on {re.escape(socket.gethostname())}: output.dir \S+ is not the directory", done.stderr), done
+        assert not os.path.exists(f"{site.work}/mine/run.json") and not os.path.exists(f"{site.work}/theirs"), done
+
     # Removed during the run: every save reports it, the third ends the run, and no incomplete files are written
     # elsewhere.
     run = site.start("output.dir=gone", "train.max_steps=40", "output.save_every_samples=16", ranks=2, TRIREME_FAULT="sleep@step:rank0:step6:2s")

@@ -13,10 +13,10 @@ target_include_directories(rank_driver PRIVATE ${PROJECT_SOURCE_DIR}/src/comm ${
 trireme_use_torch(rank_driver)
 set_target_properties(rank_driver PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 
-set(quick rank_faults.dead signal_faults.step signal_faults.bad-step signal_faults.last-evaluation number_faults.stops)  # as in checkpoint.cmake
+set(quick rank_faults.dead rank_faults.launchers rank_faults.torchrun signal_faults.step signal_faults.bad-step signal_faults.last-evaluation number_faults.stops)  # as in checkpoint.cmake
 foreach(test
     rank_faults.dead rank_faults.dead-first rank_faults.hung rank_faults.slow-storage rank_faults.straggler rank_faults.absent rank_faults.network
-    rank_faults.environment
+    rank_faults.environment rank_faults.launchers rank_faults.torchrun
     rank_faults.memory
     machine_faults.crash machine_faults.stack machine_faults.directories machine_faults.clock machine_faults.allocation machine_faults.bootstrap
     signal_faults.early signal_faults.warm-up signal_faults.step signal_faults.usr1 signal_faults.evaluation signal_faults.save signal_faults.twice signal_faults.alone

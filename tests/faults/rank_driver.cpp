@@ -9,6 +9,7 @@
 #include "store_world.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/stack.h"
 #include "trireme/comm/communicator.h"
 #include "trireme/watchdog/progress.h"
@@ -45,13 +46,20 @@ int on_gpus(const trireme::Launch& launch, int steps) {
   return 0;
 }
 
-int on_cpus(const trireme::Launch& launch, int steps) {
+int on_cpus(const trireme::Launch& told, int steps) {
   trireme::set_collective_observer(trireme::rank_watchdog().observer());
-  const auto store = trireme::join_store(launch);
+  const auto store = trireme::join_store(told);
   const auto exchange = store->exchange();
+  trireme::fault_point("bootstrap", told.rank, 1);
+  trireme::Launch launch = told;
+  trireme::complete_launch(launch, exchange->all_gather(trireme::host_identity()));
+  fmt::print("rank {} of {}, local rank {} of {}\n", launch.rank, launch.world_size, launch.local_rank,
+             launch.local_world_size);
+  std::fflush(stdout);
   trireme::RankWatch watch(launch.rank, launch.world_size,
                            [&](const std::string& text) { return exchange->all_gather(text); },
                            {.device_wait = {}, .device_error = {}, .address = store->address()});
+  store->watched();
   trireme::ProgressRing& ring = trireme::ProgressRing::instance();
   try {
     for (int step = 1; step <= steps; ++step) {
@@ -82,6 +90,7 @@ int main(int argc, char** argv) {
   return trireme::run_main("rank_driver", [&] {
     trireme::install_stack_handlers();
     const trireme::Launch launch = trireme::detect_launch();
+    trireme::set_log_rank(launch.rank, launch.world_size);
     const char* device = std::getenv("TRIREME_DEVICE");
     const int steps = argc > 1 ? std::stoi(argv[1]) : 10;
     return device != nullptr && std::string(device) == "cpu" ? on_cpus(launch, steps) : on_gpus(launch, steps);

@@ -6,6 +6,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 import time
 
 import fault_site
@@ -111,6 +112,56 @@ def absent(site):
         process = rank(0, 2)
         text = process.communicate(timeout=20)[0]
         assert process.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in text and "MASTER_PORT" in text, text
+
+
+def launchers(site):
+    """Launchers that set variables: what each rank learns, and a rank that is lost before the ranks watch each other."""
+    def job(common, own, fault="", seconds="20"):
+        with socket.socket() as port:
+            port.bind(("127.0.0.1", 0))
+            common = dict(common, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port.getsockname()[1]))
+        ranks = [subprocess.Popen([f"{site.args.bin}/../tests/rank_driver", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  env=site.environment(**common, **each, TRIREME_DEVICE="cpu", TRIREME_FAULT=fault, TRIREME_RENDEZVOUS_SECONDS=seconds))
+                 for each in own]
+        try:
+            return [(rank.communicate(timeout=30)[0], rank.returncode) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+
+    def meet(name, common, own, expected):
+        for rank, (text, code) in enumerate(job(dict(common, WORLD_SIZE=str(len(own))), own)):
+            assert code == 0 and f"rank {rank} of {len(own)}, local rank {expected[rank]}" in text, (name, rank, code, text)
+
+    meet("PyTorchJob", {"PET_NPROC_PER_NODE": "1", "PET_NNODES": "2"}, [{"RANK": "0"}, {"RANK": "1"}], ["0 of 2", "1 of 2"])
+    meet("LOCAL_RANK alone", {}, [{"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "0"}], ["0 of 2", "0 of 2"])
+    for text, code in job({"WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "2"}, [{"RANK": "0"}]):
+        assert code == 2 and "torchrun --no-python" in text, text
+    # A rank says itself what keeps it from joining.
+    done = subprocess.run(site.command("train.max_stepz=1", "optimizer.lr=x", ranks=0), capture_output=True, text=True,
+                          env=site.environment(RANK="1", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29871"))
+    assert done.returncode == 2 and re.search(rf"rank 1 on {HOST}: .*(max_stepz|optimizer.lr).*\(and \d more lines?\)$", done.stderr), done
+    three = [{"RANK": str(rank)} for rank in range(3)]
+    for lost in (0, 1):
+        ends = job({"WORLD_SIZE": "3"}, three, f"sigkill@bootstrap:rank{lost}")
+        for rank, (text, code) in enumerate(ends):
+            assert code == (-9 if rank == lost else 71), (lost, ends)
+            assert rank == lost or f"rank {lost}" in text.splitlines()[-1] and f"rank {rank} on {socket.gethostname()}" in text, (lost, ends)
+
+
+def torchrun(site):
+    """The agent of torchrun serves MASTER_PORT: the ranks meet through it."""
+    try:
+        import torch.distributed.run  # noqa: F401
+    except ImportError:
+        print("no torchrun: this Python has no torch")
+        sys.exit(77)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--no-python",
+                           f"{site.args.bin}/../tests/rank_driver", "2"],
+                          capture_output=True, text=True, timeout=100, env=site.environment(TRIREME_DEVICE="cpu", TRIREME_RENDEZVOUS_SECONDS="30"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        assert f"rank {rank} of 3, local rank {rank} of 3" in done.stdout, done.stdout + done.stderr
 
 
 def network(site):
@@ -238,5 +289,5 @@ def memory(site):
 
 
 if __name__ == "__main__":
-    fault_site.main({"dead": dead, "dead-first": dead_first, "hung": hung, "slow-storage": slow_storage, "straggler": straggler, "absent": absent, "network": network,
+    fault_site.main({"dead": dead, "dead-first": dead_first, "hung": hung, "slow-storage": slow_storage, "straggler": straggler, "absent": absent, "network": network, "launchers": launchers, "torchrun": torchrun,
                      "environment": environment, "memory": memory})

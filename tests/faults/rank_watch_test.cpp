@@ -198,6 +198,7 @@ std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body,
         rank.exchange = rank.store->exchange();
         rank.watch = std::make_unique<RankWatch>(
             r, size, [&](const std::string& text) { return rank.exchange->all_gather(text); }, RankWatch::Hooks{});
+        rank.store->watched();
         try {
           body(rank);
           rank.collective("barrier", 0);

@@ -4,13 +4,20 @@
 //   startup_scale meet RANKS SECONDS       all ranks are there
 //   startup_scale absent RANKS SECONDS     one rank never starts: the others end with 71 and name it
 //   startup_scale strangers RANKS SECONDS  junk, silent and slow connections at rank 0's port and at every rank's
+//   startup_scale stopped RANKS SECONDS    on eight hosts: one rank saves for longer than the time limit, as it may;
+//   then
+//                                          one is stopped, and all end with 71 and its name
+//   startup_scale dead RANKS SECONDS       the same with a rank that dies during the save
+#include "progress_ring.h"
 #include "rank_watch.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
+#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/communicator.h"
+#include "trireme/watchdog/progress.h"
 #include "trireme/watchdog/watchdog.h"
 
 #include <fmt/format.h>
@@ -24,6 +31,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <sstream>
@@ -39,6 +48,8 @@ using namespace trireme;
 constexpr int kRendezvousSeconds = 20;
 /// Connections of strangers to rank 0's port, and to each rank's: they hold more than a queue of 64.
 constexpr int kAtRankZero = 200, kAtEachRank = 3;
+/// The hosts that the ranks of a hang say they are on, the time limit of a collective, and how long the save takes.
+constexpr int kHosts = 8, kHangSeconds = 4, kSaveSeconds = 12;
 
 int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -79,6 +90,58 @@ struct Shared {
   Times times[4096];
 };
 
+/// A rank in the middle, and the first one of a host: other hosts ask it first.
+int saving_rank(int ranks) { return ranks / 2 + 1; }
+int lost_rank(int ranks) { return ranks / kHosts * 5; }
+
+/// What a rank says of itself as if each eighth of the ranks had a host of its own. The first text is its network and
+/// addresses, the second its host, process, record and ports.
+std::string on_its_host(const std::string& text, int said, const Launch& launch) {
+  std::vector<std::string> words = split(text, ' ');
+  const std::string host = fmt::format("node{}", launch.rank / (launch.world_size / kHosts));
+  words[0] = said == 0 ? host + words[0] : host;
+  if (said == 1) words.insert(words.end(), {"127.0.0.1", words[4]});
+  return join(words, " ");
+}
+
+int run_hang(const std::string& what, const Launch& launch) {
+  const auto store = join_store(launch);
+  const auto exchange = store->exchange();
+  int said = 0;
+  RankWatch watch(launch.rank, launch.world_size,
+                  [&](const std::string& text) { return exchange->all_gather(on_its_host(text, said++, launch)); }, {});
+  store->watched();
+  const auto collective = [&] {
+    ProgressRing& ring = ProgressRing::instance();
+    const uint64_t sequence = ring.begin("all_reduce", 1024, "world");
+    ring.wait(sequence);
+    try {
+      (void)exchange->all_gather("x");
+    } catch (const Error& error) {
+      watch.fail(error.what(), static_cast<int>(error.code()));  // as World::abort() does
+    }
+    ring.end(sequence);
+  };
+  for (int step = 1; step <= 3; ++step) {
+    begin_progress_step(step);
+    if (step == 2 && launch.rank == saving_rank(launch.world_size)) {
+      const ProgressSection save("save", 600);
+      sleep(kSaveSeconds);
+    }
+    if (launch.rank == lost_rank(launch.world_size)) {
+      if (step == 2 && what == "dead")
+        std::thread([] {
+          sleep(kSaveSeconds - 2);
+          raise(SIGKILL);
+        }).detach();
+      if (step == 3) raise(SIGSTOP);
+    }
+    collective();
+  }
+  sleep(60);
+  return 0;
+}
+
 int run_rank(Shared& shared, bool strangers) {
   const Launch launch = detect_launch();
   set_log_rank(launch.rank, launch.world_size);
@@ -108,6 +171,7 @@ int run_rank(Shared& shared, bool strangers) {
     return all;
   };
   RankWatch watch(launch.rank, launch.world_size, introduce, {});
+  store->watched();
   TRIREME_CHECK(watch.connected(), "rank ", launch.rank, " is not connected to the next one");
   times.watch = lap();
   for (int round = 0; round < 5; ++round) {
@@ -135,6 +199,8 @@ int run_rank(Shared& shared, bool strangers) {
   return 0;
 }
 
+bool is_hang(const std::string& what) { return what == "stopped" || what == "dead"; }
+
 struct Ended {
   int code = 0;
   std::string text;
@@ -147,7 +213,8 @@ std::string read_all(int fd) {
 }
 
 /// Starts every rank except `absent`; `meanwhile` runs in this process. Returns when all have ended.
-std::vector<Ended> run(Shared& shared, int ranks, int absent, bool strangers, const std::function<void()>& meanwhile) {
+std::vector<Ended> run(Shared& shared, int ranks, int absent, const std::string& what, double limit,
+                       const std::function<void()>& meanwhile) {
   std::vector<pid_t> pids(static_cast<size_t>(ranks), 0);
   std::vector<int> files(static_cast<size_t>(ranks), -1);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -166,9 +233,18 @@ std::vector<Ended> run(Shared& shared, int ranks, int absent, bool strangers, co
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", std::to_string(shared.port).c_str(), 1);
     setenv("TRIREME_RENDEZVOUS_SECONDS", std::to_string(absent >= 0 ? kRendezvousSeconds : 60).c_str(), 1);
-    _exit(run_main("startup_scale", [&] { return run_rank(shared, strangers); }));
+    if (is_hang(what)) setenv("TRIREME_HANG_SECONDS", std::to_string(kHangSeconds).c_str(), 1);
+    _exit(run_main("startup_scale", [&] {
+      return is_hang(what) ? run_hang(what, detect_launch()) : run_rank(shared, what == "strangers");
+    }));
   }
   meanwhile();
+  // A rank that nobody ends, a stopped one for instance, fails the test.
+  std::thread([pids, limit] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(limit));
+    for (const pid_t pid : pids)
+      if (pid > 0) (void)kill(pid, SIGKILL);
+  }).detach();
   std::vector<Ended> ended(static_cast<size_t>(ranks));
   for (size_t rank = 0; rank < pids.size(); ++rank) {
     if (pids[rank] == 0) continue;
@@ -193,7 +269,7 @@ int test(const std::string& what, int ranks, double limit) {
   const int absent = what == "absent" ? ranks / 2 : -1;
   const double began = steady_seconds();
   std::vector<int> open;
-  const auto ended = run(shared, ranks, absent, strangers, [&] {
+  const auto ended = run(shared, ranks, absent, what, limit, [&] {
     for (int i = 0; strangers && i < kAtRankZero;) {
       if (const int fd = stranger(shared.port, i % 2); fd >= 0) {
         open.push_back(fd);
@@ -207,14 +283,15 @@ int test(const std::string& what, int ranks, double limit) {
   int failures = 0;
   const auto expect = [&](bool holds, const std::string& text) {
     if (holds) return;
-    if (++failures < 10) fmt::print("FAILED: {}\n", text);
+    if (++failures < 10) fmt::print("FAILED: {}\n", text.substr(0, 4000));
   };
   const std::string named = fmt::format("rank {} of {} did not arrive at 127.0.0.1:{} within {} s", absent, ranks,
                                         shared.port, kRendezvousSeconds);
   for (int rank = 0; rank < ranks; ++rank) {
     const Ended& end = ended[static_cast<size_t>(rank)];
     if (rank == absent) continue;
-    expect(end.code == (absent < 0 ? 0 : 71), fmt::format("rank {} ended with {}: {}", rank, end.code, end.text));
+    const int code = what == "dead" && rank == lost_rank(ranks) ? 137 : absent < 0 && !is_hang(what) ? 0 : 71;
+    expect(end.code == code, fmt::format("rank {} ended with {}: {}", rank, end.code, end.text));
     if (absent >= 0) expect(end.text.find(named) != std::string::npos, fmt::format("rank {}: {}", rank, end.text));
   }
   expect(seconds < limit, fmt::format("{:.1f} s, limit {:g} s", seconds, limit));
@@ -225,6 +302,25 @@ int test(const std::string& what, int ranks, double limit) {
                                           "who they are within 5 s",
                                           kAtRankZero, kAtRankZero / 2, kAtRankZero / 2)) != std::string::npos,
            "rank 0's count of its port: " + ended[0].text);
+  }
+  if (is_hang(what)) {
+    std::string all;
+    for (const Ended& end : ended) all += end.text.substr(0, 2000);
+    const auto times = [&all](const std::string& text) {
+      int found = 0;
+      for (size_t at = all.find(text); at != std::string::npos; at = all.find(text, at + 1)) ++found;
+      return found;
+    };
+    const std::string lost = fmt::format("rank {} on node5", lost_rank(ranks));
+    expect(times(what == "dead" ? lost + " is gone" : lost + " never reached #3") > 0,
+           "the lost rank is not named: " + all);
+    expect(times(fmt::format("rank {} on node4 never reached #2 all_reduce[1024] on world (step 2, section save",
+                             saving_rank(ranks))) > 0 &&
+               times("it is given more time") > 0,
+           "the saving rank is not excused: " + all);
+    expect(times("did not answer") == 0 && times("stranger") == 0, "questions were lost: " + all);
+    expect(times("it is given more time") <= 2, "more than two ranks asked all: " + all);
+    expect(seconds > kSaveSeconds / 2, fmt::format("ended after {:.1f} s", seconds));
   }
   Times slowest;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -248,7 +344,7 @@ int test(const std::string& what, int ranks, double limit) {
 
 int main(int argc, char** argv) {
   if (argc != 4) {
-    fmt::print(stderr, "usage: startup_scale meet|absent|strangers RANKS SECONDS\n");
+    fmt::print(stderr, "usage: startup_scale meet|absent|strangers|stopped|dead RANKS SECONDS\n");
     return 2;
   }
   return test(argv[1], std::stoi(argv[2]), std::stod(argv[3]));

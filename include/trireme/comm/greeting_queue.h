@@ -1,7 +1,8 @@
 #pragma once
 // Accepts the connections of listening sockets and keeps each one until it has sent its greeting, a fixed number of
 // bytes. Nothing blocks: a connection that sends nothing, or sends slowly, delays no other. Connections that send
-// anything else, that close, or whose greeting is not complete in time are closed and counted.
+// anything else, that close, or whose greeting is not complete in time are closed and counted. One whose greeting has
+// arrived is read before it has to make room.
 
 #include <cstddef>
 #include <cstdint>
@@ -48,7 +49,9 @@ class GreetingQueue {
     std::string received;
   };
   using Connections = std::map<uint64_t, Pending>;  // by order of arrival
-  void accept_waiting(int listener);
+  void accept_waiting(int listener, std::vector<Caller>& callers);
+  /// Reads what has arrived on a connection, which is then a caller, dropped, or still pending.
+  void read(Connections::iterator at, std::vector<Caller>& callers);
   Connections::iterator drop(Connections::iterator at, int64_t& counter);
 
   std::vector<int> listeners_;

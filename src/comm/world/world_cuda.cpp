@@ -32,8 +32,8 @@ class GpuWorld final : public World {
       adopt_mpi_rank(launch_);
       topology_ = order_mpi_ranks(launch_);
     }
-    choose_device();
     if (launch_.world_size == 1) {
+      if (const std::string problem = choose_device(); !problem.empty()) throw ConfigError(problem);
       comm_ = make_self_communicator();
       hosts_ = {host_name()};
       topology_ = make_topology({host_identity()});
@@ -45,13 +45,15 @@ class GpuWorld final : public World {
     } else {
       store_ = join_store(launch_);
       exchange = store_->exchange();
-      topology_ = make_topology(exchange->all_gather(host_identity()));
+      const auto identities = exchange->all_gather(host_identity());
+      complete_launch(launch_, identities);
+      topology_ = make_topology(identities);
       if (topology_.renumbered()) {
         launch_.rank = topology_.rank_of(launch_.rank);
         exchange = exchange->renumber(launch_.rank);
       }
     }
-    check_own_gpu(*exchange);
+    check_own_gpu(*exchange, choose_device());
     hosts_ = exchange->all_gather(host_name());
     if (watchdog != nullptr) {
       const auto all_gather = [&exchange](const std::string& text) { return exchange->all_gather(text); };
@@ -60,6 +62,7 @@ class GpuWorld final : public World {
                                 .device_error = [] { return nccl_error(); },
                                 .address = store_ ? store_->address() : ""});
     }
+    if (store_) store_->watched();
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
   }
 
@@ -98,40 +101,47 @@ class GpuWorld final : public World {
   }
 
  private:
-  void choose_device() {
+  /// What is wrong, or "".
+  std::string choose_device() {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     // Some launchers make only its own GPU visible to each rank.
     device_ = count == 1 ? 0 : launch_.local_rank;
-    const bool too_few = count == 1 && launch_.local_world_size > 1 && visible == nullptr;
-    if (status != cudaSuccess || device_ >= count || too_few)
-      throw ConfigError(fmt::format(
-          "rank {} is number {} on {}, which shows it {} GPU{} (CUDA_VISIBLE_DEVICES={}): start at most one rank "
+    if (status != cudaSuccess || device_ >= count)
+      return fmt::format(
+          "rank {} on {} is number {} there and is shown {} GPU{} (CUDA_VISIBLE_DEVICES={}): start at most one rank "
           "per GPU, or set TRIREME_DEVICE=cpu",
-          launch_.rank, launch_.local_rank, host_name(), count, count == 1 ? "" : "s",
-          visible == nullptr ? "unset" : visible));
+          launch_.rank, host_name(), launch_.local_rank, count, count == 1 ? "" : "s",
+          visible == nullptr ? "unset" : visible);
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
+    return "";
   }
 
-  /// Collective. NCCL's message for two ranks on one GPU does not name them.
-  void check_own_gpu(HostExchange& exchange) const {
+  /// Collective. `problem`: what choose_device() found. NCCL's message for two ranks on one GPU does not name them.
+  void check_own_gpu(HostExchange& exchange, const std::string& problem) const {
     char bus_id[32] = "?";
-    (void)cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device_);
-    const auto all = exchange.all_gather(fmt::format("{} {}", host_name(), bus_id));
-    for (size_t i = 0; i < all.size(); ++i)
-      for (size_t j = i + 1; j < all.size(); ++j)
-        if (all[i] == all[j]) {
-          // All ranks compute the same result. They leave together, so that none reports another rank as lost.
-          if (store_)
-            store_->leave();
-          else
-            finalize_mpi();
-          throw ConfigError(fmt::format(
-              "ranks {} and {} share the GPU {}: give each rank its own (LOCAL_RANK, CUDA_VISIBLE_DEVICES, or "
+    if (problem.empty()) (void)cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device_);
+    // Hosts may share a name.
+    const auto problems = exchange.all_gather(problem);
+    const auto all = exchange.all_gather(fmt::format("{} {}", host_identity(), bus_id));
+    std::string found = problem;
+    for (size_t i = 0; i < all.size() && found.empty(); ++i) {
+      found = problems[i];
+      for (size_t j = i + 1; j < all.size() && found.empty() && problems[j].empty(); ++j)
+        if (all[i] == all[j])
+          found = fmt::format(
+              "ranks {} and {} on {} share the GPU {}: give each rank its own (LOCAL_RANK, CUDA_VISIBLE_DEVICES, or "
               "srun --gpus-per-task=1)",
-              i, j, all[i]));
-        }
+              i, j, all[i].substr(0, all[i].find(' ')), all[i].substr(all[i].rfind(' ') + 1));
+    }
+    if (found.empty()) return;
+    // All ranks know it. They leave together, so that none reports another rank as lost.
+    if (store_)
+      store_->leave();
+    else
+      finalize_mpi();
+    throw ConfigError(found);
   }
 
   Launch launch_;
