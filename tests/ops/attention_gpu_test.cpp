@@ -63,14 +63,18 @@ TEST_P(AttentionGpu, EqualsFp64WithTheSameDecisions) {
 std::vector<Case> cases() {
   std::vector<Case> all;
   const std::vector<int32_t> pack{0, 130, 131, 400, 700}, equal{0, 256, 512};
+  std::vector<int32_t> short_ones{0};  // several of backward's ranges, a long sequence in one of them
+  for (int i = 0; i < 120; ++i) short_ones.push_back(short_ones.back() + (i == 70 ? 300 : 3 + i % 16));
   for (const int64_t d : {64, 128}) {
     const std::string size = "d" + std::to_string(d);
     for (const bool causal : {false, true}) {
       const std::string mask = causal ? "_causal" : "_full";
       all.push_back({size + mask + "_pack", pack, 4, 2, d, causal, 0});
       all.push_back({size + mask + "_equal", equal, 4, 4, d, causal, 0});
+      all.push_back({size + mask + "_short", short_ones, 4, 2, d, causal, 0});
       // Without a mask and with dropout the library runs heads of 128, with its own dropout decisions.
       if (causal || d == 64) all.push_back({size + mask + "_pack_dropout", pack, 4, 2, d, causal, 0.1});
+      if (causal || d == 64) all.push_back({size + mask + "_short_dropout", short_ones, 4, 2, d, causal, 0.1});
     }
   }
   return all;
