@@ -4,9 +4,11 @@
 #include "models/decoder/family.h"
 #include "models/decoder/stored_weights.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/rng.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
@@ -278,6 +280,21 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
 std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory,
                                                    const DecoderConfig& config) {
   return open_decoder_weights(directory, config, config.vocab_size, 0);
+}
+
+std::string untrained_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t vocab_size) {
+  int64_t first = stored_vocab;
+  std::vector<std::string> parts;
+  if (const auto path = directory / "config.json"; std::filesystem::is_regular_file(path)) {
+    const nlohmann::json added =
+        member(parse_json(read_text_file(path, ExitCode::kModel), path.string(), ExitCode::kModel), kAddedRowsKey);
+    if (const auto value = member(added, "first"); value.is_number_unsigned())
+      first = std::min(first, value.get<int64_t>());
+    const nlohmann::json tokens = member(added, "tokens");
+    for (const auto& [text, id] : tokens.items()) parts.push_back(fmt::format("{} = {}", text, id.dump()));
+  }
+  if (first < vocab_size) parts.push_back(fmt::format("rows {} to {}", first, vocab_size - 1));
+  return join(parts, ", ");
 }
 
 std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,

@@ -39,6 +39,13 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
 /// The same with the vocabulary as it is.
 std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config);
 
+/// Of config.json: {"first": rows before `model resize-vocab` added some, "tokens": {text: id}}.
+inline constexpr const char* kAddedRowsKey = "trireme_added_rows";
+
+/// Names the rows of the vocabulary that no training has seen: those that `model resize-vocab` added to the model in
+/// `directory` or gave a token, and [stored_vocab, vocab_size). Empty if there are none.
+std::string untrained_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t vocab_size);
+
 /// The rows of `source` that an adapter has to hold, so that it computes the same on a base that was resized elsewhere:
 /// those that the stored base lacks, [stored_vocab, config.vocab_size), and those that `start` replaced.
 std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,

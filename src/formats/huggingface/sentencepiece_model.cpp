@@ -228,6 +228,15 @@ std::string tokenizer_config_json(const SentencepieceModel& model, int64_t max_l
   return json.dump(2) + "\n";
 }
 
+std::string without_dummy_prefix(std::string_view bytes) {
+  // protobuf merges a second normalizer_spec into the first: only the field that it contains changes.
+  std::string prefix, result(bytes);
+  append_varint(prefix, 3 << 3);
+  append_varint(prefix, 0);
+  append_message(result, 3, prefix);
+  return result;
+}
+
 std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesystem::path& path,
                                      const std::vector<std::string>& texts) {
   const SentencepieceModel model = read_sentencepiece_model(bytes, path);

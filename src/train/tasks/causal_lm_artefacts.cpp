@@ -45,6 +45,15 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
   if (source != nullptr && rows > stored_vocab_)
     log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
                          format_count(rows - stored_vocab_)));
+  if (source != nullptr && config_.lora)
+    if (const std::string added = untrained_rows(config_.model.path, stored_vocab_, std::max(data_vocab_, stored_vocab_));
+        !added.empty())
+      log_info(
+          fmt::format("warning: the vocabulary has tokens that were added to the base ({}), and LoRA does not train "
+                      "them: their rows stay as they were drawn, all but equal to each other, and the model cannot "
+                      "learn to write one (an end of turn, say) or to tell them apart. Train without lora, or use "
+                      "tokens that the base was trained on",
+                      added));
   for (const auto& [name, value] : adapter_)
     TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
   adapter_.clear();
