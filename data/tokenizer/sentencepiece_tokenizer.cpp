@@ -18,7 +18,7 @@ struct SentencepieceTokenizer::State {
   std::optional<UnigramDecoder> unigram;
   sentencepiece::SentencePieceProcessor processor;
   std::optional<Metaspace> metaspace;               // none: sentencepiece's own space before a part
-  sentencepiece::SentencePieceProcessor unprefixed;  // with `metaspace`: puts no space before a text
+  sentencepiece::SentencePieceProcessor unchanged;  // with `metaspace`: does not normalise a text
   std::map<std::string, int32_t> specials;
   AddedTokenFinder raw, normalised;      // looked for first; in what lies between those
   std::map<int32_t, std::string> added;  // ids past the model's own pieces
@@ -40,7 +40,7 @@ SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
   if (folder.empty()) return;
   state_->metaspace = llama_metaspace(folder, false);
   if (state_->metaspace) {
-    load(state_->unprefixed, without_dummy_prefix(serialized_model));
+    load(state_->unchanged, without_normaliser(serialized_model));
     for (size_t id = 0; id < state_->model.pieces.size(); ++id) {
       const SentencepiecePiece& piece = state_->model.pieces[id];
       if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUserDefined ||
@@ -109,7 +109,7 @@ void SentencepieceTokenizer::encode_plain(std::string_view text, bool first, std
   if (text.empty()) return;
   std::string spaced;
   if (state_->metaspace) text = spaced = metaspace_words(*state_->metaspace, text, first).front();
-  const sentencepiece::SentencePieceProcessor& processor = state_->metaspace ? state_->unprefixed : state_->processor;
+  const sentencepiece::SentencePieceProcessor& processor = state_->metaspace ? state_->unchanged : state_->processor;
   std::vector<int> pieces;
   std::vector<std::string> texts;
   const auto status =

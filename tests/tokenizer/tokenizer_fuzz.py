@@ -79,6 +79,8 @@ def shapes(work, texts):
     assert all(reference.token_to_id(t.content) == 900 + i for i, t in enumerate(AWKWARD))
     yield "sentencepiece, not legacy", work / "first", reference, False, names
     yield "sentencepiece, no prefix", work / "never", llama(work / "never", lines, {"add_prefix_space": False}), False, names
+    # LlamaTokenizer drops the rules of the model.
+    yield "sentencepiece with rules", work / "rules", llama(work / "rules", lines, {}, normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True), False, names
     # What transformers 5 writes: a tokenizer.json and no tokenizer.model.
     LlamaTokenizer.from_pretrained(work / "first").save_pretrained(work / "saved")
     assert not (work / "saved" / "tokenizer.model").exists()
