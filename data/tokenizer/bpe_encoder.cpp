@@ -61,7 +61,10 @@ class BpeEncoder::Cache {
 };
 
 BpeEncoder::BpeEncoder(const ByteLevelModel& model)
-    : byte_ids_(256, -1), by_character_(model.characters), unknown_id_(model.unknown_id), fuse_unknown_(model.fuse_unknown) {
+    : byte_ids_(256, -1),
+      by_character_(model.characters),
+      unknown_id_(model.unknown_id),
+      fuse_unknown_(model.fuse_unknown) {
   std::unordered_map<std::string_view, int32_t> ids;
   for (size_t id = 0; id < model.tokens.size(); ++id)
     if (!model.tokens[id].empty()) ids.emplace(model.tokens[id], static_cast<int32_t>(id));

@@ -41,7 +41,7 @@ class BpeEncoder {
   std::vector<int32_t> byte_ids_;  // by byte; -1: none
   bool by_character_;
   std::unordered_map<std::string, int32_t> characters_;
-  std::vector<Rule> rules_;        // open addressing; the size is a power of two
+  std::vector<Rule> rules_;  // open addressing; the size is a power of two
   size_t mask_ = 0;
   std::optional<int32_t> unknown_id_;
   bool fuse_unknown_;

@@ -220,7 +220,8 @@ std::string ByteLevelTokenizer::decode_characters(std::vector<std::string> texts
       case DecoderStep::kStrip:
         for (std::string& text : texts) {
           for (int64_t n = 0; n < step.start && text.starts_with(step.from); ++n) text.erase(0, step.from.size());
-          for (int64_t n = 0; n < step.stop && text.ends_with(step.from); ++n) text.erase(text.size() - step.from.size());
+          for (int64_t n = 0; n < step.stop && text.ends_with(step.from); ++n)
+            text.erase(text.size() - step.from.size());
         }
         break;
       case DecoderStep::kByteFallback: {

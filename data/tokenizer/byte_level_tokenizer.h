@@ -19,9 +19,7 @@ class ByteLevelTokenizer final : public TokenizerModel {
   ByteLevelTokenizer(ByteLevelModel model, const std::filesystem::path& path);
   ~ByteLevelTokenizer() override;
 
-  std::string kind() const override {
-    return unigram_ ? "unigram" : model_.characters ? "BPE" : "byte-level BPE";
-  }
+  std::string kind() const override { return unigram_ ? "unigram" : model_.characters ? "BPE" : "byte-level BPE"; }
   int32_t add_special(const std::string& text) override;
   void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;

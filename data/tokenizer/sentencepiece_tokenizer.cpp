@@ -112,8 +112,7 @@ void SentencepieceTokenizer::encode_plain(std::string_view text, bool first, std
   const sentencepiece::SentencePieceProcessor& processor = state_->metaspace ? state_->unchanged : state_->processor;
   std::vector<int> pieces;
   std::vector<std::string> texts;
-  const auto status =
-      state_->unigram ? processor.Encode(text, &texts) : processor.Encode(text, &pieces);
+  const auto status = state_->unigram ? processor.Encode(text, &texts) : processor.Encode(text, &pieces);
   // A model with damaged normalisation rules loads without an error, and fails on the first text.
   if (!status.ok())
     throw DataError(fmt::format("{}: sentencepiece could not encode {} bytes with this model: {}", state_->name,
@@ -142,9 +141,8 @@ void SentencepieceTokenizer::encode(std::string_view text, std::vector<int32_t>&
     const auto begin = static_cast<size_t>(part.data() - text.data());
     encode_plain(part, begin == 0, ids);
     if (marks != nullptr)
-      marks->add_part(part, begin, ids, first, length_of, [&](std::string_view head, std::vector<int32_t>& out) {
-        encode_plain(head, begin == 0, out);
-      });
+      marks->add_part(part, begin, ids, first, length_of,
+                      [&](std::string_view head, std::vector<int32_t>& out) { encode_plain(head, begin == 0, out); });
   };
   state_->raw.split(text, found, [&](std::string_view between) {
     const auto begin = static_cast<size_t>(between.data() - text.data());

@@ -152,7 +152,8 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
     std::map<int64_t, const float*> all;
     TokenRows made, &held = token_rows[module];
     made.columns = columns;
-    for (size_t i = 0; i < held.ids.size(); ++i) all[held.ids[i]] = held.values.data() + static_cast<int64_t>(i) * columns;
+    for (size_t i = 0; i < held.ids.size(); ++i)
+      all[held.ids[i]] = held.values.data() + static_cast<int64_t>(i) * columns;
     for (int64_t i = 0; i < trained->second.size(0); ++i) all[lora.rows_begin + i] = values.data() + i * columns;
     for (const auto& [id, row] : all) {
       made.ids.push_back(id);

@@ -50,8 +50,7 @@ Json added_token(const std::string& text) {
 class TokenizerFiles {
  public:
   TokenizerFiles(const fs::path& directory, int64_t max_length) : directory_(directory) {
-    for (const char* name :
-         {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
       if (fs::is_regular_file(directory / name)) json_[name] = read_json(directory / name);
     if (const fs::path path = directory / "tokenizer.model"; fs::is_regular_file(path)) {
       pieces_ = read_text_file(path, ExitCode::kModel, size_t{256} << 20);

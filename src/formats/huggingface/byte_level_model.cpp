@@ -121,8 +121,9 @@ class TokenizerReader {
 
 void TokenizerReader::any_model(const nlohmann::json& json, ByteLevelModel& model) {
   // Files of early versions lack the type.
-  const std::string type = !member(json, "type").is_null() ? text(json, "type", "model")
-                           : member(json, "vocab").is_array() ? "Unigram" : "BPE";
+  const std::string type = !member(json, "type").is_null()    ? text(json, "type", "model")
+                           : member(json, "vocab").is_array() ? "Unigram"
+                                                              : "BPE";
   if (type != "BPE" && type != "Unigram") unsupported(fmt::format("the model '{}'", type));
   model.byte_fallback = flag(json, "byte_fallback", false, "model");
   type == "BPE" ? bpe(json, model) : unigram(json, model);
@@ -324,14 +325,16 @@ void TokenizerReader::decoder(const nlohmann::json& json, ByteLevelModel& model)
   } else if (!model.characters) {
     if (type != "ByteLevel") unsupported(fmt::format("the decoder '{}'", type));
   } else if (type == "Replace" && member(member(json, "pattern"), "String").is_string()) {
-    model.decoder.push_back({DecoderStep::kReplace, text(json.at("pattern"), "String", where), text(json, "content", where)});
+    model.decoder.push_back(
+        {DecoderStep::kReplace, text(json.at("pattern"), "String", where), text(json, "content", where)});
     if (model.decoder.back().from.empty()) fail(where + ": the pattern is empty");
   } else if (type == "ByteFallback" || type == "Fuse") {
     model.decoder.push_back({type == "Fuse" ? DecoderStep::kFuse : DecoderStep::kByteFallback});
   } else if (type == "Strip") {
     const auto count = [&](const char* key) {
       const auto value = member(json, key);
-      if (!value.is_number_unsigned() || value.get<uint64_t>() > 1024) fail(fmt::format("{}: \"{}\" is no count", where, key));
+      if (!value.is_number_unsigned() || value.get<uint64_t>() > 1024)
+        fail(fmt::format("{}: \"{}\" is no count", where, key));
       return value.get<int64_t>();
     };
     model.decoder.push_back({DecoderStep::kStrip, text(json, "content", where), "", count("start"), count("stop")});
@@ -470,15 +473,14 @@ std::optional<Metaspace> llama_metaspace(const fs::path& folder, bool checks_mod
              prefix = member(config, "add_prefix_space"),
              family = member(read_json_beside(folder / "config.json"), "model_type");
   const bool llama = named == "LlamaTokenizer" || named == "LlamaTokenizerFast";
-  if (checks_model ? !llama || (family.is_string() && family != "llama") : !llama && legacy.is_null() && prefix.is_null())
+  if (checks_model ? !llama || (family.is_string() && family != "llama")
+                   : !llama && legacy.is_null() && prefix.is_null())
     return std::nullopt;
   for (const auto& [key, value] : {std::pair{"legacy", legacy}, {"add_prefix_space", prefix}})
     if (!value.is_null() && !value.is_boolean())
       throw DataError(fmt::format("{}: \"{}\" is {}, expected true or false", path.string(), key, value.dump()));
   Metaspace rule{.split = false};
-  rule.scheme = prefix == false  ? Metaspace::kNever
-                : legacy == true ? Metaspace::kAlways
-                                 : Metaspace::kFirst;
+  rule.scheme = prefix == false ? Metaspace::kNever : legacy == true ? Metaspace::kAlways : Metaspace::kFirst;
   return rule;
 }
 

@@ -231,7 +231,7 @@ std::string tokenizer_config_json(const SentencepieceModel& model, int64_t max_l
 std::string without_normaliser(std::string_view bytes) {
   // protobuf merges a second normalizer_spec into the first: only the fields that it contains change.
   std::string spec, result(bytes);
-  append_message(spec, 2, "");                     // precompiled_charsmap
+  append_message(spec, 2, "");                               // precompiled_charsmap
   for (const uint64_t field : {uint64_t{3}, uint64_t{4}}) {  // add_dummy_prefix, remove_extra_whitespaces
     append_varint(spec, field << 3);
     append_varint(spec, 0);

@@ -46,7 +46,8 @@ struct LossHead {
             .needs(h.size(0) > 0, "there are no tokens")
             .choice();
     if constexpr (kCudaBuild)
-      if (choice.kernel()) return launch::run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight, rows);
+      if (choice.kernel())
+        return launch::run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight, rows);
     at::Tensor counted;  // indices of the tokens with weight > 0, if some have weight 0
     if (h.is_cpu()) {
       counted = token_weight.nonzero().squeeze(1);

@@ -1,7 +1,7 @@
 #pragma once
 // Tokenizers as Hugging Face stores them: tokenizer.json, or GPT-2's vocab.json and merges.txt (openai/gpt-2
-// src/encoder.py; huggingface/tokenizers): byte-level BPE, and sentencepiece's BPE and unigram models in tokenizer.json.
-// Reads and writes the files; data/tokenizer computes with them.
+// src/encoder.py; huggingface/tokenizers): byte-level BPE, and sentencepiece's BPE and unigram models in
+// tokenizer.json. Reads and writes the files; data/tokenizer computes with them.
 
 #include <array>
 #include <cstdint>
@@ -69,9 +69,9 @@ struct DecoderStep {
 struct ByteLevelModel {
   /// sentencepiece's kind: tokens are text; else they are in the characters of the byte map.
   bool characters = false;
-  bool byte_fallback = false;     // characters: one without a token gives the tokens <0x00> to <0xFF> of its bytes
-  std::vector<double> scores;     // by id: a unigram model, without merges
-  std::vector<DecoderStep> decoder;     // characters; none: spaces between the tokens
+  bool byte_fallback = false;          // characters: one without a token gives the tokens <0x00> to <0xFF> of its bytes
+  std::vector<double> scores;          // by id: a unigram model, without merges
+  std::vector<DecoderStep> decoder;    // characters; none: spaces between the tokens
   std::optional<Metaspace> metaspace;  // characters
   std::vector<std::string> tokens;     // by id; empty: no token has this id
   std::vector<ByteLevelMerge> merges;  // the first has the highest priority
