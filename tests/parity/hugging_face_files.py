@@ -271,6 +271,12 @@ def check_resize(site, base, with_tokenizer):
         assert {"<|im_start|>", "<|im_end|>"} <= set(tokenizer.all_special_tokens)
         text = tokenizer.decode(ids, skip_special_tokens=True)
         assert "the fox" in text and "<|im_" not in text, text
+    # Ids that only added_tokens.json names are taken.
+    taken = site.work / "taken"
+    shutil.copytree(with_tokenizer, taken)
+    (taken / "added_tokens.json").write_text(json.dumps({"<extra>": count}))
+    site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "beside", "--add-token", "<|im_start|>", says=f"<|im_start|> = {count + 1}")
+    assert json.loads((site.work / "beside" / "added_tokens.json").read_text()) == {"<extra>": count, "<|im_start|>": count + 1}
     site.trireme("model", "resize-vocab", "--model", site.work / "chat-1", "--output", site.work / "twice", "--add-token", "<|im_end|>", code=2, says="already")
 
 
