@@ -1,5 +1,6 @@
 #include "data/tokenizer/bpe_encoder.h"
 
+#include "data/tokenizer/characters.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
@@ -60,17 +61,28 @@ class BpeEncoder::Cache {
 };
 
 BpeEncoder::BpeEncoder(const ByteLevelModel& model)
-    : byte_ids_(256, -1), unknown_id_(model.unknown_id), fuse_unknown_(model.fuse_unknown) {
+    : byte_ids_(256, -1),
+      by_character_(model.characters),
+      unknown_id_(model.unknown_id),
+      fuse_unknown_(model.fuse_unknown) {
   std::unordered_map<std::string_view, int32_t> ids;
   for (size_t id = 0; id < model.tokens.size(); ++id)
     if (!model.tokens[id].empty()) ids.emplace(model.tokens[id], static_cast<int32_t>(id));
   for (size_t b = 0; b < 256; ++b) {
     const char byte = static_cast<char>(static_cast<unsigned char>(b));
-    if (const auto found = ids.find(byte_level_token({&byte, 1})); found != ids.end()) byte_ids_[b] = found->second;
+    if (by_character_ && !model.byte_fallback) break;
+    const std::string name = by_character_ ? fmt::format("<0x{:02X}>", b) : byte_level_token({&byte, 1});
+    if (const auto found = ids.find(name); found != ids.end()) byte_ids_[b] = found->second;
   }
-  if (model.ignore_merges)
+  if (by_character_)
     for (const auto& [token, id] : ids)
-      if (std::string bytes = byte_level_bytes(token); byte_level_token(bytes) == token) words_.emplace(bytes, id);
+      if (character_at(token, 0).bytes == token.size()) characters_.emplace(token, id);
+  if (model.ignore_merges) {
+    for (const auto& [token, id] : ids) {
+      std::string text = by_character_ ? std::string(token) : byte_level_bytes(token);
+      if (by_character_ || byte_level_token(text) == token) words_.emplace(std::move(text), id);
+    }
+  }
   rules_.resize(std::bit_ceil(std::max<size_t>(16, model.merges.size() * 2 + 2)));
   mask_ = rules_.size() - 1;
   for (size_t i = 0; i < model.merges.size(); ++i) {
@@ -165,13 +177,24 @@ void BpeEncoder::merge(std::string_view word, Cache& cache) const {
   std::vector<int32_t>& symbols = cache.symbols;
   symbols.clear();
   bool after_unknown = false;
-  for (const char c : word) {
-    const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
+  for (size_t at = 0, size = 1; at < word.size(); at += size) {
+    const auto byte = static_cast<unsigned char>(word[at]);
+    int32_t id = byte_ids_[byte];
+    if (by_character_) {
+      size = character_at(word, at).bytes;
+      const auto found = characters_.find(std::string(word.substr(at, size)));
+      if (found == characters_.end() && id >= 0) {
+        for (const char part : word.substr(at, size)) symbols.push_back(byte_ids_[static_cast<unsigned char>(part)]);
+        continue;
+      }
+      id = found == characters_.end() ? -1 : found->second;
+    }
     if (id >= 0) {
       symbols.push_back(id);
     } else if (!unknown_id_) {
-      throw DataError(fmt::format("the tokenizer has neither a token for the byte 0x{:02X} nor an unk_token",
-                                  static_cast<unsigned char>(c)));
+      throw DataError(fmt::format("the tokenizer has neither a token for the {} 0x{:02X} nor an unk_token",
+                                  by_character_ ? "character" : "byte",
+                                  by_character_ ? static_cast<uint32_t>(character_at(word, at).code) : byte));
     } else if (!(fuse_unknown_ && after_unknown)) {
       symbols.push_back(*unknown_id_);
     }

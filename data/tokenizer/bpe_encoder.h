@@ -1,5 +1,5 @@
 #pragma once
-// The merges of byte-level BPE: words of bytes to token ids.
+// The merges of BPE: words of bytes, or of characters, to token ids.
 
 #include "trireme/formats/huggingface/byte_level_model.h"
 
@@ -20,8 +20,9 @@ class BpeEncoder {
   ~BpeEncoder();
 
   std::shared_ptr<Cache> make_cache() const;
-  /// Appends the ids of a word: its bytes, merged pair by pair, the pair of highest priority first, of equal ones the
-  /// leftmost. A word of n bytes takes O(n log n). DataError for a byte without a token where the model has no unknown
+  /// Appends the ids of a word: its bytes (or characters; the bytes of one without a token where the model has
+  /// byte_fallback), merged pair by pair, the pair of highest priority first, of equal ones the
+  /// leftmost. A word of n bytes takes O(n log n). DataError for one without a token where the model has no unknown
   /// token.
   void encode(std::string_view word, Cache& cache, std::vector<int32_t>& ids) const;
 
@@ -38,7 +39,9 @@ class BpeEncoder {
   void merge_long(std::vector<int32_t>& symbols) const;
 
   std::vector<int32_t> byte_ids_;  // by byte; -1: none
-  std::vector<Rule> rules_;        // open addressing; the size is a power of two
+  bool by_character_;
+  std::unordered_map<std::string, int32_t> characters_;
+  std::vector<Rule> rules_;  // open addressing; the size is a power of two
   size_t mask_ = 0;
   std::optional<int32_t> unknown_id_;
   bool fuse_unknown_;

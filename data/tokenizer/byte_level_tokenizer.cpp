@@ -4,6 +4,7 @@
 #include "trireme/base/text.h"
 
 #include <algorithm>
+#include <charconv>
 #include <unordered_set>
 #include <utility>
 
@@ -26,6 +27,31 @@ size_t maximal_part(std::string_view text) {
   return first >= 0xF0 && byte(2) >= 0x80 && byte(2) <= 0xBF ? 3 : 2;
 }
 
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
+  std::string made;
+  for (size_t at = 0; at < text.size();) {
+    const size_t found = std::min(text.find(from, at), text.size());
+    made += text.substr(at, found - at);
+    if (found < text.size()) made += to;
+    at = found + (found < text.size() ? from.size() : 0);
+  }
+  return made;
+}
+
+/// The byte of a token such as <0x0A>; -1 for other tokens.
+int byte_of_token(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return -1;
+  int byte = -1;
+  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, byte, 16);
+  return error == std::errc() && end == token.data() + 5 ? byte : -1;
+}
+
+/// Bytes of the text that a piece of characters stands for, `mark` standing for a space.
+size_t text_length(const std::string& piece, const std::string& mark, bool byte_fallback) {
+  if (byte_fallback && byte_of_token(piece) >= 0) return 1;
+  return replace_all(piece, mark, " ").size();
+}
+
 }  // namespace
 
 std::string replace_invalid_utf8(std::string bytes) {
@@ -44,7 +70,9 @@ std::string replace_invalid_utf8(std::string bytes) {
 ByteLevelTokenizer::ByteLevelTokenizer(ByteLevelModel model, const std::filesystem::path& path)
     : model_(std::move(model)), splitter_(model_.steps, path), encoder_(model_) {
   pieces_.resize(model_.tokens.size());
-  for (size_t id = 0; id < model_.tokens.size(); ++id) pieces_[id].bytes = byte_level_bytes(model_.tokens[id]);
+  if (!model_.scores.empty()) unigram_.emplace(model_);
+  for (size_t id = 0; id < model_.tokens.size(); ++id)
+    pieces_[id].bytes = model_.characters ? model_.tokens[id] : byte_level_bytes(model_.tokens[id]);
   for (const AddedToken& token : model_.added) add_token(token, true);
   base_vocab_size_ = vocab_size();
 }
@@ -53,11 +81,14 @@ ByteLevelTokenizer::~ByteLevelTokenizer() = default;
 
 void ByteLevelTokenizer::add_token(const AddedToken& token, bool of_file) {
   std::string content = token.content, composed;
-  if (token.normalized && model_.nfc && normalise_nfc(content, composed)) content = composed;
+  if (token.normalized && normalise(content, composed)) content = composed;
   (token.normalized ? normalised_ : raw_).add(token, content);
   const auto id = static_cast<size_t>(token.id);
   if (id >= pieces_.size()) pieces_.resize(id + 1);
-  pieces_[id] = {of_file ? byte_level_bytes(content) : content, of_file && token.special};
+  if (model_.characters)
+    pieces_[id] = {content, of_file && token.special};
+  else
+    pieces_[id] = {of_file ? byte_level_bytes(content) : content, of_file && token.special};
 }
 
 int32_t ByteLevelTokenizer::add_special(const std::string& text) {
@@ -81,6 +112,34 @@ std::shared_ptr<BpeEncoder::Cache> ByteLevelTokenizer::take_cache() const {
     }
   }
   return encoder_.make_cache();
+}
+
+bool ByteLevelTokenizer::normalise(std::string_view text, std::string& out) const {
+  std::string made(text), composed;
+  for (const NormaliserStep& step : model_.normalisers) {
+    if (step.kind == NormaliserStep::kNfc) {
+      if (normalise_nfc(made, composed)) made.swap(composed);
+    } else if (step.kind == NormaliserStep::kPrepend) {
+      if (!made.empty()) made.insert(0, step.to);
+    } else {
+      made = replace_all(made, step.from, step.to);
+    }
+  }
+  if (made == text) return false;
+  out = std::move(made);
+  return true;
+}
+
+void ByteLevelTokenizer::encode_characters(std::string_view part, bool first, BpeEncoder::Cache& cache,
+                                           std::vector<int32_t>& ids) const {
+  std::string changed;
+  if (normalise(part, changed)) part = changed;
+  const auto words = [&](std::string_view text) {
+    std::vector<std::string> list{std::string(text)};
+    if (model_.metaspace) list = metaspace_words(*model_.metaspace, text, first && text.data() == part.data());
+    for (const std::string& word : list) unigram_ ? unigram_->encode(word, ids) : encoder_.encode(word, cache, ids);
+  };
+  normalised_.split(part, [&](int32_t id, size_t) { ids.push_back(id); }, words);
 }
 
 void ByteLevelTokenizer::encode_words(std::string_view plain, size_t begin, BpeEncoder::Cache& cache,
@@ -111,7 +170,17 @@ void ByteLevelTokenizer::encode(std::string_view text, std::vector<int32_t>& ids
   };
   raw_.split(text, found, [&](std::string_view plain) {
     const auto begin = static_cast<size_t>(plain.data() - text.data()), end = begin + plain.size();
-    const bool changed = model_.nfc && normalise_nfc(plain, composed);
+    if (model_.characters) {
+      const size_t first = ids.size();
+      encode_characters(plain, begin == 0, *cache, ids);
+      if (marks == nullptr) return;
+      const std::string mark = model_.metaspace ? model_.metaspace->replacement : "\u2581";
+      return marks->add_part(
+          plain, begin, ids, first,
+          [&](int32_t id) { return text_length(pieces_[static_cast<size_t>(id)].bytes, mark, model_.byte_fallback); },
+          [&](std::string_view head, std::vector<int32_t>& out) { encode_characters(head, begin == 0, *cache, out); });
+    }
+    const bool changed = normalise(plain, composed);
     if (changed) plain = composed;
     // Places inside of a part that NFC changes are where its beginning up to them ends after NFC.
     TextMarks inner;
@@ -119,7 +188,7 @@ void ByteLevelTokenizer::encode(std::string_view text, std::vector<int32_t>& ids
       std::string head;
       for (size_t i = marks->tokens.size(); i < marks->places.size() && marks->places[i] < end; ++i) {
         const std::string_view before = text.substr(begin, marks->places[i] - std::min(begin, marks->places[i]));
-        inner.places.push_back(changed && normalise_nfc(before, head) ? head.size() : before.size());
+        inner.places.push_back(changed && normalise(before, head) ? head.size() : before.size());
       }
     }
     TextMarks* const used = inner.places.empty() ? nullptr : &inner;
@@ -136,7 +205,60 @@ void ByteLevelTokenizer::encode(std::string_view text, std::vector<int32_t>& ids
   caches_.push_back(std::move(cache));
 }
 
+std::string ByteLevelTokenizer::decode_characters(std::vector<std::string> texts) const {
+  if (model_.decoder.empty()) return join(texts, " ");
+  for (const DecoderStep& step : model_.decoder) {
+    switch (step.kind) {
+      case DecoderStep::kReplace:
+        for (std::string& text : texts) text = replace_all(text, step.from, step.to);
+        break;
+      case DecoderStep::kMetaspace:
+        for (size_t i = 0; i < texts.size(); ++i)
+          texts[i] = replace_all(texts[i], step.from, i == 0 && step.start > 0 ? "" : step.to);
+        break;
+      case DecoderStep::kFuse: texts = {join(texts, "")}; break;
+      case DecoderStep::kStrip:
+        for (std::string& text : texts) {
+          for (int64_t n = 0; n < step.start && text.starts_with(step.from); ++n) text.erase(0, step.from.size());
+          for (int64_t n = 0; n < step.stop && text.ends_with(step.from); ++n)
+            text.erase(text.size() - step.from.size());
+        }
+        break;
+      case DecoderStep::kByteFallback: {
+        std::vector<std::string> made;
+        std::string run;
+        const auto flush = [&] {
+          if (!is_valid_utf8(run))  // one for each byte, as `tokenizers`
+            for (size_t i = 0; i < run.size(); ++i) made.emplace_back(kReplacement);
+          else if (!run.empty())
+            made.push_back(run);
+          run.clear();
+        };
+        for (std::string& text : texts) {
+          if (const int byte = byte_of_token(text); byte >= 0) {
+            run += static_cast<char>(static_cast<unsigned char>(byte));
+            continue;
+          }
+          flush();
+          made.push_back(std::move(text));
+        }
+        flush();
+        texts = std::move(made);
+      }
+    }
+  }
+  return join(texts, "");
+}
+
 std::string ByteLevelTokenizer::decode(std::span<const int32_t> ids, bool with_specials) const {
+  if (model_.characters) {
+    std::vector<std::string> texts;
+    for (const int32_t id : ids) {
+      const Piece& piece = pieces_[static_cast<size_t>(id)];
+      if (!piece.bytes.empty() && (with_specials || !piece.special)) texts.push_back(piece.bytes);
+    }
+    return decode_characters(std::move(texts));
+  }
   std::string bytes;
   for (const int32_t id : ids) {
     const Piece& piece = pieces_[static_cast<size_t>(id)];

@@ -1,10 +1,12 @@
 #pragma once
-// Byte-level BPE (GPT-2, Llama 3, Qwen2): the ids of Hugging Face `tokenizers`.
+// tokenizer.json: byte-level BPE (GPT-2, Llama 3, Qwen2), BPE and unigram models of sentencepiece's kind: the ids of
+// Hugging Face `tokenizers`.
 
 #include "data/tokenizer/added_tokens.h"
 #include "data/tokenizer/bpe_encoder.h"
 #include "data/tokenizer/pre_split.h"
 #include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/unigram.h"
 #include "trireme/formats/huggingface/byte_level_model.h"
 
 #include <mutex>
@@ -17,7 +19,7 @@ class ByteLevelTokenizer final : public TokenizerModel {
   ByteLevelTokenizer(ByteLevelModel model, const std::filesystem::path& path);
   ~ByteLevelTokenizer() override;
 
-  std::string kind() const override { return "byte-level BPE"; }
+  std::string kind() const override { return unigram_ ? "unigram" : model_.characters ? "BPE" : "byte-level BPE"; }
   int32_t add_special(const std::string& text) override;
   void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
@@ -32,6 +34,11 @@ class ByteLevelTokenizer final : public TokenizerModel {
   /// Encodes text without added tokens that begins at byte `begin` of what `marks` counts in.
   void encode_words(std::string_view plain, size_t begin, BpeEncoder::Cache& cache, std::vector<int32_t>& ids,
                     TextMarks* marks) const;
+  /// The same for a model of characters; `first`: the text begins with this part.
+  void encode_characters(std::string_view part, bool first, BpeEncoder::Cache& cache, std::vector<int32_t>& ids) const;
+  std::string decode_characters(std::vector<std::string> texts) const;
+  /// As model_.normalisers say; `out` is not written, and false comes back, where nothing changes.
+  bool normalise(std::string_view text, std::string& out) const;
   struct Piece {
     std::string bytes;
     bool special = false;  // of the file: decode() leaves it out
@@ -42,6 +49,7 @@ class ByteLevelTokenizer final : public TokenizerModel {
   ByteLevelModel model_;
   PreSplitter splitter_;
   BpeEncoder encoder_;
+  std::optional<UnigramDecoder> unigram_;
   AddedTokenFinder raw_, normalised_;  // in the text as it is; in the normalised text
   std::vector<Piece> pieces_;          // by id
   int64_t base_vocab_size_ = 0;

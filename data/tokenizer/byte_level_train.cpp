@@ -120,7 +120,7 @@ ByteLevelModel model_without_tokens(const ByteLevelTraining& training) {
   if (training.pattern == "qwen2") pattern = kQwen2Pattern;
   if (pattern.empty()) throw ConfigError(fmt::format("--pattern {}: expected gpt2, llama3 or qwen2", training.pattern));
   model.steps.push_back({.pattern = std::string(pattern)});
-  model.nfc = training.pattern == "qwen2";
+  if (training.pattern == "qwen2") model.normalisers.push_back({});
   return model;
 }
 
@@ -145,7 +145,7 @@ ByteLevelTrainer::ByteLevelTrainer(const ByteLevelTraining& training)
 
 void ByteLevelTrainer::add(std::string_view text) {
   std::string composed;
-  if (model_.nfc && normalise_nfc(text, composed)) text = composed;
+  if (!model_.normalisers.empty() && normalise_nfc(text, composed)) text = composed;
   splitter_.split(text, [&](std::string_view word) {
     if (word.size() > kMaxTrainingWord) {
       ++long_words_;

@@ -16,6 +16,42 @@ constexpr size_t kSmallStack = size_t{32} << 10, kLargeStack = size_t{8} << 20; 
 constexpr std::string_view kSpaces =
     R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
+/// Oniguruma's \\w as the inside of a set: that of `tokenizers`' added tokens with the fractions and small digits of
+/// Latin-1, and without the joiners.
+const std::string& word_set() {
+  static const std::string set = [] {
+    const uint8_t* flags = character_flags();
+    const auto is_word = [&](char32_t c) {
+      if (c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE)) return true;
+      return c < 0x110000 && c != 0x200C && c != 0x200D && (flags[c] & kWordCharacter) != 0;
+    };
+    std::string made;
+    for (char32_t begin = 0; begin < 0x110000; ++begin) {
+      if (!is_word(begin)) continue;
+      char32_t end = begin;
+      while (is_word(end + 1)) ++end;
+      made += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", static_cast<uint32_t>(begin), static_cast<uint32_t>(end));
+      begin = end;
+    }
+    return made;
+  }();
+  return set;
+}
+
+/// What an escape outside of a set becomes; empty: itself.
+std::string translated_escape(char c) {
+  const std::string& word = word_set();
+  switch (c) {
+    case 's': return fmt::format("[{}]", kSpaces);
+    case 'S': return fmt::format("[^{}]", kSpaces);
+    case 'w': return fmt::format("[{}]", word);
+    case 'W': return fmt::format("[^{}]", word);
+    case 'b': return fmt::format("(?(?<=[{0}])(?![{0}])|(?=[{0}]))", word);
+    case 'B': return fmt::format("(?(?<=[{0}])(?=[{0}])|(?![{0}]))", word);
+    default: return "";
+  }
+}
+
 /// Of "…{1,3", before the closing brace.
 bool ends_with_count(std::string_view pattern) {
   const size_t open = pattern.find_last_not_of("0123456789,");
@@ -30,12 +66,14 @@ std::string translate(std::string_view pattern, std::string& problem) {
     const char c = pattern[i];
     if (c == '\\' && i + 1 < pattern.size()) {
       const char next = pattern[++i];
-      if (next == 's') {
-        made += in_set ? std::string(kSpaces) : fmt::format("[{}]", kSpaces);
-      } else if (next == 'S' && !in_set) {
-        made += fmt::format("[^{}]", kSpaces);
-      } else if (next == 'h' || next == 'H' || next == 'X' || next == 'R' || (next == 'S' && in_set)) {
+      const bool high_byte = next == 'x' && i + 1 < pattern.size() && pattern[i + 1] >= '8' && pattern[i + 1] != '{';
+      if (std::string_view("hHXRvVQE").find(next) != std::string_view::npos || high_byte ||
+          (in_set && (next == 'S' || next == 'W'))) {
         problem = fmt::format("\\{}{}", next, in_set ? " in a set" : "");
+      } else if (in_set && (next == 's' || next == 'w')) {
+        made += next == 's' ? std::string(kSpaces) : word_set();
+      } else if (const std::string escape = in_set ? "" : translated_escape(next); !escape.empty()) {
+        made += escape;
       } else {
         made += c;
         made += next;
@@ -43,8 +81,18 @@ std::string translate(std::string_view pattern, std::string& problem) {
       continue;
     }
     if (in_set && (c == '[' || (c == '&' && pattern.substr(i).starts_with("&&")))) problem = "a set in a set";
-    if (!in_set && c == '}' && i + 1 < pattern.size() && pattern[i + 1] == '+' && ends_with_count(made))
-      problem = "a + after a count";
+    if (!in_set && c == '}' && ends_with_count(made)) {
+      const char next = i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+      const size_t open = made.rfind('{');
+      if (next == '+' || (next == '?' && made.find(',', open) == std::string::npos))
+        problem = fmt::format("a {} after a count", next);
+      if (made[open + 1] == ',') problem = "a count without its lower bound";
+    }
+    if (!in_set && pattern.substr(i).starts_with("(?")) {
+      // Ruby's m lets a dot match line ends, PCRE2's is what ^ and $ always do in Ruby.
+      const size_t end = pattern.find_first_not_of("imxs-", i + 2);
+      if (pattern.substr(i, end - i).find_first_of("ms") != std::string_view::npos) problem = "the option m or s";
+    }
     made += c;
     if (!in_set && c == '[') {
       in_set = true;

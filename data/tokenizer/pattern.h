@@ -12,13 +12,13 @@ namespace trireme {
 
 /// A compiled pattern. Const members are thread-safe.
 ///
-/// \s, ^ and $ mean what they mean in Oniguruma. \p{…} has PCRE2's Unicode version, which may know fewer characters
-/// than that of `tokenizers`: letters that Unicode added since may be cut in another way.
+/// \s, \w, \b, ^ and $ mean what they mean in Oniguruma. \p{…} has PCRE2's Unicode version, which may know fewer
+/// characters than that of `tokenizers`: letters that Unicode added since may be cut in another way.
 class Pattern {
  public:
   /// `literal`: plain text. DataError with `path` for what PCRE2 refuses, and for what the two read in different ways:
-  /// a
-  /// `+` after a count ({1,3}+), sets inside of sets, \h.
+  /// a `+` or `?` after a count ({1,3}+, {2}?), {,3}, sets inside of sets, the options m and s, and the escapes
+  /// \h \R \X \v \Q \E, \x80 and more, \S and \W in a set.
   Pattern(const std::string& pattern, bool literal, const std::filesystem::path& path);
   ~Pattern();
 

@@ -1,5 +1,6 @@
 #include "data/tokenizer/sentencepiece_tokenizer.h"
 
+#include "data/tokenizer/added_tokens.h"
 #include "data/tokenizer/unigram.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
@@ -16,20 +17,55 @@ struct SentencepieceTokenizer::State {
   SentencepieceModel model;
   std::optional<UnigramDecoder> unigram;
   sentencepiece::SentencePieceProcessor processor;
-  std::vector<std::pair<std::string, int32_t>> specials;  // longest first
-  std::map<int32_t, std::string> added;                   // ids past the model's own pieces
+  std::optional<Metaspace> metaspace;               // none: sentencepiece's own space before a part
+  sentencepiece::SentencePieceProcessor unchanged;  // with `metaspace`: does not normalise a text
+  std::map<std::string, int32_t> specials;
+  AddedTokenFinder raw, normalised;      // looked for first; in what lies between those
+  std::map<int32_t, std::string> added;  // ids past the model's own pieces
 };
 
 SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
-                                               const std::filesystem::path& name_for_errors)
+                                               const std::filesystem::path& name_for_errors,
+                                               const std::filesystem::path& folder)
     : state_(std::make_unique<State>()) {
   state_->name = name_for_errors.string();
   state_->model = read_sentencepiece_model(serialized_model, name_for_errors);
   if (state_->model.is_unigram) state_->unigram.emplace(state_->model);
-  const auto status = state_->processor.LoadFromSerializedProto(serialized_model);
-  if (!status.ok())
-    throw DataError(
-        fmt::format("{}: sentencepiece refuses this model: {}", name_for_errors.string(), status.ToString()));
+  const auto load = [&](sentencepiece::SentencePieceProcessor& processor, const std::string& bytes) {
+    if (const auto status = processor.LoadFromSerializedProto(bytes); !status.ok())
+      throw DataError(
+          fmt::format("{}: sentencepiece refuses this model: {}", name_for_errors.string(), status.ToString()));
+  };
+  load(state_->processor, serialized_model);
+  if (folder.empty()) return;
+  state_->metaspace = llama_metaspace(folder, false);
+  if (state_->metaspace) {
+    load(state_->unchanged, without_normaliser(serialized_model));
+    for (size_t id = 0; id < state_->model.pieces.size(); ++id) {
+      const SentencepiecePiece& piece = state_->model.pieces[id];
+      if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUserDefined ||
+          piece.type == SentencepiecePiece::kUnknown)
+        state_->specials.emplace(piece.text, static_cast<int32_t>(id));
+    }
+  }
+  std::vector<AddedToken> tokens = read_added_tokens(folder);
+  for (const AddedToken& token : tokens) {
+    const int32_t piece = state_->processor.PieceToId(token.content);
+    const bool known = state_->processor.IdToPiece(piece) == token.content;
+    if (const int64_t ours = known ? piece : vocab_size(); ours != token.id)
+      throw DataError(fmt::format(
+          "{}: the token '{}' has the id {}, but the {} pieces of the tokenizer and the tokens before it give it {}",
+          folder.string(), token.content, token.id, base_vocab_size(), ours));
+    if (!known) state_->added.emplace(token.id, token.content);
+    state_->specials.erase(token.content);
+    add_token(token);
+  }
+  for (const auto& [text, id] : state_->specials) add_token({.content = text, .id = id});
+  for (const AddedToken& token : tokens) state_->specials[token.content] = token.id;
+}
+
+void SentencepieceTokenizer::add_token(const AddedToken& token) {
+  (token.normalized ? state_->normalised : state_->raw).add(token, token.content);
 }
 
 SentencepieceTokenizer::~SentencepieceTokenizer() = default;
@@ -58,25 +94,25 @@ std::vector<int32_t> SentencepieceTokenizer::leading() const {
 
 int32_t SentencepieceTokenizer::add_special(const std::string& text) {
   TRIREME_CHECK(!text.empty(), "an empty special token");
-  for (const auto& [known, id] : state_->specials)
-    if (known == text) return id;
+  if (const auto known = state_->specials.find(text); known != state_->specials.end()) return known->second;
   int32_t id = state_->processor.PieceToId(text);
   if (state_->processor.IdToPiece(id) != text) {
     id = static_cast<int32_t>(vocab_size());
     state_->added.emplace(id, text);
   }
-  state_->specials.emplace_back(text, id);
-  std::stable_sort(state_->specials.begin(), state_->specials.end(),
-                   [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  state_->specials.emplace(text, id);
+  add_token({.content = text, .id = id});
   return id;
 }
 
-void SentencepieceTokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+void SentencepieceTokenizer::encode_plain(std::string_view text, bool first, std::vector<int32_t>& ids) const {
   if (text.empty()) return;
+  std::string spaced;
+  if (state_->metaspace) text = spaced = metaspace_words(*state_->metaspace, text, first).front();
+  const sentencepiece::SentencePieceProcessor& processor = state_->metaspace ? state_->unchanged : state_->processor;
   std::vector<int> pieces;
   std::vector<std::string> texts;
-  const auto status =
-      state_->unigram ? state_->processor.Encode(text, &texts) : state_->processor.Encode(text, &pieces);
+  const auto status = state_->unigram ? processor.Encode(text, &texts) : processor.Encode(text, &pieces);
   // A model with damaged normalisation rules loads without an error, and fails on the first text.
   if (!status.ok())
     throw DataError(fmt::format("{}: sentencepiece could not encode {} bytes with this model: {}", state_->name,
@@ -87,57 +123,31 @@ void SentencepieceTokenizer::encode_plain(std::string_view text, std::vector<int
     ids.insert(ids.end(), pieces.begin(), pieces.end());
 }
 
-void SentencepieceTokenizer::find_marks(std::string_view part, size_t begin, const std::vector<int32_t>& ids,
-                                        size_t first, TextMarks& marks) const {
-  const auto open = [&] { return marks.tokens.size() < marks.places.size(); };
-  const auto place = [&] { return marks.places[marks.tokens.size()]; };
-  while (open() && place() <= begin) marks.tokens.push_back(first);
-  if (!open() || place() >= begin + part.size()) return;
-  // Pieces are the text itself, with U+2581 for spaces and perhaps one before it, where nothing is normalised.
-  std::vector<size_t> lengths;
-  size_t total = 0;
-  for (size_t i = first; i < ids.size(); ++i) {
-    const std::string& piece = state_->processor.IdToPiece(ids[i]);
-    size_t length = state_->processor.IsByte(ids[i]) ? 1 : piece.size();
-    for (size_t at = piece.find("\u2581"); at != std::string::npos; at = piece.find("\u2581", at + 3)) length -= 2;
-    lengths.push_back(length);
-    total += length;
-  }
-  if (total == part.size() || (total == part.size() + 1 && !lengths.empty() && lengths[0] > 0)) {
-    size_t at = begin + part.size() - total;  // one less than begin with a space before
-    for (size_t i = 0; i < lengths.size(); ++i) marks.token(at += lengths[i], first + i);
-    return;
-  }
-  while (open() && place() < begin + part.size()) {
-    std::vector<int32_t> head;
-    encode_plain(part.substr(0, place() - begin), head);
-    size_t same = 0;
-    while (same < head.size() && first + same < ids.size() && head[same] == ids[first + same]) ++same;
-    marks.tokens.push_back(first + same);
-  }
-}
-
 void SentencepieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const {
-  size_t plain = 0;
-  const auto part = [&](size_t end) {
-    const size_t first = ids.size();
-    encode_plain(text.substr(plain, end - plain), ids);
-    if (marks != nullptr) find_marks(text.substr(plain, end - plain), plain, ids, first, *marks);
+  const auto found = [&](int32_t id, size_t end) {
+    if (marks != nullptr) marks->token(end, ids.size());
+    ids.push_back(id);
   };
-  for (size_t at = 0; at < text.size() && !state_->specials.empty();) {
-    const std::string_view rest = text.substr(at);
-    const auto found = std::find_if(state_->specials.begin(), state_->specials.end(),
-                                    [&](const auto& special) { return rest.starts_with(special.first); });
-    if (found == state_->specials.end()) {
-      ++at;
-      continue;
-    }
-    part(at);
-    plain = at += found->first.size();
-    if (marks != nullptr) marks->token(at, ids.size());
-    ids.push_back(found->second);
-  }
-  part(text.size());
+  // Pieces are the text itself, with U+2581 for spaces and perhaps one before it, where nothing is normalised.
+  const auto length_of = [&](int32_t id) {
+    if (state_->processor.IsByte(id)) return size_t{1};
+    const std::string& piece = state_->processor.IdToPiece(id);
+    size_t length = piece.size();
+    for (size_t at = piece.find("\u2581"); at != std::string::npos; at = piece.find("\u2581", at + 3)) length -= 2;
+    return length;
+  };
+  const auto plain = [&](std::string_view part) {
+    const size_t first = ids.size();
+    const auto begin = static_cast<size_t>(part.data() - text.data());
+    encode_plain(part, begin == 0, ids);
+    if (marks != nullptr)
+      marks->add_part(part, begin, ids, first, length_of,
+                      [&](std::string_view head, std::vector<int32_t>& out) { encode_plain(head, begin == 0, out); });
+  };
+  state_->raw.split(text, found, [&](std::string_view between) {
+    const auto begin = static_cast<size_t>(between.data() - text.data());
+    state_->normalised.split(between, [&](int32_t id, size_t end) { found(id, begin + end); }, plain);
+  });
 }
 
 std::string SentencepieceTokenizer::decode(std::span<const int32_t> ids, bool with_specials) const {

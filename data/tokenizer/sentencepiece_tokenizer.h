@@ -2,14 +2,17 @@
 // sentencepiece models.
 
 #include "data/tokenizer/tokenizer.h"
+#include "trireme/formats/huggingface/byte_level_model.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 
 namespace trireme {
 
 class SentencepieceTokenizer final : public TokenizerModel {
  public:
-  /// DataError for bytes that are damaged or not a sentencepiece model.
-  SentencepieceTokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors);
+  /// DataError for bytes that are damaged or not a sentencepiece model. With `folder`, what the tokenizer_config.json
+  /// and added_tokens.json there say of added tokens and of the space before a part is applied (Tokenizer::encode).
+  SentencepieceTokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors,
+                         const std::filesystem::path& folder = {});
   ~SentencepieceTokenizer() override;
 
   std::string kind() const override { return "sentencepiece"; }
@@ -24,11 +27,9 @@ class SentencepieceTokenizer final : public TokenizerModel {
   std::vector<int32_t> leading() const override;
 
  private:
-  /// The tokens of the places inside of a part without special tokens, which begins at byte `begin` of the text and
-  /// gave the ids from `first` on.
-  void find_marks(std::string_view part, size_t begin, const std::vector<int32_t>& ids, size_t first,
-                  TextMarks& marks) const;
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
+  /// A part without special tokens; `first`: the text begins with it.
+  void encode_plain(std::string_view text, bool first, std::vector<int32_t>& ids) const;
+  void add_token(const AddedToken& token);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -40,10 +40,35 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
         fmt::format("{}: a vocabulary of tiktoken, as Llama 3's original/ has it: give the tokenizer.json "
                     "of the model's Hugging Face directory",
                     file->string()));
-  return std::make_unique<SentencepieceTokenizer>(read_text_file(*file, ExitCode::kData, size_t{256} << 20), *file);
+  return std::make_unique<SentencepieceTokenizer>(read_text_file(*file, ExitCode::kData, size_t{256} << 20), *file,
+                                                  file->parent_path().empty() ? "." : file->parent_path());
 }
 
 }  // namespace
+
+void TextMarks::add_part(std::string_view part, size_t begin, const std::vector<int32_t>& ids, size_t first,
+                         const std::function<size_t(int32_t)>& length_of,
+                         const std::function<void(std::string_view, std::vector<int32_t>&)>& encode_head) {
+  const auto open = [&] { return tokens.size() < places.size(); };
+  const auto place = [&] { return places[tokens.size()]; };
+  while (open() && place() <= begin) tokens.push_back(first);
+  if (!open() || place() >= begin + part.size()) return;
+  std::vector<size_t> lengths;
+  size_t total = 0;
+  for (size_t i = first; i < ids.size(); ++i) total += lengths.emplace_back(length_of(ids[i]));
+  if (total == part.size() || (total == part.size() + 1 && !lengths.empty() && lengths[0] > 0)) {
+    size_t at = begin + part.size() - total;  // one less than begin with a space before
+    for (size_t i = 0; i < lengths.size(); ++i) token(at += lengths[i], first + i);
+    return;
+  }
+  while (open() && place() < begin + part.size()) {
+    std::vector<int32_t> head;
+    encode_head(part.substr(0, place() - begin), head);
+    size_t same = 0;
+    while (same < head.size() && first + same < ids.size() && head[same] == ids[first + same]) ++same;
+    tokens.push_back(first + same);
+  }
+}
 
 std::optional<fs::path> find_tokenizer(const fs::path& path) {
   std::error_code error;
@@ -54,9 +79,8 @@ std::optional<fs::path> find_tokenizer(const fs::path& path) {
     return std::nullopt;
   }
   const fs::path model = path / "tokenizer.model", json = path / "tokenizer.json";
-  const bool has_json = fs::is_regular_file(json, error);
-  if (fs::is_regular_file(model, error) && !(has_json && is_tiktoken(model))) return model;
-  if (has_json) return json;
+  if (fs::is_regular_file(json, error)) return json;
+  if (fs::is_regular_file(model, error)) return model;
   if (fs::is_regular_file(path / "vocab.json", error) && fs::is_regular_file(path / "merges.txt", error))
     return path / "vocab.json";
   return std::nullopt;

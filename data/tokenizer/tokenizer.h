@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,13 +22,18 @@ struct TextMarks {
   void token(size_t end, size_t index) {
     while (tokens.size() < places.size() && places[tokens.size()] < end) tokens.push_back(index);
   }
+  /// The tokens from `first` on are those of `part`, which begins at byte `begin`. Where `length_of` (bytes of the text
+  /// that a token stands for) does not sum up to it, a place's token is found by encoding the part up to the place.
+  void add_part(std::string_view part, size_t begin, const std::vector<int32_t>& ids, size_t first,
+                const std::function<size_t(int32_t)>& length_of,
+                const std::function<void(std::string_view, std::vector<int32_t>&)>& encode_head);
 };
 
 /// What the two kinds of tokenizers implement. Const members are thread-safe.
 class TokenizerModel {
  public:
   virtual ~TokenizerModel() = default;
-  virtual std::string kind() const = 0;  // "sentencepiece" or "byte-level BPE"
+  virtual std::string kind() const = 0;  // Tokenizer::kind()
   virtual int32_t add_special(const std::string& text) = 0;
   /// Appends the ids of `text`, which is valid UTF-8. `marks`: null, or called for each token, as far as one is left.
   virtual void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const = 0;
@@ -44,15 +50,15 @@ class TokenizerModel {
 /// A loaded tokenizer of either kind. Const members are thread-safe.
 class Tokenizer {
  public:
-  /// Opens a directory, or one of its files: sentencepiece's tokenizer.model, tokenizer.json, or GPT-2's vocab.json
-  /// with merges.txt; a directory's files are looked for in this order. DataError for a directory without any, for
-  /// files that are damaged, and for tokenizers of other kinds (by name).
+  /// Opens a directory, or one of its files: tokenizer.json, sentencepiece's tokenizer.model, or GPT-2's vocab.json
+  /// with merges.txt; a directory's files are looked for in this order, as transformers does. DataError for a directory
+  /// without any, for files that are damaged, and for tokenizers of other kinds (by name).
   explicit Tokenizer(const std::filesystem::path& path);
   /// A sentencepiece model from its bytes.
   Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors);
   explicit Tokenizer(std::unique_ptr<TokenizerModel> model) : model_(std::move(model)) {}
 
-  /// "sentencepiece" or "byte-level BPE".
+  /// "sentencepiece" (a tokenizer.model), "byte-level BPE", or "BPE" and "unigram" (of characters, in tokenizer.json).
   std::string kind() const { return model_->kind(); }
   /// Makes `text` a single token and returns its id: the id of the existing token with that name, otherwise the next id
   /// after the vocabulary.
@@ -61,12 +67,14 @@ class Tokenizer {
   /// Ids of UTF-8 text, without what the model expects around it (leading()). DataError with the offset of the first
   /// byte that is not UTF-8. Special tokens are split out first.
   ///
-  /// sentencepiece: leftmost, longest, and the text between two of them is encoded by sentencepiece on its own: each
-  /// such part gets sentencepiece's leading space. That is what Hugging Face's LlamaTokenizer and LlamaTokenizerFast do
-  /// in their legacy mode, the default for Llama 2. A unigram model gives the segmentation of sentencepiece 0.2.3,
-  /// whichever version is linked (unigram.h).
+  /// tokenizer.model alone, or beside a tokenizer_config.json that names no class: special tokens are those of
+  /// add_special(), leftmost, longest, and the text between two of them is encoded by sentencepiece on its own: each
+  /// such part gets sentencepiece's leading space. With transformers' LlamaTokenizer in tokenizer_config.json, or its
+  /// keys "legacy" and "add_prefix_space": control pieces and the tokens that the files add are special tokens too, and
+  /// spaces are put before a part as that class (transformers 5) does. A unigram model gives the segmentation of
+  /// sentencepiece 0.2.3, whichever version is linked (unigram.h).
   ///
-  /// Byte-level BPE: what `tokenizers` gives with add_special_tokens=False.
+  /// tokenizer.json: what `tokenizers` gives with add_special_tokens=False.
   std::vector<int32_t> encode(std::string_view text) const;
   /// The same, and the tokens of the places in `marks`. Where a sentencepiece model or NFC changes the text, a token
   /// that begins and ends beside the place counts by the longest common beginning with the text up to the place.

@@ -2,6 +2,8 @@
 
 #include "trireme/base/error.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -20,11 +22,26 @@ size_t character_length(char first) {
 
 }  // namespace
 
-UnigramDecoder::UnigramDecoder(const SentencepieceModel& model) : model_(model), bytes_(256, -1) {
+UnigramDecoder::UnigramDecoder(const ByteLevelModel& model)
+    : rounds_(false), byte_fallback_(model.byte_fallback), unknown_id_(model.unknown_id.value_or(-1)), bytes_(256, -1) {
+  unknown_score_ = *std::min_element(model.scores.begin(), model.scores.end()) - static_cast<double>(kUnknownPenalty);
+  for (size_t id = 0; id < model.scores.size(); ++id) {
+    pieces_.emplace(model.tokens[id], Entry{static_cast<int32_t>(id), model.scores[id]});
+    longest_ = std::max(longest_, model.tokens[id].size());
+  }
+  if (!byte_fallback_) return;
+  for (size_t byte = 0; byte < 256; ++byte) bytes_[byte] = pieces_.at(fmt::format("<0x{:02X}>", byte)).id;
+}
+
+UnigramDecoder::UnigramDecoder(const SentencepieceModel& model)
+    : rounds_(true),
+      byte_fallback_(model.byte_fallback),
+      unknown_id_(static_cast<int32_t>(model.unknown_id)),
+      bytes_(256, -1) {
   float lowest = std::numeric_limits<float>::max();
   for (const SentencepiecePiece& piece : model.pieces)
     if (piece.type == SentencepiecePiece::kNormal) lowest = std::min(lowest, piece.score);
-  unknown_score_ = lowest - kUnknownPenalty;
+  unknown_score_ = static_cast<double>(lowest - kUnknownPenalty);
   for (size_t id = 0; id < model.pieces.size(); ++id) {
     const SentencepiecePiece& piece = model.pieces[id];
     if (piece.type == SentencepiecePiece::kByte) {  // "<0x25>"
@@ -39,23 +56,24 @@ UnigramDecoder::UnigramDecoder(const SentencepieceModel& model) : model_(model),
     // User-defined pieces have precedence over normal pieces, longer ones over shorter ones.
     const auto bonus = static_cast<float>(0.1 * static_cast<double>(piece.text.size()) - 0.1);
     const float score = user_defined ? bonus : piece.score;
-    pieces_.emplace(piece.text, Entry{static_cast<int32_t>(id), score});
+    pieces_.emplace(piece.text, Entry{static_cast<int32_t>(id), static_cast<double>(score)});
     longest_ = std::max(longest_, piece.text.size());
   }
 }
 
 void UnigramDecoder::encode(std::string_view text, std::vector<int32_t>& ids) const {
   struct Best {
-    float score = 0;
+    double score = 0;
     int32_t id = -1;
     int64_t begin = -1;
   };
   std::vector<Best> best(text.size() + 1);  // indexed by the end of the segmentation
   for (size_t begin = 0; begin < text.size();) {
     const size_t character = std::min(character_length(text[begin]), text.size() - begin);
-    const float so_far = best[begin].score;
-    const auto offer = [&](size_t end, float score, int32_t id) {
-      const float candidate = score + so_far;
+    const double so_far = best[begin].score;
+    const auto offer = [&](size_t end, double score, int32_t id) {
+      // The sum of two floats is exact enough in double to be rounded once.
+      const double sum = score + so_far, candidate = rounds_ ? static_cast<double>(static_cast<float>(sum)) : sum;
       if (best[end].begin < 0 || candidate > best[end].score) best[end] = {candidate, id, static_cast<int64_t>(begin)};
     };
     bool has_character = false;
@@ -65,7 +83,7 @@ void UnigramDecoder::encode(std::string_view text, std::vector<int32_t>& ids) co
       offer(begin + length, found->second.score, found->second.id);
       has_character |= length == character;
     }
-    if (!has_character) offer(begin + character, unknown_score_, static_cast<int32_t>(model_.unknown_id));
+    if (!has_character) offer(begin + character, unknown_score_, unknown_id_);
     begin += character;
   }
   std::vector<size_t> ends;
@@ -73,10 +91,12 @@ void UnigramDecoder::encode(std::string_view text, std::vector<int32_t>& ids) co
   bool after_unknown = false;
   for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
     const Best& piece = best[*end];
-    const bool unknown = piece.id == model_.unknown_id;
-    if (unknown && model_.byte_fallback) {
+    const bool unknown = piece.id == unknown_id_;
+    if (unknown && byte_fallback_) {
       for (const char byte : text.substr(static_cast<size_t>(piece.begin), *end - static_cast<size_t>(piece.begin)))
         ids.push_back(bytes_[static_cast<unsigned char>(byte)]);
+    } else if (piece.id < 0) {
+      throw DataError("the tokenizer has neither a token for a character of the text nor an unk_id");
     } else if (!unknown || !after_unknown) {
       ids.push_back(piece.id);
     }

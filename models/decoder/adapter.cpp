@@ -109,7 +109,7 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
 }
 
 Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const DecoderModel& model,
-                       const std::string& base_model) {
+                       const std::string& base_model, std::map<std::string, TokenRows> token_rows) {
   TRIREME_CHECK(model.lora().has_value(), "export_adapter needs a model with LoRA");
   const LoraOptions& lora = *model.lora();
   const auto get = [&](const std::string& name) -> const at::Tensor& {
@@ -144,6 +144,24 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
       }
     }
   }
+  for (const std::string& module : token_modules(model.config())) {
+    const auto trained = tensors.find(module + kTokenRowsSuffix);
+    if (trained == tensors.end()) continue;
+    const std::vector<float> values = to_vector(trained->second);
+    const int64_t columns = trained->second.size(1);
+    std::map<int64_t, const float*> all;
+    TokenRows made, &held = token_rows[module];
+    made.columns = columns;
+    for (size_t i = 0; i < held.ids.size(); ++i)
+      all[held.ids[i]] = held.values.data() + static_cast<int64_t>(i) * columns;
+    for (int64_t i = 0; i < trained->second.size(0); ++i) all[lora.rows_begin + i] = values.data() + i * columns;
+    for (const auto& [id, row] : all) {
+      made.ids.push_back(id);
+      made.values.insert(made.values.end(), row, row + columns);
+    }
+    held = std::move(made);
+  }
+  adapter.token_rows = std::move(token_rows);
   return adapter;
 }
 

@@ -144,6 +144,20 @@ void check_batch(const TokenBatch& batch) {
                 batch.labels_BS.sizes(), ", tokens ", batch.tokens_BS.sizes());
 }
 
+/// The trained rows of the embedding (0) or of the output matrix (1), undefined if there are none. A tied model has one
+/// matrix for both.
+at::Tensor trained_rows(const DecoderModel& model, UnitStore& store, int matrix) {
+  if (!model.lora() || model.lora()->rows_begin == model.lora()->rows_end) return {};
+  const std::vector<at::Tensor>& adapters = store.parameters(static_cast<int>(model.units().size()) - 1);
+  return adapters[adapters.size() - (model.config().tie_word_embeddings || matrix == 1 ? 1 : 2)];
+}
+
+/// Puts trained rows into the gathered weight.
+void replace_rows(const at::Tensor& weight, const at::Tensor& rows, int64_t begin) {
+  at::NoGradGuard no_grad;
+  if (rows.defined()) weight.narrow(0, begin, rows.size(0)).copy_(rows);
+}
+
 /// Final hidden states before the head's norm.
 at::Tensor decode(const DecoderModel& model, UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) {
   check_batch(batch);
@@ -159,7 +173,10 @@ at::Tensor decode(const DecoderModel& model, UnitStore& store, const TokenBatch&
   pass.train = options.train;
   pass.seed = options.seed;
   pass.sample_ids_B = batch.sample_ids_B;
+  const at::Tensor rows = trained_rows(model, store, 0);
+  replace_rows(store.parameters(kEmbed)[kTokenTable], rows, model.lora() ? model.lora()->rows_begin : 0);
   at::Tensor x_TD = embed(store.parameters(kEmbed)[kTokenTable], tokens);
+  if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows, model.lora()->rows_begin);
   if (config.positions == DecoderPositions::kLearned)
     x_TD = x_TD + embed(store.parameters(kEmbed)[kPositionTable], positions);
   if (const Dropout dropout = pass.dropout(config.embedding_dropout, 0, kEmbeddingDropout); dropout.active())
@@ -231,8 +248,11 @@ LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
   // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets =
       batch.labels_BS.defined() ? batch.labels_BS.reshape({-1}) : batch.tokens_BS.roll(-1, 1).view({-1});
+  const at::Tensor weight = output_weight(*this, store, head), rows = trained_rows(*this, store, 1);
+  const int64_t rows_begin = lora_ ? lora_->rows_begin : 0;
+  if (!config_.tie_word_embeddings) replace_rows(weight, rows, rows_begin);
   const at::Tensor loss_sum =
-      loss_head(hidden, output_weight(*this, store, head), targets, batch.loss_weight_BS.reshape({-1}));
+      loss_head(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), {}, rows, rows_begin);
   return {leave_unit(loss_sum, store, head)};
 }
 
@@ -241,7 +261,9 @@ at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
   const at::Tensor hidden = final_norm(*this, store, head, x_TD);
-  const at::Tensor logits_TV = at::linear(hidden, output_weight(*this, store, head)).to(at::kFloat);
+  const at::Tensor weight = output_weight(*this, store, head);
+  if (!config_.tie_word_embeddings) replace_rows(weight, trained_rows(*this, store, 1), lora_ ? lora_->rows_begin : 0);
+  const at::Tensor logits_TV = at::linear(hidden, weight).to(at::kFloat);
   return leave_unit(logits_TV, store, head).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
 }
 

@@ -23,6 +23,9 @@ struct LoraOptions {
   /// Linear layers of a block by the last part of their names (q_proj k_proj v_proj o_proj gate_proj up_proj
   /// down_proj; GPT-2: c_attn c_proj c_fc), or qkv_proj (one fused adapter over q, k, v).
   std::vector<std::string> targets;
+  /// Rows [rows_begin, rows_end) of the embedding and the output matrix are trained too (none where they are equal):
+  /// peft's trainable_token_indices. They follow the adapters in their unit, and replace the base's before each use.
+  int64_t rows_begin = 0, rows_end = 0;
 };
 
 /// Token rows on the compute device.

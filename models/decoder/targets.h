@@ -35,4 +35,8 @@ std::vector<std::string> default_lora_targets(const DecoderConfig& config);
 /// "model.layers.3.self_attn.q_proj".
 std::string lora_module_name(const DecoderConfig& config, int64_t block, const LoraTarget& target);
 
+/// The modules with a row for each token, the embedding first; the name of the rows that are trained of one.
+std::vector<std::string> token_modules(const DecoderConfig& config);
+inline constexpr const char* kTokenRowsSuffix = ".token_adapter.trainable_tokens_delta";
+
 }  // namespace trireme

@@ -96,10 +96,24 @@ UnitSpec adapters_unit(const DecoderConfig& config, const LoraOptions& lora) {
           {name + ".lora_B", {target.rows, lora.r}, {{module + ".lora_B.weight", target.rows}}, Init::kZeros, 0, true});
     }
   }
+  if (const int64_t rows = lora.rows_end - lora.rows_begin; rows > 0)
+    for (const std::string& module : token_modules(config))
+      unit.parameters.push_back({module.substr(module.rfind('.') + 1) + ".rows",
+                                 {rows, config.hidden_size},
+                                 {{module + kTokenRowsSuffix, rows}},
+                                 Init::kNormal,
+                                 config.initializer_range,
+                                 true});
   return unit;
 }
 
 }  // namespace
+
+std::vector<std::string> token_modules(const DecoderConfig& config) {
+  const TensorNames& names = family_of(config).names;
+  if (config.tie_word_embeddings) return {names.embedding};
+  return {names.embedding, names.head};
+}
 
 DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora)
     : config_(config), lora_(std::move(lora)) {

@@ -4,10 +4,13 @@
 #include "models/decoder/family.h"
 #include "models/decoder/stored_weights.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/rng.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/json.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -280,6 +283,28 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
   return open_decoder_weights(directory, config, config.vocab_size, 0);
 }
 
+AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t data_vocab) {
+  AddedRows rows{stored_vocab, std::max(stored_vocab, data_vocab), ""};
+  const auto path = directory / "config.json";
+  if (!std::filesystem::is_regular_file(path)) return rows;
+  const nlohmann::json json = parse_json(read_text_file(path, ExitCode::kModel), path.string(), ExitCode::kModel),
+                       added = member(json, kAddedRowsKey), tokens = member(added, "tokens");
+  const auto include = [&](const std::string& name, const nlohmann::json& id) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(stored_vocab))
+      throw ModelError(fmt::format("{}: {}.{} is {}, expected a row of {}", path.string(), kAddedRowsKey, name,
+                                   id.dump(), stored_vocab));
+    rows.begin = std::min(rows.begin, id.get<int64_t>());
+  };
+  if (added.contains("first")) include("first", added["first"]);
+  std::vector<std::string> parts;
+  for (const auto& [text, id] : tokens.items()) {
+    include(text, id);
+    parts.push_back(fmt::format("{} = {}", text, id.dump()));
+  }
+  rows.tokens = join(parts, ", ");
+  return rows;
+}
+
 std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start) {
@@ -299,6 +324,14 @@ std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, 
       part.values.insert(part.values.end(), values.begin(), values.end());
     }
   }
+  return rows;
+}
+
+at::Tensor matrix_rows(const WeightSource& source, const std::string& name, int64_t begin, int64_t end) {
+  MatrixRows matrix(source, name);
+  at::Tensor rows = at::empty({end - begin, matrix.columns}, at::TensorOptions(at::kFloat));
+  for (int64_t row = begin; row < end; ++row)
+    std::copy_n(matrix[row].data(), matrix.columns, rows.mutable_data_ptr<float>() + (row - begin) * matrix.columns);
   return rows;
 }
 

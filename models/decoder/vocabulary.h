@@ -5,6 +5,8 @@
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/formats/huggingface/weight_source.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -39,10 +41,25 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
 /// The same with the vocabulary as it is.
 std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config);
 
+/// Of config.json: {"first": rows before `model resize-vocab` added some, "tokens": {text: id}}.
+inline constexpr const char* kAddedRowsKey = "trireme_added_rows";
+
+/// Rows [begin, end) of the vocabulary that no training has seen, none where they are equal.
+struct AddedRows {
+  int64_t begin = 0, end = 0;
+  std::string tokens;  // "<|im_start|> = 32000, …": those that `model resize-vocab` gave a name
+};
+/// From the first row or token that `model resize-vocab` added to the model in `directory`, else from `stored_vocab`,
+/// to `data_vocab`, the ids that data may have.
+AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t data_vocab);
+
 /// The rows of `source` that an adapter has to hold, so that it computes the same on a base that was resized elsewhere:
 /// those that the stored base lacks, [stored_vocab, config.vocab_size), and those that `start` replaced.
 std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start);
+
+/// Rows [begin, end) of one matrix, fp32.
+at::Tensor matrix_rows(const WeightSource& source, const std::string& name, int64_t begin, int64_t end);
 
 }  // namespace trireme

@@ -33,8 +33,9 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
 
 /// The PEFT adapter of the adapters unit's tensors (the names above). A fused qkv_proj becomes its
 /// exact equivalent: q, k and v with the same A each and their rows of B.
+/// Trained rows of the vocabulary are put into `token_rows`, what the adapter holds of it.
 Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const DecoderModel& model,
-                       const std::string& base_model);
+                       const std::string& base_model, std::map<std::string, TokenRows> token_rows = {});
 
 /// Identity of the base model in the directory `base`, of the content of its safetensors files; empty where there are
 /// none.

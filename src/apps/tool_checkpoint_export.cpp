@@ -153,18 +153,20 @@ void export_checkpoint(const CheckpointExport& options) {
   const DecoderConfig stored = shape;
   shape.vocab_size = resized_vocab(stored.vocab_size, config.model.vocab_size, config.model.pad_vocab_to);
   if (config.lora) {
-    const DecoderModel model(
-        shape, LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules});
+    const AddedRows added = added_rows(base, stored.vocab_size, config.model.vocab_size.value_or(stored.vocab_size));
+    const DecoderModel model(shape, LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout,
+                                                config.lora->target_modules, added.begin, added.end});
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
-    Adapter adapter = export_adapter(tensors, model, base.string());
-    if (config.model.init == "checkpoint") adapter.base_hash = base_hash(base);
     const auto start =
         config.lora->adapter ? read_adapter(*config.lora->adapter).token_rows : std::map<std::string, TokenRows>();
+    std::map<std::string, TokenRows> rows;
     if (config.model.init != "random" && (shape.vocab_size > stored.vocab_size || !start.empty()))
-      adapter.token_rows = adapter_token_rows(
+      rows = adapter_token_rows(
           *open_decoder_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,
           stored.vocab_size, start);
+    Adapter adapter = export_adapter(tensors, model, base.string(), std::move(rows));
+    if (config.model.init == "checkpoint") adapter.base_hash = base_hash(base);
     make_directories(output);
     write_adapter(output, adapter, options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
     fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step, options.output);

@@ -50,7 +50,7 @@ Json added_token(const std::string& text) {
 class TokenizerFiles {
  public:
   TokenizerFiles(const fs::path& directory, int64_t max_length) : directory_(directory) {
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
       if (fs::is_regular_file(directory / name)) json_[name] = read_json(directory / name);
     if (const fs::path path = directory / "tokenizer.model"; fs::is_regular_file(path)) {
       pieces_ = read_text_file(path, ExitCode::kModel, size_t{256} << 20);
@@ -61,14 +61,18 @@ class TokenizerFiles {
     }
     if (json_.contains("tokenizer.json")) {
       const Json vocab = member(member(json_["tokenizer.json"], "model"), "vocab");
+      if (vocab.is_array()) next_id_ = std::max(next_id_, static_cast<int64_t>(vocab.size()));  // Unigram's
       for (const auto& [piece, id] : vocab.items())
-        if (vocab.is_object() && id.is_number_integer()) next_id_ = std::max(next_id_, id.get<int64_t>() + 1);
+        if (vocab.is_object()) know(Json(), id);
       for (const Json& token : member(json_["tokenizer.json"], "added_tokens")) know(token, member(token, "id"));
     }
     if (json_.contains("tokenizer_config.json")) {
       const Json decoder = member(json_["tokenizer_config.json"], "added_tokens_decoder");
       for (const auto& [id, token] : decoder.items()) know(token, Json::parse(id, nullptr, false));
     }
+    // transformers 4 and Llama 2 chat models have added tokens in this file alone: text and id.
+    if (json_.contains("added_tokens.json"))
+      for (const auto& [text, id] : json_["added_tokens.json"].items()) know({{"content", text}}, id);
     if (!pieces_ && !json_.contains("tokenizer.json"))
       throw ModelError(
           fmt::format("{} has neither tokenizer.model nor tokenizer.json: --add-token needs one", directory.string()));
@@ -87,6 +91,7 @@ class TokenizerFiles {
       Json token = {{"id", id}};
       token.update(added_token(text));
       if (json_.contains("tokenizer.json")) json_["tokenizer.json"]["added_tokens"].push_back(token);
+      if (json_.contains("added_tokens.json")) json_["added_tokens.json"][text] = id;
       if (json_.contains("tokenizer_config.json")) {
         Json& config = json_["tokenizer_config.json"];
         config["added_tokens_decoder"][std::to_string(id)] = added_token(text);
@@ -163,6 +168,11 @@ void resize_vocab(const ResizeOptions& options) {
   if (fs::is_regular_file(model / "config.json")) {  // nothing else in it changes
     Json json = read_json(model / "config.json");
     json["vocab_size"] = config.vocab_size;
+    // What a LoRA run says that it does not train.
+    Json& added = json[kAddedRowsKey];
+    if (!added.contains("first")) added["first"] = stored.vocab_size;
+    for (size_t i = 0; i < options.tokens.size(); ++i)
+      added["tokens"][options.tokens[i]] = tokenizer->next_id() - static_cast<int64_t>(options.tokens.size() - i);
     writer.write_companion("config.json", json.dump(2) + "\n");
   }
   writer.commit();

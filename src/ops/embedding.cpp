@@ -22,7 +22,34 @@ struct Embedding {
   }
 };
 
+/// Identity on the embedded tokens; the gradient of those whose id is among the trained rows goes to the rows.
+struct TrainedRows {
+  Input x, rows;
+  at::Tensor ids;
+  int64_t begin, count;
+
+  variable_list forward() {
+    rows.value = at::Tensor();
+    return {std::move(x.value)};
+  }
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    if (gradients.wanted(x)) gradients.set(x, d_outputs[0]);
+    // A product with the tokens' indicators: its sums have an order, those of index_add on a GPU do not.
+    const at::Tensor all = at::arange(begin, begin + count, ids.options());
+    const at::Tensor is_row = ids.unsqueeze(1).eq(all.unsqueeze(0)).to(d_outputs[0].scalar_type());
+    gradients.set(rows, at::mm(is_row.t(), d_outputs[0]));
+  }
+};
+
 }  // namespace
+
+at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const at::Tensor& rows_ND, int64_t begin) {
+  TRIREME_CHECK(x_TD.dim() == 2 && rows_ND.dim() == 2 && ids.dim() == 1 && ids.size(0) == x_TD.size(0),
+                "train_rows: x ", x_TD.sizes(), ", ids ", ids.sizes(), ", rows ", rows_ND.sizes());
+  InputList inputs;
+  const Input x = inputs.add(x_TD), rows = inputs.add(rows_ND);
+  return run_node(TrainedRows{x, rows, ids, begin, rows_ND.size(0)}, inputs)[0];
+}
 
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids) {
   TRIREME_CHECK(table_VD.dim() == 2 && ids.scalar_type() == at::kLong, "embedding: table ", table_VD.sizes(), ", ids ",

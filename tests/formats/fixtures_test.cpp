@@ -127,7 +127,7 @@ const std::map<std::string, std::string> kRefused = {
     {"tokenizer_id_2_to_63.json", "the id of token 'b' is 9223372036854775808"},
     {"tokenizer_merge_unknown.json", "merge 0 ('a' 'c'): 'ac' is not in the vocabulary"},
     {"tokenizer_added_twice.json", "added tokens '<x>' (id 4) and '<y>' (id 4)"},
-    {"tokenizer_sentencepiece.json", "give the tokenizer.model that it was converted from"},
+    {"tokenizer_sentencepiece.json", "byte_fallback of a model with the pre_tokenizer ByteLevel"},
     {"tokenizer_wordpiece.json", "the model 'WordPiece': not supported"},
     {"tokenizer_pattern.json", "missing closing parenthesis"},
     {"tokenizer_deep.json", "nested deeper than 32 levels"},

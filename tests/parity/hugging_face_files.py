@@ -271,6 +271,12 @@ def check_resize(site, base, with_tokenizer):
         assert {"<|im_start|>", "<|im_end|>"} <= set(tokenizer.all_special_tokens)
         text = tokenizer.decode(ids, skip_special_tokens=True)
         assert "the fox" in text and "<|im_" not in text, text
+    # Ids that only added_tokens.json names are taken.
+    taken = site.work / "taken"
+    shutil.copytree(with_tokenizer, taken)
+    (taken / "added_tokens.json").write_text(json.dumps({"<extra>": count}))
+    site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "beside", "--add-token", "<|im_start|>", says=f"<|im_start|> = {count + 1}")
+    assert json.loads((site.work / "beside" / "added_tokens.json").read_text()) == {"<extra>": count, "<|im_start|>": count + 1}
     site.trireme("model", "resize-vocab", "--model", site.work / "chat-1", "--output", site.work / "twice", "--add-token", "<|im_end|>", code=2, says="already")
 
 
@@ -326,13 +332,38 @@ output: {{dir: {name}-run, save_every_samples: 4}}
         site.trireme("checkpoint", "export", site.work / f"{name}-run", "--output", site.work / f"{name}-exported")
         mine, theirs = (load_file(path / "adapter_model.safetensors") for path in (adapter, site.work / f"{name}-exported"))
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine if "trainable_tokens" in k)
+        # The rows that data may have are trained, those of the padding are not.
+        for key in (key for key in mine if "trainable_tokens" in key):
+            rows = load(resized).get_parameter("lm_head.weight" if "lm_head" in key else "model.embed_tokens.weight")[60:]
+            moved = (mine[key] - rows).abs().amax(1)
+            assert moved[0] > 1e-3 and (moved[2:] == 0).all(), (key, moved)
+        check_rows_step(site, config, resized, name, tie, tokens[first[:4]])
         assert sum("trainable_tokens" in k for k in mine) == (1 if tie else 2)
     # Training resumes from such an adapter with its rows; without model.vocab_size it is refused.
     more = ["--config", site.work / "base.yaml", "--set", f"lora.adapter={site.work / 'base-run' / 'adapter'}", "--set", "output.dir=more"]
     site.run("train_llama", *more, "--set", "model.vocab_size=64", "--set", "train.seed=6")
     again = load_file(site.work / "more" / "adapter" / "adapter_model.safetensors")
     first = load_file(site.work / "base-run" / "adapter" / "adapter_model.safetensors")
-    assert all(torch.equal(first[k], again[k]) for k in first if "trainable_tokens" in k)
+    assert all((first[k] != again[k]).any() for k in first if "trainable_tokens" in k)
+
+
+def check_rows_step(site, config, resized, name, tie, tokens):
+    """The first step of the rows that resize-vocab added is that of peft's trainable_token_indices. B is zero then, so A plays no part."""
+    out = site.work / f"{name}-step"
+    site.run("train_llama", "--config", config, "--set", f"model.path={resized}", "--set", f"output.dir={out}", "--set", "train.max_steps=1", "--set",
+                    "optimizer.eps=1e-3", "--set", "optimizer.weight_decay=0", "--set", "optimizer.grad_clip=0", says=["rows 60 to 63 were added"])
+    rows = list(range(60, 64))
+    theirs = get_peft_model(load(resized), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], trainable_token_indices=rows if tie else {"embed_tokens": rows, "lm_head": rows}))
+    optimizer = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], lr=1e-2, betas=(0.9, 0.999), eps=1e-3, weight_decay=0)
+    sum(theirs(input_ids=row[None], labels=row[None]).loss for row in tokens).div(len(tokens)).backward()
+    optimizer.step()
+    theirs.save_pretrained(site.work / f"{name}-step-peft")
+    want, got = (load_file(folder / "adapter_model.safetensors") for folder in (site.work / f"{name}-step-peft", out / "adapter"))
+    compared = [key for key in got if "trainable_tokens" in key]
+    assert len(compared) == (1 if tie else 2)
+    for key in compared:
+        assert torch.allclose(got[key], want[key], rtol=1e-4, atol=1e-6), (key, got[key] - want[key])
+    PeftModel.from_pretrained(load(resized), out / "adapter")
 
 
 def main():

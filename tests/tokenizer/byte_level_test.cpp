@@ -131,7 +131,7 @@ TEST(ByteLevel, SplittersEqualPcre2) {
   std::mt19937_64 rng(7);
   for (const char* pattern : {"gpt2", "llama3", "qwen2"}) {
     ByteLevelModel model = trained(pattern);
-    model.nfc = false;
+    model.normalisers.clear();
     const Tokenizer fast = tokenizer_of(model);
     model.steps[0].pattern = "(?:" + model.steps[0].pattern + ")";
     const Tokenizer general = tokenizer_of(model);
@@ -172,7 +172,7 @@ TEST(ByteLevel, IdsWithHolesAndUnknownBytes) {
 
 TEST(ByteLevel, RefusesByName) {
   const std::pair<std::pair<const char*, const char*>, const char*> cases[] = {
-      {{"\"type\": \"BPE\"", "\"type\": \"Unigram\""}, "the model 'Unigram'"},
+      {{"\"type\": \"BPE\"", "\"type\": \"Unigram\""}, "the vocabulary of a Unigram model"},
       {{"\"byte_fallback\": false", "\"byte_fallback\": true"}, "byte_fallback"},
       {{"\"dropout\": null", "\"dropout\": 0.1"}, "dropout 0.1"},
       {{"\"end_of_word_suffix\": null", "\"end_of_word_suffix\": \"</w>\""}, "end_of_word_suffix"},

@@ -118,7 +118,7 @@ std::string tokenizer_json(const ByteLevelModel& model) {
       {"truncation", nullptr},
       {"padding", nullptr},
       {"added_tokens", added},
-      {"normalizer", model.nfc ? OrderedJson{{"type", "NFC"}} : OrderedJson()},
+      {"normalizer", model.normalisers.empty() ? OrderedJson() : OrderedJson{{"type", "NFC"}}},
       {"pre_tokenizer", pre_tokenizer_json(model)},
       {"post_processor",
        {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", false}, {"use_regex", true}}},

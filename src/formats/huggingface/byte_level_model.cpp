@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 namespace trireme {
@@ -17,6 +18,16 @@ namespace fs = std::filesystem;
 using TokenIds = std::unordered_map<std::string, int32_t>;
 
 constexpr size_t kMaxTokenizerFile = size_t{256} << 20;
+
+size_t character_count(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u; }));
+}
+
+nlohmann::json read_json_beside(const fs::path& path) {
+  if (!fs::is_regular_file(path)) return {};
+  return parse_json(read_text_file(path, ExitCode::kData, kMaxTokenizerFile), path.string(), ExitCode::kData);
+}
 constexpr int64_t kMaxTokenId = 1 << 24;
 
 /// One file's reader: every message begins with its path.
@@ -29,8 +40,8 @@ class TokenizerReader {
   }
   [[noreturn]] void unsupported(const std::string& what) const {
     fail(what +
-         ": not supported (byte-level BPE as GPT-2, Llama 3 and Qwen2 have it is, and sentencepiece's "
-         "tokenizer.model)");
+         ": not supported (byte-level BPE as GPT-2, Llama 3 and Qwen2 have it is, and sentencepiece's BPE and unigram "
+         "models)");
   }
 
   std::string text(const nlohmann::json& object, const char* key, const std::string& where) const {
@@ -92,26 +103,54 @@ class TokenizerReader {
     return found == ids_.end() ? std::nullopt : std::optional<int32_t>(found->second);
   }
 
+  void any_model(const nlohmann::json& json, ByteLevelModel& model);
   void bpe(const nlohmann::json& json, ByteLevelModel& model);
+  void unigram(const nlohmann::json& json, ByteLevelModel& model);
   void added_tokens(const nlohmann::json& list, ByteLevelModel& model);
   void normalizer(const nlohmann::json& json, ByteLevelModel& model) const;
   void pre_tokenizer(const nlohmann::json& json, ByteLevelModel& model) const;
   void post_processor(const nlohmann::json& json, ByteLevelModel& model) const;
-  void decoder(const nlohmann::json& json) const;
+  void metaspace(const nlohmann::json& json, ByteLevelModel& model) const;
+  void decoder(const nlohmann::json& json, ByteLevelModel& model) const;
+  void check_bytes(const ByteLevelModel& model) const;
 
  private:
   const fs::path& path_;
   TokenIds ids_;
 };
 
-void TokenizerReader::bpe(const nlohmann::json& json, ByteLevelModel& model) {
+void TokenizerReader::any_model(const nlohmann::json& json, ByteLevelModel& model) {
   // Files of early versions lack the type.
-  const std::string type = member(json, "type").is_null() ? "BPE" : text(json, "type", "model");
-  if (type != "BPE") unsupported(fmt::format("the model '{}'", type));
-  if (flag(json, "byte_fallback", false, "model"))
-    unsupported(
-        "byte_fallback, which makes it sentencepiece's kind of BPE: give the tokenizer.model that it was "
-        "converted from");
+  const std::string type = !member(json, "type").is_null()    ? text(json, "type", "model")
+                           : member(json, "vocab").is_array() ? "Unigram"
+                                                              : "BPE";
+  if (type != "BPE" && type != "Unigram") unsupported(fmt::format("the model '{}'", type));
+  model.byte_fallback = flag(json, "byte_fallback", false, "model");
+  type == "BPE" ? bpe(json, model) : unigram(json, model);
+}
+
+void TokenizerReader::unigram(const nlohmann::json& json, ByteLevelModel& model) {
+  model.characters = true;
+  const auto vocab = member(json, "vocab");
+  if (!vocab.is_array() || vocab.empty()) fail("the vocabulary of a Unigram model is empty or not a list");
+  for (size_t i = 0; i < vocab.size(); ++i) {
+    const auto& entry = vocab[i];
+    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number())
+      fail(fmt::format("entry {} of the vocabulary is not a token and its score", i));
+    model.tokens.push_back(entry[0].get<std::string>());
+    model.scores.push_back(entry[1].get<double>());
+    if (model.tokens.back().empty()) fail("the vocabulary has an empty token");
+    if (!ids_.emplace(model.tokens.back(), static_cast<int32_t>(i)).second)
+      fail(fmt::format("the token '{}' is twice in the vocabulary", model.tokens.back()));
+  }
+  if (const auto unknown = member(json, "unk_id"); !unknown.is_null()) {
+    model.unknown_id = id(unknown, "unk_id");
+    if (static_cast<size_t>(*model.unknown_id) >= vocab.size())
+      fail(fmt::format("unk_id {} is not in the vocabulary", *model.unknown_id));
+  }
+}
+
+void TokenizerReader::bpe(const nlohmann::json& json, ByteLevelModel& model) {
   if (const auto dropout = member(json, "dropout"); !dropout.is_null() && !(dropout.is_number() && dropout == 0))
     unsupported("dropout " + dropout.dump());
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
@@ -174,12 +213,36 @@ void TokenizerReader::normalizer(const nlohmann::json& json, ByteLevelModel& mod
   if (json.is_null()) return;
   const std::string type = text(json, "type", "normalizer");
   if (type == "NFC") {
-    model.nfc = true;
+    model.normalisers.push_back({});
+  } else if (type == "Prepend") {
+    model.normalisers.push_back({NormaliserStep::kPrepend, "", text(json, "prepend", "normalizer Prepend")});
+  } else if (type == "Replace" && member(member(json, "pattern"), "String").is_string()) {
+    NormaliserStep step{NormaliserStep::kReplace, text(json.at("pattern"), "String", "normalizer Replace"),
+                        text(json, "content", "normalizer Replace")};
+    if (step.from.empty()) fail("normalizer Replace: the pattern is empty");
+    model.normalisers.push_back(std::move(step));
   } else if (type == "Sequence") {
-    for (const auto& part : member(json, "normalizers")) normalizer(part, model);
+    const auto parts = member(json, "normalizers");
+    for (const auto& part : parts) normalizer(part, model);
   } else {
-    unsupported(fmt::format("the normalizer '{}'", type));
+    unsupported(fmt::format("the normalizer '{}'{}", type, type == "Replace" ? " with a regular expression" : ""));
   }
+}
+
+void TokenizerReader::metaspace(const nlohmann::json& json, ByteLevelModel& model) const {
+  Metaspace made;
+  const std::string where = "pre_tokenizer Metaspace";
+  made.replacement = text(json, "replacement", where);
+  if (made.replacement.empty() || character_count(made.replacement) != 1)
+    fail(fmt::format("{}: the replacement '{}' is not one character", where, made.replacement));
+  const std::string scheme = member(json, "prepend_scheme").is_null() ? "always" : text(json, "prepend_scheme", where);
+  if (scheme != "always" && scheme != "first" && scheme != "never")
+    unsupported(fmt::format("{} with the prepend_scheme '{}'", where, scheme));
+  made.scheme = scheme == "always" ? Metaspace::kAlways : scheme == "first" ? Metaspace::kFirst : Metaspace::kNever;
+  // Files of before tokenizers 0.15.
+  if (!flag(json, "add_prefix_space", true, where)) made.scheme = Metaspace::kNever;
+  made.split = flag(json, "split", true, where);
+  model.metaspace = made;
 }
 
 void TokenizerReader::pre_tokenizer(const nlohmann::json& json, ByteLevelModel& model) const {
@@ -193,6 +256,12 @@ void TokenizerReader::pre_tokenizer(const nlohmann::json& json, ByteLevelModel& 
     parts.push_back(json);
   }
   bool byte_level = false;
+  if (parts.empty() || (parts.size() == 1 && member(parts[0], "type") == "Metaspace")) {
+    model.characters = true;
+    if (!parts.empty()) metaspace(parts[0], model);
+    return;
+  }
+  if (!model.scores.empty()) unsupported(fmt::format("the pre_tokenizer '{}' of a Unigram model", outer));
   for (const auto& part : parts) {
     const std::string type = text(part, "type", "pre_tokenizer");
     if (byte_level) unsupported(fmt::format("the pre_tokenizer '{}' after ByteLevel", type));
@@ -247,14 +316,46 @@ void TokenizerReader::post_processor(const nlohmann::json& json, ByteLevelModel&
   }
 }
 
-void TokenizerReader::decoder(const nlohmann::json& json) const {
+void TokenizerReader::decoder(const nlohmann::json& json, ByteLevelModel& model) const {
   if (json.is_null()) return;
-  const std::string type = text(json, "type", "decoder");
+  const std::string type = text(json, "type", "decoder"), where = "decoder " + type;
   if (type == "Sequence") {
-    for (const auto& part : member(json, "decoders")) decoder(part);
-  } else if (type != "ByteLevel") {
+    const auto parts = member(json, "decoders");
+    for (const auto& part : parts) decoder(part, model);
+  } else if (!model.characters) {
+    if (type != "ByteLevel") unsupported(fmt::format("the decoder '{}'", type));
+  } else if (type == "Replace" && member(member(json, "pattern"), "String").is_string()) {
+    model.decoder.push_back(
+        {DecoderStep::kReplace, text(json.at("pattern"), "String", where), text(json, "content", where)});
+    if (model.decoder.back().from.empty()) fail(where + ": the pattern is empty");
+  } else if (type == "ByteFallback" || type == "Fuse") {
+    model.decoder.push_back({type == "Fuse" ? DecoderStep::kFuse : DecoderStep::kByteFallback});
+  } else if (type == "Strip") {
+    const auto count = [&](const char* key) {
+      const auto value = member(json, key);
+      if (!value.is_number_unsigned() || value.get<uint64_t>() > 1024)
+        fail(fmt::format("{}: \"{}\" is no count", where, key));
+      return value.get<int64_t>();
+    };
+    model.decoder.push_back({DecoderStep::kStrip, text(json, "content", where), "", count("start"), count("stop")});
+    if (model.decoder.back().from.empty()) fail(where + ": the content is empty");
+  } else if (type == "Metaspace") {
+    ByteLevelModel other;
+    metaspace(json, other);
+    model.decoder.push_back(
+        {DecoderStep::kMetaspace, other.metaspace->replacement, " ", other.metaspace->scheme != Metaspace::kNever, 0});
+  } else {
     unsupported(fmt::format("the decoder '{}'", type));
   }
+}
+
+/// byte_fallback needs every byte: `tokenizers` changes the order of tokens where some are absent.
+void TokenizerReader::check_bytes(const ByteLevelModel& model) const {
+  if (!model.byte_fallback) return;
+  if (!model.characters) unsupported("byte_fallback of a model with the pre_tokenizer ByteLevel");
+  for (int byte = 0; byte < 256; ++byte)
+    if (!ids_.contains(fmt::format("<0x{:02X}>", byte)))
+      fail(fmt::format("byte_fallback is on, and the vocabulary has no token <0x{:02X}>", byte));
 }
 
 bool has_token(const ByteLevelModel& model, int32_t id) {
@@ -274,16 +375,15 @@ std::optional<int32_t> id_of(const ByteLevelModel& model, const std::string& con
 void choose_ends(ByteLevelModel& model) {
   if (!model.leading.empty()) model.bos_id = model.leading.front();
   if (!model.trailing.empty()) model.eos_id = model.trailing.back();
-  const auto end_of_text = id_of(model, "<|endoftext|>");
-  if (!model.bos_id && model.trailing.empty()) model.bos_id = end_of_text;
-  if (!model.eos_id) model.eos_id = end_of_text;
+  const auto begin = id_of(model, model.characters ? "<s>" : "<|endoftext|>"),
+             end = id_of(model, model.characters ? "</s>" : "<|endoftext|>");
+  if (!model.bos_id && (model.trailing.empty() || model.characters)) model.bos_id = begin;
+  if (!model.eos_id) model.eos_id = end;
 }
 
 /// bos_token, eos_token and pad_token of the JSON file `path`, if it is there. A key with null says "none".
 void read_named_tokens(const fs::path& path, ByteLevelModel& model) {
-  if (!fs::is_regular_file(path)) return;
-  const auto json =
-      parse_json(read_text_file(path, ExitCode::kData, kMaxTokenizerFile), path.string(), ExitCode::kData);
+  const auto json = read_json_beside(path);
   for (const auto& [key, id] : {std::pair<const char*, std::optional<int32_t>*>{"bos_token", &model.bos_id},
                                 {"eos_token", &model.eos_id},
                                 {"pad_token", &model.pad_id}}) {
@@ -311,12 +411,13 @@ ByteLevelModel parse_tokenizer_json(std::string_view bytes, const fs::path& path
   if (!json.is_object() || !json.contains("model") || !json.at("model").is_object())
     reader.fail("it has no \"model\": not a tokenizer.json");
   ByteLevelModel model;
-  reader.bpe(json.at("model"), model);
+  reader.any_model(json.at("model"), model);
   reader.added_tokens(member(json, "added_tokens"), model);
   reader.normalizer(member(json, "normalizer"), model);
   reader.pre_tokenizer(member(json, "pre_tokenizer"), model);
   reader.post_processor(member(json, "post_processor"), model);
-  reader.decoder(member(json, "decoder"));
+  reader.decoder(member(json, "decoder"), model);
+  reader.check_bytes(model);
   for (const auto* ids : {&model.leading, &model.trailing})
     for (const int32_t id : *ids)
       if (!has_token(model, id)) reader.fail(fmt::format("post_processor: no token has the id {}", id));
@@ -351,6 +452,72 @@ ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const fs::path& vo
   return model;
 }
 
+std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string_view text, bool first) {
+  std::string made;
+  for (const char c : text) c == ' ' ? made += metaspace.replacement : made += c;
+  const bool wanted = metaspace.scheme == Metaspace::kAlways || (metaspace.scheme == Metaspace::kFirst && first);
+  if (wanted && !made.starts_with(metaspace.replacement)) made.insert(0, metaspace.replacement);
+  std::vector<std::string> words;
+  for (size_t at = 0; at < made.size();) {
+    const size_t end = metaspace.split ? std::min(made.find(metaspace.replacement, at + 1), made.size()) : made.size();
+    words.push_back(made.substr(at, end - at));
+    at = end;
+  }
+  return words;
+}
+
+std::optional<Metaspace> llama_metaspace(const fs::path& folder, bool checks_model) {
+  const fs::path path = folder / "tokenizer_config.json";
+  const auto config = read_json_beside(path);
+  const auto named = member(config, "tokenizer_class"), legacy = member(config, "legacy"),
+             prefix = member(config, "add_prefix_space"),
+             family = member(read_json_beside(folder / "config.json"), "model_type");
+  const bool llama = named == "LlamaTokenizer" || named == "LlamaTokenizerFast";
+  if (checks_model ? !llama || (family.is_string() && family != "llama")
+                   : !llama && legacy.is_null() && prefix.is_null())
+    return std::nullopt;
+  for (const auto& [key, value] : {std::pair{"legacy", legacy}, {"add_prefix_space", prefix}})
+    if (!value.is_null() && !value.is_boolean())
+      throw DataError(fmt::format("{}: \"{}\" is {}, expected true or false", path.string(), key, value.dump()));
+  Metaspace rule{.split = false};
+  rule.scheme = prefix == false ? Metaspace::kNever : legacy == true ? Metaspace::kAlways : Metaspace::kFirst;
+  return rule;
+}
+
+std::vector<AddedToken> read_added_tokens(const fs::path& folder) {
+  std::map<int64_t, AddedToken> tokens;
+  const fs::path path = folder / "tokenizer_config.json", other = folder / "added_tokens.json";
+  const auto decoder = member(read_json_beside(path), "added_tokens_decoder");
+  const auto add = [&](const fs::path& file, int64_t id, AddedToken token) {
+    if (id < 0 || id >= kMaxTokenId || token.content.empty())
+      throw DataError(fmt::format("{}: the added token '{}' with the id {}", file.string(), token.content, id));
+    token.id = static_cast<int32_t>(id);
+    tokens[id] = std::move(token);
+  };
+  const TokenizerReader reader(path);
+  for (const auto& [key, entry] : decoder.items()) {
+    const auto id = nlohmann::json::parse(key, nullptr, false);
+    const std::string where = "added token " + key;
+    if (!id.is_number_unsigned()) reader.fail(where + ": the key is not an id");
+    AddedToken token;
+    token.content = reader.text(entry, "content", where);
+    token.special = reader.flag(entry, "special", false, where);
+    token.single_word = reader.flag(entry, "single_word", false, where);
+    token.lstrip = reader.flag(entry, "lstrip", false, where);
+    token.rstrip = reader.flag(entry, "rstrip", false, where);
+    token.normalized = reader.flag(entry, "normalized", !token.special, where);
+    add(path, id.get<int64_t>(), std::move(token));
+  }
+  if (decoder.empty()) {
+    const auto list = read_json_beside(other);
+    for (const auto& [text, id] : list.items())
+      add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1, {.content = text});
+  }
+  std::vector<AddedToken> result;
+  for (auto& [id, token] : tokens) result.push_back(std::move(token));
+  return result;
+}
+
 ByteLevelModel read_byte_level_model(const fs::path& path) {
   const std::string bytes = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
   const fs::path folder = path.parent_path();
@@ -362,6 +529,13 @@ ByteLevelModel read_byte_level_model(const fs::path& path) {
     model = parse_vocab_and_merges(bytes, path, read_text_file(merges, ExitCode::kData, kMaxTokenizerFile), merges);
   } else {
     model = parse_tokenizer_json(bytes, path);
+    if (model.characters && model.scores.empty())
+      if (auto rule = llama_metaspace(folder, true)) {
+        model.normalisers.clear();
+        model.decoder = {{DecoderStep::kReplace, rule->replacement, " "}, {DecoderStep::kByteFallback}, {}};
+        if (rule->scheme != Metaspace::kNever) model.decoder.push_back({DecoderStep::kStrip, " ", "", 1, 0});
+        model.metaspace = std::move(rule);
+      }
   }
   read_named_tokens(folder / "special_tokens_map.json", model);
   read_named_tokens(folder / "tokenizer_config.json", model);

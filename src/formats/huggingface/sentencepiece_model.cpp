@@ -228,6 +228,18 @@ std::string tokenizer_config_json(const SentencepieceModel& model, int64_t max_l
   return json.dump(2) + "\n";
 }
 
+std::string without_normaliser(std::string_view bytes) {
+  // protobuf merges a second normalizer_spec into the first: only the fields that it contains change.
+  std::string spec, result(bytes);
+  append_message(spec, 2, "");                               // precompiled_charsmap
+  for (const uint64_t field : {uint64_t{3}, uint64_t{4}}) {  // add_dummy_prefix, remove_extra_whitespaces
+    append_varint(spec, field << 3);
+    append_varint(spec, 0);
+  }
+  append_message(result, 3, spec);
+  return result;
+}
+
 std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesystem::path& path,
                                      const std::vector<std::string>& texts) {
   const SentencepieceModel model = read_sentencepiece_model(bytes, path);

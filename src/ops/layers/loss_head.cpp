@@ -31,7 +31,8 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
 }
 
 struct LossHead {
-  Input hidden, weight, bias;
+  Input hidden, weight, bias, trained;  // `trained`: some rows of a frozen weight
+  WeightRows rows;
   at::Tensor targets, token_weight;
   bool need_hidden, need_weight;
   at::ScalarType dtype;
@@ -45,17 +46,18 @@ struct LossHead {
             .needs(h.size(0) > 0, "there are no tokens")
             .choice();
     if constexpr (kCudaBuild)
-      if (choice.kernel()) return launch::run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight);
+      if (choice.kernel())
+        return launch::run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight, rows);
     at::Tensor counted;  // indices of the tokens with weight > 0, if some have weight 0
     if (h.is_cpu()) {
       counted = token_weight.nonzero().squeeze(1);
       if (counted.size(0) == h.size(0)) counted = at::Tensor();
     }
-    if (!counted.defined()) return run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight);
+    if (!counted.defined()) return run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight, rows);
     HeadResult result;
     if (counted.size(0) > 0) {
       result = run_chunks(h.index_select(0, counted), w, bias.value, targets.index_select(0, counted),
-                          token_weight.index_select(0, counted), need_hidden, need_weight);
+                          token_weight.index_select(0, counted), need_hidden, need_weight, rows);
       if (need_hidden) {
         result.d_hidden = at::zeros_like(h).index_copy_(0, counted, result.d_hidden);
         if (result.row_factor.defined())
@@ -67,7 +69,7 @@ struct LossHead {
     result.loss = at::zeros({}, h.options().dtype(loss_type(h)));
     result.largest = at::ones({}, result.loss.options());
     if (need_hidden) result.d_hidden = at::zeros_like(h);
-    if (need_weight) result.d_weight = at::zeros(w.sizes(), result.loss.options());
+    if (need_weight) result.d_weight = at::zeros(rows.shape(w), result.loss.options());
     if (need_weight && bias.given()) result.d_bias = at::zeros(bias.value.sizes(), result.loss.options());
     return result;
   }
@@ -80,7 +82,7 @@ struct LossHead {
     d_weight = result.d_weight;
     d_bias = result.d_bias;
     largest = result.largest;
-    hidden.value = weight.value = bias.value = targets = token_weight = at::Tensor();
+    hidden.value = weight.value = bias.value = trained.value = targets = token_weight = at::Tensor();
     return {result.loss};
   }
 
@@ -97,7 +99,7 @@ struct LossHead {
     } else {
       set(hidden, d_hidden);
     }
-    set(weight, d_weight);
+    set(trained.given() ? trained : weight, d_weight);
     set(bias, d_bias);
   }
 };
@@ -126,18 +128,25 @@ void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const a
 }  // namespace
 
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias) {
+                     const at::Tensor& token_weight, const at::Tensor& bias, const at::Tensor& rows,
+                     int64_t rows_begin) {
   check_arguments(hidden, weight, targets, token_weight, bias);
+  TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows_begin >= 0 &&
+                                    rows_begin + rows.size(0) <= weight.size(0)),
+                "loss head: trained rows ", rows_begin, " and ", rows.defined() ? rows.size(0) : 0, " more of ",
+                weight.sizes());
   const bool gradients = at::GradMode::is_enabled();
   InputList inputs;
-  const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias);
+  const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias), r = inputs.add(rows);
   LossHead node{h,
                 w,
                 b,
+                r,
+                rows.defined() ? WeightRows{rows_begin, rows.size(0)} : WeightRows{},
                 targets,
                 token_weight,
                 gradients && hidden.requires_grad(),
-                gradients && weight.requires_grad(),
+                gradients && (weight.requires_grad() || (rows.defined() && rows.requires_grad())),
                 weight.scalar_type(),
                 {},
                 {},

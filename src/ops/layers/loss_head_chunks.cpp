@@ -57,13 +57,14 @@ void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at:
 }  // namespace
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight) {
+                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
+                      const WeightRows& rows) {
   const at::ScalarType type = loss_type(hidden), narrow_type = hidden.scalar_type();
   const auto options = hidden.options().dtype(type);
   HeadResult result;
   result.loss = at::zeros({}, options);
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
-  if (need_weight) result.d_weight = at::zeros(weight.sizes(), options);
+  if (need_weight) result.d_weight = at::zeros(rows.shape(weight), options);
   if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
   const at::Tensor all_weights = token_weight.to(type);
   // Avoids a division by zero in a batch without targets.
@@ -90,6 +91,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       at::mm_out(out, d_logits, weight);
     }
     if (!need_weight) continue;
+    d_logits = rows.of(d_logits);
     if (w.row_factor.defined()) {
       add_weighted_sums(result, d_logits, scaled_rows(h, w.row_factor), w.row_factor);
       continue;

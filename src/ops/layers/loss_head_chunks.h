@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace trireme {
 
@@ -45,16 +46,28 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const a
 /// Row t of x [T, D] times factors[t]; the product is computed in fp32, a few rows at a time.
 at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors);
 
-/// The composition. Computes d_hidden if `need_hidden`, d_weight and d_bias if `need_weight`.
+/// Rows of the weight, all where count is -1.
+struct WeightRows {
+  int64_t begin = 0, count = -1;
+  std::vector<int64_t> shape(const at::Tensor& weight) const {
+    return {count < 0 ? weight.size(0) : count, weight.size(1)};
+  }
+  /// Their columns of d_logits.
+  at::Tensor of(const at::Tensor& d_logits) const { return count < 0 ? d_logits : d_logits.narrow(1, begin, count); }
+};
+
+/// The composition. Computes d_hidden if `need_hidden`, d_weight (of `rows`) and d_bias if `need_weight`.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight);
+                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
+                      const WeightRows& rows = {});
 
 namespace launch {
 
 /// The same with our kernels: the logits of a chunk are overwritten by their gradient, so the memory used beyond the
 /// results is one chunk's buffer. No synchronisation with the host.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight);
+                      const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
+                      const WeightRows& rows = {});
 
 }  // namespace launch
 

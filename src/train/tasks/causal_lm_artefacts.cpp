@@ -2,6 +2,7 @@
 #include "causal_lm_task.h"
 
 #include "models/decoder/model_directory.h"
+#include "models/decoder/targets.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
@@ -45,6 +46,11 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
   if (source != nullptr && rows > stored_vocab_)
     log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
                          format_count(rows - stored_vocab_)));
+  // The trained rows start as those of the weights, which lora.adapter's have replaced.
+  if (source != nullptr && model_->lora() && model_->lora()->rows_begin < model_->lora()->rows_end)
+    for (const std::string& module : token_modules(model_->config()))
+      adapter_[module + kTokenRowsSuffix] =
+          matrix_rows(*source, module + ".weight", model_->lora()->rows_begin, model_->lora()->rows_end);
   for (const auto& [name, value] : adapter_)
     TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
   adapter_.clear();
@@ -69,8 +75,7 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
       at::kFloat, [&](int unit) { return units.units()[unit].replicated; },
       [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
   if (rank_.rank != 0) return;
-  Adapter adapter = export_adapter(tensors, *model_, config_.model.path);
-  adapter.token_rows = token_rows_;
+  Adapter adapter = export_adapter(tensors, *model_, config_.model.path, token_rows_);
   if (config_.model.init == "checkpoint") adapter.base_hash = base_hash(config_.model.path);
   make_directories(directory);
   write_adapter(directory, adapter, DType::kF32);

@@ -113,7 +113,16 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));
   data_vocab_ = config.model.vocab_size.value_or(stored_vocab_);
-  model_ = std::make_unique<DecoderModel>(shape, lora_options(config));
+  std::optional<LoraOptions> lora = lora_options(config);
+  if (lora) {
+    const AddedRows added = added_rows(config.model.path, stored_vocab_, data_vocab_);
+    lora->rows_begin = added.begin, lora->rows_end = added.end;
+    if (added.begin < added.end)
+      facts_.description.push_back(
+          fmt::format("vocabulary: rows {} to {} were added to the base and are trained beside the adapters{}",
+                      added.begin, added.end - 1, added.tokens.empty() ? "" : ": " + added.tokens));
+  }
+  model_ = std::make_unique<DecoderModel>(shape, std::move(lora));
   std::vector<std::pair<const char*, int64_t>> sizes = {
       {"hidden_size", shape.hidden_size},
       {"intermediate_size", shape.intermediate_size},
@@ -279,7 +288,10 @@ void CausalLmTask::warn_of_tokenizers() const {
 void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const DecoderModel* model = model_.get();
   if (config.lora != config_.lora) {
-    auto other = std::make_shared<DecoderModel>(model_->config(), lora_options(config));
+    std::optional<LoraOptions> lora = lora_options(config);
+    if (lora && model_->lora())
+      lora->rows_begin = model_->lora()->rows_begin, lora->rows_end = model_->lora()->rows_end;
+    auto other = std::make_shared<DecoderModel>(model_->config(), std::move(lora));
     model = other.get();
     input.owner = std::move(other);
   }

@@ -1,6 +1,7 @@
 #pragma once
-// Byte-level BPE tokenizers as Hugging Face stores them: tokenizer.json, or GPT-2's vocab.json and merges.txt
-// (openai/gpt-2 src/encoder.py; huggingface/tokenizers). Reads and writes the files; data/tokenizer computes with them.
+// Tokenizers as Hugging Face stores them: tokenizer.json, or GPT-2's vocab.json and merges.txt (openai/gpt-2
+// src/encoder.py; huggingface/tokenizers): byte-level BPE, and sentencepiece's BPE and unigram models in
+// tokenizer.json. Reads and writes the files; data/tokenizer computes with them.
 
 #include <array>
 #include <cstdint>
@@ -44,13 +45,40 @@ struct ByteLevelMerge {
   int32_t left = 0, right = 0, result = 0;  // token ids
 };
 
+/// A change of the text before it is cut into words.
+struct NormaliserStep {
+  enum Kind { kNfc, kPrepend, kReplace } kind = kNfc;
+  std::string from = {}, to = {};  // replace `from` by `to`; put `to` before a text that is not empty
+};
+
+/// The pre-tokenizer of sentencepiece's kind: "▁" for spaces.
+struct Metaspace {
+  enum Scheme { kAlways, kFirst, kNever };
+  std::string replacement = "\u2581";
+  Scheme scheme = kAlways;  // what gets one before it that has none: each part between added tokens, the text, nothing
+  bool split = true;        // each one begins a word
+};
+
+/// One step of the decoder of sentencepiece's kind, over the texts of the tokens.
+struct DecoderStep {
+  enum Kind { kReplace, kByteFallback, kFuse, kStrip, kMetaspace } kind = kFuse;
+  std::string from = {}, to = {};  // kReplace; kStrip: `from`; kMetaspace: "▁" is `from`
+  int64_t start = 0, stop = 0;     // kStrip: how many `from` go; kMetaspace: 1 if the first token loses its own
+};
+
 struct ByteLevelModel {
-  std::vector<std::string> tokens;     // by id, in the characters of the byte map; empty: no token has this id
+  /// sentencepiece's kind: tokens are text; else they are in the characters of the byte map.
+  bool characters = false;
+  bool byte_fallback = false;          // characters: one without a token gives the tokens <0x00> to <0xFF> of its bytes
+  std::vector<double> scores;          // by id: a unigram model, without merges
+  std::vector<DecoderStep> decoder;    // characters; none: spaces between the tokens
+  std::optional<Metaspace> metaspace;  // characters
+  std::vector<std::string> tokens;     // by id; empty: no token has this id
   std::vector<ByteLevelMerge> merges;  // the first has the highest priority
   std::optional<int32_t> unknown_id;   // for bytes without a token
   bool fuse_unknown = false;
   bool ignore_merges = false;  // a word that is a token needs no merges
-  bool nfc = false;            // the text is normalised to NFC
+  std::vector<NormaliserStep> normalisers;
   std::vector<PreSplitStep> steps;
   std::vector<AddedToken> added;
   std::vector<int32_t> leading, trailing;  // what the post-processor puts before and after a text
@@ -68,12 +96,22 @@ std::string byte_level_token(std::string_view bytes);
 
 /// Reads tokenizer.json, or vocab.json with the merges.txt beside it, and what tokenizer_config.json and
 /// special_tokens_map.json say of BOS, EOS and padding. DataError with path and place for damaged files, ids twice,
-/// merges of unknown tokens, and by name for what is not byte-level BPE or not supported.
+/// merges of unknown tokens, and by name for what is not supported. With transformers 5's LlamaTokenizer in
+/// tokenizer_config.json, which makes a tokenizer of its own from the vocabulary, `metaspace` is that class's.
 ByteLevelModel read_byte_level_model(const std::filesystem::path& path);
 /// The same from the bytes of a tokenizer.json. `path` is for messages.
 ByteLevelModel parse_tokenizer_json(std::string_view bytes, const std::filesystem::path& path);
 ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const std::filesystem::path& vocab_path,
                                       std::string_view merges, const std::filesystem::path& merges_path);
+
+/// The words of a text by `metaspace`. `first`: the text begins with this part.
+std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string_view text, bool first);
+/// What transformers' LlamaTokenizer does, with what the tokenizer_config.json in `folder` says of "legacy" and
+/// "add_prefix_space"; nullopt where neither the class nor one of these is named, or (with `checks_model`) the
+/// config.json is of another family than llama: the file alone counts then.
+std::optional<Metaspace> llama_metaspace(const std::filesystem::path& folder, bool checks_model);
+/// The tokens that tokenizer_config.json ("added_tokens_decoder") or else added_tokens.json in `folder` add, by id.
+std::vector<AddedToken> read_added_tokens(const std::filesystem::path& folder);
 
 /// The files of a model: `tokenizers` and `transformers` read the same ids from them.
 std::string tokenizer_json(const ByteLevelModel& model);

@@ -36,6 +36,9 @@ SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::f
 /// special pieces, BOS before a text if the model has one, no EOS. `max_length`: model_max_length.
 std::string tokenizer_config_json(const SentencepieceModel& model, int64_t max_length);
 
+/// The model (which was read) without changes of the text before it is encoded: neither rules nor spaces.
+std::string without_normaliser(std::string_view bytes);
+
 /// The model with `texts` appended as user-defined pieces: their ids follow the last one. DataError for a text that is
 /// already a piece.
 std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesystem::path& path,

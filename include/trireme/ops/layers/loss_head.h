@@ -22,8 +22,12 @@ namespace trireme {
 /// overwrites each chunk's logits by their gradient: the memory used beyond the results is 256 MiB of logits. There a
 /// chunk's weight gradient is added to d_weight inside its product, and softmax reads logits in the dtype of the
 /// products.
+///
+/// `rows` [N, D] with `rows_begin`: the rows of a frozen weight from `rows_begin` on, which are trained: the weight has
+/// their values already, and their gradient goes to `rows`. Without bias.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias = {});
+                     const at::Tensor& token_weight, const at::Tensor& bias = {}, const at::Tensor& rows = {},
+                     int64_t rows_begin = 0);
 
 /// The same loss without gradients, and the number of counted tokens whose target has the largest logit (fp64 scalars).
 struct HeadScore {

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Our ids against `tokenizers` and transformers' LlamaTokenizer: made strings (all of Unicode, white space, combining marks, added tokens glued to words) through tokenizers of nine shapes, trained here with the settings of the real models. Exit code 77 = skipped.
+
+usage: tokenizer_fuzz.py --probe PROGRAM [--slow]"""
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+try:
+    import byte_level as common
+    import sentencepiece
+    from google import protobuf  # noqa: F401  transformers reads tokenizer.model with it
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import LlamaTokenizer
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+AWKWARD = [AddedToken("<l>", lstrip=True, special=True), AddedToken("<r>", rstrip=True, special=True), AddedToken("<lr>", lstrip=True, rstrip=True, normalized=False),
+           AddedToken("<one>", single_word=True, normalized=False), AddedToken("<n>", normalized=True), AddedToken("<n>x", normalized=True), AddedToken(" <gap> ", normalized=False),
+           AddedToken("e\u0301t", normalized=True), AddedToken("two words", normalized=True, rstrip=True), AddedToken("\u2581qq", normalized=False), AddedToken("ww", single_word=True, lstrip=True)]
+
+
+def strings(rng, count, tokens):
+    """Hostile strings with added tokens of this tokenizer glued to words, white space and marks."""
+    glue = ["", "", " ", "  ", "\n", "\t ", "\u00a0", "\u2003", "\u3000", "a", "\u00e9", "\u0301", "\u200d", "_", "7", "\u2581", "\u4e2d", "\U0001f600", "word", " word", "."]
+    for text in common.hostile_texts(rng, count):
+        parts = [text] if rng.random() < 0.7 else []
+        for _ in range(rng.randrange(0, 6)):
+            parts.insert(rng.randrange(len(parts) + 1), rng.choice(glue) + rng.choice(tokens) + rng.choice(glue))
+        yield "".join(parts)
+
+
+def train_sentencepiece(work, lines, **options):
+    text = work / "lines.txt"
+    text.write_text("\n".join(lines), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(**{**dict(
+        input=str(text), model_prefix=str(work / "tokenizer"), vocab_size=900, model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, character_coverage=0.9995, split_digits=True, allow_whitespace_only_pieces=True, minloglevel=2), **options})
+
+
+def llama(folder, lines, config, **options):
+    """A directory with tokenizer.model and tokenizer_config.json, as transformers opens it."""
+    folder.mkdir()
+    train_sentencepiece(folder, lines, **options)
+    (folder / "lines.txt").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", **config}))
+    return LlamaTokenizer.from_pretrained(folder)._tokenizer
+
+
+def decoder_entries(first, tokens):
+    return {str(first + i): {"content": t.content, "lstrip": t.lstrip, "rstrip": t.rstrip, "single_word": t.single_word, "normalized": t.normalized, "special": t.special}
+            for i, t in enumerate(tokens)}
+
+
+def saved(folder, tokenizer, **config):
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return tokenizer
+
+
+def shapes(work, texts):
+    """(name, what Trireme opens, the reference, whether its decoder is compared, the texts of its added tokens)"""
+    lines = [line for text in texts for line in text.split("\n") if line.strip() and max(line) < "\u0500"]
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>", "<sep>", "\u212bngstrom"]
+    for kind in ("gpt2", "llama3", "qwen2"):
+        yield kind, work / kind, saved(work / kind, common.train(kind, texts, 1200)), True, specials
+
+    names = ["<s>", "</s>", "<unk>", "<0x41>", "<tool>", *(t.content for t in AWKWARD)]
+    yield "sentencepiece, legacy", work / "legacy", llama(work / "legacy", lines, {"legacy": True}, user_defined_symbols=["<tool>"]), False, names
+    reference = llama(work / "first", lines, {"legacy": False, "added_tokens_decoder": decoder_entries(900, AWKWARD)})
+    assert all(reference.token_to_id(t.content) == 900 + i for i, t in enumerate(AWKWARD))
+    yield "sentencepiece, not legacy", work / "first", reference, False, names
+    yield "sentencepiece, no prefix", work / "never", llama(work / "never", lines, {"add_prefix_space": False}), False, names
+    # LlamaTokenizer drops the rules of the model.
+    yield "sentencepiece with rules", work / "rules", llama(work / "rules", lines, {}, normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True), False, names
+    # What transformers 5 writes: a tokenizer.json and no tokenizer.model.
+    LlamaTokenizer.from_pretrained(work / "first").save_pretrained(work / "saved")
+    assert not (work / "saved" / "tokenizer.model").exists()
+    yield "saved by transformers", work / "saved", LlamaTokenizer.from_pretrained(work / "saved")._tokenizer, True, names
+
+    # Mistral v0.3: controls of its own, Metaspace before the first part alone. In a mistral directory the file counts, not the class.
+    mistral = Tokenizer.from_str(reference.to_str())
+    mistral.add_special_tokens(["[INST]", "[/INST]", "[TOOL_CALLS]"])
+    saved(work / "mistral", mistral, tokenizer_class="LlamaTokenizer", legacy=True)
+    (work / "mistral" / "config.json").write_text('{"model_type": "mistral"}')
+    yield "mistral", work / "mistral", mistral, True, ["[INST]", "[/INST]", "[INST] ", " [/INST]", "[TOOL_CALLS]", "</s>"]
+    # Llama 2's and Mistral v0.1's own files: the space is part of the normalizer.
+    older = Tokenizer.from_str(reference.to_str())
+    older.pre_tokenizer = None
+    older.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    older = Tokenizer.from_str(older.to_str())  # added tokens are normalised by the new rule
+    yield "sentencepiece's BPE with a normalizer", work / "older", saved(work / "older", older), True, names
+
+    unigram = Tokenizer(models.Unigram())
+    unigram.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("  ", " ")])
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.decoder = decoders.Metaspace()
+    unigram.train_from_iterator(lines, trainers.UnigramTrainer(vocab_size=1200, unk_token="<unk>", special_tokens=["<s>", "</s>", "<unk>"], show_progress=False))
+    unigram.add_tokens(AWKWARD)
+    yield "unigram", work / "unigram", saved(work / "unigram", unigram), True, names
+    content = json.loads(unigram.to_str())
+    content["model"]["vocab"] += [[f"<0x{b:02X}>", 0.0] for b in range(256)]
+    content["model"]["byte_fallback"] = True
+    content["added_tokens"] = content["added_tokens"][:3]
+    content["pre_tokenizer"]["prepend_scheme"] = "first"
+    content["pre_tokenizer"]["split"] = False
+    content["decoder"] = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+                                                           {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    fallback = Tokenizer.from_str(json.dumps(content))
+    yield "unigram with bytes", work / "bytes", saved(work / "bytes", fallback), True, names
+
+    awkward = common.train("qwen2", texts, 1000)
+    awkward.add_tokens(AWKWARD)
+    yield "awkward added tokens", work / "awkward", saved(work / "awkward", awkward), True, specials + names
+    for i, pattern in enumerate((r"\b\w+\b|\W", r"[\w']+|\s+|[^\w\s]", r"\B.|\d{1,3}", r"\w+\b ?|\s\W")):
+        made = common.train("gpt2", texts, 700)
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        yield pattern, work / f"pattern{i}", saved(work / f"pattern{i}", made), True, ["x\u0301", "\u0301", "\u200d", "\u00b2", "\u2167", "\u0903", "_", "\u203f"]
+
+
+def check_refusals(probe, work, texts):
+    """What `tokenizers` reads in another way than we would is refused by name, exit code 3."""
+    content = json.loads(common.train("gpt2", texts[:3], 300).to_str())
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    cases = [({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{**split, "pattern": {"Regex": p}}, content["pre_tokenizer"]]}}, "the pattern")
+             for p in (r"[\W]", r"\v", r"a{,3}", r"(?m:.)", r"a{2}?", r"\xC3\xA9", r"\Qa\E")]
+    cases += [({"normalizer": {"type": "NFKC"}}, "NFKC"), ({"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}}, "regular expression"),
+              ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "BertPreTokenizer"), ({"model": {**content["model"], "byte_fallback": True}}, "byte_fallback")]
+    for change, reason in cases:
+        (work / "refused.json").write_text(json.dumps({**content, **change}))
+        done = subprocess.run([probe, work / "refused.json"], input=common.packed(["a"]), capture_output=True)
+        assert done.returncode == 3 and reason in done.stderr.decode(), (change, done)
+    (work / "refused.json").write_text(json.dumps(content))
+    done = subprocess.run([probe, work / "refused.json"], input=b"\x04\0\0\0a\xffbc", capture_output=True)
+    assert done.returncode == 3 and "not UTF-8 from its byte 1 on" in done.stderr.decode(), done
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--probe", required=True)
+    parser.add_argument("--slow", action="store_true")
+    args = parser.parse_args()
+    rng = random.Random(11)
+    texts = common.ordinary_text(1 << 19 if args.slow else 1 << 16)[:60] + list(common.hostile_texts(rng, 200))
+    failures = total = 0
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        for name, path, reference, decodes, tokens in shapes(work, texts):
+            made = list(strings(rng, 5000 if args.slow else 300, tokens)) + ["", " ", "  a", "\u2581", " \u2581 a", "\x00", *tokens]
+            if args.slow and "pattern" not in str(path):
+                made += list(common.every_character(sample=True))
+            theirs = reference.encode_batch(made, add_special_tokens=False)
+            wrong = 0
+            for text, (ids, with_specials, without), expected in zip(made, common.ours(args.probe, path, made), theirs):
+                right = ids == expected.ids and (not decodes or (with_specials, without) == (
+                    reference.decode(expected.ids, skip_special_tokens=False), reference.decode(expected.ids)))
+                if not right and (wrong := wrong + 1) <= 3:
+                    print(f"{name}: {text!r}\n  ours   {ids} {with_specials!r}\n  theirs {expected.ids} {reference.decode(expected.ids, skip_special_tokens=False)!r}"[:1500])
+            print(f"{name}: {len(made)} strings, {wrong} differ")
+            failures += wrong
+            total += len(made)
+        check_refusals(args.probe, work, texts)
+    assert failures == 0, f"{failures} of {total} strings differ"
+    print(f"ok: {total} strings equal")
+
+
+if __name__ == "__main__":
+    main()
