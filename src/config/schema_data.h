@@ -93,7 +93,8 @@ void describe(Visitor& v, DataSection& s) {
            .help = "test rows, evaluated once, after the last step",
            .path = true,
            .one_or_more = true,
-           .may_be_absent = true},
+           .may_be_absent = true,
+           .not_path = "mock"},
           s.test);
   v.field({.key = "seq_length", .help = "tokens in a row", .min = 2, .max = 16777216, .required = true}, s.seq_length);
   v.field({.key = "shuffle", .help = "shuffle the rows; false = the order of the file"}, s.shuffle);
