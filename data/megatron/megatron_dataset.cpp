@@ -56,8 +56,8 @@ class Blend final : public MegatronDataset {
     std::vector<int64_t> part_samples = {samples};
     // One path with a weight is a blend of one: its maps are those of more samples. Core takes the weight of one path
     // for nothing where train, valid and test have files of their own.
-    if (count > 1 || (!input.weights.empty() && samples > 0 &&
-                      (options.rules == IndexRules::kNemo || options.splits.has_value()))) {
+    if (count > 1 ||
+        (!input.weights.empty() && samples > 0 && (options.rules == IndexRules::kNemo || options.splits.has_value()))) {
       weights_ = blend_weights(input.weights, options.rules);
       part_samples = blend_part_samples(weights_, samples, options.rules);
       size_ = blend_size(weights_, samples, options.rules);
@@ -165,8 +165,8 @@ const char* megatron_split_name(MegatronSplit split) {
 
 std::shared_ptr<const MegatronDataset> open_megatron_dataset(const MegatronInput& input, MegatronSplit split,
                                                              int64_t samples, const MegatronOptions& options) {
-  TRIREME_CHECK(!input.paths.empty() && (input.weights.size() == input.paths.size() ||
-                                         (input.paths.size() == 1 && input.weights.empty())),
+  TRIREME_CHECK(!input.paths.empty() &&
+                    (input.weights.size() == input.paths.size() || (input.paths.size() == 1 && input.weights.empty())),
                 input.paths.size(), " paths, ", input.weights.size(), " weights");
   TRIREME_CHECK(options.eod || !(options.reset_position_ids || options.reset_attention_mask || options.eod_mask_loss),
                 "rows are divided at ends of documents, whose id is not given");

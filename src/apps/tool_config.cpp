@@ -123,8 +123,9 @@ void import_nemo_file(const ImportCommand& command) {
   const auto training = ConfResolver(composition, problems).at("training");
   problems.throw_if_any(command.file);
   if (!training) throw ConfigError(fmt::format("{}: has no 'training'", command.file));
-  finish(import_nemo(*training, command.file, {command.ignore_unknown, {}, command.vocab_size, read_imported_tokenizer}),
-         command);
+  finish(
+      import_nemo(*training, command.file, {command.ignore_unknown, {}, command.vocab_size, read_imported_tokenizer}),
+      command);
 }
 
 void add_common(CLI::App* tool, const std::shared_ptr<ImportCommand>& command) {
@@ -174,7 +175,8 @@ void add_config_tool(CLI::App& app) {
   nemo_tool->add_option("overrides", nemo->options, "a.b=c, +new=v, ~key");
   nemo_tool->callback([nemo] { import_nemo_file(*nemo); });
 
-  titan_tool->callback([titan] { finish(import_torchtitan(titan->file, titan->ranks, read_imported_tokenizer), *titan); });
+  titan_tool->callback(
+      [titan] { finish(import_torchtitan(titan->file, titan->ranks, read_imported_tokenizer), *titan); });
 }
 
 }  // namespace trireme

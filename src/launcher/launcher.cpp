@@ -159,9 +159,10 @@ Launcher::Launcher(const std::filesystem::path& config, const std::vector<std::s
   import.tokenizer = settings_.tokenizer;
   imported_ = import_nemo(training_, source_, import);
   if (settings_.tokenizer && imported_.model && !imported_.tokenizer)
-    notes_.push_back(fmt::format("the tokenizer's files are not here: the model has {} tokens, and the results have no "
-                                 "tokenizer",
-                                 imported_.model->vocab_size));
+    notes_.push_back(
+        fmt::format("the tokenizer's files are not here: the model has {} tokens, and the results have no "
+                    "tokenizer",
+                    imported_.model->vocab_size));
 }
 
 void Launcher::check_cluster(ConfProblems& problems) {

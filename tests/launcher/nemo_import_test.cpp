@@ -207,7 +207,8 @@ TEST(NemoImport, Llama) {
   EXPECT_EQ(from.model->rope_theta, 10000);
   EXPECT_FALSE(from.model->llama3_rope);
   std::vector<std::string> later = llama;
-  later.insert(later.end(), {"+training.model.rotary_base=500000.0", "+training.model.scale_positional_embedding=True"});
+  later.insert(later.end(),
+               {"+training.model.rotary_base=500000.0", "+training.model.scale_positional_embedding=True"});
   EXPECT_EQ(imported(later, {false, {}, 128256}).model->rope_theta, 5e5);
   EXPECT_TRUE(imported(later, {false, {}, 128256}).model->llama3_rope);
   EXPECT_EQ(imported(llama, {false, {}, 128256}).model->vocab_size, 128256);
@@ -241,10 +242,10 @@ TEST(NemoImport, TheTokenizerOfTheUser) {
     if (path.filename() == "absent.json") return std::nullopt;
     return ImportedTokenizer{1000, 7, 7, {{path, "tokenizer.json"}}};
   };
-  const ImportedConfig from = imported({"training.model.tokenizer.library=huggingface",
-                                        "training.model.tokenizer.type=tokenizers/mine",
-                                        "training.model.data.eod_mask_loss=True"},
-                                       import);
+  const ImportedConfig from =
+      imported({"training.model.tokenizer.library=huggingface", "training.model.tokenizer.type=tokenizers/mine",
+                "training.model.data.eod_mask_loss=True"},
+               import);
   EXPECT_EQ(asked.back(), "/site/tokenizers/mine");
   EXPECT_EQ(from.model->vocab_size, 1000);
   EXPECT_EQ(config(from).data.eos_token, 7);

@@ -21,7 +21,8 @@ struct ImportedModel {
   std::string name;  // model_type is gpt2 where gpt is true, else llama
   int64_t hidden_size = 0, heads = 0, kv_heads = 0, layers = 0, intermediate_size = 0, vocab_size = 0, positions = 0;
   double rope_theta = 10000;
-  bool llama3_rope = false;  // RoPE is scaled as in Llama 3.1: factor 8, low and high frequency 1 and 4, of 8192 positions
+  bool llama3_rope =
+      false;              // RoPE is scaled as in Llama 3.1: factor 8, low and high frequency 1 and 4, of 8192 positions
   bool gpt = false;       // GPT-2 and GPT-3: the fields below are theirs
   bool gelu_erf = false;  // false: the tanh approximation
   double norm_eps = 1e-5, initializer_range = 0.02;

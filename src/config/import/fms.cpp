@@ -164,7 +164,10 @@ class FmsImporter {
       token("bol_token", std::nullopt);
       token("eol_token", std::nullopt);
       const auto strip = options_.items("strip_tokens", "");
-      if (!strip.empty()) set("strip_tokens", "data.strip_tokens", fmt::format("[{}]", join(strip, ", ")));
+      if (!strip.empty())
+        set("strip_tokens", "data.strip_tokens", fmt::format("[{}]", join(strip, ", ")));
+      else
+        no_key("strip_tokens", "none: the default");
       set("logical_shards", "data.logical_shards",
           std::to_string(options_.integer("logical_shards", defaults_.logical_shards, 1)));
     }
@@ -192,9 +195,10 @@ class FmsImporter {
     for (size_t i = 0; i < names.size(); ++i) {
       const std::string path = yaml_text(root + (root.empty() || root.ends_with('/') ? "" : "/") + names[i]);
       if (const auto weight = parse_fraction(weights[i]); !weight || !(*weight > 0))
-        draft_.problem(fmt::format("--weights: '{}' of {} is no weight above 0 (fms-fsdp stops, too): leave it out of "
-                                   "--datasets and --weights",
-                                   weights[i], names[i]));
+        draft_.problem(
+            fmt::format("--weights: '{}' of {} is no weight above 0 (fms-fsdp stops, too): leave it out of "
+                        "--datasets and --weights",
+                        weights[i], names[i]));
       streams += fmt::format("{}{{path: {}, weight: {}, name: {}}}", i == 0 ? "" : ", ", path, weights[i],
                              yaml_text(names[i]));
     }

@@ -150,8 +150,8 @@ int64_t NemoImporter::vocabulary() {
                     tokenizer_ ? "model/ gets the tokenizer's files" : "not here: the results have no tokenizer");
   if (import_.vocab_size) {
     if (tokenizer_ && tokenizer_->vocab_size != *import_.vocab_size)
-      refuse("model.tokenizer.type", fmt::format("--vocab-size says {}, {} has {} tokens", *import_.vocab_size, path,
-                                                 tokenizer_->vocab_size));
+      refuse("model.tokenizer.type",
+             fmt::format("--vocab-size says {}, {} has {} tokens", *import_.vocab_size, path, tokenizer_->vocab_size));
     return *import_.vocab_size;
   }
   if (tokenizer_) return tokenizer_->vocab_size;
@@ -190,9 +190,8 @@ void NemoImporter::model() {
     if (!(shape.rope_theta > 0)) refuse("model.rotary_base", "must be above 0");
     draft_.say(options_.shown("model.rotary_base"), fmt::format("config.json rope_theta: {}", shape.rope_theta));
     shape.llama3_rope = options_.flag("model.scale_positional_embedding", false);
-    options_.no_key("model.scale_positional_embedding", shape.llama3_rope
-                                                            ? "config.json rope_scaling: Llama 3.1's, factor 8"
-                                                            : "no rope_scaling");
+    options_.no_key("model.scale_positional_embedding",
+                    shape.llama3_rope ? "config.json rope_scaling: Llama 3.1's, factor 8" : "no rope_scaling");
   }
   for (const auto& [name, value] : {std::pair("num_layers", shape.layers),
                                     {"hidden_size", shape.hidden_size},

@@ -129,7 +129,7 @@ const KnownKeys& nemo_training_keys() {
     for (const char* product : {"fc1", "fc2", "proj", "qkv"})
       for (const char* pass : {"fprop", "dgrad", "wgrad"})
         add(std::string("model.ub_tp_comm_overlap_cfg.") + product + "_" + pass,
-            {"method", "num_sm", "cga_size", "set_sm_margin", "num_splits", "aggregate"},
+            {"method", "num_sm", "cga_size", "set_sm_margin", "num_splits", "aggregate", "atomic_gemm", "fp8_buf"},
             "no meaning here: of tensor parallelism");
     add("model", {"native_amp_growth_interval", "hysteresis"}, "no key: the loss scale of fp16 has its own rule");
     add("model", {"megatron_amp_O2"}, "always: weights in the compute type with fp32 masters");
@@ -160,8 +160,8 @@ const KnownKeys& nemo_training_keys() {
     add("model.optim", {"name", "lr", "weight_decay", "betas", "eps", "grad_sync_dtype"});
     add("model.optim",
         {"bucket_cap_mb", "overlap_grad_sync", "overlap_param_sync", "contiguous_grad_buffer",
-         "contiguous_param_buffer", "dtype", "param_sync_dtype", "capturable", "master_weights",
-         "nccl_ub", "lock_timeout"},
+         "contiguous_param_buffer", "dtype", "param_sync_dtype", "capturable", "master_weights", "nccl_ub",
+         "lock_timeout"},
         "always: reductions and gathers of flat units run beside the computation");
     add("model.optim.sched",
         {"name", "warmup_steps", "constant_steps", "min_lr", "max_steps", "max_steps_for_lr_sched"});

@@ -23,7 +23,8 @@ void NemoImporter::data() {
     refuse("model.data.dataloader_type", "only single: samples in the order of the index map");
   else
     options_.no_key("model.data.dataloader_type", "always: samples in the order of the index map");
-  only("model.data.legacy_dataset", true, "the maps are NeMo's; in the result data.index_rules: core has Megatron core's");
+  only("model.data.legacy_dataset", true,
+       "the maps are NeMo's; in the result data.index_rules: core has Megatron core's");
   only("model.data.shuffle_documents", true, "the index maps shuffle documents");
   only("model.data.no_seqlen_plus_one_input_tokens", false, "rows are read with the token after their last one");
   if (mock_) {
@@ -44,7 +45,9 @@ void NemoImporter::data() {
     const std::string option = std::string("model.data.") + name;
     const bool on = options_.flag(option, false);
     // NeMo's end of a document is the tokenizer's EOS; GPT-2's vocabulary ends with it.
-    const std::optional<int64_t> eos = tokenizer_ ? tokenizer_->eos : gpt_ ? std::optional<int64_t>(50256) : std::nullopt;
+    const std::optional<int64_t> eos = tokenizer_ ? tokenizer_->eos
+                                       : gpt_     ? std::optional<int64_t>(50256)
+                                                  : std::nullopt;
     if (on && eos)
       draft_.set("data.eos_token", std::to_string(*eos));
     else if (on)
@@ -174,8 +177,7 @@ void NemoImporter::trainer() {
     else
       options_.no_key(train, "no key: max_steps ends the run");
   }
-  if (options_.flag("model.deterministic_mode", false))
-    set("model.deterministic_mode", "train.deterministic", "true");
+  if (options_.flag("model.deterministic_mode", false)) set("model.deterministic_mode", "train.deterministic", "true");
   if (options_.given("trainer.max_time"))
     set("trainer.max_time", "train.max_time", yaml_text(options_.text("trainer.max_time", "")));
   set("trainer.log_every_n_steps", "logging.every_steps",
@@ -246,8 +248,8 @@ void NemoImporter::evaluation() {
   if (validates && has_test && options_.given("trainer.limit_test_batches") && (test.all || test.samples > 0))
     evaluated("trainer.limit_test_batches", "eval.test_samples", "data.test", test);
   else
-    options_.no_key("trainer.limit_test_batches", validates ? "nothing: there are no test rows, or 0 of them"
-                                                            : "nothing: there is no validation");
+    options_.no_key("trainer.limit_test_batches",
+                    validates ? "nothing: there are no test rows, or 0 of them" : "nothing: there is no validation");
 }
 
 void NemoImporter::precision() {

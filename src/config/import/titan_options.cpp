@@ -64,10 +64,9 @@ const KnownKeys& known_keys() {
          "pipeline_parallel_microbatch_size", "pipeline_parallel_expert_parallel_overlap",
          "context_parallel_load_balancer", "enable_compiled_autograd", "expert_parallel_comm_backend"},
         "no meaning here: it belongs to tensor, pipeline, context or expert parallelism");
-    add("checkpoint",
-        {"enable", "enable_checkpoint", "folder", "interval", "initial_load_path", "initial_load_in_hf",
-         "last_save_model_only", "last_save_in_hf", "export_dtype", "async_mode", "keep_latest_k", "load_step",
-         "exclude_from_loading"});
+    add("checkpoint", {"enable", "enable_checkpoint", "folder", "interval", "initial_load_path", "initial_load_in_hf",
+                       "last_save_model_only", "last_save_in_hf", "export_dtype", "async_mode", "keep_latest_k",
+                       "load_step", "exclude_from_loading"});
     add("checkpoint", {"initial_load_model_only", "initial_load_in_hf_quantized"},
         "no key: model.path gives weights alone, a resumed run its whole state");
     add("checkpoint",

@@ -174,8 +174,8 @@ class TitanImporter {
     for (const auto& [key, id] : {std::pair("data.bos_token", bos), {"data.eos_token", eos}}) {
       draft_.set(key, id ? std::to_string(*id) : "null", options_.origin("model.hf_assets_path"));
       draft_.say(fmt::format("{} around documents", key == std::string("data.bos_token") ? "BOS" : "EOS"),
-                 fmt::format("{}: {}{}; rows that are packed already take null", key,
-                             id ? std::to_string(*id) : "null", tokenizer_ ? ", of the tokenizer" : ""));
+                 fmt::format("{}: {}{}; rows that are packed already take null", key, id ? std::to_string(*id) : "null",
+                             tokenizer_ ? ", of the tokenizer" : ""));
     }
     draft_.set("data.min_length", "1");
   }
