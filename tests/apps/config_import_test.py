@@ -261,7 +261,9 @@ def check_torchtitan(site):
     # The tokenizer's own BOS and EOS, and its files beside the model.
     config, _, _ = site.imported("torchtitan", toml(""))
     assert (config["data"]["bos_token"], config["data"]["eos_token"]) == (2002, 2003)
-    site.run("trireme", "tokenizer", "train", "--input", Path(__file__).resolve(), "--vocab-size", 320, "--output", site.work / "titan_assets/tokenizer.model")
+    (site.work / "titan_assets").mkdir()
+    (site.work / "titan.txt").write_text("\n\n".join(f"The trireme crossed the strait with {170 + i} rowers." for i in range(60)))
+    site.run("trireme", "tokenizer", "train", "--input", "titan.txt", "--vocab-size", 320, "--output", "titan_assets/tokenizer.model")
     config, report, _ = site.imported("torchtitan", toml('[model]\nhf_assets_path = "titan_assets"\n'))
     assert (config["data"]["bos_token"], config["data"]["eos_token"]) == (1, 2), config["data"]
     assert (site.work / f"import{site.count}/model/tokenizer.model").exists()
