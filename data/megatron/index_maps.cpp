@@ -79,7 +79,8 @@ std::vector<Row> shuffle_index(const IndexRequest& request, const IndexShape& sh
 IndexShape index_shape(const IndexRequest& request, const std::string& name) {
   const int64_t tokens = request.tokens, length = request.seq_length;
   TRIREME_CHECK(length >= 1 && request.samples >= 0, "rows of ", length, ", ", request.samples, " samples");
-  if (tokens <= length)
+  // Megatron repeats documents that are shorter than a row; nothing, or one pass that makes no row, is refused.
+  if (tokens < 1 || (request.samples == 0 && tokens <= length))
     throw DataError(
         fmt::format("{}: {} tokens in {} documents, and a row of data.seq_length {} reads {}: pack more text, "
                     "or shorten the rows",

@@ -80,7 +80,7 @@ struct IndexShape {
   int64_t rows_without_last = 0;  // (E - 1) T - 1 div S
   bool separate_last = false;
 };
-/// `request.samples` of 0 asks for one epoch. DataError where the tokens do not make one sample.
+/// `request.samples` of 0 asks for one epoch, and is a DataError where that makes no sample.
 IndexShape index_shape(const IndexRequest& request, const std::string& name);
 
 struct IndexMaps {

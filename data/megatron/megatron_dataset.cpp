@@ -54,7 +54,10 @@ class Blend final : public MegatronDataset {
       : options_(options) {
     const size_t count = input.paths.size();
     std::vector<int64_t> part_samples = {samples};
-    if (count > 1) {
+    // One path with a weight is a blend of one: its maps are those of more samples. Core takes the weight of one path
+    // for nothing where train, valid and test have files of their own.
+    if (count > 1 ||
+        (!input.weights.empty() && samples > 0 && (options.rules == IndexRules::kNemo || options.splits.has_value()))) {
       weights_ = blend_weights(input.weights, options.rules);
       part_samples = blend_part_samples(weights_, samples, options.rules);
       size_ = blend_size(weights_, samples, options.rules);
@@ -117,7 +120,7 @@ class Blend final : public MegatronDataset {
       texts.push_back(fmt::format("{} (Megatron {}, {} documents, {} rows{})", part.file().prefix().filename().string(),
                                   megatron_type_name(part.file().type()), format_count(part.documents()),
                                   format_count(part.rows_per_epoch()),
-                                  weights_.empty() ? "" : fmt::format(", {:.4g} %", 100 * weights_[i])));
+                                  weights_.size() < 2 ? "" : fmt::format(", {:.4g} %", 100 * weights_[i])));
     }
     const int64_t epochs = parts_[0]->epochs();
     return fmt::format("{}; index maps of {} rows{}", join(texts, ", "), format_count(size_),
@@ -162,7 +165,8 @@ const char* megatron_split_name(MegatronSplit split) {
 
 std::shared_ptr<const MegatronDataset> open_megatron_dataset(const MegatronInput& input, MegatronSplit split,
                                                              int64_t samples, const MegatronOptions& options) {
-  TRIREME_CHECK(!input.paths.empty() && (input.paths.size() == 1 || input.weights.size() == input.paths.size()),
+  TRIREME_CHECK(!input.paths.empty() &&
+                    (input.weights.size() == input.paths.size() || (input.paths.size() == 1 && input.weights.empty())),
                 input.paths.size(), " paths, ", input.weights.size(), " weights");
   TRIREME_CHECK(options.eod || !(options.reset_position_ids || options.reset_attention_mask || options.eod_mask_loss),
                 "rows are divided at ends of documents, whose id is not given");

@@ -32,7 +32,7 @@ struct MegatronOptions {
 
 struct MegatronInput {
   std::vector<std::filesystem::path> paths;  // as megatron_index_path() takes them
-  std::vector<double> weights;               // of the paths where they are several
+  std::vector<double> weights;               // of the paths; one path may have none, and is no blend then
 };
 
 /// Row p is sample p of Megatron's run: p is the number of samples before it, over all epochs. Its labels are the S

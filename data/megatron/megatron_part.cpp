@@ -60,7 +60,7 @@ MegatronPart::MegatronPart(const fs::path& path, MegatronSplit split, int64_t sa
   request_.seq_length = options.seq_length;
   request_.seed = options.seed;
   request_.shuffle = options.shuffle;
-  request_.samples = samples > 0 ? samples : std::max<int64_t>(rows_per_epoch(), 1);
+  request_.samples = samples > 0 ? samples : rows_per_epoch();
   shape_ = index_shape(request_, name);
   const fs::path directory = options.index_cache.empty() ? file_.prefix().parent_path() : options.index_cache;
   cache_ = directory / fmt::format("{}_{}_indexmap_{}ns_{}sl_{}s{}", file_.prefix().filename().string(),

@@ -1,6 +1,14 @@
 #include "imported_model.h"
 
+#include "data/tokenizer/tokenizer.h"
 #include "models/decoder/config.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
 
 namespace trireme {
 
@@ -37,6 +45,10 @@ std::string imported_model_json(const ImportedModel& model) {
   config.norm_eps = model.norm_eps;
   config.initializer_range = model.initializer_range;
   config.rope_theta = model.rope_theta;
+  if (model.llama3_rope) {
+    config.rope_scaling.type = RopeScaling::Type::kLlama3;
+    config.rope_scaling.factor = 8;
+  }
   config.dtype = "bfloat16";
   if (model.gpt) set_gpt_choices(config, model);
   if (!model.gpt && model.vocab_size == 128256) {
@@ -44,6 +56,44 @@ std::string imported_model_json(const ImportedModel& model) {
     config.eos_token_ids = {128001};
   }
   return decoder_config_json(config);
+}
+
+std::optional<ImportedTokenizer> read_imported_tokenizer(const std::filesystem::path& path) {
+  const auto file = find_tokenizer(path);
+  if (!file) return std::nullopt;
+  ImportedTokenizer found;
+  const std::string name = file->filename().string();
+  if (file->extension() == ".json" && name != "tokenizer.json") {
+    // NeMo names the vocabulary and the merges one by one, under names of the user's.
+    const auto vocabulary = nlohmann::json::parse(read_text_file(*file, ExitCode::kConfig, size_t{1} << 30), nullptr,
+                                                  /*allow_exceptions=*/false);
+    if (!vocabulary.is_object() || vocabulary.empty())
+      throw ConfigError(fmt::format("{}: a vocabulary is a JSON object of tokens and their ids", file->string()));
+    for (const auto& [token, id] : vocabulary.items()) {
+      if (!id.is_number_unsigned()) throw ConfigError(fmt::format("{}: '{}' has no id", file->string(), token));
+      found.vocab_size = std::max(found.vocab_size, id.get<int64_t>() + 1);
+    }
+    if (const auto end = vocabulary.find("<|endoftext|>"); end != vocabulary.end())
+      found.bos = found.eos = end->get<int64_t>();
+    found.files.emplace_back(*file, "vocab.json");
+    return found;
+  }
+  const Tokenizer tokenizer(*file);
+  found.vocab_size = tokenizer.vocab_size();
+  found.bos = tokenizer.bos_id();
+  found.eos = tokenizer.eos_id();
+  found.files.emplace_back(*file, name == "tokenizer.json" ? name : "tokenizer.model");
+  for (const char* beside :
+       {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"})
+    if (std::filesystem::is_regular_file(file->parent_path() / beside))
+      found.files.emplace_back(file->parent_path() / beside, beside);
+  return found;
+}
+
+void write_imported_tokenizer(const ImportedConfig& imported, const std::filesystem::path& model_directory) {
+  if (!imported.tokenizer) return;
+  for (const auto& [file, name] : imported.tokenizer->files)
+    write_file_atomic(model_directory / name, read_text_file(file, ExitCode::kConfig, size_t{1} << 30));
 }
 
 }  // namespace trireme

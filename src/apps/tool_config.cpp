@@ -49,7 +49,10 @@ void finish(const ImportedConfig& imported, const ImportCommand& command) {
   }
   const std::filesystem::path output = command.output;
   write(output / "config.yaml", imported.yaml, command.force);
-  if (imported.model) write(output / "model" / "config.json", imported_model_json(*imported.model), command.force);
+  if (imported.model) {
+    write(output / "model" / "config.json", imported_model_json(*imported.model), command.force);
+    write_imported_tokenizer(imported, output / "model");
+  }
   std::fprintf(stderr, "wrote %s%s\n", (output / "config.yaml").c_str(),
                imported.model ? fmt::format(" and {}", (output / "model" / "config.json").string()).c_str() : "");
 }
@@ -120,7 +123,9 @@ void import_nemo_file(const ImportCommand& command) {
   const auto training = ConfResolver(composition, problems).at("training");
   problems.throw_if_any(command.file);
   if (!training) throw ConfigError(fmt::format("{}: has no 'training'", command.file));
-  finish(import_nemo(*training, command.file, {command.ignore_unknown, {}, command.vocab_size}), command);
+  finish(
+      import_nemo(*training, command.file, {command.ignore_unknown, {}, command.vocab_size, read_imported_tokenizer}),
+      command);
 }
 
 void add_common(CLI::App* tool, const std::shared_ptr<ImportCommand>& command) {
@@ -170,7 +175,8 @@ void add_config_tool(CLI::App& app) {
   nemo_tool->add_option("overrides", nemo->options, "a.b=c, +new=v, ~key");
   nemo_tool->callback([nemo] { import_nemo_file(*nemo); });
 
-  titan_tool->callback([titan] { finish(import_torchtitan(titan->file, titan->ranks), *titan); });
+  titan_tool->callback(
+      [titan] { finish(import_torchtitan(titan->file, titan->ranks, read_imported_tokenizer), *titan); });
 }
 
 }  // namespace trireme

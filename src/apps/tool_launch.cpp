@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct LaunchCommand {
   std::string config;
   std::vector<std::string> overrides;
   bool ignore_unknown = false;
+  std::optional<int64_t> vocab_size;
 };
 
 /// This process's command line, a word a line.
@@ -40,6 +42,7 @@ void write_stage(const LaunchStage& stage) {
   if (stage.imported.model) {
     make_directories(stage.model_directory);
     write_file_atomic(stage.model_directory / "config.json", imported_model_json(*stage.imported.model));
+    write_imported_tokenizer(stage.imported, stage.model_directory);
   }
   std::printf("Job %s submission file created at '%s'\n", stage.job_name.c_str(), stage.submission.c_str());
 }
@@ -83,6 +86,8 @@ std::string start_stage(const LaunchStage& stage, bool debug) {
 void launch(const LaunchCommand& command) {
   LauncherSettings settings = launcher_settings();
   settings.ignore_unknown = command.ignore_unknown;
+  settings.vocab_size = command.vocab_size;
+  settings.tokenizer = read_imported_tokenizer;
   const bool debug = settings.debug;
   const Launcher launcher(command.config, command.overrides, settings);
   for (const std::string& note : launcher.notes()) std::fprintf(stderr, "note: %s\n", note.c_str());
@@ -109,6 +114,8 @@ void add_launch_tool(CLI::App& app) {
   tool->add_option("config", command->config, "config.yaml with a defaults list")->required();
   tool->add_option("overrides", command->overrides, "a.b=c, +new=v, ++a=b, ~key, group=choice");
   tool->add_flag("--ignore-unknown", command->ignore_unknown, "Ignore unknown keys of the training configuration");
+  tool->add_option("--vocab-size", command->vocab_size, "Vocabulary of the tokenizer, where its files are not here")
+      ->check(CLI::Range(1, 1 << 30));
   tool->callback([command] { launch(*command); });
 }
 

@@ -85,7 +85,8 @@ void expand_train_parts(YamlNode& root, Problems& problems) {
     data->value.entries.push_back({key, place, std::move(list)});
   };
   // Entries that are mappings are parts of their own, whether they have weights and names or not.
-  if (weighted || !named) put("weights", std::move(weights));
+  // One path without a weight is no blend.
+  if (weighted || (!named && items.size() > 1)) put("weights", std::move(weights));
   if (named) put("names", std::move(names));
 }
 

@@ -155,7 +155,14 @@ Launcher::Launcher(const std::filesystem::path& config, const std::vector<std::s
   NemoImport import;
   import.base = settings_.directory;
   import.ignore_unknown = settings_.ignore_unknown;
+  import.vocab_size = settings_.vocab_size;
+  import.tokenizer = settings_.tokenizer;
   imported_ = import_nemo(training_, source_, import);
+  if (settings_.tokenizer && imported_.model && !imported_.tokenizer)
+    notes_.push_back(
+        fmt::format("the tokenizer's files are not here: the model has {} tokens, and the results have no "
+                    "tokenizer",
+                    imported_.model->vocab_size));
 }
 
 void Launcher::check_cluster(ConfProblems& problems) {
@@ -206,7 +213,7 @@ struct Launcher::JobParts {
   std::vector<std::string> setup, command;
 };
 
-Launcher::JobParts Launcher::job_parts(const ConfNode& training, const std::string& dependency) const {
+Launcher::JobParts Launcher::job_parts(const ConfNode& training, const std::string& dependency, bool continues) const {
   const ConfNode& run = *training.find("run");
   JobParts parts;
   parts.name = text_of(run, "name");
@@ -229,14 +236,23 @@ Launcher::JobParts Launcher::job_parts(const ConfNode& training, const std::stri
     for (const ConfEntry& entry : variables->entries)
       if (!entry.value.is(Kind::kNull))
         parts.setup.push_back(fmt::format("export {}={}", entry.key, shell_quote(entry.value.str())));
+  const bool cpu = trainer != nullptr && text_of(*trainer, "accelerator") == "cpu";
+  if (cpu) parts.setup.emplace_back("export TRIREME_DEVICE=cpu");
   ConfProblems none;
   if (const std::string mapping = numa_mapping_text(root_, none); !mapping.empty())
     parts.setup.push_back("export TRIREME_NUMA_MAPPING=" + mapping);
   const ConfNode* manager = training.find("exp_manager");
   const ConfNode* resume = manager == nullptr ? nullptr : manager->find("resume_if_exists");
-  if (resume == nullptr || !resume->is(Kind::kBool) || !resume->boolean) {
-    const std::string log_dir = manager == nullptr ? "" : text_of(*manager, "explicit_log_dir");
-    const std::string results = shell_quote(log_dir.empty() ? (parts.folder / "results").string() : absolute(log_dir));
+  const std::string log_dir = manager == nullptr ? "" : text_of(*manager, "explicit_log_dir");
+  const std::string results = shell_quote(log_dir.empty() ? (parts.folder / "results").string() : absolute(log_dir));
+  if (resume != nullptr && resume->is(Kind::kBool) && resume->boolean) {
+    if (continues)
+      parts.setup.insert(parts.setup.end(),
+                         {"# a stage before this one may have come to the end of the run",
+                          fmt::format("if grep -Eqs '\"max_steps\": {},?$' {}/finished.json; then",
+                                      trainer == nullptr ? "" : text_of(*trainer, "max_steps"), results),
+                          "  echo \"the run is finished: nothing is left for this stage\"", "  exit 0", "fi"});
+  } else {
     parts.setup.insert(
         parts.setup.end(),
         {"# resume_if_exists is False: an earlier run's files move to run_<k> beside them, this run starts afresh",
@@ -247,7 +263,7 @@ Launcher::JobParts Launcher::job_parts(const ConfNode& training, const std::stri
 
   std::vector<std::string> words;
   std::vector<std::string> devices;
-  if (parts.tasks.is(Kind::kInteger))
+  if (parts.tasks.is(Kind::kInteger) && !cpu)
     for (int64_t i = 0; i < parts.tasks.integer; ++i) devices.push_back(std::to_string(i));
   if (!devices.empty()) words.push_back("CUDA_VISIBLE_DEVICES=" + join(devices, ","));
   const ConfNode* model = training.find("model");
@@ -274,7 +290,7 @@ LaunchStage Launcher::stage(size_t index, const std::string& dependency) const {
   stage.name = stages_.at(index);
   stage.imported = imported_;
   stage.interactive = text_of(root_, "cluster_type") == "interactive";
-  const JobParts parts = job_parts(training_, dependency);
+  const JobParts parts = job_parts(training_, dependency, index > 0);
   stage.folder = parts.folder;
   stage.model_directory = parts.folder / "model";
   ConfNode saved = training_;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`trireme config import`: fms-fsdp's options in three dialects, torchtitan's TOML and the YAML of NeMo's launcher become a configuration that train_llama takes; every option has a line that says what it became; what is unknown or missing here ends with exit code 2. And a run of an imported configuration: fms-fsdp's labels and learning rates, resumed and extended."""
+"""`trireme config import`: fms-fsdp's options in three dialects, torchtitan's TOML and the YAML of NeMo's launcher become a configuration that train_llama takes; every option has a line that says what it became; what is unknown, refused or missing here ends with exit code 2. And a run of an imported configuration: fms-fsdp's labels and learning rates, resumed and extended."""
 import argparse
 import json
 import math
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-NEW_KEYS = "not in this version"
+# Keys of the other trainers with a value of each, as their own code has them: "source" names the version.
+TABLES = json.loads((Path(__file__).parent / "trainer_keys.json").read_text())
 
 
 class Site:
@@ -23,7 +24,7 @@ class Site:
         return done
 
     def imported(self, kind, *arguments):
-        """The YAML as a tree, the keys that wait as comments, the report's lines, and config.json."""
+        """The YAML as a tree, the report's lines, and config.json."""
         self.count += 1
         folder = self.work / f"import{self.count}"
         before = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -32,9 +33,9 @@ class Site:
         text = (folder / "config.yaml").read_text()
         if len(after) > 6 or kind == "torchtitan":  # the import itself has read its result with the same reader
             self.run("train_llama", "--config", folder / "config.yaml", "--print-config")
-        waiting = dict(re.findall(r"^#  (\w+): (.*?)  # not in this version$", text, re.M))
+        assert not re.search(r"^#  ", text, re.M), f"a value is a comment in\n{text}"
         shape = folder / "model/config.json"
-        return yaml.safe_load(text), waiting, done.stderr, json.loads(shape.read_text()) if shape.exists() else None
+        return yaml.safe_load(text), done.stderr, json.loads(shape.read_text()) if shape.exists() else None
 
     def refused(self, kind, *arguments, says):
         done = self.run("trireme", "config", "import", kind, *arguments, code=2)
@@ -43,10 +44,9 @@ class Site:
         assert not done.stdout, "nothing is printed where a problem was found"
 
 
-def value(config, waiting, key):
-    """Of a key that may wait for a later version."""
+def value(config, key):
     section, name = key.split(".")
-    return config[section][name] if name in (config.get(section) or {}) else yaml.safe_load(waiting[name])
+    return config[section][name]
 
 
 def parameters(shape):
@@ -60,15 +60,15 @@ def check_variants(site):
     counts = {"llama2_7b": 6738415616, "llama2_13b": 13015864320, "llama2_34b": 33743970304, "llama2_70b": 68976648192,
               "llama3_8b": 8030261248, "llama3_70b_4k": 70553706496}
     for name, count in counts.items():
-        config, _, _, shape = site.imported("fms", "--", f"--model_variant={name}")
+        config, _, shape = site.imported("fms", "--", f"--model_variant={name}")
         assert parameters(shape) == count, f"{name}: {parameters(shape)}"
         assert config["model"] == {"path": "model", "init": "random"}
-    _, _, _, shape = site.imported("fms", "--", "--model_variant=llama2_34b", "--seq_length=2048")
+    _, _, shape = site.imported("fms", "--", "--model_variant=llama2_34b", "--seq_length=2048")
     assert (shape["max_position_embeddings"], shape.get("rope_theta") or shape["rope_parameters"]["rope_theta"]) == (16384, 1e6)
-    _, _, _, small = site.imported("fms", "--", "--model_variant=llama3_194m_4k")
+    _, _, small = site.imported("fms", "--", "--model_variant=llama3_194m_4k")
     assert small["intermediate_size"] % 256 == 0 and 0 <= small["intermediate_size"] - 8 / 3 * 1024 < 256
     for spelling in ("7b", "LLAMA2-7B", "llama2_7b"):
-        assert parameters(site.imported("fms", "--", f"--model_variant={spelling}")[3]) == counts["llama2_7b"]
+        assert parameters(site.imported("fms", "--", f"--model_variant={spelling}")[2]) == counts["llama2_7b"]
     site.refused("fms", "--", "--model_variant=llama2_7", says=["Did you mean 'llama2_7b'?"])
     site.refused("fms", "--", "--model_variant=mamba_9.8b", says=["no Mamba"])
 
@@ -90,11 +90,11 @@ HEAD = {
 
 
 def check_fms_head(site):
-    config, waiting, report, _ = site.imported("fms", "--ranks", 16, "--", *[f"--{name}={text}" for name, text in HEAD.items()])
+    config, report, _ = site.imported("fms", "--ranks", 16, "--", *[f"--{name}={text}" for name, text in HEAD.items()])
     for name in HEAD:
         said = f"--{name}=" in report or f"--{name}," in report or f", --{name}" in report
         assert said, f"--{name} has no line in\n{report}"
-    get = lambda key: value(config, waiting, key)
+    get = lambda key: value(config, key)
     expected = {
         "batch.micro_batch_size": 2, "batch.global_batch_size": 32, "data.seq_length": 4096, "data.shuffle": True, "optimizer.lr": 3e-4,
         "optimizer.betas": [0.9, 0.95], "optimizer.weight_decay": 0.1, "optimizer.decay_norms": True, "optimizer.grad_clip": 1,
@@ -106,24 +106,27 @@ def check_fms_head(site):
     }
     for key, want in expected.items():
         assert get(key) == want, f"{key}: {get(key)!r}, not {want!r}"
-    # Streams with weights where the version has them, else the paths alone.
-    train = config["data"]["train"]
-    streams = train if isinstance(train[0], dict) else yaml.safe_load(waiting["train"])
-    assert streams[0] == {"path": "/fsx/data/lang=en/dataset=commoncrawl", "weight": 7725, "name": "lang=en/dataset=commoncrawl"}, streams
-    if waiting:
-        assert NEW_KEYS in report
+    assert config["data"]["train"] == [{"path": "/fsx/data/lang=en/dataset=commoncrawl", "weight": 7725, "name": "lang=en/dataset=commoncrawl"},
+                                       {"path": "/fsx/data/lang=en/dataset=webhose", "weight": 500, "name": "lang=en/dataset=webhose"}]
+    # train.sh names neither streams nor weights: those of train_config.
+    config, report, _ = site.imported("fms", "--", "--ckpt_load_path=/l/ckpt", "--ckpt_save_path=/l/ckpt", "--data_path=/l/tokens", "--sharding_strategy=hsdp",
+                                      "--batch_size=2", "--use_profiler=False")
+    facts = TABLES["fms"]["keys"]
+    names, weights = facts["datasets"].split(","), [float(weight) for weight in facts["weights"].split(",")]
+    assert [(part["path"], part["weight"]) for part in config["data"]["train"]] == [(f"/l/tokens/{name}", weight) for name, weight in zip(names, weights)]
+    assert len(names) == 13 and "13 weighted streams" in report
     # Other spellings of the same.
-    config, _, report, _ = site.imported("fms", "--", "--model-variant", "llama2_7b", "--train_config.num_steps=60", "--use_profiler", "--nolow_cpu_fsdp",
+    config, report, _ = site.imported("fms", "--", "--model-variant", "llama2_7b", "--train_config.num_steps=60", "--use_profiler", "--nolow_cpu_fsdp",
                                          "--training_stage=annealing", "--selective_checkpointing=0.5")
     assert config["train"]["max_steps"] == 60 and config["schedule"] == {"name": "annealing"} and config["parallel"]["recompute"] == "none"
     for strategy, size in (("fsdp", "world"), ("hsdp", "auto"), ("ddp", 1), ("HSDP", "auto")):
-        config, waiting, _, _ = site.imported("fms", "--", f"--sharding_strategy={strategy}")
-        assert config["parallel"]["shard_size"] == size and value(config, waiting, "parallel.policy") == ("none" if strategy == "ddp" else "full")
+        config, _, _ = site.imported("fms", "--", f"--sharding_strategy={strategy}")
+        assert config["parallel"]["shard_size"] == size and value(config, "parallel.policy") == ("none" if strategy == "ddp" else "full")
     for share, want in (("1", "full"), ("5/3", "full"), ("0", "none"), ("-1", "none"), ("2/3", "2/3"), ("0.25", 0.25)):
-        config, _, _, _ = site.imported("fms", "--dialect", "head", "--", "--fsdp_activation_checkpointing=1", f"--selective_checkpointing={share}")
+        config, _, _ = site.imported("fms", "--dialect", "head", "--", "--fsdp_activation_checkpointing=1", f"--selective_checkpointing={share}")
         assert config["parallel"]["recompute"] == want, f"{share}: {config['parallel']}"
     for no in ("False", "false", "0", "no", "None"):
-        config, _, _, _ = site.imported("fms", "--", f"--mixed_precision={no}")
+        config, _, _ = site.imported("fms", "--", f"--mixed_precision={no}")
         assert config["precision"]["compute"] == "fp32", no
 
 
@@ -134,6 +137,9 @@ def check_fms_refusals(site):
                        "strategies are fsdp, hsdp and ddp"])
     site.refused("fms", "--", "--model_name=llama2_7b", "--model_variant=llama2_7b", says=["set the same option"])
     site.refused("fms", "--", "--datasets=a,b", "--weights=1", says=["--datasets has 2 names and --weights 1 numbers"])
+    site.refused("fms", "--", "--datasets=a,b", "--weights=1,0", says=["--weights: '0' of b is no weight above 0"])
+    site.refused("fms", "--", "--datasets=a,b", says=["--datasets has 2 names and --weights 13 numbers"])
+    site.refused("fms", "--", "--eos_token=99999999999999", says=["--eos_token=99999999999999: becomes data.eos_token"])
     site.refused("fms", "--", "--use_dummy_dataset=True", says=["there is no dummy data"])
     site.refused("fms", "--", "--low_cpu_fsdp=perhaps", says=["must be true or false"])
     folder = site.work / "twice"
@@ -143,7 +149,7 @@ def check_fms_refusals(site):
 
 
 def check_aws(site):
-    config, waiting, report, shape = site.imported(
+    config, report, shape = site.imported(
         "fms", "--", "--model_name=llama2_70b", "--sharding_strategy=hsdp", "--selective_checkpointing=3", "--fsdp_activation_checkpointing=True",
         "--data_path=/fsx/rows", "--ckpt_save_path=/fsx/ckpt", "--use_nsys=True", "--low_cpu_fsdp=False")
     assert "the AWS test case" in report and shape["intermediate_size"] == 28672 and "28762" in report
@@ -153,16 +159,16 @@ def check_aws(site):
     for trap in ("the AWS script knows --dataset_path only", "--save_ckpt_path and --load_ckpt_path only", "--use_nsight only"):
         assert trap in report, f"no '{trap}' in\n{report}"
     # A boolean that is not given is off, whatever the dataclass says; "False" is false.
-    config, _, report, _ = site.imported("fms", "--dialect=aws", "--", "--model_name=llama2_7b")
+    config, report, _ = site.imported("fms", "--dialect=aws", "--", "--model_name=llama2_7b")
     assert config["parallel"]["recompute"] == "none" and "the AWS parser overwrites the documented default True" in report
-    config, _, report, _ = site.imported("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=False", "--use_profiler=False")
+    config, report, _ = site.imported("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=False", "--use_profiler=False")
     assert config["parallel"]["recompute"] == "none" and "the AWS script reads every text as true" in report and "profile" not in config
     for every, want in ((0, "full"), (1, "full"), (2, "1/2"), (4, "1/4")):
-        config, _, _, _ = site.imported("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=1", f"--selective_checkpointing={every}")
+        config, _, _ = site.imported("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=1", f"--selective_checkpointing={every}")
         assert config["parallel"]["recompute"] == want, every
     site.refused("fms", "--", "--model_name=llama2_7b", "--fsdp_activation_checkpointing=1", "--selective_checkpointing=1/3", says=["takes an integer k"])
-    config, waiting, report, _ = site.imported("fms", "--", "--model_variant=7b", "--sep_token=1", "--num_steps=15")
-    assert "March 2024" in report and value(config, waiting, "data.eos_token") == 1 and config["schedule"]["warmup_steps"] == 0 and "divides by zero" in report
+    config, report, _ = site.imported("fms", "--", "--model_variant=7b", "--sep_token=1", "--num_steps=15")
+    assert "March 2024" in report and value(config, "data.eos_token") == 1 and config["schedule"]["warmup_steps"] == 0 and "divides by zero" in report
 
 
 TITAN = """
@@ -233,7 +239,7 @@ def check_torchtitan(site):
         path.write_text(text)
         return path
 
-    config, waiting, report, shape = site.imported("torchtitan", "--ranks", 16, toml(TITAN))
+    config, report, shape = site.imported("torchtitan", "--ranks", 16, toml(TITAN))
     for line in TITAN.strip().splitlines():
         if "=" in line:
             name = line.split("=")[0].strip()
@@ -247,15 +253,27 @@ def check_torchtitan(site):
         "precision.fp8_recipe": "rowwise", "profile.wait": 96, "profile.warmup": 3, "profile.active": 1, "profile.ranks": "all",
     }
     for key, want in expected.items():
-        assert value(config, waiting, key) == want, f"{key}: {value(config, waiting, key)!r}, not {want!r}"
+        assert value(config, key) == want, f"{key}: {value(config, key)!r}, not {want!r}"
     assert parameters(shape) == 8030261248
     assert "optimizer.lr = 0.0003 " in report and "min_lr_factor = 0.1 " in report, report
+    assert config["eval"]["samples"] == 10 * 8 * 16 and (config["data"]["bos_token"], config["data"]["eos_token"], config["data"]["min_length"]) == (128000, 128001, 1)
+    rope = shape.get("rope_scaling") or shape["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]) == ("llama3", 8, 1, 4, 8192), shape
+    # The tokenizer's own BOS and EOS, and its files beside the model.
+    config, _, _ = site.imported("torchtitan", toml(""))
+    assert (config["data"]["bos_token"], config["data"]["eos_token"]) == (2002, 2003)
+    (site.work / "titan_assets").mkdir()
+    (site.work / "titan.txt").write_text("\n\n".join(f"The trireme crossed the strait with {170 + i} rowers." for i in range(60)))
+    site.run("trireme", "tokenizer", "train", "--input", "titan.txt", "--vocab-size", 320, "--output", "titan_assets/tokenizer.model")
+    config, report, _ = site.imported("torchtitan", toml('[model]\nhf_assets_path = "titan_assets"\n'))
+    assert (config["data"]["bos_token"], config["data"]["eos_token"]) == (1, 2), config["data"]
+    assert (site.work / f"import{site.count}/model/tokenizer.model").exists()
 
-    config, _, report, _ = site.imported("torchtitan", toml(TITAN.replace("warmup_steps = 200", "warmup_steps = 300")))
+    config, report, _ = site.imported("torchtitan", toml(TITAN.replace("warmup_steps = 200", "warmup_steps = 300")))
     assert "decay_ratio" not in config["schedule"] and "torchtitan shortens the decay to the 700 steps" in report
-    config, _, _, _ = site.imported("torchtitan", toml(""))
+    config, _, _ = site.imported("torchtitan", toml(""))
     assert config["schedule"]["decay_type"] == "linear" and config["batch"]["global_batch_size"] == 64 and config["train"]["max_steps"] == 10000
-    config, _, _, shape = site.imported("torchtitan", toml('[checkpoint]\ninitial_load_in_hf = true\n[model]\nhf_assets_path = "hf"\n'))
+    config, _, shape = site.imported("torchtitan", toml('[checkpoint]\ninitial_load_in_hf = true\n[model]\nhf_assets_path = "hf"\n'))
     assert config["model"] == {"path": "hf", "init": "checkpoint"} and shape is None
     for text, says in (
         ("[training]\nlocal_batchsize = 1\n", ["titan.toml:2:", "Did you mean 'training.local_batch_size'?"]),
@@ -268,14 +286,105 @@ def check_torchtitan(site):
         ("[training]\nsteps = \"ten\"\n", ["must be an integer"]),
         ("[lr_scheduler]\ndecay_type = \"cosin\"\n", ["Did you mean 'cosine'?"]),
         ("[training\n", ["titan.toml:1:"]),
+        ("[validation]\nenable = true\nsteps = 0\n", ["titan.toml:3:", "validation.steps = 0: must be a number from 1 on"]),
+        ("[validation]\nenable = true\nseq_len = 512\n", ["titan.toml:3:", "rows have training.seq_len 2048 tokens in both"]),
+        ("[optimizer]\nlr = -1.0\n", ["titan.toml:2:", "optimizer.lr = -1.0: becomes optimizer.lr"]),
+        ("[optimizer]\nearly_step_in_backward = true\n", ["titan.toml:2:", "set it to false"]),
+        ("[model]\nconverters = [\"float8\"]\n[quantize.linear.float8]\nfilter_fqns = [\"attention.wk\"]\n", ["'attention.wk' is not left out"]),
     ):
         site.refused("torchtitan", toml(text), says=says)
     site.refused("torchtitan", site.work / "absent.toml", says=["absent.toml"])
 
 
+def check_keys(site):
+    """Every key of the tables is imported, refused by name, or has a line that says why it means nothing."""
+    def check(kind, keys, run):
+        done, left = None, dict(keys)
+        for _ in range(6):  # a refused key hides what depends on it
+            done = run(left)
+            if done.returncode == 0:
+                break
+            assert done.returncode == 2 and "unknown" not in done.stderr, f"{kind}: {done.returncode}\n{done.stderr}"
+            refused = [name for name in left if re.search(rf"(^|[ :'-]){re.escape(name)}[ =,]", done.stderr)]
+            assert refused, f"{kind}: refused without a name\n{done.stderr}"
+            for name in refused:
+                del left[name]
+        assert done.returncode == 0, done.stderr
+        assert len(left) > 0.9 * len(keys), f"{kind}: {sorted(set(keys) - set(left))} are refused"
+        for name in left:
+            assert re.search(rf"(^|[ -]){re.escape(name)}\b", done.stderr, re.M), f"{kind}: {name} has no line in\n{done.stderr}"
+
+    def run(*arguments):
+        return subprocess.run([f"{site.bin}/trireme", "config", "import", *map(str, arguments)], capture_output=True, text=True, cwd=site.work)
+
+    def titan(keys):
+        lines = []
+        for name, given in sorted(keys.items()):
+            section, key = name.rsplit(".", 1)
+            lines.append(f"[{section}]" if not lines or section != lines[-1][0] else "")
+            lines[-1] = (section, lines[-1], f"{key} = {json.dumps(given)}")
+        (site.work / "keys.toml").write_text("\n".join(f"{head}\n{line}" for _, head, line in lines))
+        return run("torchtitan", "keys.toml")
+
+    check("torchtitan", {name: given for name, given in TABLES["torchtitan"]["keys"].items() if given is not None and given != [] or name == "model.converters"}, titan)
+
+    def nemo(keys):
+        tree = {}
+        for name, given in keys.items():
+            node = tree
+            for part in name.split(".")[:-1]:
+                node = node.setdefault(part, {})
+            node[name.split(".")[-1]] = given
+        (site.work / "keys.yaml").write_text(yaml.safe_dump(tree))
+        return run("nemo", "keys.yaml")
+
+    check("nemo", TABLES["nemo"]["keys"], nemo)
+    check("fms", TABLES["fms"]["keys"], lambda keys: run("fms", "--", *[f"--{name}={given}" for name, given in keys.items()]))
+
+
+def check_against_torchtitan(site):
+    """The models and keys of the torchtitan that is installed."""
+    try:
+        import dataclasses
+        import torch
+        from torchtitan.config import JobConfig
+        from torchtitan.models.llama3 import llama3_args
+        from torchtitan.models.llama3.model.model import precompute_freqs_cis
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    except ImportError as missing:
+        print(f"SKIPPED: torchtitan or transformers is not there ({missing})")
+        raise SystemExit(77)
+
+    def names(section, prefix):
+        for field in dataclasses.fields(section):
+            inner = getattr(section, field.name)
+            if dataclasses.is_dataclass(inner):
+                yield from names(inner, f"{prefix}{field.name}.")
+            else:
+                yield prefix + field.name
+
+    unknown = set(names(JobConfig(), "")) - set(TABLES["torchtitan"]["keys"])
+    assert not unknown, f"not in trainer_keys.json: {sorted(unknown)}"
+    for flavor in ("debugmodel", "8B", "70B", "405B"):
+        path = site.work / "flavor.toml"
+        path.write_text(f'[model]\nflavor = "{flavor}"\n')
+        _, _, shape = site.imported("torchtitan", path)
+        theirs = llama3_args[flavor]
+        hidden = int((theirs.ffn_dim_multiplier or 1) * int(2 * 4 * theirs.dim / 3))
+        hidden = (hidden + theirs.multiple_of - 1) // theirs.multiple_of * theirs.multiple_of
+        sizes = (theirs.dim, theirs.n_layers, theirs.n_heads, theirs.n_kv_heads or theirs.n_heads, hidden, theirs.vocab_size, theirs.norm_eps)
+        mine = tuple(shape[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "rms_norm_eps"))
+        assert mine == sizes, (flavor, mine, sizes)
+        scaling = (theirs.rope_scaling_args,) if hasattr(theirs, "rope_scaling_args") else ()
+        angles = precompute_freqs_cis(theirs.dim // theirs.n_heads, 2, theirs.rope_theta, *scaling)[1].angle()
+        frequencies = LlamaRotaryEmbedding(LlamaConfig(**{key: given for key, given in shape.items() if key != "model_type"})).inv_freq
+        assert torch.allclose(angles, frequencies, rtol=1e-5, atol=0), flavor
+
+
 def check_nemo(site):
     conf = Path(__file__).resolve().parents[2] / "scripts/launch/conf"
-    config, _, report, shape = site.imported("nemo", conf / "training/gpt3/126m.yaml", "--", "model.data.data_impl=mock", "training.trainer.max_steps=700")
+    config, report, shape = site.imported("nemo", conf / "training/gpt3/126m.yaml", "--", "model.data.data_impl=mock", "training.trainer.max_steps=700")
     assert config["model"] == {"path": "model", "init": "random", "pad_vocab_to": 128} and config["data"]["train"] == "mock" and config["train"]["max_steps"] == 700
     expected = {"model_type": "gpt2", "n_embd": 768, "n_inner": 3072, "n_layer": 12, "n_head": 12, "n_positions": 2048, "vocab_size": 50257, "embd_pdrop": 0.1,
                 "resid_pdrop": 0.1, "attn_pdrop": 0.1, "initializer_range": 0.023, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
@@ -283,6 +392,14 @@ def check_nemo(site):
     for key, want in expected.items():
         assert shape[key] == want, f"{key}: {shape[key]!r}, not {want!r}"
     assert "model.tensor_model_parallel_size = 1 -> one: as here" in report
+    # A vocabulary of the user's, under a name of the user's.
+    (site.work / "words.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 99}))
+    (site.work / "pairs.txt").write_text("#version: 0.2\na b\n")
+    _, _, shape = site.imported("nemo", conf / "training/gpt3/126m.yaml", "--", "model.data.data_impl=mock", "model.tokenizer.vocab_file=words.json",
+                                "model.tokenizer.merge_file=pairs.txt", "model.data.eod_mask_loss=True")
+    assert shape["vocab_size"] == 100 and {path.name for path in (site.work / f"import{site.count}/model").iterdir()} == {"config.json", "vocab.json", "merges.txt"}
+    site.refused("nemo", conf / "training/gpt3/126m.yaml", "trainer.max_time=soon", "model.rampup_batch_size=[64,100,1000]",
+                 says=["trainer.max_time = soon: becomes train.max_time", "model.rampup_batch_size = [64, 100, 1000]: becomes batch.rampup", "2 problems"])
     # The whole configuration, and a training file without the files around it.
     whole = site.run("trireme", "config", "import", "nemo", conf / "config.yaml", "training=gpt3/5b")
     assert "lr: 0.00016" in whole.stdout and "model.num_layers = 24" in whole.stderr
@@ -358,11 +475,13 @@ def check_run(site):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
-    parser.add_argument("--case", required=True, choices=["options", "run"])
+    parser.add_argument("--case", required=True, choices=["options", "run", "torchtitan"])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         site = Site(args.bin, work)
-        for check in (check_variants, check_fms_head, check_fms_refusals, check_aws, check_torchtitan, check_nemo) if args.case == "options" else (check_run,):
+        checks = {"options": (check_keys, check_variants, check_fms_head, check_fms_refusals, check_aws, check_torchtitan, check_nemo), "run": (check_run,),
+                  "torchtitan": (check_against_torchtitan,)}
+        for check in checks[args.case]:
             check(site)
     print("ok")
 

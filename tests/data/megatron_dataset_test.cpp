@@ -119,7 +119,7 @@ TEST_F(MegatronRows, BadIdsAreToldWithTheirByte) {
 
 TEST_F(MegatronRows, TooLittleText) {
   EXPECT_NE(complaint([&] {
-              (void)open(write("short", {{1, 2}, {3}}), in_order(3));
+              (void)open(write("short", {{1, 2}, {3}}), in_order(3), 0);
             }).find("3 tokens in 2 documents, and a row of data.seq_length 3 reads 4"),
             std::string::npos);
   MegatronOptions options = in_order(3);
@@ -213,6 +213,27 @@ TEST_F(MegatronRows, BlendsFollowTheirWeights) {
   fs::create_directories(folder_ / "other");
   const fs::path c = write("other/a", {std::vector<int32_t>(200, 2)});
   EXPECT_THROW((void)open_megatron_dataset({{a, c}, {1, 1}}, MegatronSplit::kTrain, 400, options), ConfigError);
+}
+
+TEST_F(MegatronRows, ShortDocumentsAreRepeated) {
+  const auto data = open(write("short", {{1, 2}, {3}}), in_order(4), 3);
+  ASSERT_EQ(data->size(), 3);
+  EXPECT_EQ(data->read(0).input_ids, (Ids{1, 2, 3, 1}));
+  EXPECT_EQ(data->read(2).labels, (Ids{1, 2, 3, 1}));
+  EXPECT_EQ(data->rows_per_epoch(), 0);
+  EXPECT_THROW((void)open(write("empty", {{}, {}}), in_order(4), 3), DataError);
+}
+
+TEST_F(MegatronRows, OnePathWithAWeightIsABlend) {
+  const fs::path a = write("a", {std::vector<int32_t>(4001, 1)});
+  MegatronOptions options = in_order(4);
+  const auto rows = [&](std::vector<double> weights) {
+    return open_megatron_dataset({{a}, std::move(weights)}, MegatronSplit::kTrain, 1000, options)->size();
+  };
+  EXPECT_EQ(rows({}), 1000);
+  EXPECT_EQ(rows({0.7}), 1005) << "maps of 1.005 n rows, which are two epochs";
+  options.rules = IndexRules::kCore;
+  EXPECT_EQ(rows({0.7}), 1000);
 }
 
 TEST(BlendOrder, CountsAndPlacesAgree) {

@@ -111,6 +111,19 @@ TEST(Launcher, StagesDependOnEachOther) {
   EXPECT_TRUE(has_line(script(overrides, settings(), 1, "afterany:17"), "#SBATCH --dependency=afterany:17"));
 }
 
+TEST(Launcher, TheRestOfAChainHasNothingToDo) {
+  const std::vector<std::string> overrides = {"training=gpt3/126m", "stages=[training,training]"};
+  const char* line = "if grep -Eqs '\"max_steps\": 600000,?$' /site/results/gpt3_126m/results/finished.json; then";
+  EXPECT_FALSE(has_line(script(overrides, settings()), line));
+  EXPECT_TRUE(has_line(script(overrides, settings(), 1, "afterany:17"), line)) << script(overrides, settings(), 1);
+}
+
+TEST(Launcher, AcceleratorCpu) {
+  const std::string text = script({"training=gpt3/126m", "+training.trainer.accelerator=cpu"}, settings());
+  EXPECT_TRUE(has_line(text, "export TRIREME_DEVICE=cpu")) << text;
+  EXPECT_EQ(text.find("CUDA_VISIBLE_DEVICES"), std::string::npos);
+}
+
 TEST(Launcher, TheHydraFileIsInterpolated) {
   const LaunchStage stage = Launcher(kConfig, {"training=gpt3/126m"}, settings()).stage(0, "");
   const std::string& text = stage.files.front().second;

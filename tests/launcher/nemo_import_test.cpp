@@ -198,15 +198,61 @@ TEST(NemoImport, Llama) {
                                           "training.model.tokenizer.type=null",
                                           "+training.model.num_query_groups=4",
                                           "training.model.ffn_hidden_size=2048"};
-  const ImportedConfig from = imported(llama);
+  EXPECT_NE(import_refusal(llama).find("add --vocab-size N"), std::string::npos) << import_refusal(llama);
+  const ImportedConfig from = imported(llama, {false, {}, 32000});
   EXPECT_EQ(from.program, "train_llama");
   EXPECT_FALSE(from.model->gpt);
   EXPECT_EQ(from.model->kv_heads, 4);
   EXPECT_EQ(from.model->vocab_size, 32000);
+  EXPECT_EQ(from.model->rope_theta, 10000);
+  EXPECT_FALSE(from.model->llama3_rope);
+  std::vector<std::string> later = llama;
+  later.insert(later.end(),
+               {"+training.model.rotary_base=500000.0", "+training.model.scale_positional_embedding=True"});
+  EXPECT_EQ(imported(later, {false, {}, 128256}).model->rope_theta, 5e5);
+  EXPECT_TRUE(imported(later, {false, {}, 128256}).model->llama3_rope);
   EXPECT_EQ(imported(llama, {false, {}, 128256}).model->vocab_size, 128256);
   std::vector<std::string> half = llama;
   half.front() = "+training.model.normalization=layernorm1p";
   EXPECT_NE(import_refusal(half).find("neither a GPT-3"), std::string::npos) << import_refusal(half);
+}
+
+TEST(NemoImport, LightningsNumbersOfBatches) {
+  const Config all = config(imported({"training.trainer.limit_val_batches=1.0"}));
+  EXPECT_FALSE(all.eval.samples);
+  EXPECT_EQ(all.eval.every_samples, 512000);
+  EXPECT_EQ(config(imported({"training.trainer.limit_val_batches=1"})).eval.samples, 256);
+  const Config end = config(imported({"training.trainer.val_check_interval=1.0"}));
+  EXPECT_FALSE(end.eval.every_samples || end.output.save_every_samples);
+  const Config mock = config(imported(with_mock({"training.trainer.limit_val_batches=3"})));
+  EXPECT_EQ(mock.data.valid, (std::vector<std::string>{"mock"}));
+  EXPECT_EQ(mock.data.test, (std::vector<std::string>{"mock"}));
+  EXPECT_EQ(mock.eval.samples, 768);
+  EXPECT_EQ(mock.eval.test_samples, 50 * 256);
+  EXPECT_NE(import_refusal(with_mock({"training.trainer.limit_val_batches=1.0"})).find("mock data has no end"),
+            std::string::npos);
+}
+
+TEST(NemoImport, TheTokenizerOfTheUser) {
+  NemoImport import;
+  import.base = "/site";
+  std::vector<std::filesystem::path> asked;
+  import.tokenizer = [&](const std::filesystem::path& path) -> std::optional<ImportedTokenizer> {
+    asked.push_back(path);
+    if (path.filename() == "absent.json") return std::nullopt;
+    return ImportedTokenizer{1000, 7, 7, {{path, "tokenizer.json"}}};
+  };
+  const ImportedConfig from =
+      imported({"training.model.tokenizer.library=huggingface", "training.model.tokenizer.type=tokenizers/mine",
+                "training.model.data.eod_mask_loss=True"},
+               import);
+  EXPECT_EQ(asked.back(), "/site/tokenizers/mine");
+  EXPECT_EQ(from.model->vocab_size, 1000);
+  EXPECT_EQ(config(from).data.eos_token, 7);
+  ASSERT_TRUE(from.tokenizer);
+  EXPECT_EQ(from.tokenizer->files.front().second, "tokenizer.json");
+  EXPECT_EQ(imported({"training.model.tokenizer.vocab_file=absent.json"}, import).model->vocab_size, 50257);
+  EXPECT_FALSE(imported({"training.model.tokenizer.vocab_file=absent.json"}, import).tokenizer);
 }
 
 TEST(NemoImport, Refusals) {
@@ -218,7 +264,19 @@ TEST(NemoImport, Refusals) {
       {"training.trainer.accumulate_grad_batches=2", "must be 1"},
       {"training.trainer.devices=auto", "must be an integer"},
       {"training.trainer.precision=fp8", "one of bf16, 16, 32"},
-      {"training.trainer.limit_val_batches=0.5", "must be a whole number of batches"},
+      {"training.trainer.limit_val_batches=0.5", "a share of the batches is not available"},
+      {"training.trainer.limit_val_batches=50.0", "a number of batches is an integer"},
+      {"training.trainer.limit_val_batches=-1", "a number of batches >= 0"},
+      {"training.trainer.val_check_interval=0.25", "must be a number of steps"},
+      {"training.trainer.max_time=tomorrow",
+       "override 'training.trainer.max_time=tomorrow': trainer.max_time = tomorrow: becomes train.max_time"},
+      {"training.model.rampup_batch_size=[64,100,1000]",
+       "override 'training.model.rampup_batch_size=[64,100,1000]': model.rampup_batch_size"},
+      {"training.model.rampup_batch_size=[512,64,1000]", "which is not below batch.global_batch_size 256"},
+      {"+training.trainer.limit_train_batches=5", "the run would read the same rows again"},
+      {"+training.model.fp32_residual_connection=True", "the residual is in the compute type"},
+      {"+training.model.data.legacy_dataset=False", "data.index_rules"},
+
       {"training.model.optim.name=distributed_fused_adan", "Did you mean 'distributed_fused_adam'?"},
       {"training.model.optim.sched.name=WarmupAnnealing", "one of CosineAnnealing"},
       {"training.model.hidden_size=770", "does not divide the width 770"},

@@ -48,7 +48,7 @@ TEST_F(MegatronParity, FiftyConfigurations) {
     const auto test = nlohmann::json::parse(line);
     MegatronInput input;
     input.weights = test.at("weights").get<std::vector<double>>();
-    for (size_t i = 0; i < input.weights.size(); ++i)
+    for (size_t i = 0; i < test.at("files").get<size_t>(); ++i)
       input.paths.push_back(path(fmt::format("case{}_{}", test.at("number").get<int>(), i)));
     MegatronOptions options{.seq_length = test.at("seq"), .vocab_size = 30000, .seed = test.at("seed")};
     options.rules = test.at("rules") == "core" ? IndexRules::kCore : IndexRules::kNemo;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Megatron's data rules in NumPy, written from their description: what data/megatron is compared with.
 make DIR    50 random configurations with their files, and the rows that they give
+core        the rows of make's configurations for Megatron core against those that megatron-core's own code gives
 check DIR   the index maps that C++ wrote into DIR/cache against those built here
 read DIR    packed.bin/.idx, written by C++, against documents.npy; and the other way round: back.bin/.idx
 mock        rows of NeMo's mock set"""
@@ -9,6 +10,7 @@ import math
 import os
 import struct
 import sys
+import tempfile
 
 import numpy as np
 
@@ -63,9 +65,9 @@ def split_bounds(text, size, core):
 
 
 def index_maps(documents, sizes, n, seq, seed):
-    """documents: their numbers. Returns the three arrays, or None where they do not make a row."""
+    """documents: their numbers, repeated where they are shorter than a row. Returns the three arrays, or None where there is no token."""
     tokens = int(np.sum(sizes[documents]))
-    if tokens <= seq:
+    if tokens < 1:
         return None
     epochs = 1
     while (epochs * tokens - 1) // seq < n:
@@ -141,7 +143,7 @@ def cases():
             "number": number, "rules": "core" if core else "nemo", "seq": int(random.integers(2, 40)), "n": int(random.integers(1, 900)),
             "seed": int(random.choice([0, 1, 1234, 2**32 - 1, random.integers(2**32)])),
             "splits": splits, "split": 0 if few and number % 5 else int(random.integers(3)),
-            "weights": [1.0] if count == 1 else [round(float(w), 4) for w in random.uniform(0.005, 1, count)],
+            "weights": ([], [1.0], [0.3])[number % 3] if count == 1 else [round(float(w), 4) for w in random.uniform(0.005, 1, count)],
             "sizes": [random.integers(0, random.choice([10, 30, 300]), size=int(random.integers(30, 150))).tolist() for _ in range(count)],
             "code": int(random.choice([3, 4, 5, 8])),
         }
@@ -151,8 +153,10 @@ def expected(case, files):
     """Rows of a case, or what it is refused for."""
     core = case["rules"] == "core"
     name = ["train", "valid", "test"][case["split"]]
+    # One path with a weight is a blend, but for core where train, valid and test have files of their own.
+    is_blend = len(files) > 1 or (case["weights"] and (not core or case["splits"]))
     weights = normalised(case["weights"], core)
-    if len(weights) == 1:
+    if not is_blend:
         wanted = [case["n"]]
     elif core:
         wanted = [math.ceil(math.ceil(case["n"] * w) * 1.005) for w in weights]
@@ -169,7 +173,7 @@ def expected(case, files):
         if built is None:
             return None, "tokens in"
         maps.append((f"case{case['number']}_{i}_{name}_indexmap_{wanted[i]}ns_{case['seq']}sl_{case['seed']}s{'_core' if core else ''}", built))
-    if len(files) == 1:
+    if not is_blend:
         rows = [row(files[0], maps[0][1], i, case["seq"]) for i in range(len(maps[0][1][2]))]
         return maps, rows
     size = sum(math.ceil(case["n"] * w) for w in weights) if core else sum(wanted)
@@ -190,7 +194,7 @@ def make(folder):
             write_indexed(f"{folder}/case{case['number']}_{i}", documents, case["code"], modes=case["number"] % 7 == 0 and len(documents) > 0)
             files.append(documents)
         maps, rows = expected(case, files)
-        line = {key: case[key] for key in ("number", "rules", "seq", "n", "seed", "splits", "split", "weights")}
+        line = {"files": len(files)} | {key: case[key] for key in ("number", "rules", "seq", "n", "seed", "splits", "split", "weights")}
         if maps is None:
             line["refused"] = rows
         else:
@@ -213,6 +217,55 @@ def check(folder):
                 assert (theirs == mine).all(), (name, suffix)
                 compared += 1
     print(compared)
+
+
+def core():
+    """77 without megatron-core: `pip install megatron-core` into a venv that has torch."""
+    try:
+        import torch
+        from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+        from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+        from megatron.core.datasets.utils import compile_helpers  # noqa: F401
+        from megatron.core.datasets import helpers  # noqa: F401
+    except ImportError as missing:
+        print(f"SKIPPED: megatron-core is not there ({missing})")
+        sys.exit(77)
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    class Tokenizer:
+        eod = pad = vocab_size = 30000
+        unique_identifiers = {"class": "none"}
+
+    compared = refused = 0
+    for case in cases():
+        case["rules"] = "core"
+        with tempfile.TemporaryDirectory() as folder:
+            random = np.random.default_rng(case["number"])
+            files = []
+            for i, sizes in enumerate(case["sizes"]):
+                files.append([random.integers(0, 30000, n) for n in sizes])
+                write_indexed(f"{folder}/{i}", files[-1], case["code"])
+            maps, rows = expected(case, files)
+            chosen = case["split"] if case["splits"] else 0
+            blend_of = ([f"{folder}/{i}" for i in range(len(files))], case["weights"] or None)
+            settings = {"blend": blend_of, "split": case["splits"].replace("/", ",")} if case["splits"] else {"blend_per_split": [blend_of, None, None]}
+            config = GPTDatasetConfig(random_seed=case["seed"], sequence_length=case["seq"], path_to_cache=f"{folder}/cache", reset_position_ids=False,
+                                      reset_attention_mask=False, eod_mask_loss=False, tokenizer=Tokenizer(), mid_level_dataset_surplus=0.005, **settings)
+            if case["splits"]:
+                config.split_matrix = [share if i == chosen else None for i, share in enumerate(config.split_matrix)]
+            if maps is None:
+                refused += 1
+                continue
+            data = BlendedMegatronDatasetBuilder(GPTDataset, [case["n"]] * 3, lambda: True, config).build()[chosen]
+            assert len(data) >= case["n"], (case["number"], len(data))
+            for index in range(case["n"]):
+                theirs = data[index]
+                mine = rows[index]
+                assert (theirs["tokens"].numpy() == mine[:-1]).all() and (theirs["labels"].numpy() == mine[1:]).all(), (case["number"], index)
+                compared += 1
+    print(compared, "rows equal,", refused, "configurations refused")
+    assert compared > 10000
 
 
 def read_indexed_any(prefix):
@@ -244,5 +297,5 @@ def mock(vocabulary):
 
 
 if __name__ == "__main__":
-    command, argument = sys.argv[1], sys.argv[2]
-    {"make": make, "check": check, "read": read, "mock": lambda text: [mock(int(part)) for part in text.split(",")]}[command](argument)
+    command, argument = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    {"core": lambda _: core(), "make": make, "check": check, "read": read, "mock": lambda text: [mock(int(part)) for part in text.split(",")]}[command](argument)

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,17 +21,29 @@ struct ImportedModel {
   std::string name;  // model_type is gpt2 where gpt is true, else llama
   int64_t hidden_size = 0, heads = 0, kv_heads = 0, layers = 0, intermediate_size = 0, vocab_size = 0, positions = 0;
   double rope_theta = 10000;
+  bool llama3_rope =
+      false;              // RoPE is scaled as in Llama 3.1: factor 8, low and high frequency 1 and 4, of 8192 positions
   bool gpt = false;       // GPT-2 and GPT-3: the fields below are theirs
   bool gelu_erf = false;  // false: the tanh approximation
   double norm_eps = 1e-5, initializer_range = 0.02;
   double hidden_dropout = 0, attention_dropout = 0;
 };
 
+/// What an importer asks of the tokenizer that the options name.
+struct ImportedTokenizer {
+  int64_t vocab_size = 0;  // largest id + 1
+  std::optional<int64_t> bos, eos;
+  std::vector<std::pair<std::filesystem::path, std::string>> files;  // and their names beside a model's config.json
+};
+/// Reads a tokenizer's file or directory. Error for one that is damaged; nullopt where there is none.
+using TokenizerReader = std::function<std::optional<ImportedTokenizer>(const std::filesystem::path&)>;
+
 struct ImportedConfig {
   std::string yaml;                                         // a whole configuration; relative paths count from its file
   std::optional<ImportedModel> model;                       // nullopt: model.path names an existing model
   std::vector<std::pair<std::string, std::string>> report;  // option as given (or "default"), what it became
   std::string program = "train_llama";                      // the trainer that it is for
+  std::optional<ImportedTokenizer> tokenizer = {};          // its files belong beside the model's config.json
 };
 
 enum class FmsDialect { kHead, kMarch2024, kAws };
@@ -44,13 +57,16 @@ struct FmsImport {
 /// dashes for underscores, "train_config.num_steps" for num_steps.
 ImportedConfig import_fms(const std::vector<std::string>& arguments, const FmsImport& options);
 
-/// `ranks`: for global_batch_size -1 and shard degree -1.
-ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks);
+/// `ranks`: for global_batch_size -1 and shard degree -1. The ids of BOS and EOS are those of the tokenizer where
+/// `tokenizer` finds it.
+ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks,
+                                 const TokenizerReader& tokenizer = {});
 
 struct NemoImport {
   bool ignore_unknown = false;        // unknown keys get a line of the report instead of a problem
   std::filesystem::path base;         // relative paths become absolute from here; empty: they stay as they are
-  std::optional<int64_t> vocab_size;  // of the tokenizer, where its type does not say it
+  std::optional<int64_t> vocab_size;  // of the tokenizer, instead of what its files or its type say
+  TokenizerReader tokenizer = {};     // none: the files are not looked at
 };
 
 /// `training`: a resolved training configuration (ConfResolver), as conf/training/gpt3/126m.yaml; `source`: its name

@@ -5,6 +5,7 @@
 #include "trireme/config/import.h"
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,8 @@ struct LauncherSettings {
   bool memory_measure = false;  // NEMO_LAUNCHER_MEMORY_MEASURE: nvidia-smi beside the run
   bool in_allocation = false;   // SLURM_JOB_ID: interactive runs start with srun
   bool ignore_unknown = false;
+  std::optional<int64_t> vocab_size = {};  // --vocab-size, as NemoImport has it
+  TokenizerReader tokenizer = {};
   std::filesystem::path programs;   // the folder of train_gpt and train_llama
   std::string program;              // TRIREME_PROGRAM: started instead of them
   std::filesystem::path directory;  // relative paths count from here
@@ -50,7 +53,8 @@ class Launcher {
 
  private:
   struct JobParts;
-  JobParts job_parts(const ConfNode& training, const std::string& dependency) const;
+  /// `continues`: a stage before it may have ended the run.
+  JobParts job_parts(const ConfNode& training, const std::string& dependency, bool continues) const;
   void check_cluster(ConfProblems& problems);
   std::string mounts(const std::filesystem::path& program) const;
   std::string absolute(const std::string& path) const;

@@ -17,27 +17,25 @@ class ImportDraft {
   /// `source`: what is imported, for the first line of the YAML and for errors.
   explicit ImportDraft(std::string source) : source_(std::move(source)) {}
 
-  /// `key`: "section.key"; `value`: YAML text. A key of newer_keys() that this version refuses becomes a comment.
-  void set(const std::string& key, const std::string& value);
-  /// The same; a version that refuses `value` takes `otherwise`, and `value` becomes a comment.
-  void set(const std::string& key, const std::string& value, const std::string& otherwise);
+  /// `key`: "section.key"; `value`: YAML text; `origin`: the option that it comes from, with its place, for errors.
+  void set(const std::string& key, const std::string& value, const std::string& origin = "");
   /// A line of the report.
   void say(const std::string& option, const std::string& became);
   void problem(const std::string& text);  // an equal one is kept once
   void model(ImportedModel model) { model_ = std::move(model); }
 
-  /// ConfigError with all problems, or with those that load_config() has with the result.
+  /// ConfigError with all problems, or with those that load_config() has with the result, each at its origin.
   ImportedConfig finish();
 
  private:
   struct Entry {
-    std::string section, key, value, otherwise;
-    bool newer = false;   // may be refused
-    std::string refused;  // the value that was, "": none
-    bool live = true;
+    std::string section, key, value, origin;
+    size_t line = 0;  // in the YAML, from 1; yaml() counts
   };
   Entry& entry(const std::string& key);
-  std::string yaml() const;
+  std::string yaml();
+  /// What load_config() says of `text`, in terms of the options; empty: nothing.
+  std::vector<std::string> refusals(const std::string& text) const;
 
   std::string source_;
   std::vector<Entry> entries_;

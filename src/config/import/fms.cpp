@@ -75,7 +75,7 @@ class FmsImporter {
 
   /// Sets a key from an option and reports it.
   void set(const std::string& option, const std::string& key, const std::string& value, const std::string& why = "") {
-    draft_.set(key, value);
+    draft_.set(key, value, options_.shown(option));
     draft_.say(options_.shown(option), fmt::format("{}: {}{}{}", key, value, why.empty() ? "" : "; ", why));
   }
   /// Reports an option that has no key; only where it was given.
@@ -149,10 +149,7 @@ class FmsImporter {
     no_key("file_type", text ? "the format follows from the content; text is tokenised with model/tokenizer.model"
                              : "the format follows from the content");
     if (const std::string column = options_.text("col_name", "tokens"); options_.given("col_name"))
-      draft_.say(options_.shown("col_name"),
-                 column == "tokens" || column == "input_ids"
-                     ? "no key: the columns tokens and input_ids are found by their names"
-                     : "no key: the columns tokens and input_ids are read; rename this one");
+      set("col_name", "data.column", yaml_text(column));
     no_key("tokenizer_path", "copy its tokenizer.model to model/; tokenised data needs none");
     const auto token = [&](const char* option, std::optional<int64_t> otherwise) {
       const auto id = options_.token(option, otherwise);
@@ -167,7 +164,10 @@ class FmsImporter {
       token("bol_token", std::nullopt);
       token("eol_token", std::nullopt);
       const auto strip = options_.items("strip_tokens", "");
-      if (!strip.empty()) set("strip_tokens", "data.strip_tokens", fmt::format("[{}]", join(strip, ", ")));
+      if (!strip.empty())
+        set("strip_tokens", "data.strip_tokens", fmt::format("[{}]", join(strip, ", ")));
+      else
+        no_key("strip_tokens", "none: the default");
       set("logical_shards", "data.logical_shards",
           std::to_string(options_.integer("logical_shards", defaults_.logical_shards, 1)));
     }
@@ -177,31 +177,34 @@ class FmsImporter {
   }
 
   void train(const std::string& root) {
-    const std::string whole = yaml_text(root);
-    if (aws() || !(options_.given("datasets") || options_.given("weights")) || root.empty()) {
-      set("data_path", "data.train", whole, aws() ? "" : "without --datasets, all of it");
-      if (aws() && (options_.given("datasets") || options_.given("weights")))
+    if (aws()) {
+      set("data_path", "data.train", yaml_text(root));
+      if (options_.given("datasets") || options_.given("weights"))
         draft_.say("--datasets, --weights", "nothing: the AWS case never uses them");
       return;
     }
     const auto names = options_.items("datasets", kDatasetsAtHead), weights = options_.items("weights", kWeightsAtHead);
-    if (names.size() != weights.size()) {
-      draft_.problem(fmt::format("--datasets has {} names and --weights {} numbers", names.size(), weights.size()));
+    const bool given = options_.given("datasets") || options_.given("weights");
+    const std::string remedy = given ? "" : " (the defaults of fms-fsdp; --datasets and --weights name others)";
+    if (names.empty() || names.size() != weights.size()) {
+      draft_.problem(
+          fmt::format("--datasets has {} names and --weights {} numbers{}", names.size(), weights.size(), remedy));
       return;
     }
     std::string streams;
-    std::vector<std::string> paths;
     for (size_t i = 0; i < names.size(); ++i) {
-      const std::string path = yaml_text(root + (root.ends_with('/') ? "" : "/") + names[i]);
-      if (const auto weight = parse_fraction(weights[i]); !weight || *weight < 0)
-        draft_.problem(fmt::format("--weights: '{}' is no weight", weights[i]));
+      const std::string path = yaml_text(root + (root.empty() || root.ends_with('/') ? "" : "/") + names[i]);
+      if (const auto weight = parse_fraction(weights[i]); !weight || !(*weight > 0))
+        draft_.problem(
+            fmt::format("--weights: '{}' of {} is no weight above 0 (fms-fsdp stops, too): leave it out of "
+                        "--datasets and --weights",
+                        weights[i], names[i]));
       streams += fmt::format("{}{{path: {}, weight: {}, name: {}}}", i == 0 ? "" : ", ", path, weights[i],
                              yaml_text(names[i]));
-      paths.push_back(path);
     }
-    draft_.set("data.train", fmt::format("[{}]", streams), fmt::format("[{}]", join(paths, ", ")));
+    draft_.set("data.train", fmt::format("[{}]", streams), "--datasets, --weights");
     draft_.say("--data_path, --datasets, --weights",
-               fmt::format("data.train: {} weighted streams below {}", names.size(), root));
+               fmt::format("data.train: {} weighted streams below {}{}", names.size(), root, remedy));
   }
 
   void batch() {

@@ -1,5 +1,6 @@
 // The training configurations of NeMo's launcher as ours: what is refused, the model, the batch.
 #include "nemo_importer.h"
+#include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -35,12 +36,13 @@ ImportedConfig NemoImporter::run() {
   options_.rest();
   ImportedConfig imported = draft_.finish();
   imported.program = gpt_ ? "train_gpt" : "train_llama";
+  imported.tokenizer = std::move(tokenizer_);
   return imported;
 }
 
 void NemoImporter::set(const std::string& option, const std::string& key, const std::string& value,
                        const std::string& why) {
-  draft_.set(key, value);
+  draft_.set(key, value, options_.origin(option));
   draft_.say(options_.shown(option), fmt::format("{}: {}{}{}", key, value, why.empty() ? "" : "; ", why));
 }
 void NemoImporter::refuse(const std::string& option, const std::string& why) { options_.problem(option, why); }
@@ -115,14 +117,49 @@ bool NemoImporter::is_gpt() {
   return gpt || !llama;
 }
 
+std::string NemoImporter::tokenizer_path() {
+  const std::string library = options_.text("model.tokenizer.library", ""),
+                    type = options_.text("model.tokenizer.type", "");
+  const std::string vocabulary = options_.text("model.tokenizer.vocab_file", ""),
+                    model = options_.text("model.tokenizer.model", "");
+  (void)options_.text("model.tokenizer.merge_file", "");
+  const std::string path = library == "sentencepiece" ? model : library == "huggingface" ? type : vocabulary;
+  return path.empty() ? "" : absolute(path);
+}
+
 int64_t NemoImporter::vocabulary() {
-  if (import_.vocab_size) return *import_.vocab_size;
-  const std::string type = options_.text("model.tokenizer.type", ""),
-                    library = options_.text("model.tokenizer.library", "");
+  const std::string type = options_.text("model.tokenizer.type", ""), path = tokenizer_path(),
+                    merges = options_.text("model.tokenizer.merge_file", "");
+  if (import_.tokenizer && !path.empty()) {
+    try {
+      tokenizer_ = import_.tokenizer(path);
+    } catch (const Error& error) {
+      draft_.problem(error.what());
+    }
+  }
+  if (tokenizer_ && !tokenizer_->files.empty() && tokenizer_->files.front().second == "vocab.json") {
+    // Without its merges the vocabulary is no tokenizer.
+    std::error_code error;
+    if (const std::filesystem::path file = absolute(merges); std::filesystem::is_regular_file(file, error))
+      tokenizer_->files.emplace_back(file, "merges.txt");
+    else
+      tokenizer_->files.clear();
+  }
+  for (const char* option : {"model", "vocab_file", "merge_file"})
+    options_.no_key(std::string("model.tokenizer.") + option,
+                    tokenizer_ ? "model/ gets the tokenizer's files" : "not here: the results have no tokenizer");
+  if (import_.vocab_size) {
+    if (tokenizer_ && tokenizer_->vocab_size != *import_.vocab_size)
+      refuse("model.tokenizer.type",
+             fmt::format("--vocab-size says {}, {} has {} tokens", *import_.vocab_size, path, tokenizer_->vocab_size));
+    return *import_.vocab_size;
+  }
+  if (tokenizer_) return tokenizer_->vocab_size;
   if (type == "GPT2BPETokenizer") return 50257;
-  if (library == "sentencepiece") return 32000;
-  if (library == "huggingface" && type.find("lama-3") != std::string::npos) return 128256;
-  refuse("model.tokenizer.type", "its vocabulary is not known here: add --vocab-size N");
+  if (type.find("lama-3") != std::string::npos) return 128256;
+  refuse("model.tokenizer.type",
+         path.empty() ? "its vocabulary is not known here: add --vocab-size N"
+                      : fmt::format("its vocabulary is not known here: {} is not there; add --vocab-size N", path));
   return 50257;
 }
 
@@ -145,6 +182,17 @@ void NemoImporter::model() {
   shape.attention_dropout = options_.number("model.attention_dropout", 0.1);
   shape.gelu_erf = !options_.flag("model.bias_activation_fusion", true) && !options_.flag("model.openai_gelu", false);
   shape.vocab_size = vocabulary();
+  if (gpt_) {
+    for (const char* option : {"model.rotary_base", "model.scale_positional_embedding"})
+      options_.no_key(option, "nothing: positions are learned");
+  } else {
+    shape.rope_theta = options_.number("model.rotary_base", 10000);
+    if (!(shape.rope_theta > 0)) refuse("model.rotary_base", "must be above 0");
+    draft_.say(options_.shown("model.rotary_base"), fmt::format("config.json rope_theta: {}", shape.rope_theta));
+    shape.llama3_rope = options_.flag("model.scale_positional_embedding", false);
+    options_.no_key("model.scale_positional_embedding",
+                    shape.llama3_rope ? "config.json rope_scaling: Llama 3.1's, factor 8" : "no rope_scaling");
+  }
   for (const auto& [name, value] : {std::pair("num_layers", shape.layers),
                                     {"hidden_size", shape.hidden_size},
                                     {"num_attention_heads", shape.heads},
@@ -177,6 +225,8 @@ void NemoImporter::model() {
     options_.no_key("model.transformer_block_type", "always");
   only("model.use_scaled_init_method", true, "projections that end in the residual start with std / sqrt(2 layers)");
   only("model.normalize_attention_scores", true, "attention scores are divided by the square root of the head size");
+  only("model.fp32_residual_connection", false, "the residual is in the compute type");
+  only("model.fp16_lm_cross_entropy", false, "the cross entropy is in fp32");
   only("model.headscale", false, "heads have no scale of their own");
   only("model.layernorm_zero_centered_gamma", false, "gains start from 1");
   const bool decay_norms = options_.flag("model.do_layer_norm_weight_decay", false);

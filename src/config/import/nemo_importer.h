@@ -27,6 +27,16 @@ class NemoImporter {
   /// Which of the two families the options describe; a problem where it is neither.
   bool is_gpt();
   int64_t vocabulary();
+  /// The file or directory that the tokenizer's keys name; empty: none.
+  std::string tokenizer_path();
+  /// A number of batches, as Lightning counts them.
+  struct Batches {
+    bool all = false;  // 1.0, or not given
+    int64_t samples = 0;
+  };
+  Batches batches(const std::string& option);
+  /// Steps between validations; 0: only at the end of the run.
+  int64_t validation_interval();
   void model();
   void model_report(const ImportedModel& shape);
   void batch();
@@ -46,6 +56,7 @@ class NemoImporter {
   TreeOptions options_;
   NemoImport import_;
   ConfNode prefix_;  // model.data.data_prefix
+  std::optional<ImportedTokenizer> tokenizer_;
   bool gpt_ = true, mock_ = false, splits_ = false;
   int64_t ranks_ = 1, micro_ = 1, global_ = 1, layers_ = 1;
 };

@@ -15,6 +15,11 @@ const KnownKeys& nemo_training_keys() {
         "no key: of the job that `trireme launch` submits");
     add("run", {"preprocessed_dir", "blending_alpha"}, "no key: write model.data.data_prefix out");
 
+    add("env_vars", {"NVTE_FUSED_ATTN"}, "no meaning here: of Transformer Engine");
+    add("s3_checkpointing",
+        {"max_write_concurrency", "max_read_concurrency", "chunk_size_MB", "enable_async_checkpointing"},
+        "no meaning here: checkpoints are files");
+    add("trainer", {"limit_train_batches"});
     add("trainer", {"num_nodes", "devices", "precision", "max_steps", "max_time", "log_every_n_steps",
                     "val_check_interval", "limit_val_batches", "limit_test_batches", "accumulate_grad_batches",
                     "gradient_clip_val", "accelerator", "max_epochs", "deterministic"});
@@ -42,7 +47,7 @@ const KnownKeys& nemo_training_keys() {
     add("exp_manager.checkpoint_callback_params", {"save_top_k"});
     add("exp_manager.checkpoint_callback_params",
         {"monitor", "mode", "filename", "model_parallel_size", "save_last", "every_n_epochs", "every_n_train_steps",
-         "save_best_model"},
+         "save_best_model", "dirpath", "async_save"},
         "no key: checkpoints are named by their step, and the newest are kept");
     add("exp_manager.checkpoint_callback_params", {"always_save_nemo", "save_nemo_on_train_end"},
         "no key: the end of a run always writes model/ in Hugging Face's format");
@@ -78,6 +83,11 @@ const KnownKeys& nemo_training_keys() {
                   "bias_activation_fusion",
                   "position_embedding_type",
                   "rotary_percentage",
+                  "rotary_base",
+                  "scale_positional_embedding",
+                  "fp32_residual_connection",
+                  "fp16_lm_cross_entropy",
+                  "deterministic_mode",
                   "share_embeddings_and_output_weights",
                   "transformer_block_type",
                   "normalize_attention_scores",
@@ -119,14 +129,18 @@ const KnownKeys& nemo_training_keys() {
     for (const char* product : {"fc1", "fc2", "proj", "qkv"})
       for (const char* pass : {"fprop", "dgrad", "wgrad"})
         add(std::string("model.ub_tp_comm_overlap_cfg.") + product + "_" + pass,
-            {"method", "num_sm", "cga_size", "set_sm_margin", "num_splits", "aggregate"},
+            {"method", "num_sm", "cga_size", "set_sm_margin", "num_splits", "aggregate", "atomic_gemm", "fp8_buf"},
             "no meaning here: of tensor parallelism");
     add("model", {"native_amp_growth_interval", "hysteresis"}, "no key: the loss scale of fp16 has its own rule");
-    add("model", {"fp32_residual_connection", "fp16_lm_cross_entropy"},
-        "no key: the residual is in the compute type, the cross entropy in fp32");
     add("model", {"megatron_amp_O2"}, "always: weights in the compute type with fp32 masters");
     add("model", {"grad_allreduce_chunk_size_mb", "sync_batch_comm", "gc_interval"},
         "no key: a unit's gradients are reduced as one, when its backward has ended");
+    add("model",
+        {"validation_param_sync_overlap", "dist_ckpt_format", "dist_ckpt_load_on_device", "dist_ckpt_parallel_save",
+         "enable_megatron_timers", "use_tp_pp_dp_mapping", "enable_cuda_graph", "defer_embedding_wgrad_compute",
+         "wgrad_deferral_limit", "use_te_rng_tracker"},
+        "no effect on results: of NeMo's communication, timers and checkpoint files");
+    add("model.megatron_timer_kwargs", {"log_every_n_steps", "log_mode", "barrier"}, "no meaning here: of its timers");
     add("model", {"sharp"}, "no key: NCCL_COLLNET_ENABLE=1 in env_vars");
     add("model", {"fp8_hybrid"}, "always: E4M3 forward, E5M2 for gradients");
     add("model",
@@ -137,9 +151,8 @@ const KnownKeys& nemo_training_keys() {
     add("model", {"onnx_safe", "apex_transformer_log_level"}, "no meaning here");
     add("model", {"cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"},
         "no key: parallel.recompute and the policies save memory");
-    add("model.tokenizer", {"type", "library"});
-    add("model.tokenizer",
-        {"model", "delimiter", "vocab_file", "merge_file", "use_fast", "sentencepiece_legacy", "special_tokens"},
+    add("model.tokenizer", {"type", "library", "model", "vocab_file", "merge_file"});
+    add("model.tokenizer", {"delimiter", "use_fast", "sentencepiece_legacy", "special_tokens"},
         "no key: the data holds token ids");
     add("model.nsys_profile", {"enabled", "start_step", "end_step", "ranks", "gen_shape"});
     add("model.nsys_profile", {"trace"}, "no key: of the nsys command that `trireme launch` writes");
@@ -147,18 +160,19 @@ const KnownKeys& nemo_training_keys() {
     add("model.optim", {"name", "lr", "weight_decay", "betas", "eps", "grad_sync_dtype"});
     add("model.optim",
         {"bucket_cap_mb", "overlap_grad_sync", "overlap_param_sync", "contiguous_grad_buffer",
-         "contiguous_param_buffer", "dtype", "param_sync_dtype", "capturable", "master_weights"},
+         "contiguous_param_buffer", "dtype", "param_sync_dtype", "capturable", "master_weights", "nccl_ub",
+         "lock_timeout"},
         "always: reductions and gathers of flat units run beside the computation");
     add("model.optim.sched",
         {"name", "warmup_steps", "constant_steps", "min_lr", "max_steps", "max_steps_for_lr_sched"});
 
     add("model.data", {"data_impl", "data_prefix", "splits_string", "seq_length", "dataloader_type",
                        "reset_position_ids", "reset_attention_mask", "eod_mask_loss", "index_mapping_dir",
-                       "mock_dataset", "no_seqlen_plus_one_input_tokens", "shuffle_documents"});
+                       "mock_dataset", "legacy_dataset", "no_seqlen_plus_one_input_tokens", "shuffle_documents"});
     add("model.data.data_prefix", {"train", "validation", "test"});
     add("model.data",
         {"skip_warmup", "num_workers", "delay_data_mmap", "exchange_indices_distributed", "validation_drop_last",
-         "pad_samples_to_global_batch_size", "pin_memory", "persistent_workers"},
+         "pad_samples_to_global_batch_size", "pin_memory", "persistent_workers", "mmap_bin_files", "delay_data_init"},
         "no meaning here: files are mapped, rows are prepared while the step before runs");
     all["name"] = all["restore_from_path"] = "no meaning here";
     return all;

@@ -23,6 +23,8 @@ void NemoImporter::data() {
     refuse("model.data.dataloader_type", "only single: samples in the order of the index map");
   else
     options_.no_key("model.data.dataloader_type", "always: samples in the order of the index map");
+  only("model.data.legacy_dataset", true,
+       "the maps are NeMo's; in the result data.index_rules: core has Megatron core's");
   only("model.data.shuffle_documents", true, "the index maps shuffle documents");
   only("model.data.no_seqlen_plus_one_input_tokens", false, "rows are read with the token after their last one");
   if (mock_) {
@@ -42,7 +44,14 @@ void NemoImporter::data() {
   for (const char* name : {"reset_position_ids", "reset_attention_mask", "eod_mask_loss"}) {
     const std::string option = std::string("model.data.") + name;
     const bool on = options_.flag(option, false);
-    if (on && gpt_) draft_.set("data.eos_token", "50256");  // the keys below need it
+    // NeMo's end of a document is the tokenizer's EOS; GPT-2's vocabulary ends with it.
+    const std::optional<int64_t> eos = tokenizer_ ? tokenizer_->eos
+                                       : gpt_     ? std::optional<int64_t>(50256)
+                                                  : std::nullopt;
+    if (on && eos)
+      draft_.set("data.eos_token", std::to_string(*eos));
+    else if (on)
+      refuse(option, "the id that ends a document is not known here: the tokenizer's file is not there");
     if (on)
       set(option, std::string("data.") + name, "true");
     else
@@ -146,14 +155,8 @@ void NemoImporter::schedule() {
     set("model.optim.sched.constant_steps", "schedule.constant_steps", std::to_string(constant));
   else
     options_.no_key("model.optim.sched.constant_steps", "the default");
-  const int64_t warmup = options_.integer("model.optim.sched.warmup_steps", 0),
-                steps = options_.integer("trainer.max_steps", 1);
-  // A run may end inside its warm-up, with constant_steps only.
-  if (warmup > steps)
-    draft_.set("schedule.warmup_steps", std::to_string(warmup), std::to_string(steps));
-  else
-    draft_.set("schedule.warmup_steps", std::to_string(warmup));
-  draft_.say(options_.shown("model.optim.sched.warmup_steps"), fmt::format("schedule.warmup_steps: {}", warmup));
+  const int64_t warmup = options_.integer("model.optim.sched.warmup_steps", 0);
+  set("model.optim.sched.warmup_steps", "schedule.warmup_steps", std::to_string(warmup));
   set("model.optim.sched.min_lr", "schedule.min_lr", yaml_number(options_.number("model.optim.sched.min_lr", 0)));
   for (const char* option : {"model.optim.sched.max_steps", "model.optim.sched.max_steps_for_lr_sched"})
     if (options_.given(option) && options_.integer(option, 0) != options_.integer("trainer.max_steps", 0))
@@ -167,6 +170,14 @@ void NemoImporter::trainer() {
   if (options_.given("trainer.deterministic"))
     set("trainer.deterministic", "train.deterministic",
         options_.flag("trainer.deterministic", false) ? "true" : "false");
+  if (const std::string train = "trainer.limit_train_batches"; options_.given(train)) {
+    // Batches of an epoch; max_steps ends the run.
+    if (options_.is_fraction(train) ? options_.number(train, 1) != 1 : options_.integer(train, steps) < steps)
+      refuse(train, "the run would read the same rows again: leave it out, or set it to trainer.max_steps");
+    else
+      options_.no_key(train, "no key: max_steps ends the run");
+  }
+  if (options_.flag("model.deterministic_mode", false)) set("model.deterministic_mode", "train.deterministic", "true");
   if (options_.given("trainer.max_time"))
     set("trainer.max_time", "train.max_time", yaml_text(options_.text("trainer.max_time", "")));
   set("trainer.log_every_n_steps", "logging.every_steps",
@@ -180,19 +191,52 @@ void NemoImporter::trainer() {
   draft_.set("train.loss", "token_mean");
 }
 
+NemoImporter::Batches NemoImporter::batches(const std::string& option) {
+  // Lightning: an integer counts batches, a fraction is a share of all, and the default is 1.0.
+  if (!options_.given(option) || (options_.is_fraction(option) && options_.number(option, 1) == 1)) return {true, 0};
+  const double count = options_.number(option, 0);
+  if (options_.is_fraction(option) && count != 0)
+    refuse(option, count > 0 && count < 1 ? "a share of the batches is not available: write a number of batches, or 1.0"
+                                          : "a number of batches is an integer, as NeMo says; 1.0 is all of them");
+  else if (count < 0)
+    refuse(option, "must be a number of batches >= 0, or 1.0 for all");
+  return {false, static_cast<int64_t>(std::max(0.0, count)) * global_};
+}
+
+int64_t NemoImporter::validation_interval() {
+  const std::string option = "trainer.val_check_interval";
+  if (!options_.given(option)) return 0;
+  if (options_.is_fraction(option)) {
+    if (options_.number(option, 1) != 1) refuse(option, "must be a number of steps, or 1.0 for the end of the run");
+    return 0;
+  }
+  const int64_t every = options_.integer(option, 1);
+  if (every < 1) refuse(option, "must be a number of steps from 1 on, or 1.0 for the end of the run");
+  return std::max<int64_t>(1, every);
+}
+
 void NemoImporter::evaluation() {
-  const int64_t every = options_.integer("trainer.val_check_interval", 1);
-  const auto samples = [&](const char* option) {
-    const double batches = options_.number(option, 0);
-    if (batches < 0 || batches != std::floor(batches)) refuse(option, "must be a whole number of batches, or 0");
-    return static_cast<int64_t>(std::max(0.0, std::floor(batches))) * global_;
+  const int64_t every = validation_interval();
+  const auto evaluated = [&](const char* option, const char* key, const char* data_key, const Batches& count) {
+    if (mock_) draft_.set(data_key, "mock", options_.origin(option));
+    if (!count.all)
+      set(option, key, std::to_string(count.samples), fmt::format("{} batches", count.samples / global_));
+    else if (mock_)
+      refuse(option, "mock data has no end: write a number of batches");
+    else if (prefix_.items.size() > 2)
+      refuse(option, "a blend has no end: write a number of batches");
+    else
+      draft_.say(options_.shown(option), fmt::format("{}: null, all rows", key));
   };
-  const int64_t valid = samples("trainer.limit_val_batches"), test = samples("trainer.limit_test_batches");
-  if (valid > 0) {
-    if (mock_) draft_.set("data.valid", "mock");
-    set("trainer.val_check_interval", "eval.every_samples", std::to_string(std::max<int64_t>(1, every) * global_),
-        fmt::format("{} steps", every));
-    set("trainer.limit_val_batches", "eval.samples", std::to_string(valid), fmt::format("{} batches", valid / global_));
+  const Batches valid = batches("trainer.limit_val_batches"), test = batches("trainer.limit_test_batches");
+  const bool validates = valid.all ? options_.given("trainer.limit_val_batches") || !mock_ : valid.samples > 0;
+  if (validates) {
+    if (every > 0)
+      set("trainer.val_check_interval", "eval.every_samples", std::to_string(every * global_),
+          fmt::format("{} steps", every));
+    else
+      options_.no_key("trainer.val_check_interval", "eval.every_samples: null, at the end of the run");
+    evaluated("trainer.limit_val_batches", "eval.samples", "data.valid", valid);
   } else {
     options_.no_key("trainer.val_check_interval", "nothing: limit_val_batches is 0");
     options_.no_key("trainer.limit_val_batches",
@@ -200,12 +244,12 @@ void NemoImporter::evaluation() {
                             : "no data.valid, no evaluation");
     if (splits_) draft_.set("eval.samples", std::to_string(global_));
   }
-  if (test > 0 && valid > 0) {
-    if (mock_) draft_.set("data.test", "mock");
-    set("trainer.limit_test_batches", "eval.test_samples", std::to_string(test), "at the end of the run");
-  } else {
-    options_.no_key("trainer.limit_test_batches", "nothing: there is no validation");
-  }
+  const bool has_test = splits_ || mock_ || options_.given("model.data.data_prefix.test");
+  if (validates && has_test && options_.given("trainer.limit_test_batches") && (test.all || test.samples > 0))
+    evaluated("trainer.limit_test_batches", "eval.test_samples", "data.test", test);
+  else
+    options_.no_key("trainer.limit_test_batches",
+                    validates ? "nothing: there are no test rows, or 0 of them" : "nothing: there is no validation");
 }
 
 void NemoImporter::precision() {
@@ -260,10 +304,13 @@ void NemoImporter::experiment() {
   set("exp_manager.explicit_log_dir", "output.dir",
       yaml_text(absolute(options_.text("exp_manager.explicit_log_dir", "results"))));
   const bool saves = options_.flag("exp_manager.create_checkpoint_callback", true);
-  const int64_t every = std::max<int64_t>(1, options_.integer("trainer.val_check_interval", 1));
+  const int64_t every = validation_interval();
   if (saves) {
-    set("exp_manager.create_checkpoint_callback", "output.save_every_samples", std::to_string(every * global_),
-        "after each validation");
+    if (every > 0)
+      set("exp_manager.create_checkpoint_callback", "output.save_every_samples", std::to_string(every * global_),
+          "after each validation");
+    else
+      options_.no_key("exp_manager.create_checkpoint_callback", "a signal saves (output.save_on_stop)");
     const int64_t keep = options_.integer("exp_manager.checkpoint_callback_params.save_top_k", 10);
     set("exp_manager.checkpoint_callback_params.save_top_k", "output.keep_last",
         std::to_string(std::max<int64_t>(2, keep < 0 ? 9007199254740991 / 4194304 : keep)),
@@ -277,7 +324,7 @@ void NemoImporter::experiment() {
                       ? "always: a run goes on from the newest whole checkpoint in output.dir"
                       : "no key: `trireme launch` moves the results of an earlier run to run_<k>");
   options_.no_key("exp_manager.create_wandb_logger", "no meaning here: nothing is sent anywhere");
-  draft_.set("logging.style", "nemo", "plain");
+  draft_.set("logging.style", "nemo");
   draft_.say("exp_manager", "logging.style: nemo: log files and TensorBoard events of NeMo's experiment manager");
 }
 

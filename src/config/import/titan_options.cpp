@@ -15,7 +15,7 @@ namespace trireme {
 
 namespace {
 
-/// Keys of torchtitan v0.2 and a little before.
+/// Keys of torchtitan 0.2.0 to 0.2.2 and a little before.
 const KnownKeys& known_keys() {
   static const KnownKeys keys = [] {
     KnownKeys all;
@@ -40,8 +40,7 @@ const KnownKeys& known_keys() {
     add("model", {"print_after_conversion"}, "no meaning here: --dry-run prints the plan");
     add("optimizer", {"name", "lr", "beta1", "beta2", "eps", "weight_decay"});
     add("optimizer", {"implementation"}, "no meaning here: one fused pass");
-    add("optimizer", {"early_step_in_backward"},
-        "no key: the step follows backward, because clipping needs the whole norm");
+    add("optimizer", {"early_step_in_backward"});
     add("lr_scheduler", {"warmup_steps", "decay_ratio", "decay_type", "min_lr_factor", "lr_min", "total_steps"});
     add("training", {"dataset", "dataset_path", "local_batch_size", "batch_size", "global_batch_size", "seq_len",
                      "max_norm", "steps", "dtype", "mixed_precision_param", "mixed_precision_reduce", "seed"});
@@ -63,12 +62,13 @@ const KnownKeys& known_keys() {
          "context_parallel_rotate_method", "pipeline_parallel_split_points", "module_fqns_per_model_part",
          "pipeline_parallel_layers_per_stage", "pipeline_parallel_first_stage_less_layers",
          "pipeline_parallel_last_stage_less_layers", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
-         "pipeline_parallel_microbatch_size", "enable_compiled_autograd", "expert_parallel_comm_backend"},
+         "pipeline_parallel_microbatch_size", "pipeline_parallel_expert_parallel_overlap",
+         "context_parallel_load_balancer", "enable_compiled_autograd", "expert_parallel_comm_backend"},
         "no meaning here: it belongs to tensor, pipeline, context or expert parallelism");
-    add("checkpoint",
-        {"enable", "enable_checkpoint", "folder", "interval", "initial_load_path", "initial_load_in_hf",
-         "last_save_model_only", "last_save_in_hf", "export_dtype", "async_mode", "keep_latest_k", "load_step"});
-    add("checkpoint", {"initial_load_model_only", "initial_load_in_hf_quantized", "exclude_from_loading"},
+    add("checkpoint", {"enable", "enable_checkpoint", "folder", "interval", "initial_load_path", "initial_load_in_hf",
+                       "last_save_model_only", "last_save_in_hf", "export_dtype", "async_mode", "keep_latest_k",
+                       "load_step", "exclude_from_loading"});
+    add("checkpoint", {"initial_load_model_only", "initial_load_in_hf_quantized"},
         "no key: model.path gives weights alone, a resumed run its whole state");
     add("checkpoint",
         {"enable_first_step_checkpoint", "create_seed_checkpoint", "load_only", "enable_ft_dataloader_checkpoints",
@@ -89,12 +89,19 @@ const KnownKeys& known_keys() {
     add("comm", {"trace_buf_size", "save_traces_folder", "save_traces_file_prefix"},
         "no meaning here: the watchdog names the rank, the collective and the file");
     add("comm", {"mode"}, "no meaning here: `train_llama --dry-run --ranks N` checks without devices");
-    add("validation", {"enable", "enabled", "dataset", "dataset_path", "freq", "steps"});
-    add("validation", {"local_batch_size", "seq_len"}, "no key: as in training");
+    add("validation", {"enable", "enabled", "dataset", "dataset_path", "freq", "steps", "local_batch_size", "seq_len"});
+    for (const char* section : {"training.dataloader", "validation.dataloader"})
+      add(section, {"num_workers", "persistent_workers", "pin_memory", "prefetch_factor"},
+          "no effect on results: a thread of each rank prepares the next rows");
+    add("quantize.linear.mx", {"filter_fqns", "mxfp8_dim1_cast_kernel_choice", "recipe_name"},
+        "nothing: model.converters does not name it");
+    add("quantize.grouped_mm.mx", {"fqns", "recipe_name"}, "nothing: model.converters does not name it");
+    add("quantize.grouped_mm.float8", {"fqns"}, "nothing: model.converters does not name it");
     add("memory_estimation", {"enable", "enabled", "disable_fake_mode"}, "no key: --dry-run prints the memory plan");
     add("experimental", {"custom_import", "custom_args_module"}, "no meaning here: there is no Python");
+    add("fault_tolerance", {"enable"});
     add("fault_tolerance",
-        {"enable", "process_group", "process_group_timeout_ms", "replica_id", "group_size", "min_replica_size",
+        {"process_group", "process_group_timeout_ms", "replica_id", "group_size", "min_replica_size",
          "semi_sync_method", "sync_steps", "should_quantize", "fragment_sync_delay", "fragment_update_alpha"},
         "no meaning here: a lost rank ends the run, the sbatch files start it again from its last checkpoint");
     return all;

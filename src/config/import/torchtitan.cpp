@@ -18,8 +18,8 @@ constexpr const char* kOpRecompute = "norms";
 
 class TitanImporter {
  public:
-  TitanImporter(const std::filesystem::path& file, int64_t ranks)
-      : draft_(file.string()), options_(file, draft_), ranks_(ranks) {}
+  TitanImporter(const std::filesystem::path& file, int64_t ranks, const TokenizerReader& tokenizer)
+      : draft_(file.string()), options_(file, draft_), ranks_(ranks), read_tokenizer_(tokenizer) {}
 
   ImportedConfig run() {
     model();
@@ -33,13 +33,16 @@ class TitanImporter {
     checkpoint();
     validation();
     logging();
+    refused();
     options_.rest();
-    return draft_.finish();
+    ImportedConfig imported = draft_.finish();
+    if (imported.model) imported.tokenizer = std::move(tokenizer_);
+    return imported;
   }
 
  private:
   void set(const std::string& option, const std::string& key, const std::string& value, const std::string& why = "") {
-    draft_.set(key, value);
+    draft_.set(key, value, options_.origin(option));
     draft_.say(options_.shown(option), fmt::format("{}: {}{}{}", key, value, why.empty() ? "" : "; ", why));
   }
 
@@ -47,6 +50,7 @@ class TitanImporter {
     const std::string name = options_.text("model.name", "llama3"),
                       flavor = options_.text("model.flavor", "debugmodel");
     const std::string assets = options_.text("model.hf_assets_path", options_.text("model.tokenizer_path", "model"));
+    if (read_tokenizer_) tokenizer_ = read_tokenizer_(assets);
     const bool from_hf = options_.flag("checkpoint.initial_load_in_hf", false);
     if (name != "llama3") draft_.problem(fmt::format("{}: only llama3 can be imported", options_.shown("model.name")));
     const std::string initial = options_.text("checkpoint.initial_load_path", "");
@@ -68,8 +72,8 @@ class TitanImporter {
         return;
       }
       draft_.say(options_.shown("model.flavor"),
-                 fmt::format("model.path: model, init: random; model/config.json: {} blocks, width {}, RoPE base {} "
-                             "without scaling",
+                 fmt::format("model.path: model, init: random; model/config.json: {} blocks, width {}, RoPE base {}, "
+                             "scaled as in Llama 3.1",
                              shape->layers, shape->hidden_size, shape->rope_theta));
       draft_.say("initial weights",
                  "model.init random draws normal(0.02) everywhere; torchtitan's embedding is N(0, 1)");
@@ -81,8 +85,10 @@ class TitanImporter {
                         "initial_load_in_hf",
                         options_.shown("checkpoint.initial_load_path")));
     }
-    options_.no_key("model.hf_assets_path", "tokenised rows need no tokenizer; the tokenizer of text is model.path's");
-    options_.no_key("model.tokenizer_path", "tokenised rows need no tokenizer; the tokenizer of text is model.path's");
+    const std::string tokenizer = tokenizer_ && !from_hf ? "model/ gets its tokenizer"
+                                                         : "the tokenizer of text is model.path's: put its files there";
+    options_.no_key("model.hf_assets_path", tokenizer);
+    options_.no_key("model.tokenizer_path", tokenizer);
   }
 
   void parallel() {
@@ -141,6 +147,7 @@ class TitanImporter {
     const int64_t length = options_.integer("training.seq_len", 2048);
     set("training.seq_len", "data.seq_length", std::to_string(length),
         fmt::format("a row has {} tokens and {} targets; torchtitan reads {}", length, length - 1, length + 1));
+    ends_of_documents();
     set(options_.given("debug.seed") ? "debug.seed" : "training.seed", "train.seed",
         std::to_string(options_.integer("training.seed", options_.integer("debug.seed", 1234))),
         "other random numbers than torch's");
@@ -148,6 +155,44 @@ class TitanImporter {
       if (options_.given(key)) set(key, "train.deterministic", options_.flag(key, false) ? "true" : "false");
     draft_.set("train.loss", "token_mean");
     draft_.say("loss", "train.loss: token_mean");
+  }
+
+  /// torchtitan puts BOS before and EOS after each document, and drops none.
+  void ends_of_documents() {
+    std::optional<int64_t> bos, eos;
+    const std::string flavor = options_.text("model.flavor", "debugmodel");
+    if (tokenizer_) {
+      bos = tokenizer_->bos;
+      eos = tokenizer_->eos;
+    } else if (const auto shape = torchtitan_flavor(flavor); shape && shape->vocab_size == 128256) {
+      bos = 128000;
+      eos = 128001;
+    } else if (flavor == "debugmodel") {  // tests/assets/tokenizer adds both behind its 2002 tokens
+      bos = 2002;
+      eos = 2003;
+    }
+    for (const auto& [key, id] : {std::pair("data.bos_token", bos), {"data.eos_token", eos}}) {
+      draft_.set(key, id ? std::to_string(*id) : "null", options_.origin("model.hf_assets_path"));
+      draft_.say(fmt::format("{} around documents", key == std::string("data.bos_token") ? "BOS" : "EOS"),
+                 fmt::format("{}: {}{}; rows that are packed already take null", key, id ? std::to_string(*id) : "null",
+                             tokenizer_ ? ", of the tokenizer" : ""));
+    }
+    draft_.set("data.min_length", "1");
+  }
+
+  /// What changes results there and has no key here.
+  void refused() {
+    for (const auto& [option, why] :
+         {std::pair("optimizer.early_step_in_backward", "the step follows backward, because clipping needs the norm"),
+          {"fault_tolerance.enable", "a lost rank ends the run, which starts again from its last checkpoint"}}) {
+      if (options_.flag(option, false))
+        options_.problem(option, std::string(why) + ": set it to false");
+      else
+        options_.no_key(option, "off: as here");
+    }
+    if (!options_.list("checkpoint.exclude_from_loading").empty())
+      options_.problem("checkpoint.exclude_from_loading",
+                       "a run goes on from its whole state; model.path starts from weights alone");
   }
 
   void optimizer() {
@@ -234,6 +279,10 @@ class TitanImporter {
                     "no key: the precision recipe decides what is gathered in FP8");
     options_.no_key(section + "precompute_float8_dynamic_scale_for_fsdp",
                     "no key: the optimizer's pass makes the scales");
+    for (const std::string& name : options_.list(section + "filter_fqns"))
+      if (fp8 && name != "output")
+        options_.problem(section + "filter_fqns",
+                         fmt::format("all matrices of the blocks are multiplied in FP8: '{}' is not left out", name));
     options_.no_key(section + "filter_fqns",
                     "no key: the blocks' matrices are multiplied in FP8, head and embedding are not");
     options_.no_key(section + "emulate", "no key: a CPU emulates FP8");
@@ -301,7 +350,23 @@ class TitanImporter {
         yaml_text(path));
     const int64_t every = options_.integer("validation.freq", 10);
     set("validation.freq", "eval.every_samples", std::to_string(every * global_), fmt::format("{} steps", every));
-    options_.no_key("validation.steps", "no key: an evaluation reads all rows of data.valid");
+    const int64_t length = options_.integer("training.seq_len", 2048), steps = options_.integer("validation.steps", -1),
+                  local = options_.integer("validation.local_batch_size", 8);
+    if (options_.integer("validation.seq_len", length) != length)
+      options_.problem("validation.seq_len", fmt::format("rows have training.seq_len {} tokens in both", length));
+    else if (!options_.given("validation.seq_len") && length != 2048)
+      draft_.say("validation.seq_len (default)", fmt::format("{}, as in training; 2048 there", length));
+    else
+      options_.no_key("validation.seq_len", "as in training");
+    if (steps == 0 || steps < -1 || local < 1)
+      options_.problem(local < 1 ? "validation.local_batch_size" : "validation.steps", "must be a number from 1 on");
+    else if (steps > 0)
+      set("validation.steps", "eval.samples", std::to_string(steps * local * ranks_),
+          fmt::format("{} steps of {} rows on {} ranks", steps, local, ranks_));
+    else
+      options_.no_key("validation.steps", "eval.samples: null, all rows");
+    options_.no_key("validation.local_batch_size",
+                    steps > 0 ? "eval.samples" : "no effect on results: all rows are evaluated");
   }
 
   void logging() {
@@ -331,13 +396,15 @@ class TitanImporter {
   ImportDraft draft_;
   TitanOptions options_;
   int64_t ranks_;
+  const TokenizerReader& read_tokenizer_;
+  std::optional<ImportedTokenizer> tokenizer_;
   int64_t global_ = 1;
 };
 
 }  // namespace
 
-ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks) {
-  return TitanImporter(file, ranks).run();
+ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks, const TokenizerReader& tokenizer) {
+  return TitanImporter(file, ranks, tokenizer).run();
 }
 
 }  // namespace trireme

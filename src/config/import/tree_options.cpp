@@ -42,6 +42,11 @@ bool TreeOptions::given(const std::string& name) const {
   return found != values_.end() && found->second.type != TreeOption::Type::kNull;
 }
 
+bool TreeOptions::is_fraction(const std::string& name) const {
+  const auto found = values_.find(name);
+  return found != values_.end() && found->second.type == TreeOption::Type::kNumber;
+}
+
 bool TreeOptions::has_section(const std::string& name) const {
   const auto found = values_.lower_bound(name + ".");
   return found != values_.end() && found->first.starts_with(name + ".");
@@ -60,9 +65,13 @@ std::string TreeOptions::shown(const std::string& name) const {
   return found == values_.end() ? name + " (default)" : fmt::format("{} = {}", name, found->second.text);
 }
 
-void TreeOptions::problem(const std::string& name, const std::string& what) {
+std::string TreeOptions::origin(const std::string& name) const {
   const auto found = values_.find(name);
-  draft_.problem(fmt::format("{}{}: {}", found == values_.end() ? "" : found->second.place + ": ", shown(name), what));
+  return (found == values_.end() ? "" : found->second.place + ": ") + shown(name);
+}
+
+void TreeOptions::problem(const std::string& name, const std::string& what) {
+  draft_.problem(fmt::format("{}: {}", origin(name), what));
 }
 
 void TreeOptions::refuse(const std::string& name, const std::string& expected) { problem(name, "must be " + expected); }

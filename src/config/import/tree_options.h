@@ -42,8 +42,13 @@ class TreeOptions {
   /// A value that is null counts as not given.
   bool given(const std::string& name) const;
   bool has_section(const std::string& name) const;
+  /// Whether it is written as a fraction: 1.0, and not 1.
+  bool is_fraction(const std::string& name) const;
   /// `name = value` as in the file, or "name (default)".
   std::string shown(const std::string& name) const;
+
+  /// The same with the place, where the file gives it.
+  std::string origin(const std::string& name) const;
 
   // A value of another type is a problem of the draft, and `otherwise` comes back.
   std::string text(const std::string& name, const std::string& otherwise);

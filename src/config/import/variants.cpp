@@ -31,10 +31,10 @@ const std::vector<ImportedModel>& fms_variants() {
 
 const std::vector<ImportedModel>& torchtitan_flavors() {
   static const std::vector<ImportedModel> flavors = {
-      {"debugmodel", 256, 16, 16, 6, 768, 2048, 131072, 5e5},
-      {"8B", 4096, 32, 8, 32, 14336, 128256, 131072, 5e5},
-      {"70B", 8192, 64, 8, 80, 28672, 128256, 131072, 5e5},
-      {"405B", 16384, 128, 8, 126, 53248, 128256, 131072, 5e5},
+      {"debugmodel", 256, 16, 16, 6, 768, 2048, 131072, 5e5, true},
+      {"8B", 4096, 32, 8, 32, 14336, 128256, 131072, 5e5, true},
+      {"70B", 8192, 64, 8, 80, 28672, 128256, 131072, 5e5, true},
+      {"405B", 16384, 128, 8, 126, 53248, 128256, 131072, 5e5, true},
   };
   return flavors;
 }
