@@ -94,6 +94,13 @@ class Blend final : public MegatronDataset {
     return sample_of(parts_[static_cast<size_t>(place.part)]->read(place.sample), options_);
   }
 
+  std::string order() const override {
+    std::vector<std::string> texts;
+    for (const auto& part : parts_)
+      texts.push_back((order_ ? part->file().prefix().filename().string() + ": " : "") + part->order());
+    return join(texts, "; ");
+  }
+
   void fill_cache() const override {
     const double begin = steady_seconds();
     int64_t built = 0, rows = 0;

@@ -41,6 +41,8 @@ class MegatronDataset : public TokenDataset {
  public:
   /// Rows that one epoch of all documents of the split gives.
   virtual int64_t rows_per_epoch() const = 0;
+  /// What of the order of the rows depends on the number of samples asked for: equal for equal orders. Text for people.
+  virtual std::string order() const = 0;
   /// Builds the index maps that are not in the cache, or of other documents there, and writes them. One process of a
   /// run calls it before the others read; without it every process builds its own in memory. Where the directory
   /// cannot be written, a sentence says so, and nothing is built.

@@ -68,6 +68,12 @@ MegatronPart::MegatronPart(const fs::path& path, MegatronSplit split, int64_t sa
                                    cache_suffix(options));
 }
 
+std::string MegatronPart::order() const {
+  if (!request_.shuffle) return "";
+  return fmt::format("{} epoch{}{}", shape_.epochs, shape_.epochs == 1 ? "" : "s",
+                     shape_.separate_last ? ", the last of them shuffled by itself" : "");
+}
+
 /// What tells the maps from those that this part builds: their shapes, and with `all` their documents; else "".
 std::string MegatronPart::unlike(const IndexMaps& maps, bool all) const {
   const auto is = [](const NpyValues& map, std::vector<int64_t> shape) { return map.shape() == shape; };

@@ -16,6 +16,8 @@ class MegatronPart {
   int64_t rows() const { return shape_.rows; }
   int64_t rows_per_epoch() const { return (request_.tokens - 1) / request_.seq_length; }
   int64_t epochs() const { return shape_.epochs; }
+  /// What of the order of the rows depends on the number of samples; "" where they come in the order of the file.
+  std::string order() const;
   int64_t first() const { return request_.first; }
   int64_t documents() const { return request_.last - request_.first; }
   /// The files of the cache without "_doc_idx.npy" and so on.

@@ -31,13 +31,13 @@ void Progress::update(double done) {
   const std::string line = fmt::format(
       "{}: {:.{}f} of {:.{}f} {} ({:.0f} %), {:.2f} {}/s, {} left", what_, done / scale_, digits, total_ / scale_,
       digits, unit_, total_ > 0 ? 100 * done / total_ : 100.0, rate / scale_, unit_, format_duration(left));
-  fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", line, terminal_ ? "" : "\n");
+  std::fputs(fmt::format("{}{}{}", terminal_ ? "\r\033[K" : "", line, terminal_ ? "" : "\n").c_str(), stderr);
   std::fflush(stderr);
   drawn_ = true;
 }
 
 void Progress::finish() {
-  if (terminal_ && drawn_) fmt::print(stderr, "\r\033[K");
+  if (terminal_ && drawn_) std::fputs("\r\033[K", stderr);
   drawn_ = false;
 }
 

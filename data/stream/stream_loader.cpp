@@ -63,9 +63,9 @@ std::vector<int64_t> StreamLoader::row(int64_t position) {
 void StreamLoader::end_step(int64_t step) {
   const std::lock_guard lock(history_->mutex);
   auto& before = history_->before;
+  // A step that is read again ends where it ended before: the places of later steps stay.
   before[step + 1] = shards_;
-  before.erase(before.upper_bound(step + 1), before.end());
-  before.erase(before.begin(), before.lower_bound(step + 1 - kKept));
+  before.erase(before.begin(), before.lower_bound(before.rbegin()->first - kKept));
 }
 
 std::vector<double> StreamLoader::state(int64_t step) const {

@@ -16,8 +16,8 @@ class StreamLoader {
   /// ConfigError where `world` does not divide the logical shards.
   StreamLoader(std::shared_ptr<const TokenStream> stream, int rank, int world);
 
-  /// Before the rows of step `step` are read: the one after the last, or one of the kKept before (which is then read
-  /// again).
+  /// Before the rows of step `step` are read: the one after the last, or one of the kKept before, which is then read
+  /// again and leaves the places of the steps after it as they are.
   void begin_step(int64_t step);
   /// The row at place `position` of the run; positions of this rank in ascending order, without gaps.
   std::vector<int64_t> row(int64_t position);

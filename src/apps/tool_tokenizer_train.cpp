@@ -75,8 +75,10 @@ void train_byte_level(const TrainArguments& arguments) {
   for (const auto& path : arguments.sentencepiece.inputs) add_texts(path, arguments.field, trainer, counts);
   if (counts.texts == 0)
     throw DataError(fmt::format("no text to train on: the input has no UTF-8 text ({} dropped)", counts.dropped));
-  fmt::print(stderr, "{} different words in {}; merging …\n", format_count(trainer.words()),
-             format_bytes(static_cast<double>(counts.bytes)));
+  std::fputs(fmt::format("{} different words in {}; merging …\n", format_count(trainer.words()),
+                         format_bytes(static_cast<double>(counts.bytes)))
+                 .c_str(),
+             stderr);
   const ByteLevelModel model = trainer.train();
   const std::string json = tokenizer_json(model);
   const Tokenizer check(std::make_unique<ByteLevelTokenizer>(parse_tokenizer_json(json, output), output));
@@ -100,8 +102,11 @@ void train_byte_level(const TrainArguments& arguments) {
 void train_sentencepiece(const TrainArguments& arguments) {
   const TokenizerTraining& training = arguments.sentencepiece;
   const double start = steady_seconds();
-  fmt::print(stderr, "training a {} vocabulary of {} on {} file{} …\n", training.model_type,
-             format_count(training.vocab_size), training.inputs.size(), training.inputs.size() == 1 ? "" : "s");
+  std::fputs(
+      fmt::format("training a {} vocabulary of {} on {} file{} …\n", training.model_type,
+                  format_count(training.vocab_size), training.inputs.size(), training.inputs.size() == 1 ? "" : "s")
+          .c_str(),
+      stderr);
   if (const std::filesystem::path output = arguments.output; output.has_parent_path())
     make_directories(output.parent_path());
   AtomicFile file(arguments.output);  // opened before the training, to fail early if it cannot be written

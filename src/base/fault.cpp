@@ -136,7 +136,7 @@ bool fault_point(std::string_view name, int rank, int64_t step) {
         (fault->step && *fault->step != step))
       continue;
     if (fault->left.fetch_sub(1) <= 0) continue;
-    fmt::print(stderr, "fault injected: {} (rank {}, step {})\n", fault->text, rank, step);
+    std::fputs(fmt::format("fault injected: {} (rank {}, step {})\n", fault->text, rank, step).c_str(), stderr);
     std::fflush(stderr);
     switch (fault->action) {
       case Action::kKill: std::raise(SIGKILL); break;

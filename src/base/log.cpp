@@ -3,14 +3,18 @@
 #include "trireme/base/error.h"
 #include "trireme/base/process.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string_view>
 
@@ -84,6 +88,33 @@ void leave_exit_code(int code) {
   std::fclose(file);
 }
 
+/// Opens those of the descriptors 0 to 2 that the process was started without: else the next file that is opened gets
+/// the number, and what is printed lands in it. Not for writing: stdout that is closed is output that cannot be
+/// written.
+void open_standard_descriptors() {
+  for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor)
+    if (fcntl(descriptor, F_GETFD) < 0) (void)open("/dev/null", O_RDONLY);  // the lowest number that is free
+}
+
+/// Before the constructors of any library, some of which open files.
+[[gnu::section(".preinit_array"), gnu::used]] void (*g_open_standard_descriptors)() = open_standard_descriptors;
+
+/// Why stdout does not have all that was printed; empty where it has. close() reports what a file system finds out
+/// late.
+std::string stdout_problem() {
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  int error = errno;
+  if (flushed) {
+    const int copy = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0 || close(copy) == 0) return "";
+    error = errno;
+  }
+  return fmt::format(
+      "cannot write to stdout{}: what was printed is not whole; free some space or print to another place",
+      error == 0 ? "" : fmt::format(": {}", std::strerror(error)));
+}
+
 }  // namespace
 
 int run_main(const char* program, const std::function<int()>& body,
@@ -92,8 +123,11 @@ int run_main(const char* program, const std::function<int()>& body,
   int code;
   try {
     code = body();
-    leave_exit_code(code);
-    return code;
+    if (message = stdout_problem(); message.empty()) {
+      leave_exit_code(code);
+      return code;
+    }
+    if (code == 0) code = static_cast<int>(ExitCode::kCannotWrite);
   } catch (const Error& error) {
     message = error.what();
     code = static_cast<int>(error.code());
@@ -104,6 +138,10 @@ int run_main(const char* program, const std::function<int()>& body,
     if (stack < text.size()) message = fmt::format("{}\n", text.substr(stack + 1));
     message += fmt::format("internal error: {}", text.substr(0, stack));
     code = static_cast<int>(ExitCode::kInternal);
+    if (const std::string problem = stdout_problem(); !problem.empty()) {  // fmt::print() throws it
+      message = problem;
+      code = static_cast<int>(ExitCode::kCannotWrite);
+    }
   } catch (...) {
     message = "internal error: an exception of unknown type";
     code = static_cast<int>(ExitCode::kInternal);
@@ -118,7 +156,8 @@ int run_main(const char* program, const std::function<int()>& body,
   const std::string last = message.substr(last_line);
   const bool named = last.starts_with("rank ") && last.find(" on ") == last.find(' ', 5);
   const std::string who = g_world_size == 1 || named ? "" : fmt::format("rank {} on {}: ", g_rank, host_name());
-  fmt::print(stderr, "{}{}: {}{}\n", message.substr(0, last_line), program, who, last);
+  // Not fmt::print(), which throws where stderr cannot be written.
+  std::fputs(fmt::format("{}{}: {}{}\n", message.substr(0, last_line), program, who, last).c_str(), stderr);
   std::fflush(stderr);
   leave_exit_code(code);
   return code;

@@ -1,13 +1,18 @@
 #include "trireme/base/process.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 
 #include <fmt/format.h>
+#include <stdio_ext.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <mutex>
 
 namespace trireme {
 
@@ -41,9 +46,21 @@ double positive_seconds(const char* variable, double otherwise) {
   return seconds;
 }
 
+void print_line(const std::string& text) {
+  if (std::printf("%s\n", text.c_str()) >= 0 && std::fflush(stdout) == 0) return;
+  const int error = errno;
+  __fpurge(stdout);  // else the line is tried again at the next flush
+  std::clearerr(stdout);
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    log_warn(
+        fmt::format("cannot write to stdout: {}. The run goes on; its lines are in output.dir", std::strerror(error)));
+  });
+}
+
 void print_failure(int rank, const std::string& reason) {
   std::fflush(stdout);
-  fmt::print(stderr, "rank {} on {}: {}\n", rank, host_name(), reason);
+  std::fputs(fmt::format("rank {} on {}: {}\n", rank, host_name(), reason).c_str(), stderr);
   std::fflush(stderr);
 }
 

@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace trireme {
 
@@ -69,12 +70,68 @@ bool remove_if_dead(const fs::path& path) {
   return removed;
 }
 
+/// What `path` is after its links; nothing where there is nothing.
+mode_t kind_of(const fs::path& path) {
+  struct stat info{};
+  return stat(path.c_str(), &info) == 0 ? info.st_mode & S_IFMT : 0;
+}
+
+/// A file that is not replaced but written to: a device, a pipe, or what a descriptor of a process stands for
+/// (/dev/stdout).
+bool is_written_to(const fs::path& path) {
+  const mode_t kind = kind_of(path);
+  return kind == S_IFCHR || kind == S_IFBLK || kind == S_IFIFO || (kind == S_IFREG && fs::is_symlink(path));
+}
+
+/// The file that a link stands for: the link stays. The link itself where it is a descriptor of a process, whose file
+/// may have no name.
+fs::path without_links(fs::path path) {
+  constexpr int kMostLinks = 40;
+  std::error_code error;
+  for (int links = 0; links < kMostLinks && fs::is_symlink(path, error); ++links) {
+    const fs::path directory = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    if (fs::canonical(directory, error).string().starts_with("/proc/")) return path;
+    path = directory / fs::read_symlink(path, error);
+    if (error) break;
+  }
+  return path;
+}
+
 fs::path directory_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+/// What the temporary file's name begins with. A device's directory is no place for files.
+fs::path base_of(const fs::path& target) {
+  return is_written_to(target) ? fs::temp_directory_path() / ("trireme-" + target.filename().string()) : target;
+}
+
+/// Writes what is in the file `from` to the device or pipe `to`. False with errno.
+bool copy_into(const fs::path& from, const fs::path& to) {
+  const int in = open(from.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_APPEND: a descriptor's file may have what was written to it before.
+  const int out = in < 0 ? -1 : open(to.c_str(), O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC);
+  std::vector<char> block(size_t{1} << 16);
+  ssize_t left = 0, written = 0;
+  bool good = out >= 0;
+  while (good && (left = read(in, block.data(), block.size())) > 0) {
+    for (const char* at = block.data(); good && left > 0; at += written, left -= written)
+      if ((written = write(out, at, static_cast<size_t>(left))) < 0) {
+        good = errno == EINTR;
+        written = 0;
+      }
+  }
+  good = good && left == 0;
+  const int error = errno;
+  if (in >= 0) close(in);
+  if (out >= 0 && close(out) != 0 && good) return false;
+  errno = error;
+  return good;
+}
 
 }  // namespace
 
-TemporaryFile::TemporaryFile(const fs::path& target) : target_(target) {
-  remove_dead_temporaries(directory_of(target), target.filename().string());
+TemporaryFile::TemporaryFile(const fs::path& target) : target_(without_links(target)) {
+  const fs::path base = base_of(target_);
+  remove_dead_temporaries(directory_of(base), base.filename().string());
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt)
     if (create()) return;
@@ -84,7 +141,7 @@ TemporaryFile::TemporaryFile(const fs::path& target) : target_(target) {
 
 /// False: the name is taken, or another process removed the file before it was locked.
 bool TemporaryFile::create() {
-  path_ = target_;
+  path_ = base_of(target_);
   path_ += std::string(kInfix) + hex64(random_number());
   descriptor_ = open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
   if (descriptor_ < 0) {
@@ -112,6 +169,12 @@ void TemporaryFile::commit() {
     errno = error;
     write_failed(what, target_);
   };
+  if (is_written_to(target_)) {
+    if (!copy_into(path_, target_)) failed("write to");
+    unlink(path_.c_str());
+    close(std::exchange(descriptor_, -1));
+    return;
+  }
   if (fsync(descriptor_) != 0) failed("write to");
   fault_point("file:commit");
   // The lock is held until the rename: other processes remove unlocked temporary files.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "schema_text.h"
@@ -159,6 +160,27 @@ struct KeyLister {
   }
 };
 
+struct TraitsLister {
+  std::map<std::string, KeyTraits> traits = {};
+  SectionInfo in = {};
+
+  template <class Section>
+  void section(const SectionInfo& info, Section& section) {
+    in = info;
+    if constexpr (OptionalOf<Section>::value) {
+      traits[info.name].may_change = info.may_change;
+      typename OptionalOf<Section>::Inner inner;
+      describe(*this, inner);
+    } else {
+      describe(*this, section);
+    }
+  }
+  template <class Value>
+  void field(const Field& field, const Value&) {
+    traits[fmt::format("{}.{}", in.name, field.key)] = {field.path, in.may_change || field.may_change || field.path};
+  }
+};
+
 /// A key as one program takes it, in the words of the reference.
 struct KeyEntry {
   std::string section, key, accepts, otherwise, help;
@@ -276,6 +298,17 @@ std::vector<std::pair<std::string, std::string>> flatten_config(const Config& co
   Config copy = config;
   describe(flattener, copy);
   return std::move(flattener.values);
+}
+
+KeyTraits key_traits(const std::string& key) {
+  static const auto all = [] {
+    TraitsLister lister;
+    Config config;
+    describe(lister, config);
+    return lister.traits;
+  }();
+  const auto found = all.find(key);
+  return found == all.end() ? KeyTraits{} : found->second;
 }
 
 std::string describe_config(const ConfigFamily& family) {

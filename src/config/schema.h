@@ -18,7 +18,11 @@ void describe(Visitor& v, BatchSection& s) {
   v.field(
       {.key = "global_batch_size", .help = "samples per optimizer step, over all ranks", .min = 1, .max = kMaxCount},
       s.global_batch_size);
-  v.field({.key = "micro_batch_size", .help = "samples per rank per forward", .min = 1, .max = kMaxCount},
+  v.field({.key = "micro_batch_size",
+           .help = "samples per rank per forward",
+           .min = 1,
+           .max = kMaxCount,
+           .may_change = true},
           s.micro_batch_size);
   v.field({.key = "packing_rate",
            .help = "samples that a row counts for in eval.every_samples and the MLPerf log",
@@ -118,7 +122,8 @@ void describe(Visitor& v, TrainSection& s) {
   v.field({.key = "seed", .help = "data order, dropout, initial weights", .min = 0, .max = 4294967295.0}, s.seed);
   v.field({.key = "deterministic",
            .help = "on GPUs: every run of the same configuration has the same bits, a resumed one too; attention's "
-                   "backward then sums in a fixed order, which takes longer. CPUs always have the same bits"},
+                   "backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
+           .may_change = true},
           s.deterministic);
   v.field(
       {.key = "loss",
@@ -131,15 +136,18 @@ void describe(Visitor& v, TrainSection& s) {
       {.key = "on_nonfinite",
        .help = "at a step whose loss or gradient is not finite: stop = end the run; skip = change no weight, do not "
                "count the step in the schedule, and go on (at most 20 times in a row)",
-       .words = {"stop", "skip"}},
+       .words = {"stop", "skip"},
+       .may_change = true},
       s.on_nonfinite);
   v.field({.key = "on_spike",
            .help = "at a step whose loss is far above those before it: report it, or also skip the step",
-           .words = {"report", "skip"}},
+           .words = {"report", "skip"},
+           .may_change = true},
           s.on_spike);
   v.field({.key = "max_time",
            .help = "DD:HH:MM:SS: time limit: the run saves its state and ends with exit code 0 before it is reached; "
-                   "the same command continues; null = no limit"},
+                   "the same command continues; null = no limit",
+           .may_change = true},
           s.max_time);
 }
 
@@ -339,12 +347,14 @@ void describe(Visitor& v, Config& c) {
   v.section({"optimizer", "optimizer over the trained parameters"}, c.optimizer);
   v.section({"schedule", "learning rate of step t, where the first step is 0"}, c.schedule);
   v.section({"train", "length, seed and loss"}, c.train);
-  v.section({"eval", "evaluation on data.valid"}, c.eval);
+  v.section({.name = "eval", .help = "evaluation on data.valid", .may_change = true}, c.eval);
   v.section({"precision", "number formats"}, c.precision);
-  v.section({"parallel", "what is sharded over ranks and recomputed"}, c.parallel);
-  v.section({"output", "what the run leaves"}, c.output);
-  v.section({"logging", "console and logs"}, c.logging);
-  v.section({"profile", "traces of some steps in output.dir/profile; leave out for none"}, c.profile);
+  v.section({.name = "parallel", .help = "what is sharded over ranks and recomputed", .may_change = true}, c.parallel);
+  v.section({.name = "output", .help = "what the run leaves", .may_change = true}, c.output);
+  v.section({.name = "logging", .help = "console and logs", .may_change = true}, c.logging);
+  v.section(
+      {.name = "profile", .help = "traces of some steps in output.dir/profile; leave out for none", .may_change = true},
+      c.profile);
 }
 
 }  // namespace trireme

@@ -21,7 +21,8 @@ void describe(Visitor& v, ModelSection& s) {
        .help =
            "per_rank: every rank reads its weights from the files; per_host: one rank of a host reads each weight and "
            "sends it to the others",
-       .words = {"per_rank", "per_host"}},
+       .words = {"per_rank", "per_host"},
+       .may_change = true},
       s.read);
   v.field({.key = "vocab_size",
            .help = "rows of the vocabulary; new rows start as the mean of the existing ones, as with transformers' "
@@ -79,6 +80,7 @@ void describe(Visitor& v, DataSection& s) {
           s.weights);
   v.field({.key = "names",
            .help = "documents: the name that messages give to each path of data.train",
+           .may_change = true,
            .may_be_absent = true,
            .feature = Feature::kDocumentStreams},
           s.names);

@@ -16,6 +16,7 @@ struct SectionInfo {
   const char* help = "";
   Feature feature = Feature::kAlways;
   const char* instead = "";  // what a program without the feature is told to do
+  bool may_change = false;   // as Field::may_change, of every key
 };
 
 /// One of a field's words that only programs with a feature take.
@@ -36,7 +37,8 @@ struct Field {
   bool above_min = false, below_max = false;  // the limit itself is excluded
   size_t length = 0;                          // exact length of a list; 0: any
   bool required = false;
-  bool path = false;  // made absolute against the configuration file's directory
+  bool path = false;  // made absolute against the configuration file's directory; may differ between hosts and starts
+  bool may_change = false;  // a run that goes on may have another value: it does not decide what is computed
   bool one_or_more = false,
        may_be_absent = false;           // lists: a scalar is a list of one (of texts); null is the empty list
   Feature feature = Feature::kAlways;   // programs without it lack the key

@@ -34,8 +34,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct LoopState {
   int64_t completed_steps = 0, evaluations = 0;
   std::map<std::string, std::vector<double>> numbers;
-  int64_t max_steps =
-      0;  // resume() only: train.max_steps of the run that saved it; 0: format version 1, which has none
+  std::optional<Config> config = {};  // resume() only: of the run that saved it; none: format version 1
 };
 
 struct CheckpointOptions {

@@ -198,7 +198,7 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
   if (reason = shared_problem(comm_, mine); !reason.empty()) return std::nullopt;
 
   LoopState loop{manifest.step, manifest.evaluations, manifest.numbers};
-  if (manifest.version != 1) loop.max_steps = parse_config(manifest.config, directory.string()).train.max_steps;
+  if (manifest.version != 1) loop.config = parse_config(manifest.config, directory.string());
   const uint64_t bytes = manifest.total_bytes();
   const int64_t world = manifest.world_size, shards = manifest.shard_size;
   mine.clear();

@@ -1,5 +1,6 @@
 #include "trireme/train/console.h"
 
+#include "trireme/base/process.h"
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
@@ -49,8 +50,7 @@ void Console::draw(const std::string& text) {
 
 void Console::line(const std::string& text) {
   clear();
-  std::printf("%s\n", text.c_str());
-  std::fflush(stdout);
+  print_line(text);
   last_line_ = steady_seconds();
 }
 

@@ -2,6 +2,8 @@
 
 #include "line_file.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -10,6 +12,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <vector>
 
 namespace trireme {
@@ -40,16 +43,25 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
     // Steps after the checkpoint are repeated: their lines are removed, so that every step is in the file once.
     std::ifstream in(path);
     std::string kept, text;
+    int64_t foreign = 0;
     while (std::getline(in, text)) {
-      const auto object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-      if (object.is_discarded()) break;
-      const int64_t step = object.value("step", int64_t{0});
+      int64_t step = 0;
+      std::optional<EvalMetrics> evaluation;
+      try {
+        const auto object = nlohmann::json::parse(text);
+        step = object.value("step", int64_t{0});
+        if (object.value("event", "") == "eval") evaluation = read_evaluation(object);
+      } catch (const nlohmann::json::exception&) {
+        ++foreign;  // the lines after it are those of the run
+        continue;
+      }
       if (step > *resume_step) break;
-      const bool evaluation = object.value("event", "") == "eval";
       if (!evaluated && step == *resume_step && evaluation) continue;
-      if (evaluation) earlier_.push_back(read_evaluation(object));
+      if (evaluation) earlier_.push_back(*evaluation);
       kept += text + '\n';
     }
+    if (foreign > 0)
+      log_warn(fmt::format("{}: removed {} that could not be read", path.string(), counted(foreign, "line")));
     write_file_atomic(path, kept);
   }
   lines_->open(path, /*append=*/resumes);

@@ -5,6 +5,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/config/keys.h"
 
 #include <fmt/format.h>
 
@@ -19,11 +20,8 @@ namespace {
 /// Every key but those whose paths may differ from host to host.
 std::string common_configuration(const Config& config) {
   std::string text;
-  for (const auto& [key, value] : flatten_config(config)) {
-    const bool path = key == "model.path" || key == "lora.adapter" || key == "data.train" || key == "data.valid" ||
-                      key == "output.dir" || key == "parallel.rates";
-    if (!path) text += key + "=" + value + "\n";
-  }
+  for (const auto& [key, value] : flatten_config(config))
+    if (!key_traits(key).path) text += key + "=" + value + "\n";
   return hex64(xxh3_64(text.data(), text.size()));
 }
 

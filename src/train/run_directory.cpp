@@ -8,6 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/config/keys.h"
 #include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 
@@ -34,13 +35,11 @@ namespace trireme {
 
 namespace {
 
-bool decides(std::string_view key) {
-  for (const std::string_view free :
-       {"logging.", "profile", "output.", "parallel.", "eval.", "batch.micro_batch_size", "data.train", "data.valid",
-        "data.test", "data.names", "train.max_time", "model.path", "model.read", "train.on_nonfinite", "train.on_spike",
-        "train.deterministic"})
-    if (key.starts_with(free)) return false;
-  return true;
+/// Whether both warm-ups can be one schedule.warmup_ratio of their runs' steps. Loading replaces the ratio by steps.
+bool same_warmup_ratio(const Config& a, const Config& b) {
+  const int64_t a_steps = a.schedule.warmup_steps, b_steps = b.schedule.warmup_steps;
+  return (a_steps - 1) * b.train.max_steps <= b_steps * a.train.max_steps &&
+         (b_steps - 1) * a.train.max_steps <= a_steps * b.train.max_steps;
 }
 
 struct ConfigurationChanges {
@@ -56,8 +55,12 @@ ConfigurationChanges changes(const Config& before, const Config& now) {
     if (pair.first == pair.second || key == "output.dir") continue;
     const auto shown = [](const std::string& value) { return value.empty() ? std::string("not there") : value; };
     // More steps are an extension: the steps that are done stay as they are.
-    const bool extension = key == "train.max_steps" && now.train.max_steps > before.train.max_steps;
-    (decides(key) && !extension ? result.deciding : result.free)
+    const bool extension =
+        now.train.max_steps > before.train.max_steps &&
+        (key == "train.max_steps" || (key == "schedule.warmup_steps" && same_warmup_ratio(before, now)));
+    // A run starts from an adapter or it does not; where the adapter lies may change.
+    const bool adapter = key == "lora.adapter" && (pair.first == "null" || pair.second == "null");
+    (adapter || (!key_traits(key).may_change && !extension) ? result.deciding : result.free)
         .push_back(fmt::format("{} was {}, is {}", key, shown(pair.first), shown(pair.second)));
   }
   return result;
@@ -194,7 +197,7 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
 std::string configuration_hash(const Config& config) {
   std::string text;
   for (const auto& [key, value] : flatten_config(config))
-    if (decides(key)) text += key + "=" + value + "\n";
+    if (!key_traits(key).may_change) text += key + "=" + value + "\n";
   return hex64(xxh3_64(text.data(), text.size()));
 }
 

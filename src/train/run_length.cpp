@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <vector>
 
 namespace trireme {
@@ -37,6 +38,13 @@ int64_t steps_for(const BatchSizes& batches, int64_t rows) {
 
 }  // namespace
 
+double rows_of_epochs(double epochs, int64_t rows) {
+  const double product = epochs * static_cast<double>(rows), nearest = std::nearbyint(product);
+  const bool whole =
+      nearest >= 1 && std::abs(product - nearest) <= 4 * std::numeric_limits<double>::epsilon() * product;
+  return whole ? nearest : std::ceil(product);
+}
+
 Config resolve_epochs(const Config& config, const ModelFamily& family, int ranks) {
   if (!config.train.epochs) return config;
   if (are_megatron_rows(config.data.train)) refuse("is Megatron's, which a run samples as often as it needs");
@@ -47,7 +55,7 @@ Config resolve_epochs(const Config& config, const ModelFamily& family, int ranks
   one_step.train.max_steps = 1;
   const auto task = family.make_task(one_step, {0, ranks, at::kCPU, at::kFloat}, family.config);
   const int64_t train_rows = task->facts().train_rows;
-  const double rows = std::ceil(*config.train.epochs * static_cast<double>(train_rows));
+  const double rows = rows_of_epochs(*config.train.epochs, train_rows);
   if (!(rows < 0x1p62)) refuse(fmt::format("has {} rows, too many to count", train_rows));
   const int64_t steps = steps_for(BatchSizes(config.batch), static_cast<int64_t>(rows));
   log_info(fmt::format("train.epochs {} of {}: train.max_steps {}", format_exact(*config.train.epochs),

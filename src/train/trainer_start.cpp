@@ -162,9 +162,14 @@ void Trainer::load_or_resume() {
   units_->weights_changed();
   progress_.completed = progress_.reported = resumed->completed_steps;
   progress_.evaluations = resumed->evaluations;
-  const bool extended = resumed->max_steps > 0 && resumed->max_steps < config_.train.max_steps;
+  const bool extended = resumed->config && resumed->config->train.max_steps < config_.train.max_steps;
   restore(resumed->numbers, extended);
-  if (extended) report_extension(resumed->max_steps);
+  if (extended) report_extension(*resumed->config);
+  collective_check(comm_, [&] {
+    if (comm_.rank() != 0 || !resumed->config) return;
+    for (const std::string& sentence : changed_megatron_orders(*resumed->config, config_))
+      log_info("warning: " + sentence);
+  });
 }
 
 void Trainer::restore(const std::map<std::string, std::vector<double>>& numbers, bool extended) {
@@ -189,24 +194,23 @@ void Trainer::restore(const std::map<std::string, std::vector<double>>& numbers,
         progress_.completed, scales->second.size()));
 }
 
-void Trainer::report_extension(int64_t max_steps_before) const {
+void Trainer::report_extension(const Config& before) const {
   const int64_t now = config_.train.max_steps, counted = progress_.completed - guard_->steps_skipped();
   const std::string& schedule = config_.schedule.name;
-  const auto rate = [&](int64_t max_steps, int64_t step) {
-    return learning_rate(config_.schedule, config_.optimizer.lr, max_steps, std::max<int64_t>(0, step));
+  const auto rate = [](const Config& config, int64_t step) {
+    return learning_rate(config.schedule, config.optimizer.lr, config.train.max_steps, std::max<int64_t>(0, step));
   };
   bool unchanged = true;  // constant, and wsd before its decay
-  for (int64_t step = 0; unchanged && step < counted; ++step)
-    unchanged = rate(max_steps_before, step) == rate(now, step);
+  for (int64_t step = 0; unchanged && step < counted; ++step) unchanged = rate(before, step) == rate(config_, step);
   const std::string consequence =
       unchanged ? fmt::format("the {} schedule is that of a run which had this many steps from the start", schedule)
                 : fmt::format(
                       "the {} schedule now ends at step {}: the learning rate was {:.3g} in step {} and is {:.3g} in "
                       "step {}, and the steps before followed the shorter one",
-                      schedule, now, rate(max_steps_before, counted - 1), progress_.completed, rate(now, counted),
+                      schedule, now, rate(before, counted - 1), progress_.completed, rate(config_, counted),
                       progress_.completed + 1);
-  log_info(fmt::format("the run is extended from {} to {} steps and goes on after step {}; {}", max_steps_before, now,
-                       progress_.completed, consequence));
+  log_info(fmt::format("the run is extended from {} to {} steps and goes on after step {}; {}", before.train.max_steps,
+                       now, progress_.completed, consequence));
 }
 
 void Trainer::warm_up() {

@@ -1,6 +1,14 @@
 #include "trireme/base/log.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <string>
 
 #include "trireme/base/error.h"
 
@@ -86,6 +94,42 @@ TEST(Check, CarriesPlaceConditionAndValues) {
     EXPECT_NE(text.find("shard has 3 elements, unit expects 4"), std::string::npos);
     EXPECT_NE(text.find("have == want"), std::string::npos);
   }
+}
+
+/// Status of a child that runs run_main() with descriptor 1 or 2 on `path`.
+int run_on(int descriptor, const char* path, const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const int file = open(path, O_WRONLY);
+    dup2(file, descriptor);
+    if (descriptor == STDOUT_FILENO) close(STDERR_FILENO);
+    _exit(run_main("prog", body));
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST(RunMain, OutputThatCannotBeWrittenIsNoSuccess) {
+  const auto print = [](size_t size) {
+    return [size] {
+      std::fputs(std::string(size, 'x').c_str(), stdout);
+      return 0;
+    };
+  };
+  for (const size_t size : {1, 100'000}) {
+    EXPECT_EQ(run_on(STDOUT_FILENO, "/dev/full", print(size)), 73) << size;
+    EXPECT_EQ(run_on(STDOUT_FILENO, "/dev/null", print(size)), 0) << size;
+  }
+  // fmt::print() throws at the first block that cannot be written.
+  EXPECT_EQ(run_on(STDOUT_FILENO, "/dev/full",
+                   [] {
+                     for (int line = 0; line < 100'000; ++line) fmt::print("line {}\n", line);
+                     return 0;
+                   }),
+            73);
+  EXPECT_EQ(run_on(STDOUT_FILENO, "/dev/full", [] { return std::printf("x") + 74; }), 75);
+  EXPECT_EQ(run_on(STDERR_FILENO, "/dev/full", []() -> int { throw DataError("c"); }), 3);
 }
 
 }  // namespace

@@ -3,13 +3,16 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <thread>
 #include <vector>
@@ -138,6 +141,51 @@ TEST_F(TemporaryFileTest, WritersOfOneFileDoNotDisturbEachOther) {
   for (std::thread& writer : writers) writer.join();
   EXPECT_EQ(failed, 0);
   EXPECT_EQ(names(), std::set<std::string>{"model"});
+}
+
+TEST_F(TemporaryFileTest, OnlyFilesAreReplacedDevicesAndPipesAreWrittenTo) {
+  const auto content = [](const fs::path& path) {
+    std::ifstream in(path);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  // A device: what it is stays, and its refusal is a WriteError.
+  write_file_atomic("/dev/null", "gone");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_THROW(write_file_atomic("/dev/full", "text"), WriteError);
+  EXPECT_TRUE(fs::is_character_file("/dev/full"));
+  // A pipe with more than it holds at a time.
+  const fs::path pipe = dir_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const std::string large(300'000, 'x');
+  std::string read;
+  std::thread reader([&] { read = content(pipe); });
+  write_file_atomic(pipe, large);
+  reader.join();
+  EXPECT_EQ(read, large);
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  // A link stays, and what it stands for is replaced, or made.
+  put("old");
+  fs::create_directory(dir_ / "links");
+  fs::create_symlink("../old", dir_ / "links/one");
+  fs::create_symlink("one", dir_ / "links/two");
+  fs::create_symlink("made", dir_ / "links/dangling");
+  fs::create_symlink("/dev/null", dir_ / "links/null");
+  for (const char* link : {"two", "dangling", "null"}) write_file_atomic(dir_ / "links" / link, "new");
+  EXPECT_TRUE(fs::is_symlink(dir_ / "links/two") && fs::is_symlink(dir_ / "links/one"));
+  EXPECT_TRUE(fs::is_symlink(dir_ / "links/null") && fs::is_character_file("/dev/null"));
+  EXPECT_EQ(content(dir_ / "old") + content(dir_ / "links/made"), "newnew");
+  // A descriptor goes on where it is: its file has no name of its own.
+  EXPECT_EQ(in_child([&] {
+              if (std::freopen((dir_ / "stdout").c_str(), "w", stdout) == nullptr) _exit(2);
+              std::printf("first, ");
+              std::fflush(stdout);
+              write_file_atomic("/dev/stdout", "second");
+              write_file_atomic("/dev/fd/1", ", third");
+            }),
+            0);
+  EXPECT_EQ(content(dir_ / "stdout"), "first, second, third");
+  EXPECT_TRUE(fs::is_symlink("/dev/stdout"));
+  EXPECT_EQ(names(), (std::set<std::string>{"old", "links", "pipe", "stdout"}));
 }
 
 }  // namespace

@@ -132,6 +132,22 @@ TEST(StreamLoader, TheStateIsThatOfTheStepNotOfWhatWasReadAhead) {
   EXPECT_THROW(ranks[0].begin_step(9), InternalError);
 }
 
+TEST(StreamLoader, AStepThatIsReadAgainLeavesTheStepsAheadOfItAlone) {
+  const auto stream = hundred(16, 4);
+  std::vector<StreamLoader> whole = world_of(stream, 1), ranks = world_of(stream, 1);
+  const auto rows = rows_of(whole, 0, 12, 4);
+  (void)rows_of(ranks, 0, 4, 4);
+  // Step 1 is looked into while step 2 is done and step 3 is read.
+  for (int64_t again = 1; again < 8; ++again) {
+    const auto before = ranks[0].state(again + 2);
+    EXPECT_EQ(rows_of(ranks, again, again + 1, 4),
+              std::vector<Tokens>(rows.begin() + again * 4, rows.begin() + (again + 1) * 4));
+    EXPECT_EQ(ranks[0].state(again + 2), before);
+    EXPECT_EQ(rows_of(ranks, again + 2, again + 4, 4),
+              std::vector<Tokens>(rows.begin() + (again + 2) * 4, rows.begin() + (again + 4) * 4));
+  }
+}
+
 TEST(StreamLoader, ScalablePartitioning) {
   const auto stream = hundred(16, 960);
   for (const int world : {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64})

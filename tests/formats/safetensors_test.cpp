@@ -3,6 +3,7 @@
 #include "temporary.h"
 
 #include <cstring>
+#include <set>
 
 namespace trireme {
 namespace {
@@ -32,6 +33,32 @@ TEST_F(Safetensors, WhatIsWrittenIsRead) {
   EXPECT_EQ(std::memcmp(file.bytes(file.entries().at("b")).data(), values, 16), 0);
   EXPECT_EQ(file.entries().at("empty").info.shape, (std::vector<int64_t>{0, 3}));
   EXPECT_EQ(file.metadata().at("format"), "pt");
+}
+
+// The file begins with the header's length, which can be the first bytes of a pickle, a zip archive or anything else.
+TEST_F(Safetensors, EveryLengthOfTheHeaderIsRead) {
+  const std::string header = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+  const auto check = [&](uint64_t length) {
+    std::string file = with_header(header, "", length);
+    file.resize(8 + length, ' ');
+    ASSERT_EQ(SafetensorsFile(write("a.safetensors", file + "1234")).entries().size(), 1u) << length;
+  };
+  for (uint64_t length = header.size(); length < 1500; ++length) check(length);  // 0x0280 to 0x0580 begin a pickle
+  for (uint64_t length = 0; length <= 0xFFFF; length += 128) check((1 << 16) + length);
+}
+
+// A writer's file is read by the same program: a run could never save otherwise.
+TEST_F(Safetensors, WhatIsWrittenIsReadWhateverItsSize) {
+  const auto path = root_ / "a.safetensors";
+  std::set<uint64_t> lengths;
+  for (size_t name = 1; name <= 1500; name += 8) {
+    SafetensorsWriter writer(path, {{std::string(name, 'n'), {DType::kF32, {1}}}});
+    writer.append("1234", 4);
+    writer.commit();
+    ASSERT_NO_THROW((void)SafetensorsFile(path)) << "a name of " << name;
+    lengths.insert(std::filesystem::file_size(path) - 12);
+  }
+  for (const uint64_t pickle : {640, 896, 1152, 1408}) EXPECT_TRUE(lengths.contains(pickle)) << pickle;
 }
 
 TEST_F(Safetensors, AnUnfinishedWriterLeavesNothing) {

@@ -1,5 +1,6 @@
 // BatchSizes against Megatron's rule, step by step.
 #include "batch_sizes.h"
+#include "run_length.h"
 
 #include <gtest/gtest.h>
 
@@ -76,6 +77,19 @@ TEST(BatchSizes, ALongRampIsFewStages) {
   EXPECT_EQ(batches.of(98443), 32);
   EXPECT_EQ(batches.before(98444), 3150208);
   EXPECT_EQ(batches.of(98444), 64) << "the first step behind 97656250 / 31 = 3150201.6 samples";
+}
+
+TEST(RunLength, RowsOfEpochsAreThoseOfTheDecimalNumber) {
+  for (const int64_t rows : {100, 400, 1000, 700000}) {
+    for (int64_t hundredths = 1; hundredths < 1000; ++hundredths) {
+      const double epochs = static_cast<double>(hundredths) / 100;
+      ASSERT_EQ(rows_of_epochs(epochs, rows), (hundredths * rows + 99) / 100) << epochs << " of " << rows;
+    }
+  }
+  EXPECT_EQ(rows_of_epochs(1.1, 100), 110);
+  EXPECT_EQ(rows_of_epochs(1.0001, 100), 101) << "part of a row is a row";
+  EXPECT_EQ(rows_of_epochs(1e-6, 1), 1);
+  EXPECT_EQ(rows_of_epochs(61.0 / 40, 40), 61);
 }
 
 }  // namespace

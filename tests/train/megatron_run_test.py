@@ -83,6 +83,19 @@ def runs(site):
     site.assert_equal("parts", "whole", 2e-6)
 
 
+def extension(site):
+    """More steps: what Megatron's order depends on is said where it changes, and only there. Where maps lie decides nothing."""
+    words = "rows now come in Megatron's order for"
+    keys = ("output.dir=longer", "output.save_every_samples=12", "eval.shuffle=false")
+    site.train(*keys, "train.max_steps=2")
+    done = site.train(*keys, "train.max_steps=3", "data.index_cache=elsewhere")
+    assert words not in done.stderr and "extended from 2 to 3" in done.stderr, done.stderr
+    done = site.train(*keys, "train.max_steps=12")
+    assert f"warning: the training {words} 12 steps (2 epochs" in done.stderr and f"the validation {words}" not in done.stderr, done.stderr
+    done = site.train(*keys[:2], "train.max_steps=13", "eval.every_samples=12", "eval.samples=8")
+    assert f"warning: the validation {words}" in done.stderr, done.stderr
+
+
 def kinds(site):
     """Ends of documents, blends, mock, a dry run, and what is refused."""
     site.train("output.dir=plain", "eval.every_samples=null")
@@ -147,4 +160,4 @@ def main_pack(site):
 
 
 if __name__ == "__main__":
-    main({"runs": runs, "kinds": kinds, "pack": main_pack}, Site)
+    main({"runs": runs, "extension": extension, "kinds": kinds, "pack": main_pack}, Site)

@@ -4,12 +4,17 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/config/features.h"
+#include "trireme/config/keys.h"
 #include "trireme/train/command_line.h"
 #include "trireme/train/run_directory.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <regex>
 #include <set>
 #include <string>
@@ -117,6 +122,51 @@ TEST(SavedConfiguration, OfAnEarlierVersionIsTheSameRunInItsNewWords) {
   EXPECT_TRUE(deciding_changes(before, now).empty());
   EXPECT_EQ(deciding_changes(saved("{frozen: bf16, encoder: compute}"), now),
             std::vector<std::string>{"precision.linear was compute, is fp8"});
+}
+
+Config changed(const std::vector<std::string>& settings) {
+  ConfigFamily every;
+  every.features = FeatureSet::all();
+  const std::string text =
+      "model: {path: /m}\nlora: {r: 4, adapter: /a}\ndata: {train: /t, seq_length: 8}\nbatch: {global_batch_size: 4}\n"
+      "schedule: {warmup_steps: 0}\ntrain: {max_steps: 100}\noutput: {dir: /o}\n";
+  const std::filesystem::path file = std::filesystem::temp_directory_path() / fmt::format("changed-{}.yaml", getpid());
+  std::ofstream(file) << text;
+  const Config config = load_config(file, settings, every);
+  std::filesystem::remove(file);
+  return config;
+}
+
+TEST(SavedConfiguration, PlacesAndReportsDoNotDecideWhatIsComputed) {
+  const Config before = changed({});
+  for (const char* free : {"model.path=/x", "lora.adapter=/x", "data.train=/x", "data.valid=/x", "data.test=/x",
+                           "data.index_cache=/x", "parallel.rates=/x", "output.dir=/x", "output.keep_last=7",
+                           "eval.samples=null", "logging.every_steps=3", "profile.active=1", "model.read=per_host",
+                           "train.max_time=\"00:01:00:00\"", "train.on_spike=skip", "batch.micro_batch_size=2"}) {
+    EXPECT_TRUE(deciding_changes(before, changed({free})).empty()) << free;
+    const std::string key = std::string(free).substr(0, std::string(free).find('='));
+    EXPECT_TRUE(key_traits(key).may_change) << key;
+    EXPECT_EQ(key_traits(key).path, std::string(free).ends_with("=/x")) << key;
+  }
+  for (const char* deciding :
+       {"lora.adapter=null", "lora=null", "optimizer.lr=1", "data.seq_length=9", "train.seed=1", "train.max_steps=99",
+        "batch.global_batch_size=8", "data.splits=\"9,1,0\"", "schedule.name=linear", "model.init=random"}) {
+    const auto changes = deciding_changes(before, changed({deciding}));
+    ASSERT_FALSE(changes.empty()) << deciding;
+  }
+}
+
+TEST(SavedConfiguration, MoreStepsOfOneWarmUpRatioAreAnExtension) {
+  const auto run = [](const char* ratio, int steps) {
+    return changed({fmt::format("schedule.warmup_ratio={}", ratio), fmt::format("train.max_steps={}", steps)});
+  };
+  for (const char* ratio : {"0", "0.001", "0.07", "0.1", "0.333", "1"})
+    for (const int before : {1, 3, 10, 99, 100, 101})
+      for (const int now : {102, 110, 200, 700, 1300, 99999})
+        EXPECT_TRUE(deciding_changes(run(ratio, before), run(ratio, now)).empty()) << ratio << before << " " << now;
+  const std::vector<std::string> warmup = {"schedule.warmup_steps was 10, is 40"};
+  EXPECT_EQ(deciding_changes(run("0.1", 100), run("0.2", 200)), warmup);
+  EXPECT_EQ(deciding_changes(run("0.1", 100), changed({"schedule.warmup_steps=40"})), warmup) << "no more steps";
 }
 
 }  // namespace

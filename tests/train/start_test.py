@@ -260,6 +260,31 @@ def cache_clear(site):
         assert ("has no cache_clear" in done.stderr) == (said is None), done.stderr
 
 
+def descriptors(site):
+    """Output that cannot be written is no success; no file of a run gets the number of a closed descriptor; a run ends as it would with its lines."""
+    def onto(command, redirection):
+        return subprocess.run(["sh", "-c", f'exec "$@" {redirection}', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60)
+
+    tool = f"{site.args.bin}/trireme"
+    commands = [[tool, "--help"], [tool, "plot", f"{site.work}/run/metrics.jsonl"], [f"{site.args.bin}/train_llama", "--version"],
+                site.command(extra=["--print-config"])]
+    constant = ("schedule.name=constant", "output.save_every_samples=8")
+    site.run(*constant, "train.max_steps=4")
+    for command, redirection in [(command, ">/dev/full") for command in commands] + [(commands[0], ">&-")]:
+        done = onto(command, redirection)
+        assert done.returncode == 73 and "cannot write to stdout" in last_line(done.stderr), (command, redirection, done)
+    assert onto([tool, "nothing"], "2>/dev/full").returncode == 2
+    for name, redirection in (("closed", "<&- >&- 2>&-"), ("full", ">/dev/full")):
+        for steps in (2, 4):
+            done = onto(site.command(f"output.dir={name}", f"train.max_steps={steps}", *constant), redirection)
+            assert done.returncode == 0, (name, done)
+            assert name == "closed" or "warning: cannot write to stdout: No space left" in done.stderr, done.stderr
+            # A line of a program that wrote into the file: the steps after it stay.
+            lines = open(f"{site.work}/{name}/metrics.jsonl").read().splitlines(keepends=True)
+            open(f"{site.work}/{name}/metrics.jsonl", "w").writelines([*lines[:2], "12:00:00 saved\n", "7\n", *lines[2:]] if steps == 2 else lines)
+        assert site.numbers(name)[0] == site.numbers("run")[0], name  # and every line is JSON
+
+
 def several(*cases):
     def run(site):
         for case in cases:
@@ -268,5 +293,5 @@ def several(*cases):
 
 
 if __name__ == "__main__":
-    main({"ranks": several(plan_ranks, plan_differs), "claim": claim, "checks": several(checks, large_model), "stops": stops,
+    main({"ranks": several(plan_ranks, plan_differs), "claim": claim, "checks": several(checks, large_model), "descriptors": descriptors, "stops": stops,
           "machine": several(cache_clear, devices)}, Site)

@@ -123,6 +123,17 @@ def ramp(site):
     assert abs(grown / even - 1) < 1e-7, (grown, even)
 
 
+def nonfinite(site):
+    """A step whose numbers are looked into is read again; the steps read ahead of it keep their places, and so does what a checkpoint saves."""
+    keys = ("train.on_nonfinite=skip", "optimizer.lr=0")  # the losses are those of the rows
+    site.train("output.dir=whole", *keys)
+    os.environ["TRIREME_FAULT"] = ",".join(f"nan@gradient:model.layers.0.self_attn.q_proj.weight:step{step}" for step in (1, 5, 6))
+    done = site.train("output.dir=bad", *keys, "train.max_steps=8", "output.save_every_samples=24", ranks=2)
+    assert "step 5: the loss is" in done.stderr and "the step is skipped (2 of 20 in a row)" in done.stderr, done.stderr
+    site.train("output.dir=bad", *keys, "output.save_every_samples=24")
+    site.assert_equal("bad", "whole")
+
+
 def formats(site):
     """The same documents in every layout are the same run."""
     work, documents = site.work, site.documents
@@ -264,4 +275,4 @@ def exit_codes(site):
 
 
 if __name__ == "__main__":
-    main({"ranks": ranks, "rescale": rescale, "ramp": ramp, "formats": formats, "text": text, "mixing": mixing, "exit-codes": exit_codes}, Site)
+    main({"ranks": ranks, "rescale": rescale, "ramp": ramp, "nonfinite": nonfinite, "formats": formats, "text": text, "mixing": mixing, "exit-codes": exit_codes}, Site)

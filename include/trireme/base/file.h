@@ -35,10 +35,10 @@ class MappedFile {
 /// Reads a whole (small) file; at most `max_bytes`, else an Error with `code`.
 std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);
 
-/// Writes to a temporary name in the same directory. commit() publishes the file: fsync, rename, fsync of the
-/// directory. Without commit() the destructor removes the temporary file. The constructor removes temporary files that
-/// dead processes left for the same target (TemporaryFile). Every failure (disk full, read-only, short write) is a
-/// WriteError naming path and reason.
+/// Writes to a temporary name in the same directory (TemporaryFile). commit() publishes the file: fsync, rename, fsync
+/// of the directory. Without commit() the destructor removes the temporary file. The constructor removes temporary
+/// files that dead processes left for the same target (TemporaryFile). Every failure (disk full, read-only, short
+/// write) is a WriteError naming path and reason.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path) : file_(path) {}
@@ -54,6 +54,7 @@ class AtomicFile {
   uint64_t size_ = 0;
 };
 
+/// AtomicFile with this content.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 
 /// Creates a directory and its parents; WriteError with the reason otherwise.

@@ -22,7 +22,9 @@ void log_to_files(const std::string& message);
 
 /// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints "train_llama: <message>"
 /// as the last line on stderr (of a message of several lines, only the last gets the prefix). `on_error(message)` runs
-/// before the exit, to end the other ranks. Writes the code to the file that TRIREME_EXIT_FILE names.
+/// before the exit, to end the other ranks. Success without all of stdout written is 73. In a program with this
+/// function, descriptors 0 to 2 that were closed are open on /dev/null before main(). Writes the code to the file that
+/// TRIREME_EXIT_FILE names.
 int run_main(const char* program, const std::function<int()>& body,
              const std::function<void(const std::string&)>& on_error = {});
 

@@ -1,5 +1,5 @@
 #pragma once
-// This process: host name, time limits from its environment, and its failure message.
+// This process: host name, time limits from its environment, and what it prints.
 
 #include <string>
 #include <vector>
@@ -18,6 +18,9 @@ std::string host_identity();
 /// is not a number between 0 and 1e6.
 double positive_seconds(const char* variable, double otherwise);
 
+/// Prints a line of a run on stdout. Where it cannot be written the run goes on, with one warning, and the line is
+/// lost.
+void print_line(const std::string& text);
 /// Prints "rank 3 on node7: reason" on stderr.
 void print_failure(int rank, const std::string& reason);
 

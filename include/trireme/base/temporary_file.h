@@ -9,7 +9,8 @@
 namespace trireme {
 
 /// A file in the directory of `target`, named "TARGET.tmp-" and 16 random hexadecimal digits. commit() renames it to
-/// `target`.
+/// `target`. A link stays: the file that it stands for is replaced. Devices, pipes and descriptors (/dev/stdout) are
+/// not replaced: the file lies in the directory for temporary files, and commit() writes its content to them.
 ///
 /// The creating process holds an exclusive advisory lock on the file until commit(). The kernel (on NFS: the server)
 /// releases the lock when the process dies, so an unlocked temporary file has no living owner. A process ID in the name
@@ -25,10 +26,12 @@ class TemporaryFile {
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
   const std::filesystem::path& path() const { return path_; }
+  /// Without links.
   const std::filesystem::path& target() const { return target_; }
   /// Open for writing; -1 once committed.
   int descriptor() const { return descriptor_; }
-  /// fsync, rename over the target, fsync of the directory. On failure the temporary file is removed; WriteError.
+  /// fsync, rename over the target, fsync of the directory; or the content is written to the target. On failure the
+  /// temporary file is removed; WriteError.
   void commit();
 
  private:

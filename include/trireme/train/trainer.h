@@ -73,8 +73,8 @@ class Trainer {
   /// Loads the weights, or goes on from a checkpoint.
   void load_or_resume();
   void restore(const std::map<std::string, std::vector<double>>& numbers, bool extended);
-  /// What a higher train.max_steps does to the schedule of a run that goes on.
-  void report_extension(int64_t max_steps_before) const;
+  /// What a higher train.max_steps than that of `before` does to the schedule of a run that goes on.
+  void report_extension(const Config& before) const;
   /// Before an MLPerf run's clock starts: forward and backward on synthetic rows; nothing is updated.
   void warm_up();
   std::string run_description() const;

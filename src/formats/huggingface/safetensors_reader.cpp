@@ -24,7 +24,8 @@ std::optional<DType> parse_dtype(const std::string& name) {
   return std::nullopt;
 }
 
-/// Recognises common other files by their first bytes, with advice; empty for anything else.
+/// For a file that is no safetensors file: recognises common others by their first bytes, with advice; empty for
+/// anything else. The first bytes of a safetensors file are the length of its header, which can be any of these.
 std::string describe_other_file(std::span<const std::byte> bytes) {
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 64));
   const bool pickle = head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
@@ -45,10 +46,13 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   };
   const auto bytes = file_.bytes();
   uint64_t length = 0;
-  if (const std::string other = describe_other_file(bytes); !other.empty()) fail(other);
+  if (bytes.size() >= sizeof length) std::memcpy(&length, bytes.data(), sizeof length);
+  const bool begins_a_header =
+      bytes.size() > sizeof length && length <= kMaxHeader && bytes[sizeof length] == std::byte{'{'};
+  if (!begins_a_header)
+    if (const std::string other = describe_other_file(bytes); !other.empty()) fail(other);
   if (bytes.size() < sizeof length)
     fail(fmt::format("is not a safetensors file: it has {} bytes, the header length alone takes 8", bytes.size()));
-  std::memcpy(&length, bytes.data(), sizeof length);
   if (length > kMaxHeader)
     fail(fmt::format("is not a safetensors file: its header would have {} bytes, at most {} are allowed", length,
                      kMaxHeader));

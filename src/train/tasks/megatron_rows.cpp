@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 
 namespace trireme {
@@ -198,16 +199,52 @@ MegatronRows open_megatron_evaluation(const Config& config, MegatronSplit split,
   return rows;
 }
 
-void fill_index_caches(const Config& config) {
-  if (!are_megatron_rows(config.data.train) || is_mock(config.data.train)) return;
+namespace {
+
+/// The sets that a run reads through index maps.
+std::map<MegatronSplit, std::shared_ptr<const MegatronDataset>> indexed_sets(const Config& config) {
+  std::map<MegatronSplit, std::shared_ptr<const MegatronDataset>> sets;
+  if (!are_megatron_rows(config.data.train) || is_mock(config.data.train)) return sets;
   constexpr int64_t kAnyId = std::numeric_limits<int64_t>::max();  // no row is read
-  open_train_files(config, kAnyId)->fill_cache();
+  sets[MegatronSplit::kTrain] = open_train_files(config, kAnyId);
   for (const MegatronSplit split : {MegatronSplit::kValid, MegatronSplit::kTest}) {
     const Evaluated what = evaluated(config, split);
     const bool part = config.data.splits && (split == MegatronSplit::kValid || what.samples);
     if (part || (!what.files.empty() && are_megatron_rows(what.files) && !is_mock(what.files)))
-      open_evaluated_files(config, split, kAnyId)->fill_cache();
+      sets[split] = open_evaluated_files(config, split, kAnyId);
   }
+  return sets;
+}
+
+}  // namespace
+
+void fill_index_caches(const Config& config) {
+  for (const auto& [split, set] : indexed_sets(config)) set->fill_cache();
+}
+
+std::vector<std::string> changed_megatron_orders(const Config& before, const Config& now) {
+  Config earlier = now;  // whose paths are those of this start
+  earlier.train.max_steps = before.train.max_steps;
+  earlier.eval = before.eval;
+  if (earlier == now) return {};
+  std::vector<std::string> sentences;
+  const auto sets = indexed_sets(now), earlier_sets = indexed_sets(earlier);
+  for (const auto& [split, set] : sets) {
+    const auto found = earlier_sets.find(split);
+    if (found == earlier_sets.end() || found->second->order() == set->order()) continue;
+    const bool train = split == MegatronSplit::kTrain;
+    sentences.push_back(
+        fmt::format("the {} rows now come in Megatron's order for {} steps ({}), not in that for {} steps ({}): {}",
+                    train                            ? "training"
+                    : split == MegatronSplit::kValid ? "validation"
+                                                     : "test",
+                    now.train.max_steps, set->order(), earlier.train.max_steps, found->second->order(),
+                    train ? "as in Megatron, rows that were trained can come again before others come for the first "
+                            "time; a new run of "
+                            "all steps has each once an epoch"
+                          : "evaluations can read other rows than before, and their losses do not compare"));
+  }
+  return sentences;
 }
 
 }  // namespace trireme

@@ -43,6 +43,10 @@ MegatronRows open_megatron_evaluation(const Config& config, MegatronSplit split,
 /// Writes the index maps that the run reads and that are not in their cache. One rank calls it while the others wait.
 void fill_index_caches(const Config& config);
 
+/// Sentences about the sets whose rows come in another order than in a run of `before`: Megatron's order depends on the
+/// number of steps and of evaluated rows.
+std::vector<std::string> changed_megatron_orders(const Config& before, const Config& now);
+
 /// The sets of documents to check, for messages named `name`.
 RowSet megatron_documents(const std::string& name, const std::shared_ptr<const MegatronDataset>& data);
 

@@ -1,11 +1,10 @@
 #include "trireme/train/mlperf_log.h"
 
 #include "line_file.h"
+#include "trireme/base/process.h"
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
-
-#include <cstdio>
 
 namespace trireme {
 
@@ -26,8 +25,7 @@ void MlperfLog::write(const char* type, const char* key, const std::string& valu
   const std::string text = fmt::format(
       R"(:::MLLOG {{"namespace": "", "time_ms": {}, "event_type": "{}", "key": "{}", "value": {}, "metadata": {{{}}}}})",
       unix_milliseconds(), type, key, value, fields);
-  std::printf("%s\n", text.c_str());
-  std::fflush(stdout);
+  print_line(text);
   lines_->write(text);
 }
 
