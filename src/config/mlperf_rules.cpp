@@ -12,6 +12,7 @@
 
 #include "rules.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -150,10 +151,16 @@ const Benchmark* benchmark_of(const Config& config, const ConfigFamily& family) 
   return config.lora ? &kLora : &kPretraining;
 }
 
-bool closed_division() {
+/// Whether the run is of the closed division; nullopt: it is if it has the values of that division.
+std::optional<bool> closed_division(const Benchmark& benchmark) {
   const std::string division = environment("MLPERF_SUBMISSION_DIVISION");
-  return division.empty() || division == "closed";
+  if (!division.empty()) return division == "closed";
+  if (&benchmark == &kPretraining) return true;
+  return std::nullopt;
 }
+
+/// Whether check_mlperf_model() found a run open whose division nothing names.
+bool g_open = false;
 
 std::optional<double> number_of(const std::string& text) {
   double value = 0;
@@ -193,7 +200,30 @@ std::vector<Fixed> derived_keys(const Config& config, const Benchmark& benchmark
   return {{"eval.every_samples", {format_exact(every)}}};
 }
 
+/// Key and sentence of each value that differs.
+std::vector<std::pair<std::string, std::string>> differing_keys(const Config& config, const Benchmark& benchmark) {
+  std::vector<std::pair<std::string, std::string>> found;
+  std::map<std::string, std::string> values;
+  for (auto& [key, value] : flatten_config(config)) {
+    std::erase(value, '"');
+    values.emplace(key, value);
+  }
+  for (const auto& list : {kCommon, benchmark.keys, derived_keys(config, benchmark)})
+    for (const Fixed& fixed : list) {
+      const auto value = values.find(fixed.name);
+      TRIREME_CHECK(value != values.end(), "no key ", fixed.name);
+      std::string text = difference(benchmark, fixed.name, value->second, fixed.allowed);
+      if (!text.empty()) found.emplace_back(fixed.name, std::move(text));
+    }
+  return found;
+}
+
 }  // namespace
+
+std::string mlperf_division() {
+  const std::string division = environment("MLPERF_SUBMISSION_DIVISION");
+  return !division.empty() ? division : g_open ? "open" : "closed";
+}
 
 void check_mlperf_rules(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
   const Benchmark* benchmark = benchmark_of(config, family);
@@ -202,39 +232,39 @@ void check_mlperf_rules(const Config& config, const ConfigFamily& family, std::v
     problems.push_back({key, {key, "logging.mlperf"}, text});
   };
   const std::string division = environment("MLPERF_SUBMISSION_DIVISION");
-  if (!closed_division()) {
-    if (division != "open")
-      refuse("logging.mlperf",
-             fmt::format("MLPERF_SUBMISSION_DIVISION is '{}', and MLPerf has the divisions closed and open", division));
-    return;
-  }
+  if (!division.empty() && division != "closed" && division != "open")
+    refuse("logging.mlperf",
+           fmt::format("MLPERF_SUBMISSION_DIVISION is '{}', and MLPerf has the divisions closed and open", division));
+  if (closed_division(*benchmark) != true) return;
   if (const std::string said = environment("MLPERF_SUBMISSION_BENCHMARK"); !said.empty() && said != benchmark->name)
     refuse("logging.mlperf", fmt::format("MLPERF_SUBMISSION_BENCHMARK is '{}', and this configuration is of {}{}", said,
                                          benchmark->name, kWayOut));
-  std::map<std::string, std::string> values;
-  for (auto& [key, value] : flatten_config(config)) {
-    std::erase(value, '"');
-    values.emplace(key, value);
-  }
-  for (const auto& list : {kCommon, benchmark->keys, derived_keys(config, *benchmark)})
-    for (const Fixed& fixed : list) {
-      const auto found = values.find(fixed.name);
-      TRIREME_CHECK(found != values.end(), "no key ", fixed.name);
-      const std::string text = difference(*benchmark, fixed.name, found->second, fixed.allowed);
-      if (!text.empty()) refuse(fixed.name, text + kWayOut);
-    }
+  for (const auto& [key, text] : differing_keys(config, *benchmark)) refuse(key, text + kWayOut);
 }
 
 void check_mlperf_model(const Config& config, const ConfigFamily& family,
                         const std::vector<std::pair<std::string, std::string>>& found) {
   const Benchmark* benchmark = benchmark_of(config, family);
-  if (benchmark == nullptr || !closed_division()) return;
+  if (benchmark == nullptr) return;
+  const std::optional<bool> closed = closed_division(*benchmark);
+  if (closed == false) return;
   std::vector<std::string> problems;
   for (const auto& [name, value] : found)
     for (const Fixed& fixed : benchmark->model)
       if (fixed.name == name)
         if (std::string text = difference(*benchmark, name, value, fixed.allowed); !text.empty())
           problems.push_back(std::move(text));
+  if (!closed) {
+    for (auto& [key, text] : differing_keys(config, *benchmark)) problems.push_back(std::move(text));
+    g_open = !problems.empty();
+    if (g_open)
+      log_warn(
+          fmt::format("MLPerf: the log names the open division, because {}{}; MLPERF_SUBMISSION_DIVISION=closed "
+                      "refuses what differs",
+                      problems.front(),
+                      problems.size() > 1 ? fmt::format(" (and {} more values differ)", problems.size() - 1) : ""));
+    return;
+  }
   if (!problems.empty()) throw ConfigError(fmt::format("{}: {}{}", config.model.path, join(problems, "; "), kWayOut));
 }
 

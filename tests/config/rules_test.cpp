@@ -318,6 +318,7 @@ TEST(Rules, AnMlperfRunHasTheValuesOfItsClosedDivision) {
   ASSERT_EQ(unsetenv("MLPERF_SUBMISSION_BENCHMARK"), 0);
   for (const ClosedDivision& benchmark : closed_divisions()) {
     const TextFile file(benchmark.text);
+    setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
     const auto problems = [&](const std::string& change) {
       try {
         load_config(file.path(), {change}, benchmark.family);
@@ -339,10 +340,13 @@ TEST(Rules, AnMlperfRunHasTheValuesOfItsClosedDivision) {
     EXPECT_NE(problems("train.seed=5").find("MLPERF_SUBMISSION_DIVISION is 'Open'"), std::string::npos);
     EXPECT_EQ(problems("logging.mlperf=false"), "");
     unsetenv("MLPERF_SUBMISSION_DIVISION");
+    EXPECT_EQ(problems(wrong).empty(), benchmark.name != std::string("llama31_8b")) << wrong;
+    setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
     setenv("MLPERF_SUBMISSION_BENCHMARK", "resnet", 1);
     EXPECT_NE(problems("train.seed=5").find("MLPERF_SUBMISSION_BENCHMARK is 'resnet'"), std::string::npos);
     unsetenv("MLPERF_SUBMISSION_BENCHMARK");
     EXPECT_EQ(problems("logging.mlperf=false"), "");
+    unsetenv("MLPERF_SUBMISSION_DIVISION");
   }
 }
 
@@ -351,6 +355,15 @@ TEST(Rules, AnMlperfRunHasItsBenchmarksModelAndRows) {
   const Config config = load_config(TextFile(lora.text).path(), {}, lora.family);
   EXPECT_NO_THROW(check_mlperf_model(
       config, lora.family, {{"num_hidden_layers", "80"}, {"rms_norm_eps", "1e-05"}, {"rows of data.valid", "173"}}));
+  EXPECT_EQ(mlperf_division(), "closed");
+  const Config wrong = load_config(TextFile(lora.text).path(), {"eval.target_loss=1"}, lora.family);
+  EXPECT_NO_THROW(check_mlperf_model(wrong, lora.family, {{"num_hidden_layers", "80"}}));
+  EXPECT_EQ(mlperf_division(), "open");
+  EXPECT_NO_THROW(check_mlperf_model(config, lora.family, {{"num_hidden_layers", "80"}}));
+  EXPECT_EQ(mlperf_division(), "closed");
+  EXPECT_NO_THROW(check_mlperf_model(config, lora.family, {{"rows of data.valid", "100"}}));
+  EXPECT_EQ(mlperf_division(), "open");
+  setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
   try {
     check_mlperf_model(config, lora.family, {{"num_hidden_layers", "2"}, {"rows of data.valid", "100"}});
     FAIL();
@@ -361,6 +374,7 @@ TEST(Rules, AnMlperfRunHasItsBenchmarksModelAndRows) {
               std::string::npos)
         << text;
   }
+  unsetenv("MLPERF_SUBMISSION_DIVISION");
 }
 
 TEST(Rules, ALossScaleNeedsFp16) {

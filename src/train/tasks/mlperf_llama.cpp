@@ -1,6 +1,7 @@
 #include "trireme/train/mlperf_events.h"
 
 #include "trireme/base/text.h"
+#include "trireme/config/mlperf_rules.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -121,7 +122,7 @@ void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
   };
   log.event("submission_benchmark", quoted(environment("MLPERF_SUBMISSION_BENCHMARK", benchmark)));
   log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
-  log.event("submission_division", quoted(environment("MLPERF_SUBMISSION_DIVISION", "closed")));
+  log.event("submission_division", quoted(mlperf_division()));
   log.event("submission_status", quoted(environment("MLPERF_SUBMISSION_STATUS", "onprem")));
   log.event("submission_platform",
             quoted(fmt::format("{}x{}", nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
