@@ -139,8 +139,8 @@ void check_weights(const std::vector<UnitSpec>& units, const WeightSource& sourc
           problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}", named,
                                          shape_text(info->shape), shape_text(expected)));
         else if (!scalar_type(info->dtype))
-          problems.push_back(fmt::format("{} is stored as {} where weights must be F32, F16, BF16 or F64", named,
-                                         dtype_name(info->dtype)));
+          problems.push_back(
+              fmt::format("{} is stored as {}, not as F32, F16, BF16 or F64", named, dtype_name(info->dtype)));
       }
     }
   }

@@ -120,8 +120,8 @@ DType weight_type(const WeightSource& source, const std::string& name, const std
   if (info->shape != shape)
     throw ModelError(fmt::format("{} does not have the shape that config.json asks for", tensor_text(source, name)));
   if (!dtype_is_float(info->dtype) || dtype_size(info->dtype) < 2)
-    throw ModelError(fmt::format("{} is stored as {} where weights must be F32, F16, BF16 or F64",
-                                 tensor_text(source, name), dtype_name(info->dtype)));
+    throw ModelError(fmt::format("{} is stored as {}, not as F32, F16, BF16 or F64", tensor_text(source, name),
+                                 dtype_name(info->dtype)));
   return info->dtype;
 }
 
