@@ -18,8 +18,8 @@ constexpr size_t kSmallStack = size_t{32} << 10, kLargeStack = size_t{8} << 20; 
 constexpr std::string_view kSpaces =
     R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
-/// Oniguruma's \\w as the inside of a set: that of `tokenizers`' added tokens without the joiners and, unless the pattern
-/// itself has it in a set, with the fractions and small digits of Latin-1.
+/// Oniguruma's \\w as the inside of a set: that of `tokenizers`' added tokens without the joiners and, unless the
+/// pattern itself has it in a set, with the fractions and small digits of Latin-1.
 const std::string& word_set(bool in_set = false) {
   const auto make = [](bool latin) {
     const uint8_t* flags = character_flags();
@@ -80,7 +80,8 @@ std::string translated_property(std::string_view name) {
   return compiles(fmt::format("\\p{{{}}}", script)) ? script : "";
 }
 
-/// Whether a character, or two, have a case fold of another length, which Oniguruma's (?i) follows and PCRE2's does not.
+/// Whether a character, or two, have a case fold of another length, which Oniguruma's (?i) follows and PCRE2's does
+/// not.
 bool folds_to_several(std::string_view text) {
   for (const std::string_view one : {"ß", "ẞ", "İ", "ŉ", "ǰ", "ΐ", "ΰ", "և", "ﬀ", "ﬁ", "ﬂ", "ﬃ", "ﬄ", "ﬅ", "ﬆ"})
     if (text.starts_with(one)) return true;

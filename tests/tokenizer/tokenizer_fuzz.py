@@ -138,6 +138,10 @@ def check_refusals(probe, work, texts):
         (work / "refused.json").write_text(json.dumps({**content, **change}))
         done = subprocess.run([probe, work / "refused.json"], input=common.packed(["a"]), capture_output=True)
         assert done.returncode == 3 and reason in done.stderr.decode(), (change, done)
+    # Beside a tokenizer.model the message says how that one is read.
+    (work / "legacy" / "tokenizer.json").write_text("{}")
+    done = subprocess.run([probe, work / "legacy"], input=common.packed(["a"]), capture_output=True)
+    assert done.returncode == 3 and "read by its tokenizer.model" in done.stderr.decode(), done
     (work / "refused.json").write_text(json.dumps(content))
     done = subprocess.run([probe, work / "refused.json"], input=b"\x04\0\0\0a\xffbc", capture_output=True)
     assert done.returncode == 3 and "not UTF-8 from its byte 1 on" in done.stderr.decode(), done
