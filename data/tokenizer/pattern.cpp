@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -16,13 +18,13 @@ constexpr size_t kSmallStack = size_t{32} << 10, kLargeStack = size_t{8} << 20; 
 constexpr std::string_view kSpaces =
     R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
-/// Oniguruma's \\w as the inside of a set: that of `tokenizers`' added tokens with the fractions and small digits of
-/// Latin-1, and without the joiners.
-const std::string& word_set() {
-  static const std::string set = [] {
+/// Oniguruma's \\w as the inside of a set: that of `tokenizers`' added tokens without the joiners and, unless the
+/// pattern itself has it in a set, with the fractions and small digits of Latin-1.
+const std::string& word_set(bool in_set = false) {
+  const auto make = [](bool latin) {
     const uint8_t* flags = character_flags();
     const auto is_word = [&](char32_t c) {
-      if (c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE)) return true;
+      if (c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE)) return latin;
       return c < 0x110000 && c != 0x200C && c != 0x200D && (flags[c] & kWordCharacter) != 0;
     };
     std::string made;
@@ -34,8 +36,9 @@ const std::string& word_set() {
       begin = end;
     }
     return made;
-  }();
-  return set;
+  };
+  static const std::string sets[] = {make(true), make(false)};
+  return sets[in_set ? 1 : 0];
 }
 
 /// What an escape outside of a set becomes; empty: itself.
@@ -58,10 +61,39 @@ bool ends_with_count(std::string_view pattern) {
   return open != std::string_view::npos && open + 1 < pattern.size() && pattern[open] == '{';
 }
 
+bool compiles(const std::string& pattern) {
+  int error = 0;
+  size_t place = 0;
+  pcre2_code* code = pcre2_compile(reinterpret_cast<const unsigned char*>(pattern.data()), pattern.size(), PCRE2_UTF,
+                                   &error, &place, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr;
+}
+
+/// The inside of \\p{…}: a script is the script itself (PCRE2's is its extensions). Other properties than general
+/// categories change with the version of Unicode: empty.
+std::string translated_property(std::string_view name) {
+  const std::string_view sign = name.starts_with('^') ? "^" : "";
+  name.remove_prefix(sign.size());
+  if (name.size() <= 2 || name == "Any") return fmt::format("{}{}", sign, name);
+  const std::string script = fmt::format("{}sc:{}", sign, name);
+  return compiles(fmt::format("\\p{{{}}}", script)) ? script : "";
+}
+
+/// Whether a character, or two, have a case fold of another length, which Oniguruma's (?i) follows and PCRE2's does
+/// not.
+bool folds_to_several(std::string_view text) {
+  for (const std::string_view one : {"ß", "ẞ", "İ", "ŉ", "ǰ", "ΐ", "ΰ", "և", "ﬀ", "ﬁ", "ﬂ", "ﬃ", "ﬄ", "ﬅ", "ﬆ"})
+    if (text.starts_with(one)) return true;
+  if (text.size() < 2) return false;
+  const std::string pair = {static_cast<char>(text[0] | 0x20), static_cast<char>(text[1] | 0x20)};
+  return pair == "ss" || pair == "ff" || pair == "fi" || pair == "fl" || pair == "st";
+}
+
 /// The pattern as PCRE2 writes it; `problem` names what has another meaning there.
 std::string translate(std::string_view pattern, std::string& problem) {
   std::string made;
-  bool in_set = false;
+  bool in_set = false, any_case = false;
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
     if (c == '\\' && i + 1 < pattern.size()) {
@@ -70,8 +102,15 @@ std::string translate(std::string_view pattern, std::string& problem) {
       if (std::string_view("hHXRvVQE").find(next) != std::string_view::npos || high_byte ||
           (in_set && (next == 'S' || next == 'W'))) {
         problem = fmt::format("\\{}{}", next, in_set ? " in a set" : "");
+      } else if (next == 'p' || next == 'P') {
+        const size_t end = std::min(pattern.find('}', i), pattern.size() - 1);
+        const std::string_view name = pattern.substr(i + 1).starts_with('{') ? pattern.substr(i + 2, end - i - 2) : "";
+        const std::string property = translated_property(name);
+        if (property.empty()) problem = fmt::format("\\{}{{{}}}", next, name);
+        made += fmt::format("\\{}{{{}}}", next, property);
+        i = end;
       } else if (in_set && (next == 's' || next == 'w')) {
-        made += next == 's' ? std::string(kSpaces) : word_set();
+        made += next == 's' ? std::string(kSpaces) : word_set(true);
       } else if (const std::string escape = in_set ? "" : translated_escape(next); !escape.empty()) {
         made += escape;
       } else {
@@ -92,7 +131,10 @@ std::string translate(std::string_view pattern, std::string& problem) {
       // Ruby's m lets a dot match line ends, PCRE2's is what ^ and $ always do in Ruby.
       const size_t end = pattern.find_first_not_of("imxs-", i + 2);
       if (pattern.substr(i, end - i).find_first_of("ms") != std::string_view::npos) problem = "the option m or s";
+      any_case = any_case || pattern.substr(i, end - i).find('i') != std::string_view::npos;
     }
+    if (!in_set && any_case && folds_to_several(pattern.substr(i)))
+      problem = "a letter that equals two others (ß and ss) after (?i";
     made += c;
     if (!in_set && c == '[') {
       in_set = true;
@@ -133,7 +175,9 @@ Pattern::Pattern(const std::string& pattern, bool literal, const std::filesystem
     throw DataError(fmt::format("{} has {} bytes, more than {}", name, pattern.size(), kLongestPattern));
   std::string problem;
   const std::string made = literal ? pattern : translate(pattern, problem);
-  state_->name = fmt::format("{}, {}", name, pattern.substr(0, 200));
+  size_t shown = std::min<size_t>(pattern.size(), 200);
+  while (shown < pattern.size() && (pattern[shown] & 0xC0) == 0x80) --shown;  // whole characters
+  state_->name = fmt::format("{}, {}", name, pattern.substr(0, shown));
   if (!problem.empty()) throw DataError(fmt::format("{}: {} is not supported", state_->name, problem));
   const std::unique_ptr<pcre2_compile_context, Pcre2Free<pcre2_compile_context_free>> context(
       pcre2_compile_context_create(nullptr));

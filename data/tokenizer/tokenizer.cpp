@@ -34,7 +34,16 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
     throw DataError(fmt::format("{}: {}: a tokenizer is {}", path.string(),
                                 fs::exists(path, error) ? "no tokenizer there" : "not there", kTokenizerFiles));
   const bool json = MappedFile(*file, ExitCode::kData).bytes().size() > 0 && file->extension() == ".json";
-  if (json) return std::make_unique<ByteLevelTokenizer>(read_byte_level_model(*file), *file);
+  if (json) try {
+      return std::make_unique<ByteLevelTokenizer>(read_byte_level_model(*file), *file);
+    } catch (const DataError& refused) {
+      const fs::path other = path / "tokenizer.model";
+      if (!fs::is_directory(path, error) || !fs::is_regular_file(other, error) || is_tiktoken(other)) throw;
+      throw DataError(
+          fmt::format("{}; a copy of the directory without this file is read by its tokenizer.model, whose "
+                      "ids may differ from those that transformers takes from tokenizer.json",
+                      refused.what()));
+    }
   if (fs::is_regular_file(*file) && is_tiktoken(*file))
     throw DataError(
         fmt::format("{}: a vocabulary of tiktoken, as Llama 3's original/ has it: give the tokenizer.json "

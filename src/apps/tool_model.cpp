@@ -165,16 +165,15 @@ void resize_vocab(const ResizeOptions& options) {
   writer.copy_companions(model);
   if (tokenizer) tokenizer->write(writer);
   writer.seal(config);
-  if (fs::is_regular_file(model / "config.json")) {  // nothing else in it changes
-    Json json = read_json(model / "config.json");
-    json["vocab_size"] = config.vocab_size;
-    // What a LoRA run says that it does not train.
-    Json& added = json[kAddedRowsKey];
-    if (!added.contains("first")) added["first"] = stored.vocab_size;
-    for (size_t i = 0; i < options.tokens.size(); ++i)
-      added["tokens"][options.tokens[i]] = tokenizer->next_id() - static_cast<int64_t>(options.tokens.size() - i);
-    writer.write_companion("config.json", json.dump(2) + "\n");
-  }
+  // Of a Hugging Face model nothing else in it changes; of a NeMo checkpoint it is new.
+  const fs::path own = model / "config.json";
+  Json json = read_json(fs::is_regular_file(own) ? own : writer.path() / "config.json");
+  json["vocab_size"] = config.vocab_size;
+  Json& added = json[kAddedRowsKey];  // what LoRA trains beside its adapters
+  if (!added.contains("first")) added["first"] = stored.vocab_size;
+  for (size_t i = 0; i < options.tokens.size(); ++i)
+    added["tokens"][options.tokens[i]] = tokenizer->next_id() - static_cast<int64_t>(options.tokens.size() - i);
+  writer.write_companion("config.json", json.dump(2) + "\n");
   writer.commit();
   fmt::print("{}: vocabulary of {} rows, {} of them new\n", options.output, format_count(config.vocab_size),
              format_count(config.vocab_size - stored.vocab_size));

@@ -1,5 +1,6 @@
 #include "trireme/formats/json.h"
 
+#include "trireme/base/text.h"
 #include "trireme/formats/json_reason.h"
 
 #include <fmt/format.h>
@@ -37,6 +38,8 @@ Json parse_bounded(std::string_view text, const std::string& what, ExitCode code
       if (++depth > max_depth) throw Error(code, fmt::format("{}: nested deeper than {} levels", what, max_depth));
     } else if (c == '}' || c == ']') {
       --depth;
+    } else if (c == '\0') {  // the library stops there and drops what follows
+      throw Error(code, fmt::format("{} is not valid JSON: byte {} is NUL", what, i));
     }
   }
   try {
@@ -64,6 +67,8 @@ std::string json_reason(const nlohmann::json::exception& error) {
   if (const std::string head = "parse error at "; text.starts_with(head)) text.erase(0, head.size());
   if (const size_t begin = text.find("syntax error while parsing "); begin != std::string::npos)
     if (const size_t dash = text.find(" - ", begin); dash != std::string::npos) text.erase(begin, dash + 3 - begin);
+  for (size_t bad = valid_utf8_prefix(text); bad < text.size(); bad = valid_utf8_prefix(text))  // "last read: …"
+    text.replace(bad, 1, fmt::format("<byte {:02X}>", static_cast<unsigned char>(text[bad])));
   return text;
 }
 

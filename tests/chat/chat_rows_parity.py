@@ -284,7 +284,7 @@ def check_errors(args, work):
         (work / name).write_text("\n".join(lines))
         return run(args, "--model", model, "--input", work / name, "--output", work / "bad.npy", "--seq-length", 64, *extra, expect=expect)
     good = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
-    for line, reason in (("{", "bad.jsonl:2 is not valid JSON"), ("[1]", "bad.jsonl:2: not a JSON object"), ('{"message": []}', "bad.jsonl:2: no field 'messages'"),
+    for line, reason in (("{", "bad.jsonl:2 is not valid JSON"), ("[]\0 {}", "bad.jsonl:2 is not valid JSON: byte 2 is NUL"), ("[1]", "bad.jsonl:2: not a JSON object"), ('{"message": []}', "bad.jsonl:2: no field 'messages'"),
                          ('{"messages": [{"role": "user"}]}', "bad.jsonl:2: message 1: no \"content\""), ('{"conversations": [{"from": "alien", "value": ""}]}', "bad.jsonl:2: \"from\" is 'alien'"),
                          ('{"messages": [{"role": 1, "content": ""}]}', "message 1: \"role\" is not a text"), ('{"messages": [3]}', "message 1: not an object")):
         output = refused([good, line])

@@ -156,6 +156,7 @@ def check_nemo(binaries, work):
             assert np.array_equal(content[name], want), f"{layout}, {dtype}, tensor {tensor}, pipeline {pipeline}: {name}"
         read = json.loads((out / "config.json").read_text())
         assert read["rope_theta"] == 500000 and read["num_key_value_heads"] == GROUPS and read["head_dim"] == HEAD_DIM, read
+        assert read["trireme_added_rows"] == {"first": read["vocab_size"]}, read
 
     # Settings that change the computation are read, or refused by name.
     context = work / "source-0/context/model.yaml"

@@ -345,6 +345,11 @@ output: {{dir: {name}-run, save_every_samples: 4}}
     again = load_file(site.work / "more" / "adapter" / "adapter_model.safetensors")
     first = load_file(site.work / "base-run" / "adapter" / "adapter_model.safetensors")
     assert all((first[k] != again[k]).any() for k in first if "trainable_tokens" in k)
+    # The rows of an adapter are not rounded to the type of the base.
+    load(site.work / "base-resized").to(torch.bfloat16).save_pretrained(site.work / "narrow")
+    site.run("train_llama", *more, "--set", f"model.path={site.work / 'narrow'}", "--set", "output.dir=same", "--set", "optimizer.lr=0")
+    same = load_file(site.work / "same" / "adapter" / "adapter_model.safetensors")
+    assert all(torch.equal(first[k], same[k]) for k in first)
 
 
 def check_rows_step(site, config, resized, name, tie, tokens):

@@ -120,10 +120,10 @@ def shapes(work, texts):
     awkward = common.train("qwen2", texts, 1000)
     awkward.add_tokens(AWKWARD)
     yield "awkward added tokens", work / "awkward", saved(work / "awkward", awkward), True, specials + names
-    for i, pattern in enumerate((r"\b\w+\b|\W", r"[\w']+|\s+|[^\w\s]", r"\B.|\d{1,3}", r"\w+\b ?|\s\W")):
+    for i, pattern in enumerate((r"\b\w+\b|\W", r"[\w']+|\s+|[^\w\s]", r"\B.|\d{1,3}", r"\w+\b ?|\s\W", r"[\w\-]+", r"\p{Han}+|[\p{Arabic}\p{Hiragana}]+|\P{Latin}|(?i:[st]|re)")):
         made = common.train("gpt2", texts, 700)
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        yield pattern, work / f"pattern{i}", saved(work / f"pattern{i}", made), True, ["x\u0301", "\u0301", "\u200d", "\u00b2", "\u2167", "\u0903", "_", "\u203f"]
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "removed" if i > 3 else "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        yield pattern, work / f"pattern{i}", saved(work / f"pattern{i}", made), True, ["x\u0301", "\u0301", "\u200d", "\u00b2", "\u2167", "\u0903", "_", "\u203f", "\u3001", "\u060c", "\u0640", "\u30fc"]
 
 
 def check_refusals(probe, work, texts):
@@ -131,13 +131,17 @@ def check_refusals(probe, work, texts):
     content = json.loads(common.train("gpt2", texts[:3], 300).to_str())
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     cases = [({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{**split, "pattern": {"Regex": p}}, content["pre_tokenizer"]]}}, "the pattern")
-             for p in (r"[\W]", r"\v", r"a{,3}", r"(?m:.)", r"a{2}?", r"\xC3\xA9", r"\Qa\E")]
+             for p in (r"[\W]", r"\v", r"a{,3}", r"(?m:.)", r"a{2}?", r"\xC3\xA9", r"\Qa\E", r"(?i:ss)", r"(?i)x|first", "(?i:\u00df)", r"\p{Alphabetic}", r"\pL", "(?s)" + "x\u00e9" * 99)]
     cases += [({"normalizer": {"type": "NFKC"}}, "NFKC"), ({"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}}, "regular expression"),
               ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "BertPreTokenizer"), ({"model": {**content["model"], "byte_fallback": True}}, "byte_fallback")]
     for change, reason in cases:
         (work / "refused.json").write_text(json.dumps({**content, **change}))
         done = subprocess.run([probe, work / "refused.json"], input=common.packed(["a"]), capture_output=True)
         assert done.returncode == 3 and reason in done.stderr.decode(), (change, done)
+    # Beside a tokenizer.model the message says how that one is read.
+    (work / "legacy" / "tokenizer.json").write_text("{}")
+    done = subprocess.run([probe, work / "legacy"], input=common.packed(["a"]), capture_output=True)
+    assert done.returncode == 3 and "read by its tokenizer.model" in done.stderr.decode(), done
     (work / "refused.json").write_text(json.dumps(content))
     done = subprocess.run([probe, work / "refused.json"], input=b"\x04\0\0\0a\xffbc", capture_output=True)
     assert done.returncode == 3 and "not UTF-8 from its byte 1 on" in done.stderr.decode(), done

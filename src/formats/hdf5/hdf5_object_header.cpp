@@ -1,4 +1,5 @@
-// Source of the layouts: HDF5 File Format Specification 3.0, sections IV.A.1 (object headers) and IV.A.2.d (datatypes).
+// Source of the layouts: HDF5 File Format Specification 3.0, sections IV.A.1 (object headers), IV.A.2.d (datatypes)
+// and IV.A.2.i (layouts).
 #include "formats/hdf5/hdf5_object_header.h"
 #include "formats/hdf5/hdf5_bytes.h"
 
@@ -9,7 +10,7 @@ namespace trireme {
 
 namespace {
 
-constexpr unsigned kDatatype = 3, kContinuation = 16, kShared = 2;
+constexpr unsigned kDatatype = 3, kLayout = 8, kContinuation = 16, kShared = 2;
 constexpr size_t kMostBlocks = 1024;
 constexpr const char* kDamaged = "has a damaged header";
 
@@ -78,6 +79,12 @@ class Header {
         has_type_ = true;
         if ((flags & kShared) != 0) return "has a committed datatype: write it again with a type of its own";
         if (const char* fault = fault_of_type(content, 0)) return fault;
+      } else if (type == kLayout) {
+        // libhdf5 reads the names of a virtual dataset's files beyond a damaged heap object's end.
+        constexpr unsigned kVirtual = 3;
+        if (size < 3) return kDamaged;
+        if (load<uint8_t>(content, load<uint8_t>(content, 0) < 3 ? 2 : 1) >= kVirtual)
+          return "is virtual; only data inside the file is read";
       }
     }
     return nullptr;

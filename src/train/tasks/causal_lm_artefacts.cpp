@@ -13,6 +13,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace trireme {
 
 void CausalLmTask::check_start() {
@@ -39,6 +41,7 @@ std::unique_ptr<WeightSource> CausalLmTask::open_weights() const {
 
 void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* source) {
   const int64_t rows = model_->config().vocab_size;
+  const std::map<std::string, TokenRows> start = token_rows_;
   if (source == nullptr)
     token_rows_.clear();
   else if (config_.lora && rank_.rank == 0)
@@ -46,11 +49,19 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
   if (source != nullptr && rows > stored_vocab_)
     log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
                          format_count(rows - stored_vocab_)));
-  // The trained rows start as those of the weights, which lora.adapter's have replaced.
-  if (source != nullptr && model_->lora() && model_->lora()->rows_begin < model_->lora()->rows_end)
-    for (const std::string& module : token_modules(model_->config()))
-      adapter_[module + kTokenRowsSuffix] =
-          matrix_rows(*source, module + ".weight", model_->lora()->rows_begin, model_->lora()->rows_end);
+  // The trained rows start as those of the weights, or as lora.adapter's, which the weights' type may round.
+  if (source != nullptr && model_->lora() && model_->lora()->rows_begin < model_->lora()->rows_end) {
+    const int64_t begin = model_->lora()->rows_begin, end = model_->lora()->rows_end;
+    for (const std::string& module : token_modules(model_->config())) {
+      const at::Tensor trained = matrix_rows(*source, module + ".weight", begin, end);
+      if (const auto part = start.find(module); part != start.end())
+        for (size_t i = 0; i < part->second.ids.size(); ++i)
+          if (const int64_t id = part->second.ids[i]; id >= begin && id < end)
+            std::copy_n(part->second.values.data() + static_cast<int64_t>(i) * part->second.columns,
+                        part->second.columns, trained[id - begin].mutable_data_ptr<float>());
+      adapter_[module + kTokenRowsSuffix] = trained;
+    }
+  }
   for (const auto& [name, value] : adapter_)
     TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
   adapter_.clear();
