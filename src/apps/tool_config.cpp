@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -87,10 +88,12 @@ void import_nemo_file(const ImportCommand& command) {
   Composition composition;
   std::vector<std::string> overrides = command.options;
   for (std::string& one : overrides) {
-    // model.x=y is short for training.model.x=y.
+    // model.x=y is short for training.model.x=y, also where a file of the defaults list has the section.
     const size_t at = one.find_first_not_of("+~");
-    if (at != std::string::npos && file.find(one.substr(at, one.find_first_of(".=", at) - at)) != nullptr &&
-        file.find("stages") == nullptr)
+    if (at == std::string::npos || file.find("stages") != nullptr) continue;
+    const std::string first = one.substr(at, one.find_first_of(".=", at) - at);
+    const std::vector<std::string> sections = {"run", "trainer", "exp_manager", "model", "s3_checkpointing"};
+    if (file.find(first) != nullptr || std::find(sections.begin(), sections.end(), first) != sections.end())
       one.insert(at, "training.");
   }
   const auto [primary, choice] = primary_of(command.file);

@@ -132,14 +132,14 @@ def check_fms_head(site):
 
 def check_fms_refusals(site):
     site.refused("fms", "--", "--sharding_strategi=hsdp", "--num_steps=ten", "--batch_size", "--seed=1", "--seed=2", "stray", "--sharding_strategy=zero",
-                 says=["Did you mean '--sharding_strategy'?", "'--num_steps=ten' must be an integer >= 1", "'--batch_size' has no value",
+                 says=["Did you mean '--sharding_strategy'?", "'--num_steps=ten' must be an integer from 1 to 2147483647", "'--batch_size' has no value",
                        "'--seed=1' and '--seed=2' set the same option", "'stray' is no option", "problems in fms-fsdp's options",
                        "strategies are fsdp, hsdp and ddp"])
     site.refused("fms", "--", "--model_name=llama2_7b", "--model_variant=llama2_7b", says=["set the same option"])
     site.refused("fms", "--", "--datasets=a,b", "--weights=1", says=["--datasets has 2 names and --weights 1 numbers"])
     site.refused("fms", "--", "--datasets=a,b", "--weights=1,0", says=["--weights: '0' of b is no weight above 0"])
     site.refused("fms", "--", "--datasets=a,b", says=["--datasets has 2 names and --weights 13 numbers"])
-    site.refused("fms", "--", "--eos_token=99999999999999", says=["--eos_token=99999999999999: becomes data.eos_token"])
+    site.refused("fms", "--", "--eos_token=99999999999999", says=["--eos_token=99999999999999' must be an integer from 0"])
     site.refused("fms", "--", "--use_dummy_dataset=True", says=["there is no dummy data"])
     site.refused("fms", "--", "--low_cpu_fsdp=perhaps", says=["must be true or false"])
     folder = site.work / "twice"
@@ -149,6 +149,8 @@ def check_fms_refusals(site):
 
 
 def check_aws(site):
+    _, report, _ = site.imported("fms", "--dialect", "aws", "--", "--bos_token=5", "--strip_tokens=1")
+    assert "--bos_token=5 -> nothing" in report and "--strip_tokens=1 -> nothing" in report, report
     config, report, shape = site.imported(
         "fms", "--", "--model_name=llama2_70b", "--sharding_strategy=hsdp", "--selective_checkpointing=3", "--fsdp_activation_checkpointing=True",
         "--data_path=/fsx/rows", "--ckpt_save_path=/fsx/ckpt", "--use_nsys=True", "--low_cpu_fsdp=False")
@@ -211,7 +213,7 @@ tensor_parallel_degree = 1
 enable = true
 folder = "checkpoint"
 interval = 500
-keep_latest_k = 1
+keep_latest_k = 2
 async_mode = "disabled"
 [compile]
 enable = true
@@ -288,7 +290,12 @@ def check_torchtitan(site):
         ("[training\n", ["titan.toml:1:"]),
         ("[validation]\nenable = true\nsteps = 0\n", ["titan.toml:3:", "validation.steps = 0: must be a number from 1 on"]),
         ("[validation]\nenable = true\nseq_len = 512\n", ["titan.toml:3:", "rows have training.seq_len 2048 tokens in both"]),
-        ("[optimizer]\nlr = -1.0\n", ["titan.toml:2:", "optimizer.lr = -1.0: becomes optimizer.lr"]),
+        ("[optimizer]\nlr = -1.0\n", ["titan.toml:2:", "optimizer.lr = -1: becomes optimizer.lr"]),
+        ("[parallelism]\ntensor_parallel_degree = 0\nfsdp_reshard_after_forward = \"alway\"\n", ["titan.toml:2:", "Did you mean 'always'?", "2 problems"]),
+        ("[training]\nglobal_batch_size = 0\ndtype = \"float16\"\n", ["titan.toml:2:", "titan.toml:3:", "one of float32, bfloat16"]),
+        ("[checkpoint]\nenable = true\nkeep_latest_k = 1\ninterval = 9000000000000000000\n", ["titan.toml:3:", "from 2 on", "titan.toml:4:", "too large"]),
+        ("[profiling]\nenable_profiling = true\nprofile_freq = 3\n", ["titan.toml:3:", "do not fit into 3 steps"]),
+        ("[model]\nconverters = [\"float8\"]\n[float8]\nrecipe_name = \"rowwise_with_gw_hp\"\n", ["titan.toml:4:", "wgrad products are in FP8 too"]),
         ("[optimizer]\nearly_step_in_backward = true\n", ["titan.toml:2:", "set it to false"]),
         ("[model]\nconverters = [\"float8\"]\n[quantize.linear.float8]\nfilter_fqns = [\"attention.wk\"]\n", ["'attention.wk' is not left out"]),
     ):
@@ -400,6 +407,12 @@ def check_nemo(site):
     assert shape["vocab_size"] == 100 and {path.name for path in (site.work / f"import{site.count}/model").iterdir()} == {"config.json", "vocab.json", "merges.txt"}
     site.refused("nemo", conf / "training/gpt3/126m.yaml", "trainer.max_time=soon", "model.rampup_batch_size=[64,100,1000]",
                  says=["trainer.max_time = soon: becomes train.max_time", "model.rampup_batch_size = [64, 100, 1000]: becomes batch.rampup", "2 problems"])
+    wrong = {"model.micro_batch_size": 0, "model.tensor_model_parallel_size": 0, "model.optim.sched.constant_steps": -5, "trainer.log_every_n_steps": 0,
+             "trainer.val_check_interval": 9000000000000000000, "trainer.precision": "bf16-mixt", "model.optim.grad_sync_dtype": "int8",
+             "model.activations_checkpoint_method": "blok"}
+    site.refused("nemo", conf / "training/gpt3/126m.yaml", *(f"++{key}={number}" for key, number in wrong.items()), says=[f"{key} = {number}: " for key, number in wrong.items()])
+    kept = site.run("trireme", "config", "import", "nemo", conf / "training/gpt3/126m.yaml", "exp_manager.checkpoint_callback_params.save_top_k=5", "++s3_checkpointing.chunk_size_MB=7")
+    assert "keep_last: 5" in kept.stdout and "s3_checkpointing.chunk_size_MB = 7" in kept.stderr
     # The whole configuration, and a training file without the files around it.
     whole = site.run("trireme", "config", "import", "nemo", conf / "config.yaml", "training=gpt3/5b")
     assert "lr: 0.00016" in whole.stdout and "model.num_layers = 24" in whole.stderr

@@ -266,7 +266,7 @@ TEST(NemoImport, Refusals) {
       {"training.trainer.precision=fp8", "one of bf16, 16, 32"},
       {"training.trainer.limit_val_batches=0.5", "a share of the batches is not available"},
       {"training.trainer.limit_val_batches=50.0", "a number of batches is an integer"},
-      {"training.trainer.limit_val_batches=-1", "a number of batches >= 0"},
+      {"training.trainer.limit_val_batches=-1", "a number of batches from 0 to 2147483647"},
       {"training.trainer.val_check_interval=0.25", "must be a number of steps"},
       {"training.trainer.max_time=tomorrow",
        "override 'training.trainer.max_time=tomorrow': trainer.max_time = tomorrow: becomes train.max_time"},

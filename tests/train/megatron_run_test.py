@@ -110,7 +110,7 @@ def kinds(site):
     done = site.train("data.train=mock", "train.max_steps=3", "output.dir=mock", "train.loss=token_mean")
     assert "train: mock (random ids below 400, 36 rows)" in done.stderr, done.stderr
     assert all(abs(loss - np.log(VOCAB)) < 0.2 for loss in site.losses("mock")), site.losses("mock")
-    done = site.train("data.train=mock", "data.test=mock", "eval.test_samples=4", "train.max_steps=1", "output.dir=mock-test", "train.loss=token_mean")
+    done = site.train("data.train=mock", "data.valid=mock", "data.test=mock", "data.splits=null", "eval.test_samples=4", "train.max_steps=1", "output.dir=mock-test", "train.loss=token_mean")
     assert abs(site.metrics("mock-test", "test")[0]["loss"] - np.log(VOCAB)) < 0.2, done.stdout
     os.rename(f"{site.work}/cache", f"{site.work}/old_cache")
     done = site.train("output.dir=dry", extra=["--dry-run"])

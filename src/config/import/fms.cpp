@@ -157,7 +157,8 @@ class FmsImporter {
       if (options_.given(option) || otherwise) set(option, fmt::format("data.{}", option), value);
     };
     if (aws()) {
-      no_key("eos_token", "nothing: the AWS case reads rows that are packed already and never uses it");
+      for (const char* option : {"bos_token", "eos_token", "bol_token", "eol_token", "strip_tokens", "logical_shards"})
+        no_key(option, "nothing: the AWS case reads rows that are packed already and never uses it");
     } else {
       token("bos_token", std::nullopt);
       token("eos_token", defaults_.eos_token);
@@ -171,7 +172,6 @@ class FmsImporter {
       set("logical_shards", "data.logical_shards",
           std::to_string(options_.integer("logical_shards", defaults_.logical_shards, 1)));
     }
-    if (aws()) no_key("logical_shards", "nothing: the AWS case never uses it");
     no_key("num_workers", "no meaning here: a thread of each rank prepares the next rows while the step runs");
     no_key("resuming_dataset", "no meaning here: a resumed run always goes on where its data stopped");
   }

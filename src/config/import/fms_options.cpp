@@ -187,8 +187,9 @@ int64_t FmsOptions::integer(const std::string& name, int64_t otherwise, int64_t 
   std::erase(digits, '_');
   int64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error == std::errc() && end == digits.data() + digits.size() && value >= least) return value;
-  draft_.problem(fmt::format("'{}' must be an integer >= {}", shown(name), least));
+  if (error == std::errc() && end == digits.data() + digits.size() && value >= least && value <= 2147483647)
+    return value;
+  draft_.problem(fmt::format("'{}' must be an integer from {} to 2147483647", shown(name), least));
   return otherwise;
 }
 

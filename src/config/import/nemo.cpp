@@ -66,7 +66,7 @@ void NemoImporter::refused() {
                                      {"model.pipeline_model_parallel_size", "pipeline "},
                                      {"model.context_parallel_size", "context "},
                                      {"model.expert_model_parallel_size", "expert "}}) {
-    if (options_.integer(option, 1) > 1)
+    if (options_.integer(option, 1) != 1)
       refuse(option, kind + remedy);
     else
       options_.no_key(option, "one: as here");
@@ -265,19 +265,15 @@ void NemoImporter::model_report(const ImportedModel& shape) {
 }
 
 void NemoImporter::batch() {
-  micro_ = std::max<int64_t>(1, options_.integer("model.micro_batch_size", 4));
-  global_ = std::max<int64_t>(1, options_.integer("model.global_batch_size", 256));
+  micro_ = options_.count("model.micro_batch_size", 4, 1);
+  global_ = options_.count("model.global_batch_size", 256, 1);
   set("model.micro_batch_size", "batch.micro_batch_size", std::to_string(micro_));
   set("model.global_batch_size", "batch.global_batch_size", std::to_string(global_));
-  const int64_t nodes = options_.integer("trainer.num_nodes", 1), devices = options_.integer("trainer.devices", 1);
-  if (nodes < 1 || devices < 1) {
-    refuse(nodes < 1 ? "trainer.num_nodes" : "trainer.devices", "must be a number from 1 on");
-    return;
-  }
+  const int64_t nodes = options_.count("trainer.num_nodes", 1, 1), devices = options_.count("trainer.devices", 1, 1);
   ranks_ = nodes * devices;
   for (const char* option : {"trainer.num_nodes", "trainer.devices"})
     options_.no_key(option, fmt::format("no key: the job has {} x {} = {} ranks", nodes, devices, ranks_));
-  if (global_ % (micro_ * ranks_) != 0)
+  if (ranks_ > global_ || global_ % (micro_ * ranks_) != 0)
     refuse("model.global_batch_size",
            fmt::format("must be a multiple of micro_batch_size {} x {} ranks", micro_, ranks_));
   if (const std::vector<std::string> ramp = options_.list("model.rampup_batch_size"); !ramp.empty())

@@ -139,10 +139,12 @@ void NemoImporter::optimizer() {
   }
   options_.no_key("model.fsdp", fsdp ? "parallel.policy" : "parallel.policy, from the optimizer");
   const std::string reduce = options_.text(fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype", "32");
-  const bool low = reduce.starts_with("bf16") || reduce.starts_with("16");
-  if (options_.given(fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype"))
-    set(fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype", "parallel.reduce_dtype",
-        low ? "compute" : "fp32");
+  if (const std::string option = fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype";
+      options_.given(option)) {
+    const bool low = reduce.starts_with("bf16") || reduce.starts_with("16");
+    if (!low && !reduce.starts_with("32") && reduce != "fp32") refuse(option, "one of 32, bf16, 16");
+    set(option, "parallel.reduce_dtype", low ? "compute" : "fp32");
+  }
   if (!fsdp) options_.no_key("model.fsdp_grad_reduce_dtype", "not used there: model.fsdp is off");
 }
 
@@ -150,7 +152,7 @@ void NemoImporter::schedule() {
   const std::string name = options_.word("model.optim.sched.name", "CosineAnnealing", {"CosineAnnealing"});
   draft_.set("schedule.name", "cosine");
   draft_.say(options_.shown("model.optim.sched.name"), name == "CosineAnnealing" ? "schedule.name: cosine" : "");
-  const int64_t constant = options_.integer("model.optim.sched.constant_steps", 0);
+  const int64_t constant = options_.count("model.optim.sched.constant_steps", 0, 0);
   if (constant > 0)
     set("model.optim.sched.constant_steps", "schedule.constant_steps", std::to_string(constant));
   else
@@ -181,7 +183,7 @@ void NemoImporter::trainer() {
   if (options_.given("trainer.max_time"))
     set("trainer.max_time", "train.max_time", yaml_text(options_.text("trainer.max_time", "")));
   set("trainer.log_every_n_steps", "logging.every_steps",
-      std::to_string(std::max<int64_t>(1, options_.integer("trainer.log_every_n_steps", 10))));
+      std::to_string(options_.count("trainer.log_every_n_steps", 10, 1)));
   if (options_.integer("trainer.accumulate_grad_batches", 1) != 1)
     refuse("trainer.accumulate_grad_batches",
            "must be 1, as in NeMo: global and micro batch size give the micro-batches");
@@ -198,9 +200,9 @@ NemoImporter::Batches NemoImporter::batches(const std::string& option) {
   if (options_.is_fraction(option) && count != 0)
     refuse(option, count > 0 && count < 1 ? "a share of the batches is not available: write a number of batches, or 1.0"
                                           : "a number of batches is an integer, as NeMo says; 1.0 is all of them");
-  else if (count < 0)
-    refuse(option, "must be a number of batches >= 0, or 1.0 for all");
-  return {false, static_cast<int64_t>(std::max(0.0, count)) * global_};
+  else if (count < 0 || count > 2147483647)
+    refuse(option, "must be a number of batches from 0 to 2147483647, or 1.0 for all");
+  return {false, static_cast<int64_t>(std::clamp(count, 0.0, 2147483647.0)) * global_};
 }
 
 int64_t NemoImporter::validation_interval() {
@@ -211,8 +213,9 @@ int64_t NemoImporter::validation_interval() {
     return 0;
   }
   const int64_t every = options_.integer(option, 1);
-  if (every < 1) refuse(option, "must be a number of steps from 1 on, or 1.0 for the end of the run");
-  return std::max<int64_t>(1, every);
+  if (every < 1 || every > 2147483647)
+    refuse(option, "must be a number of steps from 1 to 2147483647, or 1.0 for the end of the run");
+  return std::clamp<int64_t>(every, 1, 2147483647);
 }
 
 void NemoImporter::evaluation() {
@@ -255,9 +258,12 @@ void NemoImporter::evaluation() {
 void NemoImporter::precision() {
   const std::string text = options_.text("trainer.precision", "bf16");
   const bool bf16 = text.starts_with("bf16"), fp16 = text.starts_with("16"), fp32 = text.starts_with("32");
-  if (!bf16 && !fp16 && !fp32) refuse("trainer.precision", "one of bf16, 16, 32, and their -mixed and -true");
+  const std::string suffix = text.substr(std::min<size_t>(text.size(), bf16 ? 4 : 2));
+  if ((!bf16 && !fp16 && !fp32) || (!suffix.empty() && suffix != "-mixed" && suffix != "-true"))
+    refuse("trainer.precision", "one of bf16, 16, 32, and their -mixed and -true");
   set("trainer.precision", "precision.compute", fp32 ? "fp32" : fp16 ? "fp16" : "bf16");
   const double scale = options_.number("model.native_amp_init_scale", 65536);
+  if (fp16 && !(scale >= 1)) refuse("model.native_amp_init_scale", "must be at least 1");
   if (fp16)
     set("model.native_amp_init_scale", "precision.loss_scale", yaml_number(std::clamp(scale, 1.0, 16777216.0)),
         scale > 16777216 ? "the largest that is allowed" : "");
@@ -284,7 +290,7 @@ void NemoImporter::parallel() {
 
 void NemoImporter::recompute() {
   const std::string what = options_.text("model.activations_checkpoint_granularity", "none"),
-                    how = options_.text("model.activations_checkpoint_method", "uniform");
+                    how = options_.word("model.activations_checkpoint_method", "uniform", {"uniform", "block"});
   const int64_t count = options_.integer("model.activations_checkpoint_num_layers", 0);
   std::string value = "none";
   if (what == "full" && how == "block")
@@ -334,13 +340,13 @@ void NemoImporter::profile() {
       options_.no_key(std::string("model.nsys_profile.") + name, "nothing: profiling is off");
     return;
   }
-  const int64_t start = options_.integer("model.nsys_profile.start_step", 10),
-                end = options_.integer("model.nsys_profile.end_step", 10);
+  const int64_t start = options_.count("model.nsys_profile.start_step", 10, 0),
+                end = options_.count("model.nsys_profile.end_step", 10, start);
   std::vector<std::string> ranks = options_.list("model.nsys_profile.ranks");
   if (ranks.empty()) ranks = {"0"};
   draft_.set("profile.wait", std::to_string(std::max<int64_t>(0, start - 1)));
-  draft_.set("profile.warmup", "1");
-  draft_.set("profile.active", std::to_string(std::max<int64_t>(1, end - start + 1)));
+  draft_.set("profile.warmup", start > 0 ? "1" : "0");
+  draft_.set("profile.active", std::to_string(end - start + 1));
   draft_.set("profile.repeat", "1");
   draft_.set("profile.ranks", "[" + join(ranks, ", ") + "]");
   draft_.set("profile.shapes", options_.flag("model.nsys_profile.gen_shape", false) ? "true" : "false");

@@ -46,6 +46,16 @@ class TitanImporter {
     draft_.say(options_.shown(option), fmt::format("{}: {}{}{}", key, value, why.empty() ? "" : "; ", why));
   }
 
+  int64_t product(const std::string& option, std::initializer_list<int64_t> factors) {
+    int64_t result = 1;
+    for (const int64_t factor : factors)
+      if (__builtin_mul_overflow(result, factor, &result)) {
+        options_.problem(option, "too large");
+        return 1;
+      }
+    return result;
+  }
+
   void model() {
     const std::string name = options_.text("model.name", "llama3"),
                       flavor = options_.text("model.flavor", "debugmodel");
@@ -94,9 +104,8 @@ class TitanImporter {
   void parallel() {
     for (const char* kind : {"tensor", "pipeline", "context", "expert"}) {
       const std::string key = fmt::format("parallelism.{}_parallel_degree", kind);
-      if (options_.integer(key, 1) > 1)
-        draft_.problem(
-            fmt::format("{}: Trireme has data parallelism only; write 1 and use the shard group", options_.shown(key)));
+      if (options_.integer(key, 1) != 1)
+        options_.problem(key, "Trireme has data parallelism only; write 1 and use the shard group");
       else
         options_.no_key(key, "1 here, too");
     }
@@ -114,7 +123,8 @@ class TitanImporter {
       draft_.problem(
           fmt::format("{} x {} copies are {} ranks, --ranks says {}", shown, copies, shard * copies, ranks_));
     if (shard == -1) shard = std::max<int64_t>(1, ranks_ / copies);
-    const std::string resharding = options_.text("parallelism.fsdp_reshard_after_forward", "default");
+    const std::string resharding =
+        options_.word("parallelism.fsdp_reshard_after_forward", "default", {"default", "always", "never"});
     const std::string policy = shard == 1 ? "none" : resharding == "never" ? "gradients" : "full";
     draft_.set("parallel.policy", policy);
     const std::string size = shard == ranks_ && shard > 1 ? "world" : std::to_string(shard);
@@ -128,7 +138,8 @@ class TitanImporter {
   void batch() {
     const std::string key = options_.given("training.batch_size") ? "training.batch_size" : "training.local_batch_size";
     const int64_t micro = options_.integer(key, 8), global = options_.integer("training.global_batch_size", -1);
-    global_ = global > 0 ? global : micro * ranks_;
+    if (global == 0) options_.problem("training.global_batch_size", "must be a number from 1 on, or -1");
+    global_ = global > 0 ? global : product(key, {micro, ranks_});
     set(key, "batch.micro_batch_size", std::to_string(micro));
     set("training.global_batch_size", "batch.global_batch_size", std::to_string(global_),
         global > 0 ? "" : fmt::format("{} x {} ranks; --ranks N says how many", micro, ranks_));
@@ -212,7 +223,7 @@ class TitanImporter {
         "decay_norms: true, as torchtitan decays every parameter");
     draft_.set("optimizer.decay_norms", "true");
     set("training.max_norm", "optimizer.grad_clip", yaml_number(options_.number("training.max_norm", 1.0)));
-    const std::string dtype = options_.text("training.dtype", "float32");
+    const std::string dtype = options_.word("training.dtype", "float32", {"float32", "bfloat16"});
     if (dtype == "bfloat16") {
       draft_.set("optimizer.moments", "bf16");
       draft_.say(options_.shown("training.dtype"), "optimizer.moments: bf16; master weights stay fp32 here");
@@ -265,12 +276,12 @@ class TitanImporter {
     if (fp8) {
       const std::string recipe =
           options_.word(section + "recipe_name", "tensorwise", {"tensorwise", "rowwise", "rowwise_with_gw_hp"});
+      if (recipe == "rowwise_with_gw_hp")
+        options_.problem(section + "recipe_name", "wgrad products are in FP8 too; write rowwise or tensorwise");
       draft_.set("precision.linear", "fp8");
-      draft_.set("precision.fp8_recipe", recipe == "tensorwise" ? "tensorwise" : "rowwise");
+      draft_.set("precision.fp8_recipe", recipe);
       draft_.say(options_.shown("model.converters"), "precision.linear: fp8");
-      draft_.say(options_.shown(section + "recipe_name"),
-                 fmt::format("precision.fp8_recipe: {}{}", recipe == "tensorwise" ? "tensorwise" : "rowwise",
-                             recipe == "rowwise_with_gw_hp" ? "; the wgrad product in bf16 is not available" : ""));
+      draft_.say(options_.shown(section + "recipe_name"), "precision.fp8_recipe: " + recipe);
     } else {
       options_.no_key("model.converters", "precision.linear stays compute");
       options_.no_key(section + "recipe_name", "nothing: model.converters does not name quantize.linear.float8");
@@ -318,11 +329,13 @@ class TitanImporter {
     options_.no_key("checkpoint.folder", "always checkpoints/ in output.dir");
     if (options_.flag("checkpoint.enable", options_.flag("checkpoint.enable_checkpoint", false))) {
       const int64_t interval = options_.integer("checkpoint.interval", 500);
-      set("checkpoint.interval", "output.save_every_samples", std::to_string(interval * global_),
+      set("checkpoint.interval", "output.save_every_samples",
+          std::to_string(product("checkpoint.interval", {interval, global_})),
           fmt::format("{} steps of {} samples", interval, global_));
       const int64_t keep = options_.integer("checkpoint.keep_latest_k", 10);
-      set("checkpoint.keep_latest_k", "output.keep_last",
-          std::to_string(keep == 0 ? 2147483647 : std::max<int64_t>(2, keep)), keep == 0 ? "all" : "");
+      if (keep == 1) options_.problem("checkpoint.keep_latest_k", "must be a number from 2 on, or 0 for all");
+      set("checkpoint.keep_latest_k", "output.keep_last", std::to_string(keep <= 0 ? 2147483647 : keep),
+          keep <= 0 ? "all" : "");
     } else {
       options_.no_key("checkpoint.interval", "no regular checkpoints: checkpoint.enable is off");
       options_.no_key("checkpoint.keep_latest_k", "no regular checkpoints: checkpoint.enable is off");
@@ -335,9 +348,9 @@ class TitanImporter {
     options_.no_key("checkpoint.last_save_model_only",
                     "no key: model/ is the model alone, checkpoints/ the whole state");
     options_.no_key("checkpoint.export_dtype", "no key: `trireme model` converts");
-    if (options_.integer("checkpoint.load_step", -1) >= 0)
-      draft_.problem(options_.shown("checkpoint.load_step") +
-                     ": the newest whole checkpoint is resumed; move the newer ones away and leave load_step out");
+    if (options_.integer("checkpoint.load_step", -1) != -1)
+      options_.problem("checkpoint.load_step",
+                       "the newest whole checkpoint is resumed; move the newer ones away and write -1");
     else
       options_.no_key("checkpoint.load_step", "the newest whole checkpoint is resumed");
   }
@@ -349,7 +362,8 @@ class TitanImporter {
     set(options_.given("validation.dataset_path") ? "validation.dataset_path" : "validation.dataset", "data.valid",
         yaml_text(path));
     const int64_t every = options_.integer("validation.freq", 10);
-    set("validation.freq", "eval.every_samples", std::to_string(every * global_), fmt::format("{} steps", every));
+    set("validation.freq", "eval.every_samples", std::to_string(product("validation.freq", {every, global_})),
+        fmt::format("{} steps", every));
     const int64_t length = options_.integer("training.seq_len", 2048), steps = options_.integer("validation.steps", -1),
                   local = options_.integer("validation.local_batch_size", 8);
     if (options_.integer("validation.seq_len", length) != length)
@@ -361,7 +375,7 @@ class TitanImporter {
     if (steps == 0 || steps < -1 || local < 1)
       options_.problem(local < 1 ? "validation.local_batch_size" : "validation.steps", "must be a number from 1 on");
     else if (steps > 0)
-      set("validation.steps", "eval.samples", std::to_string(steps * local * ranks_),
+      set("validation.steps", "eval.samples", std::to_string(product("validation.steps", {steps, local, ranks_})),
           fmt::format("{} steps of {} rows on {} ranks", steps, local, ranks_));
     else
       options_.no_key("validation.steps", "eval.samples: null, all rows");
@@ -378,8 +392,11 @@ class TitanImporter {
     const int64_t every = options_.integer("profiling.profile_freq", 10),
                   active = options_.integer("profiling.profiler_active", 1),
                   warmup = options_.integer("profiling.profiler_warmup", 3);
+    if (every > 2147483647 || active < 1 || warmup < 0 || active > every || warmup > every - active)
+      options_.problem("profiling.profile_freq",
+                       fmt::format("{} active and {} warm-up steps do not fit into {} steps", active, warmup, every));
     for (const auto& [key, value] : std::initializer_list<std::pair<const char*, std::string>>{
-             {"wait", std::to_string(std::max<int64_t>(0, every - active - warmup))},
+             {"wait", std::to_string(every - active - warmup)},
              {"warmup", std::to_string(warmup)},
              {"active", std::to_string(active)},
              {"repeat", "1"},

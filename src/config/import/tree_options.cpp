@@ -101,6 +101,13 @@ int64_t TreeOptions::integer(const std::string& name, int64_t otherwise) {
   return otherwise;
 }
 
+int64_t TreeOptions::count(const std::string& name, int64_t otherwise, int64_t least) {
+  const int64_t value = integer(name, otherwise);
+  if (value >= least && value <= 2147483647) return value;
+  refuse(name, fmt::format("from {} to 2147483647", least));
+  return std::max<int64_t>(1, least);
+}
+
 double TreeOptions::number(const std::string& name, double otherwise) {
   const TreeOption* value = find(name);
   if (value == nullptr) return otherwise;

@@ -54,6 +54,8 @@ class TreeOptions {
   std::string text(const std::string& name, const std::string& otherwise);
   std::string word(const std::string& name, const std::string& otherwise, const std::vector<std::string>& words);
   int64_t integer(const std::string& name, int64_t otherwise);
+  /// An integer from `least` to 2147483647, so that the product of two counts is an int64_t.
+  int64_t count(const std::string& name, int64_t otherwise, int64_t least);
   double number(const std::string& name, double otherwise);
   bool flag(const std::string& name, bool otherwise);
   std::vector<std::string> list(const std::string& name);
