@@ -22,10 +22,11 @@ std::optional<std::string> variable(const Lookup& get, const char* name) {
   return std::string(value);
 }
 
-std::optional<int> integer(const Lookup& get, const char* name) {
+template <class Integer = int>
+std::optional<Integer> integer(const Lookup& get, const char* name) {
   const auto text = variable(get, name);
   if (!text) return std::nullopt;
-  int value = 0;
+  Integer value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() || value < 0)
     throw ConfigError(fmt::format("environment variable {}='{}' is not a non-negative integer", name, *text));
@@ -167,8 +168,11 @@ Launch from_slurm(const Lookup& get) {
   }
   // Job steps that share a host need different ports: the port is derived from job and step. Linux gives outgoing
   // connections ports from 32768 on (net.ipv4.ip_local_port_range).
-  const int64_t job = integer(get, "SLURM_JOB_ID").value_or(0), step = required(get, "SLURM_STEP_ID", "SLURM_PROCID");
-  launch.master_port = integer(get, "MASTER_PORT").value_or(static_cast<int>(20000 + (job * 97 + step) % 12000));
+  // Numbers of a federation's jobs and of Slurm's own steps have 32 bits.
+  const int64_t job = integer<int64_t>(get, "SLURM_JOB_ID").value_or(0),
+                step = integer<int64_t>(get, "SLURM_STEP_ID").value_or(0);
+  launch.master_port =
+      integer(get, "MASTER_PORT").value_or(static_cast<int>(20000 + (job % 12000 * 97 + step) % 12000));
   return launch;
 }
 

@@ -35,8 +35,11 @@ constexpr double kLeaving = 60;
 /// are absent.
 constexpr double kTelling = 10;
 constexpr const char* kVerdict = "verdict";
+/// Where torchrun's agent tells the address of rank 0. Not by TORCHELASTIC_RESTART_COUNT: every agent counts its own
+/// failures, and one that restarts its ranks because another host's failed does not.
+constexpr const char* kRank0 = "trireme/rank_0";
 /// After which a rank asks torchrun's agent again where rank 0 is.
-constexpr double kStaleSeconds = 5;
+constexpr double kStaleSeconds = 2;
 
 /// PyTorch's rule: MASTER_PORT is a store that the agent serves, and rank 0 does not listen there.
 bool agent_serves_port() {
@@ -81,6 +84,8 @@ class TcpStoreWorld final : public StoreWorld {
                                                "({}): rank 0's message names them",
                                                launch_.rank, place(), error.what()));
     }
+    if (agent_ && launch.rank == 0) forget_at_agent();
+    agent_.reset();
   }
 
   std::unique_ptr<HostExchange> exchange() override {
@@ -116,21 +121,17 @@ class TcpStoreWorld final : public StoreWorld {
     }
   }
 
-  /// The agent may run on another host than rank 0 and outlives its workers: an address of workers that it started
-  /// before may still be there when the others look.
+  /// The agent may run on another host than rank 0 and outlives its workers: the address of an earlier rank 0, which
+  /// ended before all had met, may still be there when the others look.
   void meet_at_agent(double deadline) {
     const std::string agent = place();
     const auto left = [&] { return std::max(0.1, deadline - steady_seconds()); };
-    const auto key = fmt::format("trireme/rank_0/{}", std::getenv("TORCHELASTIC_RESTART_COUNT") == nullptr
-                                                          ? "0"
-                                                          : std::getenv("TORCHELASTIC_RESTART_COUNT"));
-    c10::intrusive_ptr<c10d::TCPStore> told;
     try {
       c10d::TCPStoreOptions options;
       options.port = static_cast<uint16_t>(launch_.master_port);
       options.waitWorkers = false;
       options.timeout = std::chrono::milliseconds(static_cast<int64_t>(limit_ * 1000));
-      told = c10::make_intrusive<c10d::TCPStore>(launch_.master_address, options);
+      agent_ = c10::make_intrusive<c10d::TCPStore>(launch_.master_address, options);
       if (launch_.rank == 0) {
         const std::vector<std::string> own = own_addresses(), theirs = addresses_of(launch_.master_address);
         const bool here = std::any_of(theirs.begin(), theirs.end(), [&](const std::string& address) {
@@ -138,7 +139,7 @@ class TcpStoreWorld final : public StoreWorld {
         });
         listen(here || theirs.empty() ? launch_.master_address : address_towards(theirs[0]), 0);
         const std::string text = fmt::format("{} {}", server_->addresses(), server_->port());
-        told->set(key, std::vector<uint8_t>(text.begin(), text.end()));
+        agent_->set(kRank0, std::vector<uint8_t>(text.begin(), text.end()));
       }
     } catch (const Error&) {
       throw;
@@ -147,7 +148,7 @@ class TcpStoreWorld final : public StoreWorld {
     }
     for (;;) {
       try {
-        const std::vector<uint8_t> text = told->get(key);
+        const std::vector<uint8_t> text = agent_->get(kRank0);
         const auto words = split(std::string(text.begin(), text.end()), ' ');
         launch_.master_address = words.at(0);
         launch_.master_port = std::stoi(words.at(1));
@@ -160,6 +161,13 @@ class TcpStoreWorld final : public StoreWorld {
       } catch (const ConfigError&) {
         if (steady_seconds() >= deadline) throw;
       }
+    }
+  }
+
+  void forget_at_agent() {
+    try {
+      agent_->deleteKey(kRank0);
+    } catch (const std::exception&) {  // later ranks find that this one is gone
     }
   }
 
@@ -229,7 +237,8 @@ class TcpStoreWorld final : public StoreWorld {
   Launch launch_;
   double limit_;
   std::shared_ptr<std::atomic<double>> unwatched_ = std::make_shared<std::atomic<double>>(limit_);
-  std::unique_ptr<KeyServer> server_;  // rank 0 only; ends after its client
+  c10::intrusive_ptr<c10d::TCPStore> agent_;  // torchrun's, until all have met
+  std::unique_ptr<KeyServer> server_;         // rank 0 only; ends after its client
   std::shared_ptr<KeyStore> store_;
 };
 

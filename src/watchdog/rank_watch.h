@@ -50,7 +50,8 @@ class RankWatch final : public RankGuard {
   /// Connections to this rank's port that were none of this job's; complete after leave().
   int64_t strangers() const { return strangers_; }
   /// One per rank: the last collectives and state of each, as far as they can be read now.
-  std::vector<RankView> views();
+  /// The views of all ranks. Host `lost` is not asked: it did not answer just now.
+  std::vector<RankView> views(std::optional<size_t> lost);
 
  private:
   struct Endpoint {
@@ -93,8 +94,9 @@ class RankWatch final : public RankGuard {
   void watch();
   /// Ends all ranks, or returns the seconds until the next look.
   double handle_hang(double waited);
-  /// Another rank finds the hanging one: a lower one of this host, or one of the host before.
-  bool another_asks() const;
+  /// Another rank finds the hanging one: a lower one of this host, or one of the host before. That host in `lost`
+  /// when it does not answer.
+  bool another_asks(std::optional<size_t>& lost) const;
   /// Sleeps as the watchdog's thread does while it handles a hang. False when the watch ends.
   bool pause(double seconds) const;
   double limit() const;

@@ -80,7 +80,7 @@ bool RankWatch::pause(double seconds) const {
   return !stop_;
 }
 
-bool RankWatch::another_asks() const {
+bool RankWatch::another_asks(std::optional<size_t>& lost) const {
   const size_t host = peers_[static_cast<size_t>(rank_)].group;
   for (const int rank : hosts_[host]) {
     const RankRecord* record = peers_[static_cast<size_t>(rank)].record;
@@ -88,7 +88,9 @@ bool RankWatch::another_asks() const {
   }
   // Along the hosts there is always one that asks: the first, or one after a host where no rank waits.
   if (host == 0) return false;
-  for (const RankView& view : query(hosts_[host - 1]))
+  const std::vector<RankView> before = query(hosts_[host - 1]);
+  if (before.empty()) lost = host - 1;
+  for (const RankView& view : before)
     if (view.overdue_ago >= 0 && view.overdue_ago < kAsking && !view.stopped && !view.dead) return true;
   return false;
 }
@@ -98,14 +100,15 @@ double RankWatch::handle_hang(double waited) {
   // so stopped ranks are continued once instead of killed, on every host by a rank of it.
   const RankView own = ProgressRing::instance().view();
   const bool finalizing = !continued_ && own.position() != nullptr && own.position()->kind == kMpiFinalize;
-  if (another_asks()) {
+  std::optional<size_t> lost;
+  if (another_asks(lost)) {
     if (!finalizing) return 1;
     continued_ = true;
     (void)pause(kReporterFirst);
     (void)continue_stopped_ranks();
     return limit();
   }
-  const auto all = views();
+  const auto all = views(lost);
   const HangReport report = analyse(all);
   if (report.excused) {
     if (!excuse_logged_)
@@ -144,7 +147,7 @@ double RankWatch::handle_hang(double waited) {
   _exit(static_cast<int>(ExitCode::kHang));
 }
 
-std::vector<RankView> RankWatch::views() {
+std::vector<RankView> RankWatch::views(std::optional<size_t> lost) {
   std::vector<RankView> all(static_cast<size_t>(size_));
   std::vector<size_t> remote;  // hosts
   const double now = steady_seconds();
@@ -155,7 +158,7 @@ std::vector<RankView> RankWatch::views() {
       view = view_of(*peer.record, now);
     else if (rank == rank_)
       view = ProgressRing::instance().view();
-    else if (remote.empty() || remote.back() != peer.group)
+    else if (peer.group != lost && (remote.empty() || remote.back() != peer.group))
       remote.push_back(peer.group);
     view.rank = rank;
     view.host = peer.host;

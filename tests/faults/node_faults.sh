@@ -120,7 +120,7 @@ cut() {  # F43
   check "F43 RANK…: they are seen" some_ranks
   mark
   "$cluster" link 2 down
-  check "F43 RANK…: all gone within T + 10 s" ended_within 14
+  check "F43 RANK…: all gone within T + 15 s" ended_within 19
   "$cluster" link 2 up
   finish
   check "F43 RANK…: all end with 71" says 'exit codes 71 71 71 71'
@@ -132,7 +132,7 @@ cut() {  # F43
     check "F43 $launcher: its ranks are seen" some_ranks
     mark
     "$cluster" link 2 down
-    check "F43 $launcher: all ranks on both sides are gone within T + 10 s" ended_within 14
+    check "F43 $launcher: all ranks on both sides are gone within T + 15 s" ended_within 19
     "$cluster" link 2 up
     finish
     check "F43 $launcher: it fails" test "$code" != 0
@@ -147,7 +147,7 @@ off() {  # F44
   check "F44: its ranks are seen" some_ranks
   mark
   "$cluster" power-off 2
-  check "F44: the ranks of the other node end within T + 10 s" ended_within 14
+  check "F44: the ranks of the other node end within T + 15 s" ended_within 19
   finish
   check "F44: srun fails" test "$code" != 0
   check "F44: the missing ranks are named" says 'ranks 2-3 did not answer|rank [23] on node2'

@@ -150,14 +150,14 @@ def launchers(site):
 
 
 def torchrun(site):
-    """The agent of torchrun serves MASTER_PORT: the ranks meet through it."""
+    """The agent of torchrun serves MASTER_PORT: the ranks meet through it, whatever their agents count as restarts."""
     try:
         import torch.distributed.run  # noqa: F401
     except ImportError:
         print("no torchrun: this Python has no torch")
         sys.exit(77)
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "--no-python",
-                           f"{site.args.bin}/../tests/rank_driver", "2"],
+                           "sh", "-c", 'TORCHELASTIC_RESTART_COUNT=$LOCAL_RANK exec "$0" 2', f"{site.args.bin}/../tests/rank_driver"],
                           capture_output=True, text=True, timeout=100, env=site.environment(TRIREME_DEVICE="cpu", TRIREME_RENDEZVOUS_SECONDS="30"))
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(3):

@@ -171,6 +171,10 @@ def check_sbatch(scripts, work):
     assert (work / "requeued").read_text() == "requeued\n"
     # 71 is tried again.
     assert run("bash", work / "spooled", "lora.yaml", env=environment | {"CODE": "71"}, code=71).count("ran ") == 3
+    # Told to stop as the script is, srun kills a step whose ranks have saved.
+    stub(tools / "scancel", "true\n")
+    stub(tools / "srun", 'while [[ $1 == --* ]]; do shift; done\n"$@"\nkill -TERM $PPID\nexit 137\n')
+    assert run("bash", work / "spooled", "lora.yaml", env=stopped, code=75).count("ran ") == 1
 
 
 def check_stop_of_run_sub(scripts, work):
