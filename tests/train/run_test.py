@@ -390,6 +390,20 @@ def origins(site):
     line, = about("lora.adapter", said(*start, "model.path=elsewhere"))
     assert "names the base" in line and "elsewhere" in line, line
 
+    # Rows that transformers' resize_token_embeddings() added, of which nothing tells but their values.
+    weights = f"{work}/base/model.safetensors"
+    content = bytearray(open(weights, "rb").read())
+    begin = 8 + int.from_bytes(content[:8], "little") + 4 * 32 * 317
+    rows = np.frombuffer(bytes(content[begin:begin + 4 * 32]), np.float32) * (1 + 1e-5 * np.random.default_rng(1).normal(size=(3, 32)))
+    content[begin:begin + 3 * 4 * 32] = rows.astype(np.float32).tobytes()
+    open(weights, "wb").write(content)
+    line, = about("all but equal", said(*lora, "output.dir=frozen", extra=()))
+    assert line.startswith("rows 317 to 319 of the vocabulary") and '"trireme_added_rows": {"first": 317}' in line, line
+    shape = json.load(open(f"{work}/base/config.json"))
+    json.dump({**shape, "trireme_added_rows": {"first": 317}}, open(f"{work}/base/config.json", "w"))
+    done = site.train(*lora, "data.valid=null", "output.dir=grown")
+    assert "rows 317 to 319 were added" in done.stderr and "all but equal" not in done.stderr, done.stderr
+
 
 if __name__ == "__main__":
     main({"origins": origins, "length": length, "exit-codes": exit_codes, "exit-codes-all": exit_codes_all, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "fp8": fp8, "fp8-training": fp8_training,

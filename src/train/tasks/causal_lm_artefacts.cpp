@@ -39,6 +39,25 @@ std::unique_ptr<WeightSource> CausalLmTask::open_weights() const {
   return open_decoder_weights(config_.model.path, stored, model_->config().vocab_size, seed(), token_rows_);
 }
 
+namespace {
+
+/// Last rows of a matrix that are all but equal, as transformers' resize_token_embeddings() draws those it adds. Fewer
+/// than two, or rows of zeros, which fill a vocabulary up: none.
+int64_t equal_last_rows(const WeightSource& source, const std::string& name, int64_t rows) {
+  constexpr int64_t kMost = 1024;
+  constexpr double kClose = 1e-2;  // added rows differ by about 1e-4 of their norm, trained ones by about their norm
+  const at::Tensor last = matrix_rows(source, name, std::max<int64_t>(0, rows - kMost), rows);
+  const at::Tensor reference = last.select(0, last.size(0) - 1);
+  const double norm = reference.norm().item<double>();
+  if (norm == 0) return 0;
+  const at::Tensor differs = (last - reference).norm(2, 1).gt(kClose * norm);
+  int64_t equal = 0;
+  while (equal < last.size(0) && !differs[last.size(0) - 1 - equal].item<bool>()) ++equal;
+  return equal < 2 ? 0 : equal;
+}
+
+}  // namespace
+
 void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* source) {
   const int64_t rows = model_->config().vocab_size;
   const std::map<std::string, TokenRows> start = token_rows_;
@@ -61,6 +80,17 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
                         part->second.columns, trained[id - begin].mutable_data_ptr<float>());
       adapter_[module + kTokenRowsSuffix] = trained;
     }
+  }
+  if (source != nullptr && config_.lora && model_->lora()->rows_begin == model_->lora()->rows_end && rank_.rank == 0) {
+    const int64_t equal =
+        equal_last_rows(*source, token_modules(model_->config()).front() + ".weight", model_->config().vocab_size);
+    if (equal > 0)
+      log_warn(fmt::format(
+          "rows {} to {} of the vocabulary are all but equal, as rows that were added to a base and not trained since. "
+          "LoRA keeps them as they are: if the data uses their tokens, put \"{}\": {{\"first\": {}}} into "
+          "{}/config.json, "
+          "and they are trained",
+          rows - equal, rows - 1, kAddedRowsKey, rows - equal, config_.model.path));
   }
   for (const auto& [name, value] : adapter_)
     TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
