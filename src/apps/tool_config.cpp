@@ -95,6 +95,12 @@ void import_nemo_file(const ImportCommand& command) {
     const std::vector<std::string> sections = {"run", "trainer", "exp_manager", "model", "s3_checkpointing"};
     if (file.find(first) != nullptr || std::find(sections.begin(), sections.end(), first) != sections.end())
       one.insert(at, "training.");
+    else if (at > 0 && first != "training")
+      throw ConfigError(
+          fmt::format("{}: '{}' adds a key beside the training file, where nothing reads it: its sections are {}; what "
+                      "the launcher "
+                      "alone reads (env_vars, cluster) is for trireme launch",
+                      command.file, one, fmt::join(sections, ", ")));
   }
   const auto [primary, choice] = primary_of(command.file);
   if (file.find("stages") != nullptr) {

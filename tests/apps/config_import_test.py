@@ -413,6 +413,8 @@ def check_nemo(site):
     site.refused("nemo", conf / "training/gpt3/126m.yaml", *(f"++{key}={number}" for key, number in wrong.items()), says=[f"{key} = {number}: " for key, number in wrong.items()])
     kept = site.run("trireme", "config", "import", "nemo", conf / "training/gpt3/126m.yaml", "exp_manager.checkpoint_callback_params.save_top_k=5", "++s3_checkpointing.chunk_size_MB=7")
     assert "keep_last: 5" in kept.stdout and "s3_checkpointing.chunk_size_MB = 7" in kept.stderr
+    for beside in ("++modle.micro_batch_size=2", "+env_vars.NCCL_DEBUG=INFO", "++restore_from_path=x.nemo"):
+        site.refused("nemo", conf / "training/gpt3/126m.yaml", beside, says=[f"'{beside}' adds a key beside the training file"])
     # The whole configuration, and a training file without the files around it.
     whole = site.run("trireme", "config", "import", "nemo", conf / "config.yaml", "training=gpt3/5b")
     assert "lr: 0.00016" in whole.stdout and "model.num_layers = 24" in whole.stderr
