@@ -111,6 +111,17 @@ std::string help_text(const Field& field, const ConfigFamily& family) {
 
 constexpr size_t kHelpWidth = 100;
 
+/// The fields of a section; of one that is optional, also where it is left out.
+template <class Visitor, class Section>
+void describe_fields(Visitor& visitor, Section& section) {
+  if constexpr (OptionalOf<Section>::value) {
+    typename OptionalOf<Section>::Inner inner;
+    describe(visitor, inner);
+  } else {
+    describe(visitor, section);
+  }
+}
+
 struct Helper {
   const ConfigFamily& family;
   std::string text = {};
@@ -120,12 +131,7 @@ struct Helper {
     if (!family.features.has(info.feature)) return;
     text += fmt::format("{}:{:<{}} # {}\n", info.name, "",
                         std::max<int>(0, 22 - static_cast<int>(std::string_view(info.name).size())), info.help);
-    if constexpr (OptionalOf<Section>::value) {
-      typename OptionalOf<Section>::Inner inner;
-      describe(*this, inner);
-    } else {
-      describe(*this, section);
-    }
+    describe_fields(*this, section);
   }
   template <class Value>
   void field(const Field& field, const Value& value) {
@@ -147,12 +153,7 @@ struct KeyLister {
   void section(const SectionInfo& info, Section& section) {
     if (!family.features.has(info.feature)) return;
     prefix = std::string(info.name) + ".";
-    if constexpr (OptionalOf<Section>::value) {
-      typename OptionalOf<Section>::Inner inner;
-      describe(*this, inner);
-    } else {
-      describe(*this, section);
-    }
+    describe_fields(*this, section);
   }
   template <class Value>
   void field(const Field& field, const Value&) {
@@ -167,13 +168,8 @@ struct TraitsLister {
   template <class Section>
   void section(const SectionInfo& info, Section& section) {
     in = info;
-    if constexpr (OptionalOf<Section>::value) {
-      traits[info.name].may_change = info.may_change;
-      typename OptionalOf<Section>::Inner inner;
-      describe(*this, inner);
-    } else {
-      describe(*this, section);
-    }
+    if constexpr (OptionalOf<Section>::value) traits[info.name].may_change = info.may_change;
+    describe_fields(*this, section);
   }
   template <class Value>
   void field(const Field& field, const Value&) {
@@ -195,12 +191,7 @@ struct EntryLister {
   void section(const SectionInfo& info, Section& section) {
     if (!family.features.has(info.feature)) return;
     sections.push_back(info);
-    if constexpr (OptionalOf<Section>::value) {
-      typename OptionalOf<Section>::Inner inner;
-      describe(*this, inner);
-    } else {
-      describe(*this, section);
-    }
+    describe_fields(*this, section);
   }
   template <class Value>
   void field(const Field& field, const Value& value) {
