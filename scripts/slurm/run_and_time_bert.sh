@@ -45,22 +45,6 @@ for setting in "${settings[@]}"; do arguments+=(--set "$setting"); done
 extra=(${EXTRA_SET:-})
 for setting in "${extra[@]}"; do arguments+=(--set "$setting"); done
 
-start=$(date +%s)
-if [[ $rank == 0 ]]; then echo "RUNANDTIME_START $start"; fi
-# BINDCMD: a prefix that binds the rank to cores near its GPU, if the site has one.
-# shellcheck disable=SC2086
-${BINDCMD:-} "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_bert}" --config "$config" "${arguments[@]}" &
-trainer=$!
-# Without a trap a signal would end this shell before the trainer has saved.
-trap 'kill -TERM "$trainer" 2>/dev/null || true' TERM INT USR1
-while :; do
-  code=0
-  wait "$trainer" || code=$?
-  kill -0 "$trainer" 2>/dev/null || break
-done
-if [[ $rank == 0 ]]; then
-  end=$(date +%s)
-  echo "RUNANDTIME_STOP $end"
-  echo "RESULT,BERT,,$((end - start)),${USER:-unknown},$(date -u +'%Y-%m-%dT%H:%M:%SZ')"
-fi
-exit $code
+# shellcheck source=scripts/slurm/run_rank.sh
+source "$here/run_rank.sh"
+run_rank BERT "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_bert}" --config "$config" "${arguments[@]}"
