@@ -2,6 +2,7 @@
 #
 #   setup_all       packages of the distribution, a Python with LibTorch, CMake and Ninja: installs only what is missing
 #   build_release [target …]   configures build/release and builds the targets in it (none named: everything, tests included)
+#   build_preset PRESET [target …]   the same in build/PRESET
 #
 # Environment:
 #   TRIREME_PYTHON  Python with torch 2.11 to use as it is (else the active virtual environment, .venv, python3 on PATH)
@@ -277,10 +278,14 @@ build_jobs() {
   echo $((cores < memory ? cores : memory))
 }
 
-build_release() {
-  local folder=build/release cached log options
+build_release() { build_preset release "$@"; }
+
+# build_preset PRESET [target …]
+build_preset() {
+  local preset=$1 folder=build/$1 cached log options
+  shift
   log=$folder/configure.log
-  if [ -z "$trireme_cmake" ]; then fail "setup_all comes before build_release"; fi
+  if [ -z "$trireme_cmake" ]; then fail "setup_all comes before build_preset"; fi
   # The CMake cache of a copied or moved tree refers to the old path.
   if [ -f "$folder/CMakeCache.txt" ]; then
     cached=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$folder/CMakeCache.txt")
@@ -292,7 +297,7 @@ build_release() {
   mkdir -p "$folder"
   options=(-DCMAKE_MAKE_PROGRAM="$trireme_ninja" -DTRIREME_PYTHON="$trireme_python")
   if [ -n "${TRIREME_CUDA:-}" ]; then options+=(-DTRIREME_CUDA="$TRIREME_CUDA"); fi
-  if ! "$trireme_cmake" --preset release "${options[@]}" >"$log" 2>&1; then
+  if ! "$trireme_cmake" --preset "$preset" "${options[@]}" >"$log" 2>&1; then
     cat "$log" >&2
     fail "CMake could not configure the build: the reason is above"
   fi
