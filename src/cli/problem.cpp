@@ -112,7 +112,8 @@ std::string kind_of(const CLI::App& command, const std::string& option_name) {
   return type == "INT" ? "an integer" : type == "UINT" ? "an integer >= 0" : type == "FLOAT" ? "a number" : "";
 }
 
-/// From CLI11's "Could not convert: --workers = x", "--ranks: Value 0 not in range 1 to 8", "--split: x not in {a,b}".
+/// From CLI11's "Could not convert: --workers = x", "--ranks: Value 0 not in range 1 to 8" (of later versions:
+/// "[1 - 8]"), "--split: x not in {a,b}".
 std::string wrong_value(const Level& level, const std::string& text) {
   const std::string converted = between(text, "Could not convert: ", " = ");
   if (!converted.empty()) {
@@ -123,10 +124,10 @@ std::string wrong_value(const Level& level, const std::string& text) {
   const std::string name = split(text, ':').front();
   if (const std::string value = between(text, ": Value ", " not in range "); !value.empty()) {
     const std::string kind = kind_of(*level.command, name);
-    const auto limits = between(text, " not in range ", "");
-    const size_t to = limits.find(" to ");
-    return fmt::format("{} must be {} from {}, not '{}'", name, kind.empty() ? "a value" : kind,
-                       to == std::string::npos ? limits : limits.substr(0, to) + limits.substr(to), value);
+    std::string limits = between(text, " not in range ", "");
+    if (const std::string inside = between(limits, "[", "]"); !inside.empty())
+      limits = between("[" + inside, "[", " - ") + " to " + between(inside, " - ", "");
+    return fmt::format("{} must be {} from {}, not '{}'", name, kind.empty() ? "a value" : kind, limits, value);
   }
   if (const std::string value = between(text, ": ", " not in {"); !value.empty()) {
     const Words choices = split(between(text, " not in {", "}"), ',');

@@ -118,7 +118,8 @@ TEST(ByteLevel, LongWordsAreNotQuadratic) {
       while (text.size() < 1'000'000) text += unit;
       const std::clock_t start = std::clock();
       EXPECT_FALSE(tokenizer.encode(text).empty());
-      EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 5.0) << pattern << " '" << unit << "'";
+      // It takes 0.3 s, and 11 s with sanitizers; a quadratic search would take hours.
+      EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 60.0) << pattern << " '" << unit << "'";
     }
   }
 }
