@@ -4,8 +4,9 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/train/rates_file.h"
-#include "trireme/train/simulate.h"
+#include "trireme/plan/rates.h"
+#include "trireme/plan/simulate.h"
+#include "trireme/train/model_family.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>
@@ -199,9 +200,11 @@ void write_output(const std::string& path, const std::string& content) {
 }
 
 void run_simulate(const SimulateArguments& arguments) {
+  const ModelFamily& family = model_family(arguments.trainer);
   const SimulationOptions options = simulation_options(arguments);
-  const Simulation simulation =
-      simulate(arguments.config, arguments.overrides, model_family(arguments.trainer), options);
+  const Simulation simulation = simulate(
+      arguments.config, arguments.overrides, family.config,
+      [&](const Config& config) { return model_to_plan(config, family); }, options);
   std::string text;
   for (const std::string& line : simulation.model) text += line + '\n';
   text += machine_text(options) + '\n' + describe_rates(options.rates, options.rates.name) + '\n';

@@ -1,8 +1,8 @@
 #pragma once
 // Private to train/: the error message for memory that ran out: what uses it, and what would help.
 
-#include "plan_hints.h"
-#include "trireme/fsdp/plan.h"
+#include "trireme/plan/hints.h"
+#include "trireme/plan/plan.h"
 
 #include <ATen/core/Tensor.h>
 

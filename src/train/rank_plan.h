@@ -1,8 +1,8 @@
 #pragma once
 // Private to train/: one memory plan for all ranks.
 
-#include "plan_hints.h"
 #include "trireme/comm/communicator.h"
+#include "trireme/plan/hints.h"
 
 namespace trireme {
 

@@ -19,7 +19,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
-#include "trireme/train/precision.h"
+#include "trireme/plan/precision.h"
 #include "trireme/version.h"
 #include "trireme/watchdog/progress.h"
 

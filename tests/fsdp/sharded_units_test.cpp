@@ -5,9 +5,9 @@
 #include "network_counter.h"
 #include "trireme/base/error.h"
 #include "trireme/fsdp/layout.h"
-#include "trireme/fsdp/plan.h"
 #include "trireme/ops/layers/norm_linear.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/plan/plan.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -2,7 +2,7 @@
 // Measures what the plan's cost model knows of a machine: the rates of its GPUs and of the links between them.
 
 #include "trireme/comm/communicator.h"
-#include "trireme/fsdp/machine_rates.h"
+#include "trireme/plan/rates.h"
 
 #include <set>
 #include <string>

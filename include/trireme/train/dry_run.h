@@ -3,11 +3,11 @@
 
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
-#include "trireme/fsdp/plan.h"
+#include "trireme/plan/plan.h"
+#include "trireme/plan/precision.h"
 #include "trireme/train/command_line.h"
 #include "trireme/train/device.h"
 #include "trireme/train/model_family.h"
-#include "trireme/train/precision.h"
 #include "trireme/train/task.h"
 
 #include <string>

@@ -29,6 +29,10 @@ const std::vector<ModelFamily>& model_families();
 /// The entry of a program; InternalError when there is none.
 const ModelFamily& model_family(std::string_view program);
 
+/// The model of a configuration without a run, for a plan of ranks with a GPU each: data files are not opened and need
+/// not be there.
+std::unique_ptr<PlannedModel> model_to_plan(const Config& config, const ModelFamily& family);
+
 /// Next-token prediction on token rows: decoders, with adapters or without (models/decoder).
 std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, const RankInfo& rank,
                                                   const ConfigFamily& family);

@@ -4,11 +4,10 @@
 
 #include "data/row_scan.h"
 #include "trireme/config/config.h"
-#include "trireme/fsdp/plan.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
-#include "trireme/nn/weight.h"
+#include "trireme/plan/plan.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -55,8 +54,7 @@ struct EvalResult {
 };
 
 /// What does not change while a task lives.
-struct TaskFacts {
-  const std::vector<UnitSpec>* units = nullptr;    // of the model
+struct TaskFacts : ModelFacts {
   int64_t parameters = 0, trained_parameters = 0;  // elements
   double flops_per_row = 0;                        // of a training step, for a row of data.seq_length tokens
   int64_t train_rows = 0;          // of data.train: what batch.global_batch_size counts and epochs are made of
@@ -67,17 +65,11 @@ struct TaskFacts {
   /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   std::optional<double> nominal_samples_per_step;
-  std::vector<std::string> adapter_targets;      // lora.target_modules of a lora section; empty: none is possible
-  bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with a lora section, without one
-  Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
-  std::vector<std::string> description;          // banner lines: model, data
 };
 
-class TrainingTask {
+class TrainingTask : public PlannedModel {
  public:
-  virtual ~TrainingTask() = default;
-
-  const TaskFacts& facts() const { return facts_; }
+  const TaskFacts& facts() const final { return facts_; }
   const std::vector<UnitSpec>& units() const { return *facts_.units; }
   int64_t num_parameters() const { return facts_.parameters; }
   int64_t num_trained_parameters() const { return facts_.trained_parameters; }
@@ -89,11 +81,6 @@ class TrainingTask {
   /// How many rows go through the model at a time: the plan's choice, a divisor of batch.micro_batch_size. Once, and
   /// before any batch is asked for: those cannot be made without (InternalError).
   void set_rows_per_pass(int rows);
-
-  /// Fills units, activation figures (bytes) for one row of a micro-batch, and what they cost (seconds), for `config`:
-  /// this run's, or one that differs from it in data.seq_length, batch, precision, or by a lora section.
-  /// `input.compute_bytes` is set.
-  virtual void fill_plan(const Config& config, PlanInput& input) const = 0;
 
   /// Compares the files that training starts from with the model: the headers of the weights, the adapter whole. No
   /// weights of the base are read. ModelError.

@@ -8,8 +8,8 @@
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
+#include "trireme/plan/precision.h"
 #include "trireme/train/model_family.h"
-#include "trireme/train/precision.h"
 
 #include <fmt/format.h>
 

@@ -2,6 +2,7 @@
 
 #include "models/bert/bert.h"
 #include "trireme/base/error.h"
+#include "trireme/plan/precision.h"
 
 #include <algorithm>
 
@@ -58,6 +59,11 @@ const ModelFamily& model_family(std::string_view program) {
                                   [&](const ModelFamily& family) { return family.config.program == program; });
   TRIREME_CHECK(found != families.end(), "no program ", program);
   return *found;
+}
+
+std::unique_ptr<PlannedModel> model_to_plan(const Config& config, const ModelFamily& family) {
+  const at::ScalarType dtype = compute_dtype(config, /*use_gpu=*/true);
+  return family.make_task(config, {0, 1, at::kCPU, dtype, /*plan_only=*/true}, family.config);
 }
 
 }  // namespace trireme

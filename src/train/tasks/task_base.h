@@ -5,8 +5,8 @@
 #include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/huggingface/weight_source.h"
-#include "trireme/nn/block_work.h"
-#include "trireme/train/precision.h"
+#include "trireme/plan/cost.h"
+#include "trireme/plan/precision.h"
 #include "trireme/train/task.h"
 
 #include <ATen/ATen.h>
@@ -22,18 +22,6 @@
 #include <vector>
 
 namespace trireme {
-
-/// The times of a step that do not depend on the model, from `input.rates`.
-void set_rates(PlanInput& input);
-/// How a model's blocks are multiplied.
-struct BlockProducts {
-  bool fp8 = false, trained = true;  // whether matrices are multiplied in FP8, and whether they have weight gradients
-  RecipeCost cost{};                 // of the FP8 recipe of trained matrices
-  int64_t head_size = 0;
-  bool attention_dropout = false;
-};
-/// Sets the times of a block (StepTimes::block_forward, block_backward, norms_forward, mlp_forward, pass).
-void set_block_times(const BlockWork& work, const BlockProducts& products, PlanInput& input);
 
 /// A step's data, read in the background. One step is under way at a time; its reading is waited for before another
 /// starts or this ends.
@@ -88,8 +76,6 @@ int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const c
 /// Why precision.linear: fp8 cannot multiply trained or frozen matrices on this device in this type; empty: it can.
 /// `sizes`: of the matrices, by their names in the model's configuration. A CPU emulates any.
 std::string fp8_problem(const RankInfo& rank, bool trained, const std::vector<std::pair<const char*, int64_t>>& sizes);
-/// Passes of trained FP8 products on a GPU have a multiple of this many tokens.
-inline constexpr int64_t kFp8Multiple = 16;
 
 class TaskBase : public TrainingTask {
  public:

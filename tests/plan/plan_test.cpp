@@ -1,4 +1,4 @@
-#include "trireme/fsdp/plan.h"
+#include "trireme/plan/plan.h"
 
 #include "trireme/base/error.h"
 

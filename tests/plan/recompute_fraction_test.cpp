@@ -1,7 +1,6 @@
 // Which blocks a share recomputes: fms-fsdp's golden cases, and what the plan makes of them.
-#include "trireme/fsdp/recompute_fraction.h"
 #include "trireme/base/fraction.h"
-#include "trireme/fsdp/plan.h"
+#include "trireme/plan/plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,16 @@
 #pragma once
-// What a kind of machine sustains: the constants of the plan's cost model.
+// What a kind of machine sustains: the constants of the plan's cost model, and the files that hold them.
+
+#include "trireme/config/config.h"
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace trireme {
 
@@ -60,5 +66,17 @@ MachineRates machine_rates(std::string_view device_name);
 /// "rates: NVIDIA H200, built-in table", or of which file; says what to do where the rates are of another kind of
 /// machine than `device_name`. An empty name: the device is not known.
 std::string describe_rates(const MachineRates& rates, std::string_view device_name);
+
+/// What `trireme calibrate` writes, and parallel.rates and `trireme simulate --rates` read.
+/// YAML: `name`, the device's name, and any of rate_keys(). A rate that the file does not give is that of the built-in
+/// table for the name. ConfigError with file, line and column of everything that is wrong.
+MachineRates read_rates(const std::filesystem::path& file);
+
+/// The rates of parallel.rates; nothing without it.
+std::optional<MachineRates> configured_rates(const Config& config);
+
+/// The file's text: `notes` as comments, then the name and those rates that are in `measured`, by RateKey::name.
+std::string rates_text(const MachineRates& rates, const std::set<std::string>& measured,
+                       const std::vector<std::string>& notes);
 
 }  // namespace trireme

@@ -4,10 +4,11 @@
 // rank that takes, and how long a step is predicted to take.
 // `--dry-run` prints the plan that the run uses, and every run compares it with the allocator's peak.
 
-#include "trireme/fsdp/machine_rates.h"
+#include "trireme/config/config.h"
 #include "trireme/fsdp/policy.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
+#include "trireme/plan/rates.h"
 
 #include <cstdint>
 #include <memory>
@@ -108,6 +109,26 @@ struct MemoryPlan {
   bool fits() const { return lacking() <= 0; }
 };
 
+/// What a plan needs of a model, beside its work.
+struct ModelFacts {
+  const std::vector<UnitSpec>* units = nullptr;
+  std::vector<std::string> description;          // lines for people: model, data
+  std::vector<std::string> adapter_targets;      // lora.target_modules of a lora section; empty: none is possible
+  bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with a lora section, without one
+  Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
+};
+
+/// A model with its rows, as plans see it.
+class PlannedModel {
+ public:
+  virtual ~PlannedModel() = default;
+  virtual const ModelFacts& facts() const = 0;
+  /// Fills units, activation figures (bytes) for one row of a micro-batch, and what they cost (seconds), for `config`:
+  /// this run's, or one that differs from it in data.seq_length, batch, precision, or by a lora section.
+  /// `input.compute_bytes` is set.
+  virtual void fill_plan(const Config& config, PlanInput& input) const = 0;
+};
+
 /// Of the plans that fit, the one with the shortest predicted step, where a shard group over several hosts counts
 /// as 5 percent slower; among equal ones that with the smallest shard group, then the policy that divides
 /// least, then with the most rows per pass, then with the most resident units. nullopt if no plan fits. An input
@@ -117,6 +138,13 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input);
 MemoryPlan make_plan(const PlanInput& input);
 /// The plan that takes the least memory, whether it fits or not.
 MemoryPlan least_plan(const PlanInput& input);
+
+/// parallel.recompute as a share of the blocks: which of them backward recomputes whole, by
+/// fms-fsdp's rule (selective_checkpointing, at its HEAD): with i from 1 and a threshold c that starts at 1/2, block i
+/// is recomputed if i * fraction >= c, and c then rises by 1. The recomputed blocks are spread evenly: 1/3 of 15 blocks
+/// takes the second of every three. fraction <= 0 takes none, >= 1 all; the comparison is in double, as there. One
+/// entry per block, kFull or kNone.
+std::vector<Recompute> recompute_fraction(int num_blocks, double fraction);
 
 /// For a plan that does not fit: "the run needs 80.0 GiB per rank and 1.6 GiB of headroom, 79.1 GiB is available (…)".
 std::string describe_need(const MemoryPlan& plan);

@@ -1,12 +1,14 @@
 #pragma once
-// Steps on machines that are not there: the plan and its cost model (fsdp/plan.h) for numbers of GPUs over many hosts.
+// Steps on machines that are not there: the plan and its cost model (plan.h) for numbers of GPUs over many hosts.
 
-#include "trireme/fsdp/machine_rates.h"
-#include "trireme/fsdp/plan.h"
-#include "trireme/train/model_family.h"
+#include "trireme/config/config.h"
+#include "trireme/plan/plan.h"
+#include "trireme/plan/rates.h"
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,10 +48,12 @@ struct Simulation {
   std::vector<SimulatedSize> sizes;
 };
 
-/// Reads the configuration as the trainer `family` does, and the shape of its model; data, weights and output.dir are
-/// not looked at. ConfigError: numbers of GPUs that fill no hosts, a batch that does not divide over them (all of them
-/// are named, with the next batch that does), whatever load_config() finds.
+/// Reads the configuration as the trainer `family` does. `open` makes the model of a configuration, of whose directory
+/// it reads the shape; data, weights and output.dir are not looked at. ConfigError: numbers of GPUs that fill no hosts,
+/// a batch that does not divide over them (all of them are named, with the next batch that does), whatever
+/// load_config() finds.
 Simulation simulate(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                    const ModelFamily& family, const SimulationOptions& options);
+                    const ConfigFamily& family, const std::function<std::unique_ptr<PlannedModel>(const Config&)>& open,
+                    const SimulationOptions& options);
 
 }  // namespace trireme

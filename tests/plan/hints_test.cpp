@@ -1,5 +1,5 @@
 // What is said of a run that does not fit, and what comes of doing it.
-#include "plan_hints.h"
+#include "trireme/plan/hints.h"
 #include "models/decoder/config.h"
 #include "models/decoder/presets.h"
 #include "trireme/base/error.h"

@@ -1,4 +1,4 @@
-#include "trireme/fsdp/plan.h"
+#include "trireme/plan/plan.h"
 
 #include "plan_routes.h"
 #include "trireme/base/error.h"
@@ -379,6 +379,17 @@ MemoryPlan least_plan(const PlanInput& input) {
 MemoryPlan make_plan(const PlanInput& input) {
   if (auto plan = find_plan(input)) return *std::move(plan);
   throw ConfigError(describe_need(least_plan(input)));
+}
+
+std::vector<Recompute> recompute_fraction(int num_blocks, double fraction) {
+  std::vector<Recompute> blocks(static_cast<size_t>(num_blocks), Recompute::kNone);
+  double threshold = 0.5;
+  for (int i = 1; i <= num_blocks; ++i) {
+    if (i * fraction < threshold) continue;
+    blocks[static_cast<size_t>(i - 1)] = Recompute::kFull;
+    threshold += 1;
+  }
+  return blocks;
 }
 
 }  // namespace trireme

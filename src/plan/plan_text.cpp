@@ -1,7 +1,7 @@
 // The plan as text.
 #include "trireme/base/plural.h"
 #include "trireme/base/text.h"
-#include "trireme/fsdp/plan.h"
+#include "trireme/plan/plan.h"
 
 #include <fmt/format.h>
 

@@ -1,9 +1,8 @@
-#include "trireme/train/simulate.h"
+#include "trireme/plan/simulate.h"
 
-#include "plan_hints.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/train/precision.h"
+#include "trireme/plan/hints.h"
 
 #include <fmt/format.h>
 
@@ -72,19 +71,20 @@ SimulatedPlan simulate_one(const PlanQuestion& question, const std::string& poli
 }  // namespace
 
 Simulation simulate(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                    const ModelFamily& family, const SimulationOptions& options) {
+                    const ConfigFamily& family, const std::function<std::unique_ptr<PlannedModel>(const Config&)>& open,
+                    const SimulationOptions& options) {
   TRIREME_CHECK(!options.gpus.empty() && !options.policies.empty(), "a simulation of nothing");
   check_gpus(options);
-  const Config config = load_config(file, overrides, family.config);
+  const Config config = load_config(file, overrides, family);
   check_batch(config, options);
-  const at::ScalarType dtype = compute_dtype(config, /*use_gpu=*/true);
-  const auto task = family.make_task(config, {0, 1, at::kCPU, dtype, /*plan_only=*/true}, family.config);
+  const std::unique_ptr<PlannedModel> model = open(config);
 
   Simulation simulation;
-  simulation.model = task->facts().description;
+  simulation.model = model->facts().description;
   simulation.seq_length = config.data.seq_length;
-  simulation.policy_free = std::none_of(task->units().begin(), task->units().end(),
-                                        [](const UnitSpec& unit) { return unit.trained && !unit.replicated; });
+  const std::vector<UnitSpec>& units = *model->facts().units;
+  simulation.policy_free =
+      std::none_of(units.begin(), units.end(), [](const UnitSpec& unit) { return unit.trained && !unit.replicated; });
   const std::vector<std::string> policies =
       simulation.policy_free ? std::vector<std::string>{"auto"} : options.policies;
   std::map<std::string, double> first;  // tokens_per_s of the smallest number of GPUs
@@ -92,7 +92,7 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
     // The rules of a run of so many ranks: parallel.shard_size divides them.
     std::vector<std::string> settings = overrides;
     settings.push_back(fmt::format("batch.global_batch_size={}", batch_for(config, options, gpus)));
-    Config sized = load_config(file, settings, family.config, gpus);
+    Config sized = load_config(file, settings, family, gpus);
     SimulatedSize size{.gpus = gpus,
                        .hosts = (gpus + options.gpus_per_host - 1) / options.gpus_per_host,
                        .global_batch_size = sized.batch.global_batch_size,
@@ -101,7 +101,7 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
     for (const std::string& policy : policies) {
       sized.parallel.policy = policy;
       const PlanQuestion question{.config = sized,
-                                  .task = *task,
+                                  .model = *model,
                                   .ranks = gpus,
                                   .gpu = true,
                                   .device_memory = static_cast<int64_t>(options.rates.memory_gib * (1 << 30)),

@@ -1,7 +1,7 @@
 #pragma once
-// Private to fsdp/: what collectives cost on their way between ranks of one host and of several.
+// Private to plan/: what collectives cost on their way between ranks of one host and of several.
 
-#include "trireme/fsdp/plan.h"
+#include "trireme/plan/plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,11 @@
 // Predicted steps on many hosts.
-#include "trireme/train/simulate.h"
+#include "trireme/plan/simulate.h"
 
 #include "models/decoder/config.h"
 #include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/train/model_family.h"
 
 #include <gtest/gtest.h>
 
@@ -36,8 +37,15 @@ class Simulated : public testing::Test {
     options.weak = weak;
     return options;
   }
+  Simulation run_as(const char* program, const char* file, const SimulationOptions& options,
+                    const std::vector<std::string>& overrides = {}) const {
+    const ModelFamily& family = model_family(program);
+    return simulate(
+        root_ / file, overrides, family.config, [&](const Config& config) { return model_to_plan(config, family); },
+        options);
+  }
   Simulation run(const SimulationOptions& options, const std::vector<std::string>& overrides = {}) const {
-    return simulate(root_ / "run.yaml", overrides, model_family("train_llama"), options);
+    return run_as("train_llama", "run.yaml", options, overrides);
   }
   std::string failure(const SimulationOptions& options, const std::vector<std::string>& overrides = {}) const {
     try {
@@ -129,9 +137,9 @@ TEST_F(Simulated, EveryTrainerNeedsNeitherDataNorWeights) {
                     "model: {path: bert.json, init: random}\ndata: {train: packed, seq_length: 64}\n"
                     "batch: {global_batch_size: 16, micro_batch_size: 1, packing_rate: 2}\n"
                     "optimizer: {name: lamb}\noutput: {dir: out}\n");
-  const Simulation bert = simulate(root_ / "bert.yaml", {}, model_family("train_bert"), options({1, 16}));
+  const Simulation bert = run_as("train_bert", "bert.yaml", options({1, 16}));
   EXPECT_GT(bert.sizes[1].plans[0].plan.cost.total(), 0);
-  const Simulation gpt = simulate(root_ / "run.yaml", {}, model_family("train_gpt"), options({8}));
+  const Simulation gpt = run_as("train_gpt", "run.yaml", options({8}));
   EXPECT_GT(gpt.sizes[0].plans[0].plan.cost.total(), 0);
 }
 

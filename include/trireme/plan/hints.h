@@ -1,9 +1,8 @@
 #pragma once
-// Private to train/: the memory plan of a run, and the settings that would make one fit.
+// The memory plan of a run, and the settings that would make one fit.
 
 #include "trireme/config/config.h"
-#include "trireme/fsdp/plan.h"
-#include "trireme/train/task.h"
+#include "trireme/plan/plan.h"
 
 #include <cstdint>
 #include <optional>
@@ -12,10 +11,10 @@
 
 namespace trireme {
 
-/// What a plan is made for. Config and task outlive it.
+/// What a plan is made for. Config and model outlive it.
 struct PlanQuestion {
   const Config& config;
-  const TrainingTask& task;
+  const PlannedModel& model;
   int ranks = 1;
   bool gpu = false;
   int64_t device_memory = 0;            // bytes of each rank's device
@@ -24,7 +23,7 @@ struct PlanQuestion {
   std::optional<MachineRates> rates{};  // instead of those of device_name
   /// The same for another configuration, which outlives it, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
-    return {other, task, other_ranks, gpu, device_memory, device_name, ranks_per_host, rates};
+    return {other, model, other_ranks, gpu, device_memory, device_name, ranks_per_host, rates};
   }
 };
 

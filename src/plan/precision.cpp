@@ -1,4 +1,4 @@
-#include "trireme/train/precision.h"
+#include "trireme/plan/precision.h"
 
 namespace trireme {
 

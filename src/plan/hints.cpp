@@ -1,11 +1,9 @@
-#include "plan_hints.h"
+#include "trireme/plan/hints.h"
 
-#include "task_base.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
-#include "trireme/fsdp/recompute_fraction.h"
-#include "trireme/train/precision.h"
+#include "trireme/plan/precision.h"
 
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
@@ -61,7 +59,7 @@ class Changes {
           [&](Config& c) { c.batch.global_batch_size = question.ranks * micro; });
     if (!config.lora && config.optimizer.name == "adamw" && config.optimizer.moments == "fp32")
       add("optimizer.moments: bf16", [](Config& c) { c.optimizer.moments = "bf16"; });
-    const TaskFacts& facts = question.task.facts();
+    const ModelFacts& facts = question.model.facts();
     if (question.gpu && config.precision.linear != "fp8" && (config.lora ? facts.frozen_fp8 : facts.trained_fp8))
       add("precision.linear: fp8", [](Config& c) { c.precision.linear = "fp8"; });
     if (trains_in_fp8(config) && !stores_codes(trained_recipe(config, facts.automatic_fp8)))
@@ -180,7 +178,7 @@ PlanInput plan_input(const PlanQuestion& question) {
   PlanInput input;
   input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
   input.rates = question.rates.value_or(machine_rates(question.device_name));
-  question.task.fill_plan(config, input);
+  question.model.fill_plan(config, input);
   input.times.known = question.gpu;
   input.world_size = question.ranks;
   input.micro_batches =
@@ -191,7 +189,7 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.shard_size = std::stoi(config.parallel.shard_size);
   if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
   input.frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen;
-  input.trained = trained_recipe(config, question.task.facts().automatic_fp8);
+  input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;
   if (question.gpu && trains_in_fp8(config))

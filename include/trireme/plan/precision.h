@@ -7,6 +7,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
+
 namespace trireme {
 
 /// What weights, activations and gradients are computed in: precision.compute, or bf16 on a GPU and fp32 on a CPU.
@@ -28,5 +30,8 @@ struct RecipeCost {
   double weights = 1;            // the same of the weights, in each pass
 };
 RecipeCost recipe_cost(Recipe recipe);
+
+/// Passes of trained FP8 products on a GPU have a multiple of this many tokens.
+inline constexpr int64_t kFp8Multiple = 16;
 
 }  // namespace trireme

@@ -1,5 +1,5 @@
 // Files of a machine's rates.
-#include "trireme/train/rates_file.h"
+#include "trireme/plan/rates.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"

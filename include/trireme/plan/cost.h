@@ -1,0 +1,24 @@
+#pragma once
+// The times of a step's parts, from the rates of a machine and what a model says of its work.
+
+#include "trireme/nn/block_work.h"
+#include "trireme/plan/plan.h"
+#include "trireme/plan/precision.h"
+
+#include <cstdint>
+
+namespace trireme {
+
+/// The times of a step that do not depend on the model, from `input.rates`.
+void set_rates(PlanInput& input);
+/// How a model's blocks are multiplied.
+struct BlockProducts {
+  bool fp8 = false, trained = true;  // whether matrices are multiplied in FP8, and whether they have weight gradients
+  RecipeCost cost{};                 // of the FP8 recipe of trained matrices
+  int64_t head_size = 0;
+  bool attention_dropout = false;
+};
+/// Sets the times of a block (StepTimes::block_forward, block_backward, norms_forward, mlp_forward, pass).
+void set_block_times(const BlockWork& work, const BlockProducts& products, PlanInput& input);
+
+}  // namespace trireme
