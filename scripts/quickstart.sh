@@ -45,6 +45,11 @@ if [ -e "$out" ] || [ -L "$out" ]; then
     esac
   done
 fi
+# The folder itself stays: it may be a link or a mount point.
+mark_folder() {
+  mkdir -p "$out" && : >"$out/$mark" || { echo "quickstart: $out cannot be written: name another directory" >&2; exit 73; }
+}
+mark_folder
 
 setup_all
 # The one program and its names, completions and man pages: all that cmake --install copies.
@@ -76,9 +81,8 @@ if [ ${#pretrain[@]} -eq 0 ] || [ ${#tune[@]} -eq 0 ]; then
   exit 3
 fi
 
-# The folder itself stays: it may be a link or a mount point.
-if [ -e "$out/$mark" ]; then find "$out/" -mindepth 1 -delete; fi
-mkdir -p "$out" && : >"$out/$mark" || { echo "quickstart: $out cannot be written: name another directory" >&2; exit 73; }
+find "$out/" -mindepth 1 -delete
+mark_folder
 started=$(date +%s)
 
 say "1/5  A tokenizer from ${#pretrain[@]} texts, packed into rows of 128 tokens"

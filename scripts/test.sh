@@ -3,8 +3,8 @@
 #
 #   scripts/test.sh [--cpu-kinds] [ctest arguments]     e.g. -L parity, -R config_test, -N
 #
-# --cpu-kinds runs the tests three times: as they are, and with LibTorch's kernels for CPUs with AVX2 and for those
-# without, which sum in other orders.
+# --cpu-kinds then repeats the tests that compute (label "numeric") with LibTorch's kernels for CPUs with AVX2 and for
+# those without, which sum in other orders.
 #
 # Without -L or -LE, tests with the label "slow" are not run, nor those with "gpu" or "multigpu" on a machine without a
 # GPU.
@@ -36,14 +36,15 @@ for argument in "$@"; do
   case $argument in -L | -L?* | --label-regex* | --label-exclude*) labels=() ;; esac
 done
 
-status=0
+status=0 repeated=()
 for kind in "${cpu_kinds[@]}"; do
   if [ -n "$kind" ]; then
     printf 'ATEN_CPU_CAPABILITY=%s\n' "$kind"
     export ATEN_CPU_CAPABILITY=$kind
+    repeated=(-L '^numeric$' --no-tests=ignore)
   fi
   "$(dirname "$trireme_cmake")/ctest" --test-dir build/release --output-on-failure --no-tests=error -j "$jobs" \
-    ${labels[@]+"${labels[@]}"} "$@" || status=$?
+    ${labels[@]+"${labels[@]}"} ${repeated[@]+"${repeated[@]}"} "$@" || status=$?
 done
 printf 'set-up %d s, build %d s, tests %d s\n' $((built_from - started)) $((tested_from - built_from)) $((SECONDS - tested_from))
 exit "$status"

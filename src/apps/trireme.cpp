@@ -51,9 +51,11 @@ int run(int argc, char** argv) {
   return 0;
 }
 
+std::string_view name_of(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
 /// The trainer of this name, null of another name.
 const trireme::ModelFamily* trainer_of(std::string_view path) {
-  const std::string_view name = path.substr(path.rfind('/') + 1);
+  const std::string_view name = name_of(path);
   for (const trireme::ModelFamily& family : trireme::model_families())
     if (family.config.program == name) return &family;
   return nullptr;
@@ -67,6 +69,14 @@ int main(int argc, char** argv) {
   const std::string_view started = argc > 0 ? argv[0] : "", executed = file != nullptr ? file : "";
   for (const std::string_view path : {started, executed})
     if (const trireme::ModelFamily* family = trainer_of(path)) return trireme::train_main(argc, argv, *family);
+  // A link of another name, such as train_lama, would be the tools and refuse what the trainer takes.
+  if (!name_of(started).starts_with("trireme") && !name_of(executed).starts_with("trireme"))
+    return trireme::run_main("trireme", [&]() -> int {
+      std::string names = "trireme, trireme-calibrate";
+      for (const trireme::ModelFamily& family : trireme::model_families()) names += ", " + family.config.program;
+      throw trireme::ConfigError("the program acts by the name that it is started under, and has none for '" +
+                                 std::string(name_of(executed)) + "': name it one of " + names);
+    });
   std::vector<char*> words(argv, argv + argc);
   std::string calibrate = "calibrate";
   if (started.ends_with("trireme-calibrate")) words.insert(words.begin() + 1, calibrate.data());

@@ -63,16 +63,20 @@ std::optional<int> slurm_tasks_here(const Lookup& get) {
   return std::nullopt;
 }
 
-void check_rank(const Launch& launch, const char* rank_name, const char* size_name) {
-  if (launch.world_size < 1 || launch.rank >= launch.world_size)
-    throw ConfigError(fmt::format("{}={} and {}={} contradict each other: ranks count from 0 to size - 1", rank_name,
-                                  launch.rank, size_name, launch.world_size));
-  if (launch.local_world_size != kNotTold &&
-      (launch.local_world_size < 1 || launch.local_rank >= launch.local_world_size))
-    throw ConfigError(fmt::format(
-        "local rank {} of {} ranks on this host is impossible: check the launcher's local rank and local size "
-        "variables",
-        launch.local_rank, launch.local_world_size));
+/// The variables that a launch was read from, for messages.
+struct Names {
+  const char *rank, *size, *local_rank, *local_size;
+};
+
+void check_rank(const Launch& launch, const Names& names) {
+  const auto contradict = [](const char* rank_name, int rank, const char* size_name, int size) {
+    if (size < 1 || rank >= size)
+      throw ConfigError(fmt::format("{}={} and {}={} contradict each other: ranks count from 0 to size - 1", rank_name,
+                                    rank, size_name, size));
+  };
+  contradict(names.rank, launch.rank, names.size, launch.world_size);
+  if (launch.local_world_size != kNotTold)
+    contradict(names.local_rank, launch.local_rank, names.local_size, launch.local_world_size);
 }
 
 /// Compares RANK and WORLD_SIZE with the launcher's own variables. If they contradict, several processes could take the
@@ -116,7 +120,7 @@ Launch from_explicit(const Lookup& get) {
   const bool alone = launch.world_size == 1;
   launch.local_rank = local_rank.value_or(alone ? 0 : kNotTold);
   launch.local_world_size = integer(get, "LOCAL_WORLD_SIZE").value_or(alone ? launch.local_rank + 1 : kNotTold);
-  check_rank(launch, "RANK", "WORLD_SIZE");
+  check_rank(launch, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   check_against_launcher(get, launch);
   if (launch.world_size == 1) return launch;
   const auto address = variable(get, "MASTER_ADDR");
@@ -144,7 +148,7 @@ Launch from_mpi(const Lookup& get) {
   launch.local_rank = first({"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}).value_or(launch.rank);
   launch.local_world_size =
       first({"OMPI_COMM_WORLD_LOCAL_SIZE"}).value_or(slurm_tasks_here(get).value_or(launch.local_rank + 1));
-  check_rank(launch, "the launcher's rank", "its size");
+  check_rank(launch, {"the launcher's rank", "its size", "its local rank", "its local size"});
   return launch;
 }
 
@@ -155,7 +159,8 @@ Launch from_slurm(const Lookup& get) {
   launch.world_size = step_size ? *step_size : required(get, "SLURM_NTASKS", "SLURM_PROCID");
   launch.local_rank = integer(get, "SLURM_LOCALID").value_or(0);
   launch.local_world_size = slurm_tasks_here(get).value_or(launch.local_rank + 1);
-  check_rank(launch, "SLURM_PROCID", "SLURM_NTASKS");
+  check_rank(launch, {"SLURM_PROCID", step_size ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", "SLURM_LOCALID",
+                      "the ranks of this node in SLURM_STEP_TASKS_PER_NODE"});
   if (launch.world_size == 1) return launch;
   launch.kind = Launch::Kind::kSlurm;
   if (const auto address = variable(get, "MASTER_ADDR")) {

@@ -152,19 +152,22 @@ std::vector<std::string> accept_configuration(const std::filesystem::path& path,
                   path.string(), join(shown, "; "), changed.deciding.size() > 1 ? "s" : ""));
 }
 
-/// WriteError unless this finished run has more steps to do and a checkpoint to go on from.
+/// Of a directory that holds what the run trained: WriteError unless the run has more to do and a checkpoint to go on
+/// from. A run that was killed before its record was written has its end to do.
 void check_extension(const std::filesystem::path& path, const Config& config, const char* artefact) {
   const auto finished = finished_run(path);
-  if (!finished || finished->max_steps >= config.train.max_steps)
+  if (finished && finished->max_steps >= config.train.max_steps)
     throw WriteError(fmt::format(
-        "output.dir {} holds this run, finished{} ({}): raise train.max_steps to go on from there, or choose "
-        "another output.dir to run it again",
-        path.string(), finished ? fmt::format(" after step {}", finished->step) : "", artefact));
+        "output.dir {} holds this run, finished after step {} ({}): raise train.max_steps to go on from there, or "
+        "choose another output.dir to run it again",
+        path.string(), finished->step, artefact));
   if (list_checkpoints(path / "checkpoints").empty())
-    throw WriteError(
-        fmt::format("output.dir {} holds this run, finished after step {}, and no checkpoint to go on from "
-                    "(output.save_every_samples makes the last step one): choose another output.dir",
-                    path.string(), finished->step));
+    throw WriteError(fmt::format(
+        "output.dir {} holds this run, {}, and no checkpoint to go on from (output.save_every_samples makes "
+        "the last step one): choose another output.dir",
+        path.string(),
+        finished ? fmt::format("finished after step {}", finished->step)
+                 : fmt::format("ended after it wrote {}", artefact)));
 }
 
 /// Reads an existing directory. `started_before`: an earlier start has left its lock file. WriteError.

@@ -10,6 +10,7 @@
 #include "step_guard.h"
 #include "tensorboard_log.h"
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -152,11 +153,18 @@ void Trainer::finish() {
   save_last_step();
   const RunSummary trained = summary();  // the time of the artefact is not training's
   task_.save_artefact(*units_, directory_.path());
-  if (comm_.rank() == 0) record_finish(directory_.path(), {progress_.completed, config_.train.max_steps});
   comm_.barrier();
   log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
   report_prediction();
   end_run(progress_.reached_target ? RunEnd::kTarget : RunEnd::kDone, 0, "", trained);
+  fault_point("finish", comm_.rank(), progress_.completed);
+  if (comm_.rank() != 0) return;
+  // Last: a run that ends before goes on from its last checkpoint and writes the rest.
+  try {
+    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps});
+  } catch (const Error& error) {
+    log_warn(error.what());
+  }
 }
 
 RunSummary Trainer::summary() const {

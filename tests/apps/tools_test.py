@@ -54,6 +54,16 @@ def check_text(site):
     site.run("trireme", "tokenizer", "train", "--input", "wide.txt", "--vocab-size", 320, "--output", "w.model", code=3, says="the text is UTF-16")
 
 
+def check_names(site):
+    """The program acts by its name: a link of another one is refused, and argv[0] alone decides nothing."""
+    other = site.work / "train_lama"
+    other.symlink_to(Path(site.bin, "trireme").resolve())
+    done = subprocess.run([other, "--version"], capture_output=True, text=True)
+    assert done.returncode == 2 and "'train_lama': name it one of trireme" in done.stderr and "train_llama" in done.stderr, done
+    done = subprocess.run(["anything", "--version"], executable=f"{site.bin}/trireme", capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("trireme "), done
+
+
 def check_wrong_command_lines(site):
     for arguments, says in site.some((
             ("data megatron --output data/my-text", "trireme: data megatron: unknown option '--output'. Did you mean '--output-prefix'? (see trireme data megatron --help)"),
@@ -114,6 +124,7 @@ def main():
         site = Site(args.bin, work, args.all)
         check_plot(site)
         check_text(site)
+        check_names(site)
         check_wrong_command_lines(site)
         check_generate_and_profile(site)
     print("ok")

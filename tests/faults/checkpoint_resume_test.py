@@ -232,6 +232,13 @@ def extend(site):
     rates, whole = ([m["lr"] for m in site.metrics(run)] for run in ("run", "reference0"))
     assert rates[8:] == whole[8:] and rates[:8] != whole[:8], (rates, whole)
     assert "resuming" not in site.run("output.dir=run", expect=73).err
+    # Killed with all written but the record of the end: the same command writes the end again.
+    site.run("output.dir=ended", faults="sigkill@finish", expect="killed")
+    written = open(f"{site.work}/ended/adapter/adapter_model.safetensors", "rb").read()
+    done = site.run("output.dir=ended")
+    assert f"resuming after step {STEPS}" in done.err and os.path.exists(f"{site.work}/ended/finished.json"), done.err
+    assert open(f"{site.work}/ended/adapter/adapter_model.safetensors", "rb").read() == written
+    site.same("ended")
     constant = ("schedule.name=constant", "output.dir=constant")
     site.run(*constant, "train.max_steps=6")
     assert "the constant schedule" in site.run(*constant).err
@@ -240,6 +247,9 @@ def extend(site):
     site.run(*bare, "train.max_steps=2")
     done = site.run(*bare, "train.max_steps=4", expect=73)
     assert "no checkpoint" in done.last and "save_every_samples" in done.last, done.err
+    os.remove(f"{site.work}/bare/finished.json")
+    done = site.run(*bare, "train.max_steps=4", expect=73)
+    assert "ended after it wrote adapter/" in done.last and "no checkpoint" in done.last, done.err
     # The last step's checkpoint is lost: an older model is never exported without a message.
     shutil.rmtree(f"{site.directory('run')}/step-00000012")
     shutil.rmtree(f"{site.work}/out")

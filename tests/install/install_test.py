@@ -208,7 +208,7 @@ def check_quickstart(source, work):
     for folder in (tree / "scripts", tree / "build/release/bin", tree / "data", caller, home, work / "empty"):
         folder.mkdir(parents=True)
     shutil.copy(Path(source, "scripts/quickstart.sh"), tree / "scripts")
-    (tree / "scripts/lib.sh").write_text("setup_all() { :; }\nbuild_release() { :; }\n")
+    (tree / "scripts/lib.sh").write_text("setup_all() { :; }\nbuild_release() { echo built; }\n")
     for name in ("trireme", "train_llama", "mpirun", "nvidia-smi"):
         stub(tree / "build/release/bin" / name, "exit 0\n")
     for kept in (tree / "data/rows.cpp", home / "letter"):
@@ -222,6 +222,8 @@ def check_quickstart(source, work):
     for words in (["../tree/data"], [tree / "data"], [home], ["~"], [tree], ["/"], [tree / "data/rows.cpp"], [""], ["--clean"], ["a", "b"]):
         assert "quickstart: " in start(*words, code=2), words
     assert (tree / "data/rows.cpp").exists() and (home / "letter").exists() and not list(caller.iterdir())
+    said = start("/proc/none/new", code=73)
+    assert "cannot be written" in said and "built" not in said, said
     for words, made in (([], tree / "runs/quickstart"), (["data"], caller / "data"), ([work / "new"], work / "new"), (["~/new"], home / "new"),
                         ([work / "link"], work / "empty")):
         start(*words)
