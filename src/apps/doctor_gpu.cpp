@@ -2,7 +2,7 @@
 #include "doctor_checks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/train/device.h"
+#include "trireme/ops/device.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>

@@ -3,7 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/train/device.h"
+#include "trireme/ops/device.h"
 #include "trireme/version.h"
 
 #include <c10/core/DeviceType.h>

@@ -1,7 +1,7 @@
 // The description of this system that an MLPerf submission needs (systems/NAME.json), as far as one host can tell.
 #include "doctor_checks.h"
 #include "trireme/base/text.h"
-#include "trireme/train/device.h"
+#include "trireme/ops/device.h"
 #include "trireme/version.h"
 
 #include <c10/core/DeviceType.h>

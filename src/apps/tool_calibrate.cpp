@@ -4,9 +4,9 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/launch.h"
+#include "trireme/ops/device.h"
 #include "trireme/plan/rates.h"
 #include "trireme/train/calibration.h"
-#include "trireme/train/device.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>

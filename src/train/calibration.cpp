@@ -3,9 +3,9 @@
 #include "trireme/base/plural.h"
 #include "trireme/base/time.h"
 #include "trireme/ops/attention.h"
+#include "trireme/ops/device.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/ops/matmul/fp8.h"
-#include "trireme/train/device.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -2,12 +2,12 @@
 #include "checkpoint.h"
 
 #include "collective_check.h"
+#include "run_directory.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/train/run_directory.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

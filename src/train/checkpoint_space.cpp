@@ -1,9 +1,9 @@
 #include "checkpoint_space.h"
 
-#include "batch_sizes.h"
 #include "checkpoint_writer.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/text.h"
+#include "trireme/config/batch_sizes.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/fsdp/layout.h"
 

@@ -1,4 +1,4 @@
-#include "trireme/train/console.h"
+#include "console.h"
 
 #include "trireme/base/process.h"
 #include "trireme/base/time.h"

@@ -1,18 +1,18 @@
-#include "trireme/train/dry_run.h"
+#include "dry_run.h"
 
-#include "batch_sizes.h"
 #include "checkpoint_space.h"
 #include "data_scan.h"
+#include "run_directory.h"
 #include "run_length.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/plural.h"
 #include "trireme/base/text.h"
+#include "trireme/config/batch_sizes.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/plan/hints.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
-#include "trireme/train/run_directory.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 #pragma once
 // logging.style fms and fms_2024: the report of a step interval under the labels that fms-fsdp prints, one line each.
 
-#include "trireme/train/metrics.h"
+#include "metrics.h"
 
 #include <cstdint>
 #include <string>

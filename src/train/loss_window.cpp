@@ -1,4 +1,4 @@
-#include "trireme/train/loss_window.h"
+#include "loss_window.h"
 
 #include <algorithm>
 #include <cmath>

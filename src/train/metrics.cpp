@@ -1,4 +1,4 @@
-#include "trireme/train/metrics.h"
+#include "metrics.h"
 
 #include "line_file.h"
 #include "trireme/base/file.h"

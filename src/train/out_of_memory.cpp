@@ -2,7 +2,7 @@
 
 #include "memory_snapshot.h"
 #include "trireme/base/text.h"
-#include "trireme/train/device.h"
+#include "trireme/ops/device.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -8,7 +8,7 @@
 #include "trireme/base/text.h"
 #include "trireme/formats/kineto/gzip.h"
 #include "trireme/formats/kineto/trace_summary.h"
-#include "trireme/train/device.h"
+#include "trireme/ops/device.h"
 #include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>

@@ -1,10 +1,10 @@
 #pragma once
 // Private to train/: when a run evaluates, saves and compares its ranks, and how long its steps take.
 
-#include "batch_sizes.h"
+#include "mlperf_events.h"
 #include "trireme/base/time.h"
+#include "trireme/config/batch_sizes.h"
 #include "trireme/config/config.h"
-#include "trireme/train/mlperf_events.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>

@@ -1,4 +1,4 @@
-#include "trireme/train/run_directory.h"
+#include "run_directory.h"
 
 #include "collective_check.h"
 #include "nemo_results.h"

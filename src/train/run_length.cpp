@@ -1,12 +1,13 @@
 #include "run_length.h"
 
-#include "batch_sizes.h"
 #include "data/stream/open_stream.h"
 #include "megatron_rows.h"
+#include "task.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/plural.h"
 #include "trireme/base/text.h"
+#include "trireme/config/batch_sizes.h"
 
 #include <fmt/format.h>
 

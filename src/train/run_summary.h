@@ -1,8 +1,8 @@
 #pragma once
 // Private to train/: how a run ended: summary.json, the last line of metrics.jsonl, and what the console says.
 
+#include "metrics.h"
 #include "trireme/config/config.h"
-#include "trireme/train/metrics.h"
 
 #include <cstdint>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "trireme/train/signals.h"
+#include "signals.h"
 
 #include <csignal>
 

@@ -2,9 +2,9 @@
 // Private to train/: what protects the weights from a step's numbers: the loss scale of fp16, and what happens to steps
 // with non-finite numbers, with loss spikes, and with saturated FP8 values.
 
-#include "batch_sizes.h"
+#include "loss_window.h"
+#include "trireme/config/batch_sizes.h"
 #include "trireme/config/config.h"
-#include "trireme/train/loss_window.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,9 +1,9 @@
 #pragma once
 // Private to train/: the numbers of a run as TensorBoard's scalars. Rank 0.
 
+#include "metrics.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/tensorboard/event_file.h"
-#include "trireme/train/metrics.h"
 
 #include <cstdint>
 #include <deque>

@@ -1,10 +1,11 @@
 // The loop.
-#include "trireme/train/trainer.h"
+#include "trainer.h"
 
 #include "checkpoint.h"
 #include "metrics_reader.h"
 #include "profiler.h"
 #include "run_clock.h"
+#include "signals.h"
 #include "step_guard.h"
 #include "stop_vote.h"
 #include "straggler.h"
@@ -13,7 +14,6 @@
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
 #include "trireme/base/time.h"
-#include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
 #include <cstring>

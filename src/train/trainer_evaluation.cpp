@@ -1,5 +1,5 @@
 // Evaluations, and the blocks of steps between them as MLPerf counts them.
-#include "trireme/train/trainer.h"
+#include "trainer.h"
 
 #include "collective_check.h"
 #include "run_clock.h"

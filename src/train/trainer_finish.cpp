@@ -1,5 +1,5 @@
 // The end of a run: stopped by a signal, or done.
-#include "trireme/train/trainer.h"
+#include "trainer.h"
 
 #include "checkpoint.h"
 #include "collective_check.h"
@@ -7,6 +7,7 @@
 #include "nonfinite.h"
 #include "run_clock.h"
 #include "run_summary.h"
+#include "signals.h"
 #include "step_guard.h"
 #include "tensorboard_log.h"
 #include "trireme/base/error.h"
@@ -15,7 +16,6 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/checkpoint/finished_run.h"
-#include "trireme/train/signals.h"
 #include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // The results of a step, read one step late, and what is reported about them.
-#include "trireme/train/trainer.h"
+#include "trainer.h"
 
 #include "checkpoint.h"
 #include "collective_check.h"

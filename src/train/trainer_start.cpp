@@ -1,5 +1,5 @@
 // What happens before the first step: shards, optimizer, weights or a checkpoint, warm-up.
-#include "trireme/train/trainer.h"
+#include "trainer.h"
 
 #include "checkpoint.h"
 #include "checkpoint_space.h"

@@ -1,5 +1,5 @@
 // The path of a step.
-#include "trireme/train/trainer.h"
+#include "trainer.h"
 
 #include "checkpoint.h"
 #include "metrics_reader.h"

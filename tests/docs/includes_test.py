@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Modules whose public headers lie in include/trireme/NAME.
-SHARED = {"comm": {"comm", "world"}, "config": {"config", "compose", "config_import"}, "formats": {"formats", "arrow"}, "train": {"train", "tasks"}}
+SHARED = {"comm": {"comm", "world"}, "config": {"config", "compose", "config_import"}, "formats": {"formats", "arrow"}, "train": {"train"}}
 KEYWORDS = {"DIR", "TORCH", "QUICK", "DEPS", "LIBS"}
 
 

@@ -1,7 +1,7 @@
 // Functions for loss spikes, stragglers, and GPUs that must be visible.
+#include "loss_window.h"
 #include "straggler.h"
-#include "trireme/train/device.h"
-#include "trireme/train/loss_window.h"
+#include "trireme/ops/device.h"
 
 #include <gtest/gtest.h>
 

@@ -2,6 +2,7 @@
 #include "trireme/plan/hints.h"
 #include "models/decoder/config.h"
 #include "models/decoder/presets.h"
+#include "task.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"

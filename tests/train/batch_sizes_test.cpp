@@ -1,5 +1,5 @@
 // BatchSizes against Megatron's rule, step by step.
-#include "batch_sizes.h"
+#include "trireme/config/batch_sizes.h"
 #include "run_length.h"
 
 #include <gtest/gtest.h>

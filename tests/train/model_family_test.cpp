@@ -1,5 +1,6 @@
 // The registry of programs: what an entry says is what its program takes, and a program more is an entry more.
 #include "trireme/train/model_family.h"
+#include "run_directory.h"
 #include "task_testing.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -7,7 +8,6 @@
 #include "trireme/config/features.h"
 #include "trireme/config/keys.h"
 #include "trireme/train/command_line.h"
-#include "trireme/train/run_directory.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -3,6 +3,7 @@
 
 #include "models/decoder/config.h"
 #include "models/decoder/presets.h"
+#include "task.h"
 #include "trireme/base/file.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/hdf5/hdf5_rows.h"

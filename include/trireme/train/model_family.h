@@ -3,8 +3,6 @@
 // reads. Everything else follows from the entry; its main() is one line (src/apps/train_llama.cpp).
 
 #include "trireme/config/config.h"
-#include "trireme/train/mlperf_events.h"
-#include "trireme/train/task.h"
 
 #include <functional>
 #include <memory>
@@ -12,6 +10,12 @@
 #include <vector>
 
 namespace trireme {
+
+class MlperfEvents;
+class MlperfLog;
+class PlannedModel;
+class TrainingTask;
+struct RankInfo;
 
 /// Makes the task of a run, given who asks and what the program's configuration takes. No GPU is touched. DataError,
 /// ModelError, ConfigError.
@@ -32,12 +36,5 @@ const ModelFamily& model_family(std::string_view program);
 /// The model of a configuration without a run, for a plan of ranks with a GPU each: data files are not opened and need
 /// not be there.
 std::unique_ptr<PlannedModel> model_to_plan(const Config& config, const ModelFamily& family);
-
-/// Next-token prediction on token rows: decoders, with adapters or without (models/decoder).
-std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, const RankInfo& rank,
-                                                  const ConfigFamily& family);
-/// Masked words and next sentence on packed rows (models/bert).
-std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, const RankInfo& rank,
-                                                  const ConfigFamily& family);
 
 }  // namespace trireme

@@ -9,7 +9,6 @@
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/plan/precision.h"
-#include "trireme/train/model_family.h"
 
 #include <fmt/format.h>
 

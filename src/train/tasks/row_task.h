@@ -3,10 +3,10 @@
 // row is read, how rows are collated on the host, and what of that goes to the device; the order of the rows, reading
 // ahead, the split into passes and evaluation over a rank's share are the same for all.
 
-#include "batch_sizes.h"
 #include "data/stream/stream_loader.h"
 #include "task_base.h"
 #include "trireme/base/log.h"
+#include "trireme/config/batch_sizes.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>

@@ -2,12 +2,12 @@
 // Private to train/: what the tasks of all model families share: who asks, weights before and while they load, reading
 // a step ahead, files' dtypes.
 
+#include "task.h"
 #include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/precision.h"
-#include "trireme/train/task.h"
 
 #include <ATen/ATen.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // Private to train/: what device_cuda.cpp provides where CUDA is compiled in.
 
-#include "trireme/train/device.h"
+#include "trireme/ops/device.h"
 
 namespace trireme::gpu {
 

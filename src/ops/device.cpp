@@ -1,4 +1,4 @@
-#include "trireme/train/device.h"
+#include "trireme/ops/device.h"
 
 #include "device_backend.h"
 #include "trireme/base/cuda_libraries.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Private to train/: how many rows each step of a run has.
+// How many rows each step of a run has.
 
 #include "trireme/config/config.h"
 

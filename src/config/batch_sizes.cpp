@@ -1,4 +1,4 @@
-#include "batch_sizes.h"
+#include "trireme/config/batch_sizes.h"
 
 #include "trireme/base/error.h"
 

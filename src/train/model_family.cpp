@@ -1,6 +1,8 @@
 #include "trireme/train/model_family.h"
 
+#include "mlperf_events.h"
 #include "models/bert/bert.h"
+#include "task.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/precision.h"
 

@@ -1,14 +1,14 @@
 #pragma once
 // --dry-run, and the banner that a real run shares with it.
 
+#include "task.h"
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
+#include "trireme/ops/device.h"
 #include "trireme/plan/plan.h"
 #include "trireme/plan/precision.h"
 #include "trireme/train/command_line.h"
-#include "trireme/train/device.h"
 #include "trireme/train/model_family.h"
-#include "trireme/train/task.h"
 
 #include <string>
 #include <vector>

@@ -2,9 +2,9 @@
 // What the Trainer tells about a run, as the lines of one benchmark's MLPerf log: keys, values and order follow its
 // submissions. Nothing happens when the log is off.
 
+#include "metrics.h"
+#include "mlperf_log.h"
 #include "trireme/config/config.h"
-#include "trireme/train/metrics.h"
-#include "trireme/train/mlperf_log.h"
 
 #include <cstdint>
 #include <memory>

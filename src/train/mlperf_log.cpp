@@ -1,4 +1,4 @@
-#include "trireme/train/mlperf_log.h"
+#include "mlperf_log.h"
 
 #include "line_file.h"
 #include "trireme/base/process.h"

@@ -127,4 +127,11 @@ class TrainingTask : public PlannedModel {
   int64_t rows_per_pass_ = 0;
 };
 
+/// Next-token prediction on token rows: decoders, with adapters or without (models/decoder).
+std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, const RankInfo& rank,
+                                                  const ConfigFamily& family);
+/// Masked words and next sentence on packed rows (models/bert).
+std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, const RankInfo& rank,
+                                                  const ConfigFamily& family);
+
 }  // namespace trireme

@@ -3,18 +3,18 @@
 // StepGuard (loss scale, non-finite numbers, spikes), RunClock (what is due when, step times), MetricsReader (results
 // on their way to the host), StopVote (signals), Checkpoints.
 
+#include "console.h"
+#include "metrics.h"
+#include "mlperf_events.h"
+#include "run_directory.h"
+#include "task.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
 #include "trireme/fsdp/sharded_units.h"
+#include "trireme/ops/device.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/plan/plan.h"
-#include "trireme/train/console.h"
-#include "trireme/train/device.h"
-#include "trireme/train/metrics.h"
-#include "trireme/train/mlperf_events.h"
-#include "trireme/train/run_directory.h"
-#include "trireme/train/task.h"
 
 #include <cstdint>
 #include <exception>

@@ -1,4 +1,4 @@
-#include "trireme/train/mlperf_events.h"
+#include "mlperf_events.h"
 
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
