@@ -16,7 +16,8 @@ struct RuleProblem {
   std::string text;
 };
 
-/// `world_size`: nullopt where the number of ranks is not known.
+/// `world_size`: nullopt where the number of ranks is not known. These rules are what a RankGrid
+/// (comm/rank_grid.h) needs; all other code asks the grid.
 std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& family,
                                      std::optional<int64_t> world_size);
 

@@ -36,14 +36,14 @@ void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& v
 
 }  // namespace
 
-ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device,
+ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, const RankGrid& grid, at::Device device,
                            const ShardingOptions& options)
-    : specs_(std::move(units)), world_(world), device_(device), options_(options) {
-  TRIREME_CHECK(options.shard_size >= 1 && world.size() % options.shard_size == 0, "shard size ", options.shard_size,
-                " does not divide the number of ranks ", world.size());
-  if (options.shard_size > 1) {
-    shard_group_ = world.split(world.rank() / options.shard_size);
-    if (options.shard_size < world.size()) replica_group_ = world.split(world.rank() % options.shard_size);
+    : specs_(std::move(units)), world_(world), grid_(grid), device_(device), options_(options) {
+  TRIREME_CHECK(grid.world.size == world.size() && grid.world.rank == world.rank(), "the grid is that of rank ",
+                grid.world.rank, " of ", grid.world.size);
+  if (grid.shard.size > 1) {
+    shard_group_ = world.split(grid.shard.group);
+    if (grid.replica.size > 1) replica_group_ = world.split(grid.replica.group);
   }
   at::NoGradGuard no_grad;
   trained_fp8_ = trained_in_fp8(specs_, options.trained, options.compute_first, options.compute_last);
@@ -66,7 +66,7 @@ bool ShardedUnits::is_resident(size_t unit) const {
 /// Shards of frozen units never change, so the ranks of one host can read them from each other's memory.
 void ShardedUnits::make_peer_memory() {
   peer_offsets_.assign(specs_.size(), -1);
-  if (options_.shard_size == 1 || !device_.is_cuda()) return;
+  if (grid_.shard.size == 1 || !device_.is_cuda()) return;
   const auto compute_bytes = static_cast<int64_t>(c10::elementSize(options_.compute_dtype));
   int64_t peer_bytes = 0;
   for (size_t u = 0; u < specs_.size(); ++u) {
@@ -76,7 +76,7 @@ void ShardedUnits::make_peer_memory() {
     const bool fp8 = options_.frozen == Recipe::kFp8Frozen && specs_[u].has_linear();
     split_storage(specs_[u], fp8, stored, vectors, indices);
     peer_offsets_[u] = peer_bytes;
-    const int64_t bytes = make_layout(stored, options_.shard_size).shard_numel * (fp8 ? 1 : compute_bytes);
+    const int64_t bytes = make_layout(stored, grid_.shard.size).shard_numel * (fp8 ? 1 : compute_bytes);
     peer_bytes += (bytes + kPeerAlignment - 1) / kPeerAlignment * kPeerAlignment;
   }
   if (peer_bytes == 0) return;
@@ -88,7 +88,7 @@ void ShardedUnits::make_peer_memory() {
 
 std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
   const UnitSpec& spec = specs_[unit];
-  const UnitDivision division = divide_unit(spec, options_.shard_size, options_.policy, is_resident(unit));
+  const UnitDivision division = divide_unit(spec, grid_.shard.size, options_.policy, is_resident(unit));
   auto state = std::make_unique<UnitState>();
   state->gathered = division.weights;
   state->divided = division.state;
@@ -96,9 +96,10 @@ std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
   state->trained_codes = codes_ && trained_fp8_[unit];
   split_storage(spec, state->fp8 || state->trained_codes, state->stored, state->vectors, state->stored_parameters);
   if (state->trained_codes) state->stored = spec;
-  state->layout = make_layout(state->stored, division.any() ? options_.shard_size : 1);
+  const GridSlice slice = grid_.slice_of_unit(division.any());
+  state->layout = make_layout(state->stored, slice.count);
   const UnitLayout& layout = state->layout;
-  state->begin = division.any() ? shard_group_->rank() * layout.shard_numel : 0;
+  state->begin = slice.index * layout.shard_numel;
 
   const at::ScalarType storage = state->fp8 || state->trained_codes ? at::kFloat8_e4m3fn : options_.compute_dtype;
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device_);
@@ -155,7 +156,7 @@ void ShardedUnits::add_trained(size_t unit) {
   trained.name = spec.name;
   trained.master = state.master;
   if (!state.trained_codes) trained.compute = state.shard;
-  trained.copies = state.divided ? world_.size() / options_.shard_size : world_.size();
+  trained.copies = grid_.slice_of_unit(state.divided).copies;
   trained.first_element = trained_elements_ + state.begin;
   trained_elements_ += spec.numel() / UnitLayout::kAlignment * UnitLayout::kAlignment +
                        static_cast<int64_t>(spec.parameters.size() + 1) * UnitLayout::kAlignment;
@@ -298,7 +299,7 @@ ShardedUnits::MemoryUse ShardedUnits::memory_use() const {
 int64_t ShardedUnits::gathered_bytes_per_step_forward() const {
   int64_t bytes = 0;
   for (const auto& state : states_)
-    if (state->gathered) bytes += static_cast<int64_t>(state->shard.nbytes()) * (options_.shard_size - 1);
+    if (state->gathered) bytes += static_cast<int64_t>(state->shard.nbytes()) * (grid_.shard.size - 1);
   return bytes;
 }
 

@@ -73,16 +73,13 @@ void ShardedUnits::write_shared(const UnitSpec& spec, const UnitLayout& layout, 
 
 /// Groups of this host's ranks. A group of one rank is left null.
 void ShardedUnits::join_readers() {
-  if (options_.readers_per_host.empty()) return;
-  int host = 0;
-  for (int next = 0; next + options_.readers_per_host.at(static_cast<size_t>(host)) <= world_.rank(); ++host)
-    next += options_.readers_per_host[static_cast<size_t>(host)];
-  host_readers_ = world_.split(host);
-  if (options_.shard_size > 1) {
-    shard_readers_ = world_.split(host * options_.shard_size + world_.rank() % options_.shard_size);
-    if (shard_readers_->size() == 1) shard_readers_.reset();
+  if (!options_.read_per_host) return;
+  host_readers_ = world_.split(grid_.host.group);
+  if (grid_.shard.size > 1) {
+    shard_readers_ = world_.split(grid_.host_slice.group);
+    if (grid_.host_slice.size == 1) shard_readers_.reset();
   }
-  if (host_readers_->size() == 1) host_readers_.reset();
+  if (grid_.host.size == 1) host_readers_.reset();
 }
 
 void ShardedUnits::fill_fp8(int unit, const Writer& write, const std::function<void()>& settle) {

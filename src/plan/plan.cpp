@@ -2,6 +2,7 @@
 
 #include "plan_routes.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/rank_grid.h"
 #include "trireme/fsdp/layout.h"
 
 #include <algorithm>
@@ -130,7 +131,7 @@ void count_gradients(const PlanInput& input, const Storage& storage, int passes,
   plan.reduced_per_step = static_cast<int64_t>(others * static_cast<double>(storage.whole_elements) *
                                                static_cast<double>(input.gradient_bytes)) *
                           (each ? passes : 1);
-  const double replicas = std::max(1, input.world_size / std::max(1, plan.state_shards()));
+  const double replicas = RankGrid(0, {.world = input.world_size, .shard = plan.state_shards()}).replica.size;
   plan.replica_reduced_per_step =
       static_cast<int64_t>(2.0 * (1.0 - 1.0 / replicas) * static_cast<double>(storage.shard_elements) *
                            static_cast<double>(input.gradient_bytes));
@@ -206,7 +207,7 @@ StepCost cost_of(const PlanInput& input, const Storage& storage, const Choice& c
   const double reduced = static_cast<double>(plan.reduced_per_step) * byte / (each ? passes : 1.0);
   if (input.world_size > plan.state_shards()) {
     // Replicas: an all-reduce of this rank's part moves it twice.
-    const int replicas = input.world_size / plan.state_shards();
+    const int replicas = RankGrid(0, {.world = input.world_size, .shard = plan.state_shards()}).replica.size;
     // The ranks of a host that have the same part: all of it with an undivided state, one each where a host is a group.
     const Route copies = route(times, replicas, std::max(1, per_host / plan.state_shards()));
     const double all_reduce = static_cast<double>(plan.replica_reduced_per_step) * copies.byte;

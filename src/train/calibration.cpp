@@ -2,6 +2,7 @@
 
 #include "trireme/base/plural.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/rank_grid.h"
 #include "trireme/ops/attention.h"
 #include "trireme/ops/device.h"
 #include "trireme/ops/dispatch.h"
@@ -215,7 +216,7 @@ class Calibrator {
                     : "link_bytes and interference were not measured: hosts have different numbers of ranks");
       return;
     }
-    const auto host = comm_.split(comm_.rank() / most);
+    const auto host = comm_.split(RankGrid(comm_.rank(), {.world = comm_.size(), .shard = most}).shard.group);
     auto [whole, part] = unit(*host);
     set("link_bytes", &MachineRates::link_bytes, collective_rate(*host, whole, part));
     at::Tensor small = at::zeros({1024}, whole.options());
@@ -255,7 +256,7 @@ class Calibrator {
     const int per_host = topology.largest_group();
     if (topology.hosts() == 1 || comm_.size() != per_host * topology.hosts()) return;
     // A rank of each host, all groups at once: each through its own adapter.
-    const auto across = comm_.split(comm_.rank() % per_host);
+    const auto across = comm_.split(RankGrid(comm_.rank(), {.world = comm_.size(), .shard = per_host}).replica.group);
     auto [whole, part] = unit(*across);
     set("network_bytes", &MachineRates::network_bytes, collective_rate(*across, whole, part));
   }

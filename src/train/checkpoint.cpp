@@ -37,11 +37,10 @@ Checkpoints::Checkpoints(std::filesystem::path directory, Communicator& comm, co
       event_(std::move(event)) {
   for (const UnitSpec& unit : units_) {
     if (!unit.trained) continue;
-    const bool sharded = options_.shard_size > 1 && !unit.replicated;
-    const int shards = sharded ? options_.shard_size : 1;
-    const UnitLayout layout = make_layout(unit, shards);
-    placements_[unit.name] = {layout.shard_numel * (comm.rank() % shards), make_layout(unit, 1).numel,
-                              layout.shard_numel, comm.rank() / shards, comm.size() / shards};
+    const GridSlice slice = options_.grid.slice_of_unit(!unit.replicated);
+    const UnitLayout layout = make_layout(unit, slice.count);
+    placements_[unit.name] = {layout.shard_numel * slice.index, make_layout(unit, 1).numel, layout.shard_numel,
+                              slice.copy, slice.copies};
   }
 }
 

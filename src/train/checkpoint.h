@@ -8,6 +8,7 @@
 
 #include "checkpoint_writer.h"
 #include "trireme/comm/communicator.h"
+#include "trireme/comm/rank_grid.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/nn/unit.h"
@@ -38,7 +39,7 @@ struct LoopState {
 };
 
 struct CheckpointOptions {
-  int shard_size = 1;
+  RankGrid grid;  // with shard groups as the trained state is divided
   int64_t keep_last = 2;
   std::string run_id, config, config_hash, compute_dtype;
   int64_t seed = 0, tokens_per_sample = 1;

@@ -44,8 +44,8 @@ void Checkpoints::commit(const std::vector<std::string>& descriptions) {
   manifest.samples = options_.samples_after(step);
   manifest.tokens = manifest.samples * options_.tokens_per_sample;
   manifest.evaluations = loop_.evaluations;
-  manifest.world_size = comm_.size();
-  manifest.shard_size = options_.shard_size;
+  manifest.world_size = options_.grid.world.size;
+  manifest.shard_size = options_.grid.shard.size;
   manifest.compute_dtype = options_.compute_dtype;
   manifest.config = options_.config;
   manifest.config_hash = options_.config_hash;

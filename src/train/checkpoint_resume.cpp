@@ -187,8 +187,8 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
   mine.clear();
   try {
     std::vector<std::string> differences;
-    for (size_t f = static_cast<size_t>(comm_.rank()); f < manifest.files.size();
-         f += static_cast<size_t>(comm_.size()))
+    for (size_t f = static_cast<size_t>(options_.grid.world.rank); f < manifest.files.size();
+         f += static_cast<size_t>(options_.grid.world.size))
       for (std::string& difference : check_checkpoint_hashes(directory, manifest, f))
         differences.push_back(std::move(difference));
     mine = summarise_differences(differences);
@@ -213,7 +213,7 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
   log_info(fmt::format("resuming after step {} from {}: {} checked and loaded in {} ({}/s){}", loop.completed_steps,
                        directory.filename().string(), format_bytes(static_cast<double>(bytes)),
                        format_duration(seconds), format_bytes(static_cast<double>(bytes) / seconds),
-                       world == comm_.size() && shards == options_.shard_size
+                       world == options_.grid.world.size && shards == options_.grid.shard.size
                            ? ""
                            : fmt::format("; it was written by {} ranks with shard size {}", world, shards)));
   return loop;

@@ -113,7 +113,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
   const auto task = family.make_task(
-      config, {.rank = 0, .world_size = ranks, .compute_dtype = dtype, .planned_for_gpus = gpu}, family.config);
+      config, {.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu}, family.config);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
   if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
   PlanQuestion question{config, *task, ranks, gpu, 0};

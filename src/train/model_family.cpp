@@ -65,7 +65,7 @@ const ModelFamily& model_family(std::string_view program) {
 
 std::unique_ptr<PlannedModel> model_to_plan(const Config& config, const ModelFamily& family) {
   const at::ScalarType dtype = compute_dtype(config, /*use_gpu=*/true);
-  return family.make_task(config, {0, 1, at::kCPU, dtype, /*plan_only=*/true}, family.config);
+  return family.make_task(config, {RankGrid(), at::kCPU, dtype, /*plan_only=*/true}, family.config);
 }
 
 }  // namespace trireme

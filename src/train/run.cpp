@@ -86,12 +86,12 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
       if (comm.rank() == 0) fill_index_caches(config);
     });
   }
+  const RankGrid rows(comm.rank(), {.world = comm.size(), .ranks_per_host = world.topology().ranks_per_host});
   std::unique_ptr<TrainingTask> task;
-  collective_check(
-      comm, [&] { task = family.make_task(config, {comm.rank(), comm.size(), world.device(), dtype}, family.config); });
+  collective_check(comm, [&] { task = family.make_task(config, {rows, world.device(), dtype}, family.config); });
   const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf, config);
   events->configuration(config, {task->facts().train_samples, task->facts().eval_samples,
-                                 config.batch.global_batch_size / comm.size() / config.batch.micro_batch_size,
+                                 config.batch.global_batch_size / rows.data.size / config.batch.micro_batch_size,
                                  world.topology().hosts(), weight_names(*task)});
   // Where everything is trained a checkpoint replaces every weight: the base model need not be there any more.
   const bool needs_base = config.lora || !directory.has_checkpoints();
@@ -116,8 +116,8 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
     task->prefetch(0);
     scan = std::make_unique<RowScan>(task->row_sets(),
                                      RowScanOptions{.threads = scan_threads(world.launch().local_world_size),
-                                                    .part = comm.rank(),
-                                                    .parts = comm.size(),
+                                                    .part = rows.world.rank,
+                                                    .parts = rows.world.size,
                                                     .seconds = kLongestScan});
   }
   const auto loaded = [&] {
@@ -126,7 +126,8 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   watch_out_of_memory(world.device(), directory.path() / "profile", comm.rank());
   for (const std::string& text : run_banner(config, *task, plan, device, world)) log_info(text);
   try {
-    Trainer trainer(config, world, *task, plan, dtype, device, directory, *events, loaded);
+    Trainer trainer(config, world, *task, plan, dtype, device, directory, *events,
+                    rows.with_shard_size(plan.shard_size), loaded);
     return trainer.run();
   } catch (const Error&) {
     throw;

@@ -54,7 +54,7 @@ Config resolve_epochs(const Config& config, const ModelFamily& family, int ranks
     refuse("is a stream of documents");
   Config one_step = config;
   one_step.train.max_steps = 1;
-  const auto task = family.make_task(one_step, {0, ranks, at::kCPU, at::kFloat}, family.config);
+  const auto task = family.make_task(one_step, {RankGrid(0, {.world = ranks}), at::kCPU, at::kFloat}, family.config);
   const int64_t train_rows = task->facts().train_rows;
   const double rows = rows_of_epochs(*config.train.epochs, train_rows);
   if (!(rows < 0x1p62)) refuse(fmt::format("has {} rows, too many to count", train_rows));

@@ -46,7 +46,8 @@ class Trainer {
  public:
   /// `loaded` is called on every rank when the weights are there, before the first step; it may throw.
   Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan, at::ScalarType compute_dtype,
-          const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf, std::function<void()> loaded);
+          const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf, const RankGrid& grid,
+          std::function<void()> loaded);
   ~Trainer();
 
   /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or after a signal kStopped with the state saved
@@ -157,6 +158,7 @@ class Trainer {
   const Config& config_;
   World& world_;
   Communicator& comm_;
+  RankGrid grid_;
   TrainingTask& task_;
   MemoryPlan plan_;
   at::ScalarType compute_dtype_;

@@ -62,7 +62,7 @@ TrainMetrics Trainer::metrics_of(const StepRecord& record, double seconds) const
   metrics.memory_gib =
       static_cast<double>(peak_memory(world_.device()) + units_->memory_outside_allocator()) / (1 << 30);
   if (device_info_.peak_flops)
-    metrics.mfu = task_.flops_per_sample() * (rows / seconds) / (*device_info_.peak_flops * comm_.size());
+    metrics.mfu = task_.flops_per_sample() * (rows / seconds) / (*device_info_.peak_flops * grid_.world.size);
   return metrics;
 }
 

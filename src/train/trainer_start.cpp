@@ -38,9 +38,9 @@ namespace {
 
 /// What a checkpoint says about its run; the inputs' fingerprints only where they are needed, on rank 0.
 CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& directory, const MemoryPlan& plan,
-                                     at::ScalarType dtype, bool fingerprints) {
+                                     const RankGrid& grid, at::ScalarType dtype, bool fingerprints) {
   CheckpointOptions options;
-  options.shard_size = plan.state_shards();
+  options.grid = grid.with_shard_size(plan.state_shards());
   options.keep_last = config.output.keep_last;
   options.run_id = directory.run_id();
   options.config = print_config(config);
@@ -62,10 +62,11 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
 
 Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const MemoryPlan& plan,
                  at::ScalarType compute_dtype, const DeviceInfo& device, RunDirectory& directory, MlperfEvents& mlperf,
-                 std::function<void()> loaded)
+                 const RankGrid& grid, std::function<void()> loaded)
     : config_(config),
       world_(world),
       comm_(world.communicator()),
+      grid_(grid),
       task_(task),
       plan_(plan),
       compute_dtype_(compute_dtype),
@@ -76,12 +77,11 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   const at::Device target = world.device();
   stop_vote_ = std::make_unique<StopVote>(comm_, target);
   units_ = std::make_unique<ShardedUnits>(
-      task.units(), comm_, target,
-      ShardingOptions{compute_dtype, plan.shard_size, plan.resident, frozen_recipe(config),
-                      trained_recipe(config, task.facts().automatic_fp8),
-                      config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy,
-                      config.precision.fp8_skip_first, config.precision.fp8_skip_last,
-                      config.model.read == "per_host" ? world.topology().ranks_per_host : std::vector<int>{}});
+      task.units(), comm_, grid_, target,
+      ShardingOptions{
+          compute_dtype, plan.resident, frozen_recipe(config), trained_recipe(config, task.facts().automatic_fp8),
+          config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy,
+          config.precision.fp8_skip_first, config.precision.fp8_skip_last, config.model.read == "per_host"});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto event = [this](const std::string& json_object) { write_event(json_object); };
@@ -93,7 +93,7 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
   if (clips_locally()) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
   checkpoints_ = std::make_unique<Checkpoints>(
       directory.checkpoints(), comm_, units_->units(),
-      checkpoint_options(config, directory, plan, compute_dtype, comm_.rank() == 0), event);
+      checkpoint_options(config, directory, plan, grid_, compute_dtype, comm_.rank() == 0), event);
 }
 
 Trainer::~Trainer() = default;
@@ -130,7 +130,7 @@ void Trainer::start() {
   if (comm_.rank() == 0 && config_.logging.style.starts_with("fms"))
     fms_report_ = std::make_unique<FmsReport>(
         config_.logging.style == "fms_2024",
-        static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / comm_.size(), comm_.size(),
+        static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / grid_.world.size, comm_.size(),
         steady_seconds());
   start_block();
   profiler_ = Profiler::make(config_, world_, directory_.path() / "profile", progress_.completed);
@@ -147,7 +147,7 @@ void Trainer::load_or_resume() {
   collective_check(comm_, [&] {
     if (comm_.rank() == 0)
       warning = check_checkpoint_space(config_, directory_.checkpoints(), directory_.run_id(),
-                                       checkpoint_bytes(units_->units(), comm_.size()));
+                                       checkpoint_bytes(units_->units(), grid_.world.size));
   });
   if (!warning.empty()) log_warn(warning);
   if (periodic) checkpoints_->prepare(state());

@@ -139,7 +139,7 @@ bool Trainer::clips_locally() const {
 
 at::Tensor Trainer::local_clip(const at::Tensor& square) const {
   // A rank's part of the loss is its mean divided by the number of ranks; what is clipped is the norm of its own mean.
-  const at::Tensor norm = square.sqrt() * (task_.nominal_denominator() * comm_.size()) / guard_->loss_scale();
+  const at::Tensor norm = square.sqrt() * (task_.nominal_denominator() * grid_.world.size) / guard_->loss_scale();
   const at::Tensor factor = (config_.optimizer.grad_clip / (norm + 1e-6)).clamp_max(1.0);
   return at::where(factor.isfinite(), factor, 1.0).to(at::kFloat);
 }

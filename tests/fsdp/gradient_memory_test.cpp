@@ -106,7 +106,7 @@ TEST_P(GradientMemory, BoundedByTheReductionsUnderWay) {
   const auto [shard_size, policy] = GetParam();
   Communicator& comm = test_world().communicator();
   if (comm.size() % shard_size != 0 || shard_size < 2) return;
-  ShardedUnits units(make_units(), comm, at::kCPU, {.shard_size = shard_size, .policy = policy});
+  ShardedUnits units(make_units(), comm, test_grid(shard_size), at::kCPU, {.policy = policy});
   units.initialise(3, false);
   const int64_t numel = make_layout(make_units()[0], shard_size).numel;
   CountingAllocator allocator(static_cast<size_t>(numel) * sizeof(float));

@@ -96,9 +96,9 @@ struct Case {
 /// `stepped` is called after each step.
 std::map<std::string, at::Tensor> train(Communicator& group, const Case& test, int steps, std::vector<double>* norms,
                                         const std::function<void()>& stepped = {}) {
-  ShardedUnits units(
-      make_units(test.trained, test.with_adapter), group, at::kCPU,
-      {.shard_size = test.shard_size, .resident = {}, .reduce_dtype = test.reduce_dtype, .policy = test.policy});
+  ShardedUnits units(make_units(test.trained, test.with_adapter), group,
+                     RankGrid(group.rank(), {.world = group.size(), .shard = test.shard_size}), at::kCPU,
+                     {.resident = {}, .reduce_dtype = test.reduce_dtype, .policy = test.policy});
   units.initialise(7, false);
   OptimizerSection options;
   options.lr = 1e-2;
@@ -179,7 +179,7 @@ TEST(ShardedUnits, RandomWeightsDoNotDependOnTheSharding) {
   std::map<std::string, at::Tensor> first;
   for (const int shard_size : {1, 2, 4}) {
     if (comm().size() % shard_size != 0) continue;
-    ShardedUnits units(make_units(false, true), comm(), at::kCPU, {at::kFloat, shard_size, {}});
+    ShardedUnits units(make_units(false, true), comm(), test_grid(shard_size), at::kCPU, {});
     units.initialise(3, false);
     std::map<std::string, at::Tensor> weights;
     units.export_tensors(
@@ -193,7 +193,7 @@ TEST(ShardedUnits, RandomWeightsDoNotDependOnTheSharding) {
 
 TEST(ShardedUnits, AShardedUnitHasMemoryOnlyWhileItIsUsed) {
   if (comm().size() < 2) return;
-  ShardedUnits units(make_units(false, false), comm(), at::kCPU, {at::kFloat, comm().size(), {}});
+  ShardedUnits units(make_units(false, false), comm(), test_grid(comm().size()), at::kCPU, {});
   units.initialise(5, false);
   const auto memory = [&](int unit) { return units.parameters(unit)[0].storage().data(); };
   EXPECT_EQ(memory(2), nullptr);
@@ -214,13 +214,13 @@ TEST(ShardedUnits, AShardedUnitHasMemoryOnlyWhileItIsUsed) {
 
 TEST(ShardedUnits, ResidentUnitsNeedNoGather) {
   std::vector<bool> resident(kBlocks, true);
-  ShardedUnits units(make_units(false, false), comm(), at::kCPU, {at::kFloat, comm().size(), resident});
+  ShardedUnits units(make_units(false, false), comm(), test_grid(comm().size()), at::kCPU, {at::kFloat, resident});
   EXPECT_EQ(units.gathered_bytes_per_step_forward(), 0);
   EXPECT_EQ(units.memory_use().gather_slots, 0);
 }
 
 TEST(ShardedUnits, AMissingGradientIsAnErrorNotASilentZero) {
-  ShardedUnits units(make_units(true, false), comm(), at::kCPU, {at::kFloat, 1, {}});
+  ShardedUnits units(make_units(true, false), comm(), test_grid(), at::kCPU, {});
   units.initialise(1, false);
   units.begin_micro_batch(true);
   EXPECT_THROW(units.finish_backward(), InternalError);
@@ -258,11 +258,10 @@ class MemoryWeights final : public WeightSource {
   std::map<std::string, at::Tensor> tensors_;
 };
 
-ShardingOptions reading(int shard_size, ShardPolicy policy, std::vector<int> hosts) {
+ShardingOptions reading(ShardPolicy policy, bool per_host) {
   ShardingOptions options;
-  options.shard_size = shard_size;
   options.policy = policy;
-  options.readers_per_host = std::move(hosts);
+  options.read_per_host = per_host;
   return options;
 }
 
@@ -281,8 +280,8 @@ TEST(Load, PerHostReadsEachElementOncePerHostAndGivesTheSameBits) {
                                    static_cast<int>(policy), hosts.size()));
           const auto specs = make_units(trained, false);
           const MemoryWeights source(specs);
-          ShardedUnits each(specs, comm(), at::kCPU, reading(shard_size, policy, {}));
-          ShardedUnits once(specs, comm(), at::kCPU, reading(shard_size, policy, hosts));
+          ShardedUnits each(specs, comm(), test_grid(shard_size), at::kCPU, reading(policy, false));
+          ShardedUnits once(specs, comm(), test_grid(shard_size, hosts), at::kCPU, reading(policy, true));
           each.load(source, 2);
           once.load(source, 2);
           int64_t total = 0;
@@ -316,7 +315,7 @@ TEST(Load, ARankThatCannotReadEndsAfterTheCollectivesOfTheOthers) {
   const MemoryWeights source(specs, last ? "block.1.bias" : "");
   for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2) {
     // Parts of a block's bias may be read by other ranks only: one of a unit's several tensors is read by all.
-    ShardedUnits units(specs, comm(), at::kCPU, reading(shard_size, ShardPolicy::kOptimizer, {comm().size()}));
+    ShardedUnits units(specs, comm(), test_grid(shard_size), at::kCPU, reading(ShardPolicy::kOptimizer, true));
     std::string problem;
     try {
       units.load(source, 2);
@@ -337,9 +336,9 @@ TEST(Load, AFrozenMatrixWithANaNIsRefusedByAllRanksWhicheverHoldsIt) {
         SCOPED_TRACE(fmt::format("shard size {}, element {}, {}", shard_size, element, value));
         MemoryWeights source(specs);
         source.set("block.2.gate", element, value);
-        ShardingOptions options = reading(shard_size, ShardPolicy::kFull, {});
+        ShardingOptions options = reading(ShardPolicy::kFull, false);
         options.frozen = Recipe::kFp8Frozen;
-        ShardedUnits units(specs, comm(), at::kCPU, options);
+        ShardedUnits units(specs, comm(), test_grid(shard_size), at::kCPU, options);
         std::string problem;
         try {
           units.load(source, 2);

@@ -124,12 +124,9 @@ class UnitCodes : public ::testing::TestWithParam<Case> {
   /// Trains three steps, of which the second is skipped, and calls `check` before the first and after each.
   static void train(at::Device device, const std::function<void(ShardedUnits&, bool divided)>& check) {
     const Case& test = GetParam();
-    ShardedUnits units(make_units(), comm(), device,
-                       {.compute_dtype = test.dtype,
-                        .shard_size = test.shard_size,
-                        .trained = test.recipe,
-                        .reduce_dtype = at::kFloat,
-                        .policy = test.policy});
+    ShardedUnits units(
+        make_units(), comm(), test_grid(test.shard_size), device,
+        {.compute_dtype = test.dtype, .trained = test.recipe, .reduce_dtype = at::kFloat, .policy = test.policy});
     const bool divided = test.shard_size > 1 && test.policy != ShardPolicy::kNone;
     units.initialise(5, false);
     check(units, divided);
@@ -189,7 +186,7 @@ TEST(UnitCodesStore, ForwardAndBackwardEqualThoseThatQuantiseInEachPass) {
   for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2)
     for (const Recipe recipe : {Recipe::kFp8Tensorwise, Recipe::kFp8Rowwise}) {
       SCOPED_TRACE(fmt::format("shard size {}, recipe {}", shard_size, static_cast<int>(recipe)));
-      ShardedUnits units(make_units(), comm(), at::kCPU, {.shard_size = shard_size, .trained = recipe});
+      ShardedUnits units(make_units(), comm(), test_grid(shard_size), at::kCPU, {.trained = recipe});
       units.initialise(5, false);
       const auto group = comm().split(comm().rank() / shard_size);
       std::vector<std::vector<at::Tensor>> tensors;
@@ -234,13 +231,14 @@ TEST(UnitCodesStore, ForwardAndBackwardEqualThoseThatQuantiseInEachPass) {
 }
 
 TEST(UnitCodesStore, DelayedScalingKeepsItsComputeCopy) {
-  ShardedUnits units(make_units(), comm(), at::kCPU, {.compute_dtype = at::kBFloat16, .trained = Recipe::kFp8Delayed});
+  ShardedUnits units(make_units(), comm(), test_grid(), at::kCPU,
+                     {.compute_dtype = at::kBFloat16, .trained = Recipe::kFp8Delayed});
   for (const TrainedShard& shard : units.trained()) EXPECT_TRUE(shard.compute.defined()) << shard.name;
 }
 
 TEST(UnitCodesStore, BlocksInTheComputeDtypeKeepTheirCopies) {
   ShardedUnits units(
-      make_units(), comm(), at::kCPU,
+      make_units(), comm(), test_grid(), at::kCPU,
       {.compute_dtype = at::kBFloat16, .trained = Recipe::kFp8Rowwise, .compute_first = 1, .compute_last = 1});
   units.initialise(5, false);
   std::vector<bool> copies;

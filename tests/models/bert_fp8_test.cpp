@@ -78,7 +78,7 @@ struct Outcome {
 Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool fp8, int steps) {
   const BertModel model(config_of(shape), 16);
   Communicator& comm = test_world().communicator();
-  ShardedUnits units(model.units(), comm, device,
+  ShardedUnits units(model.units(), comm, test_grid(), device,
                      {.compute_dtype = dtype, .trained = fp8 ? Recipe::kFp8Delayed : Recipe::kCompute});
   units.initialise(17, /*only_replicated=*/false);
   const BertBatch batch = batch_of(shape, device);

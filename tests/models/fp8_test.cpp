@@ -61,7 +61,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, Recip
     for (ParameterSpec& parameter : unit.parameters)
       if (parameter.name == "o_proj" || parameter.name == "down_proj")
         parameter.init_scale /= std::sqrt(2.0 * static_cast<double>(shape.layers));
-  ShardedUnits units(specs, comm, device,
+  ShardedUnits units(specs, comm, test_grid(), device,
                      {.compute_dtype = dtype,
                       .frozen = adapters ? recipe : Recipe::kCompute,
                       .trained = adapters ? Recipe::kCompute : recipe,

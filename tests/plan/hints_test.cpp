@@ -108,7 +108,8 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
   for (const Case& c : kCases) {
     const auto file = write(c);
     const Config config = load_config(file, c.settings, kLlama.config, c.ranks);
-    const auto task = kLlama.make_task(config, {0, c.ranks, at::kCPU, at::kBFloat16}, kLlama.config);
+    const auto task =
+        kLlama.make_task(config, {RankGrid(0, {.world = c.ranks}), at::kCPU, at::kBFloat16}, kLlama.config);
     const auto memory = static_cast<int64_t>(c.memory_gib * (1 << 30));
     std::string message;
     try {
@@ -142,7 +143,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
 TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
   const Case& c = kCases[1];
   const Config config = load_config(write(c), c.settings, kLlama.config, c.ranks);
-  const auto task = kLlama.make_task(config, {0, c.ranks, at::kCPU, at::kBFloat16}, kLlama.config);
+  const auto task = kLlama.make_task(config, {RankGrid(0, {.world = c.ranks}), at::kCPU, at::kBFloat16}, kLlama.config);
   try {
     (void)plan_run({config, *task, c.ranks, /*gpu=*/true, int64_t{80} << 30});
     FAIL() << "fits";
@@ -171,7 +172,7 @@ TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
     return load_config(file, settings, kLlama.config, 1);
   };
   const Config plain = with({}), fp8 = with({"precision.linear=fp8", "precision.fp8_recipe=delayed"});
-  const auto task = kLlama.make_task(plain, {0, 1, at::kCPU, at::kBFloat16}, kLlama.config);
+  const auto task = kLlama.make_task(plain, {RankGrid(), at::kCPU, at::kBFloat16}, kLlama.config);
   const auto all = [&](const Config& config) {
     std::string text;
     for (const PlanHint& hint : plan_hints({config, *task, 1, /*gpu=*/true, int64_t{4} << 30}))
@@ -188,7 +189,7 @@ TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
 TEST_F(Hints, ALongRowIsSaidToBeOnOneRank) {
   const Case c = {"llama2-7b", 1, 80, 262144, {kLora}};
   const Config config = load_config(write(c), c.settings, kLlama.config, 1);
-  const auto task = kLlama.make_task(config, {0, 1, at::kCPU, at::kBFloat16}, kLlama.config);
+  const auto task = kLlama.make_task(config, {RankGrid(), at::kCPU, at::kBFloat16}, kLlama.config);
   EXPECT_NE(refusal(config, *task, c.memory_gib).find("a row of 262144 tokens is on one rank"), std::string::npos)
       << refusal(config, *task, c.memory_gib);
 }
@@ -202,7 +203,7 @@ TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {
       std::vector<std::string> settings = c.settings;
       settings.insert(settings.end(), {linear, "optimizer.moments=bf16"});
       const Config config = load_config(file, settings, kLlama.config, 1);
-      const auto task = kLlama.make_task(config, {0, 1, at::kCPU, at::kBFloat16}, kLlama.config);
+      const auto task = kLlama.make_task(config, {RankGrid(), at::kCPU, at::kBFloat16}, kLlama.config);
       const PlanInput input = plan_input({config, *task, 1, /*gpu=*/true, static_cast<int64_t>(gib * (1 << 30))});
       for (const auto& plan : {find_plan(input), std::optional(least_plan(input))}) {
         if (!plan) continue;

@@ -112,6 +112,7 @@ class SaveTest : public testing::Test {
   }
   Checkpoints checkpoints(Communicator& comm) {
     CheckpointOptions options;
+    options.grid = RankGrid(comm.rank(), {.world = comm.size()});
     options.run_id = "0123456789abcdef";
     options.samples_after = [](int64_t steps) { return 4 * steps; };
     return {directory_ / "checkpoints", comm, units_, options, [this](const std::string& event) { events_ += event; }};

@@ -4,6 +4,7 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/launch.h"
+#include "trireme/comm/rank_grid.h"
 #include "trireme/fsdp/sharded_units.h"
 
 #include <cmath>
@@ -46,10 +47,10 @@ EvalSums evaluate_on(const char* program, const Config& config, int ranks, int r
   EvalSums all;
   for (int rank = 0; rank < ranks; ++rank) {
     const ModelFamily& family = model_family(program);
-    const auto task = family.make_task(config, {rank, ranks, at::kCPU, at::kFloat}, family.config);
+    const auto task = family.make_task(config, {RankGrid(rank, {.world = ranks}), at::kCPU, at::kFloat}, family.config);
     task->set_rows_per_pass(rows_per_pass);
     const auto world = World::join(Launch{}, /*use_gpu=*/false, nullptr);
-    ShardedUnits units(task->units(), world->communicator(), at::kCPU, {});
+    ShardedUnits units(task->units(), world->communicator(), RankGrid(), at::kCPU, {});
     task->load_weights(units);
     int64_t done_passes = 0;
     const EvalSums sums = task->evaluate(units, [&](int64_t, int64_t total) { done_passes = total; });
@@ -97,7 +98,7 @@ TEST_F(Task, SharesTheGlobalBatchInTheRunsOrder) {
   write_decoder();
   const Config config = load({}, {"data.shuffle=false"});
   for (int rank = 0; rank < 2; ++rank) {
-    const auto task = make("train_llama", config, {rank, 2, at::kCPU, at::kFloat});
+    const auto task = make("train_llama", config, {RankGrid(rank, {.world = 2}), at::kCPU, at::kFloat});
     task->set_rows_per_pass(3);
     const StepBatch batch = task->batch(1);
     EXPECT_EQ(batch.samples, 4);
@@ -111,7 +112,7 @@ TEST_F(Task, SharesAGrowingBatchWithoutGapsOrRepeats) {
   // Steps of 4, 4, 6, 6 and 8 rows.
   const Config config = load({}, {"data.shuffle=false", "batch.rampup=[4, 2, 16]", "batch.micro_batch_size=1"});
   for (int rank = 0; rank < 2; ++rank) {
-    const auto task = make("train_llama", config, {rank, 2, at::kCPU, at::kFloat});
+    const auto task = make("train_llama", config, {RankGrid(rank, {.world = 2}), at::kCPU, at::kFloat});
     task->set_rows_per_pass(1);
     for (const auto& [step, rows] : {std::pair(0, 2), {1, 2}, {2, 3}, {3, 3}, {4, 4}}) {
       const StepBatch batch = task->batch(step);

@@ -1,11 +1,11 @@
 #pragma once
 // The weights of a model sharded over ranks: the store behind enter_unit()/leave_unit().
 //
-// A unit's flat buffer is divided evenly among its shard group (shard_size consecutive ranks); the groups hold replicas
-// of each other (HSDP). For each use of a sharded unit the store gathers it into one of a few slots. While a unit
-// computes, the store starts the gathers of the next units (forward: ascending, backward: descending). Frozen shards
-// are read from the memory of ranks on the same host (PeerMemory); others go through the communicator. A slot keeps its
-// unit until another unit needs the slot, so the last unit of forward is still gathered when backward starts.
+// A unit's flat buffer is divided evenly among its shard group (RankGrid::shard); the groups hold replicas of each
+// other (HSDP). For each use of a sharded unit the store gathers it into one of a few slots. While a unit computes, the
+// store starts the gathers of the next units (forward: ascending, backward: descending). Frozen shards are read from
+// the memory of ranks on the same host (PeerMemory); others go through the communicator. A slot keeps its unit until
+// another unit needs the slot, so the last unit of forward is still gathered when backward starts.
 //
 //   frozen unit    shard in the storage dtype; with Recipe::kFp8Frozen its matrices in E4M3, with one scale each that
 //                  is computed during loading
@@ -23,6 +23,7 @@
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
+#include "trireme/comm/rank_grid.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/fsdp/policy.h"
@@ -39,21 +40,20 @@ namespace trireme {
 
 struct ShardingOptions {
   at::ScalarType compute_dtype = at::kFloat;
-  int shard_size = 1;  // ranks over which a unit is sharded; divides the number of ranks
-  /// Per unit: stays whole although shard_size > 1 (from the plan). Empty: none. For frozen units only.
+  /// Per unit: stays whole although the shard group has several ranks (from the plan). Empty: none. For frozen units
+  /// only.
   std::vector<bool> resident{};
   /// Recipe of the matrices of linear layers of frozen units (kCompute, or kFp8Frozen: stored in FP8) and of trained
   /// units (kCompute, or an FP8 recipe; the scales of kFp8Delayed are part of this store).
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
   /// Dtype in which gradients are summed over ranks.
   at::ScalarType reduce_dtype = at::kFloat;
-  ShardPolicy policy = ShardPolicy::kFull;  // of trained units, where shard_size > 1
+  ShardPolicy policy = ShardPolicy::kFull;  // of trained units, where the shard group has several ranks
   /// Of the trained units with matrices of linear layers, so many first and last ones stay at kCompute.
   int64_t compute_first = 0, compute_last = 0;
-  /// Ranks of each host, hosts in rank order. load() then reads each element from the files once per host: ranks of a
-  /// host that hold the same elements read a share each and send it to the others. Empty: each rank reads all of its
-  /// elements.
-  std::vector<int> readers_per_host{};
+  /// load() reads each element from the files once per host: ranks of a host that hold the same elements read a share
+  /// each and send it to the others. false: each rank reads all of its elements.
+  bool read_per_host = false;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -62,7 +62,8 @@ void check_weights(const std::vector<UnitSpec>& units, const WeightSource& sourc
 
 class ShardedUnits : public UnitStore {
  public:
-  ShardedUnits(std::vector<UnitSpec> units, Communicator& world, at::Device device, const ShardingOptions& options);
+  ShardedUnits(std::vector<UnitSpec> units, Communicator& world, const RankGrid& grid, at::Device device,
+               const ShardingOptions& options);
   ~ShardedUnits() override;
 
   /// Reads this rank's elements of the checkpoint tensors of all units but replicated ones; check_weights() has
@@ -201,10 +202,11 @@ class ShardedUnits : public UnitStore {
   std::function<void(const ParameterSpec&, at::Tensor&)> observer_;
   std::vector<UnitSpec> specs_;
   Communicator& world_;
+  RankGrid grid_;
   at::Device device_;
   ShardingOptions options_;
   std::unique_ptr<Communicator> shard_group_, replica_group_;
-  /// During load() with readers_per_host: the ranks of this host, and those of them with the same place in their shard
+  /// During load() with read_per_host: the ranks of this host, and those of them with the same place in their shard
   /// groups. Null: each rank reads for itself.
   std::unique_ptr<Communicator> host_readers_, shard_readers_;
   int64_t elements_read_ = 0;

@@ -28,7 +28,8 @@ void CausalLmTask::check_start() {
     throw ModelError(fmt::format("lora.adapter {}: {}", path, error.what()));
   }
   token_rows_ = start.token_rows;
-  if (const std::string other = other_base(start, config_.model.path, "model.path"); !other.empty() && rank_.rank == 0)
+  if (const std::string other = other_base(start, config_.model.path, "model.path");
+      !other.empty() && rank_.grid.world.rank == 0)
     log_warn(fmt::format("lora.adapter {}: {}", path, other));
   log_info(fmt::format("starting from adapter {} ({} modules)", path, start.modules.size()));
 }
@@ -63,7 +64,7 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
   const std::map<std::string, TokenRows> start = token_rows_;
   if (source == nullptr)
     token_rows_.clear();
-  else if (config_.lora && rank_.rank == 0)
+  else if (config_.lora && rank_.grid.world.rank == 0)
     token_rows_ = adapter_token_rows(*source, model_->config(), stored_vocab_, token_rows_);
   if (source != nullptr && rows > stored_vocab_)
     log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
@@ -81,7 +82,8 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
       adapter_[module + kTokenRowsSuffix] = trained;
     }
   }
-  if (source != nullptr && config_.lora && model_->lora()->rows_begin == model_->lora()->rows_end && rank_.rank == 0) {
+  if (source != nullptr && config_.lora && model_->lora()->rows_begin == model_->lora()->rows_end &&
+      rank_.grid.world.rank == 0) {
     const int64_t equal =
         equal_last_rows(*source, token_modules(model_->config()).front() + ".weight", model_->config().vocab_size);
     if (equal > 0)
@@ -115,7 +117,7 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
   units.export_tensors(
       at::kFloat, [&](int unit) { return units.units()[unit].replicated; },
       [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
-  if (rank_.rank != 0) return;
+  if (rank_.grid.world.rank != 0) return;
   Adapter adapter = export_adapter(tensors, *model_, config_.model.path, token_rows_);
   if (config_.model.init == "checkpoint") adapter.base_hash = base_hash(config_.model.path);
   make_directories(directory);

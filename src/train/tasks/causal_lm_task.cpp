@@ -99,7 +99,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   auto found = shape_facts(shape);
   check_sequence_length(shape, config.data.seq_length, "data.seq_length");
   if (const int64_t positions = shape.max_position_embeddings;
-      extend_positions(shape, config.data.seq_length) && !rank.plan_only && rank.rank == 0)
+      extend_positions(shape, config.data.seq_length) && !rank.plan_only && rank.grid.world.rank == 0)
     log_warn(fmt::format(
         "data.seq_length {} is beyond the model's max_position_embeddings {}: rotary positions from {} on are new to "
         "the model; {}",
@@ -137,7 +137,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   }
   if (!rank.plan_only) {
     open_rows();
-    if (rank.rank == 0) warn_of_tokenizers();
+    if (rank.grid.world.rank == 0) warn_of_tokenizers();
     found.insert(found.end(), {{"format of data.train", has_labels() ? "Megatron" : "rows"},
                                {"rows of data.train", std::to_string(facts_.train_rows)},
                                {"rows of data.valid", std::to_string(facts_.eval_samples)}});
@@ -188,7 +188,7 @@ bool CausalLmTask::has_labels() const { return are_megatron_rows(config_.data.tr
 
 void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
   const auto stream = open_token_stream(stream_files(config_, "data.train"), stream_options(config_, data_vocab_));
-  rows.stream = std::make_shared<StreamLoader>(stream, rank_.rank, rank_.world_size);
+  rows.stream = std::make_shared<StreamLoader>(stream, rank_.grid.data.rank, rank_.grid.data.size);
   rows.train = [loader = rows.stream](int64_t position) { return stream_sample(loader->row(position)); };
   rows.sets.push_back(document_rows("data.train", stream));
   facts_.train_rows = facts_.train_samples = estimate_rows(*stream);

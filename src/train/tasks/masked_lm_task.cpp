@@ -181,11 +181,11 @@ StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& passes) const {
   }
   StepBatch step;
   step.samples = sequences;
-  step.denominator = 1.0 / rank_.world_size;  // the losses come normalised
+  step.denominator = 1.0 / rank_.grid.data.size;  // the losses come normalised
   const std::string& mean = config_.train.loss;
   if (mean == "sample_mean") words = sequences;
   const bool own = mean == "rank_mean";  // every rank's mean weighs the same
-  const double share = own ? rank_.world_size : 1;
+  const double share = own ? rank_.grid.data.size : 1;
   const at::Tensor counts =
       to_tensor<double>({std::max(1.0, words) * share, std::max(1.0, sequences) * share}, rank_.device);
   for (const BertPack& pack : passes) {

@@ -51,15 +51,18 @@ class RowTask : public TaskBase {
 
   void prefetch(int64_t step) final {
     const auto per_pass = static_cast<size_t>(rows_per_pass());
-    ahead_.start(step, [source = rows_, per_pass, rank = rank_.rank, world = rank_.world_size, batches = batches_](
-                           int64_t due) { return read_step(*source, due, batches, rank, world, per_pass); });
+    ahead_.start(step, [source = rows_, per_pass, readers = rank_.grid.data, batches = batches_](int64_t due) {
+      return read_step(*source, due, batches, readers, per_pass);
+    });
   }
   StepBatch batch(int64_t step) final {
     prefetch(step);
     return to_device(ahead_.take());
   }
   std::vector<double> data_state(int64_t completed) const final {
-    return rows_->stream ? rows_->stream->state(completed) : std::vector<double>();
+    // Ranks that share rows stand at the same place: one of them says where.
+    const bool tells = rows_->stream && rank_.grid.context.rank == 0;
+    return tells ? rows_->stream->state(completed) : std::vector<double>();
   }
   void restore_data_state(int64_t completed, const std::vector<double>& numbers) final {
     if (!rows_->stream) return;
@@ -123,7 +126,7 @@ class RowTask : public TaskBase {
     // As many samples at a time as a packed micro-batch has.
     const auto rows =
         static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass()) * config_.batch.packing_rate));
-    const int64_t per_rank = (source.count + rank_.world_size - 1) / rank_.world_size;
+    const int64_t per_rank = (source.count + rank_.grid.data.size - 1) / rank_.grid.data.size;
     const int64_t passes = (per_rank + rows - 1) / rows;
     at::Tensor sums;
     EvalSums counted;
@@ -148,18 +151,18 @@ class RowTask : public TaskBase {
     return all;
   }
 
-  /// Rank r of n has every n-th row of the global batch, in the run's order.
+  /// Reader r of n has every n-th row of the global batch, in the run's order.
   static std::vector<Pack> read_step(const RowSource<Row, Pack>& source, int64_t step, const BatchSizes& batches,
-                                     int rank, int world, size_t per_pass) {
+                                     const GridAxis& readers, size_t per_pass) {
     const int64_t first = batches.before(step), size = batches.of(step);
     std::vector<Pack> passes;
     std::vector<Row> rows;
     std::vector<int64_t> positions;
     if (source.stream) source.stream->begin_step(step);
-    for (int64_t i = rank; i < size; i += world) {
+    for (int64_t i = readers.rank; i < size; i += readers.size) {
       positions.push_back(first + i);
       rows.push_back(source.train(positions.back()));
-      if (rows.size() < per_pass && i + world < size) continue;
+      if (rows.size() < per_pass && i + readers.size < size) continue;
       passes.push_back(source.collate(rows, positions, /*train=*/true));
       rows.clear();
       positions.clear();
@@ -172,7 +175,7 @@ class RowTask : public TaskBase {
     std::vector<Row> rows;
     std::vector<int64_t> positions;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t index = (pass * count + i) * rank_.world_size + rank_.rank;
+      const int64_t index = (pass * count + i) * rank_.grid.data.size + rank_.grid.data.rank;
       const bool there = index < source.count;
       if (!there && !rows_->whole_passes && !rows.empty()) break;
       rows.push_back(there ? source.read(index) : rows_->filler);

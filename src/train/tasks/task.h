@@ -3,6 +3,7 @@
 // weights; the task knows what a batch is and what its loss is.
 
 #include "data/row_scan.h"
+#include "trireme/comm/rank_grid.h"
 #include "trireme/config/config.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
@@ -23,7 +24,7 @@ namespace trireme {
 
 /// Who asks for a task.
 struct RankInfo {
-  int rank = 0, world_size = 1;
+  RankGrid grid;  // its data axis says which rows; shard groups are not known yet
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
   /// No run: data files are not opened and need not be there. facts() has no rows, and only fill_plan() may be called.

@@ -99,7 +99,7 @@ void TaskBase::check_weights() {
 
 void TaskBase::load_weights(ShardedUnits& units) {
   if (!checked_) check_weights();
-  if (source_) load_units(units, *source_, config_.model.path, rank_.world_size);
+  if (source_) load_units(units, *source_, config_.model.path, rank_.grid.world.size);
   units.initialise(seed(), /*only_replicated=*/source_ != nullptr);
   weights_loaded(units, source_.get());
   source_.reset();

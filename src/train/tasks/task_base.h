@@ -98,7 +98,7 @@ class TaskBase : public TrainingTask {
   /// of the units; collective. `make` is called on rank 0. Returns the writer there, null elsewhere.
   template <class MakeWriter>
   auto export_model(ShardedUnits& units, const MakeWriter& make) const {
-    auto writer = rank_.rank == 0 ? make() : nullptr;
+    auto writer = rank_.grid.world.rank == 0 ? make() : nullptr;
     units.export_tensors(
         rank_.compute_dtype, [](int) { return true; },
         [&](const std::string& name, const at::Tensor& value) { writer->append(name, value); });
