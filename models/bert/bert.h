@@ -5,13 +5,15 @@
 // Shapes: T tokens of all sequences of a micro-batch, concatenated; M sequences; P masked positions; D hidden, N heads
 // of H, F intermediate, V vocabulary with its padding.
 
+#include "models/common/cost.h"
+#include "models/common/units.h"
 #include "trireme/formats/huggingface/bert_config.h"
-#include "trireme/nn/block_work.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/attention.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace trireme {
@@ -55,16 +57,20 @@ class BertModel {
   /// Query, key and value are computed by one product, but are separate tensors in checkpoints and for LAMB.
   const std::vector<UnitSpec>& units() const { return units_; }
   const BertConfig& config() const { return config_; }
+  const BlockTable& block() const { return *block_; }
   int64_t padded_vocab() const { return padded_vocab_; }
 
   /// sum of masked_weights * cross-entropy + sum of next_weights * cross-entropy: fp32 scalar (fp64 for fp64),
   /// differentiable when train.
   at::Tensor loss(UnitStore& store, const BertBatch& batch, const BertForward& options) const;
   BertScore score(UnitStore& store, const BertBatch& batch) const;
-  int64_t num_parameters() const;  // with padding
+  int64_t num_parameters() const { return base_parameters(units_); }  // with padding
 
  private:
+  at::Tensor encode(UnitStore& store, const BertBatch& batch, const BertForward& options) const;
+
   BertConfig config_;
+  std::shared_ptr<const BlockTable> block_;
   int64_t padded_vocab_ = 0;
   std::vector<UnitSpec> units_;
 };
@@ -73,16 +79,9 @@ class BertModel {
 /// multiply-add is 2; matrices 6 per parameter and token, the MLM head over `masked` positions of a row, pooler and
 /// next sentence once a sequence; attention 4 S^2 D a layer forward (both products, no causal half) and 2.5 times
 /// that backward. Embeddings, norms, GELU, softmax do not count.
-double bert_flops_per_row(const BertConfig& config, int64_t row_length, double sequences_per_row, double masked);
-/// Of one layer, for a row of equal sequences.
-BlockWork bert_layer_work(const BertConfig& config, int64_t row_length, double sequences_per_row, int64_t element_size);
+double bert_flops_per_row(const BertModel& model, int64_t row_length, double sequences_per_row, double masked);
 
-/// Bytes of activations of a row of `row_length` tokens; fields as PlanInput's of the same names. fp8: the layers'
-/// products in FP8; stored_codes: the store has the codes of their weights.
-struct BertActivationBytes {
-  int64_t layer_saved, layer_recomputed, working_peak, working_fixed, head;
-};
-BertActivationBytes bert_activation_bytes(const BertConfig& config, int64_t row_length, int64_t element_size,
-                                          int64_t padded_vocab, bool fp8 = false, bool stored_codes = false);
+/// Bytes of activations of the layers and of the loss head for a row of `row_length` tokens.
+ActivationBytes bert_activation_bytes(const BertModel& model, int64_t row_length, const ActivationStorage& storage);
 
 }  // namespace trireme

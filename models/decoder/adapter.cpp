@@ -1,6 +1,5 @@
 // The adapters unit to and from PEFT's modules.
 #include "models/decoder/family.h"
-#include "models/decoder/targets.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -42,20 +41,19 @@ const AdapterPair& pair_of(const Adapter& adapter, const std::string& module, in
   return pair;
 }
 
-/// q, k and v of a block, of a family that has the fused qkv_proj: names, rows.
-std::vector<std::pair<std::string, int64_t>> fused_parts(const DecoderConfig& config, int64_t block) {
-  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
-  const TensorNames& names = family_of(config).names;
-  const std::string prefix = names.block(block);
-  return {{prefix + names.qkv.at(0), q}, {prefix + names.qkv.at(1), kv}, {prefix + names.qkv.at(2), kv}};
+/// The parts that a fused target covers: their modules with the block's prefix, rows.
+std::vector<LayerPart> fused_parts(const DecoderModel& model, const std::string& prefix, const LoraTarget& target) {
+  std::vector<LayerPart> parts = model.block().layers[static_cast<size_t>(target.layer)].parts;
+  for (LayerPart& part : parts) part.module = prefix + part.module;
+  return parts;
 }
 
-void import_fused(const Adapter& adapter, const DecoderModel& model, int64_t block, const LoraTarget& target,
-                  std::map<std::string, at::Tensor>& tensors) {
+void import_fused(const Adapter& adapter, const DecoderModel& model, const std::string& prefix,
+                  const LoraTarget& target, std::map<std::string, at::Tensor>& tensors) {
   const int64_t r = model.lora()->r;
   std::vector<at::Tensor> b;
   const AdapterPair* first = nullptr;
-  for (const auto& [module, rows] : fused_parts(model.config(), block)) {
+  for (const auto& [module, rows] : fused_parts(model, prefix, target)) {
     const AdapterPair& pair = pair_of(adapter, module, r, target.in, rows);
     if (first == nullptr) first = &pair;
     if (pair.a != first->a)
@@ -66,7 +64,7 @@ void import_fused(const Adapter& adapter, const DecoderModel& model, int64_t blo
                       module));
     b.push_back(to_tensor(pair.b, rows, r));
   }
-  const std::string name = lora_module_name(model.config(), block, target);
+  const std::string name = prefix + target.module;
   tensors[name + ".lora_A.weight"] = to_tensor(first->a, r, target.in);
   tensors[name + ".lora_B.weight"] = at::cat(b, 0);
 }
@@ -85,11 +83,12 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
   std::map<std::string, at::Tensor> tensors;
   std::set<std::string> used;
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {
-    for (const LoraTarget& target : lora_targets(model.config(), lora)) {
-      const std::string name = lora_module_name(model.config(), block, target);
-      if (target.name == "qkv_proj") {
-        import_fused(adapter, model, block, target, tensors);
-        for (const auto& [module, rows] : fused_parts(model.config(), block)) used.insert(module);
+    const std::string prefix = family_of(model.config()).names.block(block);
+    for (const LoraTarget& target : model.targets()) {
+      const std::string name = prefix + target.module;
+      if (target.fused) {
+        import_fused(adapter, model, prefix, target, tensors);
+        for (const auto& [module, rows] : fused_parts(model, prefix, target)) used.insert(module);
         continue;
       }
       const AdapterPair& pair = pair_of(adapter, name, lora.r, target.in, target.rows);
@@ -119,26 +118,27 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
   };
   Adapter adapter;
   adapter.config = {base_model, lora.r, lora.alpha, lora.dropout, {}};
-  const std::vector<LoraTarget> targets = lora_targets(model.config(), lora);
-  for (const LoraTarget& target : targets) {
+  for (const LoraTarget& target : model.targets()) {
     std::vector<std::string>& names = adapter.config.target_modules;
-    if (target.name == "qkv_proj")
-      names.insert(names.end(), {"q_proj", "k_proj", "v_proj"});
+    if (target.fused)
+      for (const LayerPart& part : fused_parts(model, "", target))
+        names.push_back(part.module.substr(part.module.rfind('.') + 1));
     else if (std::find(names.begin(), names.end(), target.name) == names.end())
       names.push_back(target.name);
   }
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {
-    for (const LoraTarget& target : targets) {
-      const std::string name = lora_module_name(model.config(), block, target);
+    const std::string prefix = family_of(model.config()).names.block(block);
+    for (const LoraTarget& target : model.targets()) {
+      const std::string name = prefix + target.module;
       const at::Tensor &a = get(name + ".lora_A.weight"), &b = get(name + ".lora_B.weight");
       TRIREME_CHECK(a.size(0) == lora.r && a.size(1) == target.in && b.size(0) == target.rows, "adapter tensors of ",
                     name, " have shapes ", a.sizes(), " and ", b.sizes());
-      if (target.name != "qkv_proj") {
+      if (!target.fused) {
         adapter.modules[name] = {to_vector(a), to_vector(b), lora.r, target.in, target.rows};
         continue;
       }
       int64_t row = 0;
-      for (const auto& [module, rows] : fused_parts(model.config(), block)) {
+      for (const auto& [module, rows] : fused_parts(model, prefix, target)) {
         adapter.modules[module] = {to_vector(a), to_vector(b.narrow(0, row, rows)), lora.r, target.in, rows};
         row += rows;
       }

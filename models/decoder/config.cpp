@@ -49,20 +49,22 @@ std::vector<std::string> shape_problems(const DecoderConfig& config) {
                                    config.num_attention_heads, config.num_key_value_heads));
   if (config.positions == DecoderPositions::kRope && config.head_dim % 2 != 0)
     problems.push_back(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
+  const BlockTable block = decoder_block(config);
   // One matrix for q, k and v: its config.json has no words for other heads.
-  if (family_of(config).names.qkv.size() == 1 && (config.num_key_value_heads != config.num_attention_heads ||
-                                                  config.head_dim * config.num_attention_heads != config.hidden_size))
+  if (block.at("qkv").parts.size() == 1 && (config.num_key_value_heads != config.num_attention_heads ||
+                                            config.head_dim * config.num_attention_heads != config.hidden_size))
     problems.push_back(fmt::format(
         "a {} model has as many key/value heads as heads, of hidden size / heads each, not "
         "{} of {} for {} heads and a hidden size of {}",
         config.family, config.num_key_value_heads, config.head_dim, config.num_attention_heads, config.hidden_size));
   const auto real = [](int64_t value) { return static_cast<double>(value); };
-  const double attention =
-      real(config.head_dim) * 2 * (real(config.num_attention_heads) + real(config.num_key_value_heads));
-  const double block = real(config.hidden_size) * (attention + 3 * real(config.intermediate_size) + 2);
+  double layers = 0;
+  for (const BlockLayer& layer : block.layers)
+    for (const LayerPart& part : layer.parts)
+      layers += real(part.rows) * ((layer.product() ? real(layer.in) : 1) + (layer.bias ? 1 : 0));
   const double positions = config.positions == DecoderPositions::kLearned ? real(config.max_position_embeddings) : 0;
-  const double parameters =
-      real(config.num_hidden_layers) * block + real(config.hidden_size) * (2 * real(config.vocab_size) + positions + 1);
+  const double parameters = real(config.num_hidden_layers) * layers +
+                            real(config.hidden_size) * (2 * real(config.vocab_size) + positions + 1);
   if (parameters > kMaxParameters)
     problems.push_back(fmt::format("the shape has {:.3g} parameters, more than any computer holds", parameters));
   return problems;

@@ -17,7 +17,7 @@ struct RopeScaling {
   int64_t original_max_position = 8192;                  // llama3
 };
 
-enum class DecoderNorm { kRms, kLayer };  // kLayer has a bias
+enum class DecoderNorm { kRms, kLayer };  // of the head; kLayer has a bias
 enum class DecoderActivation { kSwiglu, kGeluErf, kGeluTanh };
 enum class DecoderPositions { kRope, kLearned };
 
@@ -34,7 +34,6 @@ struct DecoderConfig {
   DecoderNorm norm = DecoderNorm::kRms;
   DecoderActivation activation = DecoderActivation::kSwiglu;
   DecoderPositions positions = DecoderPositions::kRope;
-  bool qkv_bias = false, output_bias = false, mlp_bias = false;
   /// Dropout of the embeddings' sum, of attention's probabilities, and of both projections that end in the residual.
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   /// The projections that end in the residual start with initializer_range / sqrt(2 num_hidden_layers) (GPT-2).
@@ -48,8 +47,6 @@ struct DecoderConfig {
   std::string dtype = "float32";             // torch_dtype / dtype of the stored weights
 
   bool gated_mlp() const { return activation == DecoderActivation::kSwiglu; }
-  /// Rows of the projection in front of the activation.
-  int64_t mlp_up_rows() const { return (gated_mlp() ? 2 : 1) * intermediate_size; }
 };
 
 /// Reads config.json of a known family (family.h) as transformers 5 does. A special token that is null is none; one

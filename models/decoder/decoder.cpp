@@ -1,23 +1,13 @@
 #include "models/decoder/decoder.h"
 
-#include "models/decoder/targets.h"
+#include "models/common/blocks.h"
+#include "models/decoder/family.h"
 #include "trireme/base/error.h"
-#include "trireme/base/profile_range.h"
-#include "trireme/nn/recompute.h"
-#include "trireme/ops/attention.h"
-#include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/layers/linear_residual.h"
 #include "trireme/ops/layers/loss_head.h"
-#include "trireme/ops/layers/norm_linear.h"
-#include "trireme/ops/layers/norm_mlp.h"
-#include "trireme/ops/norm.h"
-#include "trireme/ops/rope.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-
-#include <cmath>
 
 namespace trireme {
 
@@ -27,9 +17,50 @@ constexpr int kEmbed = 0;
 constexpr int kTokenTable = 0, kPositionTable = 1;  // parameters of the embedding's unit
 constexpr int kFinalNorm = 0, kFinalNormBias = 1;   // of the head's; the output matrix comes last
 
-/// Streams of dropout: sixteen for each block. The first are the adapters'.
-constexpr uint64_t kStreams = 16;
-enum DropoutPlace : uint64_t { kAttentionDropout = 12, kOutputDropout, kMlpDropout, kEmbeddingDropout };
+/// Streams of dropout: sixteen for each block. The first are the adapters', the last of block 0 is the embedding's.
+constexpr uint64_t kStreams = 16, kFirstStream = 12, kEmbeddingStream = 15;
+
+UnitSpec embed_unit(const DecoderConfig& config, const TensorNames& names) {
+  UnitSpec unit;
+  unit.name = "embed";
+  unit.parameters = {
+      matrix_spec("embed_tokens", config.vocab_size, config.hidden_size, names.embedding, config.initializer_range)};
+  if (config.positions == DecoderPositions::kLearned)
+    unit.parameters.push_back(matrix_spec("embed_positions", config.max_position_embeddings, config.hidden_size,
+                                          names.positions, config.initializer_range));
+  unit.keep = config.tie_word_embeddings;
+  // Gradients of the embedding need token ids only, and the loss head forms its gradients in the forward pass.
+  unit.backward_reads_weights = false;
+  return unit;
+}
+
+UnitSpec head_unit(const DecoderConfig& config, const TensorNames& names) {
+  UnitSpec unit;
+  unit.name = "head";
+  add_norm(unit, "norm", config.hidden_size, names.final_norm, config.norm == DecoderNorm::kLayer);
+  if (!config.tie_word_embeddings)
+    unit.parameters.push_back(
+        matrix_spec("lm_head", config.vocab_size, config.hidden_size, names.head, config.initializer_range));
+  return unit;
+}
+
+UnitSpec adapters_unit(const DecoderModel& model) {
+  const DecoderConfig& config = model.config();
+  const LoraOptions& lora = *model.lora();
+  UnitSpec unit;
+  unit.name = "adapters";
+  unit.trained = unit.replicated = true;
+  for (int64_t block = 0; block < config.num_hidden_layers; ++block)
+    add_adapters(unit, model.targets(), lora.r, "layers." + std::to_string(block) + ".",
+                 family_of(config).names.block(block));
+  if (const int64_t rows = lora.rows_end - lora.rows_begin; rows > 0)
+    for (const std::string& module : token_modules(config)) {
+      ParameterSpec& spec = unit.parameters.emplace_back(matrix_spec(
+          module.substr(module.rfind('.') + 1) + ".rows", rows, config.hidden_size, "", config.initializer_range));
+      spec.parts[0].name = module + kTokenRowsSuffix;
+    }
+  return unit;
+}
 
 RopeFrequencies rope_frequencies(const DecoderConfig& config) {
   RopeFrequencies rope;
@@ -46,93 +77,12 @@ RopeFrequencies rope_frequencies(const DecoderConfig& config) {
   return rope;
 }
 
-/// Everything that is the same for all blocks of one forward pass.
-struct Pass {
-  DecoderConfig config;
-  RopeTable rope;
-  Sequences sequences;
-  std::vector<LoraTarget> targets;
-  double lora_scale = 0;
-  Dropout lora_dropout;
-  bool train = false;
-  uint64_t seed = 0;
-  at::Tensor sample_ids_B;
-
-  /// Dropout of the base model; the embedding counts as block 0.
-  Dropout dropout(double p, int64_t block, DropoutPlace place) const {
-    if (!train || p == 0) return {};
-    return {p, seed, sample_ids_B, static_cast<uint64_t>(block) * kStreams + place};
-  }
-};
-
-/// Adapters of `parameter` in this block; `adapters` holds A and B of every target in order.
-std::vector<LoraAdapter> adapters_of(const Pass& pass, int64_t block, int parameter, at::TensorList adapters) {
-  std::vector<LoraAdapter> list;
-  for (size_t t = 0; t < pass.targets.size(); ++t) {
-    const LoraTarget& target = pass.targets[t];
-    if (target.parameter != parameter) continue;
-    list.push_back({adapters[2 * t], adapters[2 * t + 1], target.row_begin,
-                    static_cast<uint64_t>(block) * kStreams + target.index});
-  }
-  return list;
-}
-
 Activation activation_of(const DecoderConfig& config) {
   switch (config.activation) {
     case DecoderActivation::kGeluErf: return Activation::kGeluErf;
     case DecoderActivation::kGeluTanh: return Activation::kGeluTanh;
     default: return Activation::kSwiglu;
   }
-}
-
-Norm norm_of(const DecoderConfig& config, const at::Tensor& weight, const at::Tensor& bias) {
-  return config.norm == DecoderNorm::kLayer ? layer_norm(weight, bias, config.norm_eps)
-                                            : rms_norm(weight, config.norm_eps);
-}
-
-/// Attention of a projection [T, (N + 2 K) H] laid out q | k | v, which is given up: [T, N H].
-at::Tensor attend(const Pass& pass, const at::Tensor& qkv, const AttentionOptions& options) {
-  const int64_t heads = pass.config.num_attention_heads, kv_heads = pass.config.num_key_value_heads;
-  if (pass.config.positions == DecoderPositions::kLearned)
-    return attention_of_packed(qkv.view({qkv.size(0), heads + 2 * kv_heads, pass.config.head_dim}), kv_heads,
-                               pass.sequences, options)
-        .flatten(1);
-  const auto [q, k, v] = rope_split_qkv_(qkv, pass.rope, heads, kv_heads, pass.config.head_dim);
-  return attention(q, k, v, pass.sequences, options).flatten(1);
-}
-
-/// One decoder block on tokens [T, D]. `unit`: the block's tensors, then A and B of every target.
-at::Tensor block_forward(const Pass& pass, int64_t block, const at::Tensor& x_TD, const UnitTensors& unit,
-                         Recompute recompute) {
-  const ProfileRange range("layers", block);
-  const DecoderConfig& config = pass.config;
-  const at::TensorList adapters = unit.values.slice(static_cast<size_t>(block_parameters(config)));
-  const auto bias = [&](int weight) {
-    const int position = bias_position(config, weight);
-    return position < 0 ? at::Tensor() : unit[position];
-  };
-  const auto norm = [&](int weight) { return norm_of(config, unit[weight], bias(weight)); };
-  const auto linear = [&](int weight) -> Linear {
-    return {unit.weight(weight),
-            bias(weight),
-            {adapters_of(pass, block, weight, adapters), pass.lora_scale, pass.lora_dropout}};
-  };
-
-  const auto [qkv, residual_TD] =
-      norm_linear(x_TD, norm(kInputNorm), linear(kQkvProj), Activation::kNone, recompute == Recompute::kNone);
-  const at::Tensor attended = attend(pass, qkv,
-                                     {.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim)),
-                                      .causal = true,
-                                      .dropout = pass.dropout(config.attention_dropout, block, kAttentionDropout)});
-  const at::Tensor h_TD = linear_residual(attended, residual_TD, linear(kOutProj),
-                                          pass.dropout(config.residual_dropout, block, kOutputDropout));
-  return norm_mlp(h_TD, {.norm = norm(kPostAttentionNorm),
-                         .up = linear(kGateUpProj),
-                         .activation = activation_of(config),
-                         .down = linear(kDownProj),
-                         .dropout = pass.dropout(config.residual_dropout, block, kMlpDropout),
-                         .recompute_up = recompute == Recompute::kMlp,
-                         .keep_inputs = recompute == Recompute::kNone});
 }
 
 void check_batch(const TokenBatch& batch) {
@@ -158,74 +108,6 @@ void replace_rows(const at::Tensor& weight, const at::Tensor& rows, int64_t begi
   if (rows.defined()) weight.narrow(0, begin, rows.size(0)).copy_(rows);
 }
 
-/// Final hidden states before the head's norm.
-at::Tensor decode(const DecoderModel& model, UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) {
-  check_batch(batch);
-  const DecoderConfig& config = model.config();
-  const int64_t blocks = config.num_hidden_layers;
-  TRIREME_CHECK(options.recompute.empty() || static_cast<int64_t>(options.recompute.size()) == blocks,
-                "recompute names ", options.recompute.size(), " blocks, the model has ", blocks);
-
-  const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
-  const at::Tensor positions = batch.positions_BS.flatten();
-  Pass pass;
-  pass.config = config;
-  pass.train = options.train;
-  pass.seed = options.seed;
-  pass.sample_ids_B = batch.sample_ids_B;
-  const at::Tensor rows = trained_rows(model, store, 0);
-  replace_rows(store.parameters(kEmbed)[kTokenTable], rows, model.lora() ? model.lora()->rows_begin : 0);
-  at::Tensor x_TD = embed(store.parameters(kEmbed)[kTokenTable], tokens);
-  if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows, model.lora()->rows_begin);
-  if (config.positions == DecoderPositions::kLearned)
-    x_TD = x_TD + embed(store.parameters(kEmbed)[kPositionTable], positions);
-  if (const Dropout dropout = pass.dropout(config.embedding_dropout, 0, kEmbeddingDropout); dropout.active())
-    x_TD = recorded_dropout(x_TD, dropout);
-  x_TD = leave_unit(x_TD, store, kEmbed);
-
-  if (config.positions == DecoderPositions::kRope)
-    pass.rope =
-        rope_table(rope_inverse_frequencies(rope_frequencies(config), config.head_dim), positions, x_TD.scalar_type());
-  const bool drops = pass.dropout(config.attention_dropout, 0, kAttentionDropout).active();
-  TRIREME_CHECK(!drops || batch.sequence_keys.size() + 1 == batch.cu_seqlens.size(), "dropout of attention needs ",
-                batch.cu_seqlens.size() - 1, " sequence keys, there are ", batch.sequence_keys.size());
-  pass.sequences =
-      make_sequences(batch.cu_seqlens, drops ? batch.sequence_keys : std::vector<int64_t>(), x_TD.device());
-  const int adapters_index = static_cast<int>(blocks) + 2;
-  if (model.lora()) {
-    const LoraOptions& lora = *model.lora();
-    pass.targets = lora_targets(config, lora);
-    pass.lora_scale = lora.alpha / static_cast<double>(lora.r);
-    if (options.train && lora.dropout > 0) pass.lora_dropout = {lora.dropout, options.seed, batch.sample_ids_B};
-    x_TD = enter_unit(x_TD, store, adapters_index);
-  }
-
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int unit = static_cast<int>(block) + 1;
-    x_TD = enter_unit(x_TD, store, unit);
-    std::vector<at::Tensor> tensors = store.parameters(unit);
-    if (!pass.targets.empty()) {
-      const std::vector<at::Tensor>& adapters = store.parameters(adapters_index);
-      const size_t count = 2 * pass.targets.size();
-      const auto first = adapters.begin() + static_cast<std::ptrdiff_t>(count * static_cast<size_t>(block));
-      tensors.insert(tensors.end(), first, first + static_cast<std::ptrdiff_t>(count));
-    }
-    const std::vector<WeightState>* states = &store.weight_states(unit);
-    const Recompute recompute = options.recompute.empty() ? Recompute::kNone : options.recompute[block];
-    if (recompute == Recompute::kFull)
-      x_TD = recomputed(
-          [pass, block, states](const at::Tensor& x, const std::vector<at::Tensor>& t) {
-            return block_forward(pass, block, x, {t, states}, Recompute::kNorms);
-          },
-          x_TD, tensors);
-    else
-      x_TD = block_forward(pass, block, x_TD, {tensors, states}, recompute);
-    x_TD = leave_unit(x_TD, store, unit);
-  }
-  if (model.lora()) x_TD = leave_unit(x_TD, store, adapters_index);
-  return x_TD;
-}
-
 /// The output matrix: lm_head, or the embedding when tied.
 const at::Tensor& output_weight(const DecoderModel& model, UnitStore& store, int head) {
   return model.config().tie_word_embeddings ? store.parameters(kEmbed)[kTokenTable] : store.parameters(head).back();
@@ -234,16 +116,78 @@ const at::Tensor& output_weight(const DecoderModel& model, UnitStore& store, int
 at::Tensor final_norm(const DecoderModel& model, UnitStore& store, int head, const at::Tensor& x_TD) {
   const std::vector<at::Tensor>& tensors = store.parameters(head);
   const bool has_bias = model.config().norm == DecoderNorm::kLayer;
-  return apply_norm(x_TD,
-                    norm_of(model.config(), tensors[kFinalNorm], has_bias ? tensors[kFinalNormBias] : at::Tensor()));
+  return apply_norm(
+      x_TD, norm_of(tensors[kFinalNorm], has_bias ? tensors[kFinalNormBias] : at::Tensor(), model.config().norm_eps));
 }
 
 }  // namespace
 
+std::vector<std::string> token_modules(const DecoderConfig& config) {
+  const TensorNames& names = family_of(config).names;
+  if (config.tie_word_embeddings) return {names.embedding};
+  return {names.embedding, names.head};
+}
+
+DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora)
+    : config_(config), block_(std::make_shared<BlockTable>(decoder_block(config))), lora_(std::move(lora)) {
+  const TensorNames& names = family_of(config_).names;
+  units_.push_back(embed_unit(config_, names));
+  for (int64_t block = 0; block < config_.num_hidden_layers; ++block)
+    units_.push_back(block_unit(*block_, "layers." + std::to_string(block), names.block(block)));
+  units_.push_back(head_unit(config_, names));
+  for (UnitSpec& unit : units_) unit.trained = !lora_;
+  if (!lora_) return;
+  targets_ = lora_targets(*block_, config_.family, *lora_);
+  units_.push_back(adapters_unit(*this));
+}
+
+at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+  check_batch(batch);
+  const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
+    if (!options.train || p == 0) return {};
+    return {p, options.seed, batch.sample_ids_B, stream};
+  };
+  const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
+  const at::Tensor positions = batch.positions_BS.flatten();
+  const at::Tensor rows = trained_rows(*this, store, 0);
+  replace_rows(store.parameters(kEmbed)[kTokenTable], rows, lora_ ? lora_->rows_begin : 0);
+  at::Tensor x_TD = embed(store.parameters(kEmbed)[kTokenTable], tokens);
+  if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows, lora_->rows_begin);
+  if (config_.positions == DecoderPositions::kLearned)
+    x_TD = x_TD + embed(store.parameters(kEmbed)[kPositionTable], positions);
+  if (const Dropout drop = dropout(config_.embedding_dropout, kEmbeddingStream); drop.active())
+    x_TD = recorded_dropout(x_TD, drop);
+  x_TD = leave_unit(x_TD, store, kEmbed);
+
+  BlockPass pass{.block = block_,
+                 .activation = activation_of(config_),
+                 .norm_eps = config_.norm_eps,
+                 .attention = dropout(config_.attention_dropout),
+                 .residual = dropout(config_.residual_dropout),
+                 .first_stream = kFirstStream,
+                 .streams = kStreams,
+                 .targets = targets_};
+  if (block_->rotary)
+    pass.rope = rope_table(rope_inverse_frequencies(rope_frequencies(config_), config_.head_dim), positions,
+                           x_TD.scalar_type());
+  const bool drops = pass.attention.active();
+  TRIREME_CHECK(!drops || batch.sequence_keys.size() + 1 == batch.cu_seqlens.size(), "dropout of attention needs ",
+                batch.cu_seqlens.size() - 1, " sequence keys, there are ", batch.sequence_keys.size());
+  pass.sequences =
+      make_sequences(batch.cu_seqlens, drops ? batch.sequence_keys : std::vector<int64_t>(), x_TD.device());
+  const int64_t blocks = config_.num_hidden_layers;
+  if (!lora_) return run_blocks(x_TD, store, pass, blocks, options.recompute);
+  const int adapters = static_cast<int>(blocks) + 2;
+  pass.lora_scale = lora_->alpha / static_cast<double>(lora_->r);
+  if (options.train && lora_->dropout > 0) pass.lora_dropout = {lora_->dropout, options.seed, batch.sample_ids_B};
+  x_TD = run_blocks(enter_unit(x_TD, store, adapters), store, pass, blocks, options.recompute, adapters);
+  return leave_unit(x_TD, store, adapters);
+}
+
 LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
+  const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
   const at::Tensor hidden = final_norm(*this, store, head, x_TD);
   // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets =
@@ -259,12 +203,42 @@ LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
 at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::NoGradGuard no_grad;
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_TD = enter_unit(decode(*this, store, batch, options), store, head);
+  const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
   const at::Tensor hidden = final_norm(*this, store, head, x_TD);
   const at::Tensor weight = output_weight(*this, store, head);
   if (!config_.tie_word_embeddings) replace_rows(weight, trained_rows(*this, store, 1), lora_ ? lora_->rows_begin : 0);
   const at::Tensor logits_TV = at::linear(hidden, weight).to(at::kFloat);
   return leave_unit(logits_TV, store, head).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
+}
+
+double model_flops_per_sample(const DecoderModel& model, int64_t seq_length) {
+  const DecoderConfig& config = model.config();
+  const double d = static_cast<double>(config.hidden_size), q = static_cast<double>(model.block().at("output").in);
+  const double layers = static_cast<double>(config.num_hidden_layers), s = static_cast<double>(seq_length);
+  const double matrices = layers * block_matrices(model.block()) + d * static_cast<double>(config.vocab_size);
+  // Forward and the gradient to the input, 2 each; the weight gradient when there is one.
+  double per_token = matrices * (model.lora() ? 4 : 6);
+  for (const LoraTarget& target : model.targets())
+    per_token += 6 * layers * static_cast<double>(model.lora()->r * (target.in + target.rows));
+  // Causal half of Q K^T and P V; backward forms S again, dV, dP, dQ, dK: five products for the forward's two.
+  const double attention_forward = layers * 2 * s * s * q;
+  return per_token * s + 3.5 * attention_forward;
+}
+
+ActivationBytes activation_bytes(const DecoderModel& model, int64_t seq_length, const ActivationStorage& storage) {
+  const DecoderConfig& config = model.config();
+  const int64_t d = config.hidden_size, element = storage.element_size;
+  const bool trained = !model.lora();
+  ActivationBytes bytes = block_activations(model.block(), config.num_hidden_layers, seq_length, storage,
+                                            trained ? nullptr : &*model.lora(), model.targets());
+  // The head's norm keeps its input; the loss head keeps the gradient of its input.
+  bytes.head = seq_length * (2 * d * element + 4);
+  bytes.head_logits = seq_length * config.vocab_size * element;
+  bytes.head_logits_most = int64_t{256} << 20;  // a chunk of the loss head's kernel
+  bytes.head_fixed = trained ? 4 * config.vocab_size * d : 0;
+  // Tied: autograd holds the head's gradient until the embedding's comes, at the end of backward.
+  if (trained && config.tie_word_embeddings) bytes.working_fixed += config.vocab_size * d * element;
+  return bytes;
 }
 
 }  // namespace trireme

@@ -5,28 +5,21 @@
 // Shapes: B rows, S positions, D hidden, N query heads, K key/value heads, H head_dim, F
 // intermediate, V vocabulary, R LoRA rank.
 
+#include "models/common/cost.h"
+#include "models/common/lora.h"
+#include "models/common/units.h"
 #include "models/decoder/config.h"
-#include "trireme/nn/block_work.h"
+#include "trireme/nn/block.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace trireme {
-
-struct LoraOptions {
-  int64_t r = 0;
-  double alpha = 0, dropout = 0;
-  /// Linear layers of a block by the last part of their names (q_proj k_proj v_proj o_proj gate_proj up_proj
-  /// down_proj; GPT-2: c_attn c_proj c_fc), or qkv_proj (one fused adapter over q, k, v).
-  std::vector<std::string> targets;
-  /// Rows [rows_begin, rows_end) of the embedding and the output matrix are trained too (none where they are equal):
-  /// peft's trainable_token_indices. They follow the adapters in their unit, and replace the base's before each use.
-  int64_t rows_begin = 0, rows_end = 0;
-};
 
 /// Token rows on the compute device.
 struct TokenBatch {
@@ -62,18 +55,24 @@ class DecoderModel {
   /// with LoRA one more: adapters.
   const std::vector<UnitSpec>& units() const { return units_; }
   const DecoderConfig& config() const { return config_; }
+  const BlockTable& block() const { return *block_; }
   const std::optional<LoraOptions>& lora() const { return lora_; }
+  const std::vector<LoraTarget>& targets() const { return targets_; }
 
   LossOutput loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
   at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
 
-  int64_t num_parameters() const;  // base model
-  int64_t num_trained_parameters() const;
+  int64_t num_parameters() const { return base_parameters(units_); }
+  int64_t num_trained_parameters() const { return trained_parameters(units_); }
 
  private:
+  at::Tensor decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+
   DecoderConfig config_;
+  std::shared_ptr<const BlockTable> block_;
   std::optional<LoraOptions> lora_;
+  std::vector<LoraTarget> targets_;
   std::vector<UnitSpec> units_;
 };
 
@@ -84,27 +83,13 @@ class DecoderModel {
 /// products of a backward that keeps no S x S matrix, which is how the published figures of
 /// Llama2-70B LoRA count (284 GFLOP a token at 2,048 tokens, 313 at 8,192). Recomputed blocks,
 /// norms and softmax do not count.
-double model_flops_per_sample(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int64_t seq_length);
+double model_flops_per_sample(const DecoderModel& model, int64_t seq_length);
 
-/// Bytes of activations per row of a micro-batch: what a block keeps for backward with Recompute::kNone, kNorms, kMlp
-/// and kFull; `block_saved_norms` is 0 where kNorms keeps as much as kNone. `working_peak` is the peak of what
-/// backward needs beside that, `working_fixed` the part of it that does not grow with the rows. `head`: of the loss
-/// head, per row; `head_logits` its logits per row, of which it holds
-/// `head_logits_most` bytes at a time; `head_fixed`: the output matrix' gradient in fp32.
-struct ActivationBytes {
-  int64_t block_saved, block_saved_norms, block_saved_mlp, block_recomputed, working_peak, working_fixed, head,
-      head_logits, head_logits_most, head_fixed;
-};
-struct ActivationStorage {
-  int64_t element_size = 2;   // of the compute dtype
-  bool frozen_fp8 = false;    // products in FP8; gate and up projections are kept in FP8
-  bool trained_fp8 = false;   // products in FP8; codes of their inputs are kept for backward
-  bool stored_codes = false;  // with trained_fp8: the store has the codes of the weights; otherwise forward makes them
-};
-ActivationBytes activation_bytes(const DecoderConfig& config, const std::optional<LoraOptions>& lora,
-                                 int64_t seq_length, const ActivationStorage& storage);
+/// Bytes of activations of the blocks and of the loss head.
+ActivationBytes activation_bytes(const DecoderModel& model, int64_t seq_length, const ActivationStorage& storage);
 
-/// Of one block, for a row.
-BlockWork block_work(const DecoderConfig& config, int64_t seq_length, int64_t element_size);
+/// The modules with a row for each token, the embedding first; the name of the rows that are trained of one.
+std::vector<std::string> token_modules(const DecoderConfig& config);
+inline constexpr const char* kTokenRowsSuffix = ".token_adapter.trainable_tokens_delta";
 
 }  // namespace trireme

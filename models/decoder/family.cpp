@@ -22,4 +22,6 @@ const Family& family_of(const DecoderConfig& config) {
   throw InternalError("no decoder family '" + config.family + "'");
 }
 
+BlockTable decoder_block(const DecoderConfig& config) { return family_of(config).block(config); }
+
 }  // namespace trireme

@@ -171,18 +171,67 @@ nlohmann::json llama_fields_json(const DecoderConfig& config) {
 }
 
 TensorNames llama_tensor_names() {
-  TensorNames names;
-  names.base = "model.";
-  names.embedding = "model.embed_tokens";
-  names.blocks = "model.layers.";
-  names.attention_norm = "input_layernorm";
-  names.qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
-  names.output = "self_attn.o_proj";
-  names.mlp_norm = "post_attention_layernorm";
-  names.up = {"mlp.gate_proj", "mlp.up_proj"};
-  names.down = "mlp.down_proj";
-  names.final_norm = "model.norm";
-  return names;
+  return {.base = "model.",
+          .embedding = "model.embed_tokens",
+          .positions = "",
+          .blocks = "model.layers.",
+          .final_norm = "model.norm"};
+}
+
+BlockTable bare_block(const DecoderConfig& config) {
+  BlockTable block;
+  block.biases_last = true;
+  block.heads = config.num_attention_heads;
+  block.kv_heads = config.num_key_value_heads;
+  block.head_dim = config.head_dim;
+  block.rotary = config.positions == DecoderPositions::kRope;
+  block.gated = config.gated_mlp();
+  return block;
+}
+
+double residual_deviation(const DecoderConfig& config) {
+  if (!config.scaled_residual_init) return config.initializer_range;
+  return config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers));
+}
+
+BlockTable llama_block(const DecoderConfig& config) {
+  const int64_t d = config.hidden_size, f = config.intermediate_size;
+  const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
+  const double deviation = config.initializer_range, into_residual = residual_deviation(config);
+  BlockTable block = bare_block(config);
+  block.layers = {{.name = "attention_norm",
+                   .kind = LayerKind::kNorm,
+                   .in = d,
+                   .parts = {{"input_layernorm", d}},
+                   .nemo = "self_attention.linear_qkv.layer_norm_weight"},
+                  {.name = "qkv",
+                   .in = d,
+                   .parts = {{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}},
+                   .deviation = deviation,
+                   .fused = "self_attn.qkv_proj",
+                   .nemo = "self_attention.linear_qkv.weight",
+                   .nemo_groups = config.num_key_value_heads},
+                  {.name = "output",
+                   .in = q,
+                   .parts = {{"self_attn.o_proj", d}},
+                   .deviation = into_residual,
+                   .nemo = "self_attention.linear_proj.weight"},
+                  {.name = "mlp_norm",
+                   .kind = LayerKind::kNorm,
+                   .in = d,
+                   .parts = {{"post_attention_layernorm", d}},
+                   .nemo = "mlp.linear_fc1.layer_norm_weight"},
+                  {.name = "up",
+                   .in = d,
+                   .parts = {{"mlp.gate_proj", f}, {"mlp.up_proj", f}},
+                   .deviation = deviation,
+                   .nemo = "mlp.linear_fc1.weight"},
+                  {.name = "down",
+                   .in = f,
+                   .parts = {{"mlp.down_proj", d}},
+                   .deviation = into_residual,
+                   .nemo = "mlp.linear_fc2.weight"}};
+  return block;
 }
 
 }  // namespace trireme

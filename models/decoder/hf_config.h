@@ -12,8 +12,13 @@ namespace trireme {
 DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defaults);
 /// The same fields, with model_type and architectures of config.family.
 nlohmann::json llama_fields_json(const DecoderConfig& config);
-/// Names of a Llama's tensors.
+/// Names of a Llama's tensors, and the table of its block.
 TensorNames llama_tensor_names();
+BlockTable llama_block(const DecoderConfig& config);
+/// A table without layers, with what `config` says of the rest of a block.
+BlockTable bare_block(const DecoderConfig& config);
+/// Deviation of the initial values of a projection that ends in the residual.
+double residual_deviation(const DecoderConfig& config);
 
 /// bos_token_id, eos_token_id, pad_token_id and torch_dtype; refuses quantization_config.
 void read_common_fields(ConfigReader& reader, DecoderConfig& config);

@@ -99,11 +99,12 @@ std::unique_ptr<WeightSource> open_files(const std::filesystem::path& directory,
 }  // namespace
 
 bool stored_transposed(const DecoderConfig& config, const std::string& tensor) {
-  const TensorNames& names = family_of(config).names;
-  if (!names.transposed || !tensor.starts_with(names.blocks)) return false;
-  const auto is = [&](const std::string& layer) { return tensor.ends_with("." + layer + ".weight"); };
-  return std::any_of(names.qkv.begin(), names.qkv.end(), is) || is(names.output) ||
-         std::any_of(names.up.begin(), names.up.end(), is) || is(names.down);
+  const BlockTable block = decoder_block(config);
+  if (!block.transposed || !tensor.starts_with(family_of(config).names.blocks)) return false;
+  for (const BlockLayer& layer : block.layers)
+    for (const LayerPart& part : layer.parts)
+      if (layer.product() && tensor.ends_with("." + part.module + ".weight")) return true;
+  return false;
 }
 
 std::unique_ptr<WeightSource> open_stored_weights(const std::filesystem::path& directory, const DecoderConfig& config) {

@@ -20,7 +20,6 @@ void set_gpt_choices(DecoderConfig& config, const ImportedModel& model) {
   config.norm = DecoderNorm::kLayer;
   config.activation = model.gelu_erf ? DecoderActivation::kGeluErf : DecoderActivation::kGeluTanh;
   config.positions = DecoderPositions::kLearned;
-  config.qkv_bias = config.output_bias = config.mlp_bias = true;
   config.embedding_dropout = config.residual_dropout = model.hidden_dropout;
   config.attention_dropout = model.attention_dropout;
   config.scaled_residual_init = true;

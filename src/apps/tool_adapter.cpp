@@ -3,7 +3,6 @@
 
 #include "data/tokenizer/tokenizer.h"
 #include "models/decoder/model_directory.h"
-#include "models/decoder/targets.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"

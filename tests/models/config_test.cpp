@@ -198,7 +198,6 @@ TEST_F(DecoderConfigFile, PresetsComeBackAsWritten) {
     const DecoderConfig again = read_decoder_config(write("config.json", text));
     EXPECT_EQ(again.family, config.family);
     EXPECT_EQ(decoder_config_json(again), text) << name;
-    EXPECT_EQ(again.qkv_bias, config.qkv_bias);
     EXPECT_EQ(again.head_dim, config.head_dim);
     EXPECT_EQ(again.positions, config.positions);
     EXPECT_EQ(again.norm, config.norm);

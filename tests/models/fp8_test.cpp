@@ -59,7 +59,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, Recip
   specs.front().parameters.front().init_scale = 1.0;
   for (UnitSpec& unit : specs)
     for (ParameterSpec& parameter : unit.parameters)
-      if (parameter.name == "o_proj" || parameter.name == "down_proj")
+      if (parameter.name == "output" || parameter.name == "down")
         parameter.init_scale /= std::sqrt(2.0 * static_cast<double>(shape.layers));
   ShardedUnits units(specs, comm, test_grid(), device,
                      {.compute_dtype = dtype,

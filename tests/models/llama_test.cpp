@@ -32,8 +32,7 @@ TEST(LlamaUnits, NamesShapesAndCounts) {
     EXPECT_EQ(rows, parameter.shape[0]) << parameter.name;
     EXPECT_EQ(parameter.decay, parameter.shape.size() == 2) << parameter.name;
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"input_layernorm", "qkv_proj", "o_proj", "post_attention_layernorm",
-                                             "gate_up_proj", "down_proj"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"attention_norm", "qkv", "output", "mlp_norm", "up", "down"}));
   EXPECT_EQ(block.parameters[1].parts[1].name, "model.layers.2.self_attn.k_proj.weight");
   EXPECT_EQ(block.parameters[1].parts[1].rows, 1024);
   EXPECT_FALSE(block.trained);

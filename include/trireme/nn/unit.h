@@ -32,8 +32,10 @@ struct ParameterSpec {
   /// The matrix of one linear layer (ops/layers/linear.h) in each forward: its products may run in FP8, and its
   /// gradient may go to a GradientSink.
   bool linear = false;
-  int64_t zero_rows_from =
-      -1;  // random initial weights: rows from this one on are zero (requires a single part); -1: none
+  /// Rows from this one on are padding: they start as zeros, and model directories do not have them (requires a single
+  /// part); -1: none.
+  int64_t zero_rows_from = -1;
+  bool transposed = false;  // checkpoint files keep the matrix [in, out]
   int64_t numel() const;
 };
 

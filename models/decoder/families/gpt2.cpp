@@ -17,7 +17,6 @@ DecoderConfig gpt2_choices() {
   config.norm_eps = 1e-5;
   config.activation = DecoderActivation::kGeluTanh;
   config.positions = DecoderPositions::kLearned;
-  config.qkv_bias = config.output_bias = config.mlp_bias = true;
   config.embedding_dropout = config.attention_dropout = config.residual_dropout = 0.1;
   config.scaled_residual_init = true;
   config.tie_word_embeddings = true;
@@ -112,28 +111,31 @@ std::vector<Preset> gpt2_presets() {
           gpt3_preset("gpt3-20b", 6144, 44, 48, 0.008165)};
 }
 
-TensorNames gpt2_tensor_names() {
-  TensorNames names;
-  names.base = "transformer.";
-  names.embedding = "transformer.wte";
-  names.positions = "transformer.wpe";
-  names.blocks = "transformer.h.";
-  names.attention_norm = "ln_1";
-  names.qkv = {"attn.c_attn"};
-  names.output = "attn.c_proj";
-  names.mlp_norm = "ln_2";
-  names.up = {"mlp.c_fc"};
-  names.down = "mlp.c_proj";
-  names.final_norm = "transformer.ln_f";
-  names.transposed = true;
-  names.buffers = {".attn.bias", ".attn.masked_bias"};  // the causal mask
-  return names;
+const TensorNames kGpt2Names = {.base = "transformer.",
+                                .embedding = "transformer.wte",
+                                .positions = "transformer.wpe",
+                                .blocks = "transformer.h.",
+                                .final_norm = "transformer.ln_f",
+                                .buffers = {".attn.bias", ".attn.masked_bias"}};  // the causal mask
+
+BlockTable gpt2_block(const DecoderConfig& config) {
+  const int64_t d = config.hidden_size, f = config.intermediate_size;
+  const double deviation = config.initializer_range, into_residual = residual_deviation(config);
+  BlockTable block = bare_block(config);
+  block.transposed = true;
+  block.layers = {{"attention_norm", LayerKind::kNorm, d, {{"ln_1", d}}, true},
+                  {"qkv", LayerKind::kProduct, d, {{"attn.c_attn", 3 * d}}, true, deviation},
+                  {"output", LayerKind::kProduct, d, {{"attn.c_proj", d}}, true, into_residual},
+                  {"mlp_norm", LayerKind::kNorm, d, {{"ln_2", d}}, true},
+                  {"up", LayerKind::kProduct, d, {{"mlp.c_fc", f}}, true, deviation},
+                  {"down", LayerKind::kProduct, f, {{"mlp.c_proj", d}}, true, into_residual}};
+  return block;
 }
 
 }  // namespace
 
 const Family& gpt2_family() {
-  static const Family family = {"gpt2", "GPT2LMHeadModel", gpt2_tensor_names(), read_gpt2, write_gpt2, gpt2_presets};
+  static const Family family = {"gpt2", "GPT2LMHeadModel", kGpt2Names, gpt2_block, read_gpt2, write_gpt2, gpt2_presets};
   return family;
 }
 

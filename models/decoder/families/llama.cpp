@@ -63,7 +63,7 @@ std::vector<Preset> llama_presets() {
 }  // namespace
 
 const Family& llama_family() {
-  static const Family family = {"llama",    "LlamaForCausalLM", llama_tensor_names(),
+  static const Family family = {"llama",    "LlamaForCausalLM", llama_tensor_names(), llama_block,
                                 read_llama, write_llama,        llama_presets};
   return family;
 }

@@ -54,7 +54,7 @@ std::vector<Preset> mistral_presets() {
 }  // namespace
 
 const Family& mistral_family() {
-  static const Family family = {"mistral",    "MistralForCausalLM", llama_tensor_names(),
+  static const Family family = {"mistral",    "MistralForCausalLM", llama_tensor_names(), llama_block,
                                 read_mistral, write_mistral,        mistral_presets};
   return family;
 }

@@ -7,6 +7,12 @@ namespace trireme {
 
 namespace {
 
+BlockTable qwen2_block(const DecoderConfig& config) {
+  BlockTable block = llama_block(config);
+  block.layers[static_cast<size_t>(block.find("qkv"))].bias = true;
+  return block;
+}
+
 /// The window that the blocks from max_window_layers on have where use_sliding_window is set.
 void read_window(ConfigReader& reader, DecoderConfig& config) {
   const int64_t window = reader.integer("sliding_window", 4096);
@@ -22,7 +28,6 @@ void read_window(ConfigReader& reader, DecoderConfig& config) {
 
 DecoderConfig read_qwen2(ConfigReader& reader) {
   DecoderConfig defaults;
-  defaults.qkv_bias = true;
   defaults.num_key_value_heads = 32;
   defaults.max_position_embeddings = 32768;
   defaults.bos_token_id = std::nullopt;
@@ -44,7 +49,6 @@ Preset qwen2_preset(const char* name, int64_t hidden, int64_t intermediate, int6
                     int64_t kv_heads, int64_t vocabulary, bool tied) {
   DecoderConfig config;
   config.family = "qwen2";
-  config.qkv_bias = true;
   config.hidden_size = hidden;
   config.intermediate_size = intermediate;
   config.num_hidden_layers = config.full_attention_layers = layers;
@@ -70,7 +74,7 @@ std::vector<Preset> qwen2_presets() {
 }  // namespace
 
 const Family& qwen2_family() {
-  static const Family family = {"qwen2",    "Qwen2ForCausalLM", llama_tensor_names(),
+  static const Family family = {"qwen2",    "Qwen2ForCausalLM", llama_tensor_names(), qwen2_block,
                                 read_qwen2, write_qwen2,        qwen2_presets};
   return family;
 }

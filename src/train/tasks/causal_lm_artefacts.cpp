@@ -2,7 +2,6 @@
 #include "causal_lm_task.h"
 
 #include "models/decoder/model_directory.h"
-#include "models/decoder/targets.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"

@@ -4,7 +4,6 @@
 #include "data/tokenizer/packed_with.h"
 #include "document_rows.h"
 #include "megatron_rows.h"
-#include "models/decoder/targets.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
@@ -53,7 +52,7 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
 std::pair<double, double> adapter_bytes(const DecoderModel& model, int64_t tokens, int64_t element) {
   double forward = 0, backward = 0;
   if (!model.lora()) return {0, 0};
-  for (const LoraTarget& target : lora_targets(model.config(), *model.lora())) {
+  for (const LoraTarget& target : model.targets()) {
     forward += static_cast<double>(target.in + 2 * target.rows);
     backward += static_cast<double>(target.rows + 3 * target.in);
   }
@@ -149,10 +148,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.units = &model_->units();
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
-  facts_.flops_per_row = model_flops_per_sample(shape, model_->lora(), config.data.seq_length);
+  facts_.flops_per_row = model_flops_per_sample(*model_, config.data.seq_length);
   facts_.nominal_denominator =
       per_token ? samples * static_cast<double>(config.data.seq_length - (has_labels() ? 0 : 1)) : samples;
-  if (family.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(shape);
+  if (family.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(model_->block());
   facts_.description.insert(
       facts_.description.begin(),
       fmt::format(
@@ -297,7 +296,7 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const bool fp8 = config.precision.linear == "fp8";
   const int64_t length = config.data.seq_length;
   const Recipe recipe = trained_recipe(config, facts_.automatic_fp8);
-  const ActivationBytes bytes = activation_bytes(model->config(), model->lora(), length,
+  const ActivationBytes bytes = activation_bytes(*model, length,
                                                  {.element_size = input.compute_bytes,
                                                   .frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen,
                                                   .trained_fp8 = trains_in_fp8(config),
@@ -317,7 +316,7 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.block_saved_norms = bytes.block_saved_norms;
   const MachineRates& rates = input.rates;
   const DecoderConfig& shape = model->config();
-  set_block_times(block_work(shape, length, input.compute_bytes),
+  set_block_times(block_work(model->block(), length, 1, input.compute_bytes),
                   {.fp8 = fp8,
                    .trained = !config.lora,
                    .cost = recipe_cost(recipe),

@@ -142,25 +142,26 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
 }
 
 double MaskedLmTask::flops_per_row(int64_t length) const {
-  return bert_flops_per_row(model_->config(), length, sequences_per_row_, kMaskedPart * static_cast<double>(length));
+  return bert_flops_per_row(*model_, length, sequences_per_row_, kMaskedPart * static_cast<double>(length));
 }
 
 void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const int64_t length = config.data.seq_length;
   const Recipe recipe = trained_recipe(config, facts_.automatic_fp8);
-  const BertActivationBytes bytes =
-      bert_activation_bytes(model_->config(), length, input.compute_bytes, model_->padded_vocab(),
-                            config.precision.linear == "fp8", stores_codes(recipe));
+  const ActivationBytes bytes = bert_activation_bytes(*model_, length,
+                                                      {.element_size = input.compute_bytes,
+                                                       .trained_fp8 = config.precision.linear == "fp8",
+                                                       .stored_codes = stores_codes(recipe)});
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
   input.rows = static_cast<int>(config.batch.micro_batch_size);
-  input.block_saved = bytes.layer_saved;
-  input.block_recomputed = bytes.layer_recomputed;
+  input.block_saved = bytes.block_saved;
+  input.block_recomputed = bytes.block_recomputed;
   input.working_peak = bytes.working_peak;
   input.working_fixed = bytes.working_fixed;
   input.head = bytes.head;
   const BertConfig& shape = model_->config();
-  const BlockWork work = bert_layer_work(shape, length, sequences_per_row_, input.compute_bytes);
+  const BlockWork work = block_work(model_->block(), length, sequences_per_row_, input.compute_bytes);
   const bool fp8 = config.precision.linear == "fp8";
   set_block_times(work,
                   {.fp8 = fp8,

@@ -1,0 +1,142 @@
+#include "models/common/blocks.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
+#include "trireme/ops/layers/linear_residual.h"
+#include "trireme/ops/layers/norm_linear.h"
+#include "trireme/ops/layers/norm_mlp.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+namespace trireme {
+
+namespace {
+
+/// One block's tensors by the names of its table's layers: the unit's, then A and B of every target.
+class BlockTensors {
+ public:
+  BlockTensors(const BlockPass& pass, int64_t index, const UnitTensors& unit)
+      : pass_(pass), block_(*pass.block), index_(static_cast<uint64_t>(index)), unit_(unit) {}
+
+  Norm norm(const char* name) {
+    const int layer = find(name);
+    if (layer < 0) return {};
+    return norm_of(unit_[block_.weight_position(layer)], bias(layer), pass_.norm_eps);
+  }
+  Linear linear(const char* name) {
+    const int layer = find(name);
+    TRIREME_CHECK(layer >= 0, "the block has no layer ", name);
+    return {unit_.weight(block_.weight_position(layer)),
+            bias(layer),
+            {adapters(layer), pass_.lora_scale, pass_.lora_dropout}};
+  }
+  /// Every layer of the table was asked for.
+  void check_complete() const {
+    TRIREME_CHECK(found_ == block_.layers.size(), "the forward uses ", found_, " layers of a block, its table has ",
+                  block_.layers.size());
+  }
+
+ private:
+  int find(const char* name) {
+    const int layer = block_.find(name);
+    found_ += layer >= 0 ? 1 : 0;
+    return layer;
+  }
+  at::Tensor bias(int layer) const {
+    const int position = block_.bias_position(layer);
+    return position < 0 ? at::Tensor() : unit_[position];
+  }
+  std::vector<LoraAdapter> adapters(int layer) const {
+    const at::TensorList pairs = unit_.values.slice(static_cast<size_t>(block_.parameters()));
+    std::vector<LoraAdapter> list;
+    for (size_t t = 0; t < pass_.targets.size(); ++t) {
+      const LoraTarget& target = pass_.targets[t];
+      if (target.layer == layer)
+        list.push_back({pairs[2 * t], pairs[2 * t + 1], target.row_begin, index_ * pass_.streams + target.index});
+    }
+    return list;
+  }
+
+  const BlockPass& pass_;
+  const BlockTable& block_;
+  uint64_t index_;
+  const UnitTensors& unit_;
+  size_t found_ = 0;
+};
+
+/// Attention of a projection [T, (N + 2 K) H] laid out q | k | v, which is given up: [T, N H].
+at::Tensor attend(const BlockPass& pass, const at::Tensor& qkv, const AttentionOptions& options) {
+  const BlockTable& block = *pass.block;
+  if (!block.rotary)
+    return attention_of_packed(qkv.view({qkv.size(0), block.heads + 2 * block.kv_heads, block.head_dim}),
+                               block.kv_heads, pass.sequences, options)
+        .flatten(1);
+  const auto [q, k, v] = rope_split_qkv_(qkv, pass.rope, block.heads, block.kv_heads, block.head_dim);
+  return attention(q, k, v, pass.sequences, options).flatten(1);
+}
+
+at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor& x_TD, const UnitTensors& unit,
+                         Recompute recompute) {
+  const ProfileRange range("layers", index);
+  BlockTensors block(pass, index, unit);
+  const uint64_t stream = pass.first_stream + static_cast<uint64_t>(index) * pass.streams;
+  const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm"), block.linear("qkv"),
+                                              Activation::kNone, recompute == Recompute::kNone);
+  const at::Tensor attended = attend(pass, qkv,
+                                     {.scale = 1.0 / std::sqrt(static_cast<double>(pass.block->head_dim)),
+                                      .causal = pass.block->causal,
+                                      .dropout = pass.attention.at(stream)});
+  const at::Tensor h_TD = linear_residual(attended, residual_TD, block.linear("output"), pass.residual.at(stream + 1),
+                                          block.norm("attention_post_norm"));
+  const at::Tensor y_TD = norm_mlp(h_TD, {.norm = block.norm("mlp_norm"),
+                                          .up = block.linear("up"),
+                                          .activation = pass.activation,
+                                          .down = block.linear("down"),
+                                          .dropout = pass.residual.at(stream + 2),
+                                          .post_norm = block.norm("mlp_post_norm"),
+                                          .recompute_up = recompute == Recompute::kMlp,
+                                          .keep_inputs = recompute == Recompute::kNone});
+  block.check_complete();
+  return y_TD;
+}
+
+}  // namespace
+
+Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  return bias.defined() ? layer_norm(weight, bias, eps) : rms_norm(weight, eps);
+}
+
+at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
+                      const std::vector<Recompute>& recompute, int adapters) {
+  TRIREME_CHECK(recompute.empty() || static_cast<int64_t>(recompute.size()) == blocks, "recompute names ",
+                recompute.size(), " blocks, the model has ", blocks);
+  const size_t pairs = 2 * pass.targets.size();
+  at::Tensor y_TD = x_TD;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int unit = static_cast<int>(block) + 1;
+    y_TD = enter_unit(y_TD, store, unit);
+    std::vector<at::Tensor> tensors = store.parameters(unit);
+    if (pairs > 0) {
+      const auto first = store.parameters(adapters).begin() + static_cast<std::ptrdiff_t>(pairs) * block;
+      tensors.insert(tensors.end(), first, first + static_cast<std::ptrdiff_t>(pairs));
+    }
+    const std::vector<WeightState>* states = &store.weight_states(unit);
+    const Recompute what = recompute.empty() ? Recompute::kNone : recompute[static_cast<size_t>(block)];
+    TRIREME_CHECK(what != Recompute::kMlp || pass.block->find("mlp_norm") >= 0,
+                  "the MLP alone is recomputed from its norm, which the block lacks");
+    if (what == Recompute::kFull)
+      y_TD = recomputed(
+          [pass, block, states](const at::Tensor& x, const std::vector<at::Tensor>& t) {
+            return block_forward(pass, block, x, {t, states}, Recompute::kNorms);
+          },
+          y_TD, tensors);
+    else
+      y_TD = block_forward(pass, block, y_TD, {tensors, states}, what);
+    y_TD = leave_unit(y_TD, store, unit);
+  }
+  return y_TD;
+}
+
+}  // namespace trireme

@@ -1,0 +1,45 @@
+#pragma once
+// The forward of the blocks of a model: the layers of its table in their order, whatever of them it has.
+
+#include "models/common/lora.h"
+#include "trireme/nn/block.h"
+#include "trireme/nn/recompute.h"
+#include "trireme/nn/unit.h"
+#include "trireme/ops/activation.h"
+#include "trireme/ops/attention.h"
+#include "trireme/ops/dropout.h"
+#include "trireme/ops/norm.h"
+#include "trireme/ops/rope.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace trireme {
+
+/// What all blocks of one forward pass share.
+struct BlockPass {
+  std::shared_ptr<const BlockTable> block{};
+  Activation activation = Activation::kSwiglu;
+  double norm_eps = 0;
+  RopeTable rope{};  // of a table with rotary positions
+  Sequences sequences{};
+  /// Of attention's probabilities, and of both projections that end in the residual. In block b, attention, the output
+  /// projection and the MLP draw from streams first_stream + b * streams and the two behind it.
+  Dropout attention{}, residual{};
+  uint64_t first_stream = 0, streams = 0;
+  /// Adapters, whose dropout draws from streams b * streams + LoraTarget::index.
+  std::vector<LoraTarget> targets{};
+  double lora_scale = 0;
+  Dropout lora_dropout{};
+};
+
+/// x [T, D] through all blocks, which are units 1, 2, … of the store. Unit `adapters` has A and B of every target,
+/// block after block, where there are targets. `recompute`: for each block; empty: none.
+at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
+                      const std::vector<Recompute>& recompute, int adapters = -1);
+
+/// rms_norm() without a bias, layer_norm() with one.
+Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps);
+
+}  // namespace trireme
