@@ -10,6 +10,7 @@
 
 #include "schema_data.h"
 #include "schema_field.h"
+#include "trireme/base/recipe.h"
 
 namespace trireme {
 
@@ -208,7 +209,9 @@ void describe(Visitor& v, PrecisionSection& s) {
                    "tensorwise = one for each tensor, its own; rowwise = one for each row of activations and "
                    "gradients; auto = rowwise for decoders, "
                    "delayed for BERT",
-           .words = {"auto", "rowwise", "tensorwise", "delayed"}},
+#define TRIREME_WORD(Name, word) , #word
+           .words = {"auto" TRIREME_TRAINED_FP8_RECIPES(TRIREME_WORD)}},
+#undef TRIREME_WORD
           s.fp8_recipe);
   v.field({.key = "fp8_skip_first",
            .help = "this many blocks at the start stay in the compute type when all parameters are trained in FP8",

@@ -44,6 +44,4 @@ std::vector<bool> trained_in_fp8(const std::vector<UnitSpec>& units, Recipe reci
   return fp8;
 }
 
-bool stores_codes(Recipe recipe) { return recipe == Recipe::kFp8Tensorwise || recipe == Recipe::kFp8Rowwise; }
-
 }  // namespace trireme

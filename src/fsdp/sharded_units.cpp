@@ -1,6 +1,7 @@
 #include "trireme/fsdp/sharded_units.h"
 
 #include "trireme/base/error.h"
+#include "trireme/ops/matmul/recipe.h"
 #include "unit_state.h"
 
 #include <ATen/core/grad_mode.h>
@@ -73,7 +74,7 @@ void ShardedUnits::make_peer_memory() {
     if (specs_[u].trained || specs_[u].replicated || is_resident(u)) continue;
     UnitSpec stored, vectors;
     std::vector<int> indices;
-    const bool fp8 = options_.frozen == Recipe::kFp8Frozen && specs_[u].has_linear();
+    const bool fp8 = traits_of(options_.frozen).stores_codes && specs_[u].has_linear();
     split_storage(specs_[u], fp8, stored, vectors, indices);
     peer_offsets_[u] = peer_bytes;
     const int64_t bytes = make_layout(stored, grid_.shard.size).shard_numel * (fp8 ? 1 : compute_bytes);
@@ -92,7 +93,7 @@ std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
   auto state = std::make_unique<UnitState>();
   state->gathered = division.weights;
   state->divided = division.state;
-  state->fp8 = options_.frozen == Recipe::kFp8Frozen && !spec.trained && spec.has_linear();
+  state->fp8 = traits_of(options_.frozen).stores_codes && !spec.trained && spec.has_linear();
   state->trained_codes = codes_ && trained_fp8_[unit];
   split_storage(spec, state->fp8 || state->trained_codes, state->stored, state->vectors, state->stored_parameters);
   if (state->trained_codes) state->stored = spec;
@@ -231,7 +232,7 @@ void ShardedUnits::assign_weight_states() {
     if (trained_fp8_[u])
       linears += std::count_if(specs_[u].parameters.begin(), specs_[u].parameters.end(),
                                [](const auto& p) { return p.linear; });
-  const bool delayed = options_.trained == Recipe::kFp8Delayed;
+  const bool delayed = traits_of(options_.trained).delayed_scales;
   if (delayed && linears > 0) scales_ = std::make_unique<Fp8Scales>(linears, device_);
   int64_t next = 0;
   for (size_t u = 0; u < specs_.size(); ++u) {
@@ -239,7 +240,7 @@ void ShardedUnits::assign_weight_states() {
     state.states.resize(specs_[u].parameters.size());
     if (state.fp8)
       for (const int p : state.stored_parameters)
-        state.states[static_cast<size_t>(p)] = {Recipe::kFp8Frozen, state.inverse_scales.select(0, p), {}};
+        state.states[static_cast<size_t>(p)] = {options_.frozen, state.inverse_scales.select(0, p), {}};
     state.evaluation_states = state.states;
     for (size_t p = 0; p < state.states.size(); ++p) {
       if (!trained_fp8_[u] || !specs_[u].parameters[p].linear) continue;
@@ -266,7 +267,7 @@ std::string ShardedUnits::find_nonfinite_operand() const {
   for (size_t u = 0; u < specs_.size(); ++u) {
     for (size_t p = 0; scales_ && p < specs_[u].parameters.size(); ++p) {
       const WeightState& state = states_[u]->states[p];
-      if (state.recipe != Recipe::kFp8Delayed) continue;
+      if (!traits_of(state.recipe).delayed_scales) continue;
       const auto bad = [](const Fp8Scale& scale) { return !std::isfinite(scale.amax.item<float>()); };
       const char* what = bad(state.scales.x)        ? "the input of "
                          : bad(state.scales.weight) ? "the weight "

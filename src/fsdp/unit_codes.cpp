@@ -2,6 +2,7 @@
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/ops/matmul/fp8.h"
+#include "trireme/ops/matmul/recipe.h"
 #include "unit_state.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ void reduce_amax(Communicator& ranks, const at::Tensor& amax) {
 
 /// Allocates what all units share, before their states are made.
 void ShardedUnits::add_trained_codes() {
-  if (!stores_codes(options_.trained) ||
+  if (!traits_of(options_.trained).stores_codes ||
       std::find(trained_fp8_.begin(), trained_fp8_.end(), true) == trained_fp8_.end())
     return;
   codes_ = std::make_unique<TrainedCodes>();

@@ -53,8 +53,8 @@ struct ShardedUnits::UnitState {
   at::Tensor inverse_scales;           // fp32, one per parameter of the unit
   std::vector<int> stored_parameters;  // index in the unit of each parameter whose values are in the flat buffer
 
-  // Trained units with stores_codes(): the flat buffer has the layout of the whole unit, in E4M3 codes. The codes of
-  // `vectors` there are not used.
+  // Trained units whose recipe stores codes: the flat buffer has the layout of the whole unit, in E4M3 codes. The codes
+  // of `vectors` there are not used.
   bool trained_codes = false;
   /// This rank's elements of a matrix.
   struct CodePiece {

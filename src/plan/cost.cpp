@@ -18,25 +18,26 @@ void set_rates(PlanInput& input) {
 
 void set_block_times(const BlockWork& work, const BlockProducts& products, PlanInput& input) {
   const MachineRates& rates = input.rates;
-  const bool trained_fp8 = products.fp8 && products.trained;
-  const double rate = products.fp8 ? rates.fp8_flops : rates.bf16_flops;
+  const RecipeTraits& recipe = products.recipe;
+  const auto seconds = [&](const ProductTraits& product, double flops) {
+    return product.slowdown * flops / (product.fp8 ? rates.fp8_flops : rates.bf16_flops);
+  };
   const double attention =
       work.attention / (rates.attention_flops * attention_part(products.head_size, products.attention_dropout));
   double forward_bytes = work.forward_bytes + work.unhidden_forward,
          backward_bytes = work.backward_bytes + work.unhidden_backward;
-  // Kernels before frozen FP8 products write codes, one byte where fp8_forward_bytes counts four.
-  const double quantised = trained_fp8 ? products.cost.quantisation : products.fp8 ? 0.25 : 0;
-  forward_bytes += quantised * work.fp8_forward_bytes;
-  backward_bytes += quantised * work.fp8_backward_bytes;
+  // The models count 4 bytes an element.
+  forward_bytes += recipe.operand_traffic / 4 * work.fp8_forward_bytes;
+  backward_bytes += recipe.operand_traffic / 4 * work.fp8_backward_bytes;
   StepTimes& times = input.times;
-  times.block_forward = work.matrices / rate + attention + forward_bytes / rates.memory_bytes;
-  times.block_backward = products.cost.backward_products * (products.trained ? 2 : 1) * work.matrices / rate +
-                         2.5 * attention + backward_bytes / rates.memory_bytes;
+  times.block_forward = seconds(recipe.forward, work.matrices) + attention + forward_bytes / rates.memory_bytes;
+  const double weights = products.trained ? seconds(recipe.wgrad, work.matrices) : 0;
+  times.block_backward =
+      seconds(recipe.dgrad, work.matrices) + weights + 2.5 * attention + backward_bytes / rates.memory_bytes;
   times.norms_forward = work.norms_bytes / rates.memory_bytes;
-  times.mlp_forward = work.gate_up / rate;
-  if (trained_fp8)
-    times.pass =
-        static_cast<double>(input.num_blocks) * products.cost.weights * work.fp8_weight_bytes / rates.memory_bytes;
+  times.mlp_forward = seconds(recipe.forward, work.gate_up);
+  times.pass =
+      static_cast<double>(input.num_blocks) * recipe.weight_traffic / 4 * work.fp8_weight_bytes / rates.memory_bytes;
 }
 
 }  // namespace trireme

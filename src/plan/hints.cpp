@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
+#include "trireme/ops/matmul/recipe.h"
 #include "trireme/plan/precision.h"
 
 #include <c10/core/ScalarType.h>
@@ -34,6 +35,11 @@ bool ramp_fits(const BatchSection& batch, int64_t ranks) {
          increment % unit == 0;
 }
 
+/// What multiplies the blocks' matrices of a changed configuration.
+const RecipeTraits& block_traits(const PlanQuestion& question, const Config& config) {
+  return traits_of(block_recipe(config, question.model.facts().automatic_fp8));
+}
+
 MemoryPlan least(const PlanQuestion& question) { return least_plan(plan_input(question)); }
 
 /// The changes that are worth a thought for a configuration, from the least to the most intrusive; each is one setting.
@@ -62,8 +68,11 @@ class Changes {
     const ModelFacts& facts = question.model.facts();
     if (question.gpu && config.precision.linear != "fp8" && (config.lora ? facts.frozen_fp8 : facts.trained_fp8))
       add("precision.linear: fp8", [](Config& c) { c.precision.linear = "fp8"; });
-    if (trains_in_fp8(config) && !stores_codes(trained_recipe(config, facts.automatic_fp8)))
-      add("precision.fp8_recipe: rowwise", [](Config& c) { c.precision.fp8_recipe = "rowwise"; });
+    const std::vector<Recipe>& all = trained_fp8_recipes();
+    const auto codes = std::ranges::find_if(all, [](Recipe recipe) { return traits_of(recipe).stores_codes; });
+    if (trains_in_fp8(config) && codes != all.end() && !block_traits(question, config).stores_codes)
+      add(fmt::format("precision.fp8_recipe: {}", traits_of(*codes).name),
+          [codes](Config& c) { c.precision.fp8_recipe = traits_of(*codes).name; });
     const bool fp8_keys = config.precision.fp8_recipe != "auto" || config.precision.fp8_skip_first > 0 ||
                           config.precision.fp8_skip_last > 0;  // not with a lora section
     if (!config.lora && !facts.adapter_targets.empty() && !fp8_keys) add_adapters(facts.adapter_targets);
@@ -73,8 +82,9 @@ class Changes {
   std::vector<PlanHint> take() {
     std::erase_if(hints_, [this](const PlanHint& hint) {
       const Config& config = hint.config;
-      const bool odd = config.batch.micro_batch_size * config.data.seq_length % kFp8Multiple != 0;
-      return !ramp_fits(config.batch, hint.ranks) || (question_.gpu && trains_in_fp8(config) && odd);
+      const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length;
+      return !ramp_fits(config.batch, hint.ranks) ||
+             (question_.gpu && tokens % block_traits(question_, config).token_multiple != 0);
     });
     return std::move(hints_);
   }
@@ -188,12 +198,14 @@ PlanInput plan_input(const PlanQuestion& question) {
   else if (config.parallel.shard_size != "auto")
     input.shard_size = std::stoi(config.parallel.shard_size);
   if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
-  input.frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen;
+  input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;
-  if (question.gpu && trains_in_fp8(config))
-    input.rows_multiple = static_cast<int>(kFp8Multiple / std::gcd(kFp8Multiple, config.data.seq_length));
+  if (question.gpu) {
+    const int64_t multiple = block_traits(question, config).token_multiple;
+    input.rows_multiple = static_cast<int>(multiple / std::gcd(multiple, config.data.seq_length));
+  }
   const std::string& recompute = config.parallel.recompute;
   if (const auto share = parse_fraction(recompute); share)
     input.recompute_blocks = recompute_fraction(input.num_blocks, *share);

@@ -4,6 +4,7 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/ops/matmul/recipe.h"
 
 #include <algorithm>
 #include <numeric>
@@ -57,7 +58,7 @@ UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_
 
 /// Per unit: whether its matrices are stored as trained codes.
 std::vector<bool> trained_codes(const PlanInput& input) {
-  return stores_codes(input.trained)
+  return traits_of(input.trained).stores_codes
              ? trained_in_fp8(*input.units, input.trained, input.compute_first, input.compute_last)
              : std::vector<bool>(input.units->size(), false);
 }

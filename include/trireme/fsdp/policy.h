@@ -36,9 +36,4 @@ UnitDivision divide_unit(const UnitSpec& unit, int shard_size, ShardPolicy polic
 std::vector<bool> trained_in_fp8(const std::vector<UnitSpec>& units, Recipe recipe, int64_t compute_first,
                                  int64_t compute_last);
 
-/// Whether the matrices of such units are stored as E4M3 codes, which are made from the fp32 master weights once after
-/// each optimizer step, instead of as a copy in the compute dtype, which each pass quantises. True where the scale is
-/// the weight's own amax: codes with a delayed scale are part of the passes that record the next amax.
-bool stores_codes(Recipe recipe);
-
 }  // namespace trireme

@@ -7,11 +7,12 @@
 // the memory of ranks on the same host (PeerMemory); others go through the communicator. A slot keeps its unit until
 // another unit needs the slot, so the last unit of forward is still gathered when backward starts.
 //
-//   frozen unit    shard in the storage dtype; with Recipe::kFp8Frozen its matrices in E4M3, with one scale each that
-//                  is computed during loading
+//   frozen unit    shard in the storage dtype; with a recipe that stores codes its matrices in E4M3, with one scale
+//   each
+//                  that is computed during loading
 //   trained unit   fp32 master weights, compute copy and, after finish_backward(), gradient: of each, the policy says
 //                  whether a rank has its shard or the whole. A whole compute copy of divided master weights is
-//                  gathered after the optimizer step, while the next forward runs. With a recipe of stores_codes() the
+//                  gathered after the optimizer step, while the next forward runs. With a recipe that stores codes the
 //                  compute copy of a block's matrices is E4M3 codes with one scale per matrix, made from the masters
 //                  after each optimizer step and gathered as bytes; its vectors are whole on every rank.
 //   replicated     whole on every rank
@@ -43,8 +44,7 @@ struct ShardingOptions {
   /// Per unit: stays whole although the shard group has several ranks (from the plan). Empty: none. For frozen units
   /// only.
   std::vector<bool> resident{};
-  /// Recipe of the matrices of linear layers of frozen units (kCompute, or kFp8Frozen: stored in FP8) and of trained
-  /// units (kCompute, or an FP8 recipe; the scales of kFp8Delayed are part of this store).
+  /// Recipe of the matrices of linear layers of frozen and of trained units. Delayed scales are part of this store.
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
   /// Dtype in which gradients are summed over ranks.
   at::ScalarType reduce_dtype = at::kFloat;

@@ -2,20 +2,11 @@
 // How a matrix of a unit is stored and multiplied. The unit's store decides it, models pass it on, and ops/matmul/
 // implements it, so that models contain no precision branch.
 
+#include "trireme/base/recipe.h"
+
 #include <ATen/core/Tensor.h>
 
 namespace trireme {
-
-/// The operands that the products of a linear layer take; src/ops/matmul/recipe.h is the interface of the
-/// implementations.
-enum class Recipe {
-  kCompute,        // all three products in the compute dtype
-  kFp8Frozen,      // weight in E4M3 with one scale, never trained; activations and gradients with one scale per row
-  kFp8Delayed,     // trained in FP8; one scale per tensor, from the amax of the previous step
-  kFp8Tensorwise,  // trained in FP8; one scale per tensor, from its own amax
-  kFp8Rowwise,     // trained in FP8; activations and gradients with one scale per row of each product's operand, from
-                   // the row's own amax; one scale for the weight
-};
 
 /// Delayed scaling of one tensor: fp32 scalars on the device. codes = saturate(x * scale), x = codes * inverse.
 struct Fp8Scale {
@@ -50,17 +41,17 @@ class GradientSink {
 
 /// What a store records about a matrix in addition to its values.
 struct WeightState {
-  Recipe recipe = Recipe::kCompute;
+  Recipe recipe = Recipe::kCompute;  // ops/matmul/recipe.h
   /// Of a matrix of codes: fp32 scalar, value = code * inverse_scale; for trained weights on a GPU 16-byte aligned, as
   /// cuBLASLt requires.
   at::Tensor inverse_scale{};
-  Fp8LinearScales scales{};      // kFp8Delayed
+  Fp8LinearScales scales{};      // RecipeTraits::delayed_scales
   GradientSink* sink = nullptr;  // null: autograd carries the gradient, if the matrix requires one
 };
 
 struct Weight {
   /// [out, in]: compute dtype, or E4M3 codes. kFp8Frozen always has codes; the recipes of trained weights take either,
-  /// and quantise a matrix of the compute dtype when they use it.
+  /// and quantize a matrix of the compute dtype when they use it.
   at::Tensor matrix;
   WeightState state;
   bool quantised() const { return matrix.scalar_type() == at::kFloat8_e4m3fn; }

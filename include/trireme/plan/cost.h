@@ -2,6 +2,7 @@
 // The times of a step's parts, from the rates of a machine and what a model says of its work.
 
 #include "trireme/nn/block_work.h"
+#include "trireme/ops/matmul/recipe.h"
 #include "trireme/plan/plan.h"
 #include "trireme/plan/precision.h"
 
@@ -13,8 +14,8 @@ namespace trireme {
 void set_rates(PlanInput& input);
 /// How a model's blocks are multiplied.
 struct BlockProducts {
-  bool fp8 = false, trained = true;  // whether matrices are multiplied in FP8, and whether they have weight gradients
-  RecipeCost cost{};                 // of the FP8 recipe of trained matrices
+  const RecipeTraits& recipe;
+  bool trained = true;  // matrices have weight gradients
   int64_t head_size = 0;
   bool attention_dropout = false;
 };

@@ -7,8 +7,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
-
 namespace trireme {
 
 /// What weights, activations and gradients are computed in: precision.compute, or bf16 on a GPU and fp32 on a CPU.
@@ -19,19 +17,11 @@ at::ScalarType compute_dtype(const Config& config, bool use_gpu);
 Recipe frozen_recipe(const Config& config);
 /// Whether those of trained units are multiplied in FP8. With a lora section none of them is trained.
 bool trains_in_fp8(const Config& config);
-/// How those of trained units are multiplied: kCompute or, by precision.fp8_recipe, one of the FP8 recipes; `automatic`
-/// is the task's answer to auto (TaskFacts).
+/// The FP8 recipe that precision.fp8_recipe names; `automatic` is the task's answer to auto (TaskFacts).
+Recipe chosen_fp8_recipe(const Config& config, Recipe automatic);
+/// How those of trained units are multiplied: kCompute or the chosen FP8 recipe.
 Recipe trained_recipe(const Config& config, Recipe automatic);
-
-/// What an FP8 recipe costs beside `delayed`, as factors of its times.
-struct RecipeCost {
-  double backward_products = 1;  // split accumulation of dgrad and wgrad
-  double quantisation = 1;       // bytes that quantisation of activations and gradients reads and writes
-  double weights = 1;            // the same of the weights, in each pass
-};
-RecipeCost recipe_cost(Recipe recipe);
-
-/// Passes of trained FP8 products on a GPU have a multiple of this many tokens.
-inline constexpr int64_t kFp8Multiple = 16;
+/// How a block's matrices are multiplied: as frozen ones with a lora section, otherwise as trained ones.
+Recipe block_recipe(const Config& config, Recipe automatic);
 
 }  // namespace trireme

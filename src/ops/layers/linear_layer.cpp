@@ -48,7 +48,7 @@ OperandForms LinearLayer::gradient_forms(const Gradients& gradients) const {
 }
 
 bool LinearLayer::backward_reads_input(const Gradients& gradients) const {
-  return lora_.active() || (trained(gradients) && recipe_->wgrad_reads_plain_input());
+  return lora_.active() || (trained(gradients) && recipe_->traits().wgrad_reads_plain_input);
 }
 
 bool LinearLayer::may_read_input() const { return lora_.active() || wgrad_reads_plain_input(); }

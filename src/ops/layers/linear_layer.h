@@ -23,13 +23,13 @@ class LinearLayer {
   const Input& bias_input() const { return bias_; }
   int64_t out_features() const { return weight_.matrix.size(0); }
   int64_t in_features() const { return weight_.matrix.size(1); }
-  const LinearRecipe& recipe() const { return *recipe_; }
+  const RecipeTraits& traits() const { return recipe_->traits(); }
 
   /// Whether backward computes the weight's gradient.
   bool trained(const Gradients& gradients) const { return weight_.state.sink != nullptr || gradients.wanted(matrix_); }
 
   /// Whether the weight's gradient reads x in its plain form; known in forward.
-  bool wgrad_reads_plain_input() const { return weight_.trained() && recipe_->wgrad_reads_plain_input(); }
+  bool wgrad_reads_plain_input() const { return weight_.trained() && recipe_->traits().wgrad_reads_plain_input; }
 
   /// The forms of x that forward reads. `recompute`: called in backward; what wgrad reads is kept already.
   OperandForms input_forms(bool recompute = false) const;

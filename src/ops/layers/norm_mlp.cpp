@@ -47,7 +47,7 @@ struct NormMlpNode {
     const at::Tensor z = project_up(normed, /*recompute=*/false);
     if (keep_inputs && norm.present() && up.wgrad_reads_plain_input()) kept_normed = normed.plain;
     Operand active;
-    if (gated() && down.recipe().keeps_activations_in_fp8() && !recompute_up) {
+    if (gated() && down.traits().keeps_activations_in_fp8 && !recompute_up) {
       SwigluForward both = swiglu_forward(z, down.input_forms(), /*keep_fp8=*/true);
       active = std::move(both.y);
       projected_fp8 = both.kept_fp8;

@@ -1,5 +1,4 @@
 #include "matmul/recipe.h"
-#include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
 
@@ -10,9 +9,12 @@ namespace {
 /// Products in the compute dtype, by the library.
 class ComputeRecipe final : public LinearRecipe {
  public:
+  const RecipeTraits& traits() const override {
+    static const RecipeTraits traits = {.name = "compute", .trains = true, .wgrad_reads_plain_input = true};
+    return traits;
+  }
   OperandForms input_forms(const Weight&, bool) const override { return {.plain = true}; }
   OperandForms gradient_forms(const Weight&) const override { return {.plain = true}; }
-  bool wgrad_reads_plain_input() const override { return true; }
 
   at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType, const at::Tensor& bias,
                      const Addend& addend, Kept&) const override {
@@ -32,18 +34,6 @@ class ComputeRecipe final : public LinearRecipe {
 const LinearRecipe& compute_recipe() {
   static const ComputeRecipe recipe;
   return recipe;
-}
-
-const LinearRecipe& recipe_of(Recipe recipe) {
-  switch (recipe) {
-    case Recipe::kCompute: return compute_recipe();
-    case Recipe::kFp8Frozen: return fp8_frozen_recipe();
-    case Recipe::kFp8Delayed: return fp8_delayed_recipe();
-    case Recipe::kFp8Tensorwise: return fp8_tensorwise_recipe();
-    case Recipe::kFp8Rowwise: return fp8_rowwise_recipe();
-  }
-  TRIREME_CHECK(false, "no recipe ", static_cast<int>(recipe));
-  return compute_recipe();
 }
 
 }  // namespace trireme

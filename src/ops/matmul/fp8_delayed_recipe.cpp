@@ -10,13 +10,30 @@ namespace {
 
 class Fp8DelayedRecipe final : public LinearRecipe {
  public:
+  /// Reads a matrix of 2 bytes an element once and writes its codes in two layouts, weights too.
+  const RecipeTraits& traits() const override {
+    static const RecipeTraits traits = {.name = "delayed",
+                                        .trains = true,
+                                        .forward = {.fp8 = true},
+                                        .dgrad = {.fp8 = true},
+                                        .wgrad = {.fp8 = true},
+                                        .delayed_scales = true,
+                                        .needs_sm90 = true,
+                                        .needs_16_bit = true,
+                                        .size_multiple = 16,
+                                        .token_multiple = 16,
+                                        .kept_input_bytes = 1,
+                                        .gradient_bytes = 2,
+                                        .operand_traffic = 4,
+                                        .weight_traffic = 4};
+    return traits;
+  }
   OperandForms input_forms(const Weight& weight, bool) const override {
     return {.codes = &weight.state.scales.x, .codes_known = *weight.state.scales.known};
   }
   OperandForms gradient_forms(const Weight& weight) const override {
     return {.codes = &weight.state.scales.dy, .codes_known = *weight.state.scales.known};
   }
-  bool wgrad_reads_plain_input() const override { return false; }
 
   at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
                      const Addend& addend, Kept& kept) const override {

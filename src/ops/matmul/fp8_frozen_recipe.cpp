@@ -11,10 +11,22 @@ namespace {
 
 class Fp8FrozenRecipe final : public LinearRecipe {
  public:
+  /// The norm and the activation before a product write codes, one byte, instead of the plain form.
+  const RecipeTraits& traits() const override {
+    static const RecipeTraits traits = {.name = "frozen",
+                                        .trains = false,
+                                        .forward = {.fp8 = true},
+                                        .dgrad = {.fp8 = true},
+                                        .stores_codes = true,
+                                        .needs_sm90 = true,
+                                        .size_multiple = 16,
+                                        .gradient_bytes = 1,
+                                        .keeps_activations_in_fp8 = true,
+                                        .operand_traffic = 1};
+    return traits;
+  }
   OperandForms input_forms(const Weight&, bool) const override { return {.rows = true}; }
   OperandForms gradient_forms(const Weight&) const override { return {.rows = true}; }
-  bool wgrad_reads_plain_input() const override { return false; }
-  bool keeps_activations_in_fp8() const override { return true; }
 
   at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
                      const Addend& addend, Kept&) const override {

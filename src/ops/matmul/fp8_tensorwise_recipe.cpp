@@ -11,9 +11,27 @@ namespace {
 
 class Fp8TensorwiseRecipe final : public LinearRecipe {
  public:
+  /// A matrix of 2 bytes an element is read twice, for its amax and for its codes in two layouts. Codes of the store
+  /// are only transposed, in backward.
+  const RecipeTraits& traits() const override {
+    static const RecipeTraits traits = {.name = "tensorwise",
+                                        .trains = true,
+                                        .forward = {.fp8 = true},
+                                        .dgrad = {.fp8 = true, .slowdown = kSplitSlowdown},
+                                        .wgrad = {.fp8 = true, .slowdown = kSplitSlowdown},
+                                        .stores_codes = true,
+                                        .needs_sm90 = true,
+                                        .needs_16_bit = true,
+                                        .size_multiple = 16,
+                                        .token_multiple = 16,
+                                        .kept_input_bytes = 1,
+                                        .gradient_bytes = 2,
+                                        .operand_traffic = 6,
+                                        .weight_traffic = 2};
+    return traits;
+  }
   OperandForms input_forms(const Weight&, bool) const override { return {.current = CurrentCodes::kE4m3}; }
   OperandForms gradient_forms(const Weight&) const override { return {.current = CurrentCodes::kE5m2}; }
-  bool wgrad_reads_plain_input() const override { return false; }
 
   at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
                      const Addend& addend, Kept& kept) const override {

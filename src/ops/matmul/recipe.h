@@ -6,11 +6,13 @@
 //
 // A layer asks its recipe which forms of x and dy it reads, has their producers write only these, and passes them to
 // the recipe. Each recipe is one object without state: what forward keeps for backward is in Kept, scales are in the
-// weight's state. A new number format is a new implementation in its own file.
+// weight's state. A new number format is a new implementation in its own file, with its traits, and a name in
+// base/recipe.h.
 
 #include "matmul/operand.h"
 #include "matmul/product.h"
 #include "trireme/nn/weight.h"
+#include "trireme/ops/matmul/recipe.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -20,14 +22,11 @@ class LinearRecipe {
  public:
   virtual ~LinearRecipe() = default;
 
+  virtual const RecipeTraits& traits() const = 0;
   /// The forms of x [T, in] that forward reads or keeps for wgrad, and those of dy [T, out] that backward reads
   /// (without the bias gradient). `trains`: whether wgrad follows.
   virtual OperandForms input_forms(const Weight& weight, bool trains) const = 0;
   virtual OperandForms gradient_forms(const Weight& weight) const = 0;
-  /// Whether wgrad reads x in its plain form, so that the layer must keep or recompute it.
-  virtual bool wgrad_reads_plain_input() const = 0;
-  /// Whether the input activation of this layer is kept for backward in FP8 rows instead of its plain form.
-  virtual bool keeps_activations_in_fp8() const { return false; }
 
   /// What forward keeps for backward in addition to W. weight_transposed: only if forward quantised W; codes of the
   /// store are transposed in dgrad.
@@ -40,7 +39,7 @@ class LinearRecipe {
   /// dy W (+ addend) in `dtype`.
   virtual at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
                            const Addend& addend) const = 0;
-  /// Writes or adds dy^T x to `target`; `plain_x` is defined if wgrad_reads_plain_input().
+  /// Writes or adds dy^T x to `target`; `plain_x` is defined if the traits say that wgrad reads it.
   virtual void wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept,
                      const GradientTarget& target) const = 0;
 };
@@ -49,8 +48,8 @@ const LinearRecipe& recipe_of(Recipe recipe);
 
 const LinearRecipe& compute_recipe();
 const LinearRecipe& fp8_frozen_recipe();
-const LinearRecipe& fp8_delayed_recipe();
-const LinearRecipe& fp8_tensorwise_recipe();
-const LinearRecipe& fp8_rowwise_recipe();
+#define TRIREME_DECLARE(Name, word) const LinearRecipe& fp8_##word##_recipe();
+TRIREME_TRAINED_FP8_RECIPES(TRIREME_DECLARE)
+#undef TRIREME_DECLARE
 
 }  // namespace trireme

@@ -121,17 +121,18 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
                       added.begin, added.end - 1, added.tokens.empty() ? "" : ": " + added.tokens));
   }
   model_ = std::make_unique<DecoderModel>(shape, std::move(lora));
-  std::vector<std::pair<const char*, int64_t>> sizes = {
+  const std::vector<std::pair<const char*, int64_t>> sizes = {
       {"hidden_size", shape.hidden_size},
       {"intermediate_size", shape.intermediate_size},
       {"the queries' width", shape.num_attention_heads * shape.head_dim},
       {"the keys' width", shape.num_key_value_heads * shape.head_dim}};
-  facts_.frozen_fp8 = fp8_problem(rank, /*trained=*/false, sizes).empty();
-  facts_.trained_fp8 = family.features.has(Feature::kFp8Training) && fp8_problem(rank, /*trained=*/true, sizes).empty();
+  const RecipeTraits &frozen = traits_of(Recipe::kFp8Frozen),
+                     &trained = traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8));
+  facts_.frozen_fp8 = fp8_problem(rank, frozen, sizes).empty();
+  facts_.trained_fp8 = family.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
   if (config.precision.linear == "fp8") {
-    if (!config.lora)
-      sizes.emplace_back("the tokens of a micro-batch", config.batch.micro_batch_size * config.data.seq_length);
-    if (const std::string problem = fp8_problem(rank, /*trained=*/!config.lora, sizes); !problem.empty())
+    const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length;
+    if (const std::string problem = fp8_problem(rank, config.lora ? frozen : trained, sizes, tokens); !problem.empty())
       throw ConfigError(problem);
   }
   if (!rank.plan_only) {
@@ -293,14 +294,13 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
     model = other.get();
     input.owner = std::move(other);
   }
-  const bool fp8 = config.precision.linear == "fp8";
   const int64_t length = config.data.seq_length;
-  const Recipe recipe = trained_recipe(config, facts_.automatic_fp8);
+  const RecipeTraits& recipe = traits_of(block_recipe(config, facts_.automatic_fp8));
   const ActivationBytes bytes = activation_bytes(*model, length,
                                                  {.element_size = input.compute_bytes,
-                                                  .frozen_fp8 = frozen_recipe(config) == Recipe::kFp8Frozen,
-                                                  .trained_fp8 = trains_in_fp8(config),
-                                                  .stored_codes = stores_codes(recipe)});
+                                                  .frozen_fp8 = recipe.fp8() && !recipe.trains,
+                                                  .trained_fp8 = recipe.fp8() && recipe.trains,
+                                                  .stored_codes = recipe.stores_codes});
   input.units = &model->units();
   input.num_blocks = static_cast<int>(model->config().num_hidden_layers);
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -317,9 +317,8 @@ void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const MachineRates& rates = input.rates;
   const DecoderConfig& shape = model->config();
   set_block_times(block_work(model->block(), length, 1, input.compute_bytes),
-                  {.fp8 = fp8,
+                  {.recipe = recipe,
                    .trained = !config.lora,
-                   .cost = recipe_cost(recipe),
                    .head_size = shape.head_dim,
                    .attention_dropout = shape.attention_dropout > 0},
                   input);

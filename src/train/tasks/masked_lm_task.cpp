@@ -61,8 +61,10 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
                       {"attention_probs_dropout_prob", format_exact(shape.attention_probs_dropout_prob)},
                       {"hidden_act", shape.gelu_tanh ? "gelu by tanh" : "gelu by erf"},
                       {"next-sentence head", shape.next_sentence ? "true" : "false"}});
-  const std::string fp8 = fp8_problem(
-      rank, /*trained=*/true, {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
+  facts_.automatic_fp8 = Recipe::kFp8Delayed;  // MLPerf's BERT
+  const std::string fp8 =
+      fp8_problem(rank, traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8)),
+                  {{"hidden_size", shape.hidden_size}, {"intermediate_size", shape.intermediate_size}});
   if (trains_in_fp8(config) && !fp8.empty()) throw ConfigError(fp8);
   facts_.trained_fp8 = fp8.empty();
   if (rank.plan_only)
@@ -70,7 +72,6 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
   else
     open_rows(shape.vocab_size);
 
-  facts_.automatic_fp8 = Recipe::kFp8Delayed;  // MLPerf's BERT
   facts_.units = &model_->units();
   facts_.parameters = facts_.trained_parameters = model_->num_parameters();
   facts_.flops_per_row = flops_per_row(config.data.seq_length);
@@ -147,11 +148,10 @@ double MaskedLmTask::flops_per_row(int64_t length) const {
 
 void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   const int64_t length = config.data.seq_length;
-  const Recipe recipe = trained_recipe(config, facts_.automatic_fp8);
-  const ActivationBytes bytes = bert_activation_bytes(*model_, length,
-                                                      {.element_size = input.compute_bytes,
-                                                       .trained_fp8 = config.precision.linear == "fp8",
-                                                       .stored_codes = stores_codes(recipe)});
+  const RecipeTraits& recipe = traits_of(block_recipe(config, facts_.automatic_fp8));
+  const ActivationBytes bytes = bert_activation_bytes(
+      *model_, length,
+      {.element_size = input.compute_bytes, .trained_fp8 = recipe.fp8(), .stored_codes = recipe.stores_codes});
   input.units = &model_->units();
   input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -162,13 +162,10 @@ void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
   input.head = bytes.head;
   const BertConfig& shape = model_->config();
   const BlockWork work = block_work(model_->block(), length, sequences_per_row_, input.compute_bytes);
-  const bool fp8 = config.precision.linear == "fp8";
-  set_block_times(work,
-                  {.fp8 = fp8,
-                   .cost = recipe_cost(recipe),
-                   .head_size = shape.head_dim(),
-                   .attention_dropout = shape.attention_probs_dropout_prob > 0},
-                  input);
+  set_block_times(
+      work,
+      {.recipe = recipe, .head_size = shape.head_dim(), .attention_dropout = shape.attention_probs_dropout_prob > 0},
+      input);
   const double layers = 3 * work.matrices + 3.5 * work.attention;
   input.times.head = (flops_per_row(length) - static_cast<double>(input.num_blocks) * layers) / input.rates.bf16_flops;
   set_rates(input);

@@ -74,19 +74,24 @@ std::string config_dtype(at::ScalarType dtype) {
   return dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
 }
 
-std::string fp8_problem(const RankInfo& rank, bool trained, const std::vector<std::pair<const char*, int64_t>>& sizes) {
+std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
+                        std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
   if (!rank.device.is_cuda() && !rank.planned_for_gpus) return "";
-  if (rank.device.is_cuda() && !has_kernels(rank.device))
+  if (recipe.needs_sm90 && rank.device.is_cuda() && !has_kernels(rank.device))
     return fmt::format(
         "precision.linear fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
         rank.device.str());
-  if (trained && rank.compute_dtype == at::kFloat)
+  if (recipe.needs_16_bit && rank.compute_dtype == at::kFloat)
     return "precision.linear fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32";
-  if (std::all_of(sizes.begin(), sizes.end(), [](const auto& size) { return size.second % kFp8Multiple == 0; }))
+  const int64_t multiple = recipe.size_multiple;
+  if (std::ranges::all_of(sizes, [&](const auto& size) { return size.second % multiple == 0; }) &&
+      tokens % recipe.token_multiple == 0)
     return "";
+  if (tokens > 0 && recipe.token_multiple > 1) sizes.emplace_back("the tokens of a micro-batch", tokens);
   std::vector<std::string> all;
   for (const auto& [name, size] : sizes) all.push_back(fmt::format("{} is {}", name, size));
-  return fmt::format("precision.linear fp8 needs sizes that are multiples of {}: {}", kFp8Multiple, join(all, ", "));
+  return fmt::format("precision.linear fp8 needs sizes that are multiples of {}: {}",
+                     std::max(multiple, recipe.token_multiple), join(all, ", "));
 }
 
 void TaskBase::check_weights() {

@@ -73,9 +73,11 @@ DataError without_targets(const std::vector<std::string>& files, const char* why
 /// all. ConfigError where it is more than there are.
 int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const char* files, int64_t there);
 
-/// Why precision.linear: fp8 cannot multiply trained or frozen matrices on this device in this type; empty: it can.
-/// `sizes`: of the matrices, by their names in the model's configuration. A CPU emulates any.
-std::string fp8_problem(const RankInfo& rank, bool trained, const std::vector<std::pair<const char*, int64_t>>& sizes);
+/// Why precision.linear: fp8 cannot multiply with this recipe on this device in this type; empty: it can. `sizes`: of
+/// the matrices, by their names in the model's configuration; `tokens`: of a micro-batch, 0: not asked. A CPU emulates
+/// any.
+std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
+                        std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens = 0);
 
 class TaskBase : public TrainingTask {
  public:
