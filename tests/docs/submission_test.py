@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """scripts/slurm/make_submission.py: names and order of the results, what is refused, what is a warning."""
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,10 @@ def main():
             out = make(ten, "whole")
             assert out.returncode == 0 and sentence in out.stderr and bool(out.stderr) == bool(sentence), (sentence, out)
             assert json.loads(description.read_text()) == changed
+
+        # doctor names the same fields in the same order.
+        source = (SCRIPT.parents[2] / "src/apps/doctor_system.cpp").read_text()
+        assert re.findall(r'"([^"]+)"', re.search(r"kSystemFields\[\] = \{(.*?)\}", source, re.S)[1]) == list(fields), list(fields)
 
         # What doctor found stands in the logs.
         found = {"host_memory_capacity": "2 TiB", "accelerator_model_name": "NVIDIA H200", "cooling": "", "framework": "Trireme 3"}

@@ -96,6 +96,19 @@ check "sbatch: a missing program is exit code 2" ends_with 2
 batch env TRIREME_PROGRAM=/bin/true TRIREME_LIVES_WITHOUT_PROGRESS=1 sbatch --parsable --output="$work/job.log" "$root/scripts/slurm/train_llama.sbatch" lora.yaml
 check "sbatch: a step that ends with 0 without its ranks is not taken for done" ends_with 71
 check "sbatch: and the log says so" grep -q 'srun ended with 0, but the ranks with nothing' "$work/job.log"
+# finished.json is what a run writes last.
+cat >"$work/leaver" <<'END'
+#!/usr/bin/env bash
+folder=${0%/*}/left
+if [[ " $* " == *" --print-config "* ]]; then printf 'output:\n  dir: "%s"\n' "$folder" && exit 0; fi
+mkdir -p "$folder" && echo '{}' >"$folder/finished.json.tmp" && mv "$folder/finished.json.tmp" "$folder/finished.json"
+kill -KILL $$
+END
+chmod +x "$work/leaver"
+for run in first longer; do
+  batch env TRIREME_PROGRAM="$work/leaver" sbatch --parsable --output="$work/job.log" "$root/scripts/slurm/train_llama.sbatch" lora.yaml
+  check "sbatch: a rank that dies after its run has finished fails nothing ($run)" ends_with 0
+done
 
 # SIGTERM as before the time limit: Slurm sends it to the steps, not to the batch shell.
 run env TRIREME_PROGRAM="$probe" TRIREME_LEAST_SECONDS=999999 sbatch --parsable --output="$work/term.log" --ntasks-per-node=2 \
