@@ -126,7 +126,8 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
     if (!dry_run) fs::remove_all(directory, error);
     if (error) throw WriteError(fmt::format("cannot remove {}: {}", directory.string(), error.message()));
   }
-  fmt::print("{} whole kept, {} directories {}\n", whole, removed.size(), dry_run ? "to remove" : "removed");
+  fmt::print("{} whole kept, {} director{} {}\n", whole, removed.size(), removed.size() == 1 ? "y" : "ies",
+             dry_run ? "to remove" : "removed");
   const fs::path run = fs::weakly_canonical(checkpoints).parent_path();
   size_t files = 0;
   if (!dry_run)

@@ -3,6 +3,7 @@
 #include "tools.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -115,20 +116,25 @@ void add_plot_tool(CLI::App& app) {
   struct Options {
     std::vector<std::string> files;
     std::string event = "train";
-    int columns = 72, rows = 12;
+    int columns = 0, rows = 12;
   };
   auto options = std::make_shared<Options>();
   CLI::App* tool = app.add_subcommand("plot", "Draw the loss of metrics.jsonl files in the terminal");
   tool->add_option("files", options->files, "metrics.jsonl files")->required();
   tool->add_option("--event", options->event, "Which losses: of the training steps (default) or of the evaluations")
       ->check(CLI::IsMember({"train", "eval"}));
-  tool->add_option("--columns", options->columns, "Width of the picture in characters")->check(CLI::Range(10, 200));
+  tool->add_option("--columns", options->columns,
+                   "Width of the picture in characters; the default is 72, or what the terminal has room for")
+      ->check(CLI::Range(10, 200));
   tool->add_option("--rows", options->rows, "Height of the picture in lines")->check(CLI::Range(2, 60));
   tool->callback([options] {
+    constexpr int kLabels = 11;  // characters on the left
+    const int room = static_cast<int>(terminal_columns());
+    const int columns = options->columns != 0 ? options->columns : room == 0 ? 72 : std::clamp(room - kLabels, 10, 72);
     for (const std::string& file : options->files) {
       const Curve curve = read_curve(file, options->event);
       std::printf("%s: %s loss %.4f -> %.4f\n%s", file.c_str(), options->event.c_str(), curve.losses.front(),
-                  curve.losses.back(), draw(curve, options->columns, options->rows).c_str());
+                  curve.losses.back(), draw(curve, columns, options->rows).c_str());
     }
   });
 }

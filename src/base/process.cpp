@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <stdio_ext.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -44,6 +45,11 @@ double positive_seconds(const char* variable, double otherwise) {
   if (end == text || *end != '\0' || !(seconds > 0) || seconds > 1e6)
     throw ConfigError(fmt::format("{}='{}' is not a number of seconds between 0 and 1e6", variable, text));
   return seconds;
+}
+
+size_t terminal_columns() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 void print_line(const std::string& text) {

@@ -4,11 +4,12 @@
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <string_view>
 
 namespace trireme {
 
@@ -20,10 +21,16 @@ std::string bar(int64_t done, int64_t total) {
   const auto filled = static_cast<size_t>(total > 0 ? kBarWidth * std::min(done, total) / total : 0);
   return std::string(filled, '#') + std::string(kBarWidth - filled, '.');
 }
+
+/// Whether the line that the cursor is in can be drawn again.
+bool can_redraw() {
+  const char* kind = std::getenv("TERM");
+  return isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0 && kind != nullptr &&
+         std::string_view(kind) != "dumb" && *kind != '\0';
+}
 }  // namespace
 
-Console::Console()
-    : terminal_(isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0), last_line_(steady_seconds()) {}
+Console::Console() : terminal_(can_redraw()), last_line_(steady_seconds()) {}
 
 Console::~Console() { clear(); }
 
@@ -32,17 +39,12 @@ void Console::clear() {
   drawn_ = false;
 }
 
-size_t Console::columns() const {
-  winsize size{};
-  return terminal_ && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
-
 void Console::draw(const std::string& text) {
   const double now = steady_seconds();
   if (!terminal_ || now - last_draw_ < kRedrawSeconds) return;
   last_draw_ = now;
   // A line that wraps would not be cleared whole.
-  const size_t most = columns() > 1 ? columns() - 1 : text.size();
+  const size_t columns = terminal_columns(), most = columns > 1 ? columns - 1 : text.size();
   std::fprintf(stderr, "\r\x1b[K%s", text.substr(0, most).c_str());
   std::fflush(stderr);
   drawn_ = true;

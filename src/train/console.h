@@ -11,8 +11,6 @@ class Console {
  public:
   Console();
   ~Console();
-  /// Of the terminal, now; 0: stdout is none.
-  size_t columns() const;
   /// Prints a line; a progress line under it is cleared first.
   void line(const std::string& text);
   /// Redraws the progress line, on a terminal only: a bar, and `text`, what there is to say about the newest step.

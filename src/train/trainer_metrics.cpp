@@ -12,6 +12,7 @@
 #include "stop_vote.h"
 #include "tensorboard_log.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/time.h"
 
 #include <ATen/ATen.h>
@@ -78,7 +79,7 @@ void Trainer::report(const TrainMetrics& metrics) {
       console_.line(fms_report_->lines(steady_seconds(), peak_reserved_memory(world_.device()),
                                        peak_memory(world_.device()) + units_->memory_outside_allocator()));
   } else if (due) {
-    console_.line(console_line(metrics, eta, console_.columns()));
+    console_.line(console_line(metrics, eta, terminal_columns()));
     log_to_files(console_line(metrics, eta));
   }
   if (tensorboard_) tensorboard_->step(metrics, due);

@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
 """The tools with input that is often wrong: metrics whose steps go back, temperatures that are not a number, JSON lines that only Python accepts, text in UTF-16; and the profile of a step on a CPU."""
 import argparse
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
 import tempfile
+import termios
 from pathlib import Path
 
 
@@ -39,6 +44,14 @@ def check_plot(site):
         site.run("trireme", "plot", metrics("bad.jsonl", [1, step]), code=3, says='bad.jsonl:2: "step" is')
     (site.work / "event.jsonl").write_text('{"event": 5}\n{"event": "train", "step": 1, "loss": 2.0}\n')
     site.run("trireme", "plot", "event.jsonl")
+    for columns, widest in ((60, 60), (200, 83)):  # of the terminal; of a line
+        outer, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        subprocess.run([f"{site.bin}/trireme", "plot", site.work / "back.jsonl"], stdout=inner, check=True)
+        lines = os.read(outer, 1 << 16).decode().splitlines()
+        assert len(lines) == 15 and max(map(len, lines[1:])) == widest, (columns, lines)
+        os.close(inner)
+        os.close(outer)
 
 
 def check_text(site):

@@ -1,6 +1,7 @@
 #pragma once
 // This process: host name, time limits from its environment, and what it prints.
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ std::string host_identity();
 /// is not a number between 0 and 1e6.
 double positive_seconds(const char* variable, double otherwise);
 
+/// Characters in a line of the terminal that stdout is; 0 where it is none or does not say.
+size_t terminal_columns();
 /// Prints a line of a run on stdout. Where it cannot be written the run goes on, with one warning, and the line is
 /// lost.
 void print_line(const std::string& text);
