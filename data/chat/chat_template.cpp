@@ -213,8 +213,8 @@ class Answers {
     if (i == 0) return find_first();
     if (count <= kShort || whole_.messages.empty() || i + 1 == count) return compare(i);
     const std::string kind = kind_of(inputs_.messages[i - 1]) + '|' + kind_of(inputs_.messages[i]);
-    Pattern& pattern = patterns_[kind];
     const auto& part = whole_.messages[i];
+    Pattern& pattern = patterns_[fmt::format("{}|{}", kind, part.loop)];
     const std::string_view written = std::string_view(whole_.text).substr(part.begin, part.end - part.begin);
     if (pattern.seen >= 2 && pattern.holds && written.starts_with(pattern.prompt))
       return {part.begin + pattern.prompt.size(), part.end};

@@ -310,7 +310,13 @@ class ExpressionParser {
         expect(",");
         if (accept(")")) break;
       }
-      if (is_operator("*") || is_operator("**")) fail("'*' and '**' in calls are not supported");
+      if (is_operator("*")) fail("'*' in calls is not supported");
+      if (accept("**")) {  // the last argument
+        result.named.emplace_back("**", expression());
+        (void)accept(",");
+        expect(")");
+        return;
+      }
       if (now().kind == TokenKind::kName && ahead().kind == TokenKind::kOperator && ahead().text == "=") {
         std::string name = take().text;
         ++at_;

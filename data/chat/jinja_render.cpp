@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <unordered_map>
 
 namespace trireme::jinja {
@@ -57,10 +58,8 @@ class Renderer {
 
   Rendered run(const Body& body) {
     execute(body, std::make_shared<Scope>(), result_.text);
-    std::vector<Rendered::Part> parts(messages_);
-    for (const Rendered::Part& part : result_.messages) parts[static_cast<size_t>(part.message)] = part;
-    const bool all = std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.message >= 0; });
-    result_.messages = all ? std::move(parts) : std::vector<Rendered::Part>();
+    if (rounds_.size() == messages_)
+      for (const auto& [message, part] : rounds_) result_.messages.push_back(part);
     return std::move(result_);
   }
 
@@ -200,13 +199,30 @@ class Renderer {
       }
       if (flow == Flow::kBreak) break;
     }
-    // A template may go through the messages more than once: the loop that writes is the one.
-    const auto written = [](const std::vector<Rendered::Part>& all) {
-      return all.empty() ? 0 : all.back().end - all.front().begin;
-    };
-    if (written(parts) > written(result_.messages)) result_.messages = std::move(parts);
+    keep_rounds(parts);
     loop->changed.clear();  // which may hold the loop
     if (loop->items->items.empty() && statement.bodies.size() > 1) execute(statement.bodies[1], child(scope), out);
+  }
+
+  /// A template may go through the messages more than once: the loop that writes is the one. Loops that each write
+  /// other messages (the earlier ones, the last ones) count as one.
+  void keep_rounds(std::vector<Rendered::Part>& parts) {
+    ++loops_;
+    size_t written = 0, known = 0;
+    bool again = false;
+    for (Rendered::Part& part : parts) {
+      part.loop = loops_;
+      written += part.end - part.begin;
+      const auto before = rounds_.find(part.message);
+      again = again || (part.end > part.begin && before != rounds_.end() && before->second.end > before->second.begin);
+    }
+    if (again) {
+      for (const auto& [message, part] : rounds_) known += part.end - part.begin;
+      if (written <= known) return;
+      rounds_.clear();
+    }
+    for (const Rendered::Part& part : parts)
+      if (part.end > part.begin || !rounds_.contains(part.message)) rounds_[part.message] = part;
   }
 
   /// The text of a block through its filters.
@@ -262,7 +278,21 @@ class Renderer {
     Arguments result;
     for (size_t i = 1; i < expression.parts.size(); ++i)
       result.positional.push_back(evaluate(*expression.parts[i], scope));
-    for (const auto& [name, value] : expression.named) result.named.emplace_back(name, evaluate(*value, scope));
+    for (const auto& [name, value] : expression.named) {
+      const Value argument = evaluate(*value, scope);
+      if (name != "**") {
+        result.named.emplace_back(name, argument);
+        continue;
+      }
+      if (argument.dict() == nullptr)
+        throw ValueError{fmt::format("an argument after ** is of type {}, not a dict", argument.type_name())};
+      for (const auto& [key, each] : argument.dict()->items) {
+        if (std::any_of(result.named.begin(), result.named.end(),
+                        [&](const auto& other) { return other.first == key; }))
+          throw ValueError{fmt::format("a call gives the argument '{}' twice", key)};
+        result.named.emplace_back(key, each);
+      }
+    }
     return result;
   }
 
@@ -391,6 +421,8 @@ class Renderer {
   const Dict& variables_;
   std::unordered_map<const Dict*, int64_t> numbers_;  // of the messages
   size_t messages_ = 0;
+  std::map<int64_t, Rendered::Part> rounds_;  // by message
+  int loops_ = 0;
   int64_t message_ = -1;  // whose round is executed
   std::vector<std::shared_ptr<Namespace>> namespaces_;
   Dict globals_;

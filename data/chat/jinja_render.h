@@ -17,11 +17,12 @@ struct Rendered {
   struct Part {
     size_t begin = 0, end = 0;
     int64_t message = -1;
+    int loop = 0;  // which of the loops over messages it was
   };
   /// What {% generation %} blocks gave, ascending.
   std::vector<Part> generated;
-  /// What the loop over the messages wrote in the round of each; empty for a template that has no such loop, or
-  /// whose loop leaves a message out.
+  /// What the loop over the messages, or the loops that share them, wrote in the round of each; empty for a template
+  /// that has no such loop, or whose loops leave a message out.
   std::vector<Part> messages;
 };
 

@@ -8,6 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/rng.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 #include "trireme/formats/json.h"
 
 #include <ATen/ATen.h>
@@ -201,6 +202,31 @@ bool equal_tensors(const WeightSource& source, const std::string& a, const std::
   return true;
 }
 
+/// Ids below this are of the vocabulary that the tokenizer in `directory` was trained with, not of added tokens; 0
+/// where no tokenizer is.
+int64_t own_tokens(const std::filesystem::path& directory) {
+  int64_t count = 0;
+  if (const auto path = directory / "tokenizer.json"; std::filesystem::is_regular_file(path)) {
+    const nlohmann::json json = parse_json(read_text_file(path, ExitCode::kModel), path.string(), ExitCode::kModel);
+    std::set<std::string> added;
+    for (const auto& token : member(json, "added_tokens"))
+      if (member(token, "content").is_string()) added.insert(token["content"].get<std::string>());
+    const nlohmann::json vocab = member(member(json, "model"), "vocab");
+    if (vocab.is_object())
+      for (const auto& [text, id] : vocab.items())
+        if (id.is_number_unsigned() && !added.contains(text)) count = std::max(count, id.get<int64_t>() + 1);
+  } else if (const auto model = directory / "tokenizer.model"; std::filesystem::is_regular_file(model)) {
+    try {
+      const SentencepieceModel read = read_sentencepiece_model(read_text_file(model, ExitCode::kModel), model);
+      for (size_t id = 0; id < read.pieces.size(); ++id)
+        if (read.pieces[id].type == SentencepiecePiece::kNormal) count = static_cast<int64_t>(id) + 1;
+    } catch (const DataError&) {
+      // Llama 3's file of this name is not sentencepiece's.
+    }
+  }
+  return count;
+}
+
 void check_names(const WeightSource& source, const DecoderConfig& config, const std::filesystem::path& directory) {
   std::set<std::string> known;
   const DecoderModel model(config, std::nullopt);
@@ -302,6 +328,11 @@ AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_voca
     parts.push_back(fmt::format("{} = {}", text, id.dump()));
   }
   rows.tokens = join(parts, ", ");
+  if (const int64_t own = rows.begin < stored_vocab ? own_tokens(directory) : 0; rows.begin < own)
+    throw ModelError(fmt::format(
+        "{}: {} begins at row {}, and the tokens of the base's own tokenizer have the rows 0 to {}: give the "
+        "first row that was added",
+        path.string(), kAddedRowsKey, rows.begin, own - 1));
   return rows;
 }
 

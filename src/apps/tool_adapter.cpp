@@ -6,12 +6,14 @@
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -177,6 +179,20 @@ std::vector<std::pair<std::string, TensorInfo>> merged_tensors(const MergeOption
   return declared;
 }
 
+/// Rows that were added to the base are added rows of the merged model: LoRA on it trains them too.
+void keep_added_rows(const std::filesystem::path& model, ModelDirectoryWriter& writer) {
+  const std::filesystem::path stored = model / "config.json", written = writer.path() / "config.json";
+  if (!std::filesystem::is_regular_file(stored)) return;
+  const auto read = [](const std::filesystem::path& path) {
+    return nlohmann::ordered_json::parse(read_text_file(path, ExitCode::kModel));
+  };
+  const nlohmann::ordered_json base = read(stored);
+  if (!base.contains(kAddedRowsKey)) return;
+  nlohmann::ordered_json merged = read(written);
+  merged[kAddedRowsKey] = base[kAddedRowsKey];
+  writer.write_companion("config.json", merged.dump(2) + "\n");
+}
+
 void merge(const MergeOptions& options) {
   at::NoGradGuard no_grad;
   const std::filesystem::path output = options.output;
@@ -218,6 +234,7 @@ void merge(const MergeOptions& options) {
   }
   writer.copy_companions(options.model);
   writer.seal(config);
+  keep_added_rows(options.model, writer);
   prove_merge(options, writer.path(), config, with_adapter, *base, tensors, changes, coarsest);
   writer.commit();
   fmt::print("merged model in {}\n", options.output);

@@ -7,9 +7,13 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 namespace trireme {
 
 namespace {
+
+constexpr int64_t kIndicators = 1 << 22;  // of tokens and trained rows, held at once in backward
 
 struct Embedding {
   Input table;
@@ -34,10 +38,19 @@ struct TrainedRows {
   }
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     if (gradients.wanted(x)) gradients.set(x, d_outputs[0]);
-    // A product with the tokens' indicators: its sums have an order, those of index_add on a GPU do not.
-    const at::Tensor all = at::arange(begin, begin + count, ids.options());
-    const at::Tensor is_row = ids.unsqueeze(1).eq(all.unsqueeze(0)).to(d_outputs[0].scalar_type());
-    gradients.set(rows, at::mm(is_row.t(), d_outputs[0]));
+    // Products with the tokens' indicators, of some rows at a time: their sums have an order, those of index_add on a
+    // GPU do not.
+    const at::Tensor& dy_TD = d_outputs[0];
+    at::Tensor d_rows = at::empty({count, dy_TD.size(1)}, dy_TD.options());
+    const int64_t at_a_time = std::max<int64_t>(1, kIndicators / std::max<int64_t>(1, dy_TD.size(0)));
+    for (int64_t first = 0; first < count; first += at_a_time) {
+      const int64_t part = std::min(at_a_time, count - first);
+      const at::Tensor part_ids = at::arange(begin + first, begin + first + part, ids.options());
+      const at::Tensor is_row = ids.unsqueeze(1).eq(part_ids.unsqueeze(0)).to(dy_TD.scalar_type());
+      at::Tensor d_part = d_rows.narrow(0, first, part);
+      at::mm_out(d_part, is_row.t(), dy_TD);
+    }
+    gradients.set(rows, d_rows);
   }
 };
 

@@ -47,6 +47,7 @@ struct CheckpointOptions {
   std::vector<Fingerprint> data, base;                  // rank 0's count
   bool allow_fresh = false;                             // start afresh where no checkpoint is whole
   bool allow_changed_data = false;                      // resume on other training rows
+  std::map<std::string, std::string> nulls = {};        // ResumeChoices::nulls
 };
 
 class Checkpoints {

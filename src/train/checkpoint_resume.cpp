@@ -169,7 +169,7 @@ std::optional<LoopState> Checkpoints::load_candidate(const std::filesystem::path
       // Hashes also differ when a later version has more keys, so the keys are compared.
       if (manifest.version != 1 && manifest.config_hash != options_.config_hash) {
         const auto changes = deciding_changes(parse_config(manifest.config, directory.string()),
-                                              parse_config(options_.config, "this run"));
+                                              parse_config(options_.config, "this run"), options_.nulls);
         if (!changes.empty())
           throw ModelError(fmt::format("it was made with another configuration: {}", summarise_differences(changes)));
       }

@@ -109,9 +109,9 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
                           error.what());
     }
   };
-  check_disk([&] { check_run_directory(config); });
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
+  check_disk([&] { check_run_directory(config, null_values(family.config, dtype)); });
   const auto task = family.make_task(
       config, {.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu}, family.config);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";

@@ -72,7 +72,7 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   if (!gpu)
     log_info(fmt::format("{} CPU thread{} for each rank{}", threads, threads == 1 ? "" : "s",
                          threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
-  RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data});
+  RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, null_values(family.config, dtype)});
   if (config.logging.style == "nemo") open_nemo_results(config, world);
   const bool log_here = config.logging.mlperf && comm.rank() == 0;
   MlperfLog mlperf(log_here ? directory.path() / "mllog.log" : std::filesystem::path());

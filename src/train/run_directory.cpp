@@ -2,6 +2,7 @@
 
 #include "collective_check.h"
 #include "nemo_results.h"
+#include "step_guard.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
@@ -11,6 +12,7 @@
 #include "trireme/config/keys.h"
 #include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/ops/type_name.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -46,14 +48,35 @@ struct ConfigurationChanges {
   std::vector<std::string> deciding, free;  // "optimizer.lr was 0.001, is 0.002"
 };
 
-ConfigurationChanges changes(const Config& before, const Config& now) {
+/// Every key with the value that the run has where the file leaves it to a default.
+std::map<std::string, std::string> resolved_values(const Config& config, const NullValues& nulls) {
+  Config counted = config;
+  // Entries with names are parts of their own: without weights they have equal ones.
+  if (counted.data.weights.empty() && counted.data.names.size() > 1)
+    counted.data.weights.assign(counted.data.names.size(), 1);
+  ScheduleSection& schedule = counted.schedule;
+  if (!schedule.min_lr_factor && schedule.name == "wsd") schedule.min_lr_factor = 0;
+  if (!schedule.min_lr_factor && schedule.name == "fms_cosine") schedule.min_lr_factor = 0.1;
+  std::map<std::string, std::string> values;
+  for (const auto& [key, value] : flatten_config(counted)) {
+    const auto null = nulls.find(key);
+    values[key] = value == "null" && null != nulls.end() ? null->second : value;
+  }
+  return values;
+}
+
+ConfigurationChanges changes(const Config& before, const Config& now, const NullValues& nulls) {
   std::map<std::string, std::pair<std::string, std::string>> values;
-  for (const auto& [key, value] : flatten_config(before)) values[key].first = value;
-  for (const auto& [key, value] : flatten_config(now)) values[key].second = value;
+  for (const auto& [key, value] : resolved_values(before, nulls)) values[key].first = value;
+  for (const auto& [key, value] : resolved_values(now, nulls)) values[key].second = value;
   ConfigurationChanges result;
   for (const auto& [key, pair] : values) {
     if (pair.first == pair.second || key == "output.dir") continue;
     const auto shown = [](const std::string& value) { return value.empty() ? std::string("not there") : value; };
+    // Of these keys only the steps that they come to are kept.
+    const std::string also = key == "schedule.warmup_steps" ? " (schedule.warmup_ratio counts as its steps)"
+                             : key == "train.max_steps"     ? " (train.epochs counts as its steps)"
+                                                            : "";
     // More steps are an extension: the steps that are done stay as they are.
     const bool extension =
         now.train.max_steps > before.train.max_steps &&
@@ -61,7 +84,7 @@ ConfigurationChanges changes(const Config& before, const Config& now) {
     // A run starts from an adapter or it does not; where the adapter lies may change.
     const bool adapter = key == "lora.adapter" && (pair.first == "null" || pair.second == "null");
     (adapter || (!key_traits(key).may_change && !extension) ? result.deciding : result.free)
-        .push_back(fmt::format("{} was {}, is {}", key, shown(pair.first), shown(pair.second)));
+        .push_back(fmt::format("{} was {}, is {}{}", key, shown(pair.first), shown(pair.second), also));
   }
   return result;
 }
@@ -128,7 +151,8 @@ struct DirectoryState {
 };
 
 /// The changed keys that may differ when a run goes on; WriteError that names the others.
-std::vector<std::string> accept_configuration(const std::filesystem::path& path, const Config& config) {
+std::vector<std::string> accept_configuration(const std::filesystem::path& path, const Config& config,
+                                              const NullValues& nulls) {
   Config before;
   try {
     before =
@@ -139,7 +163,7 @@ std::vector<std::string> accept_configuration(const std::filesystem::path& path,
                     "another output.dir",
                     error.what(), path.string()));
   }
-  ConfigurationChanges changed = changes(before, config);
+  ConfigurationChanges changed = changes(before, config, nulls);
   if (changed.deciding.empty()) return std::move(changed.free);
   std::vector<std::string> shown(
       changed.deciding.begin(),
@@ -171,12 +195,13 @@ void check_extension(const std::filesystem::path& path, const Config& config, co
 }
 
 /// Reads an existing directory. `started_before`: an earlier start has left its lock file. WriteError.
-DirectoryState inspect(const std::filesystem::path& path, const Config& config, bool started_before) {
+DirectoryState inspect(const std::filesystem::path& path, const Config& config, const NullValues& nulls,
+                       bool started_before) {
   DirectoryState state;
   state.run_id = known_run_id(path);
   if (std::filesystem::exists(path / "config.yaml")) {
     state.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
-    if (!state.same_text) state.changes = accept_configuration(path, config);
+    if (!state.same_text) state.changes = accept_configuration(path, config, nulls);
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
     if (std::filesystem::exists(path / artefact)) check_extension(path, config, artefact);
     return state;
@@ -204,8 +229,14 @@ std::string configuration_hash(const Config& config) {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
-std::vector<std::string> deciding_changes(const Config& before, const Config& now) {
-  return changes(before, now).deciding;
+NullValues null_values(const ConfigFamily& family, at::ScalarType compute) {
+  return {{"precision.compute", type_name(compute)},
+          {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
+          {"model.pad_vocab_to", std::to_string(family.vocab_multiple)}};
+}
+
+std::vector<std::string> deciding_changes(const Config& before, const Config& now, const NullValues& nulls) {
+  return changes(before, now, nulls).deciding;
 }
 
 std::string known_run_id(const std::filesystem::path& path) {
@@ -221,7 +252,7 @@ std::string known_run_id(const std::filesystem::path& path) {
 }
 
 RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices choices)
-    : path_(config.output.dir), choices_(choices) {
+    : path_(config.output.dir), choices_(std::move(choices)) {
   collective_check(world.communicator(), [&] {
     if (world.communicator().rank() == 0) open_as_rank_zero(config);
   });
@@ -268,7 +299,7 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   run_id_ = known_run_id(path_);
   if (run_id_.empty()) run_id_ = new_run_id();
   take_lock(run_id_);
-  const DirectoryState state = inspect(path_, config, started_before);
+  const DirectoryState state = inspect(path_, config, choices_.nulls, started_before);
   if (!state.run_id.empty()) run_id_ = state.run_id;
   for (const std::filesystem::path& leftover : state.leftovers) {
     std::error_code error;
@@ -316,7 +347,7 @@ void RunDirectory::claim() {
         nlohmann::json({{"run_id", run_id_}, {"host", host_name()}, {"started", utc_timestamp()}}).dump(2) + "\n");
 }
 
-void check_run_directory(const Config& config) {
+void check_run_directory(const Config& config, const NullValues& nulls) {
   const std::filesystem::path path = config.output.dir, lock_path = path / ".lock";
   check_can_be_made(path);
   if (!std::filesystem::exists(path)) return;
@@ -326,7 +357,7 @@ void check_run_directory(const Config& config) {
     close(lock);
     if (taken) refuse_locked(path);
   }
-  (void)inspect(path, config, lock >= 0);
+  (void)inspect(path, config, nulls, lock >= 0);
 }
 
 }  // namespace trireme

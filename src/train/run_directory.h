@@ -4,15 +4,24 @@
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
 
+#include <c10/core/ScalarType.h>
+
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace trireme {
 
-/// What the user allows on the command line.
+/// What null stands for in this run, as print_config() writes it: "precision.compute" -> "fp32".
+using NullValues = std::map<std::string, std::string>;
+/// Those that the program and the machine decide. `compute`: the type that the run computes in.
+NullValues null_values(const ConfigFamily& family, at::ScalarType compute);
+
+/// What the user allows on the command line, and what the configuration's nulls are.
 struct ResumeChoices {
   bool allow_fresh = false, allow_changed_data = false;
+  NullValues nulls = {};
 };
 
 class RunDirectory {
@@ -51,7 +60,7 @@ class RunDirectory {
 };
 
 /// Throws what RunDirectory would throw, and changes nothing. For rank 0 of a dry run.
-void check_run_directory(const Config& config);
+void check_run_directory(const Config& config, const NullValues& nulls);
 
 /// The run that an output.dir belongs to, from its run.json; empty: none. WriteError when that is damaged.
 std::string known_run_id(const std::filesystem::path& output_dir);
@@ -60,7 +69,7 @@ std::string known_run_id(const std::filesystem::path& output_dir);
 /// profile, output, parallel and eval as a whole, batch.micro_batch_size, train.on_nonfinite, train.on_spike,
 /// train.max_time, and where model and data lie (their content is compared by fingerprints).
 std::string configuration_hash(const Config& config);
-/// The keys among them that differ: "optimizer.lr was 0.001, is 0.002".
-std::vector<std::string> deciding_changes(const Config& before, const Config& now);
+/// The keys among them that differ: "optimizer.lr was 0.001, is 0.002". A default that is written out is no difference.
+std::vector<std::string> deciding_changes(const Config& before, const Config& now, const NullValues& nulls = {});
 
 }  // namespace trireme

@@ -51,6 +51,7 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   options.tokens_per_sample = config.data.seq_length;
   options.allow_fresh = directory.choices().allow_fresh;
   options.allow_changed_data = directory.choices().allow_changed_data;
+  options.nulls = directory.choices().nulls;
   if (!fingerprints) return options;
   for (const std::string& path : train_files(config))
     options.data.push_back({path, fingerprint_input(path, ExitCode::kData)});

@@ -140,6 +140,7 @@ def check_fms_refusals(site):
     site.refused("fms", "--", "--datasets=a,b", "--weights=1,0", says=["--weights: '0' of b is no weight above 0"])
     site.refused("fms", "--", "--datasets=a,b", says=["--datasets has 2 names and --weights 13 numbers"])
     site.refused("fms", "--", "--eos_token=99999999999999", says=["--eos_token=99999999999999' must be an integer from 0"])
+    site.refused("fms", "--", "--ckpt_load_path=/l/other", "--ckpt_save_path=/l/ckpt", says=["--ckpt_load_path=/l/other", "export it to Hugging Face's format"])
     site.refused("fms", "--", "--use_dummy_dataset=True", says=["there is no dummy data"])
     site.refused("fms", "--", "--low_cpu_fsdp=perhaps", says=["must be true or false"])
     folder = site.work / "twice"
@@ -279,6 +280,8 @@ def check_torchtitan(site):
     assert config["model"] == {"path": "hf", "init": "checkpoint"} and shape is None
     for text, says in (
         ("[training]\nlocal_batchsize = 1\n", ["titan.toml:2:", "Did you mean 'training.local_batch_size'?"]),
+        ("[training]\ndtype = \"bfloat16\"\n", ["titan.toml:2:", "master weights are fp32 here: set float32"]),
+        ("[training]\nbatch_size = 1\nlocal_batch_size = 2\nseed = 1\n[debug]\nseed = 2\n", ["training.batch_size = 1: sets what training.local_batch_size sets", "leave one of them out", "2 problems"]),
         ("[trainng]\nsteps = 1\n", ["unknown section [trainng]. Did you mean 'training'?"]),
         ("[parallelism]\ntensor_parallel_degree = 8\ncontext_parallel_degree = 2\n", ["tensor_parallel_degree = 8", "context_parallel_degree = 2", "2 problems"]),
         ("[parallelism]\ndata_parallel_shard_degree = 4\n", ["are 4 ranks, --ranks says 8"]),

@@ -312,6 +312,7 @@ CONSTRUCTS = [
     "{% if 0 %}a{% elif 1 %}b{% else %}c{% endif %}{% if missing %}x{% endif %}{% if [] %}y{% elif none %}z{% else %}w{% endif %}",
     "{% macro m(a, b='d', c=none) %}<{{ a }}{{ b }}{{ c }}>{% endmacro %}{{ m(1) }}{{ m(1, c=2) }}{{ m('x', 'y') | upper }}{{ m() }}",
     "{% macro f(n) %}{% if n > 0 %}{{ n }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(4) }}", "{% set x = 1 %}{% macro m() %}{{ x }}{% endmacro %}{% set x = 2 %}{{ m() }}",
+    "{% macro m(a, b='d') %}<{{ a }}{{ b }}>{% endmacro %}{{ m(**{'a': 1}) }}{{ m(1, **{'b': 2}) }}{{ m(a=3, **{'b': 4},) }}{{ dict(**messages[0]) }}",
     "{{ dict(a=1, b='x') }}{{ dict(a=1).a }}{{ range(3) | list }}{{ strftime_now('%Y') }}", "{% for m in messages %}{% if loop.changed(m.role) %}{{ m.role }}{% endif %}{% endfor %}",
     "{{ bos_token }}{{ documents is none }}{{ add_generation_prompt }}",
 ]
@@ -333,5 +334,6 @@ REFUSED = [
     ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested deeper"), ("{{ " + "-" * 5000 + "1 }}", "nested deeper"),
     ("{{ a" + ".b" * 5000 + " }}", "more than 500 steps"), ("{% if 1 %}" * 5000 + "{% endif %}" * 5000, "nested deeper"),
     ("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}", "not supported"), ("{{ 9223372036854775807 + 1 }}", "too large"),
-    ("{{ 1 // 0 }}", "division by zero"), ("{{ 99999999999999999999 }}", "too large"),
+    ("{{ 1 // 0 }}", "division by zero"), ("{{ {1: 'a'} }}", "a key of a dict"), ("{{ dict(*[1]) }}", "'*' in calls is not supported"),
+    ("{{ dict(a=1, **{'a': 2}) }}", "twice"), ("{{ dict(**[1]) }}", "not a dict"), ("{{ 99999999999999999999 }}", "too large"),
 ]

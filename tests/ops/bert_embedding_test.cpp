@@ -32,6 +32,19 @@ TEST(BertEmbedding, ValueAndGradientsWithDropout) {
   EXPECT_LT(gradient_error(square, tables), 1e-6);
 }
 
+TEST(TrainRows, OfManyRowsGetTheSumsOfTheirTokens) {
+  const int64_t begin = 7, count = 70000;  // with 64 tokens more than one product
+  at::Tensor ids = at::randint(begin + count + 9, {64}, kIndices);
+  ids.narrow(0, 0, 6).copy_(at::tensor({6, 7, 7, 70006, 70006, 70007}, kIndices));
+  const at::Tensor x = random({64, 3}, 1).requires_grad_(), rows = at::zeros({count, 3}, x.options()).requires_grad_();
+  train_rows(x * 1, ids, rows, begin).square().sum().backward();
+  const at::Tensor trained = ids.ge(begin).logical_and(ids.lt(begin + count)), d = 2 * x.detach();
+  const at::Tensor expected =
+      at::zeros({count, 3}, d.options()).index_add(0, ids.masked_select(trained) - begin, d.index({trained}));
+  EXPECT_LT(max_difference(rows.grad(), expected), 1e-12);
+  EXPECT_EQ(max_difference(x.grad(), d), 0);
+}
+
 TEST(GatherRows, AddsTheGradientsOfRowsTakenTwice) {
   const at::Tensor rows = at::tensor({2, 0, 2}, kIndices);
   const std::vector<at::Tensor> x = {random({4, 3}, 1)};

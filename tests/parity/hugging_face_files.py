@@ -271,6 +271,15 @@ def check_resize(site, base, with_tokenizer):
         assert {"<|im_start|>", "<|im_end|>"} <= set(tokenizer.all_special_tokens)
         text = tokenizer.decode(ids, skip_special_tokens=True)
         assert "the fox" in text and "<|im_" not in text, text
+        # A first row, written by hand, that is of the base's own tokens.
+        shape = json.loads((out / "config.json").read_text())
+        low = site.work / f"low-{number}"
+        shutil.copytree(out, low)
+        (low / "config.json").write_text(json.dumps({**shape, "trireme_added_rows": {"first": count - 1}}))
+        np.save(site.work / "few.npy", np.full((4, 8), 5, np.int32))
+        (site.work / "low.yaml").write_text("lora: {r: 2, target_modules: [q_proj]}\ndata: {train: few.npy, seq_length: 8}\nbatch: {global_batch_size: 4}\ntrain: {max_steps: 1}\noutput: {dir: low}\n")
+        for model, code, says in ((out, 0, "were added to the base"), (low, 4, f"begins at row {count - 1}")):
+            site.run("train_llama", "--config", site.work / "low.yaml", "--set", f"model.path={model}", "--dry-run", code=code, says=says)
     # Ids that only added_tokens.json names are taken.
     taken = site.work / "taken"
     shutil.copytree(with_tokenizer, taken)
@@ -369,6 +378,12 @@ def check_rows_step(site, config, resized, name, tie, tokens):
     for key in compared:
         assert torch.allclose(got[key], want[key], rtol=1e-4, atol=1e-6), (key, got[key] - want[key])
     PeftModel.from_pretrained(load(resized), out / "adapter")
+    # Merged: the trained rows are in the model, which still says which ones were added.
+    site.trireme("adapter", "merge", "--model", resized, "--adapter", out / "adapter", "--output", site.work / f"{name}-step-merged")
+    merged = load(site.work / f"{name}-step-merged")
+    for key in compared:
+        assert torch.equal(merged.get_parameter("lm_head.weight" if "lm_head" in key else "model.embed_tokens.weight")[60:], got[key]), key
+    assert json.loads((site.work / f"{name}-step-merged" / "config.json").read_text())["trireme_added_rows"] == {"first": 60}
 
 
 def main():

@@ -156,6 +156,33 @@ TEST(SavedConfiguration, PlacesAndReportsDoNotDecideWhatIsComputed) {
   }
 }
 
+TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
+  const ConfigFamily& llama = model_family("train_llama").config;
+  const auto changed_by = [&](const std::vector<std::string>& first, std::vector<std::string> added,
+                              at::ScalarType type) {
+    added.insert(added.begin(), first.begin(), first.end());
+    const NullValues nulls = null_values(llama, type);
+    const size_t back = deciding_changes(changed(added), changed(first), nulls).size();
+    EXPECT_EQ(deciding_changes(changed(first), changed(added), nulls).size(), back);
+    return back > 0;
+  };
+  EXPECT_FALSE(changed_by({}, {"precision.compute=fp32"}, at::kFloat));
+  EXPECT_FALSE(changed_by({}, {"precision.compute=bf16"}, at::kBFloat16));
+  EXPECT_TRUE(changed_by({}, {"precision.compute=bf16"}, at::kFloat));
+  EXPECT_FALSE(changed_by({"precision.compute=fp16"}, {"precision.loss_scale=65536"}, at::kHalf));
+  EXPECT_TRUE(changed_by({"precision.compute=fp16"}, {"precision.loss_scale=1024"}, at::kHalf));
+  EXPECT_FALSE(changed_by({}, {"model.pad_vocab_to=1"}, at::kFloat));
+  EXPECT_TRUE(changed_by({}, {"model.pad_vocab_to=64"}, at::kFloat));
+  EXPECT_FALSE(changed_by({"schedule.name=wsd"}, {"schedule.min_lr_factor=0"}, at::kFloat));
+  EXPECT_FALSE(changed_by({"schedule.name=fms_cosine"}, {"schedule.min_lr_factor=0.1"}, at::kFloat));
+  EXPECT_TRUE(changed_by({"schedule.name=fms_cosine"}, {"schedule.min_lr_factor=0.2"}, at::kFloat));
+  // Names of parts only name them.
+  const std::string parts = "data.train=[{path: /a}, {path: /b}]",
+                    named = "data.train=[{path: /a, name: x}, {path: /b}]";
+  EXPECT_FALSE(changed_by({parts}, {named}, at::kFloat));
+  EXPECT_TRUE(changed_by({parts}, {"data.train=[{path: /a, weight: 2}, {path: /b}]"}, at::kFloat));
+}
+
 TEST(SavedConfiguration, MoreStepsOfOneWarmUpRatioAreAnExtension) {
   const auto run = [](const char* ratio, int steps) {
     return changed({fmt::format("schedule.warmup_ratio={}", ratio), fmt::format("train.max_steps={}", steps)});
@@ -164,7 +191,8 @@ TEST(SavedConfiguration, MoreStepsOfOneWarmUpRatioAreAnExtension) {
     for (const int before : {1, 3, 10, 99, 100, 101})
       for (const int now : {102, 110, 200, 700, 1300, 99999})
         EXPECT_TRUE(deciding_changes(run(ratio, before), run(ratio, now)).empty()) << ratio << before << " " << now;
-  const std::vector<std::string> warmup = {"schedule.warmup_steps was 10, is 40"};
+  const std::vector<std::string> warmup = {
+      "schedule.warmup_steps was 10, is 40 (schedule.warmup_ratio counts as its steps)"};
   EXPECT_EQ(deciding_changes(run("0.1", 100), run("0.2", 200)), warmup);
   EXPECT_EQ(deciding_changes(run("0.1", 100), changed({"schedule.warmup_steps=40"})), warmup) << "no more steps";
 }

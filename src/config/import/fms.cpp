@@ -326,10 +326,10 @@ class FmsImporter {
     if (const std::string from = options_.text("ckpt_load_path", directory); from == directory)
       no_key("ckpt_load_path", "the same directory: resuming needs no key");
     else
-      draft_.say(
-          options_.shown("ckpt_load_path"),
-          "no key: fms-fsdp's checkpoints (torch DCP) are not read; export that model to Hugging Face's format and "
-          "write model.path, model.init: checkpoint");
+      draft_.problem(
+          fmt::format("'{}': fms-fsdp's checkpoints (torch DCP) are not read. Leave it out; to start from that model, "
+                      "export it to Hugging Face's format and set model.path and model.init: checkpoint",
+                      options_.shown("ckpt_load_path")));
     const int64_t interval = options_.integer("checkpoint_interval", defaults_.checkpoint_interval, 1);
     set("checkpoint_interval", "output.save_every_samples", std::to_string(interval * global_batch()),
         fmt::format("{} steps of {} samples", interval, global_batch()));

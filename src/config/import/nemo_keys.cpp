@@ -146,7 +146,8 @@ const KnownKeys& nemo_training_keys() {
     add("model",
         {"fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad", "fp8_params",
          "reduce_amax"},
-        "no key: the recipe delayed has its own history of maxima");
+        "no key: precision.fp8_recipe: delayed scales by the maximum of the step before; tensorwise and rowwise are "
+        "the choices beside it");
     add("model", {"use_cpu_initialization"}, "no key: initial weights depend on train.seed alone");
     add("model", {"onnx_safe", "apex_transformer_log_level"}, "no meaning here");
     add("model", {"cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"},

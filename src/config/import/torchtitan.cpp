@@ -34,6 +34,7 @@ class TitanImporter {
     validation();
     logging();
     refused();
+    spellings();
     options_.rest();
     ImportedConfig imported = draft_.finish();
     if (imported.model) imported.tokenizer = std::move(tokenizer_);
@@ -44,6 +45,21 @@ class TitanImporter {
   void set(const std::string& option, const std::string& key, const std::string& value, const std::string& why = "") {
     draft_.set(key, value, options_.origin(option));
     draft_.say(options_.shown(option), fmt::format("{}: {}{}{}", key, value, why.empty() ? "" : "; ", why));
+  }
+
+  /// Versions of torchtitan have two names for some options.
+  void spellings() {
+    for (const auto& [name, other] : {std::pair("training.local_batch_size", "training.batch_size"),
+                                      {"debug.seed", "training.seed"},
+                                      {"debug.deterministic", "training.deterministic"},
+                                      {"model.hf_assets_path", "model.tokenizer_path"},
+                                      {"checkpoint.enable", "checkpoint.enable_checkpoint"},
+                                      {"validation.enable", "validation.enabled"},
+                                      {"lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"},
+                                      {"quantize.linear.float8.recipe_name", "float8.recipe_name"},
+                                      {"quantize.linear.float8.filter_fqns", "float8.filter_fqns"}})
+      if (options_.given(name) && options_.given(other) && !options_.equal(name, other))
+        options_.problem(other, fmt::format("sets what {} sets: leave one of them out", name));
   }
 
   int64_t product(const std::string& option, std::initializer_list<int64_t> factors) {
@@ -224,12 +240,13 @@ class TitanImporter {
     draft_.set("optimizer.decay_norms", "true");
     set("training.max_norm", "optimizer.grad_clip", yaml_number(options_.number("training.max_norm", 1.0)));
     const std::string dtype = options_.word("training.dtype", "float32", {"float32", "bfloat16"});
-    if (dtype == "bfloat16") {
-      draft_.set("optimizer.moments", "bf16");
-      draft_.say(options_.shown("training.dtype"), "optimizer.moments: bf16; master weights stay fp32 here");
-    } else {
+    if (dtype == "bfloat16")
+      options_.problem(
+          "training.dtype",
+          "master weights are fp32 here: set float32 (and optimizer.moments: bf16 in the configuration for "
+          "moments of half the size)");
+    else
       options_.no_key("training.dtype", "master weights are fp32 here, too");
-    }
   }
 
   void schedule() {

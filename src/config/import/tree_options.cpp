@@ -47,6 +47,11 @@ bool TreeOptions::is_fraction(const std::string& name) const {
   return found != values_.end() && found->second.type == TreeOption::Type::kNumber;
 }
 
+bool TreeOptions::equal(const std::string& name, const std::string& other) const {
+  const auto a = values_.find(name), b = values_.find(other);
+  return a != values_.end() && b != values_.end() && a->second.text == b->second.text;
+}
+
 bool TreeOptions::has_section(const std::string& name) const {
   const auto found = values_.lower_bound(name + ".");
   return found != values_.end() && found->first.starts_with(name + ".");

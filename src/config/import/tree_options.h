@@ -42,6 +42,8 @@ class TreeOptions {
   /// A value that is null counts as not given.
   bool given(const std::string& name) const;
   bool has_section(const std::string& name) const;
+  /// Whether both are written with the same value.
+  bool equal(const std::string& name, const std::string& other) const;
   /// Whether it is written as a fraction: 1.0, and not 1.
   bool is_fraction(const std::string& name) const;
   /// `name = value` as in the file, or "name (default)".

@@ -58,7 +58,9 @@ Hdf5Dataset::Hdf5Dataset(hid_t file, const char* name, const std::string& path) 
   if (link.type != H5L_TYPE_HARD) fail("is a link; only data inside the file is read");
   check_header(file, name);
   dataset_ = {H5Dopen2(file, name, H5P_DEFAULT), H5Dclose};
-  if (!dataset_) fail("is not a dataset: " + hdf5_reason());
+  if (!dataset_)
+    fail(fmt::format("cannot be opened by HDF5 {}.{}.{}: {}; if a later HDF5 wrote it, write it with libver='earliest'",
+                     H5_VERS_MAJOR, H5_VERS_MINOR, H5_VERS_RELEASE, hdf5_reason()));
   const Hdf5Handle properties(H5Dget_create_plist(dataset_.get()), H5Pclose);
   if (H5Pget_layout(properties.get()) == H5D_VIRTUAL) fail("is virtual; only data inside the file is read");
   read_filters(properties.get());
