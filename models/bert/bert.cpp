@@ -201,26 +201,21 @@ BertScore BertModel::score(UnitStore& store, const BertBatch& batch) const {
   return score;
 }
 
-double bert_flops_per_row(const BertModel& model, int64_t row_length, double sequences_per_row, double masked) {
-  const BertConfig& config = model.config();
-  const auto d = static_cast<double>(config.hidden_size), layers = static_cast<double>(config.num_hidden_layers),
-             tokens = static_cast<double>(row_length);
-  const double matrices = 6 * layers * block_matrices(model.block()) * tokens;
-  const double head = 6 * (d * d + d * static_cast<double>(config.vocab_size)) * masked;
-  const double next = config.next_sentence ? 6 * (d * d + 2 * d) * sequences_per_row : 0;
-  const double attention_forward = layers * 4 * tokens * (tokens / sequences_per_row) * d;
-  return matrices + head + next + 3.5 * attention_forward;
-}
-
-ActivationBytes bert_activation_bytes(const BertModel& model, int64_t row_length, const ActivationStorage& storage) {
-  const int64_t d = model.config().hidden_size, e = storage.element_size;
-  ActivationBytes bytes = block_activations(model.block(), model.config().num_hidden_layers, row_length, storage);
-  // The head: 15 % of the positions, rounded up; gradients overwrite their logits. The decoder's gradient: fp32 sum and
-  // a copy in the compute dtype.
-  const int64_t masked = (row_length * 3 + 19) / 20;
-  bytes.head = masked * (model.padded_vocab() * e + 6 * d * e) + 2 * row_length * d * e;
-  bytes.working_fixed += model.padded_vocab() * d * (4 + 2 * e);
-  return bytes;
+ModelShape BertModel::shape(int64_t tokens, double sequences, int64_t element_size) const {
+  const int64_t d = config_.hidden_size, e = element_size;
+  ModelShape shape{.units = &units_, .block = block_, .num_blocks = static_cast<int>(config_.num_hidden_layers)};
+  shape.tokens = tokens;
+  shape.sequences = sequences;
+  shape.attention_dropout = config_.attention_probs_dropout_prob > 0;
+  // 15 % of the words are masked.
+  const double words = 0.15 * static_cast<double>(tokens);
+  HeadShape& head = shape.head;
+  head.products = {{words, d, d}, {words, d, config_.vocab_size}};
+  if (config_.next_sentence) head.products.insert(head.products.end(), {{sequences, d, d}, {sequences, d, 2}});
+  // Gradients overwrite their logits. The decoder's gradient: fp32 sum and a copy in the compute dtype.
+  head.working = (tokens * 3 + 19) / 20 * (padded_vocab_ * e + 6 * d * e) + 2 * tokens * d * e;
+  head.held = padded_vocab_ * d * (4 + 2 * e);
+  return shape;
 }
 
 }  // namespace trireme

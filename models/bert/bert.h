@@ -5,9 +5,9 @@
 // Shapes: T tokens of all sequences of a micro-batch, concatenated; M sequences; P masked positions; D hidden, N heads
 // of H, F intermediate, V vocabulary with its padding.
 
-#include "models/common/cost.h"
 #include "models/common/units.h"
 #include "trireme/formats/huggingface/bert_config.h"
+#include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/attention.h"
@@ -64,6 +64,8 @@ class BertModel {
   /// differentiable when train.
   at::Tensor loss(UnitStore& store, const BertBatch& batch, const BertForward& options) const;
   BertScore score(UnitStore& store, const BertBatch& batch) const;
+  /// For rows of so many tokens in so many equal sequences, computed with elements of so many bytes.
+  ModelShape shape(int64_t tokens, double sequences, int64_t element_size) const;
   int64_t num_parameters() const { return base_parameters(units_); }  // with padding
 
  private:
@@ -74,14 +76,5 @@ class BertModel {
   int64_t padded_vocab_ = 0;
   std::vector<UnitSpec> units_;
 };
-
-/// Model FLOPs of a row of `row_length` tokens in `sequences_per_row` equal sequences, forward and backward. A
-/// multiply-add is 2; matrices 6 per parameter and token, the MLM head over `masked` positions of a row, pooler and
-/// next sentence once a sequence; attention 4 S^2 D a layer forward (both products, no causal half) and 2.5 times
-/// that backward. Embeddings, norms, GELU, softmax do not count.
-double bert_flops_per_row(const BertModel& model, int64_t row_length, double sequences_per_row, double masked);
-
-/// Bytes of activations of the layers and of the loss head for a row of `row_length` tokens.
-ActivationBytes bert_activation_bytes(const BertModel& model, int64_t row_length, const ActivationStorage& storage);
 
 }  // namespace trireme

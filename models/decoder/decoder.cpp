@@ -211,34 +211,28 @@ at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const
   return leave_unit(logits_TV, store, head).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
 }
 
-double model_flops_per_sample(const DecoderModel& model, int64_t seq_length) {
-  const DecoderConfig& config = model.config();
-  const double d = static_cast<double>(config.hidden_size), q = static_cast<double>(model.block().at("output").in);
-  const double layers = static_cast<double>(config.num_hidden_layers), s = static_cast<double>(seq_length);
-  const double matrices = layers * block_matrices(model.block()) + d * static_cast<double>(config.vocab_size);
-  // Forward and the gradient to the input, 2 each; the weight gradient when there is one.
-  double per_token = matrices * (model.lora() ? 4 : 6);
-  for (const LoraTarget& target : model.targets())
-    per_token += 6 * layers * static_cast<double>(model.lora()->r * (target.in + target.rows));
-  // Causal half of Q K^T and P V; backward forms S again, dV, dP, dQ, dK: five products for the forward's two.
-  const double attention_forward = layers * 2 * s * s * q;
-  return per_token * s + 3.5 * attention_forward;
-}
-
-ActivationBytes activation_bytes(const DecoderModel& model, int64_t seq_length, const ActivationStorage& storage) {
-  const DecoderConfig& config = model.config();
-  const int64_t d = config.hidden_size, element = storage.element_size;
-  const bool trained = !model.lora();
-  ActivationBytes bytes = block_activations(model.block(), config.num_hidden_layers, seq_length, storage,
-                                            trained ? nullptr : &*model.lora(), model.targets());
+ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
+  const int64_t d = config_.hidden_size, v = config_.vocab_size;
+  ModelShape shape{.units = &units_, .block = block_, .num_blocks = static_cast<int>(config_.num_hidden_layers)};
+  shape.trained = !lora_;
+  shape.tokens = tokens;
+  shape.attention_dropout = config_.attention_dropout > 0;
+  if (lora_) {
+    shape.adapter_rank = lora_->r;
+    shape.adapter_dropout = lora_->dropout > 0;
+    for (const LoraTarget& target : targets_) shape.adapters.push_back({target.layer, target.in, target.rows});
+  }
+  HeadShape& head = shape.head;
+  head.products = {{static_cast<double>(tokens), d, v}};
+  head.trained = shape.trained;
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
-  bytes.head = seq_length * (2 * d * element + 4);
-  bytes.head_logits = seq_length * config.vocab_size * element;
-  bytes.head_logits_most = int64_t{256} << 20;  // a chunk of the loss head's kernel
-  bytes.head_fixed = trained ? 4 * config.vocab_size * d : 0;
-  // Tied: autograd holds the head's gradient until the embedding's comes, at the end of backward.
-  if (trained && config.tie_word_embeddings) bytes.working_fixed += config.vocab_size * d * element;
-  return bytes;
+  head.working = tokens * (2 * d * element_size + 4);
+  head.logits = tokens * v * element_size;
+  head.logits_most = int64_t{256} << 20;       // a chunk of the loss head's kernel
+  head.fixed = shape.trained ? 4 * v * d : 0;  // the matrix' gradient in fp32
+  // Tied: autograd holds it until the embedding's comes, at the end of backward.
+  head.held = shape.trained && config_.tie_word_embeddings ? v * d * element_size : 0;
+  return shape;
 }
 
 }  // namespace trireme

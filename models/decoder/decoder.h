@@ -5,11 +5,11 @@
 // Shapes: B rows, S positions, D hidden, N query heads, K key/value heads, H head_dim, F
 // intermediate, V vocabulary, R LoRA rank.
 
-#include "models/common/cost.h"
 #include "models/common/lora.h"
 #include "models/common/units.h"
 #include "models/decoder/config.h"
 #include "trireme/nn/block.h"
+#include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 
@@ -63,6 +63,8 @@ class DecoderModel {
   /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
   at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
 
+  /// For rows of so many tokens, computed with elements of so many bytes.
+  ModelShape shape(int64_t tokens, int64_t element_size) const;
   int64_t num_parameters() const { return base_parameters(units_); }
   int64_t num_trained_parameters() const { return trained_parameters(units_); }
 
@@ -75,18 +77,6 @@ class DecoderModel {
   std::vector<LoraTarget> targets_;
   std::vector<UnitSpec> units_;
 };
-
-/// Model FLOPs of one sample of `seq_length` tokens, forward and backward. A multiply-add is 2.
-/// Matrices (lm_head included, embedding not): 2 forward, 2 input gradient, 2 weight gradient per
-/// parameter and token; frozen matrices have no weight gradient, adapters count in full. Attention:
-/// causal half only, 2 S^2 N H a layer forward (both products), 2.5 times that backward: the five
-/// products of a backward that keeps no S x S matrix, which is how the published figures of
-/// Llama2-70B LoRA count (284 GFLOP a token at 2,048 tokens, 313 at 8,192). Recomputed blocks,
-/// norms and softmax do not count.
-double model_flops_per_sample(const DecoderModel& model, int64_t seq_length);
-
-/// Bytes of activations of the blocks and of the loss head.
-ActivationBytes activation_bytes(const DecoderModel& model, int64_t seq_length, const ActivationStorage& storage);
 
 /// The modules with a row for each token, the embedding first; the name of the rows that are trained of one.
 std::vector<std::string> token_modules(const DecoderConfig& config);

@@ -5,8 +5,8 @@
 #include "trireme/base/log.h"
 #include "trireme/comm/launch.h"
 #include "trireme/ops/device.h"
+#include "trireme/plan/calibrate.h"
 #include "trireme/plan/rates.h"
-#include "trireme/train/calibration.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>

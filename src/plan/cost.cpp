@@ -1,43 +1,206 @@
 #include "trireme/plan/cost.h"
 
+#include "candidate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
 namespace trireme {
 
-void set_rates(PlanInput& input) {
-  input.times.gathered_byte = 1 / input.rates.link_bytes;
-  input.times.network_byte = 1 / input.rates.network_bytes;
-  input.times.interference = input.rates.interference;
-  input.times.collective_start = input.rates.collective_start;
-  input.times.ring_link_step = input.rates.ring_link_step;
-  input.times.ring_network_step = input.rates.ring_network_step;
-  input.times.tree_link_step = input.rates.tree_link_step;
-  input.times.tree_network_step = input.rates.tree_network_step;
-  input.times.optimizer_byte = 1 / input.rates.memory_bytes;
-  input.times.waiting = input.rates.waiting;
-  input.times.fixed = input.rates.step_overhead + input.num_blocks * input.rates.block_overhead;
+namespace {
+
+/// Bytes of a product's result [rows, columns] whose writing is not part of the rate of large products. A tile of the
+/// result is written when its sums over the inner dimension are complete; the shorter the sums, the larger the part of
+/// the time in which that is not hidden. The rates are those of products with inner dimensions from 4,096 on.
+double unhidden_bytes(double rows, double columns, double inner, double element_size) {
+  return rows * columns * element_size * std::max(0.0, 1 - inner / 4096);
 }
 
-void set_block_times(const BlockWork& work, const BlockProducts& products, PlanInput& input) {
-  const MachineRates& rates = input.rates;
-  const RecipeTraits& recipe = products.recipe;
-  const auto seconds = [&](const ProductTraits& product, double flops) {
-    return product.slowdown * flops / (product.fp8 ? rates.fp8_flops : rates.bf16_flops);
+/// FLOPs of forward for one row: of a block's matrices, of its adapters, of its attention; of the head.
+struct ForwardFlops {
+  double products = 0, adapters = 0, attention = 0, head = 0;
+};
+ForwardFlops forward_flops(const ModelShape& shape) {
+  const auto tokens = static_cast<double>(shape.tokens);
+  ForwardFlops flops;
+  for (const BlockLayer& layer : shape.block->layers)
+    if (layer.product()) flops.products += 2 * tokens * static_cast<double>(layer.in * layer.out());
+  for (const AdapterShape& adapter : shape.adapters)
+    flops.adapters += 2 * tokens * static_cast<double>(shape.adapter_rank * (adapter.in + adapter.rows));
+  flops.attention = (shape.block->causal ? 2 : 4) * tokens * (tokens / shape.sequences) *
+                    static_cast<double>(shape.block->heads * shape.block->head_dim);
+  for (const HeadShape::Product& product : shape.head.products)
+    flops.head += 2 * product.tokens * static_cast<double>(product.in * product.out);
+  return flops;
+}
+
+/// Bytes that the kernels of a block read and write for one row beside their products and attention.
+struct BlockBytes {
+  double forward = 0, backward = 0;
+  double norms = 0;    // the part of forward's that backward repeats with Recompute::kNorms
+  double weights = 0;  // of the weights, in each forward and backward whatever the rows
+};
+BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size) {
+  const BlockTable& block = *shape.block;
+  const auto tokens = static_cast<double>(shape.tokens), element = static_cast<double>(element_size);
+  // Elements of the compute dtype a token.
+  double forward = 0, backward = 0, norms = 0;
+  BlockBytes bytes;
+  for (const BlockLayer& layer : block.layers) {
+    const auto in = static_cast<double>(layer.in), out = static_cast<double>(layer.out());
+    switch (layer.kind) {
+      case LayerKind::kProduct:
+        bytes.forward += unhidden_bytes(tokens, out, in, element) + tokens * recipe.operand_traffic * in;
+        bytes.backward += unhidden_bytes(tokens, in, out, element) + tokens * recipe.operand_traffic * out;
+        bytes.weights += recipe.weight_traffic * in * out;
+        break;
+      case LayerKind::kNorm:  // x and y; dy, x, the residual's gradient and dx
+        forward += 2 * in;
+        backward += 4 * in;
+        norms += 2 * in;
+        break;
+      case LayerKind::kPostNorm:  // the product, the residual, their sum and y; dy, the sum and both gradients
+        forward += 4 * in;
+        backward += 4 * in;
+        break;
+    }
+  }
+  // The activation reads `up` and writes f; backward reads dy and `up` and writes d_up. GELU's output is kept where
+  // that of SwiGLU is formed again.
+  const auto up = static_cast<double>(block.at("up").out()), f = static_cast<double>(block.at("down").in);
+  const double rotated = block.rotary ? 2 * static_cast<double>(block.at("qkv").out()) : 0;
+  forward += rotated + up + f;
+  backward += rotated + 2 * up + f;
+  if (block.gated) norms += up + f;
+  // An adapter reads x for x A, and adds its product to y; backward reads dy, reads x for A's gradient, adds to dx.
+  for (const AdapterShape& adapter : shape.adapters) {
+    forward += static_cast<double>(adapter.in + 2 * adapter.rows);
+    backward += static_cast<double>(adapter.rows + 3 * adapter.in);
+  }
+  bytes.forward += tokens * element * forward;
+  bytes.backward += tokens * element * backward;
+  bytes.norms = tokens * element * norms;
+  return bytes;
+}
+
+/// What a collective costs: per byte that a rank receives, and whatever the bytes.
+struct Route {
+  double byte = 0, ring = 0, tree = 0;
+  /// An all-reduce goes around the ring twice, or up a tree and down again: NCCL takes the faster.
+  double all_reduce() const { return tree > 0 ? std::min(2 * ring, 2 * tree) : 2 * ring; }
+};
+
+/// Of groups of `size` ranks of which `members` share a host; `size` == `members`: inside a host.
+///
+/// NCCL passes data around rings that enter and leave each host once, one ring for each of the group's ranks on it, so
+/// that the hosts' network adapters share the bytes: a rank receives at the rate of `members` adapters, or of the links
+/// inside its host where those are slower.
+Route route(const MachineRates& rates, int size, int members) {
+  if (size <= members) return {1 / rates.link_bytes, 0, 0};
+  const double hosts = static_cast<double>(size) / members, inside = static_cast<double>(members) - 1;
+  return {std::max(1 / rates.link_bytes, 1 / rates.network_bytes / members),
+          rates.collective_start + hosts * inside * rates.ring_link_step + (hosts - 1) * rates.ring_network_step,
+          inside * rates.tree_link_step + std::ceil(std::log2(hosts)) * rates.tree_network_step};
+}
+
+}  // namespace
+
+double model_flops(const ModelShape& shape) {
+  const ForwardFlops flops = forward_flops(shape);
+  return shape.num_blocks * ((shape.trained ? 3 : 2) * flops.products + 3 * flops.adapters + 3.5 * flops.attention) +
+         (shape.head.trained ? 3 : 2) * flops.head;
+}
+
+RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,
+                   int64_t element_size) {
+  const ForwardFlops flops = forward_flops(shape);
+  const BlockBytes bytes = block_bytes(shape, recipe, element_size);
+  const auto product = [&](const ProductTraits& traits, double count) {
+    return traits.slowdown * count / (traits.fp8 ? rates.fp8_flops : rates.bf16_flops);
   };
   const double attention =
-      work.attention / (rates.attention_flops * attention_part(products.head_size, products.attention_dropout));
-  double forward_bytes = work.forward_bytes + work.unhidden_forward,
-         backward_bytes = work.backward_bytes + work.unhidden_backward;
-  // The models count 4 bytes an element.
-  forward_bytes += recipe.operand_traffic / 4 * work.fp8_forward_bytes;
-  backward_bytes += recipe.operand_traffic / 4 * work.fp8_backward_bytes;
-  StepTimes& times = input.times;
-  times.block_forward = seconds(recipe.forward, work.matrices) + attention + forward_bytes / rates.memory_bytes;
-  const double weights = products.trained ? seconds(recipe.wgrad, work.matrices) : 0;
-  times.block_backward =
-      seconds(recipe.dgrad, work.matrices) + weights + 2.5 * attention + backward_bytes / rates.memory_bytes;
-  times.norms_forward = work.norms_bytes / rates.memory_bytes;
-  times.mlp_forward = seconds(recipe.forward, work.gate_up);
-  times.pass =
-      static_cast<double>(input.num_blocks) * recipe.weight_traffic / 4 * work.fp8_weight_bytes / rates.memory_bytes;
+      flops.attention / (rates.attention_flops * attention_part(shape.block->head_dim, shape.attention_dropout));
+  RowTimes times;
+  times.forward = product(recipe.forward, flops.products) + attention + bytes.forward / rates.memory_bytes;
+  times.backward = product(recipe.dgrad, flops.products) + (shape.trained ? product(recipe.wgrad, flops.products) : 0) +
+                   2.5 * attention + bytes.backward / rates.memory_bytes;
+  times.norms = bytes.norms / rates.memory_bytes;
+  const BlockLayer& up = shape.block->at("up");
+  times.mlp = product(recipe.forward, 2 * static_cast<double>(shape.tokens) * static_cast<double>(up.in * up.out()));
+  times.pass = shape.num_blocks * bytes.weights / rates.memory_bytes;
+  times.head = (shape.head.trained ? 3 : 2) * flops.head / rates.bf16_flops;
+  for (const HeadShape::Product& one : shape.head.products)
+    times.head += unhidden_bytes(one.tokens, static_cast<double>(one.out), static_cast<double>(one.in),
+                                 static_cast<double>(element_size)) /
+                  rates.memory_bytes;
+  return times;
+}
+
+StepCost cost_of(const PlanInput& input, const UnitStorage& storage, const Candidate& candidate,
+                 const MemoryPlan& plan) {
+  const RowTimes& times = input.times;
+  const MachineRates& rates = input.rates;
+  StepCost cost;
+  cost.known = input.predicted;
+  const double passes = input.micro_batches * (input.rows / candidate.rows), rows = candidate.rows,
+               blocks = input.num_blocks;
+  const double forward = rows * blocks * times.forward, backward = rows * blocks * times.backward;
+  cost.compute = passes * (forward + backward + rows * times.head + times.pass);
+  // A pass after the first reads the fp32 sums that it adds to, or adds a reduced shard to the shard's sum.
+  const double summed = plan.reduces_each_pass() ? 12.0 * static_cast<double>(storage.shard_elements)
+                                                 : 4.0 * static_cast<double>(storage.whole_elements);
+  cost.compute += (passes - 1) * summed / rates.memory_bytes;
+  // A model that never keeps the outputs of norms has their recomputation in `backward`.
+  const double norms = input.row.saved_norms > 0 ? times.norms : 0;
+  cost.recompute =
+      passes * rows *
+      ((candidate.norms + candidate.mlp) * norms + candidate.mlp * times.mlp + candidate.full * times.forward);
+  cost.fixed = rates.step_overhead + input.num_blocks * rates.block_overhead;
+  if (input.world_size > 1) cost.fixed += rates.waiting * (cost.compute + cost.recompute);
+
+  // Consecutive ranks: a group that reaches over hosts has at least this many on each of them.
+  const int per_host = input.ranks_per_host == 0 ? input.world_size : std::min(input.ranks_per_host, input.world_size);
+  const Route shards = route(rates, plan.shard_size, std::gcd(plan.shard_size, per_host));
+  const double byte = shards.byte;
+  // `latency` needs neither memory bandwidth nor multiprocessors: it slows nothing, but takes its time.
+  const auto hide = [&](double communication, double latency, double computation) {
+    cost.interference += rates.interference * communication;
+    cost.exposed += std::max(0.0, communication + latency - computation);
+  };
+  const int frozen = storage.frozen_gathered(candidate);
+  double gathered = static_cast<double>(storage.gathered_trained) * byte;
+  if (plan.shard_size > 1 && frozen > 0)
+    gathered += static_cast<double>(plan.gathered_per_pass - storage.gathered_trained) * byte;
+  const double gather_latency = shards.ring * (storage.gathered_units + (plan.shard_size > 1 ? frozen : 0));
+  const double computes = gathered > 0 ? forward / blocks * std::min<double>(blocks, frozen > 0 ? frozen : blocks) : 0;
+  const bool each = plan.reduces_each_pass();
+  const double reduced = static_cast<double>(plan.reduced_per_step) * byte / (each ? passes : 1.0);
+  if (const int replicas = storage.grid.replica.size; replicas > 1) {
+    // Replicas: an all-reduce of this rank's part moves it twice.
+    // The ranks of a host that have the same part: all of it with an undivided state, one each where a host is a group.
+    const Route copies = route(rates, replicas, std::max(1, per_host / plan.state_shards()));
+    const double all_reduce = static_cast<double>(plan.replica_reduced_per_step) * copies.byte;
+    hide(all_reduce, copies.all_reduce() * storage.trained_units, std::max(0.0, backward - reduced));
+  }
+  // The sum of statistics at the end of the step, which nothing hides.
+  cost.exposed += route(rates, input.world_size, per_host).all_reduce();
+  for (double pass = 0; pass < passes; ++pass) {
+    // After the optimizer whole copies of divided weights arrive while the first forward runs.
+    const double arriving = pass == 0 ? static_cast<double>(storage.whole_trained) * byte : 0;
+    const int arrivals = pass == 0 && storage.whole_trained > 0 ? storage.divided_units : 0;
+    hide(gathered + arriving, gather_latency + arrivals * shards.ring, gathered > 0 ? computes : forward);
+    const bool reduces = each || pass + 1 == passes;
+    hide(gathered + (reduces ? reduced : 0), gather_latency + (reduces ? storage.divided_units * shards.ring : 0),
+         gathered > 0 ? 2 * computes : backward);
+  }
+
+  // Master weights and moments are read and written, the gradient is read twice (its norm comes first).
+  const double element =
+      8.0 + 2.0 * static_cast<double>(input.moment_bytes) + 2.0 * static_cast<double>(input.gradient_bytes);
+  cost.optimizer = (static_cast<double>(storage.shard_elements) * element + static_cast<double>(storage.copied_bytes)) /
+                   rates.memory_bytes;
+  return cost;
 }
 
 }  // namespace trireme

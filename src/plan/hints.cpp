@@ -1,31 +1,24 @@
 #include "trireme/plan/hints.h"
 
-#include "trireme/base/error.h"
-#include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "trireme/plan/precision.h"
+#include "trireme/plan/search.h"
 
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
 #include <iterator>
-#include <numeric>
 
 namespace trireme {
 
 namespace {
 
 constexpr int64_t kMostRanks = 4096, kShortestRow = 128;
-constexpr size_t kMostTogether = 3, kShown = 3;
+constexpr size_t kMostTogether = 3;
 /// Savings below this part of what the run needs are none to speak of.
 constexpr double kLeastSaving = 0.001;
-
-/// What a GPU process loses to the context and the libraries before the first tensor, and what the allocator cannot
-/// use; with several ranks also NCCL's buffers and the workspaces of concurrent streams.
-int64_t gpu_overhead(int ranks) { return int64_t{ranks > 1 ? 8 : 3} << 30; }
 
 /// Whether a batch that grows has sizes that divide over the ranks.
 bool ramp_fits(const BatchSection& batch, int64_t ranks) {
@@ -182,46 +175,6 @@ std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t tota
 
 }  // namespace
 
-PlanInput plan_input(const PlanQuestion& question) {
-  const Config& config = question.config;
-  const at::ScalarType dtype = compute_dtype(config, question.gpu);
-  PlanInput input;
-  input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  input.rates = question.rates.value_or(machine_rates(question.device_name));
-  question.model.fill_plan(config, input);
-  input.times.known = question.gpu;
-  input.world_size = question.ranks;
-  input.micro_batches =
-      static_cast<int>(config.batch.global_batch_size / question.ranks / config.batch.micro_batch_size);
-  if (config.parallel.shard_size == "world")
-    input.shard_size = question.ranks;
-  else if (config.parallel.shard_size != "auto")
-    input.shard_size = std::stoi(config.parallel.shard_size);
-  if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
-  input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
-  input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
-  input.compute_first = config.precision.fp8_skip_first;
-  input.compute_last = config.precision.fp8_skip_last;
-  if (question.gpu) {
-    const int64_t multiple = block_traits(question, config).token_multiple;
-    input.rows_multiple = static_cast<int>(multiple / std::gcd(multiple, config.data.seq_length));
-  }
-  const std::string& recompute = config.parallel.recompute;
-  if (const auto share = parse_fraction(recompute); share)
-    input.recompute_blocks = recompute_fraction(input.num_blocks, *share);
-  else if (recompute != "auto")
-    input.recompute = recompute == "full"    ? Recompute::kFull
-                      : recompute == "mlp"   ? Recompute::kMlp
-                      : recompute == "norms" ? Recompute::kNorms
-                                             : Recompute::kNone;
-  if (config.optimizer.moments == "bf16") input.moment_bytes = 4;
-  input.policy = parse_policy(config.parallel.policy);
-  input.ranks_per_host = question.ranks_per_host;
-  input.device_memory = question.device_memory;
-  input.overhead = question.gpu ? gpu_overhead(question.ranks) : 0;
-  return input;
-}
-
 std::string PlanHint::text() const {
   std::string all = settings.front();
   for (size_t i = 1; i < settings.size(); ++i) all += (i == 1 ? " with " : " and ") + settings[i];
@@ -239,25 +192,6 @@ std::vector<PlanHint> plan_hints(const PlanQuestion& question) {
   if (rest == hints.begin() && !hints.empty())
     if (auto together = combined_hint(question, total)) hints.insert(hints.begin(), *std::move(together));
   return hints;
-}
-
-MemoryPlan plan_run(const PlanQuestion& question) {
-  const PlanInput input = plan_input(question);
-  if (auto plan = find_plan(input)) return *std::move(plan);
-  const std::vector<PlanHint> hints = plan_hints(question);
-  std::vector<std::string> shown;
-  for (size_t i = 0; i < std::min(kShown, hints.size()); ++i) shown.push_back(hints[i].text());
-  const MemoryPlan least = least_plan(input);
-  const bool long_rows = 2 * (least.activations + least.working) > least.total();
-  const std::string whole =
-      long_rows ? fmt::format(
-                      "; a row of {} tokens is on one rank, so that more ranks divide neither activations nor "
-                      "working memory",
-                      question.config.data.seq_length)
-                : "";
-  throw ConfigError(
-      fmt::format("{}{}; try {}", describe_need(least), whole,
-                  shown.empty() ? "a smaller model: no setting saves memory here" : join(shown, ", or ")));
 }
 
 }  // namespace trireme

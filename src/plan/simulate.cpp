@@ -2,7 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/plan/hints.h"
+#include "trireme/plan/search.h"
 
 #include <fmt/format.h>
 

@@ -10,7 +10,6 @@
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
-#include "trireme/plan/hints.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
 #include "trireme/version.h"

@@ -3,6 +3,8 @@
 #include "memory_snapshot.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/device.h"
+#include "trireme/plan/hints.h"
+#include "trireme/plan/search.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

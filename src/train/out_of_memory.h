@@ -1,7 +1,6 @@
 #pragma once
 // Private to train/: the error message for memory that ran out: what uses it, and what would help.
 
-#include "trireme/plan/hints.h"
 #include "trireme/plan/plan.h"
 
 #include <ATen/core/Tensor.h>

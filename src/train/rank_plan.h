@@ -2,7 +2,7 @@
 // Private to train/: one memory plan for all ranks.
 
 #include "trireme/comm/communicator.h"
-#include "trireme/plan/hints.h"
+#include "trireme/plan/plan.h"
 
 namespace trireme {
 

@@ -189,19 +189,13 @@ TEST(FamilyModel, ReadsWeightsOnlyBetweenTheHooks) {
   }
 }
 
-TEST(FamilyCost, AGeluMlpHasTwoMatrices) {
-  const DecoderConfig config = decoder_preset("gpt2");
-  const double block = 12.0 * 768 * 768, head = 768.0 * 50257;
-  EXPECT_NEAR(model_flops_per_sample(DecoderModel(config, {}), 1024) /
-                  (6 * (12 * block + head) * 1024 + 3.5 * 12 * 2 * 1024.0 * 1024 * 768),
-              1.0, 1e-12);
-  const int64_t s = 1024, d = 768, f = 3072, attention = 2 * (2 * d + 3 * d + d) + 4 * (4 + 12);
-  EXPECT_EQ(activation_bytes(DecoderModel(config, {}), s, {2}).block_saved_norms,
-            s * (attention + 4 * f));  // up projection and GELU
-  EXPECT_EQ(activation_bytes(DecoderModel(config, {}), s, {2}).block_saved,
-            s * (attention + 4 * f + 4 * d));  // and two norms
-  const LoraOptions lora{8, 16, 0, {"c_attn"}};
-  EXPECT_EQ(activation_bytes(DecoderModel(config, lora), s, {2}).block_saved, s * (attention + 2 * 8 + 2 * f));
+TEST(Presets, UnknownNameHasASuggestion) {
+  try {
+    decoder_preset("llama2-7B");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("Did you mean 'llama2-7b'?"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

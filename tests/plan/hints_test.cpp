@@ -2,12 +2,11 @@
 #include "trireme/plan/hints.h"
 #include "models/decoder/config.h"
 #include "models/decoder/presets.h"
-#include "task.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
-#include "trireme/formats/numpy/npy.h"
+#include "trireme/plan/search.h"
 #include "trireme/train/model_family.h"
 
 #include <fmt/format.h>
@@ -56,15 +55,13 @@ class Hints : public testing::Test {
   }
   ~Hints() override { std::filesystem::remove_all(root_); }
 
-  /// The configuration of a case, its model's shape and one row of data beside it.
+  /// The configuration of a case and its model's shape.
   std::filesystem::path write(const Case& c) const {
     std::filesystem::create_directories(root_ / c.model);
     write_file_atomic(root_ / c.model / "config.json", decoder_config_json(decoder_preset(c.model)));
-    const std::vector<int32_t> row(static_cast<size_t>(c.seq_length), 1);
-    write_npy_int32(root_ / "row.npy", row, 1, c.seq_length);
     write_file_atomic(
         root_ / "run.yaml",
-        fmt::format("model: {{path: {}}}\ndata: {{train: row.npy, seq_length: {}}}\noutput: {{dir: out}}\n", c.model,
+        fmt::format("model: {{path: {}}}\ndata: {{train: none.npy, seq_length: {}}}\noutput: {{dir: out}}\n", c.model,
                     c.seq_length));
     return root_ / "run.yaml";
   }
@@ -108,12 +105,11 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
   for (const Case& c : kCases) {
     const auto file = write(c);
     const Config config = load_config(file, c.settings, kLlama.config, c.ranks);
-    const auto task =
-        kLlama.make_task(config, {RankGrid(0, {.world = c.ranks}), at::kCPU, at::kBFloat16}, kLlama.config);
+    const auto model = model_to_plan(config, kLlama);
     const auto memory = static_cast<int64_t>(c.memory_gib * (1 << 30));
     std::string message;
     try {
-      (void)plan_run({config, *task, c.ranks, /*gpu=*/true, memory});
+      (void)plan_run({config, *model, c.ranks, /*gpu=*/true, memory});
       ADD_FAILURE() << c.model << " fits";
       continue;
     } catch (const ConfigError& error) {
@@ -128,7 +124,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
     const int ranks = advice.ranks > 0 ? advice.ranks : c.ranks;
     // What the user would do: the rules of the configuration hold for the advice, too.
     const Config followed = load_config(file, settings, kLlama.config, ranks);
-    const PlanInput input = plan_input({followed, *task, ranks, /*gpu=*/true, memory});
+    const PlanInput input = plan_input({followed, *model, ranks, /*gpu=*/true, memory});
     if (advice.lacking.empty()) {
       ++fitting;
       EXPECT_TRUE(find_plan(input)) << message;
@@ -143,9 +139,9 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
 TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
   const Case& c = kCases[1];
   const Config config = load_config(write(c), c.settings, kLlama.config, c.ranks);
-  const auto task = kLlama.make_task(config, {RankGrid(0, {.world = c.ranks}), at::kCPU, at::kBFloat16}, kLlama.config);
+  const auto model = model_to_plan(config, kLlama);
   try {
-    (void)plan_run({config, *task, c.ranks, /*gpu=*/true, int64_t{80} << 30});
+    (void)plan_run({config, *model, c.ranks, /*gpu=*/true, int64_t{80} << 30});
     FAIL() << "fits";
   } catch (const ConfigError& error) {
     const std::string message = error.what();
@@ -157,9 +153,9 @@ TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
 }
 
 /// What a run that does not fit is told.
-std::string refusal(const Config& config, const TrainingTask& task, double memory_gib) {
+std::string refusal(const Config& config, const PlannedModel& model, double memory_gib) {
   try {
-    (void)plan_run({config, task, 1, /*gpu=*/true, static_cast<int64_t>(memory_gib * (1 << 30))});
+    (void)plan_run({config, model, 1, /*gpu=*/true, static_cast<int64_t>(memory_gib * (1 << 30))});
     return "fits";
   } catch (const ConfigError& error) {
     return error.what();
@@ -172,10 +168,10 @@ TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
     return load_config(file, settings, kLlama.config, 1);
   };
   const Config plain = with({}), fp8 = with({"precision.linear=fp8", "precision.fp8_recipe=delayed"});
-  const auto task = kLlama.make_task(plain, {RankGrid(), at::kCPU, at::kBFloat16}, kLlama.config);
+  const auto model = model_to_plan(plain, kLlama);
   const auto all = [&](const Config& config) {
     std::string text;
-    for (const PlanHint& hint : plan_hints({config, *task, 1, /*gpu=*/true, int64_t{4} << 30}))
+    for (const PlanHint& hint : plan_hints({config, *model, 1, /*gpu=*/true, int64_t{4} << 30}))
       text += hint.text() + '\n';
     return text;
   };
@@ -183,15 +179,15 @@ TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
   EXPECT_NE(all(plain).find("precision.linear: fp8"), std::string::npos) << all(plain);
   EXPECT_NE(all(fp8).find("precision.fp8_recipe: rowwise"), std::string::npos) << all(fp8);
   EXPECT_EQ(all(fp8).find("lora"), std::string::npos) << "recipes are for trained matrices: " << all(fp8);
-  EXPECT_NE(refusal(plain, *task, 2).find("; try "), std::string::npos);
+  EXPECT_NE(refusal(plain, *model, 2).find("; try "), std::string::npos);
 }
 
 TEST_F(Hints, ALongRowIsSaidToBeOnOneRank) {
   const Case c = {"llama2-7b", 1, 80, 262144, {kLora}};
   const Config config = load_config(write(c), c.settings, kLlama.config, 1);
-  const auto task = kLlama.make_task(config, {RankGrid(), at::kCPU, at::kBFloat16}, kLlama.config);
-  EXPECT_NE(refusal(config, *task, c.memory_gib).find("a row of 262144 tokens is on one rank"), std::string::npos)
-      << refusal(config, *task, c.memory_gib);
+  const auto model = model_to_plan(config, kLlama);
+  EXPECT_NE(refusal(config, *model, c.memory_gib).find("a row of 262144 tokens is on one rank"), std::string::npos)
+      << refusal(config, *model, c.memory_gib);
 }
 
 TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {
@@ -203,8 +199,8 @@ TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {
       std::vector<std::string> settings = c.settings;
       settings.insert(settings.end(), {linear, "optimizer.moments=bf16"});
       const Config config = load_config(file, settings, kLlama.config, 1);
-      const auto task = kLlama.make_task(config, {RankGrid(), at::kCPU, at::kBFloat16}, kLlama.config);
-      const PlanInput input = plan_input({config, *task, 1, /*gpu=*/true, static_cast<int64_t>(gib * (1 << 30))});
+      const auto model = model_to_plan(config, kLlama);
+      const PlanInput input = plan_input({config, *model, 1, /*gpu=*/true, static_cast<int64_t>(gib * (1 << 30))});
       for (const auto& plan : {find_plan(input), std::optional(least_plan(input))}) {
         if (!plan) continue;
         split += plan->rows_per_pass < 16 ? 1 : 0;

@@ -1,6 +1,6 @@
 // Which blocks a share recomputes: fms-fsdp's golden cases, and what the plan makes of them.
 #include "trireme/base/fraction.h"
-#include "trireme/plan/plan.h"
+#include "trireme/plan/search.h"
 
 #include <gtest/gtest.h>
 
@@ -49,12 +49,12 @@ TEST(RecomputeFraction, ThePlanTakesTheShareAsItIsAndCountsItsMemory) {
   PlanInput input;
   input.units = &units;
   input.num_blocks = 15;
-  input.block_saved = 1000;
-  input.block_saved_mlp = 700;
-  input.block_recomputed = 100;
+  input.row.saved = 1000;
+  input.row.saved_mlp = 700;
+  input.row.saved_input = 100;
   for (const char* share : {"0", "1/5", "1/3", "1/2", "2/3", "1"}) {
     input.recompute_blocks = recompute_fraction(15, *parse_fraction(share));
-    const MemoryPlan plan = make_plan(input);
+    const MemoryPlan plan = find_plan(input).value();
     EXPECT_EQ(plan.recompute, input.recompute_blocks) << share;
     const auto full = std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kFull);
     // One recomputed block is whole again while backward runs through it.

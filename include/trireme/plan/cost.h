@@ -1,25 +1,32 @@
 #pragma once
-// The times of a step's parts, from the rates of a machine and what a model says of its work.
+// The time of a model's parts, summed over the table of its blocks: products at the rate of their recipe, attention,
+// and the bytes that norms, activation, adapters and quantisation read and write.
 
-#include "trireme/nn/block_work.h"
+#include "trireme/nn/model_shape.h"
 #include "trireme/ops/matmul/recipe.h"
-#include "trireme/plan/plan.h"
-#include "trireme/plan/precision.h"
+#include "trireme/plan/rates.h"
 
 #include <cstdint>
 
 namespace trireme {
 
-/// The times of a step that do not depend on the model, from `input.rates`.
-void set_rates(PlanInput& input);
-/// How a model's blocks are multiplied.
-struct BlockProducts {
-  const RecipeTraits& recipe;
-  bool trained = true;  // matrices have weight gradients
-  int64_t head_size = 0;
-  bool attention_dropout = false;
+/// Seconds. Only ratios matter for the choice of a plan; with the rates of the machine the sum predicts the step.
+struct RowTimes {
+  // For one row of a micro-batch: a block's forward and backward, what is recomputed with each Recompute, the head with
+  // its loss, forward and backward.
+  double forward = 1, backward = 2, norms = 0.05, mlp = 0.5, head = 0;
+  double pass = 0;  // of a forward and backward, whatever its rows
 };
-/// Sets the times of a block (StepTimes::block_forward, block_backward, norms_forward, mlp_forward, pass).
-void set_block_times(const BlockWork& work, const BlockProducts& products, PlanInput& input);
+/// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
+RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,
+                   int64_t element_size);
+
+/// FLOPs of forward and backward of one row; a multiply-add is 2. Products: 2 for each element of a matrix and token in
+/// forward, as much for the gradient to the input and for that of a trained matrix; adapters count in full. Attention:
+/// 4 S^2 N H a layer forward for sequences of S tokens (both products; under a causal mask the half), and 2.5 times
+/// that backward, the five products of a backward that keeps no S x S matrix. So count the published figures of
+/// Llama2-70B LoRA (284 GFLOP a token at 2,048 tokens, 313 at 8,192). Recomputed blocks, embeddings, norms, activations
+/// and softmax do not count.
+double model_flops(const ModelShape& shape);
 
 }  // namespace trireme

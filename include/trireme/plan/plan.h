@@ -6,74 +6,57 @@
 
 #include "trireme/config/config.h"
 #include "trireme/fsdp/policy.h"
+#include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
-#include "trireme/nn/unit.h"
 #include "trireme/plan/rates.h"
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace trireme {
 
-/// Seconds that parts of a step take on one rank. Only ratios matter for the choice of a plan; with measured rates
-/// (MachineRates) the sum predicts the step.
-struct StepTimes {
-  // For one row of a micro-batch: a block's forward and backward, what is recomputed with each Recompute, the head with
-  // its loss, forward and backward.
-  double block_forward = 1.0, block_backward = 2.0, norms_forward = 0.05, mlp_forward = 0.5, head = 0.0;
-  double pass = 0.0;                               // of a pass, independent of its rows
-  double gathered_byte = 0.0, network_byte = 0.0;  // one byte received from a rank of this host, of another host
-  /// Of a collective over several hosts: its start, and a step of a ring and of a tree inside a host and between two.
-  double collective_start = 0.0, ring_link_step = 0.0, ring_network_step = 0.0, tree_link_step = 0.0,
-         tree_network_step = 0.0;
-  double interference = 0.28;   // MachineRates::interference
-  double optimizer_byte = 0.0;  // one byte that the optimizer's pass reads or writes
-  double fixed = 0.0;           // of a step, independent of its size
-  double waiting = 0.0;         // MachineRates::waiting
-  bool known = false;           // from rates of the machine; otherwise only ratios mean something
+/// What a plan needs of a model, beside its work.
+struct ModelFacts {
+  const std::vector<UnitSpec>* units = nullptr;
+  std::vector<std::string> description;          // lines for people: model, data
+  std::vector<std::string> adapter_targets;      // lora.target_modules of a lora section; empty: none is possible
+  bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with a lora section, without one
+  Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
 };
 
-struct PlanInput {
-  const std::vector<UnitSpec>* units = nullptr;
-  std::shared_ptr<const void> owner;  // keeps `units` alive if nothing else does
-  int world_size = 1;
-  int ranks_per_host = 0;      // Topology::largest_group(); 0: all ranks are on one host
-  int64_t compute_bytes = 2;   // per element of the compute and storage dtype
-  int64_t gradient_bytes = 4;  // per element of a gradient that is reduced; sums over passes are fp32
-  int64_t moment_bytes = 8;    // per element, both moments
-  bool frozen_fp8 = false;     // matrices of linear layers of frozen units take one byte per element
-  /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
-  Recipe trained = Recipe::kCompute;
-  int64_t compute_first = 0, compute_last = 0;
-  int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
-  int64_t overhead = 0;       // context, library workspaces, communicator buffers
-  int num_blocks = 0;
-  // Bytes per row. What a block keeps with each Recompute (kNorms, kMlp: 0 where it is not possible). What is needed in
-  // addition: at the peak of backward; by the head.
-  int64_t block_saved = 0, block_saved_norms = 0, block_saved_mlp = 0, block_recomputed = 0, working_peak = 0, head = 0;
-  int64_t head_fixed = 0;                         // of the head, whatever the rows: a weight gradient
-  int64_t head_logits = 0, head_logits_most = 0;  // logits of a row; so many bytes of them at a time
-  int64_t working_fixed = 0;           // working memory that does not depend on the rows (a transposed weight)
-  int rows = 1;                        // of a micro-batch
-  int rows_multiple = 1;               // a split micro-batch has passes of a multiple of this many rows
-  int micro_batches = 1;               // of one rank in one step
-  std::optional<int> shard_size;       // nullopt = auto
-  std::optional<ShardPolicy> policy;   // nullopt = auto
-  std::optional<Recompute> recompute;  // nullopt = auto: the least that fits
-  /// Per block, for a configuration that names the blocks that are recomputed; empty: `recompute` decides.
-  std::vector<Recompute> recompute_blocks;
-  MachineRates rates;
-  StepTimes times;
+/// A model with its rows, as plans see it.
+class PlannedModel {
+ public:
+  virtual ~PlannedModel() = default;
+  virtual const ModelFacts& facts() const = 0;
+  /// With tokens of data.seq_length, for `config`: this run's, or one that differs from it in data.seq_length, batch,
+  /// precision, or by a lora section. `element_size`: bytes of the compute dtype.
+  virtual ModelShape model_shape(const Config& config, int64_t element_size) const = 0;
+};
+
+/// What a plan is made for. Config and model outlive it.
+struct PlanQuestion {
+  const Config& config;
+  const PlannedModel& model;
+  int ranks = 1;
+  bool gpu = false;
+  int64_t device_memory = 0;            // bytes of each rank's device
+  std::string device_name{};            // as its driver gives it; empty: not known
+  int ranks_per_host = 0;               // 0: all ranks are on one host
+  std::optional<MachineRates> rates{};  // instead of those of device_name
+  /// The same for another configuration, which outlives it, and number of ranks.
+  PlanQuestion with(const Config& other, int other_ranks) const {
+    return {other, model, other_ranks, gpu, device_memory, device_name, ranks_per_host, rates};
+  }
 };
 
 /// Seconds of one step as the plan's cost model predicts them. A communication that computation hides costs
 /// `interference` only: it takes memory bandwidth, multiprocessors and power from the products.
 struct StepCost {
   double compute = 0, recompute = 0, exposed = 0, interference = 0, optimizer = 0, fixed = 0;
-  bool known = false;  // StepTimes::known
+  bool known = false;  // from rates of the machine; otherwise only ratios mean something
   double total() const { return compute + recompute + exposed + interference + optimizer + fixed; }
 };
 
@@ -109,42 +92,8 @@ struct MemoryPlan {
   bool fits() const { return lacking() <= 0; }
 };
 
-/// What a plan needs of a model, beside its work.
-struct ModelFacts {
-  const std::vector<UnitSpec>* units = nullptr;
-  std::vector<std::string> description;          // lines for people: model, data
-  std::vector<std::string> adapter_targets;      // lora.target_modules of a lora section; empty: none is possible
-  bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with a lora section, without one
-  Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
-};
-
-/// A model with its rows, as plans see it.
-class PlannedModel {
- public:
-  virtual ~PlannedModel() = default;
-  virtual const ModelFacts& facts() const = 0;
-  /// Fills units, activation figures (bytes) for one row of a micro-batch, and what they cost (seconds), for `config`:
-  /// this run's, or one that differs from it in data.seq_length, batch, precision, or by a lora section.
-  /// `input.compute_bytes` is set.
-  virtual void fill_plan(const Config& config, PlanInput& input) const = 0;
-};
-
-/// Of the plans that fit, the one with the shortest predicted step, where a shard group over several hosts counts
-/// as 5 percent slower; among equal ones that with the smallest shard group, then the policy that divides
-/// least, then with the most rows per pass, then with the most resident units. nullopt if no plan fits. An input
-/// without units, or a shard size that does not divide world_size, is an internal error.
-std::optional<MemoryPlan> find_plan(const PlanInput& input);
-/// The same; throws ConfigError with describe_need() if no plan fits.
-MemoryPlan make_plan(const PlanInput& input);
-/// The plan that takes the least memory, whether it fits or not.
-MemoryPlan least_plan(const PlanInput& input);
-
-/// parallel.recompute as a share of the blocks: which of them backward recomputes whole, by
-/// fms-fsdp's rule (selective_checkpointing, at its HEAD): with i from 1 and a threshold c that starts at 1/2, block i
-/// is recomputed if i * fraction >= c, and c then rises by 1. The recomputed blocks are spread evenly: 1/3 of 15 blocks
-/// takes the second of every three. fraction <= 0 takes none, >= 1 all; the comparison is in double, as there. One
-/// entry per block, kFull or kNone.
-std::vector<Recompute> recompute_fraction(int num_blocks, double fraction);
+/// The plan of the run; ConfigError when none fits, with where the memory goes and the first three hints (hints.h).
+MemoryPlan plan_run(const PlanQuestion& question);
 
 /// For a plan that does not fit: "the run needs 80.0 GiB per rank and 1.6 GiB of headroom, 79.1 GiB is available (…)".
 std::string describe_need(const MemoryPlan& plan);

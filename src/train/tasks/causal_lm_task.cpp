@@ -47,19 +47,6 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
   return batch;
 }
 
-/// Bytes that the kernels of a block's adapters read and write in addition for `tokens` tokens, forward and backward:
-/// x is read for x A, its product added to y; dy is read, x read for A's gradient, the product added to dx.
-std::pair<double, double> adapter_bytes(const DecoderModel& model, int64_t tokens, int64_t element) {
-  double forward = 0, backward = 0;
-  if (!model.lora()) return {0, 0};
-  for (const LoraTarget& target : model.targets()) {
-    forward += static_cast<double>(target.in + 2 * target.rows);
-    backward += static_cast<double>(target.rows + 3 * target.in);
-  }
-  const auto each = static_cast<double>(tokens * element);
-  return {forward * each, backward * each};
-}
-
 std::string rope_text(const RopeScaling& rope) {
   if (rope.type == RopeScaling::Type::kNone) return "none";
   if (rope.type == RopeScaling::Type::kLinear) return "linear " + format_exact(rope.factor);
@@ -149,7 +136,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.units = &model_->units();
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
-  facts_.flops_per_row = model_flops_per_sample(*model_, config.data.seq_length);
+  facts_.flops_per_row = model_flops(model_->shape(config.data.seq_length, /*element_size=*/1));
   facts_.nominal_denominator =
       per_token ? samples * static_cast<double>(config.data.seq_length - (has_labels() ? 0 : 1)) : samples;
   if (family.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(model_->block());
@@ -284,54 +271,14 @@ void CausalLmTask::warn_of_tokenizers() const {
   }
 }
 
-void CausalLmTask::fill_plan(const Config& config, PlanInput& input) const {
-  const DecoderModel* model = model_.get();
-  if (config.lora != config_.lora) {
-    std::optional<LoraOptions> lora = lora_options(config);
-    if (lora && model_->lora())
-      lora->rows_begin = model_->lora()->rows_begin, lora->rows_end = model_->lora()->rows_end;
-    auto other = std::make_shared<DecoderModel>(model_->config(), std::move(lora));
-    model = other.get();
-    input.owner = std::move(other);
-  }
-  const int64_t length = config.data.seq_length;
-  const RecipeTraits& recipe = traits_of(block_recipe(config, facts_.automatic_fp8));
-  const ActivationBytes bytes = activation_bytes(*model, length,
-                                                 {.element_size = input.compute_bytes,
-                                                  .frozen_fp8 = recipe.fp8() && !recipe.trains,
-                                                  .trained_fp8 = recipe.fp8() && recipe.trains,
-                                                  .stored_codes = recipe.stores_codes});
-  input.units = &model->units();
-  input.num_blocks = static_cast<int>(model->config().num_hidden_layers);
-  input.rows = static_cast<int>(config.batch.micro_batch_size);
-  input.block_saved = bytes.block_saved;
-  input.block_saved_mlp = bytes.block_saved_mlp;
-  input.block_recomputed = bytes.block_recomputed;
-  input.working_peak = bytes.working_peak;
-  input.working_fixed = bytes.working_fixed;
-  input.head = bytes.head;
-  input.head_fixed = bytes.head_fixed;
-  input.head_logits = bytes.head_logits;
-  input.head_logits_most = bytes.head_logits_most;
-  input.block_saved_norms = bytes.block_saved_norms;
-  const MachineRates& rates = input.rates;
-  const DecoderConfig& shape = model->config();
-  set_block_times(block_work(model->block(), length, 1, input.compute_bytes),
-                  {.recipe = recipe,
-                   .trained = !config.lora,
-                   .head_size = shape.head_dim,
-                   .attention_dropout = shape.attention_dropout > 0},
-                  input);
-  StepTimes& times = input.times;
-  const auto [adapters_forward, adapters_backward] = adapter_bytes(*model, length, input.compute_bytes);
-  times.block_forward += adapters_forward / rates.memory_bytes;
-  times.block_backward += adapters_backward / rates.memory_bytes;
-  const double rows = static_cast<double>(length), hidden = static_cast<double>(shape.hidden_size),
-               vocabulary = static_cast<double>(shape.vocab_size);
-  const int head_products = config.lora ? 2 : 3;  // a frozen matrix has no weight gradient
-  times.head = head_products * 2 * rows * hidden * vocabulary / rates.bf16_flops +
-               unhidden_bytes(rows, vocabulary, hidden, static_cast<double>(input.compute_bytes)) / rates.memory_bytes;
-  set_rates(input);
+ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size) const {
+  if (config.lora == config_.lora) return model_->shape(config.data.seq_length, element_size);
+  std::optional<LoraOptions> lora = lora_options(config);
+  if (lora && model_->lora()) lora->rows_begin = model_->lora()->rows_begin, lora->rows_end = model_->lora()->rows_end;
+  const auto other = std::make_shared<const DecoderModel>(model_->config(), std::move(lora));
+  ModelShape shape = other->shape(config.data.seq_length, element_size);
+  shape.owner = other;
+  return shape;
 }
 
 StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {

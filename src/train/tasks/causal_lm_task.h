@@ -20,7 +20,7 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
   CausalLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family);
 
-  void fill_plan(const Config& config, PlanInput& input) const override;
+  ModelShape model_shape(const Config& config, int64_t element_size) const override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
                   bool train) override;
   EvalResult eval_result(const EvalSums& sums) const override;  // {loss, denominator}

@@ -20,9 +20,6 @@ struct BertMicroBatch final : MicroBatch {
   at::Tensor counts;  // fp64 [2]: what masked words' and sequences' losses are divided by
 };
 
-/// Of the tokens of a sequence 15 % are masked.
-constexpr double kMaskedPart = 0.15;
-
 BertBatch bert_batch_on(at::Device device, const BertPack& pack) {
   BertBatch batch;
   batch.ids_T = to_tensor(pack.ids, device);
@@ -74,7 +71,7 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
 
   facts_.units = &model_->units();
   facts_.parameters = facts_.trained_parameters = model_->num_parameters();
-  facts_.flops_per_row = flops_per_row(config.data.seq_length);
+  facts_.flops_per_row = model_flops(model_shape(config, /*element_size=*/1));
   facts_.nominal_samples_per_step = static_cast<double>(config.batch.global_batch_size) * config.batch.packing_rate;
   facts_.description.insert(
       facts_.description.begin(),
@@ -142,33 +139,8 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
   set_rows(std::move(rows));
 }
 
-double MaskedLmTask::flops_per_row(int64_t length) const {
-  return bert_flops_per_row(*model_, length, sequences_per_row_, kMaskedPart * static_cast<double>(length));
-}
-
-void MaskedLmTask::fill_plan(const Config& config, PlanInput& input) const {
-  const int64_t length = config.data.seq_length;
-  const RecipeTraits& recipe = traits_of(block_recipe(config, facts_.automatic_fp8));
-  const ActivationBytes bytes = bert_activation_bytes(
-      *model_, length,
-      {.element_size = input.compute_bytes, .trained_fp8 = recipe.fp8(), .stored_codes = recipe.stores_codes});
-  input.units = &model_->units();
-  input.num_blocks = static_cast<int>(model_->config().num_hidden_layers);
-  input.rows = static_cast<int>(config.batch.micro_batch_size);
-  input.block_saved = bytes.block_saved;
-  input.block_recomputed = bytes.block_recomputed;
-  input.working_peak = bytes.working_peak;
-  input.working_fixed = bytes.working_fixed;
-  input.head = bytes.head;
-  const BertConfig& shape = model_->config();
-  const BlockWork work = block_work(model_->block(), length, sequences_per_row_, input.compute_bytes);
-  set_block_times(
-      work,
-      {.recipe = recipe, .head_size = shape.head_dim(), .attention_dropout = shape.attention_probs_dropout_prob > 0},
-      input);
-  const double layers = 3 * work.matrices + 3.5 * work.attention;
-  input.times.head = (flops_per_row(length) - static_cast<double>(input.num_blocks) * layers) / input.rates.bf16_flops;
-  set_rates(input);
+ModelShape MaskedLmTask::model_shape(const Config& config, int64_t element_size) const {
+  return model_->shape(config.data.seq_length, sequences_per_row_, element_size);
 }
 
 StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& passes) const {

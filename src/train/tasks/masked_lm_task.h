@@ -19,7 +19,7 @@ class MaskedLmTask final : public RowTask<BertRow, BertPack> {
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
   MaskedLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family);
 
-  void fill_plan(const Config& config, PlanInput& input) const override;
+  ModelShape model_shape(const Config& config, int64_t element_size) const override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
                   bool train) override;
   /// {masked loss, next-sentence loss, words found, masked words, sequences}
@@ -32,7 +32,6 @@ class MaskedLmTask final : public RowTask<BertRow, BertPack> {
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
   EvalSums counts(const BertPack& pack) const override { return {pack.words, pack.sequences}; }
   void open_rows(int64_t vocab_size);
-  double flops_per_row(int64_t length) const;
 
   std::unique_ptr<BertModel> model_;
   double sequences_per_row_ = 1;

@@ -27,7 +27,8 @@ struct RankInfo {
   RankGrid grid;  // its data axis says which rows; shard groups are not known yet
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
-  /// No run: data files are not opened and need not be there. facts() has no rows, and only fill_plan() may be called.
+  /// No run: data files are not opened and need not be there. facts() has no rows, and only model_shape() may be
+  /// called.
   bool plan_only = false;
   bool planned_for_gpus = false;  // `device` is not the run's: it is planned for GPUs
 };

@@ -1,4 +1,4 @@
-#include "trireme/train/calibration.h"
+#include "trireme/plan/calibrate.h"
 
 #include "trireme/base/plural.h"
 #include "trireme/base/time.h"

@@ -1,0 +1,49 @@
+#pragma once
+// What a model is made of, for those who plan its memory and its time (plan/) and count its FLOPs. Everything is of one
+// row of a micro-batch.
+
+#include "trireme/nn/block.h"
+#include "trireme/nn/unit.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace trireme {
+
+/// LoRA on rows of a layer of each block: A [rank, in], B [rows, rank].
+struct AdapterShape {
+  int layer = 0;  // of BlockTable::layers
+  int64_t in = 0, rows = 0;
+};
+
+/// The loss head.
+struct HeadShape {
+  /// x [tokens, in] times W^T [in, out].
+  struct Product {
+    double tokens = 0;
+    int64_t in = 0, out = 0;
+  };
+  std::vector<Product> products;
+  bool trained = true;  // the matrices have weight gradients
+  // Bytes of working memory: of a row, its logits beside that, of which so many are there at a time, and whatever the
+  // rows; `held`: from the head's backward to the end of backward.
+  int64_t working = 0, logits = 0, logits_most = 0, fixed = 0, held = 0;
+};
+
+struct ModelShape {
+  const std::vector<UnitSpec>* units = nullptr;
+  std::shared_ptr<const void> owner{};  // keeps `units` alive if nothing else does
+  std::shared_ptr<const BlockTable> block;
+  int num_blocks = 0;
+  bool trained = true;   // the blocks' matrices have weight gradients
+  int64_t tokens = 0;    // of a row
+  double sequences = 1;  // of equal length, into which a row is divided
+  bool attention_dropout = false;
+  int64_t adapter_rank = 0;
+  bool adapter_dropout = false;
+  std::vector<AdapterShape> adapters{};
+  HeadShape head{};
+};
+
+}  // namespace trireme

@@ -1,0 +1,23 @@
+#pragma once
+// The activations of a model, summed over the table of its blocks.
+
+#include "trireme/nn/model_shape.h"
+#include "trireme/ops/matmul/recipe.h"
+
+#include <cstdint>
+
+namespace trireme {
+
+/// Bytes for one row of a micro-batch, unless their comment says otherwise.
+struct RowMemory {
+  /// What a block keeps for backward with Recompute::kNone, kNorms, kMlp (0: the model cannot) and kFull.
+  int64_t saved = 0, saved_norms = 0, saved_mlp = 0, saved_input = 0;
+  /// What a block's backward needs in addition at its peak, and the part of it that does not grow with the rows.
+  int64_t working = 0, working_fixed = 0;
+  /// HeadShape.
+  int64_t head = 0, head_fixed = 0, head_logits = 0, head_logits_most = 0;
+};
+/// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
+RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size);
+
+}  // namespace trireme

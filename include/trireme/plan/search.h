@@ -1,0 +1,61 @@
+#pragma once
+// The search for a plan: what it is given, and the best and the least plan of all that it allows.
+
+#include "trireme/plan/cost.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/plan.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace trireme {
+
+struct PlanInput {
+  const std::vector<UnitSpec>* units = nullptr;
+  std::shared_ptr<const void> owner;  // keeps `units` alive if nothing else does
+  int world_size = 1;
+  int ranks_per_host = 0;      // Topology::largest_group(); 0: all ranks are on one host
+  int64_t compute_bytes = 2;   // per element of the compute and storage dtype
+  int64_t gradient_bytes = 4;  // per element of a gradient that is reduced; sums over passes are fp32
+  int64_t moment_bytes = 8;    // per element, both moments
+  bool frozen_fp8 = false;     // matrices of linear layers of frozen units take one byte per element
+  /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
+  Recipe trained = Recipe::kCompute;
+  int64_t compute_first = 0, compute_last = 0;
+  int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
+  int64_t overhead = 0;       // context, library workspaces, communicator buffers
+  int num_blocks = 0;
+  RowMemory row;
+  RowTimes times;
+  int rows = 1;                        // of a micro-batch
+  int rows_multiple = 1;               // a split micro-batch has passes of a multiple of this many rows
+  int micro_batches = 1;               // of one rank in one step
+  std::optional<int> shard_size;       // nullopt = auto
+  std::optional<ShardPolicy> policy;   // nullopt = auto
+  std::optional<Recompute> recompute;  // nullopt = auto: the least that fits
+  /// Per block, for a configuration that names the blocks that are recomputed; empty: `recompute` decides.
+  std::vector<Recompute> recompute_blocks;
+  MachineRates rates;
+  bool predicted = false;  // `rates` and `times` are those of the machine; otherwise only ratios mean something
+};
+
+PlanInput plan_input(const PlanQuestion& question);
+
+/// Of the plans that fit, the one with the shortest predicted step, where a shard group over several hosts counts
+/// as 5 percent slower; among equal ones that with the smallest shard group, then the policy that divides
+/// least, then with the most rows per pass, then with the most resident units. nullopt if no plan fits. An input
+/// without units, or a shard size that does not divide world_size, is an internal error.
+std::optional<MemoryPlan> find_plan(const PlanInput& input);
+/// The plan that takes the least memory, whether it fits or not.
+MemoryPlan least_plan(const PlanInput& input);
+
+/// parallel.recompute as a share of the blocks: which of them backward recomputes whole, by
+/// fms-fsdp's rule (selective_checkpointing, at its HEAD): with i from 1 and a threshold c that starts at 1/2, block i
+/// is recomputed if i * fraction >= c, and c then rises by 1. The recomputed blocks are spread evenly: 1/3 of 15 blocks
+/// takes the second of every three. fraction <= 0 takes none, >= 1 all; the comparison is in double, as there. One
+/// entry per block, kFull or kNone.
+std::vector<Recompute> recompute_fraction(int num_blocks, double fraction);
+
+}  // namespace trireme

@@ -1,0 +1,206 @@
+#include "trireme/plan/memory.h"
+
+#include "candidate.h"
+#include "trireme/fsdp/layout.h"
+
+#include <algorithm>
+
+namespace trireme {
+
+RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size) {
+  const BlockTable& block = *shape.block;
+  const int64_t d = block.at("qkv").in, qkv = block.at("qkv").out(), q = block.at("output").in,
+                up = block.at("up").out(), f = block.at("down").in;
+  int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
+  int64_t statistics = block.heads;                          // fp32 numbers a token: log-sum-exp of each head, norms'
+  bool post_norms = false;
+  for (const BlockLayer& layer : block.layers) {
+    if (layer.product()) {
+      inputs += layer.in;
+      matrices += layer.in * layer.out();
+      largest = std::max(largest, layer.in * layer.out());
+    } else {
+      norms += layer.in;
+      statistics += (layer.bias ? 2 : 1) * (layer.in / layer.out());  // a layer norm has a mean, too
+      post_norms = post_norms || layer.kind == LayerKind::kPostNorm;
+    }
+  }
+  const auto adapted = [&](const char* layer) {
+    return std::ranges::any_of(shape.adapters, [&](const auto& adapter) { return adapter.layer == block.find(layer); });
+  };
+  const bool up_adapter = adapted("up"), down_adapter = adapted("down");
+  const bool plain_inputs = shape.trained && recipe.wgrad_reads_plain_input;
+
+  // Per token: the inputs of the norms, q k v, the attention's output (also the output projection's input), the
+  // adapters' products, codes of what wgrad reads.
+  const int64_t kept =
+      (norms + qkv + q + shape.adapter_rank * static_cast<int64_t>(shape.adapters.size())) * element_size +
+      statistics * 4 + (shape.trained ? inputs * recipe.kept_input_bytes : 0);
+  // The up projection, in FP8 with a scale a row for gate and up; GELU keeps what the down projection's weight gradient
+  // reads, too.
+  int64_t gate_up = block.gated && recipe.keeps_activations_in_fp8 ? up + 8 : up * element_size;
+  if (!block.gated && (plain_inputs || down_adapter)) gate_up += f * element_size;
+  // Outputs of the norms and of the activation, which weight gradients in the compute dtype read.
+  const int64_t normed = plain_inputs ? (norms + (block.gated ? f : 0)) * element_size : 0;
+  RowMemory memory;
+  memory.saved = shape.tokens * (kept + gate_up + normed);
+  // What follows the residual is not formed again.
+  if (!post_norms) {
+    memory.saved_norms = normed > 0 ? shape.tokens * (kept + gate_up) : 0;
+    memory.saved_mlp = shape.tokens * kept;
+  }
+  memory.saved_input = shape.tokens * d * element_size;
+
+  // Forward of the MLP: gate_up and the activation, with FP8 products also both as bytes. Backward: the gradients of
+  // the activation and of gate_up, gate_up itself where it was formed again, and for adapters the activation and its
+  // masked copy; then the gradient of the normalised rows; codes of both products' gradients. Frozen products in FP8
+  // without an adapter have the gradient of gate_up as codes only.
+  const int64_t masked = shape.adapter_dropout ? 1 : 0;
+  const int64_t forward = (up + f + 2 * d) * element_size + (recipe.forward.fp8 ? up + f : 0);
+  const bool only_codes = recipe.dgrad.fp8 && !shape.trained && !up_adapter;
+  int64_t backward = (up + f + 3 * d + (only_codes || post_norms ? 0 : up)) * element_size;
+  backward += recipe.gradient_bytes * (up + d);
+  if (down_adapter || (shape.trained && !post_norms)) backward += f * (1 + masked) * element_size;
+  if (up_adapter || shape.trained) backward += d * (1 + masked) * element_size;
+  // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq in up to two rows
+  // a token, the normalised rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of
+  // 64 stay on chip, beside 8 bytes for each head and each of the 128 rows that a sequence takes at least.
+  const int64_t sums = !block.causal && block.head_dim == 64 && shape.tokens <= 512 ? 4 : 8;
+  const int64_t attention = (d + q + 2 * qkv + d * (1 + masked)) * element_size + sums * q;
+  memory.working = shape.tokens * std::max({forward, backward, attention});
+  // Backward transposes codes of the store, one matrix at a time; codes that forward makes are transposed there and
+  // wait for backward.
+  memory.working_fixed = recipe.stores_codes ? largest : recipe.forward.fp8 ? shape.num_blocks * matrices : 0;
+  memory.working_fixed += shape.head.held;
+  memory.head = shape.head.working;
+  memory.head_fixed = shape.head.fixed;
+  memory.head_logits = shape.head.logits;
+  memory.head_logits_most = shape.head.logits_most;
+  return memory;
+}
+
+namespace {
+
+/// Bytes of a unit without its master weights. Units in FP8 keep their vectors whole, in the compute dtype. The codes
+/// of a frozen unit have the layout of its matrices, trained codes that of the whole unit.
+struct UnitBytes {
+  int64_t shard, whole;
+};
+UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_count, bool trained_codes) {
+  const bool frozen_codes = input.frozen_fp8 && !unit.trained && unit.has_linear();
+  if (!frozen_codes && !trained_codes) {
+    const UnitLayout layout = make_layout(unit, shard_count);
+    return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
+  }
+  const UnitLayout layout = make_layout(trained_codes ? unit : unit.matrices(), shard_count);
+  const int64_t beside = make_layout(unit.vectors(), 1).numel * input.compute_bytes;
+  return {layout.shard_numel + beside, layout.numel + beside};
+}
+
+/// Per unit: whether its matrices are stored as trained codes.
+std::vector<bool> trained_codes(const PlanInput& input) {
+  return traits_of(input.trained).stores_codes
+             ? trained_in_fp8(*input.units, input.trained, input.compute_first, input.compute_last)
+             : std::vector<bool>(input.units->size(), false);
+}
+
+/// Bytes of gradients at their peak; `plan.reused` is the part of them that grows while backward frees activations.
+void count_gradients(const PlanInput& input, const UnitStorage& storage, int passes, MemoryPlan& plan) {
+  const bool divided = plan.state_shards() > 1;
+  const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
+  int64_t kept = 0;
+  if (!divided) {
+    kept = storage.whole_elements * (passes > 1 ? 4 : input.gradient_bytes);
+  } else if (passes > 1 && plan.policy == ShardPolicy::kOptimizer) {
+    kept = storage.whole_elements * 4;
+  } else {
+    kept = storage.shard_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    plan.gradients += std::min(few, storage.whole_elements * input.gradient_bytes);
+  }
+  plan.gradients += kept;
+  if (passes == 1) plan.reused = std::min(kept, plan.activations);
+  const double others = 1.0 - 1.0 / std::max(1, plan.state_shards());
+  const bool each = plan.reduces_each_pass();
+  plan.reduced_per_step = static_cast<int64_t>(others * static_cast<double>(storage.whole_elements) *
+                                               static_cast<double>(input.gradient_bytes)) *
+                          (each ? passes : 1);
+  const double replicas = storage.grid.replica.size;
+  plan.replica_reduced_per_step =
+      static_cast<int64_t>(2.0 * (1.0 - 1.0 / replicas) * static_cast<double>(storage.shard_elements) *
+                           static_cast<double>(input.gradient_bytes));
+  plan.accumulated_passes = each ? 1 : passes;
+}
+
+}  // namespace
+
+UnitStorage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
+  UnitStorage storage;
+  MemoryPlan& plan = storage.bytes;
+  plan.shard_size = shard_size;
+  plan.policy = policy;
+  storage.grid = RankGrid(0, {.world = input.world_size, .shard = plan.state_shards()});
+  plan.device_memory = input.device_memory;
+  plan.overhead = input.overhead;
+  const std::vector<bool> codes = trained_codes(input);
+  for (size_t u = 0; u < input.units->size(); ++u) {
+    const UnitSpec& unit = (*input.units)[u];
+    const UnitDivision division = divide_unit(unit, shard_size, policy, /*resident=*/false);
+    const UnitBytes bytes = storage_bytes(input, unit, division.any() ? shard_size : 1, codes[u]);
+    plan.weights += division.weights ? bytes.shard : bytes.whole;
+    if (division.weights) {
+      if (unit.keep)
+        plan.gather_slots += bytes.whole;
+      else
+        storage.largest_slot = std::max(storage.largest_slot, bytes.whole);
+      plan.gathered_per_pass += bytes.whole - bytes.shard;
+      if (unit.trained) {
+        storage.gathered_trained += bytes.whole - bytes.shard;
+        ++storage.gathered_units;
+      } else if (!unit.keep) {
+        storage.gathered.push_back(u);
+        storage.extra.push_back(bytes.whole - bytes.shard);
+      }
+    }
+    if (!unit.trained) continue;
+    ++storage.trained_units;
+    if (division.state) ++storage.divided_units;
+    const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
+    if (input.compute_bytes < 4 || codes[u]) plan.masters += layout.shard_numel * 4;
+    // Codes are made in a second pass, which reads the master weights again.
+    storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
+    plan.moments += layout.shard_numel * input.moment_bytes;
+    if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
+    storage.whole_elements += layout.numel;
+    storage.shard_elements += layout.shard_numel;
+    if (division.state) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
+  }
+  return storage;
+}
+
+MemoryPlan memory_of(const PlanInput& input, const UnitStorage& storage, const Candidate& candidate) {
+  MemoryPlan plan = storage.bytes;
+  plan.rows_per_pass = candidate.rows;
+  const int passes = input.micro_batches * (input.rows / candidate.rows);
+  if (storage.frozen_gathered(candidate) > 0 || storage.gathered.empty())
+    plan.gather_slots += kGatherSlots * storage.largest_slot;
+  for (size_t i = 0; i < storage.gathered.size(); ++i) {
+    if (!storage.is_resident(i, candidate.resident)) continue;
+    plan.weights += storage.extra[i];
+    plan.gathered_per_pass -= storage.extra[i];
+  }
+  const RowMemory& row = input.row;
+  const int none = input.num_blocks - candidate.norms - candidate.mlp - candidate.full;
+  int64_t saved = none * row.saved + candidate.norms * row.saved_norms + candidate.mlp * row.saved_mlp +
+                  candidate.full * row.saved_input;
+  if (candidate.full > 0)  // the block that is being recomputed
+    saved += row.saved_norms > 0 ? row.saved_norms : row.saved;
+  plan.activations = saved * candidate.rows;
+  plan.working =
+      std::max(row.working * candidate.rows, row.head * candidate.rows + row.head_fixed +
+                                                 std::min(row.head_logits * candidate.rows, row.head_logits_most)) +
+      row.working_fixed;
+  count_gradients(input, storage, passes, plan);
+  return plan;
+}
+
+}  // namespace trireme

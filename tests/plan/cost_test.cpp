@@ -1,0 +1,187 @@
+// FLOPs, times and activations of models, against counts by hand.
+#include "trireme/plan/cost.h"
+#include "models/bert/bert.h"
+#include "models/decoder/decoder.h"
+#include "models/decoder/presets.h"
+#include "trireme/plan/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+double flops(const DecoderConfig& config, const std::optional<LoraOptions>& lora, int64_t tokens) {
+  return model_flops(DecoderModel(config, lora).shape(tokens, 2));
+}
+
+RowMemory memory(const DecoderModel& model, int64_t tokens, Recipe recipe = Recipe::kCompute) {
+  return row_memory(model.shape(tokens, 2), traits_of(recipe), 2);
+}
+
+BertModel bert_large() {
+  BertConfig config;
+  config.hidden_size = 1024, config.intermediate_size = 4096, config.num_hidden_layers = 24;
+  config.num_attention_heads = 16, config.vocab_size = 30522;
+  return BertModel(config, 8);
+}
+
+TEST(ModelFlops, Llama70bLoraAsPublished) {
+  const DecoderConfig config = decoder_preset("llama2-70b");
+  const LoraOptions mlperf{16, 32, 0.1, {"qkv_proj", "o_proj"}};
+  EXPECT_NEAR(flops(config, mlperf, 8192) / 1e12, 2562, 2);
+  EXPECT_NEAR(flops(config, mlperf, 8192) / 8192 / 1e9, 313, 0.7);
+  EXPECT_NEAR(flops(config, mlperf, 2048) / 2048 / 1e9, 284, 0.7);
+}
+
+TEST(ModelFlops, FullTrainingCountsWeightGradients) {
+  const DecoderConfig config = decoder_preset("llama2-7b");
+  const double matrices = 6738415616.0 - 32000.0 * 4096 - 65.0 * 4096;  // all but the embedding and the norms
+  const double attention = 3.5 * 32 * 2 * 4096.0 * 4096 * 4096;
+  EXPECT_NEAR(flops(config, {}, 4096) / (6 * matrices * 4096 + attention), 1.0, 1e-12);
+}
+
+TEST(ModelFlops, ATiedHeadCountsOnceAndPositionsNever) {
+  DecoderConfig config = decoder_preset("gpt3-126m");
+  config.vocab_size = 50304;
+  const double norms_and_biases = 12 * (4 * 768.0 + 3 * 768 + 768 + 3072 + 768) + 2 * 768;
+  const double matrices = 125262336.0 - 2048.0 * 768 - norms_and_biases;
+  const double attention = 3.5 * 12 * 2 * 2048.0 * 2048 * 768;
+  EXPECT_NEAR(flops(config, {}, 2048) / (6 * matrices * 2048 + attention), 1.0, 1e-12);
+}
+
+TEST(ModelFlops, BertOnPackedRowsAsTheBenchmarkCounts) {
+  // 6 x 302 M x 24,576 for the encoder, about 0.7 TFLOP for the heads (48 rows of 512).
+  EXPECT_NEAR(48 * model_flops(bert_large().shape(512, 2, 2)) / 1e12,
+              44.5 + 0.7 + 48 * 3.5 * 24 * 4 * 512 * 256 * 1024 / 1e12, 0.4);
+}
+
+/// Of a machine that does nothing in no time but what `rates` sets.
+MachineRates only(double MachineRates::* member, double value) {
+  MachineRates rates;
+  rates.bf16_flops = rates.fp8_flops = rates.attention_flops = rates.memory_bytes =
+      std::numeric_limits<double>::infinity();
+  rates.*member = value;
+  return rates;
+}
+
+TEST(RowTimes, OfLearnedPositionsAndGelu) {
+  DecoderConfig config = decoder_preset("gpt3-126m");
+  const double d = 768, f = 4 * d, s = 2048;
+  const auto times = [&](const MachineRates& rates, Recipe recipe = Recipe::kCompute) {
+    return row_times(DecoderModel(config, {}).shape(2048, 2), traits_of(recipe), rates, 2);
+  };
+  const RowTimes products = times(only(&MachineRates::bf16_flops, 1));
+  EXPECT_DOUBLE_EQ(products.forward, 2 * s * (4 * d * d + 2 * d * f));
+  EXPECT_DOUBLE_EQ(products.backward, 2 * products.forward);
+  EXPECT_DOUBLE_EQ(products.mlp, 2 * s * d * f);
+  EXPECT_DOUBLE_EQ(products.head, 3 * 2 * s * d * 50257);
+  const RowTimes bytes = times(only(&MachineRates::memory_bytes, 1));
+  // Inner dimensions of 768 (q k v, out, up), 3,072 (down); backward 2,304, 768, 3,072, 768. Nothing rotates q, k, v.
+  const double narrow = 1 - 768.0 / 4096, wide = 1 - 3072.0 / 4096;
+  EXPECT_DOUBLE_EQ(bytes.forward, 2 * s * (4 * d + 2 * f) + 2 * s * (8 * d * narrow + d * wide));
+  EXPECT_DOUBLE_EQ(bytes.backward,
+                   2 * s * (8 * d + 3 * f) + 2 * s * (d * (1 - 2304.0 / 4096) + d * narrow + d * wide + f * narrow));
+  EXPECT_DOUBLE_EQ(bytes.norms, 2 * s * 4 * d) << "what GELU gives is kept";
+  EXPECT_EQ(bytes.pass, 0);
+  EXPECT_DOUBLE_EQ(times(only(&MachineRates::memory_bytes, 1), Recipe::kFp8Delayed).pass,
+                   12 * 4 * (4 * d * d + 2 * d * f));
+  EXPECT_EQ(times(only(&MachineRates::bf16_flops, 1), Recipe::kFp8Delayed).forward, 0);
+  config.hidden_size = 4096, config.intermediate_size = 16384, config.num_attention_heads = 32,
+  config.num_key_value_heads = 32, config.head_dim = 128;
+  EXPECT_DOUBLE_EQ(times(only(&MachineRates::memory_bytes, 1)).forward, 2 * s * (4 + 2 * 4) * 4096)
+      << "long sums hide their results";
+}
+
+TEST(RowTimes, OfFrozenMatricesWithAdapters) {
+  const DecoderConfig config = decoder_preset("llama2-7b");
+  const auto times = [&](std::optional<LoraOptions> lora, double MachineRates::* member) {
+    return row_times(DecoderModel(config, std::move(lora)).shape(1024, 2), traits_of(Recipe::kCompute), only(member, 1),
+                     2);
+  };
+  const LoraOptions lora{8, 16, 0, {"o_proj", "down_proj"}};
+  EXPECT_DOUBLE_EQ(times(lora, &MachineRates::bf16_flops).backward, times({}, &MachineRates::bf16_flops).forward);
+  EXPECT_DOUBLE_EQ(3 * times(lora, &MachineRates::bf16_flops).head, 2 * times({}, &MachineRates::bf16_flops).head);
+  const double d = 4096, f = 11008, each = 1024 * 2;
+  EXPECT_DOUBLE_EQ(times(lora, &MachineRates::memory_bytes).forward - times({}, &MachineRates::memory_bytes).forward,
+                   each * (d + 2 * d + f + 2 * d));
+  EXPECT_DOUBLE_EQ(times(lora, &MachineRates::memory_bytes).backward - times({}, &MachineRates::memory_bytes).backward,
+                   each * (d + 3 * d + d + 3 * f));
+}
+
+TEST(RowTimes, OfBertsPackedRows) {
+  const double d = 1024, f = 4096, s = 512;
+  const ModelShape shape = bert_large().shape(512, 2, 2);
+  const auto times = [&](double MachineRates::* member) {
+    return row_times(shape, traits_of(Recipe::kCompute), only(member, 1), 2);
+  };
+  EXPECT_DOUBLE_EQ(times(&MachineRates::attention_flops).forward,
+                   4 * s * (s / 2) * d / attention_part(64, /*dropout=*/true));
+  const double narrow = 1 - 1024.0 / 4096;
+  EXPECT_DOUBLE_EQ(times(&MachineRates::memory_bytes).forward, s * 2 * (8 * d + 2 * f) + 2 * s * (4 * d + f) * narrow);
+  EXPECT_EQ(times(&MachineRates::memory_bytes).norms, 0) << "norms follow the residual";
+}
+
+TEST(RowMemory, OfAGeluBlock) {
+  const DecoderModel model(decoder_preset("gpt3-126m"), {});
+  const int64_t s = 2048, d = 768, f = 4 * d;
+  const int64_t inner = 2 * (2 * d + 3 * d + d) + 4 * (4 + 12);  // means and deviations of two norms, 12 heads
+  const RowMemory bytes = memory(model, s);
+  EXPECT_EQ(bytes.saved, s * (inner + 2 * (f + f) + 2 * 2 * d));  // up projection, GELU, two norms
+  EXPECT_EQ(bytes.saved_norms, s * (inner + 2 * (f + f)));
+  EXPECT_EQ(bytes.saved_mlp, s * inner);
+  const LoraOptions lora{8, 16, 0, {"c_attn"}};
+  EXPECT_EQ(memory(DecoderModel(decoder_preset("gpt3-126m"), lora), s).saved, s * (inner + 2 * 8 + 2 * f));
+  // FP8: codes of the four inputs, and of GELU's in- and outputs the first alone.
+  const RowMemory fp8 = memory(model, s, Recipe::kFp8Delayed);
+  EXPECT_EQ(fp8.saved, s * (inner + 3 * d + f + 2 * f));
+  const int64_t tied = 2 * 50257 * d;
+  EXPECT_EQ(bytes.working_fixed, tied) << "the head's gradient waits for the embedding's";
+  EXPECT_EQ(bytes.head_fixed, 4 * 50257 * d);
+  EXPECT_EQ(bytes.head_logits_most, 256 << 20);
+  EXPECT_EQ(fp8.working_fixed, tied + 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
+  EXPECT_EQ(memory(model, s, Recipe::kFp8Rowwise).working_fixed, tied + d * f) << "one transposed matrix";
+}
+
+TEST(RowMemory, FollowsWhatIsKept) {
+  const DecoderConfig config = decoder_preset("llama2-7b");
+  const DecoderModel full(config, {});
+  const int64_t s = 1024, inner = 2 * (2 * 4096 + 3 * 4096 + 4096) + 4 * 34;
+  const auto with = [&](std::vector<std::string> targets, Recipe recipe = Recipe::kCompute) {
+    return memory(DecoderModel(config, LoraOptions{8, 16, 0, std::move(targets)}), s, recipe);
+  };
+  EXPECT_EQ(with({"o_proj"}).saved, s * (inner + 2 * 8 + 4 * 11008));
+  EXPECT_EQ(with({"q_proj", "v_proj"}).saved, s * (inner + 2 * 16 + 4 * 11008));
+  EXPECT_EQ(with({"o_proj"}, Recipe::kFp8Frozen).saved, s * (inner + 2 * 8 + 2 * 11008 + 8));
+  EXPECT_EQ(with({"o_proj"}, Recipe::kFp8Frozen).saved_mlp, s * (inner + 2 * 8));
+  EXPECT_EQ(memory(full, s).saved_norms, s * (inner + 4 * 11008));
+  // Outputs of two norms and of SwiGLU beside it.
+  EXPECT_EQ(memory(full, s).saved, s * (inner + 4 * 11008 + 2 * (2 * 4096 + 11008)));
+  EXPECT_EQ(with({"o_proj"}).saved_norms, 0) << "adapters recompute norms always";
+  EXPECT_EQ(memory(full, s, Recipe::kFp8Rowwise).saved_norms, 0);
+  EXPECT_EQ(memory(full, s).saved_input, s * 2 * 4096);
+  EXPECT_GT(with({"down_proj"}).working, with({"o_proj"}).working);
+}
+
+TEST(RowMemory, OfBertsLayers) {
+  const ModelShape shape = bert_large().shape(512, 1, 2);
+  const int64_t d = 1024, f = 4096, vocabulary = 30528;
+  const RowMemory plain = row_memory(shape, traits_of(Recipe::kCompute), 2),
+                  fp8 = row_memory(shape, traits_of(Recipe::kFp8Delayed), 2);
+  EXPECT_EQ(plain.saved, 512 * ((8 * d + 2 * f) * 2 + (16 + 4) * 4));
+  EXPECT_EQ(fp8.saved, 512 * ((6 * d + f) * 2 + 3 * d + f + (16 + 4) * 4));
+  EXPECT_EQ(plain.saved_norms, 0);
+  EXPECT_EQ(plain.saved_mlp, 0);
+  EXPECT_EQ(plain.working, 512 * std::max((2 * f + 4 * d) * 2, 9 * d * 2 + 4 * d));
+  EXPECT_EQ(plain.head, 77 * (vocabulary + 6 * d) * 2 + 2 * 512 * d * 2);
+  EXPECT_EQ(plain.working_fixed, vocabulary * d * 8);
+  EXPECT_EQ(fp8.working_fixed, vocabulary * d * 8 + 24 * (4 * d * d + 2 * d * f));
+}
+
+}  // namespace
+}  // namespace trireme
