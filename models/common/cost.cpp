@@ -21,6 +21,13 @@ int64_t norm_columns(const BlockTable& block, LayerKind kind) {
   return sum;
 }
 
+/// Columns of the norms whose results a product reads: all but those of each head.
+int64_t normed_inputs(const BlockTable& block) {
+  int64_t sum = 0;
+  for (const BlockLayer& layer : block.layers) sum += !layer.product() && layer.in == layer.out() ? layer.in : 0;
+  return sum;
+}
+
 bool post_normed(const BlockTable& block) { return norm_columns(block, LayerKind::kPostNorm) > 0; }
 
 }  // namespace
@@ -46,7 +53,8 @@ BlockWork block_work(const BlockTable& block, int64_t row_length, double sequenc
       .attention = (block.causal ? 2 : 4) * s * (s / sequences) * q,
       .forward_bytes = bytes * (2 * norms + 4 * post_norms + 2 * rotated + up + f),
       .backward_bytes = bytes * (4 * norms + 4 * post_norms + 2 * rotated + 2 * up + f),
-      .norms_bytes = bytes * (2 * norms + (block.gated ? up + f : 0)),
+      .norms_bytes =
+          bytes * (2 * (static_cast<double>(normed_inputs(block)) - post_norms) + (block.gated ? up + f : 0)),
       .fp8_forward_bytes = 4 * s * over_products(block, [](double in, double) { return in; }),
       .fp8_backward_bytes = 4 * s * over_products(block, [](double, double out) { return out; }),
       .fp8_weight_bytes = 4 * block_matrices(block),
@@ -83,7 +91,8 @@ ActivationBytes block_activations(const BlockTable& block, int64_t blocks, int64
   if (!block.gated && ((trained && !storage.trained_fp8) || down_adapter)) gate_up += f * element;
 
   // Outputs of the norms and of the activation, which weight gradients in the compute dtype read.
-  const int64_t normed = (trained && !storage.trained_fp8) ? (norms + (block.gated ? f : 0)) * element : 0;
+  const int64_t normed =
+      (trained && !storage.trained_fp8) ? (normed_inputs(block) + (block.gated ? f : 0)) * element : 0;
   ActivationBytes bytes;
   bytes.block_saved = row_length * (kept + gate_up + normed);
   if (reforms) {

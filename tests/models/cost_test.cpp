@@ -1,6 +1,5 @@
 #include "models/decoder/decoder.h"
 #include "models/decoder/family.h"
-#include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 
 #include <gtest/gtest.h>
