@@ -1,6 +1,6 @@
-// The adapters unit to and from PEFT's modules.
+#include "models/decoder/adapter.h"
+
 #include "models/decoder/family.h"
-#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/text.h"

@@ -4,6 +4,7 @@
 
 #include "models/decoder/config.h"
 #include "trireme/formats/huggingface/config_reader.h"
+#include "trireme/formats/nemo/zarr_checkpoint.h"
 #include "trireme/nn/block.h"
 
 #include <nlohmann/json.hpp>
@@ -49,5 +50,12 @@ const std::vector<const Family*>& families();
 const Family& family_of(const DecoderConfig& config);
 /// The block of a model of this shape.
 BlockTable decoder_block(const DecoderConfig& config);
+/// The base model's tensors in the arrays of a NeMo checkpoint, for a family whose table names them.
+std::vector<ZarrTensor> nemo_tensors(const DecoderConfig& config);
+
+/// Published shapes of all families (config.json of each model) and llama-tiny, a shape for tests and the quick start.
+std::vector<std::string> decoder_preset_names();
+/// ConfigError with a suggestion for an unknown name.
+DecoderConfig decoder_preset(const std::string& name);
 
 }  // namespace trireme

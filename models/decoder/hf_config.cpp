@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace trireme {
@@ -168,6 +169,24 @@ nlohmann::json llama_fields_json(const DecoderConfig& config) {
                {"rope_scaling", rope_scaling_json(config)},
                {"rope_parameters", rope}});
   return json;
+}
+
+void read_qwen_window(ConfigReader& reader, DecoderConfig& config) {
+  const int64_t window = reader.integer("sliding_window", 4096);
+  config.full_attention_layers = reader.integer("max_window_layers", 28, /*lowest=*/0);
+  if (reader.boolean("use_sliding_window", false)) config.sliding_window = window;
+  if (!reader.has("layer_types")) return;
+  nlohmann::json expected = nlohmann::json::array();
+  for (int64_t layer = 0; layer < std::min<int64_t>(config.num_hidden_layers, 10'000); ++layer)
+    expected.push_back(config.sliding_window && layer >= config.full_attention_layers ? "sliding_attention"
+                                                                                      : "full_attention");
+  if (reader.json()["layer_types"] != expected) reader.lacking("layer_types", reader.json()["layer_types"]);
+}
+
+nlohmann::json qwen_window_json(const DecoderConfig& config) {
+  return {{"use_sliding_window", config.sliding_window.has_value()},
+          {"sliding_window", or_null(config.sliding_window)},
+          {"max_window_layers", config.full_attention_layers}};
 }
 
 TensorNames llama_tensor_names() {

@@ -12,6 +12,9 @@ namespace trireme {
 DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defaults);
 /// The same fields, with model_type and architectures of config.family.
 nlohmann::json llama_fields_json(const DecoderConfig& config);
+/// Qwen's sliding window, which the blocks from max_window_layers on have where use_sliding_window is set.
+void read_qwen_window(ConfigReader& reader, DecoderConfig& config);
+nlohmann::json qwen_window_json(const DecoderConfig& config);
 /// Names of a Llama's tensors, and the table of its block.
 TensorNames llama_tensor_names();
 BlockTable llama_block(const DecoderConfig& config);

@@ -1,6 +1,6 @@
-// The shape of a NeMo Llama: context/model.yaml, a dump of the Python objects with `_target_` nodes (NeMo 2), or
-// model_config.yaml, the settings of the training run (NeMo 1).
-#include "models/decoder/config.h"
+// The tensors of a NeMo Llama's arrays, and its shape: context/model.yaml, a dump of the Python objects with `_target_`
+// nodes (NeMo 2), or model_config.yaml, the settings of the training run (NeMo 1).
+#include "models/decoder/family.h"
 
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -142,6 +142,35 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
   if (problems = shape_problems(config); !problems.empty())
     throw ModelError(fmt::format("{}: {}", model_yaml.string(), join(problems, "; ")));
   return config;
+}
+
+std::vector<ZarrTensor> nemo_tensors(const DecoderConfig& config) {
+  const TensorNames& names = family_of(config).names;
+  const BlockTable block = decoder_block(config);
+  const int64_t d = config.hidden_size, v = config.vocab_size, blocks = config.num_hidden_layers;
+  std::vector<ZarrTensor> tensors;
+  const auto whole = [&](const std::string& module, const char* array, std::vector<int64_t> shape) {
+    tensors.push_back({module + ".weight", array, shape, shape, -1, 0, shape[0]});
+  };
+  whole(names.embedding, "embedding.word_embeddings.weight", {v, d});
+  whole(names.final_norm, "decoder.final_layernorm.weight", {d});
+  if (!config.tie_word_embeddings) whole(names.head, "output_layer.weight", {v, d});
+  for (const BlockLayer& layer : block.layers) {
+    const auto shape = [&](int64_t rows) {
+      return layer.product() ? std::vector<int64_t>{rows, layer.in} : std::vector<int64_t>{rows};
+    };
+    std::vector<int64_t> array_shape = shape(layer.out());
+    array_shape.insert(array_shape.begin(), blocks);
+    const int64_t groups = layer.nemo_groups, stride = layer.out() / groups;
+    int64_t row = 0;
+    for (const LayerPart& part : layer.parts) {
+      for (int64_t b = 0; b < blocks; ++b)
+        tensors.push_back({names.block(b) + part.module + ".weight", "decoder.layers." + layer.nemo, shape(part.rows),
+                           array_shape, b, row, part.rows / groups, stride, groups});
+      row += part.rows / groups;
+    }
+  }
+  return tensors;
 }
 
 }  // namespace trireme

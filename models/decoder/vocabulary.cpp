@@ -1,8 +1,8 @@
 #include "models/decoder/vocabulary.h"
 
+#include "models/common/stored.h"
 #include "models/decoder/decoder.h"
 #include "models/decoder/family.h"
-#include "models/decoder/stored_weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -10,6 +10,7 @@
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 #include "trireme/formats/json.h"
+#include "trireme/formats/nemo/zarr_checkpoint.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -105,84 +106,51 @@ std::vector<float> draw_new_rows(MatrixRows& matrix, const std::string& name, in
   return drawn;
 }
 
-/// Rows of one tensor that do not come from the file.
-struct ReplacedRows {
-  std::vector<int64_t> ids;  // ascending
-  std::vector<std::byte> data;
-  int64_t columns = 0, rows = 0;  // of the whole tensor, new rows included
-};
-
-class VocabularyWeights final : public WeightSource {
- public:
-  VocabularyWeights(std::unique_ptr<WeightSource> source, const DecoderConfig& config) : source_(std::move(source)) {
-    embedding_ = stored_embedding_ = embedding_name(config);
-    if (config.tie_word_embeddings && !source_->find(embedding_)) stored_embedding_ = head_name(config);
+/// Gives a matrix of `weights` `vocab_size` rows: new ones drawn, those of `rows`, which may be null, replaced.
+void resize_matrix(StoredWeights& weights, const std::string& name, int64_t vocab_size, uint64_t seed,
+                   const TokenRows* rows) {
+  MatrixRows matrix(weights, name);
+  std::map<int64_t, const float*> values;
+  const std::vector<float> drawn = draw_new_rows(matrix, name, vocab_size - matrix.rows, seed);
+  for (int64_t row = matrix.rows; row < vocab_size; ++row)
+    values[row] = drawn.data() + (row - matrix.rows) * matrix.columns;
+  if (rows != nullptr) {
+    if (rows->columns != matrix.columns)
+      throw ModelError(fmt::format("the adapter's rows of {} have {} columns, the model's have {}", name, rows->columns,
+                                   matrix.columns));
+    for (size_t i = 0; i < rows->ids.size(); ++i)
+      values[rows->ids[i]] = rows->values.data() + static_cast<int64_t>(i) * matrix.columns;
   }
-
-  void replace(const std::string& name, int64_t vocab_size, uint64_t seed, const TokenRows* rows) {
-    MatrixRows matrix(*this, name);
-    ReplacedRows& replaced = replaced_[name];
-    replaced.columns = matrix.columns;
-    replaced.rows = vocab_size;
-    std::map<int64_t, const float*> values;
-    const std::vector<float> drawn = draw_new_rows(matrix, name, vocab_size - matrix.rows, seed);
-    for (int64_t row = matrix.rows; row < vocab_size; ++row)
-      values[row] = drawn.data() + (row - matrix.rows) * matrix.columns;
-    if (rows != nullptr) {
-      if (rows->columns != matrix.columns)
-        throw ModelError(fmt::format("the adapter's rows of {} have {} columns, the model's have {}", name,
-                                     rows->columns, matrix.columns));
-      for (size_t i = 0; i < rows->ids.size(); ++i)
-        values[rows->ids[i]] = rows->values.data() + static_cast<int64_t>(i) * matrix.columns;
-    }
-    const auto row_bytes = static_cast<size_t>(matrix.columns) * dtype_size(matrix.dtype);
-    for (const auto& [row, value] : values) {
-      replaced.ids.push_back(row);
-      replaced.data.resize(replaced.ids.size() * row_bytes);
-      convert_floats(value, DType::kF32, replaced.data.data() + replaced.data.size() - row_bytes, matrix.dtype,
-                     matrix.columns);
-    }
+  std::map<int64_t, std::vector<std::byte>> stored;
+  for (const auto& [row, value] : values) {
+    std::vector<std::byte>& bytes = stored[row];
+    bytes.resize(static_cast<size_t>(matrix.columns) * dtype_size(matrix.dtype));
+    convert_floats(value, DType::kF32, bytes.data(), matrix.dtype, matrix.columns);
   }
+  weights.replace_rows(name, vocab_size, stored);
+}
 
-  std::vector<std::string> names() const override { return source_->names(); }
-  std::optional<TensorInfo> find(const std::string& name) const override {
-    auto info = source_->find(stored(name));
-    if (const auto found = replaced_.find(name); found != replaced_.end()) info->shape[0] = found->second.rows;
-    return info;
-  }
-  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
-    const auto found = replaced_.find(name);
-    if (found == replaced_.end()) return source_->read(stored(name), begin, end);
-    const auto& [ids, data, columns, rows] = found->second;
-    const auto element = static_cast<int64_t>(data.size() / std::max<size_t>(1, ids.size())) / columns;
-    std::vector<ElementSpan> spans;
-    while (begin < end) {
-      const int64_t row = begin / columns;
-      const auto next = std::lower_bound(ids.begin(), ids.end(), row);
-      if (next == ids.end() || *next != row) {  // up to the next replaced row
-        const int64_t stop = next == ids.end() ? end : std::min(end, *next * columns);
-        const auto part = source_->read(stored(name), begin, stop);
-        spans.insert(spans.end(), part.begin(), part.end());
-        begin = stop;
-        continue;
-      }
-      const int64_t stop = std::min(end, (row + 1) * columns);
-      const int64_t offset = (next - ids.begin()) * columns + begin - row * columns;
-      spans.push_back({data.data() + offset * element, stop - begin});
-      begin = stop;
-    }
-    return spans;
-  }
-  std::string place(const std::string& name) const override { return source_->place(stored(name)); }
-  std::string description() const override { return source_->description(); }
-
- private:
-  std::string stored(const std::string& name) const { return name == embedding_ ? stored_embedding_ : name; }
-
-  std::unique_ptr<WeightSource> source_;
-  std::string embedding_, stored_embedding_;
-  std::map<std::string, ReplacedRows> replaced_;
-};
+/// Opens the files of a model's directory (safetensors, or a NeMo zarr checkpoint) under the model's names. Files may
+/// leave out the prefix of the base model, and have the output matrix of a tied model alone.
+std::unique_ptr<StoredWeights> open_stored(const std::filesystem::path& directory, const DecoderConfig& config) {
+  const bool safetensors = std::filesystem::exists(directory / "model.safetensors") ||
+                           std::filesystem::exists(directory / "model.safetensors.index.json");
+  const bool zarr = !safetensors && std::filesystem::is_directory(directory) && is_zarr_checkpoint(directory);
+  const std::string base = family_of(config).names.base, embedding = embedding_name(config);
+  const std::string tied_head = config.tie_word_embeddings ? head_name(config) : "";
+  std::set<std::string> transposed;
+  for (const StoredTensor& tensor : stored_tensors(DecoderModel(config, std::nullopt).units(), DType::kF32))
+    if (tensor.transposed) transposed.insert(tensor.name);
+  return std::make_unique<StoredWeights>(
+      zarr ? open_zarr_checkpoint(directory, nemo_tensors(config)) : open_weights(directory),
+      StoredWeights::Rules{[=](const std::string& name) {
+                             std::vector<std::string> all = {name};
+                             if (name.starts_with(base)) all.push_back(name.substr(base.size()));
+                             if (name == embedding && !tied_head.empty()) all.push_back(tied_head);
+                             return all;
+                           },
+                           [=](const std::string& name) { return transposed.contains(name); }});
+}
 
 bool equal_tensors(const WeightSource& source, const std::string& a, const std::string& b) {
   const auto first = source.find(a), second = source.find(b);
@@ -227,15 +195,17 @@ int64_t own_tokens(const std::filesystem::path& directory) {
   return count;
 }
 
-void check_names(const WeightSource& source, const DecoderConfig& config, const std::filesystem::path& directory) {
+void check_names(const StoredWeights& source, const DecoderConfig& config, const std::filesystem::path& directory) {
   std::set<std::string> known;
-  const DecoderModel model(config, std::nullopt);
-  for (const UnitSpec& unit : model.units())
-    for (const ParameterSpec& parameter : unit.parameters)
-      for (const ParameterPart& part : parameter.parts) known.insert(part.name);
+  for (const StoredTensor& tensor : stored_tensors(DecoderModel(config, std::nullopt).units(), DType::kF32))
+    known.insert(source.stored(tensor.name));
+  if (config.tie_word_embeddings) known.insert(head_name(config));
+  const std::vector<std::string>& buffers = family_of(config).names.buffers;
   std::vector<std::string> unused;
   for (const std::string& name : source.names())
-    if (!known.contains(name) && !(config.tie_word_embeddings && name == head_name(config))) unused.push_back(name);
+    if (!known.contains(name) &&
+        std::none_of(buffers.begin(), buffers.end(), [&](const std::string& end) { return name.ends_with(end); }))
+      unused.push_back(name);
   if (unused.empty()) return;
   const size_t count = unused.size();
   if (count > 5) unused.resize(5);
@@ -276,16 +246,15 @@ int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string
 std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& directory, const DecoderConfig& config,
                                                    int64_t vocab_size, uint64_t seed,
                                                    const std::map<std::string, TokenRows>& rows) {
-  std::unique_ptr<WeightSource> source = open_stored_weights(directory, config);
-  check_names(*source, config, directory);
+  std::unique_ptr<StoredWeights> weights = open_stored(directory, config);
+  check_names(*weights, config, directory);
   const std::string embedding = embedding_name(config), head = head_name(config);
-  if (config.tie_word_embeddings && source->find(embedding) && source->find(head) &&
-      !equal_tensors(*source, embedding, head))
+  if (config.tie_word_embeddings && weights->stored(embedding) != head && weights->find(embedding) &&
+      weights->find(head) && !equal_tensors(*weights, embedding, head))
     throw ModelError(
         fmt::format("{}: config.json says tie_word_embeddings, but {} differs from {}: transformers uses both then; "
                     "set tie_word_embeddings to false to do the same",
                     directory.string(), head, embedding));
-  auto weights = std::make_unique<VocabularyWeights>(std::move(source), config);
   for (const auto& [module, part] : rows)
     if (part.ids.back() >= vocab_size)
       throw ModelError(fmt::format("the adapter replaces row {} of {}, the model has {}: set model.vocab_size to {}",
@@ -299,7 +268,7 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
       throw ModelError(fmt::format("{}: {} does not have the {} rows that config.json says", directory.string(), name,
                                    config.vocab_size));
     const auto found = rows.find(module_of(name));
-    weights->replace(name, vocab_size, seed, found == rows.end() ? nullptr : &found->second);
+    resize_matrix(*weights, name, vocab_size, seed, found == rows.end() ? nullptr : &found->second);
   }
   return weights;
 }

@@ -14,88 +14,57 @@ namespace trireme {
 
 namespace {
 
-at::ScalarType scalar_type(DType dtype, const std::string& tensor) {
-  switch (dtype) {
-    case DType::kF32: return at::kFloat;
-    case DType::kF64: return at::kDouble;
-    case DType::kF16: return at::kHalf;
-    case DType::kBF16: return at::kBFloat16;
-    default:
-      throw ModelError(
-          fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64", tensor, dtype_name(dtype)));
-  }
-}
-
-at::Tensor read_part(const WeightSource& source, const ParameterPart& part, at::IntArrayRef shape) {
-  at::Tensor value = read_tensor(source, part.name);
-  if (value.sizes() != shape)
+void fill_part(const WeightSource& source, const ParameterPart& part, const at::Tensor& rows) {
+  const at::Tensor value = read_tensor(source, part.name);
+  if (value.sizes() != rows.sizes())
     throw ModelError(fmt::format("{} has shape [{}], the configuration asks for [{}]", tensor_text(source, part.name),
-                                 fmt::join(value.sizes(), ", "), fmt::join(shape, ", ")));
-  return value;
+                                 fmt::join(value.sizes(), ", "), fmt::join(rows.sizes(), ", ")));
+  rows.copy_(value);
 }
 
 using PartFill = std::function<void(const ParameterSpec&, const ParameterPart&, const at::Tensor& rows)>;
 
-std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::ScalarType dtype, at::Device device,
-                                                 const PartFill& fill_base, uint64_t seed) {
+std::vector<at::Tensor> build_unit(const UnitSpec& unit, at::TensorOptions options, const PartFill& fill) {
   at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors;
+  for (const ParameterSpec& spec : unit.parameters) {
+    const at::Tensor& tensor = tensors.emplace_back(at::empty(spec.shape, options));
+    int64_t row = 0;
+    for (const ParameterPart& part : spec.parts) {
+      fill(spec, part, tensor.narrow(0, row, part.rows));
+      row += part.rows;
+    }
+  }
+  return tensors;
+}
+
+/// Base weights from `source` or, null, drawn as the adapters are.
+std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::ScalarType dtype, at::Device device,
+                                                 const WeightSource* source, uint64_t seed) {
   std::vector<std::vector<at::Tensor>> units;
   for (const UnitSpec& unit : model.units()) {
-    std::vector<at::Tensor>& tensors = units.emplace_back();
-    for (const ParameterSpec& spec : unit.parameters) {
-      at::Tensor tensor = at::empty(spec.shape, at::TensorOptions(dtype).device(device));
-      int64_t row = 0;
-      for (const ParameterPart& part : spec.parts) {
-        const at::Tensor rows = tensor.narrow(0, row, part.rows);
-        if (unit.replicated)
-          draw_initial_values(spec, part, seed, 0, rows.view({-1}));
-        else
-          fill_base(spec, part, rows);
-        row += part.rows;
-      }
-      tensors.push_back(tensor.set_requires_grad(unit.trained));
-    }
+    units.push_back(build_unit(unit, at::TensorOptions(dtype).device(device),
+                               [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
+                                 if (source == nullptr || unit.replicated)
+                                   draw_initial_values(spec, part, seed, 0, rows.view({-1}));
+                                 else
+                                   fill_part(*source, part, rows);
+                               }));
+    for (const at::Tensor& tensor : units.back()) tensor.requires_grad_(unit.trained);
   }
   return units;
 }
 
 }  // namespace
 
-at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
-  const auto info = source.find(name);
-  if (!info) throw ModelError(fmt::format("{} has no tensor {}", source.description(), name));
-  const at::ScalarType dtype = scalar_type(info->dtype, tensor_text(source, name));
-  at::Tensor tensor = at::empty(info->shape, at::TensorOptions(at::kFloat));
-  at::Tensor flat = tensor.view({-1});
-  int64_t next = 0;
-  for (const ElementSpan& span : source.read(name, 0, tensor.numel())) {
-    // The map is read-only and nothing writes to this tensor.
-    const at::Tensor stored = at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(dtype));
-    flat.narrow(0, next, span.count).copy_(stored);
-    next += span.count;
-  }
-  TRIREME_CHECK(next == tensor.numel(), "read ", next, " of ", tensor.numel(), " elements of ", name);
-  return tensor;
-}
-
 std::vector<std::vector<at::Tensor>> load_whole(const DecoderModel& model, const WeightSource& source,
                                                 at::ScalarType dtype, at::Device device, uint64_t seed) {
-  return build_units(
-      model, dtype, device,
-      [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) {
-        rows.copy_(read_part(source, part, rows.sizes()));
-      },
-      seed);
+  return build_units(model, dtype, device, &source, seed);
 }
 
 std::vector<std::vector<at::Tensor>> random_whole(const DecoderModel& model, at::ScalarType dtype, at::Device device,
                                                   uint64_t seed) {
-  return build_units(
-      model, dtype, device,
-      [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
-        draw_initial_values(spec, part, seed, 0, rows.view({-1}));
-      },
-      seed);
+  return build_units(model, dtype, device, nullptr, seed);
 }
 
 StreamedStore::StreamedStore(const DecoderModel& model, const WeightSource& source, at::ScalarType dtype,
@@ -115,17 +84,9 @@ StreamedStore::StreamedStore(const DecoderModel& model, const WeightSource& sour
 void StreamedStore::pre_forward(int unit) {
   const UnitSpec& spec = model_.units().at(unit);
   if (spec.replicated || !units_[unit].empty()) return;
-  at::NoGradGuard no_grad;
-  for (const ParameterSpec& parameter : spec.parameters) {
-    at::Tensor tensor = at::empty(parameter.shape, at::TensorOptions(dtype_));
-    int64_t row = 0;
-    for (const ParameterPart& part : parameter.parts) {
-      const at::Tensor rows = tensor.narrow(0, row, part.rows);
-      rows.copy_(read_part(source_, part, rows.sizes()));
-      row += part.rows;
-    }
-    units_[unit].push_back(tensor);
-  }
+  units_[unit] = build_unit(
+      spec, at::TensorOptions(dtype_),
+      [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) { fill_part(source_, part, rows); });
 }
 
 void StreamedStore::post_forward(int unit) {

@@ -1,7 +1,7 @@
 #include "imported_model.h"
 
 #include "data/tokenizer/tokenizer.h"
-#include "models/decoder/config.h"
+#include "models/decoder/family.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
@@ -14,16 +14,11 @@ namespace trireme {
 
 namespace {
 
-/// GPT-2's and GPT-3's choices, as models/decoder/families/gpt2.cpp has them.
+/// What an imported GPT run changes of GPT-2's choices.
 void set_gpt_choices(DecoderConfig& config, const ImportedModel& model) {
-  config.family = "gpt2";
-  config.norm = DecoderNorm::kLayer;
   config.activation = model.gelu_erf ? DecoderActivation::kGeluErf : DecoderActivation::kGeluTanh;
-  config.positions = DecoderPositions::kLearned;
   config.embedding_dropout = config.residual_dropout = model.hidden_dropout;
   config.attention_dropout = model.attention_dropout;
-  config.scaled_residual_init = true;
-  config.tie_word_embeddings = true;
   // <|endoftext|> is the last token of GPT-2's vocabulary.
   config.bos_token_id = model.vocab_size - 1;
   config.eos_token_ids = {model.vocab_size - 1};
@@ -32,7 +27,7 @@ void set_gpt_choices(DecoderConfig& config, const ImportedModel& model) {
 }  // namespace
 
 std::string imported_model_json(const ImportedModel& model) {
-  DecoderConfig config;
+  DecoderConfig config = model.gpt ? decoder_preset("gpt2") : DecoderConfig();
   config.hidden_size = model.hidden_size;
   config.intermediate_size = model.intermediate_size;
   config.num_hidden_layers = model.layers;

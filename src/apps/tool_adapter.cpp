@@ -2,6 +2,7 @@
 #include "tools.h"
 
 #include "data/tokenizer/tokenizer.h"
+#include "models/decoder/adapter.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
@@ -167,11 +168,11 @@ DType parse_dtype(const std::string& name) {
 }
 
 /// What is written: the base's tensors, in the types asked for, and the type of least precision among them.
-std::vector<std::pair<std::string, TensorInfo>> merged_tensors(const MergeOptions& options, const DecoderConfig& config,
-                                                               const WeightSource& base, DType& coarsest) {
-  auto declared = checkpoint_tensors(DecoderModel(config, std::nullopt), DType::kF32);
+std::vector<StoredTensor> merged_tensors(const MergeOptions& options, const DecoderConfig& config,
+                                         const WeightSource& base, DType& coarsest) {
+  std::vector<StoredTensor> declared = stored_tensors(DecoderModel(config, std::nullopt).units(), DType::kF32);
   coarsest = DType::kF32;
-  for (auto& [name, info] : declared) {
+  for (auto& [name, info, transposed, padded] : declared) {
     const DType stored = weight_type(base, name, info.shape);
     info.dtype = options.dtype.empty() ? stored : parse_dtype(options.dtype);
     if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
@@ -219,11 +220,11 @@ void merge(const MergeOptions& options) {
   const auto base = open_decoder_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
   DType coarsest = DType::kF32;
   const auto declared = merged_tensors(options, config, *base, coarsest);
-  config.dtype = config_dtype_name(declared.front().second.dtype);
-  ModelDirectoryWriter writer(output, config, declared);
+  config.dtype = config_dtype_name(declared.front().info.dtype);
+  ModelDirectoryWriter writer(output, declared);
   const double scale = adapter.config.alpha / static_cast<double>(adapter.config.r);
   std::map<std::string, TargetChange> changes;
-  for (const auto& [name, info] : declared) {
+  for (const auto& [name, info, transposed, padded] : declared) {
     at::Tensor weight = read_tensor(*base, name);
     if (const at::Tensor update = update_of(name, tensors, scale); update.defined()) {
       const at::Tensor merged = (weight + update).to(to_scalar_type(info.dtype)).to(at::kFloat);

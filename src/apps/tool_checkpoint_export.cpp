@@ -3,8 +3,8 @@
 
 #include "checkpoint_selection.h"
 
-#include "models/bert/model_directory.h"
-#include "models/bert/weights.h"
+#include "models/bert/files.h"
+#include "models/decoder/adapter.h"
 #include "models/decoder/family.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
@@ -86,15 +86,15 @@ DecoderConfig model_shape(const fs::path& path) {
 void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output,
                  DType dtype) {
   BertConfig shape = read_bert_config(bert_config_path(base));
-  const auto tensors =
-      bert_file_tensors(BertModel(shape, config.model.pad_vocab_to.value_or(kDefaultVocabMultiple)), dtype);
+  const BertModel model(shape, config.model.pad_vocab_to.value_or(kDefaultVocabMultiple));
+  const std::vector<StoredTensor> tensors = stored_tensors(model.units(), dtype);
   BertDirectoryWriter writer(output, tensors);
-  for (const auto& [name, info] : tensors) {
+  for (const auto& [name, info, transposed, padded] : tensors) {
     const at::Tensor value = masters.read(name);
     if (value.dim() != static_cast<int64_t>(info.shape.size()) || value.size(0) < info.shape[0] ||
         !std::equal(info.shape.begin() + 1, info.shape.end(), value.sizes().begin() + 1))
       throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
-    writer.append(name, value.to(to_scalar_type(dtype)));
+    writer.append(name, value);
   }
   shape.dtype = config_dtype_name(dtype);
   writer.finish(base, shape);
@@ -176,9 +176,9 @@ void export_checkpoint(const CheckpointExport& options) {
   // What the vocabulary was filled up to depends on the program, which a checkpoint does not name.
   shape.vocab_size = masters.rows(family_of(shape).names.embedding + ".weight");
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
-  const auto declared = checkpoint_tensors(DecoderModel(shape, std::nullopt), dtype);
-  ModelDirectoryWriter writer(output, shape, declared);
-  for (const auto& [name, info] : declared) writer.append(name, masters.read(name));
+  const std::vector<StoredTensor> declared = stored_tensors(DecoderModel(shape, std::nullopt).units(), dtype);
+  ModelDirectoryWriter writer(output, declared);
+  for (const StoredTensor& tensor : declared) writer.append(tensor.name, masters.read(tensor.name));
   if (fs::is_directory(base)) writer.copy_companions(base);
   shape.dtype = config_dtype_name(dtype);
   writer.finish(shape);

@@ -8,7 +8,7 @@
 #include "data/prepare/text_documents.h"
 #include "data/row_scan.h"
 #include "data/stream/open_stream.h"
-#include "models/bert/weights.h"
+#include "models/bert/files.h"
 #include "models/decoder/config.h"
 #include "trireme/base/error.h"
 #include "trireme/base/plural.h"

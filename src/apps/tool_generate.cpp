@@ -3,6 +3,7 @@
 #include "tools.h"
 
 #include "data/tokenizer/tokenizer.h"
+#include "models/decoder/adapter.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"

@@ -2,18 +2,14 @@
 #include "init_model.h"
 
 #include "models/bert/bert.h"
-#include "models/bert/model_directory.h"
-#include "models/bert/weights.h"
-#include "models/decoder/model_directory.h"
+#include "models/bert/files.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/bert_config.h"
 #include "trireme/formats/huggingface/staged_model.h"
-#include "trireme/nn/init.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -108,18 +104,8 @@ void init_bert(const InitModelOptions& options) {
       fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
                   format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),
                   config.dtype));
-  BertDirectoryWriter writer(output, bert_file_tensors(model, dtype));
-  for (const UnitSpec& unit : model.units()) {
-    for (const ParameterSpec& spec : unit.parameters) {
-      for (const ParameterPart& part : spec.parts) {
-        std::vector<int64_t> shape = spec.shape;
-        shape[0] = part.rows;
-        const at::Tensor value = at::empty(shape, at::TensorOptions(at::kFloat));
-        draw_initial_values(spec, part, options.seed, 0, value.view({-1}));
-        writer.append(part.name, value.to(to_scalar_type(dtype)));
-      }
-    }
-  }
+  BertDirectoryWriter writer(output, stored_tensors(model.units(), dtype));
+  writer.append_initial(model.units(), options.seed);
   writer.finish(options.tokenizer.empty() ? output : std::filesystem::path(options.tokenizer), config);
   log_info(fmt::format("wrote {}", options.output));
 }

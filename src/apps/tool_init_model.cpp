@@ -3,15 +3,14 @@
 #include "tools.h"
 
 #include "data/tokenizer/tokenizer.h"
+#include "models/decoder/decoder.h"
+#include "models/decoder/family.h"
 #include "models/decoder/model_directory.h"
-#include "models/decoder/presets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
-#include "trireme/nn/init.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <memory>
@@ -123,18 +122,8 @@ void init_model(const InitModelOptions& options) {
       fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
                   format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),
                   config.dtype));
-  ModelDirectoryWriter writer(output, config, checkpoint_tensors(model, dtype));
-  for (const UnitSpec& unit : model.units()) {
-    for (const ParameterSpec& spec : unit.parameters) {
-      for (const ParameterPart& part : spec.parts) {
-        std::vector<int64_t> shape = spec.shape;
-        shape[0] = part.rows;
-        const at::Tensor value = at::empty(shape, at::TensorOptions(at::kFloat));
-        draw_initial_values(spec, part, options.seed, 0, value.view({-1}));
-        writer.append(part.name, value);
-      }
-    }
-  }
+  ModelDirectoryWriter writer(output, stored_tensors(model.units(), dtype));
+  writer.append_initial(model.units(), options.seed);
   if (tokenizer) writer.copy_tokenizer(options.tokenizer);
   writer.write_companion("generation_config.json", generation_config_json(config));
   writer.finish(config);

@@ -1,6 +1,7 @@
 // `trireme model resize-vocab`: a model with more rows in its vocabulary.
 #include "tools.h"
 
+#include "models/decoder/decoder.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/error.h"
@@ -156,12 +157,10 @@ void resize_vocab(const ResizeOptions& options) {
   DecoderConfig config = stored;
   config.vocab_size = resized_vocab(stored.vocab_size, wanted, options.pad_to);
   const auto source = open_decoder_weights(model, stored, config.vocab_size, options.seed);
-  auto tensors = checkpoint_tensors(DecoderModel(config, std::nullopt), DType::kF32);
-  for (auto& [name, info] : tensors) {
-    info.dtype = weight_type(*source, name, info.shape);
-  }
-  ModelDirectoryWriter writer(output, config, tensors);
-  for (const auto& [name, info] : tensors) writer.copy(name, *source);
+  std::vector<StoredTensor> tensors = stored_tensors(DecoderModel(config, std::nullopt).units(), DType::kF32);
+  for (StoredTensor& tensor : tensors) tensor.info.dtype = weight_type(*source, tensor.name, tensor.info.shape);
+  ModelDirectoryWriter writer(output, tensors);
+  for (const StoredTensor& tensor : tensors) writer.copy(tensor.name, *source);
   writer.copy_companions(model);
   if (tokenizer) tokenizer->write(writer);
   writer.seal(config);

@@ -58,7 +58,7 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
       case LayerKind::kNorm:  // x and y; dy, x, the residual's gradient and dx
         forward += 2 * in;
         backward += 4 * in;
-        norms += 2 * in;
+        if (in == out) norms += 2 * in;  // a head's norm is not repeated: no product reads its result
         break;
       case LayerKind::kPostNorm:  // the product, the residual, their sum and y; dy, the sum and both gradients
         forward += 4 * in;

@@ -12,7 +12,8 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t d = block.at("qkv").in, qkv = block.at("qkv").out(), q = block.at("output").in,
                 up = block.at("up").out(), f = block.at("down").in;
   int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
-  int64_t statistics = block.heads;                          // fp32 numbers a token: log-sum-exp of each head, norms'
+  int64_t normed_inputs = 0;         // of norms' results that a product reads: not of head norms
+  int64_t statistics = block.heads;  // fp32 numbers a token: log-sum-exp of each head, norms'
   bool post_norms = false;
   for (const BlockLayer& layer : block.layers) {
     if (layer.product()) {
@@ -21,6 +22,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
       largest = std::max(largest, layer.in * layer.out());
     } else {
       norms += layer.in;
+      if (layer.in == layer.out()) normed_inputs += layer.in;
       statistics += (layer.bias ? 2 : 1) * (layer.in / layer.out());  // a layer norm has a mean, too
       post_norms = post_norms || layer.kind == LayerKind::kPostNorm;
     }
@@ -41,7 +43,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   int64_t gate_up = block.gated && recipe.keeps_activations_in_fp8 ? up + 8 : up * element_size;
   if (!block.gated && (plain_inputs || down_adapter)) gate_up += f * element_size;
   // Outputs of the norms and of the activation, which weight gradients in the compute dtype read.
-  const int64_t normed = plain_inputs ? (norms + (block.gated ? f : 0)) * element_size : 0;
+  const int64_t normed = plain_inputs ? (normed_inputs + (block.gated ? f : 0)) * element_size : 0;
   RowMemory memory;
   memory.saved = shape.tokens * (kept + gate_up + normed);
   // What follows the residual is not formed again.

@@ -2,7 +2,7 @@
 // model.safetensors.index.json (with two valid shards), a = adapter_config.json, m = context/model.yaml and z = .zarray
 // of a NeMo checkpoint.
 #include "fuzz_target.h"
-#include "models/decoder/config.h"
+#include "models/decoder/family.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/formats/huggingface/safetensors.h"
 #include "trireme/formats/nemo/zarr_checkpoint.h"
@@ -12,7 +12,13 @@
 namespace trireme {
 namespace {
 
-constexpr NemoShape kNemoShape = {4, 8, 1, 2, 1, 2, 9, false};
+/// The shape of the arrays.
+DecoderConfig nemo_shape() {
+  DecoderConfig config;
+  config.hidden_size = 4, config.intermediate_size = 8, config.num_hidden_layers = 1;
+  config.num_attention_heads = 2, config.num_key_value_heads = 1, config.head_dim = 2, config.vocab_size = 9;
+  return config;
+}
 constexpr const char* kEmbedding =
     R"({"zarr_format":2,"shape":[9,4],"chunks":[9,4],"dtype":"<f4","compressor":null,"filters":null,"order":"C"})";
 
@@ -85,7 +91,7 @@ void check(const Directories& directories, char kind, std::string_view text) {
     read_model_config(root / "nemo");
   } else if (kind == 'z') {
     directories.put("zarr/weights/module.embedding.word_embeddings.weight/.zarray", text);
-    read_everything(*open_zarr_checkpoint(root / "zarr", kNemoShape));
+    read_everything(*open_zarr_checkpoint(root / "zarr", nemo_tensors(nemo_shape())));
   }
 }
 

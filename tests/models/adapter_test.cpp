@@ -1,4 +1,5 @@
-#include "models/decoder/presets.h"
+#include "models/decoder/adapter.h"
+#include "models/decoder/family.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 

@@ -1,5 +1,5 @@
 #include "models/bert/bert.h"
-#include "models/bert/weights.h"
+#include "models/bert/files.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/init.h"
 

@@ -2,7 +2,6 @@
 #include "models/decoder/config.h"
 
 #include "models/decoder/family.h"
-#include "models/decoder/presets.h"
 
 #include "../formats/temporary.h"
 

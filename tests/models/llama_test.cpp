@@ -1,6 +1,6 @@
 #include "models/decoder/decoder.h"
 
-#include "models/decoder/presets.h"
+#include "models/decoder/family.h"
 #include "trireme/base/error.h"
 
 #include "small_models.h"

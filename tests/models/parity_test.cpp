@@ -1,5 +1,6 @@
 // Logits, loss and gradients of tiny random Llamas against transformers and peft, fp32.
 
+#include "models/decoder/adapter.h"
 #include "models/decoder/weights.h"
 #include "reference.h"
 

@@ -2,7 +2,7 @@
 // Small random decoders and batches for the tests of this folder.
 
 #include "models/decoder/decoder.h"
-#include "models/decoder/presets.h"
+#include "models/decoder/family.h"
 #include "models/decoder/weights.h"
 
 #include "../ops/gradient_check.h"

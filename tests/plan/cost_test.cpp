@@ -2,7 +2,7 @@
 #include "trireme/plan/cost.h"
 #include "models/bert/bert.h"
 #include "models/decoder/decoder.h"
-#include "models/decoder/presets.h"
+#include "models/decoder/family.h"
 #include "trireme/plan/memory.h"
 
 #include <gtest/gtest.h>

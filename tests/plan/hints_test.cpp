@@ -1,7 +1,6 @@
 // What is said of a run that does not fit, and what comes of doing it.
 #include "trireme/plan/hints.h"
-#include "models/decoder/config.h"
-#include "models/decoder/presets.h"
+#include "models/decoder/family.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"

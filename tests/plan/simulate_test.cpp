@@ -2,7 +2,7 @@
 #include "trireme/plan/simulate.h"
 
 #include "models/decoder/config.h"
-#include "models/decoder/presets.h"
+#include "models/decoder/family.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/train/model_family.h"

@@ -1,8 +1,7 @@
 #pragma once
 // Tasks of both kinds on made-up rows, shapes and weights.
 
-#include "models/decoder/config.h"
-#include "models/decoder/presets.h"
+#include "models/decoder/family.h"
 #include "task.h"
 #include "trireme/base/file.h"
 #include "trireme/config/config.h"

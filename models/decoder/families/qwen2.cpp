@@ -1,8 +1,6 @@
 // Qwen2 and Qwen2.5: a Llama with biases on the q, k and v projections.
 #include "models/decoder/hf_config.h"
 
-#include <algorithm>
-
 namespace trireme {
 
 namespace {
@@ -13,19 +11,6 @@ BlockTable qwen2_block(const DecoderConfig& config) {
   return block;
 }
 
-/// The window that the blocks from max_window_layers on have where use_sliding_window is set.
-void read_window(ConfigReader& reader, DecoderConfig& config) {
-  const int64_t window = reader.integer("sliding_window", 4096);
-  config.full_attention_layers = reader.integer("max_window_layers", 28, /*lowest=*/0);
-  if (reader.boolean("use_sliding_window", false)) config.sliding_window = window;
-  if (!reader.has("layer_types")) return;
-  nlohmann::json expected = nlohmann::json::array();
-  for (int64_t layer = 0; layer < std::min<int64_t>(config.num_hidden_layers, 10'000); ++layer)
-    expected.push_back(config.sliding_window && layer >= config.full_attention_layers ? "sliding_attention"
-                                                                                      : "full_attention");
-  if (reader.json()["layer_types"] != expected) reader.lacking("layer_types", reader.json()["layer_types"]);
-}
-
 DecoderConfig read_qwen2(ConfigReader& reader) {
   DecoderConfig defaults;
   defaults.num_key_value_heads = 32;
@@ -33,15 +18,13 @@ DecoderConfig read_qwen2(ConfigReader& reader) {
   defaults.bos_token_id = std::nullopt;
   defaults.eos_token_ids = {};
   DecoderConfig config = read_llama_fields(reader, defaults);
-  read_window(reader, config);
+  read_qwen_window(reader, config);
   return config;
 }
 
 nlohmann::json write_qwen2(const DecoderConfig& config) {
   nlohmann::json json = llama_fields_json(config);
-  json["use_sliding_window"] = config.sliding_window.has_value();
-  json["sliding_window"] = or_null(config.sliding_window);
-  json["max_window_layers"] = config.full_attention_layers;
+  json.update(qwen_window_json(config));
   return json;
 }
 

@@ -130,77 +130,33 @@ class ZarrArray {
   mutable std::map<std::string, MappedFile> mapped_;
 };
 
-/// Rows [row_begin, row_begin + rows) of a stored matrix, `rows` at a time every `stride`, `groups` times.
-struct Placement {
-  const ZarrArray* array = nullptr;
-  bool stacked = false;
-  int64_t layer = 0;
-  int64_t row_begin = 0, rows = 0, stride = 0, groups = 1;
-  int64_t columns = 1;
-  std::vector<int64_t> shape;
-};
-
 class ZarrCheckpoint final : public WeightSource {
  public:
-  ZarrCheckpoint(const std::filesystem::path& directory, const NemoShape& model) : root_(weights_root(directory)) {
-    const int64_t hidden = model.hidden_size, head = model.head_dim, groups = model.kv_heads;
-    const int64_t queries = model.heads / groups * head, group_rows = queries + 2 * head;
-    const int64_t ffn = model.intermediate_size, layers = model.layers;
-    const auto whole = [&](const std::string& name, const std::string& stored, std::vector<int64_t> shape) {
-      const ZarrArray* array = open(stored, shape);
-      Placement place{array, false, 0, 0, shape[0], 0, 1, shape.size() > 1 ? shape[1] : 1, shape};
-      placements_[name] = place;
-    };
-    whole("model.embed_tokens.weight", "embedding.word_embeddings.weight", {model.vocab_size, hidden});
-    whole("model.norm.weight", "decoder.final_layernorm.weight", {hidden});
-    if (!model.tied_output) whole("lm_head.weight", "output_layer.weight", {model.vocab_size, hidden});
-
-    const std::string layer_root = "decoder.layers.";
-    const ZarrArray* norm1 = open(layer_root + "self_attention.linear_qkv.layer_norm_weight", {layers, hidden});
-    const ZarrArray* qkv = open(layer_root + "self_attention.linear_qkv.weight", {layers, groups * group_rows, hidden});
-    const ZarrArray* proj = open(layer_root + "self_attention.linear_proj.weight", {layers, hidden, groups * queries});
-    const ZarrArray* norm2 = open(layer_root + "mlp.linear_fc1.layer_norm_weight", {layers, hidden});
-    const ZarrArray* fc1 = open(layer_root + "mlp.linear_fc1.weight", {layers, 2 * ffn, hidden});
-    const ZarrArray* fc2 = open(layer_root + "mlp.linear_fc2.weight", {layers, hidden, ffn});
-    for (int64_t layer = 0; layer < layers; ++layer) {
-      const std::string prefix = fmt::format("model.layers.{}.", layer);
-      placements_[prefix + "input_layernorm.weight"] = {norm1, true, layer, 0, hidden, 0, 1, 1, {hidden}};
-      placements_[prefix + "post_attention_layernorm.weight"] = {norm2, true, layer, 0, hidden, 0, 1, 1, {hidden}};
-      // Per key/value group: the group's query heads, its key head, its value head.
-      placements_[prefix + "self_attn.q_proj.weight"] = {
-          qkv, true, layer, 0, queries, group_rows, groups, hidden, {groups * queries, hidden}};
-      placements_[prefix + "self_attn.k_proj.weight"] = {
-          qkv, true, layer, queries, head, group_rows, groups, hidden, {groups * head, hidden}};
-      placements_[prefix + "self_attn.v_proj.weight"] = {qkv,        true,   layer,  queries + head,         head,
-                                                         group_rows, groups, hidden, {groups * head, hidden}};
-      placements_[prefix + "self_attn.o_proj.weight"] = {
-          proj, true, layer, 0, hidden, 0, 1, groups * queries, {hidden, groups * queries}};
-      placements_[prefix + "mlp.gate_proj.weight"] = {fc1, true, layer, 0, ffn, 0, 1, hidden, {ffn, hidden}};
-      placements_[prefix + "mlp.up_proj.weight"] = {fc1, true, layer, ffn, ffn, 0, 1, hidden, {ffn, hidden}};
-      placements_[prefix + "mlp.down_proj.weight"] = {fc2, true, layer, 0, hidden, 0, 1, ffn, {hidden, ffn}};
-    }
+  ZarrCheckpoint(const std::filesystem::path& directory, const std::vector<ZarrTensor>& tensors)
+      : root_(weights_root(directory)) {
+    for (const ZarrTensor& tensor : tensors) tensors_[tensor.name] = {tensor, open(tensor.array, tensor.array_shape)};
   }
 
   std::vector<std::string> names() const override {
     std::vector<std::string> all;
-    for (const auto& [name, place] : placements_) all.push_back(name);
+    for (const auto& [name, tensor] : tensors_) all.push_back(name);
     return all;
   }
   std::optional<TensorInfo> find(const std::string& name) const override {
-    const auto found = placements_.find(name);
-    if (found == placements_.end()) return std::nullopt;
-    return TensorInfo{found->second.array->dtype(), found->second.shape};
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) return std::nullopt;
+    return TensorInfo{found->second.second->dtype(), found->second.first.shape};
   }
   std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
-    const auto found = placements_.find(name);
-    if (found == placements_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
-    const Placement& place = found->second;
-    const int64_t group_elements = place.rows * place.columns;
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
+    const auto& [tensor, array] = found->second;
+    const int64_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1, group_elements = tensor.rows * columns;
     std::vector<ElementSpan> spans;
     while (begin < end) {
       const int64_t group = begin / group_elements, stop = std::min(end, (group + 1) * group_elements);
-      const int64_t stored = (place.row_begin + group * place.stride) * place.columns - group * group_elements;
-      place.array->append(place.stacked, place.layer, stored + begin, stored + stop, spans);
+      const int64_t stored = (tensor.row_begin + group * tensor.stride) * columns - group * group_elements;
+      array->append(tensor.layer >= 0, std::max<int64_t>(0, tensor.layer), stored + begin, stored + stop, spans);
       begin = stop;
     }
     return spans;
@@ -209,18 +165,20 @@ class ZarrCheckpoint final : public WeightSource {
 
  private:
   const ZarrArray* open(const std::string& name, const std::vector<int64_t>& shape) {
+    std::unique_ptr<ZarrArray>& array = arrays_[name];
+    if (array) return array.get();
     const std::filesystem::path path = array_directory(root_, name);
     if (path.empty()) throw ModelError(fmt::format("array module.{} is missing in {}", name, root_.string()));
-    arrays_.push_back(std::make_unique<ZarrArray>(path));
-    if (arrays_.back()->shape() != shape)
+    array = std::make_unique<ZarrArray>(path);
+    if (array->shape() != shape)
       throw ModelError(fmt::format("array {} has shape [{}], the configuration asks for [{}]", path.string(),
-                                   fmt::join(arrays_.back()->shape(), ", "), fmt::join(shape, ", ")));
-    return arrays_.back().get();
+                                   fmt::join(array->shape(), ", "), fmt::join(shape, ", ")));
+    return array.get();
   }
 
   std::filesystem::path root_;
-  std::vector<std::unique_ptr<ZarrArray>> arrays_;
-  std::map<std::string, Placement> placements_;
+  std::map<std::string, std::unique_ptr<ZarrArray>> arrays_;
+  std::map<std::string, std::pair<ZarrTensor, const ZarrArray*>> tensors_;
 };
 
 }  // namespace
@@ -233,8 +191,9 @@ std::filesystem::path zarr_array(const std::filesystem::path& directory, const s
   return array_directory(weights_root(directory), name);
 }
 
-std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory, const NemoShape& shape) {
-  return std::make_unique<ZarrCheckpoint>(directory, shape);
+std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory,
+                                                   const std::vector<ZarrTensor>& tensors) {
+  return std::make_unique<ZarrCheckpoint>(directory, tensors);
 }
 
 }  // namespace trireme

@@ -65,7 +65,7 @@ std::optional<TfTensor> read_entry(std::span<const std::byte> message, uint64_t 
   for_each_field(message, what, [&](const ProtoField& field) {
     switch (field.number) {
       case 1: type = field.value; break;
-      case 2: tensor.shape = read_shape(field.bytes, what); break;
+      case 2: tensor.info.shape = read_shape(field.bytes, what); break;
       case 3: file = field.value; break;
       case 4: tensor.offset = field.value; break;
       case 5: tensor.size = field.value; break;
@@ -80,10 +80,10 @@ std::optional<TfTensor> read_entry(std::span<const std::byte> message, uint64_t 
     throw ModelError(fmt::format("{} is stored in slices (a partitioned variable), which is not supported", what));
   if (file >= files)
     throw ModelError(fmt::format("{} lies in data file {} of {}; the index is damaged", what, file, files));
-  tensor.dtype = *dtype;
+  tensor.info.dtype = *dtype;
   tensor.file = static_cast<int32_t>(file);
   uint64_t bytes = dtype_size(*dtype);
-  for (const int64_t extent : tensor.shape) {
+  for (const int64_t extent : tensor.info.shape) {
     const auto wide = static_cast<uint64_t>(extent);
     if (wide != 0 && bytes > std::numeric_limits<uint64_t>::max() / wide)
       throw ModelError(fmt::format("{}: no tensor has this shape; the index is damaged", what));
@@ -129,21 +129,28 @@ std::vector<std::string> TfCheckpoint::names() const {
   return all;
 }
 
-const TfTensor* TfCheckpoint::find(const std::string& name) const {
+std::optional<TensorInfo> TfCheckpoint::find(const std::string& name) const {
   const auto found = tensors_.find(name);
-  return found == tensors_.end() ? nullptr : &found->second;
+  if (found == tensors_.end()) return std::nullopt;
+  return found->second.info;
 }
 
-std::span<const std::byte> TfCheckpoint::read(const std::string& name) const {
-  const TfTensor* tensor = find(name);
-  if (tensor == nullptr) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
-  const MappedFile& file = files_[static_cast<size_t>(tensor->file)];
-  const auto bytes = file.bytes().subspan(static_cast<size_t>(tensor->offset), static_cast<size_t>(tensor->size));
-  if (masked_crc32c(bytes) != tensor->masked_crc)
+std::vector<ElementSpan> TfCheckpoint::read(const std::string& name, int64_t begin, int64_t end) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) throw ModelError(fmt::format("{} has no tensor {}", description(), name));
+  const TfTensor& tensor = found->second;
+  const MappedFile& file = files_[static_cast<size_t>(tensor.file)];
+  const auto bytes = file.bytes().subspan(static_cast<size_t>(tensor.offset), static_cast<size_t>(tensor.size));
+  const std::lock_guard lock(mutex_);
+  if (!checked_.contains(name) && masked_crc32c(bytes) != tensor.masked_crc)
     throw ModelError(fmt::format(
         "{}: the checksum of tensor {} ({} bytes at {}) does not match; the file is damaged: fetch it again",
-        file.path().string(), name, tensor->size, tensor->offset));
-  return bytes;
+        file.path().string(), name, tensor.size, tensor.offset));
+  checked_.insert(name);
+  const auto size = static_cast<int64_t>(dtype_size(tensor.info.dtype));
+  TRIREME_CHECK(begin >= 0 && begin <= end && end * size <= static_cast<int64_t>(bytes.size()), "elements ", begin,
+                "..", end, " of ", name, " with ", bytes.size(), " bytes");
+  return {{bytes.data() + begin * size, end - begin}};
 }
 
 std::string TfCheckpoint::description() const {

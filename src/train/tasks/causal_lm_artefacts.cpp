@@ -1,6 +1,7 @@
 // What a decoder starts from, and writing its adapter or model.
 #include "causal_lm_task.h"
 
+#include "models/decoder/adapter.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
@@ -101,12 +102,12 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
 void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
   if (config_.lora) return save_adapter(units, directory / "adapter");
   const auto writer = export_model(units, [&] {
-    return std::make_unique<ModelDirectoryWriter>(directory / "model", model_->config(),
-                                                  checkpoint_tensors(*model_, file_dtype(rank_.compute_dtype)));
+    return std::make_unique<ModelDirectoryWriter>(directory / "model",
+                                                  stored_tensors(model_->units(), to_file_dtype(rank_.compute_dtype)));
   });
   if (!writer) return;
   DecoderConfig config = model_->config();
-  config.dtype = config_dtype(rank_.compute_dtype);
+  config.dtype = config_dtype_name(to_file_dtype(rank_.compute_dtype));
   if (std::filesystem::is_directory(config_.model.path)) writer->copy_companions(config_.model.path);
   writer->finish(config);
 }

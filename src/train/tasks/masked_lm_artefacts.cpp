@@ -1,8 +1,7 @@
 // The weights that a BERT run starts from, and writing its model.
 #include "masked_lm_task.h"
 
-#include "models/bert/model_directory.h"
-#include "models/bert/weights.h"
+#include "models/bert/files.h"
 
 namespace trireme {
 
@@ -13,11 +12,11 @@ std::unique_ptr<WeightSource> MaskedLmTask::open_weights() const {
 void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
   const auto writer = export_model(units, [&] {
     return std::make_unique<BertDirectoryWriter>(directory / "model",
-                                                 bert_file_tensors(*model_, file_dtype(rank_.compute_dtype)));
+                                                 stored_tensors(model_->units(), to_file_dtype(rank_.compute_dtype)));
   });
   if (!writer) return;
   BertConfig config = model_->config();
-  config.dtype = config_dtype(rank_.compute_dtype);
+  config.dtype = config_dtype_name(to_file_dtype(rank_.compute_dtype));
   writer->finish(config_.model.path, config);
 }
 

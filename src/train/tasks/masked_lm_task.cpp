@@ -1,7 +1,7 @@
 #include "masked_lm_task.h"
 
 #include "data/bert/bert_rows.h"
-#include "models/bert/weights.h"
+#include "models/bert/files.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/plan/precision.h"

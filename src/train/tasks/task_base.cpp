@@ -61,19 +61,6 @@ int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const c
   return wanted.value_or(there);
 }
 
-DType file_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat: return DType::kF32;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kHalf: return DType::kF16;
-    default: TRIREME_CHECK(false, "no file type for ", c10::toString(dtype)); return DType::kF32;
-  }
-}
-
-std::string config_dtype(at::ScalarType dtype) {
-  return dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
-}
-
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
   if (!rank.device.is_cuda() && !rank.planned_for_gpus) return "";

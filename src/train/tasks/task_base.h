@@ -3,7 +3,6 @@
 // a step ahead, files' dtypes.
 
 #include "task.h"
-#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/plan/cost.h"
@@ -60,10 +59,6 @@ at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
   std::copy(values.begin(), values.end(), host.template mutable_data_ptr<T>());
   return host.to(device, /*non_blocking=*/true);
 }
-
-/// The type in a file of tensors computed with in `dtype` (fp32, fp16, bf16), and config.json's word for it.
-DType file_dtype(at::ScalarType dtype);
-std::string config_dtype(at::ScalarType dtype);
 
 /// For data.valid or data.test (`files`) of which no row has a target: its evaluation would be 0 / 0. `why`: "every
 /// loss_mask is 0".

@@ -8,6 +8,8 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -17,14 +19,17 @@ bool is_zarr_checkpoint(const std::filesystem::path& directory);
 /// The directory of an array ("embedding.word_embeddings.weight"); empty if there is none.
 std::filesystem::path zarr_array(const std::filesystem::path& directory, const std::string& name);
 
-/// What the arrays' layout depends on.
-struct NemoShape {
-  int64_t hidden_size = 0, intermediate_size = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab_size = 0;
-  bool tied_output = false;  // no output_layer
+/// A matrix or vector in an array: rows [row_begin, row_begin + rows) of the array, or of its matrix `layer`, and the
+/// same again every `stride` rows, `groups` times.
+struct ZarrTensor {
+  std::string name, array;
+  std::vector<int64_t> shape, array_shape;
+  int64_t layer = -1;  // index on axis 0 of an array that holds all layers; -1: the array is one tensor
+  int64_t row_begin = 0, rows = 0, stride = 0, groups = 1;
 };
 
-/// The arrays under the names that Hugging Face gives to a Llama's tensors. ModelError for compressed arrays, missing
-/// chunks, arrays of another shape.
-std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory, const NemoShape& shape);
+/// These tensors, under their names. ModelError for compressed arrays, missing chunks, arrays of another shape.
+std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory,
+                                                   const std::vector<ZarrTensor>& tensors);
 
 }  // namespace trireme

@@ -10,13 +10,15 @@
 // the checksums of blocks and of the tensors that are read are compared. Compressed (snappy) index blocks, big-endian
 // files, sliced tensors and strings are refused. All errors are ModelError with the file's name.
 
-#include "trireme/base/dtype.h"
 #include "trireme/base/file.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,27 +26,29 @@
 namespace trireme {
 
 struct TfTensor {
-  DType dtype;
-  std::vector<int64_t> shape;
+  TensorInfo info;
   int32_t file = 0;  // of data-<file>-of-<n>
   uint64_t offset = 0, size = 0;
   uint32_t masked_crc = 0;
 };
 
-class TfCheckpoint {
+/// Under TensorFlow's names.
+class TfCheckpoint : public WeightSource {
  public:
   explicit TfCheckpoint(const std::filesystem::path& prefix);
   /// Tensors with element types of weights, optimizer slots included. Tensors of other types (strings) are omitted.
-  std::vector<std::string> names() const;
-  const TfTensor* find(const std::string& name) const;  // null if absent
-  /// The tensor's bytes; ModelError if their checksum differs. Valid while the checkpoint lives.
-  std::span<const std::byte> read(const std::string& name) const;
-  std::string description() const;
+  std::vector<std::string> names() const override;
+  std::optional<TensorInfo> find(const std::string& name) const override;
+  /// ModelError if the tensor's checksum, which the first read compares, differs.
+  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override;
+  std::string description() const override;
 
  private:
   std::filesystem::path prefix_;
   std::map<std::string, TfTensor> tensors_;
   std::vector<MappedFile> files_;
+  mutable std::mutex mutex_;
+  mutable std::set<std::string> checked_;  // tensors whose checksum is compared
 };
 
 /// CRC-32C (Castagnoli), and its masked form as stored in LevelDB's formats.

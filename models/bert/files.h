@@ -1,15 +1,12 @@
 #pragma once
-// Weights of a BERT under the names and shapes of its units, for all supported file formats.
+// Weights of a BERT under the names and shapes of its units, from all supported file formats, and its model directory.
 
 #include "models/bert/bert.h"
-#include "trireme/formats/huggingface/safetensors.h"
-#include "trireme/formats/huggingface/weight_source.h"
+#include "models/common/stored.h"
 
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace trireme {
 
@@ -25,13 +22,12 @@ std::filesystem::path bert_config_path(const std::filesystem::path& path);
 /// "bert.encoder.layer.3.attention.self.query.weight" -> "bert/encoder/layer_3/attention/self/query/kernel".
 std::string tensorflow_name(const std::string& name);
 
-/// The tensors of a Hugging Face model.safetensors in the order of the units, without the padding rows at the end of
-/// the vocabulary.
-std::vector<std::pair<std::string, TensorInfo>> bert_file_tensors(const BertModel& model, DType dtype);
-
-/// Completes a directory with model.safetensors to a model that transformers loads: copies the tokenizer's files from
-/// `base` (the path of the initial model) if it has them, then writes config.json.
-void finish_bert_directory(const std::filesystem::path& directory, const std::filesystem::path& base,
-                           const BertConfig& config);
+/// Writes a Hugging Face directory.
+class BertDirectoryWriter : public ModelWriter {
+ public:
+  using ModelWriter::ModelWriter;
+  /// After the last tensor. `base`: the path of the model that training began from, for the tokenizer's files.
+  void finish(const std::filesystem::path& base, const BertConfig& config);
+};
 
 }  // namespace trireme

@@ -1,0 +1,10 @@
+# Writes DIRECTORY/decoder_families.inc: FAMILY(NAME) for each models/decoder/families/NAME.cpp under ROOT.
+function(trireme_list_decoder_families root directory)
+  file(GLOB files CONFIGURE_DEPENDS ${root}/models/decoder/families/*.cpp)
+  set(text "")
+  foreach(file ${files})
+    get_filename_component(name ${file} NAME_WE)
+    string(APPEND text "FAMILY(${name})\n")
+  endforeach()
+  file(CONFIGURE OUTPUT ${directory}/decoder_families.inc CONTENT "${text}")
+endfunction()
