@@ -48,16 +48,17 @@ target_include_directories(trireme_options INTERFACE ${PROJECT_SOURCE_DIR}/inclu
 # Stack traces in the log need the names of our functions. Only those are exported: with -rdynamic, symbols of static
 # libraries would replace those inside LibTorch.
 target_link_options(trireme_options INTERFACE "LINKER:--export-dynamic-symbol=_ZN7trireme*" "LINKER:--export-dynamic-symbol=_ZNK7trireme*")
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # g++ 12 gives false warnings for copies inside std::string (GCC bugs 105651, 105329).
-  target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>)
-elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
-  # g++ 13 takes a reference that a function returns for one to that function's temporary argument (GCC bug 107532).
-  target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-dangling-reference>)
-endif()
-# Warnings are errors where the compiler's warnings are known: another one must not end the build with its own.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
-  target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  # g++ 12 and 13 give false warnings for copies inside std::string and std::vector (GCC bugs 105651, 105329).
+  target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds>)
+  # g++ 13 takes a reference that a function returns for one to that function's temporary argument (GCC bug 107532).
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-dangling-reference>)
+  endif()
+  # Warnings are errors where a compiler's warnings are known. Sanitizers' code brings warnings of its own.
+  if(NOT TRIREME_SANITIZE)
+    target_compile_options(trireme_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  endif()
 endif()
 if(TRIREME_WITH_CUDA)
   message(STATUS "Kernels: with CUDA for ${TRIREME_CUDA_ARCHITECTURES}")
