@@ -157,7 +157,11 @@ void ShardedUnits::add_trained(size_t unit) {
   trained.name = spec.name;
   trained.master = state.master;
   if (!state.trained_codes) trained.compute = state.shard;
-  trained.copies = grid_.slice_of_unit(state.divided).copies;
+  const GridSlice slice = grid_.slice_of_unit(state.divided);
+  trained.begin = state.begin;
+  trained.unit_numel = make_layout(spec, 1).numel;
+  trained.copies = slice.copies;
+  trained.copy = slice.copy;
   trained.first_element = trained_elements_ + state.begin;
   trained_elements_ += spec.numel() / UnitLayout::kAlignment * UnitLayout::kAlignment +
                        static_cast<int64_t>(spec.parameters.size() + 1) * UnitLayout::kAlignment;

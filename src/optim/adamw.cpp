@@ -106,11 +106,11 @@ class AdamW final : public Optimizer {
       if (!tables_[s].defined()) shards_[s].update_compute();
   }
 
-  std::vector<std::pair<std::string, at::Tensor>> state() override {
-    std::vector<std::pair<std::string, at::Tensor>> state = {{"step", step_}};
+  std::vector<StateTensor> state() override {
+    std::vector<StateTensor> state = {{StateKind::kOptimizerSteps, nullptr, step_}};
     for (size_t s = 0; s < shards_.size(); ++s) {
-      state.emplace_back("exp_avg." + shards_[s].name, exp_avg_[s]);
-      state.emplace_back("exp_avg_sq." + shards_[s].name, exp_avg_sq_[s]);
+      state.push_back({StateKind::kFirstMoment, &shards_[s], exp_avg_[s]});
+      state.push_back({StateKind::kSecondMoment, &shards_[s], exp_avg_sq_[s]});
     }
     return state;
   }

@@ -1,11 +1,13 @@
 #include "checkpoint_writer.h"
 
+#include "training_state.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
+#include "trireme/fsdp/layout.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -15,6 +17,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 namespace trireme {
@@ -29,6 +32,28 @@ DType stored_dtype(const at::Tensor& tensor) {
     case at::kLong: return DType::kI64;
     default: TRIREME_CHECK(false, "no file type for ", c10::toString(tensor.scalar_type())); return DType::kF32;
   }
+}
+
+std::vector<PieceSource> pieces_to_save(const std::vector<StateTensor>& state, int rank) {
+  constexpr int64_t kGrain = UnitLayout::kAlignment;
+  std::vector<PieceSource> pieces;
+  for (const auto& [kind, shard, tensor] : state) {
+    if (shard == nullptr) {
+      TRIREME_CHECK(tensor.numel() == 1, stored_kind(kind), " has ", tensor.numel(), " elements, a scalar has one");
+      if (rank == 0) pieces.push_back({{stored_kind(kind), "", stored_dtype(tensor), 0, 1, 0}, tensor});
+      continue;
+    }
+    TRIREME_CHECK(tensor.numel() == shard->master.numel(), stored_kind(kind), " of ", shard->name, " has ",
+                  tensor.numel(), " elements, the shard has ", shard->master.numel());
+    const int64_t length = std::clamp<int64_t>(shard->unit_numel - shard->begin, 0, tensor.numel());
+    const int64_t grains = (length + kGrain - 1) / kGrain;
+    const int64_t from = grains * shard->copy / shard->copies * kGrain;
+    const int64_t to = std::min(length, grains * (shard->copy + 1) / shard->copies * kGrain);
+    if (from < to)
+      pieces.push_back({{stored_kind(kind), shard->name, stored_dtype(tensor), shard->begin + from, to - from, 0},
+                        tensor.narrow(0, from, to - from)});
+  }
+  return pieces;
 }
 
 CheckpointWriter::~CheckpointWriter() {

@@ -3,6 +3,7 @@
 // file.
 
 #include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/nn/trained_shard.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -21,6 +22,10 @@ struct PieceSource {
   CheckpointPiece piece;
   at::Tensor tensor;
 };
+
+/// What this rank writes of the state: its share of the elements that it holds together with others; of scalars rank 0
+/// all.
+std::vector<PieceSource> pieces_to_save(const std::vector<StateTensor>& state, int rank);
 
 class CheckpointWriter {
  public:

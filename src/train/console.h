@@ -1,8 +1,12 @@
 #pragma once
-// What rank 0 prints: lines on stdout, and on a terminal one progress line that is redrawn on stderr.
+// Private to train/: what rank 0 prints: lines on stdout, and on a terminal one progress line that is redrawn on
+// stderr.
+
+#include "metrics.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace trireme {
@@ -24,5 +28,16 @@ class Console {
   bool terminal_ = false, drawn_ = false;
   double last_draw_ = 0, last_line_ = 0;
 };
+
+/// Step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA (less than half a second: none). Where
+/// that is wider than `columns` (0: any width) the parts that say least are left out: samples/s, memory, MFU, grad
+/// norm, lr.
+std::string console_line(const TrainMetrics& metrics, double eta_seconds, size_t columns = 0);
+/// "ETA 41 s", "ETA 5m07s"; empty below half a second.
+std::string eta_text(double seconds);
+/// "test after step 100 | loss 2.50000 | 1.2 s"
+std::string test_console_line(const EvalMetrics& metrics);
+std::string console_line(const EvalMetrics& metrics, std::optional<double> target_loss,
+                         std::optional<double> target_accuracy);
 
 }  // namespace trireme

@@ -1,9 +1,8 @@
 #include "dry_run.h"
 
-#include "checkpoint_space.h"
-#include "data_scan.h"
+#include "checkpoint_folder.h"
 #include "run_directory.h"
-#include "run_length.h"
+#include "run_rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/plural.h"
@@ -126,9 +125,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
                                                        checkpoint_bytes(task->units(), ranks));
     if (!warning.empty()) log_warn(warning);
   });
-  const RowScanReport report =
-      RowScan(task->row_sets(), {.threads = scan_threads(1), .seconds = kLongestScan}).finish(kLongestScan);
-  if (report.bad_rows > 0) throw DataError(report.first_bad.front().what);
+  const RowScanReport report = scan_rows(*task);
 
   std::string text =
       fmt::format("dry run: {} on {}, {}\n", counted(ranks, "rank"),

@@ -1,6 +1,5 @@
 #include "metrics.h"
 
-#include "line_file.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/plural.h"
@@ -36,8 +35,7 @@ EvalMetrics read_evaluation(const nlohmann::json& object) {
 }
 }  // namespace
 
-MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated)
-    : lines_(std::make_unique<LineFile>()) {
+MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated) {
   const bool resumes = resume_step && std::filesystem::exists(path);
   if (resumes) {
     // Steps after the checkpoint are repeated: their lines are removed, so that every step is in the file once.
@@ -64,17 +62,11 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
       log_warn(fmt::format("{}: removed {} that could not be read", path.string(), counted(foreign, "line")));
     write_file_atomic(path, kept);
   }
-  lines_->open(path, /*append=*/resumes);
+  lines_.open(path, /*append=*/resumes);
 }
 
-MetricsFile::~MetricsFile() = default;
-
-void MetricsFile::line(const std::string& text) { lines_->write(text); }
-
-void MetricsFile::write_run(const std::string& json_object) { line(json_object); }
-
 void MetricsFile::write(const TrainMetrics& m) {
-  line(fmt::format(
+  lines_.write(fmt::format(
       R"({{"event":"train","step":{},"samples":{},"tokens":{},"loss":{},"grad_norm":{},"lr":{},"step_time_s":{},)"
       R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}{}}})",
       m.step, m.samples, m.tokens, number(m.loss), number(m.grad_norm), number(m.lr), number(m.step_time_s),
@@ -88,52 +80,8 @@ void MetricsFile::write_test(const EvalMetrics& m) { write("test", m); }
 
 void MetricsFile::write(const char* event, const EvalMetrics& m) {
   const std::string accuracy = m.mlm_accuracy ? fmt::format(R"("mlm_accuracy":{},)", number(*m.mlm_accuracy)) : "";
-  line(fmt::format(R"({{"event":"{}","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", event, m.step, m.samples,
-                   number(m.loss), accuracy, number(m.seconds)));
-}
-
-std::string console_line(const TrainMetrics& m, double eta_seconds, size_t columns) {
-  struct Part {
-    int leaves;  // the smallest first; 0: stays
-    std::string text;
-  };
-  std::vector<Part> parts = {{0, fmt::format("step {}/{}", m.step, m.max_steps)},
-                             {0, fmt::format("loss {:.4f}", m.loss)},
-                             {4, fmt::format("gnorm {:.3g}", m.grad_norm)},
-                             {5, fmt::format("lr {:.2e}", m.lr)},
-                             {0, format_duration(m.step_time_s)},
-                             {1, fmt::format("{:.3g} samples/s", m.samples_per_s)},
-                             {0, format_short(m.tokens_per_s) + " tok/s"}};
-  if (m.mfu) parts.push_back({3, fmt::format("MFU {:.1f}%", *m.mfu * 100)});
-  parts.push_back({2, fmt::format("{:.1f} GiB", m.memory_gib)});
-  if (const std::string eta = eta_text(eta_seconds); !eta.empty()) parts.push_back({0, eta});
-  for (int leaving = 1;; ++leaving) {
-    std::string text;
-    for (const Part& part : parts) text += (text.empty() ? "" : " | ") + part.text;
-    if (columns == 0 || text.size() <= columns || leaving > 5) return text;
-    std::erase_if(parts, [&](const Part& part) { return part.leaves == leaving; });
-  }
-}
-
-std::string eta_text(double seconds) {
-  if (!(seconds >= 0.5)) return "";
-  return "ETA " + (seconds < 59.5 ? fmt::format("{:.0f} s", seconds) : format_duration(seconds));
-}
-
-std::string test_console_line(const EvalMetrics& m) {
-  std::string text = fmt::format("test after step {} | loss {:.5f}", m.step, m.loss);
-  if (m.mlm_accuracy) text += fmt::format(" | accuracy {:.5f}", *m.mlm_accuracy);
-  return text + fmt::format(" | {}", format_duration(m.seconds));
-}
-
-std::string console_line(const EvalMetrics& m, std::optional<double> target, std::optional<double> target_accuracy) {
-  std::string text =
-      fmt::format("eval after step {} ({} samples) | loss {:.5f}", m.step, format_count(m.samples), m.loss);
-  if (m.mlm_accuracy) text += fmt::format(" | accuracy {:.5f}", *m.mlm_accuracy);
-  if (m.mlm_accuracy && target_accuracy)
-    text += fmt::format(" | target {:.4g}{}", *target_accuracy, *m.mlm_accuracy >= *target_accuracy ? " reached" : "");
-  if (target) text += fmt::format(" | target {:.4g}{}", *target, m.loss <= *target ? " reached" : "");
-  return text + fmt::format(" | {}", format_duration(m.seconds));
+  lines_.write(fmt::format(R"({{"event":"{}","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", event, m.step,
+                           m.samples, number(m.loss), accuracy, number(m.seconds)));
 }
 
 }  // namespace trireme

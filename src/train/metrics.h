@@ -1,9 +1,10 @@
 #pragma once
-// metrics.jsonl, the console line and their numbers. Rank 0 only.
+// Private to train/: the numbers of steps and evaluations, and metrics.jsonl. Rank 0.
+
+#include "trireme/base/append_file.h"
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,7 +29,12 @@ struct EvalMetrics {
   int64_t passes = 0;                       // forward passes of a rank; not in metrics.jsonl
 };
 
-class LineFile;
+/// The steps between two evaluations, as MLPerf logs count them.
+struct MlperfBlock {
+  int64_t step = 0, samples = 0;  // after it
+  int64_t steps = 0;              // in it
+  double seconds = 0, loss = 0, samples_per_second = 0;
+};
 
 /// One JSON object a line, appended. Numbers keep all their digits; NaN and infinities are the strings "nan", "inf",
 /// "-inf". Lines that cannot be written are kept in memory until they can be: a full disk does not end the run.
@@ -38,8 +44,7 @@ class MetricsFile {
   /// that step is done; otherwise its line is removed, because the evaluation is repeated. WriteError when the file
   /// cannot be opened.
   MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated);
-  ~MetricsFile();
-  void write_run(const std::string& json_object);
+  void write_run(const std::string& json_object) { lines_.write(json_object); }
   void write(const TrainMetrics& metrics);
   void write(const EvalMetrics& metrics);
   /// The evaluation on data.test: "event":"test".
@@ -48,21 +53,9 @@ class MetricsFile {
   const std::vector<EvalMetrics>& earlier_evaluations() const { return earlier_; }
 
  private:
-  void line(const std::string& text);
   void write(const char* event, const EvalMetrics& metrics);
   std::vector<EvalMetrics> earlier_;
-  std::unique_ptr<LineFile> lines_;
+  LineFile lines_;
 };
-
-/// Step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA (less than half a second: none). Where
-/// that is wider than `columns` (0: any width) the parts that say least are left out: samples/s, memory, MFU, grad
-/// norm, lr.
-std::string console_line(const TrainMetrics& metrics, double eta_seconds, size_t columns = 0);
-/// "ETA 41 s", "ETA 5m07s"; empty below half a second.
-std::string eta_text(double seconds);
-/// "test after step 100 | loss 2.50000 | 1.2 s"
-std::string test_console_line(const EvalMetrics& metrics);
-std::string console_line(const EvalMetrics& metrics, std::optional<double> target_loss,
-                         std::optional<double> target_accuracy);
 
 }  // namespace trireme

@@ -1,6 +1,6 @@
 #include "trireme/train/model_family.h"
 
-#include "mlperf_events.h"
+#include "mlperf.h"
 #include "models/bert/bert.h"
 #include "task.h"
 #include "trireme/base/error.h"

@@ -23,7 +23,8 @@ class RangeRecorder final : public RangeSink {
   void annotate(bool on);
 };
 
-/// The names of the ranges that are open in this thread: a RangeContext.
+/// The ranges that are open in this thread, the innermost first, as a torch::CapturedTraceback: they take the place of
+/// Python's stack frames.
 std::shared_ptr<c10::GatheredContext> open_range_context();
 
 }  // namespace trireme

@@ -1,34 +1,26 @@
 #include "trireme/train/run.h"
 
-#include "collective_check.h"
-#include "data_scan.h"
 #include "dry_run.h"
-#include "megatron_rows.h"
 #include "memory_snapshot.h"
-#include "nemo_results.h"
-#include "out_of_memory.h"
-#include "passive_waiting.h"
-#include "rank_plan.h"
-#include "run_length.h"
-#include "signals.h"
+#include "run_plan.h"
+#include "run_rows.h"
 #include "trainer.h"
 #include "trireme/base/cpu_binding.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/stack.h"
-#include "trireme/base/time.h"
+#include "trireme/comm/collective_check.h"
 #include "trireme/comm/launch.h"
-#include "trireme/ops/device.h"
+#include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
-#include "trireme/train/command_line.h"
-#include "trireme/version.h"
-#include "trireme/watchdog/progress.h"
 #include "trireme/watchdog/watchdog.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <sys/auxv.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -41,6 +33,44 @@ namespace trireme {
 
 namespace {
 
+/// Whether OpenMP's threads sleep while they wait (OMP_WAIT_POLICY). libgomp's default is to spin for milliseconds
+/// after every operation: on a machine that others use too, the spinning threads hold the cores that the working ones
+/// need, and a step takes many times as long. libgomp reads the variable once, before main(): a program that links this
+/// function therefore executes itself again with OMP_WAIT_POLICY=PASSIVE, before any library is initialised (20 ms),
+/// unless OMP_WAIT_POLICY or GOMP_SPINCOUNT say otherwise or OMP_NUM_THREADS is 1.
+bool waits_passively() {
+  const char* policy = std::getenv("OMP_WAIT_POLICY");
+  return policy != nullptr && (std::string_view(policy) == "PASSIVE" || std::string_view(policy) == "passive");
+}
+
+constexpr size_t kMostVariables = 8192;
+
+char g_policy[] = "OMP_WAIT_POLICY=PASSIVE";
+
+/// Runs before the constructors of all libraries, libc's included: nothing but system calls, no allocation.
+[[maybe_unused]] void restart_with_passive_waiting(int /*argc*/, char** argv, char** environment) {
+  static char* extended[kMostVariables + 2];
+  size_t count = 0;
+  for (; environment[count] != nullptr; ++count) {
+    const std::string_view variable = environment[count];
+    if (variable.starts_with("OMP_WAIT_POLICY=") || variable.starts_with("GOMP_SPINCOUNT=") ||
+        variable == "OMP_NUM_THREADS=1" || count == kMostVariables)
+      return;
+    extended[count] = environment[count];
+  }
+  extended[count] = g_policy;
+  // By the name that it was started with: it says which program this is, to main() and in lists of processes.
+  const auto* program = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
+  if (program != nullptr) execve(program, argv, extended);
+  // execve failed: the run goes on with threads that spin.
+}
+
+// The sanitizers' own start comes later: code that they instrument must not run before it.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+__attribute__((section(".preinit_array"), used)) void (*const g_before_all)(int, char**,
+                                                                            char**) = restart_with_passive_waiting;
+#endif
+
 std::vector<std::string> weight_names(const TrainingTask& task) {
   std::vector<std::string> names;
   for (const UnitSpec& unit : task.units())
@@ -50,7 +80,8 @@ std::vector<std::string> weight_names(const TrainingTask& task) {
 }
 
 /// What is known of the caches before the run; whoever drops them says so (scripts/slurm/run.sub).
-void log_cache_clear(MlperfLog& mlperf) {
+void start_mlperf(MlperfLog& mlperf) {
+  if (!mlperf.enabled()) return;
   const char* cleared = std::getenv("TRIREME_CACHES_CLEARED");
   const std::string_view said = cleared == nullptr ? "" : cleared;
   if (said == "true" || said == "false")
@@ -59,85 +90,83 @@ void log_cache_clear(MlperfLog& mlperf) {
     log_info(
         "mllog.log has no cache_clear: whoever starts the run says whether the caches were dropped, by "
         "TRIREME_CACHES_CLEARED=true or false");
+  mlperf.start("init_start");
 }
 
+MlperfRun mlperf_run(const Config& config, RunRows& rows, const World& world) {
+  const TaskFacts& facts = rows.task().facts();
+  return {facts.train_samples, facts.eval_samples,
+          config.batch.global_batch_size / rows.grid().data.size / config.batch.micro_batch_size,
+          world.topology().hosts(), weight_names(rows.task())};
+}
+
+/// Libraries as the run needs them, on the device that this rank has.
+void configure_device(const Config& config, World& world) {
+  configure_libraries(world.device(), world.launch().local_world_size, config.train.deterministic);
+  if (world.device().is_cuda()) return;
+  const int threads = at::get_num_threads();
+  log_info(fmt::format("{} CPU thread{} for each rank{}", threads, threads == 1 ? "" : "s",
+                       threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
+}
+
+/// The files that are started and checked before the weights load. An adapter always needs its base; where everything
+/// is trained a checkpoint replaces every weight, and the base model need not be there any more.
+void check_base(const Config& config, const RunDirectory& directory, TrainingTask& task, Communicator& comm) {
+  const bool needed = config.lora || !directory.has_checkpoints();
+  collective_check(comm, [&] {
+    if (needed) task.check_weights();
+  });
+}
+
+/// What ended the loop, for people: where memory ran out with what would help, otherwise without LibTorch's stack.
+[[noreturn]] void rethrow_readably(const std::exception& error, const RunPlan& plan) {
+  if (const auto message = plan.out_of_memory_message(error)) throw ConfigError(*message);
+  if (const auto* library = dynamic_cast<const c10::Error*>(&error))
+    throw InternalError(library->what_without_backtrace());
+  throw;
+}
+
+/// The stages of a start, each given what those before it have made, then the loop. Each ends with the same error on
+/// all ranks, or on none.
 ExitCode train(const Config& given, World& world, const ModelFamily& family, const CommandLine& line) {
   Communicator& comm = world.communicator();
+  // Configuration: epochs become steps.
   Config config;
   collective_check(comm, [&] { config = resolve_epochs(given, family, comm.size()); });
-  const bool gpu = world.device().is_cuda();
-  const at::ScalarType dtype = compute_dtype(config, gpu);
-  configure_libraries(world.device(), world.launch().local_world_size, config.train.deterministic);
-  const int threads = at::get_num_threads();
-  if (!gpu)
-    log_info(fmt::format("{} CPU thread{} for each rank{}", threads, threads == 1 ? "" : "s",
-                         threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
+  const at::ScalarType dtype = compute_dtype(config, world.device().is_cuda());
+  configure_device(config, world);
+  // Directory, and the logs in it.
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, null_values(family.config, dtype)});
   if (config.logging.style == "nemo") open_nemo_results(config, world);
-  const bool log_here = config.logging.mlperf && comm.rank() == 0;
-  MlperfLog mlperf(log_here ? directory.path() / "mllog.log" : std::filesystem::path());
-  if (log_here) log_cache_clear(mlperf);
-  mlperf.start("init_start");
-
-  // One rank writes the index maps that all of them read.
-  {
-    const ProgressSection section("index maps", kStorageAllowance);
-    collective_check(comm, [&] {
-      if (comm.rank() == 0) fill_index_caches(config);
-    });
-  }
-  const RankGrid rows(comm.rank(), {.world = comm.size(), .ranks_per_host = world.topology().ranks_per_host});
-  std::unique_ptr<TrainingTask> task;
-  collective_check(comm, [&] { task = family.make_task(config, {rows, world.device(), dtype}, family.config); });
+  MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");
+  start_mlperf(mlperf);
+  // Rows.
+  RunRows rows(config, world, family, dtype);
   const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf, config);
-  events->configuration(config, {task->facts().train_samples, task->facts().eval_samples,
-                                 config.batch.global_batch_size / rows.data.size / config.batch.micro_batch_size,
-                                 world.topology().hosts(), weight_names(*task)});
-  // Where everything is trained a checkpoint replaces every weight: the base model need not be there any more.
-  const bool needs_base = config.lora || !directory.has_checkpoints();
-  collective_check(comm, [&] {
-    if (needs_base) task->check_weights();
-  });
-  DeviceInfo device = describe_device(world.device(), dtype, world.launch().local_world_size);
-  if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
-  const PlanQuestion question{config,
-                              *task,
-                              comm.size(),
-                              gpu,
-                              device.total_memory,
-                              device.name,
-                              world.topology().largest_group(),
-                              configured_rates(config)};
-  const MemoryPlan plan = plan_for_all_ranks(question, world);
-  task->set_rows_per_pass(plan.rows_per_pass);
-  // An MLPerf run touches no data before its clock runs.
-  std::unique_ptr<RowScan> scan;
-  if (!config.logging.mlperf) {
-    task->prefetch(0);
-    scan = std::make_unique<RowScan>(task->row_sets(),
-                                     RowScanOptions{.threads = scan_threads(world.launch().local_world_size),
-                                                    .part = rows.world.rank,
-                                                    .parts = rows.world.size,
-                                                    .seconds = kLongestScan});
-  }
-  const auto loaded = [&] {
-    if (scan) finish_scan(std::exchange(scan, nullptr), comm);
-  };
+  events->configuration(config, mlperf_run(config, rows, world));
+  // Plan.
+  check_base(config, directory, rows.task(), comm);
+  const RunPlan plan(config, rows.task(), world, dtype);
+  rows.start_reading(plan.memory().rows_per_pass);
   watch_out_of_memory(world.device(), directory.path() / "profile", comm.rank());
-  for (const std::string& text : run_banner(config, *task, plan, device, world)) log_info(text);
+  for (const std::string& text : run_banner(config, rows.task(), plan.memory(), plan.device(), world)) log_info(text);
+  // Weights and loop.
+  const RunParts parts{config,
+                       world,
+                       rows.grid().with_shard_size(plan.memory().shard_size),
+                       rows.task(),
+                       plan.memory(),
+                       dtype,
+                       plan.device(),
+                       directory,
+                       *events,
+                       [&] { rows.finish_scan(); }};
   try {
-    Trainer trainer(config, world, *task, plan, dtype, device, directory, *events,
-                    rows.with_shard_size(plan.shard_size), loaded);
-    return trainer.run();
+    return Trainer(parts).run();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const auto message = out_of_memory_message(error, question, plan, world.device(), comm.rank());
-    if (message) throw ConfigError(*message);
-    // The last line is for people: LibTorch's stack frames are not.
-    if (const auto* library = dynamic_cast<const c10::Error*>(&error))
-      throw InternalError(library->what_without_backtrace());
-    throw;
+    rethrow_readably(error, plan);
   }
 }
 

@@ -1,10 +1,11 @@
 #pragma once
 // Private to train/: when a run evaluates, saves and compares its ranks, and how long its steps take.
 
-#include "mlperf_events.h"
+#include "metrics.h"
 #include "trireme/base/time.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/config.h"
+#include "trireme/watchdog/progress.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace trireme {
@@ -121,5 +123,18 @@ class RunClock {
   std::vector<double> newest_;  // seconds of steps, a ring
   Block block_;
 };
+
+// Ranks that are slower than the others, told by the host seconds they work between collectives.
+
+/// When to compare the ranks: after the first ten steps, then every fifty.
+bool straggler_report_due(int64_t steps_since_start);
+
+/// Text of one rank's times for the exchange.
+std::string encode_section_times(const std::vector<SectionTime>& times);
+
+/// `per_rank`: of every rank, what it exchanged; `steps`: how many steps they span. One sentence per rank and section
+/// that takes more than twice the median of all ranks and makes a step of `step_seconds` at least a quarter longer.
+std::vector<std::string> find_stragglers(const std::vector<std::string>& per_rank,
+                                         const std::vector<std::string>& hosts, int64_t steps, double step_seconds);
 
 }  // namespace trireme

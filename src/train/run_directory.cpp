@@ -1,14 +1,15 @@
 #include "run_directory.h"
 
-#include "collective_check.h"
-#include "nemo_results.h"
+#include "log_styles.h"
 #include "step_guard.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/collective_check.h"
 #include "trireme/config/keys.h"
 #include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
@@ -87,12 +88,6 @@ ConfigurationChanges changes(const Config& before, const Config& now, const Null
         .push_back(fmt::format("{} was {}, is {}{}", key, shown(pair.first), shown(pair.second), also));
   }
   return result;
-}
-
-std::string host_name() {
-  char name[256] = "?";
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 std::string new_run_id() {

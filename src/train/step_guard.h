@@ -2,21 +2,62 @@
 // Private to train/: what protects the weights from a step's numbers: the loss scale of fp16, and what happens to steps
 // with non-finite numbers, with loss spikes, and with saturated FP8 values.
 
-#include "loss_window.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/config.h"
+#include "trireme/nn/trained_shard.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace trireme {
+
+/// Loss spikes: how far a step's loss is above those before it.
+///
+/// z-score of a loss against the mean and standard deviation of kSize finite losses before it. A spike does not enter
+/// the window, so that a second one is measured against the same losses. kPatience spikes in a row are a new level: the
+/// window starts again with them.
+///
+/// The loss just before is not in the window, so that the device's decision by limit(), made before the host has read
+/// that loss, is the same as the host's by add().
+class LossWindow {
+ public:
+  static constexpr size_t kSize = 128, kLeast = 16;
+  static constexpr double kSpike = 6;
+  static constexpr int kPatience = 8;
+
+  /// The z-score where it exceeds kSpike, once kLeast losses are there. Losses that are not finite are ignored.
+  std::optional<double> add(double loss);
+
+  /// The loss above which the current step is a spike. `last_added`: add() has seen the step before it.
+  std::optional<double> limit(bool last_added) const;
+
+  /// For checkpoints: the losses, oldest first, then the number n of spikes in a row; -1 - n when the loss added last
+  /// is not one of them.
+  std::vector<double> state() const;
+  void restore(const std::vector<double>& state);
+
+ private:
+  void settle();
+
+  std::deque<double> losses_;
+  std::optional<double> newest_;  // enters the window when the next one has been measured
+  int in_a_row_ = 0;
+};
+
+/// What a checkpoint keeps of the guard beside the loss scale.
+struct GuardState {
+  int consecutive_skips = 0;        // steps with non-finite numbers since the last sound one
+  int64_t skipped_steps = 0;        // of all steps; the schedule does not count them, as the optimizer does not
+  std::vector<double> loss_window;  // LossWindow::state()
+  bool operator==(const GuardState&) const = default;
+};
 
 /// What the device finds of a step: fp32 scalars on the device, 1 for yes.
 struct StepVerdict {
@@ -68,15 +109,14 @@ class StepGuard {
 
   /// Whether this run may skip a step and go on.
   bool may_skip() const { return skip_nonfinite_ || skip_spikes_; }
-  /// Of all steps inspected. The schedule does not count skipped steps, as the optimizer does not.
+  /// GuardState::skipped_steps.
   int64_t steps_skipped() const { return steps_skipped_; }
-  /// Steps with non-finite numbers since the last sound one.
   int consecutive_skips() const { return consecutive_skips_; }
 
-  /// For checkpoints: the loss scale with its growth tracker, and the rest by name. Numbers that are missing stay.
-  std::vector<std::pair<std::string, at::Tensor>> tensors() const;
-  std::map<std::string, std::vector<double>> numbers() const;
-  void restore(const std::map<std::string, std::vector<double>>& numbers);
+  /// For checkpoints: the loss scale with its growth tracker, and the rest.
+  std::vector<StateTensor> tensors() const;
+  GuardState state() const { return {consecutive_skips_, steps_skipped_, loss_window_.state()}; }
+  void restore(const GuardState& state);
 
  private:
   std::optional<std::string> inspect_nonfinite(const StepNumbers& numbers, const FindNonfinite& find_nonfinite);

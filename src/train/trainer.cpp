@@ -1,21 +1,18 @@
-// The loop.
 #include "trainer.h"
 
-#include "checkpoint.h"
-#include "metrics_reader.h"
-#include "profiler.h"
-#include "run_clock.h"
-#include "signals.h"
-#include "step_guard.h"
-#include "stop_vote.h"
-#include "straggler.h"
-#include "tensorboard_log.h"
+#include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
 #include "trireme/base/time.h"
+#include "trireme/comm/collective_check.h"
+#include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/watchdog/progress.h"
+#include "weights.h"
 
+#include <fmt/format.h>
+
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -37,58 +34,142 @@ std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>
 
 }  // namespace
 
-bool Trainer::asked_to_stop() const { return stop_signal() != 0 || (comm_.rank() == 0 && clock_->time_is_up()); }
+Trainer::Trainer(const RunParts& run)
+    : run_(run),
+      config_(run.config),
+      comm_(run.comm()),
+      directory_(run.directory),
+      clock_(config_, run.task.nominal_samples_per_step(), run.world.device()),
+      stop_vote_(comm_, run.world.device()),
+      step_(
+          run, clock_, progress_,
+          [this] {
+            return StepVotes{asked_to_stop(), checkpoints_.ready(), comm_.rank() == 0 && clock_.minutes_passed()};
+          },
+          [this](const std::string& json) { report_.event(json); }),
+      report_(run, clock_, step_, progress_),
+      folder_(directory_.checkpoints(), directory_.run_id(), config_.output.keep_last),
+      description_(describe_run(config_, directory_.run_id(), run.grid.with_shard_size(run.plan.state_shards()),
+                                run.task.units(), run.compute_dtype, /*fingerprints=*/comm_.rank() == 0)),
+      checkpoints_(folder_, description_, comm_, [this](const std::string& json) { report_.event(json); }),
+      evaluation_(run, step_.units(), clock_, report_, stop_vote_, progress_, [this] { return asked_to_stop(); }) {}
+
+Trainer::~Trainer() = default;
+
+ExitCode Trainer::run() {
+  try {
+    return train();
+  } catch (const std::exception& error) {
+    report_failure(error);
+    throw;
+  }
+}
+
+void Trainer::start() {
+  {
+    const ProgressSection section("load", kStorageAllowance);
+    fault_point("load", comm_.rank());
+    load_or_resume(run_, folder_, description_, checkpoints_, step_, progress_);
+    run_.weights_loaded();
+  }
+  report_.open();
+  if (config_.logging.mlperf) {
+    const ProgressSection section("warm-up");
+    fault_point("warm-up", comm_.rank());
+    step_.warm_up();
+  }
+  comm_.barrier();
+  report_.start_run();
+  profiler_ = Profiler::make(config_, run_.world, directory_.path() / "profile", progress_.completed);
+  clock_.start_step();
+  stop_vote_.decide(asked_to_stop());
+}
 
 ExitCode Trainer::train() {
   start();
-  if (std::exchange(progress_.evaluation_open, false)) evaluate();
-  while (!finished() && !stop_vote_->stopping() && !progress_.reached_target) {
+  if (std::exchange(progress_.evaluation_open, false)) evaluation_.evaluate();
+  while (!finished() && !stop_vote_.stopping() && !progress_.reached_target) {
     if (profiler_)
       profiled_step();
     else
-      train_step(progress_.completed);
-    while (in_flight_->size() > 1) collect_metrics();
-    if (progress_.reported > clock_->first_step()) directory_.claim();
-    if (const auto steps = clock_->take_straggler_interval(progress_.completed)) report_stragglers(*steps);
-    if (evaluation_due()) {
-      flush_metrics();
-      evaluate();
+      step_.train_step(progress_.completed);
+    while (step_.in_flight().size() > 1) collect_step();
+    if (progress_.reported > clock_.first_step()) directory_.claim();
+    if (const auto steps = clock_.take_straggler_interval(progress_.completed)) report_stragglers(*steps);
+    if (evaluation_.due()) {
+      collect_all_steps();
+      evaluation_.evaluate();
     }
-    if (!clock_->save_due(progress_.completed)) continue;
-    flush_metrics();
+    if (!clock_.save_due(progress_.completed)) continue;
+    collect_all_steps();
     // A step with non-finite numbers postpones the save to the next sound one, which shows that the weights are finite.
-    if (guard_->consecutive_skips() > 0) continue;
+    if (step_.guard().consecutive_skips() > 0) continue;
     save_checkpoint();
-    stop_vote_->decide(asked_to_stop());
+    stop_vote_.decide(asked_to_stop());
   }
-  flush_metrics();
+  collect_all_steps();
   if (profiler_) profiler_->finish();
-  if (last_evaluation_missing()) evaluate();
-  if (!progress_.reached_target && (!finished() || last_evaluation_missing())) return stop();
-  if (!run_test()) return stop();
+  if (evaluation_.last_missing()) evaluation_.evaluate();
+  if (!progress_.reached_target && (!finished() || evaluation_.last_missing())) return stop();
+  if (!evaluation_.test()) return stop();
   finish();
   return ExitCode::kDone;
 }
 
+bool Trainer::asked_to_stop() const { return stop_signal() != 0 || (comm_.rank() == 0 && clock_.time_is_up()); }
+
+void Trainer::profiled_step() {
+  const int64_t step = progress_.completed + 1;
+  if (profiler_->begins_at(step)) {
+    collect_all_steps();
+    clock_.start_step();
+  }
+  profiler_->before_step(step);
+  step_.train_step(progress_.completed);
+  if (!profiler_->ends_after(step)) return;
+  collect_all_steps();
+  profiler_->after_step(step);
+  comm_.barrier();  // the time in which ranks write their traces belongs to no step
+  clock_.start_step();
+}
+
+void Trainer::collect_step() {
+  const StepRecord record = step_.in_flight().pop();
+  const double seconds = clock_.end_step(record.end);
+  progress_.reported = record.step;
+  progress_.samples += std::llround(record[kSampleCount]);
+  progress_.last_loss = record[kLoss];
+  stop_vote_.record(record[kStop] > 0);
+  if (record[kClock] > 0) clock_.request_save();
+  checkpoints_.advance_if_ready(record.step, progress_.completed, record[kReady]);
+  report_.step(record, seconds);
+  guard_numbers(record);
+}
+
+void Trainer::collect_all_steps() {
+  while (step_.in_flight().size() > 0) collect_step();
+}
+
+void Trainer::guard_numbers(const StepRecord& record) {
+  const StepNumbers numbers{record.step,
+                            progress_.samples,
+                            record[kLoss],
+                            record[kGradNorm],
+                            record[kNonfinite] > 0,
+                            record[kSpiked] > 0,
+                            std::llround(record[kSaturated]),
+                            step_.units().scaled_tensors()};
+  const auto problem = step_.guard().inspect(numbers, [this](int64_t step) { return step_.find_nonfinite(step); });
+  if (!problem) return;
+  checkpoints_.complete();  // of an earlier step, which was sound
+  throw CollectiveError(ExitCode::kInternal, fmt::format("{}; {}", *problem, newest_checkpoint()));
+}
+
 void Trainer::report_stragglers(int64_t steps) {
   const auto all = comm_.gather_host(encode_section_times(take_section_times()));
-  if (comm_.size() == 1 || comm_.rank() != 0 || clock_->timed_steps() == 0) return;
-  for (const std::string& line : find_stragglers(all, world_.hosts(), steps, clock_->mean_step_seconds()))
+  if (comm_.size() == 1 || comm_.rank() != 0 || clock_.timed_steps() == 0) return;
+  for (const std::string& line : find_stragglers(all, run_.world.hosts(), steps, clock_.mean_step_seconds()))
     log_info("warning: " + line);
-}
-
-std::vector<std::pair<std::string, at::Tensor>> Trainer::state() {
-  auto tensors = optimizer_->state();
-  for (TrainedShard& shard : units_->trained()) tensors.emplace_back("master." + shard.name, shard.master);
-  for (auto& tensor : guard_->tensors()) tensors.push_back(std::move(tensor));
-  return tensors;
-}
-
-std::map<std::string, std::vector<double>> Trainer::Progress::numbers() const {
-  return {{"samples", {static_cast<double>(samples)}},
-          {"evaluated_step", {static_cast<double>(evaluated_step)}},
-          {"evaluation_left", {evaluation_open ? 1.0 : 0.0}},
-          {"reached_target", {reached_target ? 1.0 : 0.0}}};
 }
 
 void Trainer::save_checkpoint() {
@@ -97,19 +178,133 @@ void Trainer::save_checkpoint() {
   const ProfileRange range("checkpoint");
   const double begin = steady_seconds();
   fault_point("save", comm_.rank(), progress_.completed);
-  LoopState loop{progress_.completed, progress_.evaluations, progress_.numbers()};
-  loop.numbers.merge(guard_->numbers());
-  loop.numbers["task"] = units_->scale_state();
-  if (const auto data = task_.data_state(progress_.completed); !data.empty())
-    loop.numbers["data"] = gather_numbers(comm_, data);
-  checkpoints_->start(state(), loop);
-  if (tensorboard_) tensorboard_->flush();
-  clock_->saved(progress_.completed, steady_seconds() - begin);
-  clock_->start_step();
+  LoopState loop{.progress = progress_, .guard = step_.guard().state()};
+  loop.fp8_scales = step_.units().scale_state();
+  loop.data_position = gather_numbers(comm_, run_.task.data_state(progress_.completed));
+  checkpoints_.start(step_.state(), loop);
+  report_.flush();
+  clock_.saved(progress_.completed, steady_seconds() - begin);
+  clock_.start_step();
 }
 
-void Trainer::write_event(const std::string& json_object) {
-  if (metrics_file_) metrics_file_->write_run(json_object);
+ExitCode Trainer::stop() {
+  const ProgressSection section("save", kStorageAllowance);
+  checkpoints_.complete();
+  // The same on all ranks; without a signal it was rank 0's clock.
+  const int signal = static_cast<int>(comm_.all_reduce_host({static_cast<double>(stop_signal())}, ReduceOp::kMax)[0]);
+  const char* why = signal != 0 ? "stopped by a signal" : "stopped by train.max_time";
+  if (!checkpoints_.holds(progress_.completed)) {
+    if (!config_.output.save_on_stop && signal != 0) return stop_without_saving(signal);
+    if (const std::string problem = state_problem(); !problem.empty())
+      throw CollectiveError(ExitCode::kInternal,
+                            fmt::format("{} after step {}, and its state is not saved, because {}; {}", why,
+                                        progress_.completed, problem, newest_checkpoint()));
+    save_checkpoint();
+    checkpoints_.complete();
+    if (!checkpoints_.holds(progress_.completed))
+      throw CollectiveError(ExitCode::kCannotWrite,
+                            fmt::format("{} after step {}, but its state could not be saved in {}; {}", why,
+                                        progress_.completed, directory_.checkpoints().string(), newest_checkpoint()));
+  }
+  const std::string reason =
+      fmt::format("{} after step {}; state saved, the same command goes on from there", why, progress_.completed);
+  log_info(reason);
+  report_.end_training("aborted");
+  const ExitCode code = signal != 0 ? ExitCode::kStopped : ExitCode::kDone;
+  report_.end(signal != 0 ? RunEnd::kSignal : RunEnd::kMaxTime, static_cast<int>(code), reason, report_.summary());
+  return code;
+}
+
+ExitCode Trainer::stop_without_saving(int signal) {
+  const int64_t saved = checkpoints_.committed();
+  std::string lost = "nothing was computed yet";
+  if (saved >= 0)
+    lost = fmt::format("steps {} to {} are lost, the same command goes on after step {}", saved + 1,
+                       progress_.completed, saved);
+  else if (progress_.completed > 0)
+    lost = fmt::format("the run's {} steps are lost, the same command starts afresh", progress_.completed);
+  const std::string reason = fmt::format(
+      "stopped by a signal after step {} without saving (output.save_on_stop: false): {}", progress_.completed, lost);
+  log_info(reason);
+  report_.end_training("aborted");
+  // The exit code of a process that the signal ends, because 75 promises a saved state.
+  const int code = 128 + signal;
+  if (progress_.completed > 0) report_.end(RunEnd::kSignal, code, reason, report_.summary());
+  return static_cast<ExitCode>(code);
+}
+
+std::string Trainer::newest_checkpoint() const {
+  return checkpoints_.committed() >= 0
+             ? fmt::format("the newest checkpoint is of step {}, and the same command goes on from it",
+                           checkpoints_.committed())
+             : "this run has saved no checkpoint, and the same command starts afresh";
+}
+
+std::string Trainer::state_problem() {
+  // A skipped step changes no weight, no moment and no count, so the state after it is that of the last sound step. But
+  // weights that are not finite make every step a skipped one, and such a state must not be saved.
+  return step_.guard().consecutive_skips() == 0 ? "" : find_nonfinite_state(step_.state(), comm_);
+}
+
+void Trainer::save_last_step() {
+  const bool regular = config_.output.save_every_samples || config_.output.save_every_minutes;
+  if (!regular && checkpoints_.committed() < 0) return;
+  std::string problem;
+  try {
+    if (clock_.last_saved_step() == progress_.completed) {
+      checkpoints_.complete();
+      if (checkpoints_.holds(progress_.completed)) return;
+    }
+    problem = state_problem();
+    if (problem.empty()) {
+      save_checkpoint();
+      checkpoints_.complete();
+    }
+  } catch (const CollectiveError& error) {
+    problem = error.what();
+  }
+  if (problem.empty() && checkpoints_.holds(progress_.completed)) return;
+  log_info(
+      fmt::format("warning: step {} is the last and has no checkpoint{}{}; the run cannot be extended from it. What "
+                  "was trained is written all the same",
+                  progress_.completed, problem.empty() ? "" : ": ", problem));
+}
+
+void Trainer::finish() {
+  report_.missed_target();
+  const bool has_target = config_.eval.target_loss || config_.eval.target_accuracy;
+  report_.end_training(!has_target || progress_.reached_target ? "success" : "aborted");
+  const ProgressSection section("save", kStorageAllowance);
+  directory_.claim();
+  save_last_step();
+  const RunSummary trained = report_.summary();  // the time of the artefact is not training's
+  run_.task.save_artefact(step_.units(), directory_.path());
+  comm_.barrier();
+  log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
+  report_.prediction();
+  report_.end(progress_.reached_target ? RunEnd::kTarget : RunEnd::kDone, 0, "", trained);
+  fault_point("finish", comm_.rank(), progress_.completed);
+  if (comm_.rank() != 0) return;
+  // Last: a run that ends before goes on from its last checkpoint and writes the rest.
+  try {
+    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps});
+  } catch (const Error& error) {
+    log_warn(error.what());
+  }
+}
+
+void Trainer::report_failure(const std::exception& failure) noexcept {
+  // Until the first step has ended there is no run to sum up, and output.dir may become another's.
+  if (comm_.rank() != 0 || !directory_.claimed()) return;
+  const auto* own = dynamic_cast<const Error*>(&failure);
+  const std::string reason = failure.what();
+  try {
+    report_.end(RunEnd::kFailed, static_cast<int>(own != nullptr ? own->code() : ExitCode::kInternal),
+                reason.substr(0, reason.find("\nException raised from")), report_.summary());
+  } catch (const std::exception& error) {
+    // A device that has failed cannot say how much memory was in use; the failure itself is what is reported.
+    log_warn(fmt::format("summary.json is not written: {}", error.what()));
+  }
 }
 
 }  // namespace trireme

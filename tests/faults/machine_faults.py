@@ -43,7 +43,7 @@ def stack(site):
     part = re.search(rf"the training thread of rank 2 on {HOST}:\n((?:  #\d+ .*\n)+)", text)
     assert part, text[-4000:]
     frames = part[1].splitlines()
-    for words in ("trireme::fault_point(", "trireme::Trainer::train_step(", "trireme::Trainer::run()"):
+    for words in ("trireme::fault_point(", "trireme::TrainStep::train_step(", "trireme::Trainer::run()"):
         assert any(words in frame for frame in frames), (words, frames)
     assert re.search(rf"rank \d on {HOST}: no progress for .* rank 2 on {HOST} never reached", text[text.index(frames[-1]):]), text[-2000:]
     print("\n".join(frames[:6]))

@@ -1,6 +1,6 @@
 // Functions for loss spikes, stragglers, and GPUs that must be visible.
-#include "loss_window.h"
-#include "straggler.h"
+#include "run_clock.h"
+#include "step_guard.h"
 #include "trireme/ops/device.h"
 
 #include <gtest/gtest.h>

@@ -33,11 +33,11 @@ TrainedShard make_shard(const at::Tensor& values, int64_t first_element) {
   return shard;
 }
 
-/// The optimizer's tensor of this name.
-at::Tensor state_of(Optimizer& optimizer, const std::string& name) {
-  for (const auto& [found, tensor] : optimizer.state())
-    if (found == name) return tensor;
-  ADD_FAILURE() << "no state " << name;
+/// The optimizer's tensor of this kind for the unit.
+at::Tensor state_of(Optimizer& optimizer, StateKind kind, const std::string& unit = "unit") {
+  for (const StateTensor& state : optimizer.state())
+    if (state.kind == kind && state.shard != nullptr && state.shard->name == unit) return state.tensor;
+  ADD_FAILURE() << "no state of " << unit;
   return {};
 }
 
@@ -55,7 +55,7 @@ TEST(Bf16Moments, FollowFp32MomentsWithoutBias) {
     fp32->step(1e-4, at::ones({}), at::zeros({}));
     bf16->step(1e-4, at::ones({}), at::zeros({}));
   }
-  const at::Tensor v = state_of(*fp32, "exp_avg_sq.unit"), r = state_of(*bf16, "exp_avg_sq.unit");
+  const at::Tensor v = state_of(*fp32, StateKind::kSecondMoment), r = state_of(*bf16, StateKind::kSecondMoment);
   ASSERT_EQ(r.scalar_type(), at::kBFloat16);
   const double expected = v.mean().item<double>();
   EXPECT_NEAR(expected, 0.25 * (1 - std::pow(0.999, 2000)), 1e-4);
@@ -81,11 +81,8 @@ TEST(Bf16Moments, DoNotDependOnTheDivision) {
     one->step(1e-3, at::ones({}), at::zeros({}));
     two->step(1e-3, at::ones({}), at::zeros({}));
   }
-  for (const char* moment : {"exp_avg.", "exp_avg_sq."})
-    EXPECT_TRUE(state_of(*one, std::string(moment) + "unit")
-                    .equal(at::cat(
-                        {state_of(*two, std::string(moment) + "unit"), state_of(*two, std::string(moment) + "rest")})))
-        << moment;
+  for (const StateKind moment : {StateKind::kFirstMoment, StateKind::kSecondMoment})
+    EXPECT_TRUE(state_of(*one, moment).equal(at::cat({state_of(*two, moment), state_of(*two, moment, "rest")})));
   EXPECT_TRUE(whole[0].master.equal(at::cat({parts[0].master, parts[1].master})));
 }
 
@@ -95,13 +92,13 @@ TEST(Bf16Moments, ASkippedStepLeavesThemAndNaNStaysNaN) {
   const auto optimizer = make_optimizer(adamw("bf16"), shards, *comm);
   shards[0].gradient = random_values(64, 4);
   optimizer->step(1e-3, at::ones({}), at::zeros({}));
-  const at::Tensor before = state_of(*optimizer, "exp_avg.unit").clone();
+  const at::Tensor before = state_of(*optimizer, StateKind::kFirstMoment).clone();
   shards[0].gradient = random_values(64, 5);
   optimizer->step(1e-3, at::ones({}), at::ones({}));
-  EXPECT_TRUE(state_of(*optimizer, "exp_avg.unit").equal(before));
+  EXPECT_TRUE(state_of(*optimizer, StateKind::kFirstMoment).equal(before));
   shards[0].gradient = at::full({64}, std::numeric_limits<float>::quiet_NaN());
   optimizer->step(1e-3, at::ones({}), at::zeros({}));
-  EXPECT_TRUE(state_of(*optimizer, "exp_avg.unit").isnan().all().item<bool>());
+  EXPECT_TRUE(state_of(*optimizer, StateKind::kFirstMoment).isnan().all().item<bool>());
 }
 
 }  // namespace

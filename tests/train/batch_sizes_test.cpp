@@ -1,6 +1,6 @@
 // BatchSizes against Megatron's rule, step by step.
 #include "trireme/config/batch_sizes.h"
-#include "run_length.h"
+#include "run_rows.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
 // Report lines under fms-fsdp's labels.
-#include "fms_report.h"
+#include "console.h"
+#include "log_styles.h"
 
 #include <gtest/gtest.h>
 

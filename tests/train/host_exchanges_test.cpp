@@ -1,8 +1,9 @@
 // What the training loop exchanges between hosts: with many ranks each such exchange is a wait for rank 0.
-#include "checkpoint.h"
+#include "checkpoint_saver.h"
 #include "mpi_test_main.h"
-#include "nonfinite.h"
-#include "stop_vote.h"
+#include "stop.h"
+#include "train_step.h"
+#include "trireme/comm/collective_check.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <memory>
 
 namespace trireme {
 namespace {
@@ -80,10 +82,14 @@ TEST(StopVote, TakesInAVoteThatCameWithAStep) {
 TEST(FindNonfiniteState, NamesTensorAndRankAndIgnoresIntegers) {
   CountedCommunicator comm(world());
   const bool last = comm.rank() == comm.size() - 1;
-  NamedTensors state = {{"growth_tracker", at::zeros({}, at::kInt)}, {"master.a", at::ones({5})}};
+  TrainedShard a, b;
+  a.name = "a";
+  b.name = "b";
+  std::vector<StateTensor> state = {{StateKind::kGrowthTracker, nullptr, at::zeros({}, at::kInt)},
+                                    {StateKind::kMaster, &a, at::ones({5})}};
   EXPECT_EQ(find_nonfinite_state(state, comm), "");
   EXPECT_EQ(comm.gathered_bytes, 0U) << "no text is exchanged where nothing is wrong";
-  if (last) state.emplace_back("master.b", at::full({3}, std::numeric_limits<double>::infinity()));
+  if (last) state.push_back({StateKind::kMaster, &b, at::full({3}, std::numeric_limits<double>::infinity())});
   const std::string found = find_nonfinite_state(state, comm);
   EXPECT_NE(found, "") << "every rank must know";
   if (comm.rank() == 0) {
@@ -99,38 +105,42 @@ class SaveTest : public testing::Test {
       ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     }
     directory_ = world().all_gather_host(pattern)[0];
-    UnitSpec unit;
-    unit.name = "block";
-    unit.trained = true;
-    unit.parameters.push_back({"weight", {64, 64}, {{"weight", 64}}, Init::kNormal, 0.1, true});
-    units_ = {unit};
-    state_ = {{"master.block", at::full({64 * 64}, 3.0)}, {"loss_scale", at::ones({})}};
+    shard_.name = "block";
+    shard_.master = at::full({64 * 64}, 3.0);
+    shard_.unit_numel = 64 * 64;
+    shard_.copy = world().rank();
+    shard_.copies = world().size();
+    state_ = {{StateKind::kMaster, &shard_, shard_.master}, {StateKind::kLossScale, nullptr, at::ones({})}};
+    run_.manifest.run_id = "0123456789abcdef";
+    run_.manifest.world_size = world().size();
+    run_.manifest.units = {{"block", 64 * 64, {{"weight", {64, 64}, 0}}}};
+    run_.samples_after = [](int64_t steps) { return 4 * steps; };
+    folder_ = std::make_unique<CheckpointFolder>(directory_ / "checkpoints", run_.manifest.run_id, 2);
+    collective_check(world(), [&] {
+      if (world().rank() == 0) folder_->open();
+    });
   }
   void TearDown() override {
     world().barrier();
     if (world().rank() == 0) std::filesystem::remove_all(directory_);
   }
-  Checkpoints checkpoints(Communicator& comm) {
-    CheckpointOptions options;
-    options.grid = RankGrid(comm.rank(), {.world = comm.size()});
-    options.run_id = "0123456789abcdef";
-    options.samples_after = [](int64_t steps) { return 4 * steps; };
-    return {directory_ / "checkpoints", comm, units_, options, [this](const std::string& event) { events_ += event; }};
-  }
+  LoopState after(int64_t step) const { return {.progress = {.completed = step}}; }
 
   std::filesystem::path directory_;
-  std::vector<UnitSpec> units_;
-  NamedTensors state_;
+  TrainedShard shard_;
+  std::vector<StateTensor> state_;
+  CheckpointRun run_;
+  std::unique_ptr<CheckpointFolder> folder_;
   std::string events_;
+  std::function<void(const std::string&)> event_ = [this](const std::string& event) { events_ += event; };
 };
 
 TEST_F(SaveTest, PiecesGoToRankZeroAlone) {
   CountedCommunicator comm(world());
-  Checkpoints saves = checkpoints(comm);
-  saves.open();
+  CheckpointSaver saves(*folder_, run_, comm, event_);
   EXPECT_FALSE(saves.holds(2));
   comm.gathers_by_all = 0;
-  saves.start(state_, {2, 0, {}});
+  saves.start(state_, after(2));
   saves.complete();
   EXPECT_EQ(saves.committed(), 2);
   EXPECT_TRUE(saves.holds(2));
@@ -142,10 +152,9 @@ TEST_F(SaveTest, PiecesGoToRankZeroAlone) {
 
 TEST_F(SaveTest, OneRanksFailureIsThatOfAllWithItsReason) {
   CountedCommunicator comm(world());
-  Checkpoints saves = checkpoints(comm);
-  saves.open();
+  CheckpointSaver saves(*folder_, run_, comm, event_);
   if (world().rank() == 0) std::filesystem::remove_all(directory_ / "checkpoints");
-  saves.start(state_, {2, 0, {}});
+  saves.start(state_, after(2));
   saves.complete();
   EXPECT_EQ(saves.committed(), -1);
   EXPECT_FALSE(saves.holds(2));

@@ -1,6 +1,6 @@
 // Lines that cannot be written for a while. The limit on the size of files stands for a full disk: the write that
 // crosses it is cut short, the next is refused.
-#include "line_file.h"
+#include "trireme/base/append_file.h"
 #include "trireme/base/error.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
-// RunClock and MetricsReader at their interfaces: what is due after which step, and how steps are timed.
+// RunClock and StepsInFlight at their interfaces: what is due after which step, and how steps are timed.
 #include "run_clock.h"
 
-#include "metrics_reader.h"
+#include "train_step.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -188,10 +188,10 @@ at::Tensor results(double loss, bool nonfinite, bool spiked) {
   return values;
 }
 
-TEST(MetricsReader, GivesStepsInOrderAndKnowsWhichWereSkipped) {
+TEST(StepsInFlight, GivesStepsInOrderAndKnowsWhichWereSkipped) {
   const Config config = config_of(100, 8);
   const RunClock clock(config, std::nullopt, at::kCPU);
-  MetricsReader reader;
+  StepsInFlight reader;
   EXPECT_EQ(reader.skipped(), 0);
   EXPECT_FALSE(reader.updated_after(0));
   reader.push(5, 0.1, results(2.5, false, false), clock);

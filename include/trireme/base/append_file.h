@@ -41,4 +41,18 @@ class AppendFile {
   size_t kept_ = 0;  // records that have waited since the file failed
 };
 
+/// The same with lines of text.
+class LineFile : public AppendFile {
+ public:
+  LineFile() : AppendFile("lines") {}
+  /// Once. `append`: keeps the file's lines, and cuts off a last line without an end. WriteError when the file cannot
+  /// be opened.
+  void open(const std::filesystem::path& path, bool append);
+  /// `text` without an end of line.
+  void write(const std::string& text) { AppendFile::write(text + '\n'); }
+
+ private:
+  void cut_unfinished_line() const;
+};
+
 }  // namespace trireme

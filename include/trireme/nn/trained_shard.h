@@ -1,6 +1,6 @@
 #pragma once
-// A trained unit as an optimizer sees it: this rank's flat shard. fsdp/ fills it and optim/ updates it; neither
-// includes the other.
+// A trained unit as an optimizer sees it: this rank's flat shard. fsdp/ fills it, optim/ updates it, and a checkpoint
+// keeps it; none of them includes the other.
 
 #include <ATen/core/Tensor.h>
 
@@ -33,14 +33,27 @@ struct TrainedShard {
   int num_tensors = 0;
   /// Number of the shard's first element among those of all trained units: does not depend on how a unit is divided.
   int64_t first_element = 0;
-  /// Number of ranks of the world that hold this same shard; sums over the world divide by it.
-  int copies = 1;
+  /// The shard's first element and the number of elements in the unit's vector, without the padding of the division.
+  int64_t begin = 0, unit_numel = 0;
+  /// Ranks of the world that hold this same shard, and which of them this rank is; sums over the world divide by the
+  /// former.
+  int copies = 1, copy = 0;
 
   bool has_compute_copy() const { return compute.defined() && !compute.is_same(master); }
   /// Writes `compute` from `master`.
   void update_compute() const {
     if (has_compute_copy()) compute.copy_(master);
   }
+};
+
+/// What a tensor of the training state is. The last three are scalars, equal on all ranks.
+enum class StateKind { kMaster, kFirstMoment, kSecondMoment, kOptimizerSteps, kLossScale, kGrowthTracker };
+
+/// A tensor that training goes on from: a vector over the elements of a shard, or a scalar.
+struct StateTensor {
+  StateKind kind;
+  const TrainedShard* shard = nullptr;  // whose elements, and where they lie in the unit; null: a scalar
+  at::Tensor tensor;                    // [n] or []: the tensor itself, not a copy
 };
 
 }  // namespace trireme

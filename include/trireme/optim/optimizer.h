@@ -9,8 +9,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -22,9 +20,8 @@ class Optimizer {
   /// device scalar by which gradients are multiplied (clipping, normalisation, loss scale). `skip`: fp32 device scalar;
   /// 1 leaves weights, moments and step count unchanged, 0 applies the update.
   virtual void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) = 0;
-  /// What a checkpoint must contain in addition to the masters: pairs of a name ("exp_avg.0", …) and the tensor itself
-  /// (not a copy).
-  virtual std::vector<std::pair<std::string, at::Tensor>> state() = 0;
+  /// What a checkpoint must contain in addition to the masters.
+  virtual std::vector<StateTensor> state() = 0;
 };
 
 /// An optimizer over `shards`, which must outlive it. adamw: Loshchilov & Hutter 2019, as torch.optim.AdamW computes

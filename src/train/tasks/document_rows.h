@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -26,5 +27,11 @@ Sample stream_sample(std::vector<int64_t> tokens);
 
 /// ConfigError where a key for documents is set, but data.train has rows.
 void refuse_document_keys(const Config& config);
+
+/// Files of conversations, which a run does not read as they are.
+///
+/// DataError with the command that makes rows of them if the first of `files` (of `key`, "data.train") that is JSON or
+/// Parquet holds conversations: the field or column `messages` or `conversations`, where data.column names no other.
+void refuse_conversations(const Config& config, const std::string& key, const std::vector<std::string>& files);
 
 }  // namespace trireme

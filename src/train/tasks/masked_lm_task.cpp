@@ -192,6 +192,21 @@ EvalResult MaskedLmTask::eval_result(const EvalSums& sums) const {
   return {sums[0] / words + sums[1] / sequences, sums[2] / words};
 }
 
+std::unique_ptr<WeightSource> MaskedLmTask::open_weights() const {
+  return open_bert_weights(config_.model.path, *model_);
+}
+
+void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
+  const auto writer = export_model(units, [&] {
+    return std::make_unique<BertDirectoryWriter>(directory / "model",
+                                                 stored_tensors(model_->units(), to_file_dtype(rank_.compute_dtype)));
+  });
+  if (!writer) return;
+  BertConfig config = model_->config();
+  config.dtype = config_dtype_name(to_file_dtype(rank_.compute_dtype));
+  writer->finish(config_.model.path, config);
+}
+
 std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, const RankInfo& rank,
                                                   const ConfigFamily& family) {
   return std::make_unique<MaskedLmTask>(config, rank, family);

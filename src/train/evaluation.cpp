@@ -1,0 +1,108 @@
+#include "evaluation.h"
+
+#include "trireme/base/fault.h"
+#include "trireme/base/log.h"
+#include "trireme/base/profile_range.h"
+#include "trireme/base/time.h"
+#include "trireme/comm/collective_check.h"
+#include "trireme/watchdog/progress.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+/// Ends an evaluation early, on all ranks after the same forward pass.
+struct EvaluationInterrupted {};
+
+/// The sums are those of all ranks, so that every rank finds the same error in them.
+EvalResult evaluation_result(const TrainingTask& task, const EvalSums& sums) {
+  try {
+    return task.eval_result(sums);
+  } catch (const Error& error) {
+    throw CollectiveError(error.code(), error.what());
+  }
+}
+
+bool reaches_target(const Config& config, const EvalMetrics& metrics) {
+  return (config.eval.target_loss && metrics.loss <= *config.eval.target_loss) ||
+         (config.eval.target_accuracy && metrics.mlm_accuracy.value_or(0) >= *config.eval.target_accuracy);
+}
+
+}  // namespace
+
+Evaluation::Evaluation(const RunParts& run, ShardedUnits& units, RunClock& clock, Report& report, StopVote& vote,
+                       RunProgress& progress, std::function<bool()> asked_to_stop)
+    : run_(run),
+      units_(units),
+      clock_(clock),
+      report_(report),
+      vote_(vote),
+      progress_(progress),
+      asked_to_stop_(std::move(asked_to_stop)) {}
+
+bool Evaluation::due() const { return run_.task.eval_samples() > 0 && clock_.evaluation_due(progress_.completed); }
+
+bool Evaluation::last_missing() const {
+  return all_steps_done() && !progress_.reached_target && run_.task.eval_samples() > 0 &&
+         progress_.evaluated_step != progress_.completed;
+}
+
+void Evaluation::evaluate() {
+  if (clock_.skips_evaluation(progress_.evaluations++) && !all_steps_done()) return;
+  const auto interrupt = [&] {
+    --progress_.evaluations;
+    progress_.evaluation_open = true;
+    log_info(fmt::format("the evaluation after step {} is interrupted, because the run was asked to stop",
+                         progress_.completed));
+  };
+  if (vote_.stopping()) return interrupt();
+  report_.end_block();
+  report_.start_evaluation();
+  const auto metrics = run_passes(/*over_test=*/false);
+  if (!metrics) return interrupt();
+  clock_.evaluated(metrics->seconds);
+  progress_.evaluated_step = progress_.completed;
+  progress_.reached_target = reaches_target(run_.config, *metrics);
+  report_.evaluation(*metrics);
+  if (!progress_.reached_target && !all_steps_done()) report_.start_block();
+  clock_.start_step();
+}
+
+std::optional<EvalMetrics> Evaluation::run_passes(bool over_test) {
+  const double begin = steady_seconds();
+  const ProgressSection section("evaluation");
+  const ProfileRange range("evaluation");
+  EvalSums local;
+  int64_t passes = 0;
+  Communicator& comm = run_.comm();
+  const auto pass_done = [&](int64_t done, int64_t total) {
+    passes = total;
+    fault_point("evaluation", comm.rank(), progress_.completed);
+    report_.evaluation_status(over_test, done, total);
+    if (vote_.cast(asked_to_stop_()) && done < total) throw EvaluationInterrupted();
+  };
+  const ShardedUnits::Evaluation evaluating(units_);
+  try {
+    local = over_test ? run_.task.test(units_, pass_done) : run_.task.evaluate(units_, pass_done);
+    vote_.outcome();
+  } catch (const EvaluationInterrupted&) {
+    units_.release();
+    return std::nullopt;
+  }
+  const EvalResult result = evaluation_result(run_.task, comm.all_reduce_host(local));
+  return EvalMetrics{progress_.completed,      progress_.samples,   result.loss,
+                     steady_seconds() - begin, result.mlm_accuracy, passes};
+}
+
+bool Evaluation::test() {
+  if (run_.task.facts().test_samples == 0) return true;
+  const auto metrics = run_passes(/*over_test=*/true);
+  if (metrics) report_.test(*metrics);
+  return metrics.has_value();
+}
+
+}  // namespace trireme

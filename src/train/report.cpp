@@ -1,0 +1,249 @@
+#include "report.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/base/process.h"
+#include "trireme/base/time.h"
+#include "trireme/ops/type_name.h"
+#include "trireme/version.h"
+
+#include <fmt/format.h>
+#include <torch/headeronly/version.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme {
+
+Report::Report(const RunParts& run, RunClock& clock, const TrainStep& step, const RunProgress& progress)
+    : run_(run),
+      config_(run.config),
+      clock_(clock),
+      step_(step),
+      progress_(progress),
+      writes_(run.comm().rank() == 0) {}
+
+void Report::open() {
+  if (!writes_) return;
+  // Temporary files that a killed process of this run has left; output.dir is locked, so nobody else writes there.
+  const std::filesystem::path& output = run_.directory.path();
+  for (const char* folder : {"", "adapter", "model", "checkpoints"}) remove_dead_temporaries(output / folder);
+  metrics_file_ = std::make_unique<MetricsFile>(
+      output / "metrics.jsonl", progress_.completed > 0 ? std::optional(progress_.completed) : std::nullopt,
+      /*evaluated=*/!progress_.evaluation_open);
+  event(description());
+  for (const EvalMetrics& evaluation : metrics_file_->earlier_evaluations()) totals_.add(evaluation);
+  if (!TensorboardLog::folder(config_).empty())
+    tensorboard_ =
+        std::make_unique<TensorboardLog>(config_, progress_.completed, nlohmann::json::parse(description()).dump(2));
+}
+
+void Report::start_run() {
+  run_.mlperf.start_run();
+  clock_.start_run(progress_.completed, progress_.samples);
+  if (writes_ && config_.logging.style.starts_with("fms"))
+    fms_report_ = std::make_unique<FmsReport>(
+        config_.logging.style == "fms_2024",
+        static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / run_.grid.world.size,
+        run_.comm().size(), steady_seconds());
+  start_block();
+}
+
+std::string Report::description() const {
+  nlohmann::json devices = nlohmann::json::array();
+  for (int rank = 0; rank < run_.comm().size(); ++rank) devices.push_back(run_.device.name);
+  const nlohmann::json run = {
+      {"event", "run"},
+      {"time", utc_timestamp()},
+      {"commit", kCommit},
+      {"version", kVersion},
+      {"world_size", run_.comm().size()},
+      {"launch", run_.world.launch().description()},
+      {"hosts", run_.world.hosts()},
+      {"devices", devices},
+      {"device_type", run_.world.device().is_cuda() ? "gpu" : "cpu"},
+      {"compute_dtype", type_name(run_.compute_dtype)},
+      {"shard_size", run_.plan.shard_size},
+      {"parameters", run_.task.num_parameters()},
+      {"trained_parameters", run_.task.num_trained_parameters()},
+      {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions() + nccl_version_text()}}},
+      {"resumed_after_step", progress_.completed}};
+  return run.dump();
+}
+
+void Report::event(const std::string& json_object) {
+  if (metrics_file_) metrics_file_->write_run(json_object);
+}
+
+int64_t Report::memory_in_use() const {
+  return peak_memory(run_.world.device()) + step_.units().memory_outside_allocator();
+}
+
+TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const {
+  const BatchSizes& batches = clock_.batches();
+  const auto rows = static_cast<double>(batches.of(record.step - 1));
+  TrainMetrics metrics;
+  metrics.step = record.step;
+  metrics.max_steps = config_.train.max_steps;
+  metrics.samples = progress_.samples;
+  metrics.step_rows = batches.of(record.step - 1);
+  metrics.rows = batches.before(record.step);
+  metrics.epoch = metrics.rows / std::max<int64_t>(1, run_.task.facts().train_rows);
+  metrics.skipped_steps = step_.guard().steps_skipped() + (record.skipped() ? 1 : 0);
+  metrics.loss_scale = record[kLossScale];
+  metrics.tokens = metrics.rows * config_.data.seq_length;
+  if (batches.ramps()) metrics.global_batch_size = metrics.step_rows;
+  metrics.loss = record[kLoss];
+  metrics.grad_norm = record[kGradNorm];
+  metrics.lr = record.lr;
+  metrics.step_time_s = seconds;
+  metrics.samples_per_s = record[kSampleCount] / seconds;
+  metrics.tokens_per_s = rows / seconds * static_cast<double>(config_.data.seq_length);
+  metrics.memory_gib = static_cast<double>(memory_in_use()) / (1 << 30);
+  if (run_.device.peak_flops)
+    metrics.mfu = run_.task.flops_per_sample() * (rows / seconds) / (*run_.device.peak_flops * run_.grid.world.size);
+  return metrics;
+}
+
+void Report::step(const StepRecord& record, double seconds) {
+  if (!writes_) return;
+  const TrainMetrics metrics = metrics_of(record, seconds);
+  metrics_file_->write(metrics);
+  totals_.add(metrics);
+  const double eta = clock_.remaining_seconds(metrics.step);
+  const bool due =
+      metrics.step % config_.logging.every_steps == 0 || metrics.step == 1 || metrics.step == metrics.max_steps;
+  if (fms_report_) {
+    fms_report_->add(metrics);
+    if (metrics.step % config_.logging.every_steps == 0 || metrics.step == metrics.max_steps)
+      console_.line(fms_report_->lines(steady_seconds(), peak_reserved_memory(run_.world.device()), memory_in_use()));
+  } else if (due) {
+    console_.line(console_line(metrics, eta, terminal_columns()));
+    log_to_files(console_line(metrics, eta));
+  }
+  if (tensorboard_) tensorboard_->step(metrics, due);
+  const std::string left = eta_text(eta);
+  console_.status(metrics.step, metrics.max_steps,
+                  fmt::format("loss {:.4f}{}", metrics.loss, left.empty() ? "" : " | " + left));
+  run_.mlperf.train_loss(metrics);
+}
+
+void Report::start_block() {
+  clock_.start_block(progress_.samples);
+  run_.mlperf.start_block(progress_.samples);
+}
+
+void Report::end_block() {
+  if (const auto block = clock_.end_block(progress_.completed, progress_.samples, progress_.last_loss))
+    run_.mlperf.end_block(*block);
+}
+
+void Report::evaluation_status(bool over_test, int64_t done, int64_t total) {
+  if (writes_) console_.eval_status(over_test ? "test" : "evaluation", done, total);
+}
+
+void Report::evaluation(const EvalMetrics& metrics) {
+  totals_.add(metrics);
+  last_evaluation_ = metrics;
+  if (writes_) {
+    metrics_file_->write(metrics);
+    if (tensorboard_) tensorboard_->evaluation(metrics);
+    console_.line(console_line(metrics, config_.eval.target_loss, config_.eval.target_accuracy));
+  }
+  run_.mlperf.end_evaluation(metrics);
+}
+
+void Report::test(const EvalMetrics& metrics) {
+  totals_.test = metrics;
+  if (!writes_) return;
+  metrics_file_->write_test(metrics);
+  if (tensorboard_) tensorboard_->test(metrics);
+  console_.line(test_console_line(metrics));
+}
+
+void Report::flush() {
+  if (tensorboard_) tensorboard_->flush();
+}
+
+void Report::end_training(const char* status) {
+  end_block();
+  run_.mlperf.end_run(status, progress_.completed, progress_.samples, clock_.run_rate(progress_.samples));
+}
+
+RunSummary Report::summary() const {
+  RunSummary s;
+  s.step = progress_.completed;
+  s.max_steps = config_.train.max_steps;
+  s.samples = progress_.samples;
+  s.totals = totals_;
+  s.tokens_per_step_row = static_cast<double>(config_.data.seq_length);
+  s.tokens =
+      totals_.newest ? totals_.newest->tokens : clock_.batches().before(progress_.completed) * config_.data.seq_length;
+  s.ranks = run_.comm().size();
+  s.resumed_after = clock_.first_step();
+  s.runtime_s = clock_.run_seconds();
+  s.samples_per_s = clock_.run_rate(progress_.samples);
+  if (totals_.newest && run_.task.facts().train_rows > 0)
+    s.epoch = static_cast<double>(totals_.newest->rows) / static_cast<double>(run_.task.facts().train_rows);
+  s.row_flops = run_.task.flops_per_sample();
+  s.peak_flops = run_.device.peak_flops;
+  s.peak_memory = static_cast<double>(memory_in_use());
+  if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);
+  s.target_loss = config_.eval.target_loss;
+  s.target_accuracy = config_.eval.target_accuracy;
+  s.target_reached = progress_.reached_target;
+  s.output = run_.directory.path();
+  return s;
+}
+
+void Report::end(RunEnd end, int exit_code, const std::string& reason, RunSummary s) {
+  if (!writes_) return;
+  s.end = end;
+  s.exit_code = exit_code;
+  s.reason = reason;
+  s.files = left_files(s.output);
+  s.next = next_command(config_, end);
+  const std::string json = summary_json(s);
+  event(json);
+  flush();
+  for (const std::string& text : summary_lines(s)) {
+    console_.line(text);
+    log_to_files(text);
+  }
+  if (config_.logging.style == "nemo" && (end == RunEnd::kDone || end == RunEnd::kMaxTime))
+    write_lightning_log(s.output, end == RunEnd::kDone
+                                      ? fmt::format("`Trainer.fit` stopped: `max_steps={}` reached.", s.max_steps)
+                                      : fmt::format("Time limit reached: train.max_time {}", *config_.train.max_time));
+  try {
+    write_file_atomic(s.output / "summary.json", nlohmann::ordered_json::parse(json).dump(2) + "\n");
+  } catch (const Error& error) {
+    log_warn(error.what());
+  }
+}
+
+void Report::prediction() const {
+  if (clock_.timed_steps() == 0 || !run_.plan.cost.known) return;
+  // The prediction is of the whole batch: it is compared where all of the newest steps have that.
+  const int64_t newest = std::min(clock_.timed_steps(), RunClock::kNewestSteps);
+  if (progress_.completed - newest < clock_.batches().first_largest()) return;
+  const double measured = clock_.median_step_seconds();
+  log_info(fmt::format("{}; measured {:.1f} ms (prediction {:+.1f} %)", describe_cost(run_.plan.cost), measured * 1e3,
+                       100.0 * (run_.plan.cost.total() / measured - 1.0)));
+}
+
+void Report::missed_target() const {
+  if (progress_.reached_target) return;
+  const auto report = [&](const char* key, std::optional<double> target, std::optional<double> last) {
+    if (!target) return;
+    log_info(fmt::format("warning: eval.{} {:.6g} was not reached{}", key, *target,
+                         last ? fmt::format(": the last evaluation gave {:.6g}", *last) : std::string()));
+  };
+  report("target_loss", config_.eval.target_loss,
+         last_evaluation_ ? std::optional(last_evaluation_->loss) : std::nullopt);
+  report("target_accuracy", config_.eval.target_accuracy,
+         last_evaluation_ ? last_evaluation_->mlm_accuracy : std::nullopt);
+}
+
+}  // namespace trireme

@@ -1,0 +1,183 @@
+#include "run_plan.h"
+
+#include "memory_snapshot.h"
+#include "trireme/base/error.h"
+#include "trireme/base/fault.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/comm/collective_check.h"
+#include "trireme/config/keys.h"
+#include "trireme/plan/hints.h"
+#include "trireme/plan/rates.h"
+#include "trireme/plan/search.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <set>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+/// Every key but those whose paths may differ from host to host.
+std::string common_configuration(const Config& config) {
+  std::string text;
+  for (const auto& [key, value] : flatten_config(config))
+    if (!key_traits(key).path) text += key + "=" + value + "\n";
+  return hex64(xxh3_64(text.data(), text.size()));
+}
+
+/// What of a plan all ranks must share, in words, and a hash of every number of it.
+std::string plan_summary(const MemoryPlan& plan) {
+  std::string all =
+      fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
+                  plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
+                  plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
+  for (const bool resident : plan.resident) all += resident ? " r" : " s";
+  for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
+  const auto recomputed = [&](Recompute what) {
+    return std::count(plan.recompute.begin(), plan.recompute.end(), what);
+  };
+  return fmt::format(
+      "shard size {}, policy {}, {} rows in each pass, {} units resident, {} + {} blocks recomputed, {} (plan {})",
+      plan.shard_size, policy_name(plan.policy), plan.rows_per_pass,
+      std::count(plan.resident.begin(), plan.resident.end(), true), recomputed(Recompute::kFull),
+      recomputed(Recompute::kMlp), format_bytes(static_cast<double>(plan.total())),
+      hex64(xxh3_64(all.data(), all.size())));
+}
+
+/// "ranks 1, 3 and 4 on node7", at most five of them.
+std::string ranks_and_hosts(const std::vector<int>& ranks, const std::vector<std::string>& hosts) {
+  std::set<std::string> names;
+  std::vector<std::string> shown;
+  for (const int rank : ranks) {
+    names.insert(hosts[static_cast<size_t>(rank)]);
+    if (shown.size() < 5) shown.push_back(std::to_string(rank));
+  }
+  if (shown.size() < ranks.size()) shown.push_back(fmt::format("… ({} in all)", ranks.size()));
+  std::vector<std::string> some(names.begin(),
+                                std::next(names.begin(), std::min<long>(5, static_cast<long>(names.size()))));
+  return fmt::format("rank{} {} on {}{}", ranks.size() == 1 ? "" : "s", join(shown, ", "), join(some, ", "),
+                     names.size() > some.size() ? ", …" : "");
+}
+
+/// CollectiveError when the ranks have not all the same text; `message(others, their text, rank 0's text)`.
+template <class Message>
+void require_equal(const std::vector<std::string>& texts, const std::vector<std::string>& hosts,
+                   const Message& message) {
+  std::vector<int> others;
+  for (size_t rank = 1; rank < texts.size(); ++rank)
+    if (texts[rank] != texts[0]) others.push_back(static_cast<int>(rank));
+  if (others.empty()) return;
+  throw CollectiveError(ExitCode::kConfig,
+                        message(ranks_and_hosts(others, hosts), texts[static_cast<size_t>(others[0])],
+                                ranks_and_hosts({0}, hosts), texts[0]));
+}
+
+bool ran_out(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
+    return true;
+  const std::string_view text = error.what();
+  for (const char* words : {"not enough memory", "can't allocate memory", "out of memory"})
+    if (text.find(words) != std::string_view::npos) return true;
+  return false;
+}
+
+std::string bytes_text(int64_t count) { return format_bytes(static_cast<double>(count)); }
+
+/// What the machine still has for this process.
+std::string free_memory(at::Device device) {
+  if (device.is_cuda()) {
+    const std::string snapshot = out_of_memory_snapshot().string();
+    return fmt::format(
+        "the allocator's peak was {}{}", bytes_text(peak_reserved_memory(device)),
+        snapshot.empty() ? "" : fmt::format(", and its snapshot is {} (pytorch.org/memory_viz)", snapshot));
+  }
+  const int64_t free = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  std::string text = fmt::format("{} were resident at most, the machine has {} free", bytes_text(peak_memory(device)),
+                                 bytes_text(free));
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    text += fmt::format(", and the process is limited to {} of address space (ulimit -v)",
+                        bytes_text(static_cast<int64_t>(limit.rlim_cur)));
+  return text;
+}
+
+}  // namespace
+
+RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype)
+    : world_(world),
+      device_(describe_device(world.device(), compute_dtype, world.launch().local_world_size)),
+      question_{config,
+                task,
+                world.communicator().size(),
+                world.device().is_cuda(),
+                device_.total_memory,
+                device_.name,
+                world.topology().largest_group(),
+                configured_rates(config)} {
+  Communicator& comm = world.communicator();
+  if (const auto bytes = fault_value("device-memory", comm.rank()))
+    question_.device_memory = device_.total_memory = static_cast<int64_t>(*bytes);
+  require_equal(comm.all_gather_host(common_configuration(config)), world.hosts(),
+                [](const std::string& others, const std::string&, const std::string& first, const std::string&) {
+                  return fmt::format(
+                      "{} and {} run different configurations: give every rank the same file and the same --set",
+                      others, first);
+                });
+
+  const auto memories = comm.all_gather_host(std::to_string(question_.device_memory));
+  std::vector<int64_t> bytes;
+  for (const std::string& memory : memories) bytes.push_back(std::stoll(memory));
+  const auto [least, most] = std::minmax_element(bytes.begin(), bytes.end());
+  if (*least < *most)
+    log_info(fmt::format(
+        "device memory differs between ranks: the plan is made for the smallest, {} of {} (the largest is {})",
+        format_bytes(static_cast<double>(*least)),
+        ranks_and_hosts({static_cast<int>(least - bytes.begin())}, world.hosts()),
+        format_bytes(static_cast<double>(*most))));
+  question_.device_memory = *least;
+
+  collective_check(comm, [&] { plan_ = plan_run(question_); });
+  require_equal(
+      comm.all_gather_host(plan_summary(plan_)), world.hosts(),
+      [](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
+        return fmt::format(
+            "{} and {} come to different memory plans: {}, and {}: the files of model or data differ between "
+            "the hosts",
+            others, first, theirs, its);
+      });
+}
+
+std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& error) const {
+  if (!ran_out(error)) return std::nullopt;
+  // The plan predicted too little: settings that need less memory, the largest saving first.
+  std::vector<std::string> advice;
+  if (question_.config.parallel.recompute != "full" && plan_.total() > least_plan(plan_input(question_)).total())
+    advice.emplace_back("parallel.recompute: full");
+  std::vector<PlanHint> hints = plan_hints(question_);
+  std::stable_sort(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });
+  for (const PlanHint& hint : hints)
+    if (std::find(advice.begin(), advice.end(), join(hint.settings, " with ")) == advice.end())
+      advice.push_back(join(hint.settings, " with "));
+  if (advice.size() > 3) advice.resize(3);
+  return fmt::format(
+      "rank {} is out of memory: the plan counts weights {}, master weights {}, moments {}, gradients {}, gather slots "
+      "{}, activations "
+      "{}, working memory {}, libraries {}; {}; try {}",
+      world_.communicator().rank(), bytes_text(plan_.weights), bytes_text(plan_.masters), bytes_text(plan_.moments),
+      bytes_text(plan_.gradients), bytes_text(plan_.gather_slots), bytes_text(plan_.activations),
+      bytes_text(plan_.working), bytes_text(plan_.overhead), free_memory(world_.device()),
+      advice.empty() ? "a device with more memory" : join(advice, ", or "));
+}
+
+}  // namespace trireme

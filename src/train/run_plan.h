@@ -1,0 +1,38 @@
+#pragma once
+// Private to train/: the stage of a start that plans memory: one plan for all ranks, and what is said when memory runs
+// out all the same.
+
+#include "task.h"
+#include "trireme/comm/communicator.h"
+#include "trireme/config/config.h"
+#include "trireme/ops/device.h"
+#include "trireme/plan/plan.h"
+
+#include <exception>
+#include <optional>
+#include <string>
+
+namespace trireme {
+
+class RunPlan {
+ public:
+  /// Collective. Plans with the smallest device memory of all ranks. CollectiveError (kConfig) when nothing fits, and
+  /// naming ranks and hosts when they run different configurations or come to different plans, as model or data files
+  /// that differ between hosts make them. Config, task and world outlive it.
+  RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype);
+  const MemoryPlan& memory() const { return plan_; }
+  /// Of this rank.
+  const DeviceInfo& device() const { return device_; }
+
+  /// A sentence when `error` says that memory ran out (std::bad_alloc, LibTorch's allocators of CPU and GPU), with the
+  /// plan's parts, what is free now, and three settings to try; otherwise nothing.
+  std::optional<std::string> out_of_memory_message(const std::exception& error) const;
+
+ private:
+  World& world_;
+  DeviceInfo device_;
+  PlanQuestion question_;
+  MemoryPlan plan_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,130 @@
+#pragma once
+// Private to train/: the path of a step: what is trained, and what one step does to it.
+
+#include "run_clock.h"
+#include "run_parts.h"
+#include "training_state.h"
+#include "trireme/fsdp/sharded_units.h"
+#include "trireme/optim/optimizer.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// Positions in a step's results: fp64, the same on all ranks. From kStop on they are sums over ranks or rank 0's.
+enum StepResult {
+  kLoss,
+  kGradNorm,
+  kNonfinite,    // 1: the optimizer skipped the step because of non-finite numbers
+  kSpiked,       // 1: it skipped the step as a loss spike
+  kStop,         // ranks that were asked to stop
+  kReady,        // ranks that have finished the phase of the save under way
+  kClock,        // 1: output.save_every_minutes have passed
+  kSampleCount,  // samples of the step
+  kSaturated,    // FP8 tensors with values beyond their scale
+  kLossScale,    // after the step; 1 but for fp16
+  kNumResults
+};
+
+/// A step whose results are on the host.
+struct StepRecord {
+  int64_t step = 0;  // from 1
+  double lr = 0;
+  TimePoint end;      // of everything that the step queued
+  at::Tensor values;  // fp64 [kNumResults], host memory
+  double operator[](StepResult which) const { return values.const_data_ptr<double>()[which]; }
+  bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
+};
+
+/// The results of steps on their way from the device to the host, which reads them a step late. First in, first out.
+class StepsInFlight {
+ public:
+  /// Queues the copy of a step's results (fp64 [kNumResults], on its device) to the host; waits for nothing.
+  void push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock);
+  size_t size() const { return records_.size(); }
+  /// The oldest step; waits for its device work only.
+  StepRecord pop();
+  /// Number of steps in flight that the optimizer skipped; waits for all of them.
+  int64_t skipped() const;
+  /// Whether a step after `step` has changed the weights; waits for all steps in flight.
+  bool updated_after(int64_t step) const;
+
+ private:
+  std::deque<StepRecord> records_;
+};
+
+/// What this rank says in a step's all-reduce.
+struct StepVotes {
+  bool stop = false;        // it was asked to stop
+  double save_ready = 0;    // CheckpointSaver::ready()
+  bool minutes_up = false;  // rank 0: output.save_every_minutes have passed
+};
+
+class TrainStep {
+ public:
+  /// The weights are not there yet. `votes` is asked in each step, `event` takes one JSON object for metrics.jsonl.
+  TrainStep(const RunParts& run, const RunClock& clock, RunProgress& progress, std::function<StepVotes()> votes,
+            std::function<void(const std::string&)> event);
+
+  /// Queues step `step` (from 0) and counts it in `progress`. Waits for no step but, where that one may be skipped, for
+  /// the step before.
+  void train_step(int64_t step);
+  /// Forward and backward twice on made-up rows; nothing is updated.
+  void warm_up();
+  /// Computes step `step` (from 1) again and says which parameters of which ranks have gradients that are not finite.
+  /// Collective.
+  std::string find_nonfinite(int64_t step);
+
+  /// What a checkpoint keeps: tensors, in the order of its files.
+  std::vector<StateTensor> state();
+  /// The weights have been read or drawn into the masters.
+  void weights_changed();
+
+  ShardedUnits& units() { return *units_; }
+  const ShardedUnits& units() const { return *units_; }
+  StepGuard& guard() { return *guard_; }
+  const StepGuard& guard() const { return *guard_; }
+  StepsInFlight& in_flight() { return in_flight_; }
+
+ private:
+  /// Waits for the rows of step `step`, and starts preparing those of the next one.
+  StepBatch next_batch(int64_t step);
+  /// Sum of this rank's losses; the gradients are reduced over the ranks.
+  at::Tensor forward_backward(const StepBatch& batch);
+  at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
+  /// What the optimizer multiplies gradients with: undoes the loss scale, and clips.
+  at::Tensor gradient_multiplier(const at::Tensor& unscale, const at::Tensor& grad_norm) const;
+  /// The learning rate of step `step`; waits for the step before where that may be skipped.
+  double step_learning_rate(int64_t step) const;
+  /// Whether optimizer.clip local means anything here: with one rank its own gradient is the sum.
+  bool clips_locally() const;
+  /// optimizer.clip local: what a rank multiplies its own gradients with, given their squared norm.
+  at::Tensor local_clip(const at::Tensor& square) const;
+  void observe_faults();
+
+  const RunParts& run_;
+  const Config& config_;
+  TrainingTask& task_;
+  Communicator& comm_;
+  const RunClock& clock_;
+  RunProgress& progress_;
+  std::function<StepVotes()> votes_;
+  std::unique_ptr<ShardedUnits> units_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<StepGuard> guard_;
+  StepsInFlight in_flight_;
+};
+
+/// The first of these tensors, over all ranks, that is not finite: "NAME on rank R is not finite" (stored_name()), on
+/// rank 0; another sentence on the others. Empty on all ranks: all are finite. Collective.
+std::string find_nonfinite_state(const std::vector<StateTensor>& state, Communicator& comm);
+
+}  // namespace trireme

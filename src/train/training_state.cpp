@@ -1,0 +1,118 @@
+#include "training_state.h"
+
+#include "megatron_rows.h"
+#include "run_directory.h"
+#include "trireme/base/error.h"
+#include "trireme/config/batch_sizes.h"
+#include "trireme/fsdp/layout.h"
+#include "trireme/ops/type_name.h"
+
+#include <cmath>
+
+namespace trireme {
+
+namespace {
+
+constexpr const char *kSamplesName = "samples", *kEvaluatedStepName = "evaluated_step",
+                     *kEvaluationOpenName = "evaluation_left", *kReachedTargetName = "reached_target",
+                     *kConsecutiveSkipsName = "consecutive_skips", *kSkippedStepsName = "left_out",
+                     *kLossWindowName = "loss_window", *kFp8ScalesName = "task", *kDataName = "data";
+
+/// The checkpoint tensors of the trained units, by their places in the units' vectors.
+std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units) {
+  std::vector<CheckpointUnit> described;
+  for (const UnitSpec& unit : units) {
+    if (!unit.trained) continue;
+    const UnitLayout layout = make_layout(unit, 1);
+    CheckpointUnit entry{unit.name, layout.numel, {}};
+    for (const LayoutPiece& piece : pieces_in_range(unit, layout, 0, layout.numel)) {
+      const ParameterSpec& parameter = unit.parameters[piece.parameter];
+      std::vector<int64_t> shape = parameter.shape;
+      shape[0] = parameter.parts[piece.part].rows;
+      entry.tensors.push_back({parameter.parts[piece.part].name, shape, piece.flat_begin});
+    }
+    described.push_back(std::move(entry));
+  }
+  return described;
+}
+
+}  // namespace
+
+const char* stored_kind(StateKind kind) {
+  switch (kind) {
+    case StateKind::kMaster: return "master";
+    case StateKind::kFirstMoment: return "exp_avg";
+    case StateKind::kSecondMoment: return "exp_avg_sq";
+    case StateKind::kOptimizerSteps: return "step";
+    case StateKind::kLossScale: return "loss_scale";
+    case StateKind::kGrowthTracker: return "growth_tracker";
+  }
+  return "";
+}
+
+std::string stored_name(const StateTensor& state) {
+  const std::string kind = stored_kind(state.kind);
+  return state.shard == nullptr ? kind : kind + "." + state.shard->name;
+}
+
+std::map<std::string, std::vector<double>> LoopState::numbers() const {
+  std::map<std::string, std::vector<double>> numbers = {
+      {kSamplesName, {static_cast<double>(progress.samples)}},
+      {kEvaluatedStepName, {static_cast<double>(progress.evaluated_step)}},
+      {kEvaluationOpenName, {progress.evaluation_open ? 1.0 : 0.0}},
+      {kReachedTargetName, {progress.reached_target ? 1.0 : 0.0}},
+      {kConsecutiveSkipsName, {static_cast<double>(guard.consecutive_skips)}},
+      {kSkippedStepsName, {static_cast<double>(guard.skipped_steps)}},
+      {kLossWindowName, guard.loss_window}};
+  if (fp8_scales) numbers[kFp8ScalesName] = *fp8_scales;
+  if (!data_position.empty()) numbers[kDataName] = data_position;
+  return numbers;
+}
+
+LoopState loop_state(const CheckpointManifest& manifest) {
+  const auto list = [&](const char* name) {
+    const auto found = manifest.numbers.find(name);
+    return found == manifest.numbers.end() ? std::optional<std::vector<double>>() : found->second;
+  };
+  const auto number = [&](const char* name, double otherwise) {
+    const auto values = list(name);
+    return values && !values->empty() ? values->front() : otherwise;
+  };
+  const auto count = [&](const char* name, double otherwise) { return std::llround(number(name, otherwise)); };
+  LoopState loop;
+  loop.progress.completed = loop.progress.reported = manifest.step;
+  loop.progress.evaluations = manifest.evaluations;
+  loop.has_samples = manifest.numbers.contains(kSamplesName);
+  loop.progress.samples = count(kSamplesName, 0);
+  loop.progress.evaluated_step = count(kEvaluatedStepName, -1);
+  loop.progress.evaluation_open = number(kEvaluationOpenName, 0) > 0;
+  loop.progress.reached_target = number(kReachedTargetName, 0) > 0;
+  loop.guard = {static_cast<int>(number(kConsecutiveSkipsName, 0)), count(kSkippedStepsName, 0),
+                list(kLossWindowName).value_or(std::vector<double>())};
+  loop.fp8_scales = list(kFp8ScalesName);
+  loop.data_position = list(kDataName).value_or(std::vector<double>());
+  return loop;
+}
+
+CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,
+                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints) {
+  CheckpointRun run;
+  CheckpointManifest& manifest = run.manifest;
+  manifest.run_id = run_id;
+  manifest.world_size = grid.world.size;
+  manifest.shard_size = grid.shard.size;
+  manifest.compute_dtype = type_name(compute_dtype);
+  manifest.config = print_config(config);
+  manifest.config_hash = configuration_hash(config);
+  manifest.seed = config.train.seed;
+  manifest.units = describe_units(units);
+  run.samples_after = [batches = BatchSizes(config.batch)](int64_t steps) { return batches.before(steps); };
+  run.tokens_per_sample = config.data.seq_length;
+  if (!fingerprints) return run;
+  for (const std::string& path : train_files(config))
+    manifest.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
+  if (config.lora) manifest.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
+  return run;
+}
+
+}  // namespace trireme

@@ -1,0 +1,61 @@
+#pragma once
+// Private to train/: what a run goes on from, and how a checkpoint calls and describes it. The names in files are those
+// of the first version: checkpoints of all versions are read.
+
+#include "step_guard.h"
+#include "trireme/comm/rank_grid.h"
+#include "trireme/config/config.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/nn/trained_shard.h"
+#include "trireme/nn/unit.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// "exp_avg"; the vectors of units are stored as "exp_avg.layers.0".
+const char* stored_kind(StateKind kind);
+std::string stored_name(const StateTensor& state);
+
+/// How far a run is.
+struct RunProgress {
+  int64_t completed = 0;         // optimizer steps done
+  int64_t reported = 0;          // steps whose results were read; at most one less than completed in the loop
+  int64_t samples = 0;           // of the reported steps, over all ranks
+  double last_loss = 0;          // of the last step reported; not kept
+  int64_t evaluations = 0;       // begun and not interrupted
+  int64_t evaluated_step = -1;   // the last evaluation was after this step
+  bool evaluation_open = false;  // a signal interrupted the evaluation after `completed`: it is repeated
+  bool reached_target = false;
+};
+
+/// The numbers of the loop that a checkpoint keeps. Checkpoints of earlier versions lack some of them.
+struct LoopState {
+  RunProgress progress = {};
+  bool has_samples = true;  // progress.samples is known
+  GuardState guard = {};
+  std::optional<std::vector<double>> fp8_scales = {};  // of ShardedUnits::scale_state()
+  std::vector<double> data_position = {};              // of TrainingTask::data_state(), of all ranks
+
+  std::map<std::string, std::vector<double>> numbers() const;
+};
+LoopState loop_state(const CheckpointManifest& manifest);
+
+/// What all checkpoints of a run say, and what one is compared with before the run goes on from it.
+struct CheckpointRun {
+  CheckpointManifest manifest;                               // without step, numbers and files
+  std::function<int64_t(int64_t steps)> samples_after = {};  // samples of the first so many steps
+  int64_t tokens_per_sample = 1;
+};
+/// `grid`: with shard groups as the trained state is divided. `fingerprints`: of the inputs, which rank 0 compares.
+CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,
+                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints);
+
+}  // namespace trireme

@@ -1,0 +1,345 @@
+#include "weights.h"
+
+#include "checkpoint_writer.h"
+#include "megatron_rows.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
+#include "trireme/comm/collective_check.h"
+#include "trireme/optim/optimizer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace trireme {
+
+namespace {
+
+std::string shape_text(const CheckpointTensor& tensor) {
+  std::string text;
+  for (const int64_t extent : tensor.shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
+  return fmt::format("[{}] at {}", text, tensor.offset);
+}
+
+void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, std::vector<std::string>& differences) {
+  std::map<std::string, const CheckpointTensor*> there;
+  for (const CheckpointTensor& tensor : theirs.tensors) there[tensor.name] = &tensor;
+  for (const CheckpointTensor& tensor : ours.tensors) {
+    const auto found = there.find(tensor.name);
+    if (found == there.end())
+      differences.push_back(fmt::format("{} is missing", tensor.name));
+    else if (!(*found->second == tensor))
+      differences.push_back(
+          fmt::format("{} has shape {}, the run's is {}", tensor.name, shape_text(*found->second), shape_text(tensor)));
+    if (found != there.end()) there.erase(found);
+  }
+  for (const auto& [name, tensor] : there) differences.push_back(fmt::format("{} is there, which the run lacks", name));
+}
+
+/// What `find` returns or throws on any rank as one text, the same on every rank. Collective.
+std::string shared_problem(Communicator& comm, const std::function<std::string()>& find) {
+  std::string mine, all;
+  try {
+    mine = find();
+  } catch (const Error& error) {
+    mine = error.what();
+  }
+  size_t shown = 0, problems = 0;
+  for (const std::string& text : comm.all_gather_host(mine)) {
+    if (text.empty() || (problems++, shown == 5)) continue;
+    ++shown;
+    all += (all.empty() ? "" : "; ") + text;
+  }
+  return problems > shown ? fmt::format("{}; and more from {} ranks", all, problems - shown) : all;
+}
+
+/// Loads one checkpoint, or says why it cannot be gone on from.
+class Loader {
+ public:
+  Loader(const CheckpointRun& run, Communicator& comm, const ResumeChoices& choices,
+         const std::vector<StateTensor>& state)
+      : run_(run), comm_(comm), choices_(choices), state_(state) {}
+  /// Collective; `reason` is the same on all ranks, and is set where there is no result.
+  std::optional<ResumedRun> load(const std::filesystem::path& directory, std::string& reason) const;
+
+ private:
+  void check_run(const std::filesystem::path& directory, const CheckpointManifest& manifest) const;
+  std::string compare_with_model(const CheckpointManifest& manifest) const;
+  void check_inputs(const CheckpointManifest& manifest) const;
+  void fill(CheckpointReader& reader) const;
+  const CheckpointRun& run_;
+  Communicator& comm_;
+  const ResumeChoices& choices_;
+  const std::vector<StateTensor>& state_;
+};
+
+std::string Loader::compare_with_model(const CheckpointManifest& manifest) const {
+  std::vector<std::string> differences;
+  std::map<std::string, const CheckpointUnit*> units;
+  for (const CheckpointUnit& unit : manifest.units) units[unit.name] = &unit;
+  std::map<std::string, DType> vectors;
+  for (const CheckpointFile& file : manifest.files)
+    for (const CheckpointPiece& piece : file.pieces) vectors[piece.tensor_name()] = piece.dtype;
+  for (const CheckpointUnit& ours : run_.manifest.units) {
+    const auto found = units.find(ours.name);
+    if (found == units.end()) {
+      differences.push_back(fmt::format("unit {} is missing", ours.name));
+    } else if (manifest.version == 1 ? found->second->numel < ours.numel : found->second->numel != ours.numel) {
+      differences.push_back(
+          fmt::format("unit {} has {} elements, the run's has {}", ours.name, found->second->numel, ours.numel));
+      if (manifest.version != 1) compare_tensors(ours, *found->second, differences);
+    } else if (manifest.version != 1) {
+      compare_tensors(ours, *found->second, differences);
+    }
+    if (found != units.end()) units.erase(found);
+  }
+  for (const auto& [name, unit] : units)
+    differences.push_back(fmt::format("unit {} is there, which the run lacks", name));
+  for (const StateTensor& ours : state_) {
+    const std::string name = stored_name(ours);
+    const auto found = vectors.find(name);
+    if (found == vectors.end()) {
+      differences.push_back(fmt::format("{} is missing", name));
+      continue;
+    }
+    if (const DType dtype = stored_dtype(ours.tensor); found->second != dtype)
+      differences.push_back(
+          fmt::format("{} is {}, the run's is {}", name, dtype_name(found->second), dtype_name(dtype)));
+    vectors.erase(found);
+  }
+  for (const auto& [name, dtype] : vectors)
+    differences.push_back(fmt::format("{} is there, which the run lacks", name));
+  if (manifest.version != 1 && manifest.samples != run_.samples_after(manifest.step))
+    differences.push_back(fmt::format("it has seen {} samples in {} steps, this run would have seen {}",
+                                      manifest.samples, manifest.step, run_.samples_after(manifest.step)));
+  return summarise_differences(differences);
+}
+
+void Loader::check_inputs(const CheckpointManifest& manifest) const {
+  const auto compare = [&](const std::vector<Fingerprint>& now, const std::vector<Fingerprint>& then) {
+    if (then.empty()) return std::string();
+    if (now.size() != then.size()) return fmt::format("{} files where there were {}", now.size(), then.size());
+    for (size_t i = 0; i < now.size(); ++i)
+      if (now[i].hash != then[i].hash)
+        return fmt::format("{} is not what {} was (fingerprints {} and {})", now[i].path, then[i].path, now[i].hash,
+                           then[i].hash);
+    return std::string();
+  };
+  if (const std::string problem = compare(run_.manifest.data, manifest.data); !problem.empty()) {
+    const std::string text =
+        fmt::format("the training data changed since the checkpoint of step {}: {}", manifest.step, problem);
+    if (!choices_.allow_changed_data)
+      throw DataError(text +
+                      "; put the old files back, choose another output.dir, or add "
+                      "--allow-changed-data to go on with the new rows");
+    log_warn(text + "; going on, as --allow-changed-data says");
+  }
+  if (const std::string problem = compare(run_.manifest.base, manifest.base); !problem.empty())
+    throw ModelError(
+        fmt::format("the base model changed since the checkpoint of step {}: {}; put the old files "
+                    "back or choose another "
+                    "output.dir",
+                    manifest.step, problem));
+}
+
+void Loader::fill(CheckpointReader& reader) const {
+  at::NoGradGuard no_grad;
+  for (const auto& [kind, shard, tensor] : state_) {
+    int64_t begin = 0, end = 1;
+    if (shard != nullptr) {
+      begin = std::min(shard->begin, shard->unit_numel);
+      end = std::min(shard->begin + tensor.numel(), shard->unit_numel);
+    }
+    at::Tensor flat = tensor.view({-1});
+    int64_t at = 0;
+    for (const ElementSpan& span : reader.read(stored_kind(kind), shard == nullptr ? "" : shard->name, begin, end)) {
+      // The map is read-only and nothing writes to this tensor.
+      flat.narrow(0, at, span.count)
+          .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count},
+                               at::TensorOptions().dtype(tensor.scalar_type())));
+      at += span.count;
+    }
+    if (at < flat.numel()) flat.narrow(0, at, flat.numel() - at).zero_();
+  }
+}
+
+void Loader::check_run(const std::filesystem::path& directory, const CheckpointManifest& manifest) const {
+  if (manifest.version != 1 && manifest.run_id != run_.manifest.run_id)
+    throw ModelError(fmt::format("it belongs to run {}, this is run {}", manifest.run_id, run_.manifest.run_id));
+  if (const auto differences = check_checkpoint_layout(directory, manifest); !differences.empty())
+    throw ModelError(summarise_differences(differences));
+  // Hashes also differ when a later version has more keys, so the keys are compared.
+  if (manifest.version == 1 || manifest.config_hash == run_.manifest.config_hash) return;
+  const auto changes = deciding_changes(parse_config(manifest.config, directory.string()),
+                                        parse_config(run_.manifest.config, "this run"), choices_.nulls);
+  if (!changes.empty())
+    throw ModelError(fmt::format("it was made with another configuration: {}", summarise_differences(changes)));
+}
+
+std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, std::string& reason) const {
+  const double begin = steady_seconds();
+  CheckpointManifest manifest;
+  reason = shared_problem(comm_, [&] {
+    manifest = read_manifest(directory);
+    if (comm_.rank() != 0) return std::string();
+    check_run(directory, manifest);
+    return compare_with_model(manifest);
+  });
+  if (!reason.empty()) return std::nullopt;
+  collective_check(comm_, [&] {
+    if (comm_.rank() == 0) check_inputs(manifest);
+  });
+  // Each file is read and hashed by one rank, the one that probably loads from it.
+  reason = shared_problem(comm_, [&] {
+    std::vector<std::string> differences;
+    for (auto f = static_cast<size_t>(comm_.rank()); f < manifest.files.size(); f += static_cast<size_t>(comm_.size()))
+      for (std::string& difference : check_checkpoint_hashes(directory, manifest, f))
+        differences.push_back(std::move(difference));
+    return summarise_differences(differences);
+  });
+  if (!reason.empty()) return std::nullopt;
+  ResumedRun resumed{loop_state(manifest), std::nullopt};
+  if (manifest.version != 1) resumed.config = parse_config(manifest.config, directory.string());
+  reason = shared_problem(comm_, [&] {
+    CheckpointReader reader(directory, manifest);
+    fill(reader);
+    return std::string();
+  });
+  if (!reason.empty()) return std::nullopt;
+  const double seconds = steady_seconds() - begin;
+  const auto bytes = static_cast<double>(manifest.total_bytes());
+  log_info(fmt::format(
+      "resuming after step {} from {}: {} checked and loaded in {} ({}/s){}", manifest.step,
+      directory.filename().string(), format_bytes(bytes), format_duration(seconds), format_bytes(bytes / seconds),
+      manifest.world_size == run_.manifest.world_size && manifest.shard_size == run_.manifest.shard_size
+          ? ""
+          : fmt::format("; it was written by {} ranks with shard size {}", manifest.world_size, manifest.shard_size)));
+  return resumed;
+}
+
+}  // namespace
+
+std::optional<ResumedRun> resume_newest(const CheckpointFolder& folder, const CheckpointRun& run, Communicator& comm,
+                                        const ResumeChoices& choices, const std::vector<StateTensor>& state) {
+  std::string names;
+  if (comm.rank() == 0) {
+    for (const auto& [step, directory] : list_checkpoints(folder.path()))
+      names += (names.empty() ? "" : "\n") + directory.filename().string();
+  }
+  names = comm.all_gather_host(names)[0];
+  if (names.empty()) return std::nullopt;
+  const auto candidates = split(names, '\n');
+  const Loader loader(run, comm, choices, state);
+  std::vector<std::string> passed_over;
+  std::string first_reason;
+  std::optional<ResumedRun> resumed;
+  for (const std::string& name : candidates) {
+    std::string reason;
+    resumed = loader.load(folder.path() / name, reason);
+    if (resumed) break;
+    if (comm.rank() == 0)
+      log_warn(fmt::format("checkpoint {} is passed over: {}", (folder.path() / name).string(), reason));
+    if (passed_over.empty()) first_reason = fmt::format("{}: {}", name, reason);
+    passed_over.push_back(name);
+  }
+  if (!resumed && !choices.allow_fresh)
+    throw CollectiveError(ExitCode::kModel,
+                          fmt::format("none of the {} checkpoints in {} is whole ({}): restore one, or "
+                                      "add --allow-fresh to start afresh",
+                                      candidates.size(), folder.path().string(), first_reason));
+  collective_check(comm, [&] {
+    if (comm.rank() != 0) return;
+    for (const std::string& name : passed_over)
+      if (folder.may_move(folder.path() / name)) folder.move_aside(folder.path() / name);
+  });
+  if (!resumed)
+    log_warn(
+        fmt::format("none of the {} checkpoints is whole: starting afresh, as --allow-fresh says", candidates.size()));
+  return resumed;
+}
+
+namespace {
+
+/// What a higher train.max_steps than that of `before` does to the schedule of a run that goes on after step
+/// `completed`, of which the optimizer did `counted`.
+void report_extension(const Config& before, const Config& config, int64_t completed, int64_t counted) {
+  const int64_t now = config.train.max_steps;
+  const std::string& schedule = config.schedule.name;
+  const auto rate = [](const Config& of, int64_t step) {
+    return learning_rate(of.schedule, of.optimizer.lr, of.train.max_steps, std::max<int64_t>(0, step));
+  };
+  bool unchanged = true;  // constant, and wsd before its decay
+  for (int64_t step = 0; unchanged && step < counted; ++step) unchanged = rate(before, step) == rate(config, step);
+  const std::string consequence =
+      unchanged ? fmt::format("the {} schedule is that of a run which had this many steps from the start", schedule)
+                : fmt::format(
+                      "the {} schedule now ends at step {}: the learning rate was {:.3g} in step {} and is {:.3g} in "
+                      "step {}, and the steps before followed the shorter one",
+                      schedule, now, rate(before, counted - 1), completed, rate(config, counted), completed + 1);
+  log_info(fmt::format("the run is extended from {} to {} steps and goes on after step {}; {}", before.train.max_steps,
+                       now, completed, consequence));
+}
+
+void restore(const RunParts& run, const ResumedRun& resumed, TrainStep& step, RunProgress& progress) {
+  const LoopState& loop = resumed.loop;
+  const bool extended = resumed.config && resumed.config->train.max_steps < run.config.train.max_steps;
+  progress = loop.progress;
+  if (!loop.has_samples) progress.samples = BatchSizes(run.config.batch).before(progress.completed);
+  progress.reached_target = progress.reached_target && !extended;
+  step.guard().restore(loop.guard);
+  run.task.restore_data_state(progress.completed, loop.data_position);
+  if (loop.fp8_scales && !step.units().restore_scales(*loop.fp8_scales))
+    throw ModelError(
+        fmt::format("the checkpoint of step {} has {} numbers of FP8 scales, which are not this run's: it is of "
+                    "another model or program",
+                    progress.completed, loop.fp8_scales->size()));
+  if (extended)
+    report_extension(*resumed.config, run.config, progress.completed,
+                     progress.completed - step.guard().steps_skipped());
+}
+
+}  // namespace
+
+void load_or_resume(const RunParts& run, const CheckpointFolder& folder, const CheckpointRun& description,
+                    CheckpointSaver& saver, TrainStep& step, RunProgress& progress) {
+  Communicator& comm = run.comm();
+  const std::vector<UnitSpec>& units = step.units().units();
+  const bool frozen = std::any_of(units.begin(), units.end(), [](const UnitSpec& unit) { return !unit.trained; });
+  const bool periodic = run.config.output.save_every_samples || run.config.output.save_every_minutes;
+  collective_check(comm, [&] {
+    if (comm.rank() == 0) folder.open();
+  });
+  std::string warning;
+  collective_check(comm, [&] {
+    if (comm.rank() == 0)
+      warning = check_checkpoint_space(run.config, folder.path(), run.directory.run_id(),
+                                       checkpoint_bytes(units, run.grid.world.size));
+  });
+  if (!warning.empty()) log_warn(warning);
+  if (periodic) saver.prepare(step.state());
+  // Where everything is trained a checkpoint holds every weight: the base model is not read.
+  if (frozen) collective_check(comm, [&] { run.task.load_weights(step.units()); });
+  const auto resumed = resume_newest(folder, description, comm, run.directory.choices(), step.state());
+  if (!resumed) {
+    if (!frozen) collective_check(comm, [&] { run.task.load_weights(step.units()); });
+    return;
+  }
+  step.weights_changed();
+  restore(run, *resumed, step, progress);
+  saver.resumed(progress.completed);
+  collective_check(comm, [&] {
+    if (comm.rank() != 0 || !resumed->config) return;
+    for (const std::string& sentence : changed_megatron_orders(*resumed->config, run.config))
+      log_info("warning: " + sentence);
+  });
+}
+
+}  // namespace trireme
