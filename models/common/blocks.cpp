@@ -77,6 +77,16 @@ at::Tensor attend(const BlockPass& pass, const at::Tensor& qkv, const AttentionO
   return attention(q, k, v, pass.sequences, options).flatten(1);
 }
 
+/// `qkv` as attend() takes it, with q and k normalised by head where there are norms for them.
+at::Tensor norm_heads(const BlockTable& block, const at::Tensor& qkv, const Norm& q_norm, const Norm& k_norm) {
+  if (q_norm.kind == NormKind::kNone && k_norm.kind == NormKind::kNone) return qkv;
+  const at::Tensor heads_TPH = qkv.view({qkv.size(0), block.heads + 2 * block.kv_heads, block.head_dim});
+  std::vector<at::Tensor> parts = heads_TPH.split_with_sizes({block.heads, block.kv_heads, block.kv_heads}, 1);
+  if (q_norm.kind != NormKind::kNone) parts[0] = apply_norm(parts[0], q_norm);
+  if (k_norm.kind != NormKind::kNone) parts[1] = apply_norm(parts[1], k_norm);
+  return at::cat(parts, 1).flatten(1);
+}
+
 at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor& x_TD, const UnitTensors& unit,
                          Recompute recompute) {
   const ProfileRange range("layers", index);
@@ -84,7 +94,8 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
   const uint64_t stream = pass.first_stream + static_cast<uint64_t>(index) * pass.streams;
   const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm"), block.linear("qkv"),
                                               Activation::kNone, recompute == Recompute::kNone);
-  const at::Tensor attended = attend(pass, qkv,
+  const at::Tensor normed = norm_heads(*pass.block, qkv, block.norm("q_norm"), block.norm("k_norm"));
+  const at::Tensor attended = attend(pass, normed,
                                      {.scale = 1.0 / std::sqrt(static_cast<double>(pass.block->head_dim)),
                                       .causal = pass.block->causal,
                                       .dropout = pass.attention.at(stream)});

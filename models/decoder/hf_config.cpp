@@ -138,8 +138,9 @@ DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defau
                                                                                         : defaults.num_key_value_heads);
   config.vocab_size = reader.integer("vocab_size", required_or(defaults.vocab_size));
   config.max_position_embeddings = reader.integer("max_position_embeddings", defaults.max_position_embeddings);
-  config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_attention_heads);
-  if (!reader.has("head_dim") && config.hidden_size % config.num_attention_heads != 0)
+  const int64_t head_dim = defaults.head_dim > 0 ? defaults.head_dim : config.hidden_size / config.num_attention_heads;
+  config.head_dim = reader.integer("head_dim", head_dim);
+  if (!reader.has("head_dim") && defaults.head_dim == 0 && config.hidden_size % config.num_attention_heads != 0)
     reader.problem(fmt::format("hidden_size {} is no multiple of num_attention_heads {}", config.hidden_size,
                                config.num_attention_heads));
   config.norm_eps = reader.number("rms_norm_eps", defaults.norm_eps);
@@ -218,38 +219,29 @@ BlockTable llama_block(const DecoderConfig& config) {
   const int64_t q = config.num_attention_heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
   const double deviation = config.initializer_range, into_residual = residual_deviation(config);
   BlockTable block = bare_block(config);
-  block.layers = {{.name = "attention_norm",
-                   .kind = LayerKind::kNorm,
-                   .in = d,
-                   .parts = {{"input_layernorm", d}},
-                   .nemo = "self_attention.linear_qkv.layer_norm_weight"},
-                  {.name = "qkv",
-                   .in = d,
-                   .parts = {{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}},
-                   .deviation = deviation,
-                   .fused = "self_attn.qkv_proj",
-                   .nemo = "self_attention.linear_qkv.weight",
-                   .nemo_groups = config.num_key_value_heads},
-                  {.name = "output",
-                   .in = q,
-                   .parts = {{"self_attn.o_proj", d}},
-                   .deviation = into_residual,
-                   .nemo = "self_attention.linear_proj.weight"},
-                  {.name = "mlp_norm",
-                   .kind = LayerKind::kNorm,
-                   .in = d,
-                   .parts = {{"post_attention_layernorm", d}},
-                   .nemo = "mlp.linear_fc1.layer_norm_weight"},
-                  {.name = "up",
-                   .in = d,
-                   .parts = {{"mlp.gate_proj", f}, {"mlp.up_proj", f}},
-                   .deviation = deviation,
-                   .nemo = "mlp.linear_fc1.weight"},
-                  {.name = "down",
-                   .in = f,
-                   .parts = {{"mlp.down_proj", d}},
-                   .deviation = into_residual,
-                   .nemo = "mlp.linear_fc2.weight"}};
+  using enum LayerKind;
+  block.layers = {
+      {"attention_norm",
+       kNorm,
+       d,
+       {{"input_layernorm", d}},
+       false,
+       0,
+       "",
+       "self_attention.linear_qkv.layer_norm_weight"},
+      {"qkv",
+       kProduct,
+       d,
+       {{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}},
+       false,
+       deviation,
+       "self_attn.qkv_proj",
+       "self_attention.linear_qkv.weight",
+       config.num_key_value_heads},
+      {"output", kProduct, q, {{"self_attn.o_proj", d}}, false, into_residual, "", "self_attention.linear_proj.weight"},
+      {"mlp_norm", kNorm, d, {{"post_attention_layernorm", d}}, false, 0, "", "mlp.linear_fc1.layer_norm_weight"},
+      {"up", kProduct, d, {{"mlp.gate_proj", f}, {"mlp.up_proj", f}}, false, deviation, "", "mlp.linear_fc1.weight"},
+      {"down", kProduct, f, {{"mlp.down_proj", d}}, false, into_residual, "", "mlp.linear_fc2.weight"}};
   return block;
 }
 

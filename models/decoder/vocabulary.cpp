@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 #include <set>
 
@@ -30,14 +29,6 @@ constexpr int64_t kDrawnRows = 1024;       // of the matrix, for the covariance 
 
 std::string embedding_name(const DecoderConfig& config) { return family_of(config).names.embedding + ".weight"; }
 std::string head_name(const DecoderConfig& config) { return family_of(config).names.head + ".weight"; }
-
-/// The matrices that have a row for each token.
-std::vector<std::string> token_matrices(const DecoderConfig& config) {
-  if (config.tie_word_embeddings) return {embedding_name(config)};
-  return {embedding_name(config), head_name(config)};
-}
-
-std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - std::strlen(".weight")); }
 
 /// Standard normal number `index` of one new row's stream (Box and Muller).
 double normal(uint64_t stream, uint64_t index) {
@@ -54,10 +45,8 @@ class MatrixRows {
     const auto info = source.find(name_);
     if (!info || info->shape.size() != 2)
       throw ModelError(fmt::format("{} has no matrix {}", source.description(), name_));
-    if (!dtype_is_float(info->dtype) || dtype_size(info->dtype) < 2)
-      throw ModelError(fmt::format("tensor {} is stored as {}; weights must be F32, F16, BF16 or F64",
-                                   tensor_text(source, name_), dtype_name(info->dtype)));
-    rows = info->shape[0], columns = info->shape[1], dtype = info->dtype;
+    dtype = weight_type(source, name_, info->shape);
+    rows = info->shape[0], columns = info->shape[1];
     values_.resize(static_cast<size_t>(columns));
   }
   const std::vector<float>& operator[](int64_t row) {
@@ -228,17 +217,16 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
 int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string, TokenRows>& rows) {
   int64_t size = base.vocab_size;
   for (const auto& [module, part] : rows) size = std::max(size, part.ids.back() + 1);
-  if (base.tie_word_embeddings && rows.contains(module_of(head_name(base))))
+  if (base.tie_word_embeddings && rows.contains(family_of(base).names.head))
     throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
-  for (const std::string& name : token_matrices(base)) {
-    if (size == base.vocab_size) continue;
-    const auto part = rows.find(module_of(name));
+  for (const std::string& module : token_modules(base)) {
+    const auto part = rows.find(module);
     for (int64_t row = base.vocab_size; row < size; ++row)
       if (part == rows.end() || !std::binary_search(part->second.ids.begin(), part->second.ids.end(), row))
         throw ModelError(
             fmt::format("the adapter brings rows up to {}, but neither it nor the model of {} rows has row "
                         "{} of {}: resize the model first (trireme model resize-vocab)",
-                        size - 1, base.vocab_size, row, module_of(name)));
+                        size - 1, base.vocab_size, row, module));
   }
   return size;
 }
@@ -259,15 +247,16 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
     if (part.ids.back() >= vocab_size)
       throw ModelError(fmt::format("the adapter replaces row {} of {}, the model has {}: set model.vocab_size to {}",
                                    part.ids.back(), module, vocab_size, part.ids.back() + 1));
-  if (config.tie_word_embeddings && rows.contains(module_of(head)))
+  if (config.tie_word_embeddings && rows.contains(family_of(config).names.head))
     throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
   if (vocab_size == config.vocab_size && rows.empty()) return weights;
-  for (const std::string& name : token_matrices(config)) {
+  for (const std::string& module : token_modules(config)) {
+    const std::string name = module + ".weight";
     const auto info = weights->find(name);
     if (!info || info->shape.size() != 2 || info->shape[0] != config.vocab_size)
       throw ModelError(fmt::format("{}: {} does not have the {} rows that config.json says", directory.string(), name,
                                    config.vocab_size));
-    const auto found = rows.find(module_of(name));
+    const auto found = rows.find(module);
     resize_matrix(*weights, name, vocab_size, seed, found == rows.end() ? nullptr : &found->second);
   }
   return weights;
@@ -309,14 +298,14 @@ std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, 
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start) {
   std::map<std::string, TokenRows> rows;
-  for (const std::string& name : token_matrices(config)) {
+  for (const std::string& module : token_modules(config)) {
     std::set<int64_t> ids;
     for (int64_t row = stored_vocab; row < config.vocab_size; ++row) ids.insert(row);
-    if (const auto part = start.find(module_of(name)); part != start.end())
+    if (const auto part = start.find(module); part != start.end())
       ids.insert(part->second.ids.begin(), part->second.ids.end());
     if (ids.empty()) continue;
-    MatrixRows matrix(source, name);
-    TokenRows& part = rows[module_of(name)];
+    MatrixRows matrix(source, module + ".weight");
+    TokenRows& part = rows[module];
     part.columns = matrix.columns;
     part.ids.assign(ids.begin(), ids.end());
     for (const int64_t row : ids) {

@@ -208,9 +208,10 @@ TEST_F(DecoderConfigFile, AnUnknownFamilyIsRefusedWithTheKnownOnes) {
     return failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); });
   };
   expect_contains(read({{"model_type", "mixtral"}}),
-                  "model_type: \"mixtral\" is not supported; known are gpt2, llama, mistral, qwen2");
-  expect_contains(read({{"architectures", {"FalconForCausalLM"}}}),
-                  "known are GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM");
+                  "model_type: \"mixtral\" is not supported; known are gpt2, llama, mistral, qwen2, qwen3");
+  expect_contains(
+      read({{"architectures", {"FalconForCausalLM"}}}),
+      "known are GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM");
   auto json = config_of("mistral-7b-v0.1");
   json["architectures"] = {"MistralForSequenceClassification"};
   expect_contains(read(json), "of a mistral it is [\"MistralForCausalLM\"]");
@@ -278,6 +279,13 @@ TEST_F(DecoderConfigFile, ASlidingWindowBoundsTheSequence) {
   json = config_of("gpt2");
   passes(1024);
   expect_contains(message(1025), "learned positions for 1024 tokens");
+}
+
+TEST_F(DecoderConfigFile, Qwen3HasItsOwnHeadSize) {
+  nlohmann::json json = config_of("qwen3-0.6b");
+  json.erase("head_dim");
+  json["hidden_size"] = 1000;  // no multiple of 16 heads
+  EXPECT_EQ(read_decoder_config(write("config.json", json.dump())).head_dim, 128);
 }
 
 }  // namespace

@@ -48,6 +48,8 @@ TEST(FamilyUnits, PublishedParameterCounts) {
                                                     {"mistral-7b-v0.3", 7248023552},
                                                     {"qwen2-0.5b", 494032768},
                                                     {"qwen2-7b", 7615616512},
+                                                    {"qwen3-0.6b", 596049920},
+                                                    {"qwen3-8b", 8190735360},
                                                     {"gpt2", 124439808},
                                                     {"gpt2-xl", 1557611200}};
   for (const auto& [name, count] : counts) EXPECT_EQ(DecoderModel(decoder_preset(name), {}).num_parameters(), count);

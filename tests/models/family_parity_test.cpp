@@ -19,9 +19,10 @@ namespace {
 
 using namespace testing;
 
-const std::vector<std::string> kCases = {
-    "llama",      "mistral", "mistral_window", "mistral_lora",    "qwen2", "qwen2_tied", "qwen2_window",
-    "qwen2_lora", "gpt2",    "gpt2_packed",    "gpt2_untied_erf", "gpt3",  "gpt2_lora"};
+const std::vector<std::string> kCases = {"llama",       "mistral",         "mistral_window", "mistral_lora",
+                                         "qwen2",       "qwen2_tied",      "qwen2_window",   "qwen2_lora",
+                                         "qwen3",       "qwen3_packed",    "qwen3_lora",     "gpt2",
+                                         "gpt2_packed", "gpt2_untied_erf", "gpt3",           "gpt2_lora"};
 
 class FamilyParity : public ::testing::TestWithParam<std::string> {
  protected:

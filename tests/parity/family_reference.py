@@ -8,7 +8,7 @@ try:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
     from transformers.pytorch_utils import Conv1D
 except ImportError as error:
     print(error)
@@ -28,6 +28,9 @@ CASES = {
     "qwen2_tied": (Qwen2Config, dict(SHAPE, tie_word_embeddings=True), dict(sequences=[9, 1, 23])),
     "qwen2_window": (Qwen2Config, dict(SHAPE, use_sliding_window=True, sliding_window=LENGTH, max_window_layers=1), {}),
     "qwen2_lora": (Qwen2Config, dict(SHAPE), dict(lora=["q_proj", "k_proj", "v_proj", "gate_proj"])),
+    "qwen3": (Qwen3Config, dict(SHAPE, head_dim=16, **ROPE), {}),
+    "qwen3_packed": (Qwen3Config, dict(SHAPE, head_dim=16, tie_word_embeddings=True), dict(sequences=[9, 1, 23])),
+    "qwen3_lora": (Qwen3Config, dict(SHAPE, head_dim=16), dict(lora=["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"])),
     "gpt2": (GPT2Config, dict(GPT2), {}),
     "gpt2_packed": (GPT2Config, dict(GPT2), dict(sequences=[9, 1, 23])),
     "gpt2_untied_erf": (GPT2Config, dict(GPT2, n_inner=96, activation_function="gelu", tie_word_embeddings=False, resid_pdrop=0.0), {}),

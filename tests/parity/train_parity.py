@@ -13,7 +13,7 @@ try:
     import numpy as np
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -38,6 +38,8 @@ def model_config(kind):
         return MistralConfig(**base, sliding_window=SEQ)
     if kind == "qwen2":
         return Qwen2Config(**base)
+    if kind == "qwen3":
+        return Qwen3Config(**base, head_dim=16)
     if kind == "gpt2":  # without dropout: its decisions are not torch's
         return GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=SEQ, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
                           bos_token_id=1, eos_token_id=2)

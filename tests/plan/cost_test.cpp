@@ -148,6 +148,15 @@ TEST(RowMemory, OfAGeluBlock) {
   EXPECT_EQ(memory(model, s, Recipe::kFp8Rowwise).working_fixed, tied + d * f) << "one transposed matrix";
 }
 
+TEST(RowMemory, NormsOfHeadsKeepTheirInputs) {
+  DecoderConfig config = decoder_preset("qwen3-8b"), plain = config;
+  plain.family = "llama";
+  // q and k before their norms, and a mean square for each of their heads; no product reads what the norms give.
+  const int64_t q = 4096, k = 1024, s = 512;
+  EXPECT_EQ(memory(DecoderModel(config, {}), s).saved,
+            memory(DecoderModel(plain, {}), s).saved + s * (2 * (q + k) + 4 * (32 + 8)));
+}
+
 TEST(RowMemory, FollowsWhatIsKept) {
   const DecoderConfig config = decoder_preset("llama2-7b");
   const DecoderModel full(config, {});
