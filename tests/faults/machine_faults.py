@@ -25,7 +25,7 @@ def crash(site):
         assert code not in (0, 2, 3, 4, 75), code
         assert re.search(rf"rank 1 on {HOST}: ended by {name}; a bug: report it with the stack that follows", text), text[-3000:]
         stack = text[text.index("ended by SIG"):]
-        assert "_ZN7trireme7Trainer10train_step" in stack and "_ZN7trireme7Trainer3run" in stack, stack[:3000]
+        assert "_ZN7trireme9TrainStep10train_step" in stack and "_ZN7trireme7Trainer3run" in stack, stack[:3000]
         assert re.search(rf"rank 1 on {HOST} \(process \d+\) died in step 5", run.last_words()), text[-3000:]
         print(f"{fault}: all gone after {run.seconds:.1f} s, exit {code}: {run.last_words()[:120]}")
     # Without a launcher the shell sees the signal itself.
