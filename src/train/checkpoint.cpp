@@ -9,6 +9,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/scalar_type.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -76,7 +77,7 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
     const auto [kind, unit] = split_name(name);
     if (unit.empty()) {
       TRIREME_CHECK(tensor.numel() == 1, name, " has ", tensor.numel(), " elements, a scalar of the loop has one");
-      if (comm_.rank() == 0) pieces.push_back({{kind, "", stored_dtype(tensor), 0, 1, 0}, tensor});
+      if (comm_.rank() == 0) pieces.push_back({{kind, "", to_file_dtype(tensor.scalar_type()), 0, 1, 0}, tensor});
       continue;
     }
     const Placement& place = placements_.at(unit);
@@ -88,8 +89,8 @@ std::vector<PieceSource> Checkpoints::pieces(const NamedTensors& state) const {
     const int64_t from = grains * place.copy / place.copies * kGrain;
     const int64_t to = std::min(length, grains * (place.copy + 1) / place.copies * kGrain);
     if (from < to)
-      pieces.push_back(
-          {{kind, unit, stored_dtype(tensor), place.begin + from, to - from, 0}, tensor.narrow(0, from, to - from)});
+      pieces.push_back({{kind, unit, to_file_dtype(tensor.scalar_type()), place.begin + from, to - from, 0},
+                        tensor.narrow(0, from, to - from)});
   }
   return pieces;
 }

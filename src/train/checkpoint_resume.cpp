@@ -8,6 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/nn/scalar_type.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -91,9 +92,9 @@ std::string Checkpoints::compare_with_model(const CheckpointManifest& manifest, 
       differences.push_back(fmt::format("{} is missing", name));
       continue;
     }
-    if (found->second.dtype != stored_dtype(tensor))
+    if (found->second.dtype != to_file_dtype(tensor.scalar_type()))
       differences.push_back(fmt::format("{} is {}, the run's is {}", name, dtype_name(found->second.dtype),
-                                        dtype_name(stored_dtype(tensor))));
+                                        dtype_name(to_file_dtype(tensor.scalar_type()))));
     vectors.erase(found);
   }
   for (const auto& [name, info] : vectors) differences.push_back(fmt::format("{} is there, which the run lacks", name));

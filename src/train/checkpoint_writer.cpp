@@ -19,18 +19,6 @@
 
 namespace trireme {
 
-DType stored_dtype(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return DType::kF32;
-    case at::kDouble: return DType::kF64;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kHalf: return DType::kF16;
-    case at::kInt: return DType::kI32;
-    case at::kLong: return DType::kI64;
-    default: TRIREME_CHECK(false, "no file type for ", c10::toString(tensor.scalar_type())); return DType::kF32;
-  }
-}
-
 CheckpointWriter::~CheckpointWriter() {
   if (preparing_.joinable()) preparing_.join();
   if (thread_.joinable()) thread_.join();
