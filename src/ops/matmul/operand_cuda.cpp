@@ -1,11 +1,7 @@
-#include "kernels/column_sum/matrix_column_sum.h"
-#include "kernels/fp8_columns/fp8_columns.h"
-#include "kernels/fp8_current/fp8_current.h"
-#include "kernels/fp8_operands/fp8_operands.h"
-#include "kernels/quantize/quantize.h"
+#include "kernels/column_sum/column_sum.h"
+#include "kernels/fp8/fp8.h"
 #include "launch.h"
 #include "matmul/operand.h"
-#include "row_output.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -54,7 +50,7 @@ Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {
   return result;
 }
 
-Fp8Rows quantise_rows(const at::Tensor& x_TD) {
+Fp8Rows quantize_rows(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   Fp8Rows rows = empty_rows(x_TD, x_TD.size(0), x_TD.size(1), 1);
   launched(kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data), rows.inverse_scale.mutable_data_ptr<float>(),
@@ -63,7 +59,7 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD) {
   return rows;
 }
 
-Fp8Rows quantise_columns(const at::Tensor& x_TD) {
+Fp8Rows quantize_columns(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   const int64_t num_rows = x_TD.size(0), columns = x_TD.size(1);
   TRIREME_CHECK(num_rows % 16 == 0 && columns % 16 == 0, "FP8 columns of a matrix ", x_TD.sizes(),
@@ -110,8 +106,8 @@ at::Tensor transpose_bytes(const at::Tensor& matrix) {
 
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
   const c10::cuda::CUDAGuard guard(w.device());
-  launched(kernels::quantize_values(w.const_data_ptr(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
-                                    element(w), stream_of(w)),
+  launched(kernels::quantize_values(w.const_data_ptr<float>(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
+                                    stream_of(w)),
            "quantize_values");
 }
 

@@ -406,7 +406,7 @@ void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
   });
   if (!writer) return;
   DecoderConfig config = model_->config();
-  config.dtype = config_dtype_name(to_file_dtype(rank_.compute_dtype));
+  config.dtype = torch_dtype_name(to_file_dtype(rank_.compute_dtype));
   if (std::filesystem::is_directory(config_.model.path)) writer->copy_companions(config_.model.path);
   writer->finish(config);
 }

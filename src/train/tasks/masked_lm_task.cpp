@@ -203,7 +203,7 @@ void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
   });
   if (!writer) return;
   BertConfig config = model_->config();
-  config.dtype = config_dtype_name(to_file_dtype(rank_.compute_dtype));
+  config.dtype = torch_dtype_name(to_file_dtype(rank_.compute_dtype));
   writer->finish(config_.model.path, config);
 }
 

@@ -1,0 +1,119 @@
+#include "activations.h"
+
+#include "kernels/gelu/gelu.h"
+#include "kernels/swiglu/swiglu.h"
+#include "launch.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+
+namespace trireme::launch {
+
+namespace {
+
+kernels::GeluKind kind(Activation form) {
+  return form == Activation::kGeluTanh ? kernels::GeluKind::kTanh : kernels::GeluKind::kErf;
+}
+
+}  // namespace
+
+at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation form) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  at::Tensor y = at::empty_like(x);
+  kernels::GeluForward a;
+  a.x = x.const_data_ptr();
+  a.bias = data_or_null(bias);
+  a.y = y.mutable_data_ptr();
+  a.kind = kind(form);
+  a.rows = x.size(0);
+  a.columns = x.size(1);
+  a.element = element(x);
+  launched(kernels::gelu_forward(a, stream_of(x)), "gelu_forward");
+  return y;
+}
+
+GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor gradient = dy.contiguous();
+  at::Tensor dx = at::empty_like(x), d_bias = at::empty_like(bias);
+  const at::Tensor workspace =
+      at::empty({kernels::gelu_backward_workspace(x.size(0), x.size(1))}, x.options().dtype(at::kFloat));
+  kernels::GeluBackward a;
+  a.dy = gradient.const_data_ptr();
+  a.x = x.const_data_ptr();
+  a.bias = data_or_null(bias);
+  a.dx = dx.mutable_data_ptr();
+  a.d_bias = d_bias.mutable_data_ptr();
+  a.workspace = workspace.mutable_data_ptr<float>();
+  a.kind = kind(form);
+  a.rows = x.size(0);
+  a.columns = x.size(1);
+  a.element = element(x);
+  launched(kernels::gelu_backward(a, stream_of(x)), "gelu_backward");
+  return {dx, d_bias};
+}
+
+namespace {
+
+kernels::SwigluCodes codes(const Fp8Rows& rows) {
+  kernels::SwigluCodes out;
+  out.data = bytes(rows.data);
+  out.inverse = rows.inverse_scale.mutable_data_ptr<float>();
+  return out;
+}
+
+}  // namespace
+
+SwigluForward swiglu_forward(const at::Tensor& gate_up, bool want_plain, bool want_rows, bool keep_fp8) {
+  const c10::cuda::CUDAGuard guard(gate_up.device());
+  const int64_t tokens = gate_up.size(0), f = gate_up.size(1) / 2;
+  SwigluForward result;
+  kernels::SwigluForward a;
+  a.gate_up = gate_up.const_data_ptr();
+  if (want_plain) {
+    result.y.plain = at::empty({tokens, f}, gate_up.options());
+    a.y = result.y.plain.mutable_data_ptr();
+  }
+  if (want_rows) {
+    result.y.rows = empty_rows(gate_up, tokens, f, 1);
+    a.fp8 = row_output(result.y.rows);
+  }
+  if (keep_fp8) {
+    result.kept_fp8 = empty_rows(gate_up, tokens, 2 * f, 2);
+    a.saved = codes(result.kept_fp8);
+  }
+  a.tokens = tokens;
+  a.f = f;
+  a.element = element(gate_up);
+  launched(kernels::swiglu_forward(a, stream_of(gate_up)), "swiglu_forward");
+  return result;
+}
+
+Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, bool want_plain,
+                        bool want_rows) {
+  const c10::cuda::CUDAGuard guard(dy.device());
+  const at::Tensor gradient = dy.contiguous();
+  const int64_t tokens = dy.size(0), f = dy.size(1);
+  Operand result;
+  kernels::SwigluBackward a;
+  a.dy = gradient.const_data_ptr();
+  if (kept_fp8.defined())
+    a.saved = codes(kept_fp8);
+  else
+    a.gate_up = gate_up.const_data_ptr();
+  if (want_plain) {
+    result.plain = at::empty({tokens, 2 * f}, dy.options());
+    a.d_gate_up = result.plain.mutable_data_ptr();
+  }
+  if (want_rows) {
+    result.rows = empty_rows(dy, tokens, 2 * f, 1);
+    a.fp8 = row_output(result.rows);
+  }
+  a.tokens = tokens;
+  a.f = f;
+  a.element = element(dy);
+  launched(kernels::swiglu_backward(a, stream_of(dy)), "swiglu_backward");
+  return result;
+}
+
+}  // namespace trireme::launch

@@ -1,0 +1,136 @@
+#include "norm_rows.h"
+
+#include "rows.h"
+#include "trireme/base/error.h"
+#include "trireme/ops/dispatch.h"
+
+#include <ATen/ATen.h>
+
+#include <tuple>
+
+namespace trireme {
+
+namespace {
+
+LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,
+                       bool want_rows) {
+  const bool plain_input = !branch.bias.defined() && !branch.dropout.active() && !branch.residual.defined();
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm", x, kWidestLayerNormBytes),
+                 layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
+  at::Tensor sum = branch.bias.defined() ? x + branch.bias : x;
+  if (branch.dropout.active()) sum = apply_dropout(sum, branch.dropout);
+  if (branch.residual.defined()) sum = sum + branch.residual;
+  const at::Tensor wide = sum.to(accumulate_type(x));
+  const at::Tensor mean = wide.mean(-1);
+  const at::Tensor centred = wide - mean.unsqueeze(-1);
+  const at::Tensor rstd = at::rsqrt(centred.square().mean(-1).add_(norm.eps));
+  const at::Tensor normed = centred.mul_(rstd.unsqueeze(-1));
+  LayerNormed result;
+  result.y.plain = (normed * norm.weight + norm.bias).to(x.scalar_type());
+  result.sum = sum;
+  result.mean = mean;
+  result.rstd = rstd;
+  return result;
+}
+
+}  // namespace
+
+LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm,
+                               const OperandForms& wanted) {
+  TRIREME_CHECK(norm.kind == NormKind::kLayer && norm.weight.size(0) == x.size(1), "layer_norm: x ", x.sizes(),
+                ", weight ", norm.weight.sizes());
+  LayerNormed result = normed_sum(x, branch, norm, wanted.need_plain(), wanted.rows);
+  complete(result.y, wanted);
+  return result;
+}
+
+at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, const at::Tensor& rstd,
+                                const Norm& norm) {
+  // The kernel recomputes the statistics to the same bits: one pass over the sum is cheaper than reading them.
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm", sum, kWidestLayerNormBytes),
+                 layer_norm_forward(sum, {}, norm, false, true, false).y.plain);
+  const at::Tensor normed = (sum.to(accumulate_type(sum)) - mean.unsqueeze(-1)).mul_(rstd.unsqueeze(-1));
+  return (normed * norm.weight + norm.bias).to(sum.scalar_type());
+}
+
+LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
+                                       const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
+                                       bool want_branch_bias) {
+  TRIREME_LAUNCH(row_kernel_choice("layer_norm_backward", kept.sum, kWidestLayerNormBytes),
+                 layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
+  const at::ScalarType type = accumulate_type(kept.sum), narrow = kept.sum.scalar_type();
+  const at::Tensor rstd = kept.rstd.unsqueeze(-1), d = dy.to(type);
+  const at::Tensor normed = (kept.sum.to(type) - kept.mean.unsqueeze(-1)).mul_(rstd);
+  LayerNormGradients result;
+  if (want_norm) {
+    result.d_weight = d.mul(normed).sum(0).to(narrow);
+    result.d_bias = d.sum(0).to(narrow);
+  }
+  const at::Tensor g = d.mul(norm.weight);
+  at::Tensor sum_gradient = (g - g.mean(-1, true) - normed * g.mul(normed).mean(-1, true)).mul_(rstd);
+  if (d_sum.defined()) sum_gradient.add_(d_sum);
+  result.d_sum = sum_gradient.to(narrow);
+  result.dx = dropout.active() ? apply_dropout(result.d_sum, dropout) : result.d_sum;
+  if (want_branch_bias) result.d_branch_bias = sum_columns(result.dx);
+  return result;
+}
+
+namespace {
+
+Choice rms_norm_choice(const at::Tensor& x) {
+  return Dispatch("rms_norm", x)
+      .needs(x.size(-1) <= kWidestNormRow, "rows are wider than 16,384 elements")
+      .choice(x.is_cuda() ? Runs::kLibrary : Runs::kComposition);
+}
+
+RmsNormed normed_rows(const at::Tensor& x, const at::Tensor& weight, double eps, bool want_plain, bool want_rows) {
+  const Choice choice = rms_norm_choice(x);
+  TRIREME_LAUNCH(choice, rms_norm_forward(x, weight, eps, want_plain, want_rows));
+  RmsNormed result;
+  if (choice.who == Runs::kLibrary) {
+    std::tie(result.y.plain, result.rstd) = at::_fused_rms_norm(x, {x.size(-1)}, weight, eps);
+    return result;
+  }
+  const at::Tensor wide = x.to(accumulate_type(x));
+  result.rstd = at::rsqrt(wide.square().mean(-1, true).add_(eps));
+  result.y.plain = wide.mul(result.rstd).to(x.scalar_type()).mul_(weight);
+  return result;
+}
+
+}  // namespace
+
+RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, const OperandForms& wanted) {
+  RmsNormed result = normed_rows(x, weight, eps, wanted.need_plain(), wanted.rows);
+  complete(result.y, wanted);
+  return result;
+}
+
+at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight, double eps) {
+  // The kernel recomputes rstd to the same bits: one pass over x is cheaper than reading it.
+  if (rms_norm_choice(x).who != Runs::kComposition) return normed_rows(x, weight, eps, true, false).y.plain;
+  return x.to(accumulate_type(x)).mul(rstd).to(x.scalar_type()).mul_(weight);
+}
+
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight) {
+  const Choice choice = rms_norm_choice(x);
+  TRIREME_LAUNCH(choice, rms_norm_backward(dy, x, rstd, weight, d_residual, d_weight));
+  if (choice.who == Runs::kLibrary) {
+    const auto [dx, dw] =
+        at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight, {true, d_weight != nullptr});
+    if (d_weight != nullptr) *d_weight = dw;
+    return d_residual.defined() ? dx.add(d_residual) : dx;
+  }
+  const at::ScalarType type = accumulate_type(x);
+  const at::Tensor normed = x.to(type).mul(rstd);
+  // Forward multiplied the weight by the rounded normalised value.
+  if (d_weight != nullptr)
+    *d_weight = dy.to(type).mul(normed.to(x.scalar_type()).to(type)).sum(0).to(weight.scalar_type());
+  const at::Tensor dn = dy.mul(weight).to(type);
+  const at::Tensor mean = dn.mul(normed).mean(-1, true);
+  at::Tensor dx = dn.sub(normed.mul(mean)).mul_(rstd);
+  if (d_residual.defined()) dx.add_(d_residual);
+  return dx.to(x.scalar_type());
+}
+
+}  // namespace trireme

@@ -1,0 +1,76 @@
+#pragma once
+// Private to ops/: the norms over the rows of a matrix.
+
+#include "matmul/operand.h"
+#include "trireme/ops/dropout.h"
+#include "trireme/ops/norm.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace trireme {
+
+// Layer norm with the optional bias, dropout and residual of a preceding product, in one pass over the
+// rows:
+//
+//   sum = residual + dropout(x + bias),   y = (sum - mean) * rstd * norm's weight + norm's bias
+//
+// Matrices [T, D]; mean, rstd fp32 (fp64 for fp64) [T]. Autograd is not recorded.
+
+/// How a product enters the residual stream. All members are optional.
+struct ResidualBranch {
+  at::Tensor bias;  // bias of the product
+  Dropout dropout;
+  at::Tensor residual;
+};
+
+struct LayerNormed {
+  Operand y;
+  at::Tensor sum, mean, rstd;
+};
+/// `norm`: of kind kLayer.
+LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm,
+                               const OperandForms& wanted);
+/// y in its plain form, recomputed to the same bits as in forward.
+at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, const at::Tensor& rstd,
+                                const Norm& norm);
+
+struct LayerNormGradients {
+  at::Tensor d_sum;  // also the residual's gradient
+  at::Tensor dx;     // without dropout the same tensor as d_sum
+  at::Tensor d_weight, d_bias;
+  at::Tensor d_branch_bias;
+};
+/// `d_sum`: gradient that reaches the sum from elsewhere; undefined: none. Computes the gradients of the norm's vectors
+/// if `want_norm`, that of the branch's bias if `want_branch_bias`.
+LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
+                                       const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
+                                       bool want_branch_bias);
+
+namespace launch {
+LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool keep_sum,
+                               bool want_plain, bool want_rows);
+LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
+                                       const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
+                                       bool want_branch_bias);
+}  // namespace launch
+
+// RMS norm, in one pass over the rows. Matrices [T, D]; autograd is not recorded.
+
+struct RmsNormed {
+  Operand y;
+  at::Tensor rstd;  // 1 / sqrt(mean(x^2) + eps): fp32 (fp64 for fp64) [T, 1]
+};
+RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, const OperandForms& wanted);
+/// y in its plain form, recomputed from x and rstd to the same bits.
+at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight, double eps);
+/// Returns dx, plus `d_residual` if defined; writes *d_weight if d_weight is not null.
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight);
+
+namespace launch {
+RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, bool want_plain, bool want_rows);
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight);
+}  // namespace launch
+
+}  // namespace trireme
