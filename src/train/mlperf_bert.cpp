@@ -20,7 +20,7 @@ class BertEvents final : public MlperfEvents {
   using MlperfEvents::MlperfEvents;
 
   void configuration(const Config& config, const MlperfRun& run) override {
-    log_submission(log_, "bert", run.nodes);
+    log_submission(log_, "bert", run);
     eval_samples_ = run.eval_samples;
     for (const std::string& path : config.data.train) files_.push_back(path);
     const double rows = static_cast<double>(config.batch.global_batch_size);

@@ -17,6 +17,7 @@ namespace trireme {
 struct MlperfRun {
   int64_t train_samples = 0, eval_samples = 0, accumulation_steps = 1;
   int nodes = 1;
+  std::string division;              // "closed" or "open"
   std::vector<std::string> tensors;  // names of the weights that are loaded
 };
 
@@ -51,6 +52,6 @@ std::unique_ptr<MlperfEvents> make_llama_events(MlperfLog& log, const Config& co
 std::unique_ptr<MlperfEvents> make_bert_events(MlperfLog& log, const Config& config);
 
 /// submission_benchmark … submission_platform, from MLPERF_SUBMISSION_* or defaults.
-void log_submission(MlperfLog& log, const char* benchmark, int nodes);
+void log_submission(MlperfLog& log, const char* benchmark, const MlperfRun& run);
 
 }  // namespace trireme

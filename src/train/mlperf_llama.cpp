@@ -1,7 +1,6 @@
 #include "mlperf_events.h"
 
 #include "trireme/base/text.h"
-#include "trireme/config/mlperf_rules.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -57,7 +56,7 @@ class LoraEvents final : public LlamaEvents {
   using LlamaEvents::LlamaEvents;
 
   void configuration(const Config& config, const MlperfRun& run) override {
-    log_submission(log_, "llama2_70b_lora", run.nodes);
+    log_submission(log_, "llama2_70b_lora", run);
     log_.event("opt_base_learning_rate", format_exact(config.optimizer.lr));
     log_.event("opt_adamw_weight_decay", format_exact(config.optimizer.weight_decay));
     log_.event("opt_gradient_clip_norm", format_exact(config.optimizer.grad_clip));
@@ -82,7 +81,7 @@ class PretrainingEvents final : public LlamaEvents {
 
   void configuration(const Config& config, const MlperfRun& run) override {
     const OptimizerSection& optimizer = config.optimizer;
-    log_submission(log_, "llama31_8b", run.nodes);
+    log_submission(log_, "llama31_8b", run);
     log_.event("seed", std::to_string(config.train.seed));
     log_.event("global_batch_size", std::to_string(config.batch.global_batch_size));
     log_.event("gradient_accumulation_steps", std::to_string(run.accumulation_steps));
@@ -114,7 +113,7 @@ std::unique_ptr<MlperfEvents> make_llama_events(MlperfLog& log, const Config& co
   return std::make_unique<PretrainingEvents>(log);
 }
 
-void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
+void log_submission(MlperfLog& log, const char* benchmark, const MlperfRun& run) {
   const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
   const auto environment = [](const char* name, const char* fallback) {
     const char* value = std::getenv(name);
@@ -122,10 +121,10 @@ void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
   };
   log.event("submission_benchmark", quoted(environment("MLPERF_SUBMISSION_BENCHMARK", benchmark)));
   log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
-  log.event("submission_division", quoted(mlperf_division()));
+  log.event("submission_division", quoted(run.division));
   log.event("submission_status", quoted(environment("MLPERF_SUBMISSION_STATUS", "onprem")));
   log.event("submission_platform",
-            quoted(fmt::format("{}x{}", nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
+            quoted(fmt::format("{}x{}", run.nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
 }
 
 }  // namespace trireme

@@ -56,7 +56,8 @@ std::optional<std::string> out_of_memory_message(const std::exception& error, co
   if (!ran_out(error)) return std::nullopt;
   // The plan predicted too little: settings that need less memory, the largest saving first.
   std::vector<std::string> advice;
-  if (question.config.parallel.recompute != "full" && plan.total() > least_plan(plan_input(question)).total())
+  if (question.config.parallel.recompute.word != ParallelSection::Recompute::kFull &&
+      plan.total() > least_plan(plan_input(question)).total())
     advice.emplace_back("parallel.recompute: full");
   std::vector<PlanHint> hints = plan_hints(question);
   std::stable_sort(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });

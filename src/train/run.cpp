@@ -73,7 +73,7 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
     log_info(fmt::format("{} CPU thread{} for each rank{}", threads, threads == 1 ? "" : "s",
                          threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, null_values(family.config, dtype)});
-  if (config.logging.style == "nemo") open_nemo_results(config, world);
+  if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);
   const bool log_here = config.logging.mlperf && comm.rank() == 0;
   MlperfLog mlperf(log_here ? directory.path() / "mllog.log" : std::filesystem::path());
   if (log_here) log_cache_clear(mlperf);
@@ -92,7 +92,7 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf, config);
   events->configuration(config, {task->facts().train_samples, task->facts().eval_samples,
                                  config.batch.global_batch_size / rows.data.size / config.batch.micro_batch_size,
-                                 world.topology().hosts(), weight_names(*task)});
+                                 world.topology().hosts(), task->facts().mlperf_division, weight_names(*task)});
   // Where everything is trained a checkpoint replaces every weight: the base model need not be there any more.
   const bool needs_base = config.lora || !directory.has_checkpoints();
   collective_check(comm, [&] {

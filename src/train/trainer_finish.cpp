@@ -207,7 +207,7 @@ void Trainer::end_run(RunEnd end, int exit_code, const std::string& reason, RunS
     console_.line(text);
     log_to_files(text);
   }
-  if (config_.logging.style == "nemo" && (end == RunEnd::kDone || end == RunEnd::kMaxTime))
+  if (config_.logging.style == LoggingSection::Style::kNemo && (end == RunEnd::kDone || end == RunEnd::kMaxTime))
     write_lightning_log(s.output, end == RunEnd::kDone
                                       ? fmt::format("`Trainer.fit` stopped: `max_steps={}` reached.", s.max_steps)
                                       : fmt::format("Time limit reached: train.max_time {}", *config_.train.max_time));

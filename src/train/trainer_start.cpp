@@ -1,6 +1,8 @@
 // What happens before the first step: shards, optimizer, weights or a checkpoint, warm-up.
 #include "trainer.h"
 
+#include "trireme/config/keys.h"
+
 #include "checkpoint.h"
 #include "checkpoint_space.h"
 #include "collective_check.h"
@@ -55,7 +57,8 @@ CheckpointOptions checkpoint_options(const Config& config, const RunDirectory& d
   if (!fingerprints) return options;
   for (const std::string& path : train_files(config))
     options.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
-  if (config.lora) options.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
+  if (config.lora)
+    options.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
   return options;
 }
 
@@ -81,8 +84,8 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
       task.units(), comm_, grid_, target,
       ShardingOptions{
           compute_dtype, plan.resident, frozen_recipe(config), trained_recipe(config, task.facts().automatic_fp8),
-          config.parallel.reduce_dtype == "compute" ? compute_dtype : at::kFloat, plan.policy,
-          config.precision.fp8_skip_first, config.precision.fp8_skip_last, config.model.read == "per_host"});
+          config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute ? compute_dtype : at::kFloat, plan.policy,
+          config.precision.fp8_skip_first, config.precision.fp8_skip_last, config.model.read == ModelSection::Read::kPerHost});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto event = [this](const std::string& json_object) { write_event(json_object); };
@@ -128,9 +131,10 @@ void Trainer::start() {
   comm_.barrier();
   mlperf_.start_run();
   clock_->start_run(progress_.completed, progress_.samples);
-  if (comm_.rank() == 0 && config_.logging.style.starts_with("fms"))
+  using Style = LoggingSection::Style;
+  if (comm_.rank() == 0 && (config_.logging.style == Style::kFms || config_.logging.style == Style::kFms2024))
     fms_report_ = std::make_unique<FmsReport>(
-        config_.logging.style == "fms_2024",
+        config_.logging.style == Style::kFms2024,
         static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / grid_.world.size, comm_.size(),
         steady_seconds());
   start_block();
@@ -197,7 +201,7 @@ void Trainer::restore(const std::map<std::string, std::vector<double>>& numbers,
 
 void Trainer::report_extension(const Config& before) const {
   const int64_t now = config_.train.max_steps, counted = progress_.completed - guard_->steps_skipped();
-  const std::string& schedule = config_.schedule.name;
+  const char* schedule = word_of(config_.schedule.name);
   const auto rate = [](const Config& config, int64_t step) {
     return learning_rate(config.schedule, config.optimizer.lr, config.train.max_steps, std::max<int64_t>(0, step));
   };

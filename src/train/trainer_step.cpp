@@ -134,7 +134,8 @@ double Trainer::step_learning_rate(int64_t step) const {
 }
 
 bool Trainer::clips_locally() const {
-  return config_.optimizer.clip == "local" && config_.optimizer.grad_clip > 0 && comm_.size() > 1;
+  return config_.optimizer.clip == OptimizerSection::Clip::kLocal && config_.optimizer.grad_clip > 0 &&
+         comm_.size() > 1;
 }
 
 at::Tensor Trainer::local_clip(const at::Tensor& square) const {

@@ -119,7 +119,7 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
       [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
   if (rank_.grid.world.rank != 0) return;
   Adapter adapter = export_adapter(tensors, *model_, config_.model.path, token_rows_);
-  if (config_.model.init == "checkpoint") adapter.base_hash = base_hash(config_.model.path);
+  if (config_.model.init == ModelSection::Init::kCheckpoint) adapter.base_hash = base_hash(config_.model.path);
   make_directories(directory);
   write_adapter(directory, adapter, DType::kF32);
 }
