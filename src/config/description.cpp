@@ -107,7 +107,7 @@ Section data_section() {
   s.key("logical_shards", &S::logical_shards,
         "documents: number of parts that the ranks share out; a multiple of the number of ranks, the same for a "
         "whole run",
-        {.min = 1, .max = 1048576, .data = kDocuments});
+        {.min = 1, .max = 1048576, .feature = Feature::kDocumentStreams});  // changes nothing of other data
   s.key("splits", &S::splits,
         "Megatron: shares of the documents of data.train for training, validation and test, such as '99990,8,2'; "
         "null = all for training",
