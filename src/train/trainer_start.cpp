@@ -84,8 +84,9 @@ Trainer::Trainer(const Config& config, World& world, TrainingTask& task, const M
       task.units(), comm_, grid_, target,
       ShardingOptions{
           compute_dtype, plan.resident, frozen_recipe(config), trained_recipe(config, task.facts().automatic_fp8),
-          config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute ? compute_dtype : at::kFloat, plan.policy,
-          config.precision.fp8_skip_first, config.precision.fp8_skip_last, config.model.read == ModelSection::Read::kPerHost});
+          config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute ? compute_dtype : at::kFloat,
+          plan.policy, config.precision.fp8_skip_first, config.precision.fp8_skip_last,
+          config.model.read == ModelSection::Read::kPerHost});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config.optimizer, units_->trained(), comm_);
   const auto event = [this](const std::string& json_object) { write_event(json_object); };
