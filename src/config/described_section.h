@@ -148,8 +148,8 @@ struct SectionKeys {
     about.optional = Shape<Member>::kOptional && *about.unset == '\0';
     about.get = get_member<Member>;
     about.set = set_member<Member>;
-    if ((about.data & kRows) == 0)  // programs that read no such files lack the key
-      about.feature = (about.data & kDocuments) != 0 ? Feature::kDocumentStreams : Feature::kMegatronData;
+    if ((about.data & kRowData) == 0)  // programs that read no such files lack the key
+      about.feature = (about.data & kDocumentData) != 0 ? Feature::kDocumentStreams : Feature::kMegatronData;
     section.keys.push_back(std::move(about));
   }
 };

@@ -71,9 +71,9 @@ Section data_section() {
   s.key("weights", &S::weights,
         "documents (Arrow, save_to_disk, Parquet, JSON lines): for each path of data.train its share of the "
         "tokens, in any unit; or write entries with path, weight and name into data.train",
-        {.min = 0, .above_min = true, .data = kDocuments | kMegatron});
+        {.min = 0, .above_min = true, .data = kDocumentData | kMegatronData});
   s.key("names", &S::names, "documents: the name that messages give to each path of data.train",
-        {.may_change = true, .may_be_absent = true, .data = kDocuments | kMegatron});
+        {.may_change = true, .may_be_absent = true, .data = kDocumentData | kMegatronData});
   s.key("valid", &S::valid, "validation rows",
         {.path = true,
          .one_or_more = true,
@@ -90,20 +90,20 @@ Section data_section() {
   s.key("shuffle", &S::shuffle, "shuffle the rows; false = the order of the file");
   s.key("column", &S::column,
         "documents: column or field that holds them; null = tokens, input_ids or text, whichever is there",
-        {.data = kDocuments});
+        {.data = kDocumentData});
   s.key("bos_token", &S::bos_token, "documents: id put before each one",
-        {.min = 0, .max = kMaxCount, .data = kDocuments});
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
   s.key("eos_token", &S::eos_token, "documents: id put after each one; Megatron: id that already ends each one",
-        {.min = 0, .max = kMaxCount, .data = kDocuments | kMegatron});
+        {.min = 0, .max = kMaxCount, .data = kDocumentData | kMegatronData});
   s.key("bol_token", &S::bol_token, "documents: id that every row begins with",
-        {.min = 0, .max = kMaxCount, .data = kDocuments});
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
   s.key("eol_token", &S::eol_token, "documents: id that every row ends with",
-        {.min = 0, .max = kMaxCount, .data = kDocuments});
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
   s.key("strip_tokens", &S::strip_tokens,
         "documents: more ids that are removed at the start and end of a document, as the four ids above are",
-        {.min = 0, .max = kMaxCount, .data = kDocuments});
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
   s.key("min_length", &S::min_length, "documents: those with fewer tokens, bos and eos included, are skipped",
-        {.min = 1, .max = kMaxCount, .data = kDocuments});
+        {.min = 1, .max = kMaxCount, .data = kDocumentData});
   s.key("logical_shards", &S::logical_shards,
         "documents: number of parts that the ranks share out; a multiple of the number of ranks, the same for a "
         "whole run",
@@ -111,18 +111,18 @@ Section data_section() {
   s.key("splits", &S::splits,
         "Megatron: shares of the documents of data.train for training, validation and test, such as '99990,8,2'; "
         "null = all for training",
-        {.data = kMegatron});
+        {.data = kMegatronData});
   s.key("index_rules", &S::index_rules,
         "Megatron: whether splits are rounded and the rows of blends counted as in NeMo or as in Megatron core",
-        {.choices = {{"nemo", S::IndexRules::kNemo}, {"core", S::IndexRules::kCore}}, .data = kMegatron});
+        {.choices = {{"nemo", S::IndexRules::kNemo}, {"core", S::IndexRules::kCore}}, .data = kMegatronData});
   s.key("index_cache", &S::index_cache, "Megatron: directory of the index maps; null = where each file lies",
-        {.path = true, .data = kMegatron});
+        {.path = true, .data = kMegatronData});
   s.key("reset_position_ids", &S::reset_position_ids,
-        "Megatron: positions count from 0 again after each data.eos_token", {.data = kMegatron});
+        "Megatron: positions count from 0 again after each data.eos_token", {.data = kMegatronData});
   s.key("reset_attention_mask", &S::reset_attention_mask, "Megatron: attention does not cross a data.eos_token",
-        {.data = kMegatron});
+        {.data = kMegatronData});
   s.key("eod_mask_loss", &S::eod_mask_loss, "Megatron: no loss on the prediction made at a data.eos_token",
-        {.data = kMegatron});
+        {.data = kMegatronData});
   return s.section;
 }
 

@@ -43,7 +43,8 @@ KeyTraits key_traits(const std::string& key);
 
 /// What data.train may hold, as bits.
 using DataKinds = uint32_t;
-inline constexpr DataKinds kRows = 1, kDocuments = 2, kMegatron = 4, kAnyData = kRows | kDocuments | kMegatron;
+inline constexpr DataKinds kRowData = 1, kDocumentData = 2, kMegatronData = 4,
+                           kAnyData = kRowData | kDocumentData | kMegatronData;
 
 /// The keys of the section data that `config` sets to something else than their default and that have no meaning for
 /// data of `kind`, of those that have one for `others`: "data.splits, data.index_rules"; "": none.

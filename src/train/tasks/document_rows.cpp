@@ -67,7 +67,7 @@ Sample stream_sample(std::vector<int64_t> tokens) {
 }
 
 void refuse_document_keys(const Config& config) {
-  if (const std::string keys = keys_without_meaning(config, kRows, kDocuments); !keys.empty())
+  if (const std::string keys = keys_without_meaning(config, kRowData, kDocumentData); !keys.empty())
     throw ConfigError(fmt::format("{}: for documents, but {} holds rows that are packed already: leave it out", keys,
                                   config.data.train.front()));
 }

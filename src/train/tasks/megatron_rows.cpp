@@ -98,7 +98,7 @@ std::shared_ptr<const MegatronDataset> open_evaluated_files(const Config& config
 
 /// ConfigError where a key for documents of text is set.
 void refuse_stream_keys(const Config& config) {
-  if (const std::string keys = keys_without_meaning(config, kMegatron); !keys.empty())
+  if (const std::string keys = keys_without_meaning(config, kMegatronData); !keys.empty())
     throw ConfigError(
         fmt::format("{}: for documents that are packed while the run reads them, but {} holds rows by "
                     "Megatron's rules: leave it out",
@@ -131,7 +131,7 @@ bool are_megatron_rows(const std::vector<std::string>& entries) {
 }
 
 void refuse_megatron_keys(const Config& config) {
-  const std::string keys = keys_without_meaning(config, kRows | kDocuments), first = config.data.train.front();
+  const std::string keys = keys_without_meaning(config, kRowData | kDocumentData), first = config.data.train.front();
   if (keys.empty()) return;
   std::error_code error;
   if (!std::filesystem::exists(first, error))
