@@ -45,19 +45,20 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(family.vocab_multiple));
-  facts_.mlperf_division = check_mlperf_model(config, family,
-                     {{"num_hidden_layers", std::to_string(shape.num_hidden_layers)},
-                      {"hidden_size", std::to_string(shape.hidden_size)},
-                      {"intermediate_size", std::to_string(shape.intermediate_size)},
-                      {"num_attention_heads", std::to_string(shape.num_attention_heads)},
-                      {"vocab_size", std::to_string(shape.vocab_size)},
-                      {"max_position_embeddings", std::to_string(shape.max_position_embeddings)},
-                      {"type_vocab_size", std::to_string(shape.type_vocab_size)},
-                      {"layer_norm_eps", format_exact(shape.layer_norm_eps)},
-                      {"hidden_dropout_prob", format_exact(shape.hidden_dropout_prob)},
-                      {"attention_probs_dropout_prob", format_exact(shape.attention_probs_dropout_prob)},
-                      {"hidden_act", shape.gelu_tanh ? "gelu by tanh" : "gelu by erf"},
-                      {"next-sentence head", shape.next_sentence ? "true" : "false"}});
+  facts_.mlperf_division =
+      check_mlperf_model(config, family,
+                         {{"num_hidden_layers", std::to_string(shape.num_hidden_layers)},
+                          {"hidden_size", std::to_string(shape.hidden_size)},
+                          {"intermediate_size", std::to_string(shape.intermediate_size)},
+                          {"num_attention_heads", std::to_string(shape.num_attention_heads)},
+                          {"vocab_size", std::to_string(shape.vocab_size)},
+                          {"max_position_embeddings", std::to_string(shape.max_position_embeddings)},
+                          {"type_vocab_size", std::to_string(shape.type_vocab_size)},
+                          {"layer_norm_eps", format_exact(shape.layer_norm_eps)},
+                          {"hidden_dropout_prob", format_exact(shape.hidden_dropout_prob)},
+                          {"attention_probs_dropout_prob", format_exact(shape.attention_probs_dropout_prob)},
+                          {"hidden_act", shape.gelu_tanh ? "gelu by tanh" : "gelu by erf"},
+                          {"next-sentence head", shape.next_sentence ? "true" : "false"}});
   facts_.automatic_fp8 = Recipe::kFp8Delayed;  // MLPerf's BERT
   const std::string fp8 =
       fp8_problem(rank, traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8)),
