@@ -29,7 +29,7 @@ Section model_section() {
          .instead = "fill the vocabulary up with model.pad_vocab_to"});
   s.key("pad_vocab_to", &S::pad_vocab_to,
         "rows are added to the vocabulary up to a multiple of this; 1 = none; null = {vocab_multiple}",
-        {.min = 1, .max = 65536});
+        {.min = 1, .max = 65536, .option = {.nemo = "model.make_vocab_size_divisible_by"}});
   s.key("scaled_residual_init", &S::scaled_residual_init,
         "with init random: projections whose output is added to the residual stream are drawn with the standard "
         "deviation initializer_range / sqrt(2 layers), as in GPT-2 and MLPerf's llama31_8b; null = what the "
@@ -86,11 +86,12 @@ Section data_section() {
         {.min = 2,
          .max = 16777216,
          .required = true,
-         .elsewhere = {"max_seq_length", "max_seq_len", "seq_len", "max_length", "block_size", "cutoff_len"}});
+         .option = {.fms = "seq_length", .torchtitan = "training.seq_len", .nemo = "model.data.seq_length"},
+         .elsewhere = {"max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len"}});
   s.key("shuffle", &S::shuffle, "shuffle the rows; false = the order of the file");
   s.key("column", &S::column,
         "documents: column or field that holds them; null = tokens, input_ids or text, whichever is there",
-        {.data = kDocumentData});
+        {.data = kDocumentData, .option = {.fms = "col_name"}});
   s.key("bos_token", &S::bos_token, "documents: id put before each one",
         {.min = 0, .max = kMaxCount, .data = kDocumentData});
   s.key("eos_token", &S::eos_token, "documents: id put after each one; Megatron: id that already ends each one",
@@ -107,16 +108,17 @@ Section data_section() {
   s.key("logical_shards", &S::logical_shards,
         "documents: number of parts that the ranks share out; a multiple of the number of ranks, the same for a "
         "whole run",
-        {.min = 1, .max = 1048576, .feature = Feature::kDocumentStreams});  // changes nothing of other data
+        // Without a meaning for other data, where it changes nothing.
+        {.min = 1, .max = 1048576, .feature = Feature::kDocumentStreams, .option = {.fms = "logical_shards"}});
   s.key("splits", &S::splits,
         "Megatron: shares of the documents of data.train for training, validation and test, such as '99990,8,2'; "
         "null = all for training",
-        {.data = kMegatronData});
+        {.data = kMegatronData, .option = {.nemo = "model.data.splits_string"}});
   s.key("index_rules", &S::index_rules,
         "Megatron: whether splits are rounded and the rows of blends counted as in NeMo or as in Megatron core",
         {.choices = {{"nemo", S::IndexRules::kNemo}, {"core", S::IndexRules::kCore}}, .data = kMegatronData});
   s.key("index_cache", &S::index_cache, "Megatron: directory of the index maps; null = where each file lies",
-        {.path = true, .data = kMegatronData});
+        {.path = true, .data = kMegatronData, .option = {.nemo = "model.data.index_mapping_dir"}});
   s.key("reset_position_ids", &S::reset_position_ids,
         "Megatron: positions count from 0 again after each data.eos_token", {.data = kMegatronData});
   s.key("reset_attention_mask", &S::reset_attention_mask, "Megatron: attention does not cross a data.eos_token",
@@ -130,19 +132,26 @@ Section batch_section() {
   using S = BatchSection;
   described::SectionKeys<S> s(&Config::batch, "batch", "batch sizes");
   s.key("global_batch_size", &S::global_batch_size, "samples per optimizer step, over all ranks",
-        {.min = 1, .max = kMaxCount, .elsewhere = {"batch_size", "train_batch_size", "batch.size"}});
+        {.min = 1,
+         .max = kMaxCount,
+         .option = {.torchtitan = "training.global_batch_size", .nemo = "model.global_batch_size"},
+         .elsewhere = {"batch_size", "train_batch_size", "batch.size"}});
   s.key("micro_batch_size", &S::micro_batch_size, "samples per rank per forward",
         {.min = 1,
          .max = kMaxCount,
          .may_change = true,
-         .elsewhere = {"batch_size", "train_batch_size", "per_device_train_batch_size", "per_device_batch_size",
-                       "local_batch_size", "batch.size"}});
+         .option = {.fms = "batch_size", .torchtitan = "training.local_batch_size", .nemo = "model.micro_batch_size"},
+         .elsewhere = {"train_batch_size", "per_device_train_batch_size", "per_device_batch_size", "batch.size"}});
   s.key("packing_rate", &S::packing_rate, "samples that a row counts for in eval.every_samples and the MLPerf log",
         {.min = 1, .max = 1024, .feature = Feature::kPackedRows});
   s.key("rampup", &S::rampup,
         "[start, increment, samples]: the batch grows from `start` to global_batch_size samples, by `increment` "
         "at a time, evenly over the first `samples` samples; null = it does not grow",
-        {.min = 1, .max = kMaxSamples, .length = 3, .may_be_absent = true});
+        {.min = 1,
+         .max = kMaxSamples,
+         .length = 3,
+         .may_be_absent = true,
+         .option = {.nemo = "model.rampup_batch_size"}});
   return s.section;
 }
 
@@ -155,20 +164,31 @@ Section optimizer_section() {
          .words_elsewhere = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}}});
   s.key("moments", &S::moments, "adamw: type of both moments; bf16: half the memory, rounded stochastically",
         {.choices = {{"fp32", S::Moments::kFp32}, {"bf16", S::Moments::kBf16}}});
-  s.key("lr", &S::lr, "peak learning rate", {.min = 0, .elsewhere = {"learning_rate", "max_lr"}});
+  s.key("lr", &S::lr, "peak learning rate",
+        {.min = 0,
+         .option = {.fms = "learning_rate", .torchtitan = "optimizer.lr", .nemo = "model.optim.lr"},
+         .elsewhere = {"max_lr"}});
   s.key("betas", &S::betas, "decay of the two moments",
         {.min = 0,
          .max = 1,
          .below_max = true,
          .length = 2,
+         .option = {.nemo = "model.optim.betas"},
          .elsewhere = {"beta1", "beta2", "adam_beta1", "adam_beta2"}});
   s.key("eps", &S::eps, "added to the denominator of the update",
-        {.min = 0, .above_min = true, .elsewhere = {"adam_epsilon", "epsilon"}});
+        {.min = 0,
+         .above_min = true,
+         .option = {.torchtitan = "optimizer.eps", .nemo = "model.optim.eps"},
+         .elsewhere = {"adam_epsilon", "epsilon"}});
   s.key("weight_decay", &S::weight_decay, "decoupled; on matrices and embeddings, not on norms and biases",
-        {.min = 0, .elsewhere = {"wd"}});
+        {.min = 0,
+         .option = {.torchtitan = "optimizer.weight_decay", .nemo = "model.optim.weight_decay"},
+         .elsewhere = {"wd"}});
   s.key("decay_norms", &S::decay_norms, "true: weight decay on every parameter");
   s.key("grad_clip", &S::grad_clip, "largest L2 norm of the gradient over all trained parameters; 0 = off",
-        {.min = 0, .elsewhere = {"max_grad_norm", "max_norm", "clip_grad", "gradient_clip_val", "gradient_clipping"}});
+        {.min = 0,
+         .option = {.fms = "grad_clip_thresh", .torchtitan = "training.max_norm", .nemo = "trainer.gradient_clip_val"},
+         .elsewhere = {"max_grad_norm", "clip_grad", "gradient_clipping"}});
   s.key("clip", &S::clip,
         "global: the gradient summed over all ranks is clipped; local: each rank's own, before the sum",
         {.choices = {{"global", S::Clip::kGlobal}, {"local", S::Clip::kLocal}}, .feature = Feature::kRankMeans});
@@ -198,23 +218,25 @@ Section schedule_section() {
         "(1 - (1 - t/warmup_steps)^2)",
         {.min = 0,
          .max = kMaxCount,
+         .option = {.torchtitan = "lr_scheduler.warmup_steps", .nemo = "model.optim.sched.warmup_steps"},
          .elsewhere = {"schedule.warmup", "optimizer.warmup", "train.warmup", "num_warmup_steps", "lr_warmup_steps"}});
   s.key("warmup_ratio", &S::warmup_ratio, "instead of warmup_steps: share of the run's steps, rounded up",
         {.min = 0, .max = 1});
   s.key("constant_steps", &S::constant_steps,
         "cosine: the last steps of the run, which have the rate min_lr. Above 0 the schedule is NeMo's "
         "CosineAnnealing, whose warm-up is lr * t / warmup_steps up to step warmup_steps",
-        {.min = 0, .max = kMaxCount});
+        {.min = 0, .max = kMaxCount, .option = {.nemo = "model.optim.sched.constant_steps"}});
   s.key("min_lr", &S::min_lr, "cosine, linear: learning rate at the last step",
-        {.min = 0, .elsewhere = {"min_learning_rate"}});
+        {.min = 0, .option = {.nemo = "model.optim.sched.min_lr"}, .elsewhere = {"min_learning_rate"}});
   s.key("min_lr_factor", &S::min_lr_factor,
         "wsd, fms_cosine: the decay ends at this share of optimizer.lr; null = 0 for wsd, 0.1 for fms_cosine",
-        {.min = 0, .max = 1});
+        {.min = 0, .max = 1, .option = {.torchtitan = "lr_scheduler.min_lr_factor"}});
   s.key("decay_ratio", &S::decay_ratio,
         "wsd: share of train.max_steps in which the rate decays; null = all after the warm-up", {.min = 0, .max = 1});
-  s.key("decay_type", &S::decay_type, "wsd: form of the decay",
-        {.choices = {
-             {"linear", S::DecayType::kLinear}, {"sqrt", S::DecayType::kSqrt}, {"cosine", S::DecayType::kCosine}}});
+  s.key(
+      "decay_type", &S::decay_type, "wsd: form of the decay",
+      {.choices = {{"linear", S::DecayType::kLinear}, {"sqrt", S::DecayType::kSqrt}, {"cosine", S::DecayType::kCosine}},
+       .option = {.torchtitan = "lr_scheduler.decay_type"}});
   return s.section;
 }
 
@@ -222,17 +244,23 @@ Section train_section() {
   using S = TrainSection;
   described::SectionKeys<S> s(&Config::train, "train", "length, seed and loss");
   s.key("max_steps", &S::max_steps, "optimizer steps of the run; may be raised later",
-        {.min = 1, .max = kMaxCount, .elsewhere = {"steps", "train_steps", "train_iters", "num_steps"}});
+        {.min = 1,
+         .max = kMaxCount,
+         .option = {.fms = "num_steps", .torchtitan = "training.steps", .nemo = "trainer.max_steps"},
+         .elsewhere = {"train_steps", "train_iters"}});
   s.key("epochs", &S::epochs,
         "instead of max_steps: passes over the rows of data.train (a fraction is allowed); the last step is "
         "the one that reaches the last row of the last pass",
         {.min = 0, .max = 1e6, .above_min = true, .elsewhere = {"num_epochs", "num_train_epochs", "max_epochs"}});
   s.key("seed", &S::seed, "data order, dropout, initial weights",
-        {.min = 0, .max = 4294967295.0, .elsewhere = {"random_seed"}});
+        {.min = 0,
+         .max = 4294967295.0,
+         .option = {.fms = "seed", .torchtitan = "training.seed", .nemo = "model.seed"},
+         .elsewhere = {"random_seed"}});
   s.key("deterministic", &S::deterministic,
         "on GPUs: every run of the same configuration has the same bits, a resumed one too; attention's "
         "backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
-        {.may_change = true});
+        {.may_change = true, .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"}});
   s.key("loss", &S::loss,
         "sample_mean: mean of each sample's mean over its targets; token_mean: mean over all targets of the step",
         {.choices = {
@@ -248,7 +276,7 @@ Section train_section() {
   s.key("max_time", &S::max_time,
         "DD:HH:MM:SS: time limit: the run saves its state and ends with exit code 0 before it is reached; "
         "the same command continues; null = no limit",
-        {.may_change = true});
+        {.may_change = true, .option = {.nemo = "trainer.max_time"}});
   return s.section;
 }
 
@@ -365,7 +393,10 @@ Section output_section() {
   described::SectionKeys<S> s(&Config::output, "output", "what the run leaves", {.may_change = true});
   s.key("dir", &S::dir,
         "directory of all files that the run writes; it is created; one that holds another run is refused",
-        {.required = true, .path = true, .elsewhere = {"output_dir"}});
+        {.required = true,
+         .path = true,
+         .option = {.fms = "ckpt_save_path", .torchtitan = "job.dump_folder", .nemo = "exp_manager.explicit_log_dir"},
+         .elsewhere = {"output_dir"}});
   s.key("save_every_samples", &S::save_every_samples,
         "samples between checkpoints, rounded up to whole steps; the last step saves too; null = save only "
         "when stopped",
@@ -389,7 +420,8 @@ Section logging_section() {
   s.key("every_steps", &S::every_steps, "steps between console lines",
         {.min = 1,
          .max = kMaxCount,
-         .elsewhere = {"logging.steps", "log_every", "log_interval", "log_freq", "logging_steps"}});
+         .option = {.fms = "report_interval", .torchtitan = "metrics.log_freq", .nemo = "trainer.log_every_n_steps"},
+         .elsewhere = {"logging.steps", "log_every", "log_interval", "logging_steps"}});
   s.key("style", &S::style,
         "plain: a console line for each step; fms, fms_2024: the lines of fms-fsdp and of its version of March "
         "2024 (AWS); nemo: as plain, and NeMo's log files and TensorBoard tags in output.dir",
@@ -398,7 +430,8 @@ Section logging_section() {
                      {"fms_2024", S::Style::kFms2024},
                      {"nemo", S::Style::kNemo}}});
   s.key("mlperf", &S::mlperf, ":::MLLOG lines on stdout and in mllog.log", {.feature = Feature::kMlperfLog});
-  s.key("tensorboard", &S::tensorboard, "TensorBoard event files in output.dir/tensorboard");
+  s.key("tensorboard", &S::tensorboard, "TensorBoard event files in output.dir/tensorboard",
+        {.option = {.torchtitan = "metrics.enable_tensorboard"}});
   s.key("profile_step", &S::profile_step,
         "one step to profile, the same as the section profile with active 1 and warmup 1; null = none",
         {.min = 1, .max = kMaxCount});

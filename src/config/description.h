@@ -43,6 +43,12 @@ struct RetiredKey {
   const char* word_now(std::string_view word) const;  // null: it never had that value
 };
 
+/// What the key is called in the trainers whose configurations are imported; "": an importer decides otherwise, or it
+/// has no such option. did-you-mean knows the last part of each.
+struct OptionNames {
+  const char *fms = "", *torchtitan = "", *nemo = "";
+};
+
 struct Key {
   const char* name = "";
   const char* help = "";
@@ -62,6 +68,7 @@ struct Key {
   const char* instead = "";            // what they are told to do
   DataKinds data = kAnyData;           // what data.train may hold for the key to have a meaning
   std::vector<RetiredKey> retired = {};
+  OptionNames option = {};
   std::vector<const char*> elsewhere = {};  // names in other trainers: "max_lr", or of one section: "lora.rank"
   std::vector<std::pair<const char*, const char*>> words_elsewhere = {};  // another trainer's word, ours
   const char* note = "";  // a sentence after the key where one of these is corrected
@@ -77,6 +84,8 @@ struct Key {
   /// The choices that a program of these features has.
   Key offered(const FeatureSet& features) const;
   const Choice* choice(std::string_view word) const;
+  /// Whether other trainers have `name` for it.
+  bool is_called(std::string_view name) const;
 };
 
 struct Section {
@@ -99,6 +108,8 @@ struct Section {
 
 const std::vector<Section>& sections();
 const Section* find_section(std::string_view name);
+/// "section.key"; null: there is none.
+const Key* find_key(std::string_view name);
 
 /// `config` with all optional sections, those that it lacks with their defaults.
 Config with_all_sections(Config config);

@@ -170,6 +170,18 @@ const Section* find_section(std::string_view name) {
   return found == all.end() ? nullptr : &*found;
 }
 
+const Key* find_key(std::string_view name) {
+  const size_t dot = std::min(name.find('.'), name.size());
+  const Section* section = find_section(name.substr(0, dot));
+  return section == nullptr || dot == name.size() ? nullptr : section->find(name.substr(dot + 1));
+}
+
+bool Key::is_called(std::string_view other) const {
+  const auto last_part = [&](std::string_view of) { return of.substr(of.rfind('.') + 1) == other; };
+  return std::find(elsewhere.begin(), elsewhere.end(), other) != elsewhere.end() || last_part(option.fms) ||
+         last_part(option.torchtitan) || last_part(option.nemo);
+}
+
 const Key* Section::find(std::string_view key) const {
   const auto found =
       std::find_if(keys.begin(), keys.end(), [&](const Key& candidate) { return candidate.name == key; });
@@ -294,7 +306,7 @@ KeyTraits key_traits(const std::string& key) {
   const Section* section = find_section(key.substr(0, dot));
   if (section == nullptr) return {};
   if (dot == std::string::npos) return {.may_change = section->may_change};
-  const Key* found = section->find(key.substr(dot + 1));
+  const Key* found = find_key(key);
   if (found == nullptr) return {};
   return {found->path, section->may_change || found->may_change || found->path};
 }

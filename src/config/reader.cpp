@@ -163,8 +163,7 @@ std::string Reader::name_elsewhere(const Section* section, const std::string& ke
     const char* note = "";
     for (const Section& one : sections())
       for (const Key& candidate : one.keys) {
-        if (std::find(candidate.elsewhere.begin(), candidate.elsewhere.end(), name) == candidate.elsewhere.end())
-          continue;
+        if (!candidate.is_called(name)) continue;
         known = true;
         note = candidate.note;
         if (has(one, candidate)) ours.push_back(&one == section ? candidate.name : qualified(one, candidate));
