@@ -301,6 +301,25 @@ std::vector<std::pair<std::string, std::string>> flatten_config(const Config& co
   return values;
 }
 
+void set_key(Config& config, const std::string& name, const std::string& text) {
+  const Section* section = find_section(name.substr(0, name.find('.')));
+  const Key* key = find_key(name);
+  TRIREME_CHECK(key != nullptr, "no key ", name);
+  Value value;
+  if (!key->list)
+    value = {text};
+  else
+    for (std::string_view rest = std::string_view(text).substr(1, text.size() - 2); !rest.empty();) {
+      const size_t end = std::min(rest.find(", "), rest.size());
+      value.emplace_back(rest.substr(0, end));
+      rest.remove_prefix(std::min(end + 2, rest.size()));
+    }
+  for (const std::string& item : value)
+    TRIREME_CHECK(key->type != Type::kText || key->choices.empty() || key->choice(item) != nullptr, name, " ", item);
+  if (section->at(config) == nullptr) section->exist(config, true);
+  section->set(config, *key, value);
+}
+
 KeyTraits key_traits(const std::string& key) {
   const size_t dot = key.find('.');
   const Section* section = find_section(key.substr(0, dot));

@@ -33,6 +33,10 @@ std::optional<Choice> choice_of(std::string_view word) {
 /// The names of the keys that describe_config() explains: "optimizer.lr".
 std::vector<std::string> config_keys(const ConfigFamily& family);
 
+/// Sets "section.key" to a value as print_config() writes it, texts without quotes: "8", "full", "[q_proj, v_proj]". An
+/// optional section that is left out is made with its defaults. InternalError: there is no such key or choice.
+void set_key(Config& config, const std::string& key, const std::string& value);
+
 /// What the description of a key says of its values. `key`: "data.train", or an optional section that is left out,
 /// "lora".
 struct KeyTraits {

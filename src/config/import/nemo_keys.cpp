@@ -86,7 +86,8 @@ const KnownKeys& nemo_training_keys() {
         {"model", "sharp", "no key: NCCL_COLLNET_ENABLE=1 in env_vars"},
         {"model", "fp8_hybrid", "always: E4M3 forward, E5M2 for gradients"},
         {"model", "fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad fp8_params reduce_amax",
-         "no key: precision.fp8_recipe: delayed scales by the maximum of the step before; tensorwise and rowwise are the choices beside it"},
+         "no key: precision.fp8_recipe: delayed scales by the maximum of the step before; tensorwise and rowwise are "
+         "the choices beside it"},
         {"model", "use_cpu_initialization", "no key: initial weights depend on train.seed alone"},
         {"model", "onnx_safe apex_transformer_log_level", "no meaning here"},
         {"model", "cpu_offloading_num_layers cpu_offloading_activations cpu_offloading_weights",
