@@ -158,7 +158,7 @@ TEST(NemoImport, Choices) {
             ParallelSection::ReduceDtype::kCompute);
   const Config fp8 = config(imported({"training.model.fp8=True"}));
   EXPECT_EQ(fp8.precision.linear, PrecisionSection::Linear::kFp8);
-  EXPECT_EQ(fp8.precision.fp8_recipe, PrecisionSection::Fp8Recipe::kDelayed);
+  EXPECT_EQ(fp8.precision.fp8_recipe, Recipe::kFp8Delayed);
   const Config fp16 = config(imported({"training.trainer.precision=16"}));
   EXPECT_EQ(fp16.precision.compute, PrecisionSection::Compute::kFp16);
   EXPECT_EQ(fp16.precision.loss_scale, 16777216);
