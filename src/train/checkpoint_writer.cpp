@@ -39,8 +39,9 @@ std::vector<PieceSource> pieces_to_save(const std::vector<StateTensor>& state, i
     const int64_t from = grains * shard->copy / shard->copies * kGrain;
     const int64_t to = std::min(length, grains * (shard->copy + 1) / shard->copies * kGrain);
     if (from < to)
-      pieces.push_back({{stored_kind(kind), shard->name, to_file_dtype(tensor.scalar_type()), shard->begin + from, to - from, 0},
-                        tensor.narrow(0, from, to - from)});
+      pieces.push_back(
+          {{stored_kind(kind), shard->name, to_file_dtype(tensor.scalar_type()), shard->begin + from, to - from, 0},
+           tensor.narrow(0, from, to - from)});
   }
   return pieces;
 }

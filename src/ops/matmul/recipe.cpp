@@ -30,12 +30,6 @@ const std::vector<Recipe>& trained_fp8_recipes() {
   return all;
 }
 
-std::optional<Recipe> trained_fp8_recipe(std::string_view word) {
-  const std::vector<Recipe>& all = trained_fp8_recipes();
-  const auto found = std::ranges::find_if(all, [&](Recipe recipe) { return traits_of(recipe).name == word; });
-  return found == all.end() ? std::nullopt : std::optional(*found);
-}
-
 Fp8Matrix stored_weight(const Weight& weight) {
   const at::Tensor& inverse = weight.state.inverse_scale;
   TRIREME_CHECK(inverse.defined() && inverse.numel() == 1, "an FP8 weight ", weight.matrix.sizes(), " has ",
