@@ -32,6 +32,12 @@ DecoderConfig small_qwen2() {
   return config;
 }
 
+DecoderConfig small_qwen3() {
+  DecoderConfig config = small_config();
+  config.family = "qwen3";
+  return config;
+}
+
 /// Biases start as zeros, norms as ones: moved, so that an exchange of two would be seen.
 std::vector<std::vector<at::Tensor>> moved_units(const DecoderModel& model, at::ScalarType dtype) {
   auto units = units_of(model, dtype);
@@ -99,7 +105,7 @@ TEST(FamilyUnits, TargetsOfLora) {
 }
 
 TEST(FamilyModel, GradientEqualsDifferencesInTheWeightsWithDropout) {
-  for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2()}) {
+  for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2(), small_qwen3()}) {
     const DecoderModel model(config, {});
     const TokenBatch batch = batch_of(2, 6, 1);
     const ForwardOptions options{true, 3, {}};
@@ -175,7 +181,7 @@ TEST(FamilyModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
 }
 
 TEST(FamilyModel, ReadsWeightsOnlyBetweenTheHooks) {
-  for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2()}) {
+  for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2(), small_qwen3()}) {
     const DecoderModel model(config, {});
     const ForwardOptions options{true, 1, std::vector<Recompute>(3, Recompute::kFull)};
     const TokenBatch batch = batch_of(2, 5, 1);
