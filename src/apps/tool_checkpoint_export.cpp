@@ -161,12 +161,12 @@ void export_checkpoint(const CheckpointExport& options) {
     const auto start =
         config.lora->adapter ? read_adapter(*config.lora->adapter).token_rows : std::map<std::string, TokenRows>();
     std::map<std::string, TokenRows> rows;
-    if (config.model.init != "random" && (shape.vocab_size > stored.vocab_size || !start.empty()))
+    if (config.model.init != ModelSection::Init::kRandom && (shape.vocab_size > stored.vocab_size || !start.empty()))
       rows = adapter_token_rows(
           *open_decoder_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,
           stored.vocab_size, start);
     Adapter adapter = export_adapter(tensors, model, base.string(), std::move(rows));
-    if (config.model.init == "checkpoint") adapter.base_hash = base_hash(base);
+    if (config.model.init == ModelSection::Init::kCheckpoint) adapter.base_hash = base_hash(base);
     make_directories(output);
     write_adapter(output, adapter, options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
     fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step, options.output);

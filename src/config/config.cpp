@@ -7,9 +7,7 @@
 
 #include "problems.h"
 #include "reader.h"
-#include "retired_keys.h"
 #include "rules.h"
-#include "train_parts.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -70,48 +68,107 @@ void resolve_warmup(Config& config) {
   schedule.warmup_ratio.reset();
 }
 
-Config read_config(const std::string& text, const std::filesystem::path& directory,
-                   const std::vector<std::string>& overrides, const ConfigFamily& family,
-                   std::optional<int64_t> world_size, Problems& problems, bool saved = false);
+const std::vector<std::string> kPartKeys = {"path", "weight", "name"};
 
-}  // namespace
+YamlNode list_at(const Place& place) {
+  YamlNode list;
+  list.kind = YamlNode::Kind::kList;
+  list.place = place;
+  return list;
+}
 
-Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                   const ConfigFamily& family, std::optional<int64_t> world_size) {
-  Problems problems(file.string(), overrides);
-  std::error_code ignored;
-  const auto size = std::filesystem::file_size(file, ignored);
-  if (!ignored && size > kMaxFile) {
-    problems.add({}, fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
-    problems.throw_if_any();
+YamlNode scalar_at(const Place& place, std::string text, bool quoted) {
+  YamlNode scalar;
+  scalar.kind = YamlNode::Kind::kScalar;
+  scalar.place = place;
+  scalar.text = std::move(text);
+  scalar.quoted = quoted;
+  return scalar;
+}
+
+std::string last_part(const YamlNode& path) {
+  return std::filesystem::path(path.text).lexically_normal().filename().string();
+}
+
+/// data.train as a list of {path, weight, name}: another way to write data.train, data.weights and data.names. Replaces
+/// such a list by the three keys; a weight that is not given is 1, a name the path's last part.
+void expand_train_parts(YamlNode& root, Problems& problems) {
+  YamlEntry* data = root.find("data");
+  if (data == nullptr || data->value.kind != YamlNode::Kind::kMap) return;
+  YamlEntry* train = data->value.find("train");
+  if (train == nullptr || train->value.kind != YamlNode::Kind::kList) return;
+  const auto is_map = [](const YamlNode& item) { return item.kind == YamlNode::Kind::kMap; };
+  const auto& items = train->value.items;
+  if (std::none_of(items.begin(), items.end(), is_map)) return;
+
+  const Place place = train->value.place;
+  YamlNode paths = list_at(place), weights = list_at(place), names = list_at(place);
+  bool weighted = false, named = false;
+  for (const YamlNode& item : items) {
+    if (!is_map(item)) {  // a path among mappings
+      paths.items.push_back(item);
+      weights.items.push_back(scalar_at(item.place, "1", false));
+      names.items.push_back(scalar_at(item.place, last_part(item), true));
+      continue;
+    }
+    for (const YamlEntry& entry : item.entries) {
+      if (std::find(kPartKeys.begin(), kPartKeys.end(), entry.key) != kPartKeys.end()) continue;
+      problems.add(entry.place,
+                   fmt::format("unknown key '{}' in an entry of data.train, which has path, weight and name.{}",
+                               shown(entry.key), did_you_mean(entry.key, kPartKeys)));
+    }
+    const YamlEntry* path = item.find("path");
+    if (path == nullptr) {
+      problems.add(item.place, "an entry of data.train has no path");
+      continue;
+    }
+    const YamlEntry *weight = item.find("weight"), *name = item.find("name");
+    weighted |= weight != nullptr;
+    named |= name != nullptr;
+    paths.items.push_back(path->value);
+    weights.items.push_back(weight ? weight->value : scalar_at(item.place, "1", false));
+    names.items.push_back(name ? name->value : scalar_at(item.place, last_part(path->value), true));
   }
-  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, family,
-                     world_size, problems);
+  train->value = std::move(paths);
+  const auto put = [&](const char* key, YamlNode list) {
+    if (const YamlEntry* given = data->value.find(key)) {
+      problems.add(given->place,
+                   fmt::format("data.{} and the same in the entries of data.train: give one of them", key));
+      return;
+    }
+    data->value.entries.push_back({key, place, std::move(list)});
+  };
+  // Entries that are mappings are parts of their own, whether they have weights and names or not.
+  // One path without a weight is no blend.
+  if (weighted || (!named && items.size() > 1)) put("weights", std::move(weights));
+  if (named) put("names", std::move(names));
 }
 
-Config with_steps(const Config& config, int64_t steps, const ConfigFamily& family, std::optional<int64_t> world_size) {
-  Config counted = config;
-  counted.train.max_steps = steps;
-  counted.train.epochs.reset();
-  resolve_warmup(counted);
-  std::string text;
-  for (const RuleProblem& problem : check_rules(counted, family, world_size)) text += "; " + problem.text;
-  if (!text.empty())
-    throw ConfigError(fmt::format("train.epochs {} is train.max_steps {}{}",
-                                  format_exact(config.train.epochs.value_or(0)), steps, text));
-  return counted;
+/// Replaces keys of earlier versions in a configuration that a run has printed, by what they meant there.
+void replace_retired_keys(YamlNode& root) {
+  for (const Section& section : sections())
+    for (const Key& key : section.keys)
+      for (const RetiredKey& retired : key.retired) {
+        YamlEntry* in = root.find(section.name);
+        const YamlEntry* entry = in == nullptr ? nullptr : in->value.find(retired.name);
+        const char* word = entry == nullptr ? nullptr : retired.word_now(entry->value.text);
+        if (word == nullptr) continue;  // a value that never was one is the reader's to report
+        YamlEntry replaced = *entry;
+        replaced.key = key.name;
+        replaced.value.text = word;
+        std::erase_if(in->value.entries, [&](const YamlEntry& old) { return old.key == retired.name; });
+        // Two old keys may have become one: the one that was not at its default counts.
+        YamlEntry* before = in->value.find(key.name);
+        if (before == nullptr)
+          in->value.entries.push_back(std::move(replaced));
+        else if (before->value.text == section.get(Config{}, key).front())
+          *before = std::move(replaced);
+      }
 }
-
-Config parse_config(const std::string& text, const std::string& name) {
-  Problems problems(name, {});
-  return read_config(text, "/", {}, {}, std::nullopt, problems, /*saved=*/true);
-}
-
-namespace {
 
 Config read_config(const std::string& text, const std::filesystem::path& directory,
                    const std::vector<std::string>& overrides, const ConfigFamily& family,
-                   std::optional<int64_t> world_size, Problems& problems, bool saved) {
+                   std::optional<int64_t> world_size, Problems& problems, bool saved = false) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
 
@@ -147,5 +204,36 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
 }
 
 }  // namespace
+
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                   const ConfigFamily& family, std::optional<int64_t> world_size) {
+  Problems problems(file.string(), overrides);
+  std::error_code ignored;
+  const auto size = std::filesystem::file_size(file, ignored);
+  if (!ignored && size > kMaxFile) {
+    problems.add({}, fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
+    problems.throw_if_any();
+  }
+  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, family,
+                     world_size, problems);
+}
+
+Config with_steps(const Config& config, int64_t steps, const ConfigFamily& family, std::optional<int64_t> world_size) {
+  Config counted = config;
+  counted.train.max_steps = steps;
+  counted.train.epochs.reset();
+  resolve_warmup(counted);
+  std::string text;
+  for (const RuleProblem& problem : check_rules(counted, family, world_size)) text += "; " + problem.text;
+  if (!text.empty())
+    throw ConfigError(fmt::format("train.epochs {} is train.max_steps {}{}",
+                                  format_exact(config.train.epochs.value_or(0)), steps, text));
+  return counted;
+}
+
+Config parse_config(const std::string& text, const std::string& name) {
+  Problems problems(name, {});
+  return read_config(text, "/", {}, {}, std::nullopt, problems, /*saved=*/true);
+}
 
 }  // namespace trireme

@@ -159,9 +159,6 @@ std::optional<bool> closed_division(const Benchmark& benchmark) {
   return std::nullopt;
 }
 
-/// Whether check_mlperf_model() found a run open whose division nothing names.
-bool g_open = false;
-
 std::optional<double> number_of(const std::string& text) {
   double value = 0;
   const char* end = text.data() + text.size();
@@ -224,11 +221,6 @@ std::vector<std::pair<std::string, std::string>> differing_keys(const Config& co
 
 }  // namespace
 
-std::string mlperf_division() {
-  const std::string division = environment("MLPERF_SUBMISSION_DIVISION");
-  return !division.empty() ? division : g_open ? "open" : "closed";
-}
-
 void check_mlperf_rules(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
   const Benchmark* benchmark = benchmark_of(config, family);
   if (benchmark == nullptr) return;
@@ -243,30 +235,26 @@ void check_mlperf_rules(const Config& config, const ConfigFamily& family, std::v
   for (const auto& [key, text] : differing_keys(config, *benchmark)) refuse(key, text + kWayOut);
 }
 
-void check_mlperf_model(const Config& config, const ConfigFamily& family,
-                        const std::vector<std::pair<std::string, std::string>>& found) {
+std::string check_mlperf_model(const Config& config, const ConfigFamily& family,
+                               const std::vector<std::pair<std::string, std::string>>& found) {
   const Benchmark* benchmark = benchmark_of(config, family);
-  if (benchmark == nullptr) return;
-  const std::optional<bool> closed = closed_division(*benchmark);
-  if (closed == false) return;
+  const std::optional<bool> closed = benchmark == nullptr ? std::nullopt : closed_division(*benchmark);
+  if (benchmark == nullptr || closed == false) return "open";
   std::vector<std::string> problems;
   for (const auto& [name, value] : found)
     for (const Fixed& fixed : benchmark->model)
       if (fixed.name == name)
         if (std::string text = difference(*benchmark, name, value, fixed.allowed); !text.empty())
           problems.push_back(std::move(text));
-  if (!closed) {
+  if (!closed)
     for (auto& [key, text] : differing_keys(config, *benchmark)) problems.push_back(std::move(text));
-    g_open = !problems.empty();
-    if (g_open)
-      log_warn(
-          fmt::format("MLPerf: the log names the open division, because {}{}; MLPERF_SUBMISSION_DIVISION=closed "
-                      "refuses what differs",
-                      problems.front(),
-                      problems.size() > 1 ? fmt::format(" (and {} more values differ)", problems.size() - 1) : ""));
-    return;
-  }
-  if (!problems.empty()) throw ConfigError(fmt::format("{}: {}{}", config.model.path, join(problems, "; "), kWayOut));
+  if (problems.empty()) return "closed";
+  if (closed) throw ConfigError(fmt::format("{}: {}{}", config.model.path, join(problems, "; "), kWayOut));
+  log_warn(fmt::format(
+      "MLPerf: the log names the open division, because {}{}; MLPERF_SUBMISSION_DIVISION=closed "
+      "refuses what differs",
+      problems.front(), problems.size() > 1 ? fmt::format(" (and {} more values differ)", problems.size() - 1) : ""));
+  return "open";
 }
 
 }  // namespace trireme

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "problems.h"
-#include "scalar.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -28,15 +27,16 @@ void read_text_entry(const YamlEntry& entry, NumberFile& read, Problems& problem
 }
 
 void read_number_entry(const YamlEntry& entry, const NumberKey& key, NumberFile& read, Problems& problems) {
-  double value = 0;
-  if (const std::string hint = read_number(entry.value, value); !hint.empty())
-    problems.add(entry.value.place, fmt::format("{} must be a number, not {}{}", key.name, node_text(entry.value),
-                                                hint == " " ? "" : "." + hint));
-  else if (!(value >= key.least && value <= key.most))
+  std::string hint;
+  const auto value = read_number(entry.value, hint);
+  if (!value)
+    problems.add(entry.value.place, fmt::format("{} must be a number, not {}{}{}", key.name, node_text(entry.value),
+                                                hint.empty() ? "" : ".", hint));
+  else if (!(*value >= key.least && *value <= key.most))
     problems.add(entry.value.place, fmt::format("{} must be from {:g} to {:g}, not {}", key.name, key.least, key.most,
                                                 node_text(entry.value)));
   else
-    read.numbers[key.name] = value;
+    read.numbers[key.name] = *value;
 }
 
 }  // namespace

@@ -1,17 +1,14 @@
 #include "reader.h"
 
+#include "trireme/base/file.h"
+#include "trireme/base/fraction.h"
+#include "trireme/base/text.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string_view>
-
-#include "retired_keys.h"
-#include "scalar.h"
-#include "synonyms.h"
-#include "trireme/base/file.h"
-#include "trireme/base/fraction.h"
-#include "trireme/base/text.h"
 
 namespace trireme {
 
@@ -19,34 +16,18 @@ namespace {
 
 constexpr size_t kMaxPath = 4096;
 
-// Collects names only.
-struct KeyCollector {
-  const FeatureSet& features;
-  std::vector<std::pair<std::string, std::vector<std::string>>> keys = {};
+std::string qualified(const Section& section, const Key& key) { return fmt::format("{}.{}", section.name, key.name); }
 
-  template <class Section>
-  void section(const SectionInfo& info, Section& section) {
-    if (!features.has(info.feature)) return;
-    keys.emplace_back(info.name, std::vector<std::string>());
-    if constexpr (OptionalOf<Section>::value) {
-      typename OptionalOf<Section>::Inner inner;
-      describe(*this, inner);
-    } else {
-      describe(*this, section);
-    }
-  }
-  template <class Value>
-  void field(const Field& field, Value&) {
-    if (features.has(field.feature)) keys.back().second.emplace_back(field.key);
-  }
-};
+std::string did_you_mean_all(const std::vector<std::string>& names) {
+  return names.empty() ? "" : fmt::format(" Did you mean '{}'?", join(names, "' or '"));
+}
 
-/// Keys of its own section that begin with the words of `key`, as keep_last for keep, or count the same in another
-/// unit, as every_samples for every_steps.
-std::string same_beginning(const std::string& key, const std::vector<std::string>& keys) {
+/// Keys that begin with the words of `key`, as keep_last for keep, or count the same in another unit, as every_samples
+/// for every_steps.
+std::vector<std::string> same_beginning(const std::string& key, const std::vector<std::string>& keys) {
   const auto without_unit = [](const std::string& name) {
-    for (const char* unit : {"_steps", "_samples", "_minutes", "_epochs", "_tokens", "_iters"})
-      if (name.ends_with(unit)) return name.substr(0, name.size() - std::string_view(unit).size());
+    for (const std::string_view unit : {"_steps", "_samples", "_minutes", "_epochs", "_tokens", "_iters"})
+      if (name.ends_with(unit)) return name.substr(0, name.size() - unit.size());
     return std::string();
   };
   const std::string words = without_unit(key);
@@ -54,35 +35,51 @@ std::string same_beginning(const std::string& key, const std::vector<std::string
   for (const std::string& candidate : keys)
     if (candidate.starts_with(key + "_") || (!words.empty() && without_unit(candidate) == words))
       found.push_back(candidate);
-  return found.empty() ? "" : fmt::format(" Did you mean '{}'?", join(found, "' or '"));
+  return found;
 }
 
-std::string sentence(const std::string& hint) { return hint == " " ? "" : "." + hint; }
+/// What to write for a word that is none of the key's choices.
+std::string word_hint(const Key& key, const std::string& word) {
+  const auto found = std::find_if(key.words_elsewhere.begin(), key.words_elsewhere.end(),
+                                  [&](const auto& pair) { return pair.first == word; });
+  if (found != key.words_elsewhere.end()) return did_you_mean_all({found->second});
+  std::vector<std::string> words;
+  for (const Choice& choice : key.choices) words.emplace_back(choice.word);
+  return did_you_mean(word, words);
+}
 
-bool in_range(const Field& field, double value) {
-  return std::isfinite(value) && (field.above_min ? value > field.min : value >= field.min) &&
-         (field.below_max ? value < field.max : value <= field.max);
+bool in_range(const Key& key, double value) {
+  return std::isfinite(value) && (key.above_min ? value > key.min : value >= key.min) &&
+         (key.below_max ? value < key.max : value <= key.max);
+}
+
+/// Other trainers' names for what is no key here.
+const std::map<std::string_view, const char*> kNoKeys = {
+    {"gradient_accumulation_steps",
+     " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) micro-batches."},
+    {"accumulate_grad_batches",
+     " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) micro-batches."},
+    {"resume_from_checkpoint", " A run resumes by itself when output.dir holds its checkpoints."}};
+
+/// What to write in place of a key that has another name now; "": it never was a key.
+std::string retired_advice(const Section& section, const YamlEntry& entry) {
+  for (const Key& key : section.keys)
+    for (const RetiredKey& retired : key.retired) {
+      if (entry.key != retired.name) continue;
+      const std::string renamed = fmt::format("{0}.{1} is now {0}.{2}", section.name, retired.name, key.name);
+      const char* word = retired.word_now(entry.value.text);
+      return word == nullptr ? renamed : fmt::format("{}: write '{}: {}'", renamed, key.name, word);
+    }
+  return "";
 }
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::vector<std::string>>> keys_with(const FeatureSet& features) {
-  KeyCollector collector{features};
-  Config config;
-  describe(collector, config);
-  return collector.keys;
-}
-
 void Reader::read(Config& config) {
-  if (root_.kind == YamlNode::Kind::kMap) {
-    for (const YamlEntry& entry : root_.entries) {
-      const bool known =
-          std::any_of(keys_.begin(), keys_.end(), [&](const auto& section) { return section.first == entry.key; });
-      if (!known)
-        problems_.add(entry.place, fmt::format("unknown section '{}'.{}", shown(entry.key), suggest("", entry.key)));
-    }
-  }
-  describe(*this, config);
+  for (const YamlEntry& entry : root_.entries)
+    if (find_section(entry.key) == nullptr)
+      problems_.add(entry.place, fmt::format("unknown section '{}'.{}", shown(entry.key), suggest(nullptr, entry.key)));
+  for (const Section& section : sections()) read_section(section, config);
 }
 
 bool Reader::readable(const std::vector<std::string>& keys) const {
@@ -95,104 +92,125 @@ Place Reader::place_of(const std::string& qualified) const {
   return section != places_.end() ? section->second : Place{};
 }
 
-template <class Section>
-void Reader::section(const SectionInfo& info, Section& section) {
-  section_ = info.name;
-  node_ = section_node(info.name);
-  describe(*this, section);
-  if (node_ != nullptr) check_keys(*node_);
-}
-
-template <class Section>
-void Reader::section(const SectionInfo& info, std::optional<Section>& section) {
-  const char* name = info.name;
-  const YamlEntry* entry = root_.find(name);
-  if (entry == nullptr || (entry->value.kind == YamlNode::Kind::kNull && !entry->value.empty)) {
-    section.reset();
-    return;
+void Reader::read_section(const Section& section, Config& config) {
+  const YamlEntry* entry = root_.find(section.name);
+  const bool is_null = entry != nullptr && entry->value.kind == YamlNode::Kind::kNull;
+  if (section.optional) {
+    if (entry == nullptr || (is_null && !entry->value.empty)) return section.exist(config, false);
+    if (!has(section))
+      return refuse_for_family(entry->place, fmt::format("section '{}'", section.name), section.feature,
+                               section.instead);
+    if (is_null)
+      return problems_.add(
+          entry->place,
+          fmt::format("section '{0}' is empty: write '{0}: {{}}' for its defaults, or leave it out", section.name));
+    section.exist(config, true);
   }
-  if (!family_.features.has(info.feature)) {
-    refuse_for_family(entry->place, fmt::format("section '{}'", name), info.feature, info.instead);
-    return;
-  }
-  if (entry->value.kind == YamlNode::Kind::kNull) {
-    problems_.add(entry->place, fmt::format("section '{}' is empty: write '{}: {{}}' for its defaults, or "
-                                            "leave it out",
-                                            name, name));
-    return;
-  }
-  this->section(info, section.emplace());
-}
-
-const YamlNode* Reader::section_node(const char* name) {
-  const YamlEntry* entry = root_.find(name);
-  broken_ = false;
-  if (entry == nullptr) return nullptr;
-  places_[name] = entry->place;
-  if (entry->value.kind == YamlNode::Kind::kMap) return &entry->value;
-  broken_ = entry->value.kind != YamlNode::Kind::kNull;
-  if (broken_)
+  if (entry != nullptr) places_[section.name] = entry->place;
+  const bool is_map = entry != nullptr && entry->value.kind == YamlNode::Kind::kMap;
+  const bool broken = entry != nullptr && !is_map && !is_null;
+  if (broken)
     problems_.add(entry->value.place,
-                  fmt::format("section '{}' must hold keys and values, not {}", name, node_text(entry->value)));
-  return nullptr;
-}
-
-void Reader::check_keys(const YamlNode& node) {
-  const auto section =
-      std::find_if(keys_.begin(), keys_.end(), [&](const auto& candidate) { return candidate.first == section_; });
-  for (const YamlEntry& entry : node.entries) {
-    if (std::find(section->second.begin(), section->second.end(), entry.key) != section->second.end()) continue;
-    const auto advice = retired_key_advice(section_, entry);
-    problems_.add(entry.place, advice ? *advice
-                                      : fmt::format("unknown key '{}' in section '{}'.{}", shown(entry.key), section_,
-                                                    suggest(section_, entry.key)));
-  }
-}
-
-std::string Reader::synonym_hint(const std::string& section, const std::string& key) const {
-  const Synonym* synonym = find_synonym(section, key);
-  if (synonym == nullptr) return "";
-  std::vector<std::string> has;
-  for (const std::string& qualified : synonym->keys) {
-    if (synonym->first_only && !has.empty()) break;
-    for (const auto& [name, keys] : offered_keys_) {
-      if (!qualified.starts_with(name + ".")) continue;
-      const std::string own = qualified.substr(name.size() + 1);
-      if (std::find(keys.begin(), keys.end(), own) != keys.end()) has.push_back(name == section ? own : qualified);
+                  fmt::format("section '{}' must hold keys and values, not {}", section.name, node_text(entry->value)));
+  for (const Key& key : section.keys) {
+    if (const YamlEntry* given = is_map ? entry->value.find(key.name) : nullptr) {
+      read_key(section, key, given->value, config);
+    } else if (broken || key.required) {
+      const std::string expected = expectation(key.offered(family_.features));
+      if (!broken)
+        problems_.add(place_of(section.name), fmt::format("{} is missing: {}", qualified(section, key), expected));
+      unreadable_.insert(qualified(section, key));
     }
   }
-  if (has.empty()) return synonym->keys.empty() ? synonym->note : "";
-  return fmt::format(" Did you mean '{}'?{}", join(has, "' or '"), synonym->note);
+  if (is_map) check_keys(section, entry->value);
 }
 
-std::string Reader::suggest(const std::string& section, const std::string& key) const {
+void Reader::read_key(const Section& section, const Key& key, const YamlNode& node, Config& config) {
+  const std::string name = qualified(section, key);
+  const Key offered = key.offered(family_.features);
+  places_[name] = node.place;
+  const Choice* choice = key.choice(node.text);
+  if (choice != nullptr && !family_.features.has(choice->feature)) {
+    refuse_for_family(node.place, fmt::format("{} {}", name, choice->word), choice->feature,
+                      "use " + expectation(offered));
+    unreadable_.insert(name);
+    return;
+  }
+  const std::optional<Value> read = value(name, offered, node);
+  // A resolved configuration names every key: those that this family lacks have their defaults.
+  const bool foreign = read && !family_.features.has(key.feature) && *read != section.get(config, key);
+  if (foreign) refuse_for_family(node.place, name, key.feature, key.instead);
+  if (!read || foreign)
+    unreadable_.insert(name);
+  else
+    section.set(config, key, *read);
+}
+
+void Reader::check_keys(const Section& section, const YamlNode& node) {
+  for (const YamlEntry& entry : node.entries) {
+    if (section.find(entry.key) != nullptr) continue;
+    const std::string advice = retired_advice(section, entry);
+    problems_.add(entry.place, !advice.empty() ? advice
+                                               : fmt::format("unknown key '{}' in section '{}'.{}", shown(entry.key),
+                                                             section.name, suggest(&section, entry.key)));
+  }
+}
+
+std::string Reader::name_elsewhere(const Section* section, const std::string& key) const {
+  for (const std::string& name : {fmt::format("{}.{}", section == nullptr ? "" : section->name, key), key}) {
+    std::vector<std::string> ours;
+    bool known = false;
+    const char* note = "";
+    for (const Section& one : sections())
+      for (const Key& candidate : one.keys) {
+        if (!candidate.is_called(name)) continue;
+        known = true;
+        note = candidate.note;
+        if (has(one, candidate)) ours.push_back(&one == section ? candidate.name : qualified(one, candidate));
+      }
+    if (known) return ours.empty() ? "" : did_you_mean_all(ours) + note;
+  }
+  const auto none = kNoKeys.find(key);
+  return none == kNoKeys.end() ? "" : none->second;
+}
+
+std::string Reader::suggest(const Section* section, const std::string& key) const {
   if (!problems_.wants_suggestions()) return "";
-  if (const std::string text = synonym_hint(section, key); !text.empty()) return text;
+  if (const std::string text = name_elsewhere(section, key); !text.empty()) return text;
   std::vector<std::string> near, elsewhere;
-  for (const auto& [name, keys] : offered_keys_) {
-    if (key == name) return fmt::format(" '{}' is a section of its own: indent it less.", name);
-    if (key.starts_with(name + ".")) return fmt::format(" Write '{}:' and its keys indented under it.", name);
-    if (section.empty()) near.push_back(name);
-    if (name == section) near = keys;
-    for (const std::string& candidate : keys)
-      if (candidate == key) elsewhere.push_back(name + "." + candidate);
+  for (const Section& one : sections()) {
+    if (!has(one)) continue;
+    if (key == one.name) return fmt::format(" '{}' is a section of its own: indent it less.", one.name);
+    if (key.starts_with(std::string(one.name) + "."))
+      return fmt::format(" Write '{}:' and its keys indented under it.", one.name);
+    if (section == nullptr) near.emplace_back(one.name);
+    for (const Key& candidate : one.keys) {
+      if (!has(one, candidate)) continue;
+      if (&one == section) near.emplace_back(candidate.name);
+      if (candidate.name == key) elsewhere.push_back(qualified(one, candidate));
+    }
   }
   // A key that counts something else in its own section is nearer than one of the same name elsewhere.
-  const std::string own = section.empty() ? "" : same_beginning(key, near);
-  if (!elsewhere.empty() && own.empty()) return fmt::format(" Did you mean '{}'?", join(elsewhere, "' or '"));
+  const auto own = section == nullptr ? std::vector<std::string>() : same_beginning(key, near);
+  if (!elsewhere.empty() && own.empty()) return did_you_mean_all(elsewhere);
   if (const std::string text = did_you_mean(key, near); !text.empty()) return text;
-  if (!own.empty()) return own;
-  for (const auto& [name, keys] : offered_keys_) {
-    const auto found = nearest_word(key, keys);
+  if (!own.empty()) return did_you_mean_all(own);
+  for (const Section& one : sections()) {
+    std::vector<std::string> names;
+    for (const Key& candidate : one.keys)
+      if (has(one, candidate)) names.emplace_back(candidate.name);
+    const auto found = nearest_word(key, names);
     if (found && edit_distance(key, *found) * 4 <= static_cast<int>(found->size()))
-      return fmt::format(" Did you mean '{}.{}'?", name, *found);
+      return did_you_mean_all({fmt::format("{}.{}", one.name, *found)});
   }
   return "";
 }
 
-void Reader::refuse(const Field& field, const YamlNode& node, const std::string& expected, const std::string& hint) {
-  problems_.add(node.place,
-                fmt::format("{} must be {}, not {}{}", qualified(field), expected, node_text(node), sentence(hint)));
+std::nullopt_t Reader::refuse(const std::string& name, const YamlNode& node, const std::string& expected,
+                              const std::string& hint) {
+  problems_.add(node.place, fmt::format("{} must be {}, not {}{}{}", name, expected, node_text(node),
+                                        hint.empty() ? "" : ".", hint));
+  return std::nullopt;
 }
 
 void Reader::refuse_for_family(const Place& place, const std::string& what, Feature feature,
@@ -201,188 +219,101 @@ void Reader::refuse_for_family(const Place& place, const std::string& what, Feat
                                    instead.empty() ? "" : ": ", instead));
 }
 
-template <class Value>
-void Reader::field(const Field& field, Value& value) {
-  const std::string name = qualified(field);
-  const Field family_field = offered(field, family_.features);
-  const std::string expected = expectation(family_field, type_of<Value>(), OptionalOf<Value>::value);
-  const YamlEntry* entry = node_ == nullptr ? nullptr : node_->find(field.key);
-  if (entry == nullptr) {
-    if (broken_) unreadable_.insert(name);
-    if (field.required && !broken_) {
-      problems_.add(place_of(section_), fmt::format("{} is missing: {}", name, expected));
-      unreadable_.insert(name);
-    }
-    return;
-  }
-  places_[name] = entry->value.place;
-  for (const TaggedWord& tagged : field.tagged) {
-    if (family_.features.has(tagged.feature) || entry->value.text != tagged.word) continue;
-    refuse_for_family(entry->value.place, fmt::format("{} {}", name, tagged.word), tagged.feature, "use " + expected);
-    unreadable_.insert(name);
-    return;
-  }
-  const Value before = value;
-  bool good = true;
-  if constexpr (OptionalOf<Value>::value) {
-    if (entry->value.kind == YamlNode::Kind::kNull)
-      value.reset();
-    else
-      good = convert(family_field, entry->value, expected, value.emplace());
-  } else {
-    good = convert(family_field, entry->value, expected, value);
-  }
-  if (!good) unreadable_.insert(name);
-  // A resolved configuration names every key: those that this family lacks have their defaults.
-  if (good && value != before && !family_.features.has(field.feature)) {
-    refuse_for_family(entry->value.place, name, field.feature, field.instead);
-    unreadable_.insert(name);
-  }
+std::optional<Value> Reader::value(const std::string& name, const Key& key, const YamlNode& node) {
+  if (node.kind == YamlNode::Kind::kNull && (key.optional || key.may_be_absent)) return Value{};
+  if (key.list) return list(name, key, node);
+  const auto one = item(name, key, node, expectation(key));
+  return one ? std::optional(Value{*one}) : std::nullopt;
 }
 
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, std::string& value) {
-  if (node.kind != YamlNode::Kind::kScalar) {
-    refuse(field, node, expected, " ");
-    return false;
+std::optional<Value> Reader::list(const std::string& name, const Key& key, const YamlNode& node) {
+  const std::string expected = expectation(key);
+  const bool names = key.type == Type::kText || !key.choices.empty();
+  if (key.one_or_more && node.kind == YamlNode::Kind::kScalar) {
+    const auto one = item(name, key, node, expected);
+    return one ? std::optional(Value{*one}) : std::nullopt;
   }
-  if (field.or_count && plain_type(node) == Plain::kInteger) {
-    int64_t count = 0;
-    const std::string hint = read_integer(node, count);
-    if (!hint.empty() || !in_range(field, static_cast<double>(count))) {
-      refuse(field, node, expected, hint.empty() ? " " : hint);
-      return false;
-    }
-    value = std::to_string(count);
-    return true;
-  }
-  if (field.or_fraction && !node.text.empty() && node.text.find_first_not_of("0123456789./") == std::string::npos) {
-    const auto share = parse_fraction(node.text);
-    if (!share || *share < 0 || *share > 1) {
-      refuse(field, node, expected, " ");
-      return false;
-    }
-    value = node.text;
-    return true;
-  }
-  if (!field.words.empty()) {
-    if (std::find(field.words.begin(), field.words.end(), node.text) == field.words.end()) {
-      const std::string hint = word_hint(node.text, field.words);
-      refuse(field, node, expected, hint.empty() ? " " : hint);
-      return false;
-    }
-    value = node.text;
-    return true;
-  }
-  if (plain_type(node) != Plain::kString) {
-    refuse(field, node, expected, fmt::format(" If it is one, write it in quotes: \"{}\"", shown(node.text)));
-    return false;
-  }
-  value = node.text;
-  return !field.path || (value == field.not_path && !value.empty()) || resolve_path(field, node, value);
-}
-
-bool Reader::resolve_path(const Field& field, const YamlNode& node, std::string& value) {
-  const auto fail = [&](const std::string& why) {
-    problems_.add(node.place, fmt::format("{} must be a path, but {} {}", qualified(field), node_text(node), why));
-    return false;
-  };
-  if (value.empty()) return fail("is empty");
-  if (value.find('\0') != std::string::npos) return fail("holds a NUL byte");
-  std::filesystem::path path = tidy_path(base_ / value);
-  if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
-  value = path.string();
-  if (value.size() > kMaxPath) return fail(fmt::format("is longer than {} bytes", kMaxPath));
-  if (!is_valid_utf8(value)) return fail("lies in a directory whose name is not UTF-8");
-  return true;
-}
-
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, int64_t& value) {
-  int64_t read = 0;
-  const std::string hint = read_integer(node, read);
-  if (!hint.empty() || !in_range(field, static_cast<double>(read))) {
-    refuse(field, node, expected, hint.empty() ? " " : hint);
-    return false;
-  }
-  value = read;
-  return true;
-}
-
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, double& value) {
-  double read = 0;
-  const std::string hint = read_number(node, read);
-  if (!hint.empty() || !in_range(field, read)) {
-    refuse(field, node, expected, hint.empty() ? " " : hint);
-    return false;
-  }
-  value = read;
-  return true;
-}
-
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, bool& value) {
-  const std::string hint = read_bool(node, value);
-  if (!hint.empty()) refuse(field, node, expected, hint);
-  return hint.empty();
-}
-
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected,
-                     std::vector<std::string>& value) {
-  value.clear();
-  if (node.kind == YamlNode::Kind::kNull && field.may_be_absent) return true;
-  Field one = field;
-  one.may_be_absent = false;
-  if (field.one_or_more && node.kind == YamlNode::Kind::kScalar)
-    return convert(field, node, expected, value.emplace_back());
   if (node.kind != YamlNode::Kind::kList) {
-    std::string hint = " ";
-    if (node.kind == YamlNode::Kind::kScalar) {
-      const bool item =
-          field.words.empty() || std::find(field.words.begin(), field.words.end(), node.text) != field.words.end();
-      hint = item ? fmt::format(" Did you mean '[{}]'?", shown(node.text)) : word_hint(node.text, field.words);
-    }
-    refuse(field, node, expected, hint.empty() ? " " : hint);
-    return false;
+    if (!names || node.kind != YamlNode::Kind::kScalar) return refuse(name, node, expected);
+    const bool is_item = key.choices.empty() || key.choice(node.text) != nullptr;
+    return refuse(name, node, expected,
+                  is_item ? fmt::format(" Did you mean '[{}]'?", shown(node.text)) : word_hint(key, node.text));
   }
-  if (node.items.empty() && !field.may_be_absent) {
-    problems_.add(node.place, fmt::format("{} must be {}, not an empty list", qualified(field), expected));
-    return false;
+  if (names && node.items.empty() && !key.may_be_absent) {
+    problems_.add(node.place, fmt::format("{} must be {}, not an empty list", name, expected));
+    return std::nullopt;
   }
-  const std::string of_one = expectation(one, Type::kString, false);
+  if (key.length > 0 && node.items.size() != key.length) {
+    problems_.add(node.place, fmt::format("{} must be {}, not {} of them", name, expected, node.items.size()));
+    return std::nullopt;
+  }
+  Value read;
   bool good = true;
-  for (const YamlNode& item : node.items) good &= convert(one, item, of_one, value.emplace_back());
-  if (!good) return false;
-  for (size_t i = 0; i < value.size(); ++i) {
-    if (std::find(value.begin(), value.begin() + static_cast<long>(i), value[i]) ==
-        value.begin() + static_cast<long>(i))
-      continue;
-    problems_.add(node.items[i].place, fmt::format("{} has '{}' twice", qualified(field), shown(value[i])));
+  for (const YamlNode& one : node.items) {
+    const auto text = item(name, key, one, item_expectation(key));
+    good &= text.has_value();
+    read.push_back(text.value_or(""));
+  }
+  if (!good) return std::nullopt;
+  for (size_t i = 0; names && i < read.size(); ++i) {
+    const auto end = read.begin() + static_cast<long>(i);
+    if (std::find(read.begin(), end, read[i]) == end) continue;
+    problems_.add(node.items[i].place, fmt::format("{} has '{}' twice", name, shown(read[i])));
     good = false;
   }
-  return good;
+  return good ? std::optional(std::move(read)) : std::nullopt;
 }
 
-template <class Item>
-bool Reader::convert(const Field& field, const YamlNode& node, const std::string& expected, std::vector<Item>& value) {
-  if (node.kind == YamlNode::Kind::kNull && field.may_be_absent) {
-    value.clear();
-    return true;
+std::optional<std::string> Reader::item(const std::string& name, const Key& key, const YamlNode& node,
+                                        const std::string& expected) {
+  const bool scalar = node.kind == YamlNode::Kind::kScalar;
+  if (scalar && key.choice(node.text) != nullptr) return node.text;
+  const bool words = !key.choices.empty();
+  if (!scalar && (words || key.type == Type::kText)) return refuse(name, node, expected);
+  std::string hint;
+  switch (key.type) {
+    case Type::kBool:
+      if (const auto read = read_bool(node, hint)) return *read ? "true" : "false";
+      return refuse(name, node, expected, hint);
+    case Type::kInteger: {
+      if (words && plain_type(node) != Plain::kInteger) break;
+      const auto read = read_integer(node, hint);
+      if (read && in_range(key, static_cast<double>(*read))) return std::to_string(*read);
+      return refuse(name, node, expected, hint);
+    }
+    case Type::kNumber: {
+      const auto read = read_number(node, hint);
+      if (read && in_range(key, *read)) return format_exact(*read);
+      return refuse(name, node, expected, hint);
+    }
+    case Type::kShare: {
+      if (node.text.empty() || node.text.find_first_not_of("0123456789./") != std::string::npos) break;
+      if (const auto share = parse_fraction(node.text); share && *share >= 0 && *share <= 1) return node.text;
+      return refuse(name, node, expected);
+    }
+    case Type::kText:
+      if (words) break;
+      if (plain_type(node) != Plain::kString)
+        return refuse(name, node, expected, fmt::format(" If it is one, write it in quotes: \"{}\"", shown(node.text)));
+      if (!key.path || (node.text == key.not_path && !node.text.empty())) return node.text;
+      return path(name, node);
   }
-  if (node.kind != YamlNode::Kind::kList) {
-    refuse(field, node, expected, " ");
-    return false;
-  }
-  if (field.length > 0 && node.items.size() != field.length) {
-    problems_.add(node.place,
-                  fmt::format("{} must be {}, not {} of them", qualified(field), expected, node.items.size()));
-    return false;
-  }
-  std::vector<Item> read(node.items.size());
-  Field one = field;
-  one.may_be_absent = false;
-  const std::string of_one = expectation(one, type_of<Item>(), false);
-  bool good = true;
-  for (size_t i = 0; i < read.size(); ++i) good &= convert(one, node.items[i], of_one, read[i]);
-  if (good) value = read;
-  return good;
+  return refuse(name, node, expected, word_hint(key, node.text));
+}
+
+std::optional<std::string> Reader::path(const std::string& name, const YamlNode& node) {
+  const auto fail = [&](const std::string& why) {
+    problems_.add(node.place, fmt::format("{} must be a path, but {} {}", name, node_text(node), why));
+    return std::nullopt;
+  };
+  if (node.text.empty()) return fail("is empty");
+  if (node.text.find('\0') != std::string::npos) return fail("holds a NUL byte");
+  std::filesystem::path path = tidy_path(base_ / node.text);
+  if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
+  const std::string text = path.string();
+  if (text.size() > kMaxPath) return fail(fmt::format("is longer than {} bytes", kMaxPath));
+  if (!is_valid_utf8(text)) return fail("lies in a directory whose name is not UTF-8");
+  return text;
 }
 
 }  // namespace trireme

@@ -1,5 +1,6 @@
 #include "rules.h"
 
+#include "trireme/config/keys.h"
 #include "trireme/config/mlperf_rules.h"
 
 #include <fmt/format.h>
@@ -71,15 +72,17 @@ void check_rampup(const Config& config, int64_t world_size, std::vector<RuleProb
                       world_size == 1 ? "" : "s", config.batch.micro_batch_size, nearest_multiples(value, unit)));
   const auto one_size = [&](const char* key, const char* why) { refuse({key}, fmt::format("is not for {}", why)); };
   if (config.logging.mlperf) one_size("logging.mlperf", "logging.mlperf, whose log has one batch size");
-  if (config.logging.style == "fms" || config.logging.style == "fms_2024")
+  if (config.logging.style == LoggingSection::Style::kFms || config.logging.style == LoggingSection::Style::kFms2024)
     one_size("logging.style", "logging.style fms, whose lines count with one batch size");
 }
 
 // Keys that the schedule's formula does not have, and a decay that does not fit after the warm-up.
 void check_schedule_keys(const Config& config, std::vector<RuleProblem>& problems) {
   const ScheduleSection& schedule = config.schedule;
-  const bool wsd = schedule.name == "wsd", fms = schedule.name == "fms_cosine",
-             annealing = schedule.name == "annealing";
+  using Name = ScheduleSection::Name;
+  const bool wsd = schedule.name == Name::kWsd, fms = schedule.name == Name::kFmsCosine,
+             annealing = schedule.name == Name::kAnnealing;
+  const std::string name = word_of(schedule.name);
   const auto refuse = [&](const std::string& key, const std::string& why) {
     problems.push_back(
         {"schedule." + key, {"schedule." + key, "schedule.name"}, fmt::format("schedule.{} {}", key, why)});
@@ -88,14 +91,15 @@ void check_schedule_keys(const Config& config, std::vector<RuleProblem>& problem
     refuse("min_lr", annealing ? "is not for schedule.name annealing, which ends at 0"
                                : fmt::format("is not for schedule.name {}: give schedule.min_lr_factor, the share of "
                                              "optimizer.lr",
-                                             schedule.name));
+                                             name));
   if (!wsd && !fms && schedule.min_lr_factor)
-    refuse("min_lr_factor", fmt::format("is for schedule.name wsd and fms_cosine, not {}{}", schedule.name,
-                                        annealing || schedule.name == "constant" ? "" : ": give schedule.min_lr"));
-  if (!wsd && schedule.decay_ratio) refuse("decay_ratio", "is for schedule.name wsd, not " + schedule.name);
-  if (!wsd && schedule.decay_type != "linear") refuse("decay_type", "is for schedule.name wsd, not " + schedule.name);
-  if (schedule.constant_steps > 0 && schedule.name != "cosine")
-    refuse("constant_steps", "is for schedule.name cosine, not " + schedule.name);
+    refuse("min_lr_factor", fmt::format("is for schedule.name wsd and fms_cosine, not {}{}", name,
+                                        annealing || schedule.name == Name::kConstant ? "" : ": give schedule.min_lr"));
+  if (!wsd && schedule.decay_ratio) refuse("decay_ratio", "is for schedule.name wsd, not " + name);
+  if (!wsd && schedule.decay_type != ScheduleSection::DecayType::kLinear)
+    refuse("decay_type", "is for schedule.name wsd, not " + name);
+  if (schedule.constant_steps > 0 && schedule.name != Name::kCosine)
+    refuse("constant_steps", "is for schedule.name cosine, not " + name);
   if (annealing && schedule.warmup_steps > 0)
     refuse("warmup_steps", "is not for schedule.name annealing, which falls from the first step: leave it out");
   if (!wsd || !schedule.decay_ratio || schedule.warmup_steps > config.train.max_steps) return;
@@ -197,11 +201,12 @@ void check_data(const Config& config, std::vector<RuleProblem>& problems) {
 
 void check_precision(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
   const PrecisionSection& precision = config.precision;
-  if (precision.loss_scale && precision.compute != "fp16")
+  if (precision.loss_scale && precision.compute != PrecisionSection::Compute::kFp16)
     problems.push_back({"precision.loss_scale",
                         {"precision.loss_scale", "precision.compute"},
                         "precision.loss_scale is for precision.compute fp16; the other types need none"});
-  if (precision.linear == "fp8" && !config.lora && !family.features.has(Feature::kFp8Training))
+  const bool fp8 = precision.linear == PrecisionSection::Linear::kFp8;
+  if (fp8 && !config.lora && !family.features.has(Feature::kFp8Training))
     problems.push_back(
         {"precision.linear",
          {"precision.linear"},
@@ -211,12 +216,12 @@ void check_precision(const Config& config, const ConfigFamily& family, std::vect
     const auto refuse = [&](const char* why) {
       problems.push_back({key, {key, "precision.linear"}, fmt::format("{} {} {}", key, value, why)});
     };
-    if (precision.linear != "fp8")
+    if (!fp8)
       refuse("needs precision.linear: fp8");
     else if (config.lora)
       refuse("is for trained matrices, and with a 'lora' section all of the blocks' are frozen: leave it out");
   };
-  if (precision.fp8_recipe != "auto") for_trained("precision.fp8_recipe", precision.fp8_recipe);
+  if (precision.fp8_recipe) for_trained("precision.fp8_recipe", word_of(*precision.fp8_recipe));
   if (precision.fp8_skip_first > 0) for_trained("precision.fp8_skip_first", std::to_string(precision.fp8_skip_first));
   if (precision.fp8_skip_last > 0) for_trained("precision.fp8_skip_last", std::to_string(precision.fp8_skip_last));
 }
@@ -244,23 +249,25 @@ void check_max_time(const Config& config, std::vector<RuleProblem>& problems) {
 }
 
 void check_moments(const Config& config, std::vector<RuleProblem>& problems) {
-  if (config.optimizer.moments != "fp32" && config.optimizer.name != "adamw")
+  if (config.optimizer.moments != OptimizerSection::Moments::kFp32 &&
+      config.optimizer.name != OptimizerSection::Name::kAdamw)
     problems.push_back({"optimizer.moments",
                         {"optimizer.moments", "optimizer.name"},
-                        fmt::format("optimizer.moments {} is for adamw, not for {}", config.optimizer.moments,
-                                    config.optimizer.name)});
+                        fmt::format("optimizer.moments {} is for adamw, not for {}", word_of(config.optimizer.moments),
+                                    word_of(config.optimizer.name))});
 }
 
 void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
-  const std::string& policy = config.parallel.policy;
-  if (policy == "auto" || policy == "none") return;
+  using Policy = ParallelSection::Policy;
+  if (config.parallel.policy == Policy::kAuto || config.parallel.policy == Policy::kNone) return;
+  const char* policy = word_of(config.parallel.policy);
   if (config.lora)
     problems.push_back({"parallel.policy",
                         {"parallel.policy", "lora"},
                         fmt::format("parallel.policy {} divides trained weights, and adapters are whole on every rank: "
                                     "leave it at auto (parallel.shard_size divides the frozen weights)",
                                     policy)});
-  else if (config.parallel.shard_size == "1")
+  else if (config.parallel.shard_size == 1)
     problems.push_back({"parallel.policy",
                         {"parallel.policy", "parallel.shard_size"},
                         fmt::format("parallel.policy {} with parallel.shard_size 1 divides nothing: take policy none "
@@ -288,11 +295,12 @@ void check_profile(const Config& config, const ConfigFamily& family, std::option
                         fmt::format("profile records nothing: its first active step is wait + warmup + 1 = {}, after "
                                     "the last step, train.max_steps {}",
                                     first, config.train.max_steps)});
-  const bool all = std::find(profile.ranks.begin(), profile.ranks.end(), "all") != profile.ranks.end();
+  const bool all =
+      std::find(profile.ranks.begin(), profile.ranks.end(), ProfileSection::kAllRanks) != profile.ranks.end();
   if (all && profile.ranks.size() > 1)
     problems.push_back({"profile.ranks", {"profile.ranks"}, "profile.ranks has 'all' beside single ranks"});
-  for (const std::string& rank : profile.ranks)
-    if (!all && !rank.empty() && world_size && std::stoll(rank) >= *world_size)
+  for (const int64_t rank : profile.ranks)
+    if (!all && world_size && rank >= *world_size)
       problems.push_back({"profile.ranks",
                           {"profile.ranks"},
                           fmt::format("profile.ranks has rank {}, the run has {} rank{}, counted from 0", rank,
@@ -300,10 +308,8 @@ void check_profile(const Config& config, const ConfigFamily& family, std::option
 }
 
 void check_shard_size(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
-  const std::string& shard = config.parallel.shard_size;
-  if (shard == "auto" || shard == "world") return;
-  const int64_t size = std::stoll(shard);
-  if (world_size % size == 0) return;
+  const int64_t size = config.parallel.shard_size;
+  if (size <= 0 || world_size % size == 0) return;
   int64_t below = std::min(size, world_size), above = size;
   while (world_size % below != 0) --below;
   while (above < world_size && world_size % above != 0) ++above;

@@ -6,6 +6,8 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <optional>
 #include <sstream>
 
@@ -156,12 +158,128 @@ class TreeBuilder : public YAML::EventHandler {
   bool is_alias_ = false;
 };
 
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+size_t skip_sign(std::string_view text) { return !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0; }
+
+bool has_leading_zero(std::string_view text) {
+  const size_t first = skip_sign(text);
+  return text.size() > first + 1 && text[first] == '0' && is_digit(text[first + 1]);
+}
+
+bool looks_like_integer(std::string_view text) {
+  const size_t first = skip_sign(text);
+  return text.size() > first && std::all_of(text.begin() + static_cast<long>(first), text.end(), is_digit);
+}
+
+bool looks_like_number(std::string_view text) {
+  size_t i = skip_sign(text), digits = 0;
+  const auto eat_digits = [&] {
+    for (; i < text.size() && is_digit(text[i]); ++i) ++digits;
+  };
+  eat_digits();
+  if (i < text.size() && text[i] == '.') {
+    ++i;
+    eat_digits();
+  }
+  if (digits == 0) return false;
+  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
+    i += 1 + skip_sign(text.substr(i + 1));
+    digits = 0;
+    eat_digits();
+    if (digits == 0) return false;
+  }
+  return i == text.size();
+}
+
+template <class Value>
+std::optional<Value> number_of(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  Value value;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::string did_you_mean_this(const std::string& text) { return fmt::format(" Did you mean '{}'?", text); }
+
+// The integer that somebody who wrote `text` will have meant.
+std::string integer_hint(std::string text) {
+  text.erase(std::remove(text.begin(), text.end(), '_'), text.end());
+  text.erase(std::remove(text.begin(), text.end(), ','), text.end());
+  if (!looks_like_number(text)) return "";
+  const auto value = number_of<double>(text);
+  if (!value || std::abs(*value) > 9007199254740992.0 || *value != std::floor(*value)) return "";
+  return did_you_mean_this(fmt::format("{:.0f}", *value));
+}
+
 }  // namespace
 
 YamlEntry* YamlNode::find(std::string_view key) {
   const auto found =
       std::find_if(entries.begin(), entries.end(), [&](const YamlEntry& entry) { return entry.key == key; });
   return found == entries.end() ? nullptr : &*found;
+}
+
+Plain plain_type(const YamlNode& node) {
+  const std::string& text = node.text;
+  if (node.quoted) return Plain::kString;
+  for (const char* word : {"true", "True", "TRUE", "false", "False", "FALSE"})
+    if (text == word) return Plain::kBool;
+  for (const char* word : {"null", "Null", "NULL", "~", ""})
+    if (text == word) return Plain::kNull;
+  if (looks_like_integer(text)) return Plain::kInteger;
+  if (looks_like_number(text)) return Plain::kNumber;
+  return Plain::kString;
+}
+
+std::optional<int64_t> read_integer(const YamlNode& node, std::string& hint) {
+  if (node.kind != YamlNode::Kind::kScalar) return std::nullopt;
+  const std::string& text = node.text;
+  const bool integer = looks_like_integer(text);
+  if (node.quoted)
+    hint = integer_hint(text).empty() ? "" : " Leave the quotes out.";
+  else if (!integer)
+    hint = integer_hint(text);
+  else if (has_leading_zero(text))
+    hint = " Leave the leading zero out.";
+  else
+    return number_of<int64_t>(text);
+  return std::nullopt;
+}
+
+std::optional<double> read_number(const YamlNode& node, std::string& hint) {
+  if (node.kind != YamlNode::Kind::kScalar || !looks_like_number(node.text)) return std::nullopt;
+  if (node.quoted || has_leading_zero(node.text)) {
+    hint = node.quoted ? " Leave the quotes out." : " Leave the leading zero out.";
+    return std::nullopt;
+  }
+  const auto value = number_of<double>(node.text);
+  if (!value) hint = " A double cannot hold that.";
+  return value;
+}
+
+std::optional<bool> read_bool(const YamlNode& node, std::string& hint) {
+  if (node.kind != YamlNode::Kind::kScalar) return std::nullopt;
+  std::string text = node.text;
+  if (!node.quoted && (text == "true" || text == "false")) return text == "true";
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  for (const char* yes : {"true", "yes", "on", "y", "1"})
+    if (text == yes) hint = did_you_mean_this("true");
+  for (const char* no : {"false", "no", "off", "n", "0"})
+    if (text == no) hint = did_you_mean_this("false");
+  return std::nullopt;
+}
+
+std::string node_text(const YamlNode& node) {
+  switch (node.kind) {
+    case YamlNode::Kind::kNull: return node.empty ? "empty" : "null";
+    case YamlNode::Kind::kList: return "a list";
+    case YamlNode::Kind::kMap: return "a mapping";
+    case YamlNode::Kind::kScalar: break;
+  }
+  return node.quoted ? fmt::format("\"{}\"", shown(node.text)) : fmt::format("'{}'", shown(node.text));
 }
 
 void check_raw_text(std::string_view text, const Place& origin, Problems& problems) {

@@ -3,6 +3,8 @@
 // it lets pass (duplicate keys, aliases, merge keys, tags, several documents, tabs, control bytes, any depth) is
 // refused here.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +34,20 @@ struct YamlEntry {
   Place place;
   YamlNode value;
 };
+
+enum class Plain { kString, kInteger, kNumber, kBool, kNull };
+
+/// What a plain scalar means in YAML 1.2's core schema; a quoted one is a string.
+Plain plain_type(const YamlNode& node);
+
+/// YAML 1.2 scalars, read strictly: no octal, no 1e3 for an integer, no yes/no, no inf or nan. nullopt where the node
+/// is no such value; `hint` may then say what to write: " Did you mean 'x'?".
+std::optional<int64_t> read_integer(const YamlNode& node, std::string& hint);
+std::optional<double> read_number(const YamlNode& node, std::string& hint);
+std::optional<bool> read_bool(const YamlNode& node, std::string& hint);
+
+/// A node as part of "… must be x, not <this>".
+std::string node_text(const YamlNode& node);
 
 /// Refuses what no configuration may hold, before the parser sees it: invalid UTF-8, NUL and other control bytes,
 /// tabs as indentation, brackets by the ten thousand. Adds one problem for each kind.

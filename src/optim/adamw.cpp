@@ -49,7 +49,8 @@ class AdamW final : public Optimizer {
     at::NoGradGuard no_grad;
     for (size_t s = 0; s < shards_.size(); ++s) {
       TrainedShard& shard = shards_[s];
-      const auto type = shard.master.options().dtype(options_.moments == "bf16" ? at::kBFloat16 : at::kFloat);
+      const auto type = shard.master.options().dtype(
+          options_.moments == OptimizerSection::Moments::kBf16 ? at::kBFloat16 : at::kFloat);
       exp_avg_.push_back(at::zeros(shard.master.sizes(), type));
       exp_avg_sq_.push_back(at::zeros(shard.master.sizes(), type));
       tables_.emplace_back();

@@ -24,7 +24,7 @@ class Lamb final : public Optimizer {
     }
     if (shards_.empty()) return;
     step_ = at::zeros({}, shards_[0].master.options());
-    if (options_.trust_ratio == "decayed") adapted_ = find_adapted();
+    if (options_.trust_ratio == OptimizerSection::TrustRatio::kDecayed) adapted_ = find_adapted();
   }
 
   void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) override {

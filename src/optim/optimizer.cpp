@@ -11,8 +11,10 @@ namespace trireme {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world) {
   TRIREME_CHECK(options.betas.size() == 2, "optimizer.betas has ", options.betas.size(), " values, not 2");
-  if (options.name == "lamb") return make_lamb(options, shards, world);
-  TRIREME_CHECK(options.name == "adamw", "optimizer '", options.name, "'");
+  switch (options.name) {
+    case OptimizerSection::Name::kLamb: return make_lamb(options, shards, world);
+    case OptimizerSection::Name::kAdamw: break;
+  }
   return make_adamw(options, shards);
 }
 

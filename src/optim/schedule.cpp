@@ -21,9 +21,10 @@ double warmup_stable_decay(const ScheduleSection& schedule, double t, double w, 
   if (t < stable_end) return 1;
   const double progress = decay > 0 ? std::min(1.0, (t + 1 - stable_end) / decay) : 1.0;
   const double least = schedule.min_lr_factor.value_or(0);
-  const double rest = schedule.decay_type == "linear" ? 1 - progress
-                      : schedule.decay_type == "sqrt" ? 1 - std::sqrt(progress)
-                                                      : half_cosine(progress);
+  using Decay = ScheduleSection::DecayType;
+  const double rest = schedule.decay_type == Decay::kLinear ? 1 - progress
+                      : schedule.decay_type == Decay::kSqrt ? 1 - std::sqrt(progress)
+                                                            : half_cosine(progress);
   return least + (1 - least) * rest;
 }
 
@@ -48,15 +49,15 @@ double warmup_cosine_constant(const ScheduleSection& schedule, double lr, double
 double learning_rate(const ScheduleSection& schedule, double lr, int64_t max_steps, int64_t step) {
   const auto t = static_cast<double>(step), w = static_cast<double>(schedule.warmup_steps),
              n = static_cast<double>(max_steps);
-  if (schedule.name == "wsd") return lr * warmup_stable_decay(schedule, t, w, n);
-  if (schedule.name == "fms_cosine") return lr * quadratic_warmup_cosine(schedule, t, w, n);
-  if (schedule.name == "annealing") return lr * std::max(0.0, 1 - t / n);
+  using Name = ScheduleSection::Name;
+  if (schedule.name == Name::kWsd) return lr * warmup_stable_decay(schedule, t, w, n);
+  if (schedule.name == Name::kFmsCosine) return lr * quadratic_warmup_cosine(schedule, t, w, n);
+  if (schedule.name == Name::kAnnealing) return lr * std::max(0.0, 1 - t / n);
   if (schedule.constant_steps > 0) return warmup_cosine_constant(schedule, lr, t, w, n);
   if (t < w) return lr * (t + 1) / (w + 1);
-  if (schedule.name == "constant") return lr;
+  if (schedule.name == Name::kConstant) return lr;
   const double fraction = n > w ? std::min(1.0, (t - w) / (n - w)) : 1.0;
-  if (schedule.name == "linear") return schedule.min_lr + (lr - schedule.min_lr) * (1 - fraction);
-  TRIREME_CHECK(schedule.name == "cosine", "schedule '", schedule.name, "'");
+  if (schedule.name == Name::kLinear) return schedule.min_lr + (lr - schedule.min_lr) * (1 - fraction);
   return schedule.min_lr + (lr - schedule.min_lr) * half_cosine(fraction);
 }
 

@@ -1,6 +1,7 @@
 #include "trireme/plan/hints.h"
 
 #include "trireme/base/text.h"
+#include "trireme/config/keys.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/search.h"
@@ -8,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 
 namespace trireme {
@@ -41,32 +41,31 @@ class Changes {
   explicit Changes(const PlanQuestion& question) : question_(question) {
     const Config& config = question.config;
     const int64_t local = config.batch.global_batch_size / question.ranks, micro = config.batch.micro_batch_size;
-    if (question.ranks > 1 && config.parallel.shard_size != "auto" && config.parallel.shard_size != "world")
-      add("parallel.shard_size: world", [](Config& c) { c.parallel.shard_size = "world"; });
-    if (const std::string& policy = config.parallel.policy; policy != "auto" && policy != "full" && question.ranks > 1)
-      add("parallel.policy: full", [](Config& c) { c.parallel.policy = "full"; });
-    if (config.parallel.recompute != "auto" && config.parallel.recompute != "full")
-      add("parallel.recompute: full", [](Config& c) { c.parallel.recompute = "full"; });
+    if (question.ranks > 1 && config.parallel.shard_size > 0) add("parallel.shard_size", "world");
+    using Policy = ParallelSection::Policy;
+    if (const Policy policy = config.parallel.policy;
+        policy != Policy::kAuto && policy != Policy::kFull && question.ranks > 1)
+      add("parallel.policy", "full");
+    using Recomputed = ParallelSection::Recompute;
+    if (const auto word = config.parallel.recompute.word; word != Recomputed::kAuto && word != Recomputed::kFull)
+      add("parallel.recompute", "full");
     // With one pass a step each gradient is reduced as soon as it is there, whatever the policy.
-    if (local > micro)
-      add(fmt::format("batch.micro_batch_size: {}", local), [&](Config& c) { c.batch.micro_batch_size = local; });
-    if (question.gpu && plan_input(question).compute_bytes == 4)
-      add("precision.compute: bf16", [](Config& c) { c.precision.compute = "bf16"; });
+    if (local > micro) add("batch.micro_batch_size", std::to_string(local));
+    if (question.gpu && plan_input(question).compute_bytes == 4) add("precision.compute", "bf16");
     add_ranks();
-    if (local > micro)
-      add(fmt::format("batch.global_batch_size: {}", question.ranks * micro),
-          [&](Config& c) { c.batch.global_batch_size = question.ranks * micro; });
-    if (!config.lora && config.optimizer.name == "adamw" && config.optimizer.moments == "fp32")
-      add("optimizer.moments: bf16", [](Config& c) { c.optimizer.moments = "bf16"; });
+    if (local > micro) add("batch.global_batch_size", std::to_string(question.ranks * micro));
+    if (!config.lora && config.optimizer.name == OptimizerSection::Name::kAdamw &&
+        config.optimizer.moments == OptimizerSection::Moments::kFp32)
+      add("optimizer.moments", "bf16");
     const ModelFacts& facts = question.model.facts();
-    if (question.gpu && config.precision.linear != "fp8" && (config.lora ? facts.frozen_fp8 : facts.trained_fp8))
-      add("precision.linear: fp8", [](Config& c) { c.precision.linear = "fp8"; });
+    if (question.gpu && config.precision.linear != PrecisionSection::Linear::kFp8 &&
+        (config.lora ? facts.frozen_fp8 : facts.trained_fp8))
+      add("precision.linear", "fp8");
     const std::vector<Recipe>& all = trained_fp8_recipes();
     const auto codes = std::ranges::find_if(all, [](Recipe recipe) { return traits_of(recipe).stores_codes; });
     if (trains_in_fp8(config) && codes != all.end() && !block_traits(question, config).stores_codes)
-      add(fmt::format("precision.fp8_recipe: {}", traits_of(*codes).name),
-          [codes](Config& c) { c.precision.fp8_recipe = traits_of(*codes).name; });
-    const bool fp8_keys = config.precision.fp8_recipe != "auto" || config.precision.fp8_skip_first > 0 ||
+      add("precision.fp8_recipe", word_of(*codes));
+    const bool fp8_keys = config.precision.fp8_recipe || config.precision.fp8_skip_first > 0 ||
                           config.precision.fp8_skip_last > 0;  // not with a lora section
     if (!config.lora && !facts.adapter_targets.empty() && !fp8_keys) add_adapters(facts.adapter_targets);
     add_shorter_rows();
@@ -83,16 +82,17 @@ class Changes {
   }
 
  private:
-  void add(const std::string& setting, const std::function<void(Config&)>& change) {
-    PlanHint hint{{setting}, question_.config, question_.ranks};
-    change(hint.config);
+  void add(const std::string& key, const std::string& value) {
+    PlanHint hint{{fmt::format("{}: {}", key, value)}, question_.config, question_.ranks};
+    set_key(hint.config, key, value);
     hints_.push_back(std::move(hint));
   }
 
   void add_adapters(const std::vector<std::string>& targets) {
-    add("lora.r: 16", [&](Config& c) { c.lora.emplace().target_modules = targets; });
-    if (targets != LoraSection{}.target_modules)
-      hints_.back().settings.push_back(fmt::format("lora.target_modules: [{}]", join(targets, ", ")));
+    add("lora.r", "16");
+    if (targets == LoraSection{}.target_modules) return;
+    hints_.back().config.lora->target_modules = targets;
+    hints_.back().settings.push_back(fmt::format("lora.target_modules: [{}]", join(targets, ", ")));
   }
 
   bool fits(const PlanHint& hint) const { return least(question_.with(hint.config, hint.ranks)).fits(); }
@@ -103,7 +103,8 @@ class Changes {
     for (int64_t ranks = 2 * int64_t{question_.ranks}; ranks <= kMostRanks; ranks *= 2) {
       PlanHint hint{{fmt::format("{} ranks", ranks)}, question_.config, static_cast<int>(ranks)};
       BatchSection& batch = hint.config.batch;
-      if (hint.config.parallel.shard_size != "auto") hint.config.parallel.shard_size = "world";
+      if (hint.config.parallel.shard_size != ParallelSection::kAutoSize)
+        hint.config.parallel.shard_size = ParallelSection::kWorldSize;
       if (batch.global_batch_size % ranks != 0) {
         batch.global_batch_size = (batch.global_batch_size + ranks - 1) / ranks * ranks;
         hint.settings.push_back(fmt::format("batch.global_batch_size: {}", batch.global_batch_size));

@@ -5,6 +5,7 @@
 #include "trireme/base/fraction.h"
 #include "trireme/base/plural.h"
 #include "trireme/base/text.h"
+#include "trireme/config/keys.h"
 #include "trireme/plan/hints.h"
 #include "trireme/plan/precision.h"
 
@@ -213,11 +214,11 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.world_size = question.ranks;
   input.micro_batches =
       static_cast<int>(config.batch.global_batch_size / question.ranks / config.batch.micro_batch_size);
-  if (config.parallel.shard_size == "world")
-    input.shard_size = question.ranks;
-  else if (config.parallel.shard_size != "auto")
-    input.shard_size = std::stoi(config.parallel.shard_size);
-  if (config.parallel.reduce_dtype == "compute") input.gradient_bytes = input.compute_bytes;
+  const int64_t shard_size = config.parallel.shard_size;
+  if (shard_size != ParallelSection::kAutoSize)
+    input.shard_size = shard_size == ParallelSection::kWorldSize ? question.ranks : static_cast<int>(shard_size);
+  if (config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute)
+    input.gradient_bytes = input.compute_bytes;
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
@@ -225,16 +226,18 @@ PlanInput plan_input(const PlanQuestion& question) {
   if (question.gpu)
     input.rows_multiple =
         static_cast<int>(recipe.token_multiple / std::gcd(recipe.token_multiple, config.data.seq_length));
-  const std::string& recompute = config.parallel.recompute;
-  if (const auto share = parse_fraction(recompute); share)
-    input.recompute_blocks = recompute_fraction(input.num_blocks, *share);
-  else if (recompute != "auto")
-    input.recompute = recompute == "full"    ? Recompute::kFull
-                      : recompute == "mlp"   ? Recompute::kMlp
-                      : recompute == "norms" ? Recompute::kNorms
-                                             : Recompute::kNone;
-  if (config.optimizer.moments == "bf16") input.moment_bytes = 4;
-  input.policy = parse_policy(config.parallel.policy);
+  switch (const auto& recompute = config.parallel.recompute; recompute.word) {
+    case ParallelSection::Recompute::kAuto: break;
+    case ParallelSection::Recompute::kNone: input.recompute = Recompute::kNone; break;
+    case ParallelSection::Recompute::kNorms: input.recompute = Recompute::kNorms; break;
+    case ParallelSection::Recompute::kMlp: input.recompute = Recompute::kMlp; break;
+    case ParallelSection::Recompute::kFull: input.recompute = Recompute::kFull; break;
+    case ParallelSection::Recompute::kShare:
+      input.recompute_blocks = recompute_fraction(input.num_blocks, parse_fraction(recompute.share).value());
+      break;
+  }
+  if (config.optimizer.moments == OptimizerSection::Moments::kBf16) input.moment_bytes = 4;
+  input.policy = parse_policy(word_of(config.parallel.policy));
   input.ranks_per_host = question.ranks_per_host;
   input.device_memory = question.device_memory;
   input.overhead = question.gpu ? gpu_overhead(question.ranks) : 0;

@@ -5,18 +5,22 @@
 namespace trireme {
 
 at::ScalarType compute_dtype(const Config& config, bool use_gpu) {
-  const std::string name = config.precision.compute.value_or(use_gpu ? "bf16" : "fp32");
-  return name == "fp32" ? at::kFloat : name == "fp16" ? at::kHalf : at::kBFloat16;
+  using Compute = PrecisionSection::Compute;
+  const Compute compute = config.precision.compute.value_or(use_gpu ? Compute::kBf16 : Compute::kFp32);
+  return compute == Compute::kFp32 ? at::kFloat : compute == Compute::kFp16 ? at::kHalf : at::kBFloat16;
 }
 
 Recipe frozen_recipe(const Config& config) {
-  return config.lora && config.precision.linear == "fp8" ? Recipe::kFp8Frozen : Recipe::kCompute;
+  return config.lora && config.precision.linear == PrecisionSection::Linear::kFp8 ? Recipe::kFp8Frozen
+                                                                                  : Recipe::kCompute;
 }
 
-bool trains_in_fp8(const Config& config) { return !config.lora && config.precision.linear == "fp8"; }
+bool trains_in_fp8(const Config& config) {
+  return !config.lora && config.precision.linear == PrecisionSection::Linear::kFp8;
+}
 
 Recipe chosen_fp8_recipe(const Config& config, Recipe automatic) {
-  return trained_fp8_recipe(config.precision.fp8_recipe).value_or(automatic);
+  return config.precision.fp8_recipe.value_or(automatic);
 }
 
 Recipe trained_recipe(const Config& config, Recipe automatic) {

@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/config/keys.h"
 #include "trireme/plan/search.h"
 
 #include <fmt/format.h>
@@ -99,7 +100,7 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
                        .micro_batches = sized.batch.global_batch_size / gpus / sized.batch.micro_batch_size,
                        .plans = {}};
     for (const std::string& policy : policies) {
-      sized.parallel.policy = policy;
+      sized.parallel.policy = choice_of<ParallelSection::Policy>(policy).value();
       const PlanQuestion question{.config = sized,
                                   .model = *model,
                                   .ranks = gpus,

@@ -115,12 +115,14 @@ std::string FmsReport::lines(double now, int64_t reserved_bytes, int64_t allocat
 
 std::filesystem::path TensorboardLog::folder(const Config& config) {
   const std::filesystem::path output = config.output.dir;
-  if (config.logging.style == "nemo") return output;
+  if (config.logging.style == LoggingSection::Style::kNemo) return output;
   return config.logging.tensorboard ? output / "tensorboard" : std::filesystem::path();
 }
 
 TensorboardLog::TensorboardLog(const Config& config, int64_t completed, const std::string& description)
-    : nemo_(config.logging.style == "nemo"), fp16_(config.precision.compute == "fp16"), file_(folder(config)) {
+    : nemo_(config.logging.style == LoggingSection::Style::kNemo),
+      fp16_(config.precision.compute == PrecisionSection::Compute::kFp16),
+      file_(folder(config)) {
   if (completed > 0) file_.restart(completed + 1);
   file_.text(completed, "config", as_code(print_config(config)));
   file_.text(completed, "run", as_code(description));

@@ -3,7 +3,6 @@
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/config/mlperf_rules.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -51,7 +50,7 @@ void MlperfLog::end_with(const char* key, const std::string& value, const Metada
 namespace {
 
 /// submission_benchmark … submission_platform, from MLPERF_SUBMISSION_* or defaults.
-void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
+void log_submission(MlperfLog& log, const char* benchmark, const MlperfRun& run) {
   const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
   const auto environment = [](const char* name, const char* fallback) {
     const char* value = std::getenv(name);
@@ -59,10 +58,10 @@ void log_submission(MlperfLog& log, const char* benchmark, int nodes) {
   };
   log.event("submission_benchmark", quoted(environment("MLPERF_SUBMISSION_BENCHMARK", benchmark)));
   log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
-  log.event("submission_division", quoted(mlperf_division()));
+  log.event("submission_division", quoted(run.division));
   log.event("submission_status", quoted(environment("MLPERF_SUBMISSION_STATUS", "onprem")));
   log.event("submission_platform",
-            quoted(fmt::format("{}x{}", nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
+            quoted(fmt::format("{}x{}", run.nodes, environment("MLPERF_SUBMISSION_PLATFORM", "unnamed"))));
 }
 
 constexpr int64_t kTrainLossEvery = 10;
@@ -110,7 +109,7 @@ class LoraEvents final : public LlamaEvents {
   using LlamaEvents::LlamaEvents;
 
   void configuration(const Config& config, const MlperfRun& run) override {
-    log_submission(log_, "llama2_70b_lora", run.nodes);
+    log_submission(log_, "llama2_70b_lora", run);
     log_.event("opt_base_learning_rate", format_exact(config.optimizer.lr));
     log_.event("opt_adamw_weight_decay", format_exact(config.optimizer.weight_decay));
     log_.event("opt_gradient_clip_norm", format_exact(config.optimizer.grad_clip));
@@ -135,7 +134,7 @@ class PretrainingEvents final : public LlamaEvents {
 
   void configuration(const Config& config, const MlperfRun& run) override {
     const OptimizerSection& optimizer = config.optimizer;
-    log_submission(log_, "llama31_8b", run.nodes);
+    log_submission(log_, "llama31_8b", run);
     log_.event("seed", std::to_string(config.train.seed));
     log_.event("global_batch_size", std::to_string(config.batch.global_batch_size));
     log_.event("gradient_accumulation_steps", std::to_string(run.accumulation_steps));
@@ -171,7 +170,7 @@ class BertEvents final : public MlperfEvents {
   using MlperfEvents::MlperfEvents;
 
   void configuration(const Config& config, const MlperfRun& run) override {
-    log_submission(log_, "bert", run.nodes);
+    log_submission(log_, "bert", run);
     eval_samples_ = run.eval_samples;
     for (const std::string& path : config.data.train) files_.push_back(path);
     const double rows = static_cast<double>(config.batch.global_batch_size);

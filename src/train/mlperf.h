@@ -46,6 +46,7 @@ class MlperfLog {
 struct MlperfRun {
   int64_t train_samples = 0, eval_samples = 0, accumulation_steps = 1;
   int nodes = 1;
+  std::string division;              // "closed" or "open"
   std::vector<std::string> tensors;  // names of the weights that are loaded
 };
 

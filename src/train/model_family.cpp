@@ -18,7 +18,7 @@ Config gpt_defaults() {
   config.optimizer.betas = {0.9, 0.95};
   config.optimizer.weight_decay = 0.1;
   config.optimizer.grad_clip = 1.0;
-  config.train.loss = "token_mean";
+  config.train.loss = TrainSection::Loss::kTokenMean;
   return config;
 }
 

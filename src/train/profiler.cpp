@@ -55,9 +55,9 @@ bool has_kernels(const profiler::ProfilerResult& result) {
   });
 }
 
-bool contains_rank(const std::vector<std::string>& ranks, int rank) {
+bool contains_rank(const std::vector<int64_t>& ranks, int rank) {
   return std::any_of(ranks.begin(), ranks.end(),
-                     [&](const std::string& one) { return one == "all" || one == std::to_string(rank); });
+                     [&](int64_t one) { return one == ProfileSection::kAllRanks || one == rank; });
 }
 
 }  // namespace

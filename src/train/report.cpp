@@ -43,9 +43,10 @@ void Report::open() {
 void Report::start_run() {
   run_.mlperf.start_run();
   clock_.start_run(progress_.completed, progress_.samples);
-  if (writes_ && config_.logging.style.starts_with("fms"))
+  if (writes_ && (config_.logging.style == LoggingSection::Style::kFms ||
+                  config_.logging.style == LoggingSection::Style::kFms2024))
     fms_report_ = std::make_unique<FmsReport>(
-        config_.logging.style == "fms_2024",
+        config_.logging.style == LoggingSection::Style::kFms2024,
         static_cast<double>(config_.batch.global_batch_size * config_.data.seq_length) / run_.grid.world.size,
         run_.comm().size(), steady_seconds());
   start_block();
@@ -212,7 +213,7 @@ void Report::end(RunEnd end, int exit_code, const std::string& reason, RunSummar
     console_.line(text);
     log_to_files(text);
   }
-  if (config_.logging.style == "nemo" && (end == RunEnd::kDone || end == RunEnd::kMaxTime))
+  if (config_.logging.style == LoggingSection::Style::kNemo && (end == RunEnd::kDone || end == RunEnd::kMaxTime))
     write_lightning_log(s.output, end == RunEnd::kDone
                                       ? fmt::format("`Trainer.fit` stopped: `max_steps={}` reached.", s.max_steps)
                                       : fmt::format("Time limit reached: train.max_time {}", *config_.train.max_time));

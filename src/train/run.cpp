@@ -95,9 +95,12 @@ void start_mlperf(MlperfLog& mlperf) {
 
 MlperfRun mlperf_run(const Config& config, RunRows& rows, const World& world) {
   const TaskFacts& facts = rows.task().facts();
-  return {facts.train_samples, facts.eval_samples,
+  return {facts.train_samples,
+          facts.eval_samples,
           config.batch.global_batch_size / rows.grid().data.size / config.batch.micro_batch_size,
-          world.topology().hosts(), weight_names(rows.task())};
+          world.topology().hosts(),
+          facts.mlperf_division,
+          weight_names(rows.task())};
 }
 
 /// Libraries as the run needs them, on the device that this rank has.
@@ -137,7 +140,7 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   configure_device(config, world);
   // Directory, and the logs in it.
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, null_values(family.config, dtype)});
-  if (config.logging.style == "nemo") open_nemo_results(config, world);
+  if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);
   MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");
   start_mlperf(mlperf);
   // Rows.

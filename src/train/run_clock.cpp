@@ -65,9 +65,9 @@ bool RunClock::skips_evaluation(int64_t index) const {
   const auto& skip = config_.eval.skip_first;
   if (!skip) return false;
   // MLPerf's rule for llama2_70b_lora: 0.125 * global batch size + 2.
-  return index < (*skip == "mlperf"
+  return index < (*skip == EvalSection::kSkipByMlperf
                       ? static_cast<int64_t>(0.125 * static_cast<double>(config_.batch.global_batch_size) + 2)
-                      : std::stoll(*skip));
+                      : *skip);
 }
 
 bool RunClock::save_due(int64_t step) const {

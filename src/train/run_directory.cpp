@@ -56,8 +56,8 @@ std::map<std::string, std::string> resolved_values(const Config& config, const N
   if (counted.data.weights.empty() && counted.data.names.size() > 1)
     counted.data.weights.assign(counted.data.names.size(), 1);
   ScheduleSection& schedule = counted.schedule;
-  if (!schedule.min_lr_factor && schedule.name == "wsd") schedule.min_lr_factor = 0;
-  if (!schedule.min_lr_factor && schedule.name == "fms_cosine") schedule.min_lr_factor = 0.1;
+  if (!schedule.min_lr_factor && schedule.name == ScheduleSection::Name::kWsd) schedule.min_lr_factor = 0;
+  if (!schedule.min_lr_factor && schedule.name == ScheduleSection::Name::kFmsCosine) schedule.min_lr_factor = 0.1;
   std::map<std::string, std::string> values;
   for (const auto& [key, value] : flatten_config(counted)) {
     const auto null = nulls.find(key);

@@ -93,8 +93,8 @@ StepGuard::StepGuard(const Config& config, at::ScalarType compute_dtype, at::Dev
                      std::function<void(const std::string&)> event)
     : batches_(config.batch),
       fp16_(compute_dtype == at::kHalf),
-      skip_nonfinite_(config.train.on_nonfinite == "skip" || fp16_),
-      skip_spikes_(config.train.on_spike == "skip"),
+      skip_nonfinite_(config.train.on_nonfinite == TrainSection::OnNonfinite::kSkip || fp16_),
+      skip_spikes_(config.train.on_spike == TrainSection::OnSpike::kSkip),
       event_(std::move(event)) {
   const auto scalar = at::TensorOptions().dtype(at::kFloat).device(device);
   loss_scale_ = at::full({}, fp16_ ? config.precision.loss_scale.value_or(kInitialLossScale) : 1.0, scalar);

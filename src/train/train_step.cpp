@@ -117,11 +117,12 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
   const at::Device device = run.world.device();
   units_ = std::make_unique<ShardedUnits>(
       task_.units(), comm_, run.grid, device,
-      ShardingOptions{run.compute_dtype, run.plan.resident, frozen_recipe(config_),
-                      trained_recipe(config_, task_.facts().automatic_fp8),
-                      config_.parallel.reduce_dtype == "compute" ? run.compute_dtype : at::kFloat, run.plan.policy,
-                      config_.precision.fp8_skip_first, config_.precision.fp8_skip_last,
-                      config_.model.read == "per_host"});
+      ShardingOptions{
+          run.compute_dtype, run.plan.resident, frozen_recipe(config_),
+          trained_recipe(config_, task_.facts().automatic_fp8),
+          config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute ? run.compute_dtype : at::kFloat,
+          run.plan.policy, config_.precision.fp8_skip_first, config_.precision.fp8_skip_last,
+          config_.model.read == ModelSection::Read::kPerHost});
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);
   guard_ = std::make_unique<StepGuard>(config_, run.compute_dtype, device, std::move(event));
@@ -225,7 +226,8 @@ double TrainStep::step_learning_rate(int64_t step) const {
 }
 
 bool TrainStep::clips_locally() const {
-  return config_.optimizer.clip == "local" && config_.optimizer.grad_clip > 0 && comm_.size() > 1;
+  return config_.optimizer.clip == OptimizerSection::Clip::kLocal && config_.optimizer.grad_clip > 0 &&
+         comm_.size() > 1;
 }
 
 at::Tensor TrainStep::local_clip(const at::Tensor& square) const {

@@ -111,7 +111,8 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
   if (!fingerprints) return run;
   for (const std::string& path : train_files(config))
     manifest.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
-  if (config.lora) manifest.base = fingerprint_model(config.model.path, config.model.init == "checkpoint");
+  if (config.lora)
+    manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
   return run;
 }
 

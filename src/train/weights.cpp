@@ -8,6 +8,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
+#include "trireme/config/keys.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -272,7 +273,7 @@ namespace {
 /// `completed`, of which the optimizer did `counted`.
 void report_extension(const Config& before, const Config& config, int64_t completed, int64_t counted) {
   const int64_t now = config.train.max_steps;
-  const std::string& schedule = config.schedule.name;
+  const char* schedule = word_of(config.schedule.name);
   const auto rate = [](const Config& of, int64_t step) {
     return learning_rate(of.schedule, of.optimizer.lr, of.train.max_steps, std::max<int64_t>(0, step));
   };

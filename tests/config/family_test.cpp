@@ -2,6 +2,7 @@
 #include <regex>
 
 #include "config_testing.h"
+#include "trireme/config/keys.h"
 
 namespace trireme {
 namespace {
@@ -84,11 +85,11 @@ TEST(Family, HelpListsItsKeysWordsAndDefaults) {
 TEST(Family, ItsDefaultsHoldWhereAFileSaysNothing) {
   ConfigFamily family = kRich;
   family.defaults.optimizer.grad_clip = 1;
-  family.defaults.train.loss = "token_mean";
+  family.defaults.train.loss = TrainSection::Loss::kTokenMean;
   const TextFile file(std::string(kMinimal) + "train: {seed: 3}\n");
   const Config config = load_config(file.path(), {}, family);
   EXPECT_EQ(config.optimizer.grad_clip, 1);
-  EXPECT_EQ(config.train.loss, "token_mean");
+  EXPECT_EQ(config.train.loss, TrainSection::Loss::kTokenMean);
   // A resolved configuration means the same without them.
   EXPECT_EQ(parse_config(print_config(config), "x"), config);
 }
@@ -105,14 +106,15 @@ TEST(RetiredKeys, AreNamedWithWhatToWriteInstead) {
 }
 
 TEST(RetiredKeys, OfASavedConfigurationMeanWhatTheyMeant) {
-  const auto linear = [](const std::string& precision) {
-    return parse_config(std::string(kMinimal) + "precision:" + precision, "saved").precision.linear;
+  const auto fp8 = [](const std::string& precision) {
+    return parse_config(std::string(kMinimal) + "precision:" + precision, "saved").precision.linear ==
+           PrecisionSection::Linear::kFp8;
   };
-  EXPECT_EQ(linear("\n  compute: bf16\n  frozen: bf16\n  encoder: compute\n  loss_scale: null\n"), "compute");
-  EXPECT_EQ(linear("\n  frozen: fp8\n  encoder: compute\n"), "fp8");
-  EXPECT_EQ(linear("\n  frozen: bf16\n  encoder: fp8\n"), "fp8");
-  EXPECT_EQ(linear("\n  encoder: fp8\n"), "fp8");
-  EXPECT_THROW(linear("\n  frozen: fp7\n"), ConfigError);
+  EXPECT_FALSE(fp8("\n  compute: bf16\n  frozen: bf16\n  encoder: compute\n  loss_scale: null\n"));
+  EXPECT_TRUE(fp8("\n  frozen: fp8\n  encoder: compute\n"));
+  EXPECT_TRUE(fp8("\n  frozen: bf16\n  encoder: fp8\n"));
+  EXPECT_TRUE(fp8("\n  encoder: fp8\n"));
+  EXPECT_THROW(fp8("\n  frozen: fp7\n"), ConfigError);
 }
 
 }  // namespace

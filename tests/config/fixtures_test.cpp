@@ -219,7 +219,7 @@ TEST(Fixtures, EveryLayoutOfValidFilesMeansTheSame) {
   const Config styles = load_config(kFixtures / "valid_styles.yaml", {});
   EXPECT_EQ(styles.data.train,
             (std::vector<std::string>{(kFixtures / "a.npy").string(), (kFixtures / "b c.npy").string()}));
-  EXPECT_EQ(styles.model.init, "random");
+  EXPECT_EQ(styles.model.init, ModelSection::Init::kRandom);
   EXPECT_EQ(styles.lora, LoraSection());
   EXPECT_EQ(styles.optimizer, OptimizerSection());
 
@@ -230,7 +230,7 @@ TEST(Fixtures, EveryLayoutOfValidFilesMeansTheSame) {
   EXPECT_EQ(full.optimizer.eps, 1e-8);
   EXPECT_EQ(full.optimizer.betas, (std::vector<double>{0.9, 0.999}));
   EXPECT_EQ(full.eval.every_samples, 384);
-  EXPECT_EQ(full.precision.compute, "bf16");
+  EXPECT_EQ(full.precision.compute, PrecisionSection::Compute::kBf16);
   EXPECT_EQ(full.output.save_every_samples, std::nullopt);
 }
 

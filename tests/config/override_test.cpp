@@ -24,7 +24,7 @@ TEST(Override, SetsAddsAndTheLastWins) {
   EXPECT_EQ(config.data.train.size(), 2U);
   EXPECT_TRUE(config.logging.mlperf);
   EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.8, 0.9}));
-  EXPECT_EQ(config.parallel.shard_size, "2");
+  EXPECT_EQ(config.parallel.shard_size, 2);
 }
 
 TEST(Override, MakesAndRemovesTheLoraSection) {

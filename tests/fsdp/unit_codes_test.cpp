@@ -1,6 +1,7 @@
 // Trained weights stored as codes, on 1, 2 and 4 ranks: codes, scales and vectors against those of the master weights,
 // under every policy; forward and backward against a store that quantises in every pass.
 #include "mpi_test_main.h"
+#include "trireme/config/keys.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/ops/layers/norm_linear.h"
 #include "trireme/ops/matmul/fp8.h"
@@ -131,7 +132,7 @@ class UnitCodes : public ::testing::TestWithParam<Case> {
     units.initialise(5, false);
     check(units, divided);
     OptimizerSection options;
-    options.name = test.optimizer;
+    options.name = choice_of<OptimizerSection::Name>(test.optimizer).value();
     options.lr = 0.05;
     const auto optimizer = make_optimizer(options, units.trained(), comm());
     for (int step = 0; step < 3; ++step) {

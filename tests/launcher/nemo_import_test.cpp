@@ -110,9 +110,9 @@ TEST(NemoImport, The126m) {
   EXPECT_EQ(c.schedule.min_lr, 6e-5);
   EXPECT_EQ(c.train.max_steps, 600000);
   EXPECT_EQ(c.train.seed, 1234);
-  EXPECT_EQ(c.train.loss, "token_mean");
-  EXPECT_EQ(c.precision.compute, "bf16");
-  EXPECT_EQ(c.parallel.policy, "gradients");
+  EXPECT_EQ(c.train.loss, TrainSection::Loss::kTokenMean);
+  EXPECT_EQ(c.precision.compute, PrecisionSection::Compute::kBf16);
+  EXPECT_EQ(c.parallel.policy, ParallelSection::Policy::kGradients);
   EXPECT_EQ(c.logging.every_steps, 10);
   EXPECT_EQ(c.output.dir, "/site/results/gpt3_126m/results");
   EXPECT_EQ(c.output.save_every_samples, 512000);
@@ -139,36 +139,37 @@ TEST(NemoImport, TheBenchmarksOfAws) {
   EXPECT_TRUE(c.data.valid.empty());
   EXPECT_FALSE(c.eval.every_samples || c.output.save_every_samples);
   EXPECT_FALSE(c.output.save_on_stop);
-  EXPECT_EQ(c.parallel.recompute, "1/24");
-  EXPECT_EQ(c.parallel.policy, "optimizer") << "64 micro-batches a step";
+  EXPECT_EQ(c.parallel.recompute.share, "1/24");
+  EXPECT_EQ(c.parallel.policy, ParallelSection::Policy::kOptimizer) << "64 micro-batches a step";
   EXPECT_NE(from.yaml.find("  train: mock\n"), std::string::npos);
 }
 
 TEST(NemoImport, Choices) {
-  EXPECT_EQ(config(imported({"training.model.fsdp=True"})).parallel.policy, "full");
-  EXPECT_EQ(config(imported({"training.model.fsdp=True"})).parallel.shard_size, "world");
+  EXPECT_EQ(config(imported({"training.model.fsdp=True"})).parallel.policy, ParallelSection::Policy::kFull);
+  EXPECT_EQ(config(imported({"training.model.fsdp=True"})).parallel.shard_size, ParallelSection::kWorldSize);
   EXPECT_EQ(config(imported({"training.model.fsdp=True", "training.model.fsdp_sharding_strategy=hybrid"}))
                 .parallel.shard_size,
-            "auto");
+            ParallelSection::kAutoSize);
   EXPECT_EQ(
       config(imported({"training.model.fsdp=True", "training.model.fsdp_sharding_strategy=grad"})).parallel.policy,
-      "gradients");
-  EXPECT_EQ(config(imported({"training.model.optim.name=fused_adam"})).parallel.policy, "none");
-  EXPECT_EQ(config(imported({"+training.model.optim.grad_sync_dtype=bf16"})).parallel.reduce_dtype, "compute");
+      ParallelSection::Policy::kGradients);
+  EXPECT_EQ(config(imported({"training.model.optim.name=fused_adam"})).parallel.policy, ParallelSection::Policy::kNone);
+  EXPECT_EQ(config(imported({"+training.model.optim.grad_sync_dtype=bf16"})).parallel.reduce_dtype,
+            ParallelSection::ReduceDtype::kCompute);
   const Config fp8 = config(imported({"training.model.fp8=True"}));
-  EXPECT_EQ(fp8.precision.linear, "fp8");
-  EXPECT_EQ(fp8.precision.fp8_recipe, "delayed");
+  EXPECT_EQ(fp8.precision.linear, PrecisionSection::Linear::kFp8);
+  EXPECT_EQ(fp8.precision.fp8_recipe, Recipe::kFp8Delayed);
   const Config fp16 = config(imported({"training.trainer.precision=16"}));
-  EXPECT_EQ(fp16.precision.compute, "fp16");
+  EXPECT_EQ(fp16.precision.compute, PrecisionSection::Compute::kFp16);
   EXPECT_EQ(fp16.precision.loss_scale, 16777216);
-  EXPECT_EQ(config(imported({"training.trainer.precision=32"})).precision.compute, "fp32");
+  EXPECT_EQ(config(imported({"training.trainer.precision=32"})).precision.compute, PrecisionSection::Compute::kFp32);
   EXPECT_EQ(config(imported({"training.model.activations_checkpoint_granularity=full",
                              "training.model.activations_checkpoint_method=uniform",
                              "training.model.activations_checkpoint_num_layers=1"}))
-                .parallel.recompute,
-            "full");
-  EXPECT_EQ(config(imported({"training.model.activations_checkpoint_granularity=selective"})).parallel.recompute,
-            "none");
+                .parallel.recompute.word,
+            ParallelSection::Recompute::kFull);
+  EXPECT_EQ(config(imported({"training.model.activations_checkpoint_granularity=selective"})).parallel.recompute.word,
+            ParallelSection::Recompute::kNone);
   const auto profile =
       config(imported({"training.model.nsys_profile.enabled=True", "training.model.nsys_profile.end_step=12",
                        "training.model.nsys_profile.ranks=[0,8]"}))
@@ -176,7 +177,7 @@ TEST(NemoImport, Choices) {
   ASSERT_TRUE(profile);
   EXPECT_EQ(profile->wait + profile->warmup, 10);
   EXPECT_EQ(profile->active, 3);
-  EXPECT_EQ(profile->ranks, (std::vector<std::string>{"0", "8"}));
+  EXPECT_EQ(profile->ranks, (std::vector<int64_t>{0, 8}));
   EXPECT_TRUE(imported({"+training.model.bias_activation_fusion=False"}).model->gelu_erf);
   const Config blend =
       config(imported({"training.model.data.data_prefix=[0.3,a,0.7,/b]"}, {false, "/base", std::nullopt}));

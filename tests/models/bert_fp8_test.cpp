@@ -83,7 +83,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, bool 
   units.initialise(17, /*only_replicated=*/false);
   const BertBatch batch = batch_of(shape, device);
   OptimizerSection section;
-  section.name = "lamb";
+  section.name = OptimizerSection::Name::kLamb;
   section.lr = shape.layers > 10 ? 2e-3 : 1e-2;
   const auto optimizer = make_optimizer(section, units.trained(), comm);
   // fp16 gradients need a loss scale; the optimizer undoes it.

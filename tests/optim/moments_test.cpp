@@ -9,7 +9,7 @@
 namespace trireme {
 namespace {
 
-OptimizerSection adamw(const std::string& moments) {
+OptimizerSection adamw(OptimizerSection::Moments moments) {
   OptimizerSection options;
   options.betas = {0.9, 0.999};
   options.weight_decay = 0.1;
@@ -48,7 +48,8 @@ TEST(Bf16Moments, FollowFp32MomentsWithoutBias) {
   const auto comm = make_self_communicator();
   std::vector<TrainedShard> exact = {make_shard(random_values(kCount, 1), 0)}, rounded = exact;
   rounded[0] = make_shard(exact[0].master, 0);
-  const auto fp32 = make_optimizer(adamw("fp32"), exact, *comm), bf16 = make_optimizer(adamw("bf16"), rounded, *comm);
+  const auto fp32 = make_optimizer(adamw(OptimizerSection::Moments::kFp32), exact, *comm),
+             bf16 = make_optimizer(adamw(OptimizerSection::Moments::kBf16), rounded, *comm);
   const at::Tensor gradient = at::ones({kCount}) * 0.5;
   for (int step = 0; step < 2000; ++step) {
     exact[0].gradient = rounded[0].gradient = gradient;
@@ -72,7 +73,8 @@ TEST(Bf16Moments, DoNotDependOnTheDivision) {
                             parts = {make_shard(values.narrow(0, 0, kCut), kFirst),
                                      make_shard(values.narrow(0, kCut, kCount - kCut), kFirst + kCut)};
   parts[1].name = "rest";
-  const auto one = make_optimizer(adamw("bf16"), whole, *comm), two = make_optimizer(adamw("bf16"), parts, *comm);
+  const auto one = make_optimizer(adamw(OptimizerSection::Moments::kBf16), whole, *comm),
+             two = make_optimizer(adamw(OptimizerSection::Moments::kBf16), parts, *comm);
   for (uint64_t step = 0; step < 20; ++step) {
     const at::Tensor gradient = random_values(kCount, 10 + step);
     whole[0].gradient = gradient;
@@ -89,7 +91,7 @@ TEST(Bf16Moments, DoNotDependOnTheDivision) {
 TEST(Bf16Moments, ASkippedStepLeavesThemAndNaNStaysNaN) {
   const auto comm = make_self_communicator();
   std::vector<TrainedShard> shards = {make_shard(random_values(64, 3), 5)};
-  const auto optimizer = make_optimizer(adamw("bf16"), shards, *comm);
+  const auto optimizer = make_optimizer(adamw(OptimizerSection::Moments::kBf16), shards, *comm);
   shards[0].gradient = random_values(64, 4);
   optimizer->step(1e-3, at::ones({}), at::zeros({}));
   const at::Tensor before = state_of(*optimizer, StateKind::kFirstMoment).clone();

@@ -1,5 +1,6 @@
 // The optimizers on a GPU against the same optimizers on the CPU, where the LibTorch compositions run.
 #include "comm/self_communicator.h"
+#include "trireme/config/keys.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -65,7 +66,7 @@ TEST_P(OptimizersGpu, Bf16MomentsAreRoundedAsTheCompositionRounds) {
   if (GetParam().optimizer != "adamw") return;
   OptimizerSection options;
   options.betas = {0.9, 0.999};
-  options.moments = "bf16";
+  options.moments = OptimizerSection::Moments::kBf16;
   const std::unique_ptr<Communicator> comm = make_self_communicator();
   std::vector<TrainedShard> host = make_shards(at::kCPU, at::kBFloat16), device = make_shards(at::kCUDA, at::kBFloat16);
   for (size_t s = 0; s < host.size(); ++s) host[s].first_element = device[s].first_element = (int64_t{1} << 32) + 3;
@@ -85,7 +86,7 @@ TEST_P(OptimizersGpu, Bf16MomentsAreRoundedAsTheCompositionRounds) {
 
 TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
   OptimizerSection options;
-  options.name = GetParam().optimizer;
+  options.name = choice_of<OptimizerSection::Name>(GetParam().optimizer).value();
   options.betas = {0.9, 0.95};
   options.eps = 1e-6;
   options.weight_decay = 0.1;

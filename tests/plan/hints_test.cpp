@@ -203,7 +203,8 @@ TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {
       for (const auto& plan : {find_plan(input), std::optional(least_plan(input))}) {
         if (!plan) continue;
         split += plan->rows_per_pass < 16 ? 1 : 0;
-        EXPECT_TRUE(config.precision.linear != "fp8" || plan->rows_per_pass * 1000 % 16 == 0) << plan->rows_per_pass;
+        EXPECT_TRUE(config.precision.linear != PrecisionSection::Linear::kFp8 || plan->rows_per_pass * 1000 % 16 == 0)
+            << plan->rows_per_pass;
       }
     }
   EXPECT_GT(split, 0) << "no micro-batch was split";

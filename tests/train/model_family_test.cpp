@@ -82,7 +82,7 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
   const ModelFamily& gpt = model_family("train_gpt");
   write_decoder();
   const Config config = load(gpt.config, {});
-  EXPECT_EQ(config.train.loss, "token_mean");
+  EXPECT_EQ(config.train.loss, TrainSection::Loss::kTokenMean);
   const auto task = gpt.make_task(config, {}, gpt.config);
   EXPECT_EQ(task->facts().train_rows, kRows);
   EXPECT_EQ(task->nominal_denominator(), 8.0 * (kLength - 1)) << "the loss is the family's default";

@@ -43,7 +43,7 @@ TEST(ProfileWindow, OnlyActiveStepsHaveCallbacksAndRanges) {
     profiler->finish();
   }
   // Ranks that record nothing, and runs without a profile.
-  config.profile->ranks = {"1"};
+  config.profile->ranks = {1};
   const auto other = Profiler::make(config, *world, folder, 0);
   for (int64_t step = 1; step <= 4; ++step) {
     other->before_step(step);

@@ -66,10 +66,10 @@ TEST(RunClock, SkipsTheFirstEvaluations) {
   Config config = config_of(100, 16);
   const RunClock clock(config, std::nullopt, at::kCPU);
   EXPECT_FALSE(clock.skips_evaluation(0));
-  config.eval.skip_first = "2";
+  config.eval.skip_first = 2;
   EXPECT_TRUE(clock.skips_evaluation(1));
   EXPECT_FALSE(clock.skips_evaluation(2));
-  config.eval.skip_first = "mlperf";  // 0.125 * 16 + 2
+  config.eval.skip_first = EvalSection::kSkipByMlperf;  // 0.125 * 16 + 2
   EXPECT_TRUE(clock.skips_evaluation(3));
   EXPECT_FALSE(clock.skips_evaluation(4));
 }

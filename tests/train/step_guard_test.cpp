@@ -45,7 +45,10 @@ class GuardedRun {
   std::vector<int64_t> searched;
 };
 
-Config config_with(const char* on_nonfinite, const char* on_spike = "report") {
+using OnNonfinite = TrainSection::OnNonfinite;
+using OnSpike = TrainSection::OnSpike;
+
+Config config_with(OnNonfinite on_nonfinite, OnSpike on_spike = OnSpike::kReport) {
   Config config;
   config.batch.global_batch_size = 8;
   config.train.on_nonfinite = on_nonfinite;
@@ -54,7 +57,7 @@ Config config_with(const char* on_nonfinite, const char* on_spike = "report") {
 }
 
 TEST(LossScale, HalvesAtAnOverflowAndDoublesAfterTheIntervalUpToItsBound) {
-  Config config = config_with("stop");
+  Config config = config_with(OnNonfinite::kStop);
   config.precision.loss_scale = StepGuard::kLargestLossScale;
   GuardedRun run(config, at::kHalf);
   EXPECT_TRUE(run.step(2.0, kInfinity));
@@ -69,7 +72,7 @@ TEST(LossScale, HalvesAtAnOverflowAndDoublesAfterTheIntervalUpToItsBound) {
 }
 
 TEST(LossScale, AnOverflowStartsTheIntervalAgain) {
-  GuardedRun run(config_with("stop"), at::kHalf);
+  GuardedRun run(config_with(OnNonfinite::kStop), at::kHalf);
   EXPECT_EQ(run.scale(), StepGuard::kInitialLossScale);
   for (int64_t i = 0; i + 1 < StepGuard::kGrowthInterval; ++i) (void)run.step(2.0);
   (void)run.step(2.0, kNan);
@@ -78,7 +81,7 @@ TEST(LossScale, AnOverflowStartsTheIntervalAgain) {
 }
 
 TEST(LossScale, IsOneOutsideFp16) {
-  Config config = config_with("skip");
+  Config config = config_with(OnNonfinite::kSkip);
   config.precision.loss_scale = 1024;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     GuardedRun run(config, dtype);
@@ -88,13 +91,13 @@ TEST(LossScale, IsOneOutsideFp16) {
 }
 
 TEST(StepGuard, StopsTheRunAndTheStepAlreadyUnderWay) {
-  StepGuard guard(config_with("stop"), at::kBFloat16, at::kCPU, [](const std::string&) {});
+  StepGuard guard(config_with(OnNonfinite::kStop), at::kBFloat16, at::kCPU, [](const std::string&) {});
   EXPECT_EQ(guard.judge(scalar(2.0), scalar(1.0), true).skip.item<float>(), 0);
   EXPECT_EQ(guard.judge(scalar(2.0), scalar(kInfinity), true).skip.item<float>(), 1);
   // The host has not read that yet.
   EXPECT_EQ(guard.judge(scalar(2.0), scalar(1.0), false).skip.item<float>(), 1);
 
-  GuardedRun run(config_with("stop"), at::kBFloat16);
+  GuardedRun run(config_with(OnNonfinite::kStop), at::kBFloat16);
   EXPECT_FALSE(run.step(2.0));
   EXPECT_TRUE(run.step(kNan));
   ASSERT_TRUE(run.ended);
@@ -107,7 +110,7 @@ TEST(StepGuard, StopsTheRunAndTheStepAlreadyUnderWay) {
 }
 
 TEST(StepGuard, SkipsAndEndsTheRunAfterTooManyInARow) {
-  GuardedRun run(config_with("skip"));
+  GuardedRun run(config_with(OnNonfinite::kSkip));
   for (int i = 0; i < StepGuard::kMaxConsecutiveSkips; ++i) {
     EXPECT_TRUE(run.step(kInfinity));
     ASSERT_FALSE(run.ended) << *run.ended;
@@ -124,7 +127,7 @@ TEST(StepGuard, SkipsAndEndsTheRunAfterTooManyInARow) {
 }
 
 TEST(StepGuard, SearchesNoParametersForAnOverflowOfFp16UntilItEndsTheRun) {
-  GuardedRun run(config_with("stop"), at::kHalf);
+  GuardedRun run(config_with(OnNonfinite::kStop), at::kHalf);
   EXPECT_TRUE(run.guard.may_skip());
   for (int i = 0; i < StepGuard::kMaxConsecutiveSkips; ++i) (void)run.step(2.0, kInfinity);
   EXPECT_TRUE(run.searched.empty());
@@ -135,7 +138,7 @@ TEST(StepGuard, SearchesNoParametersForAnOverflowOfFp16UntilItEndsTheRun) {
 }
 
 TEST(StepGuard, ReportsASpikeAndAppliesTheStep) {
-  GuardedRun run(config_with("stop"));
+  GuardedRun run(config_with(OnNonfinite::kStop));
   for (int i = 0; i < 40; ++i) EXPECT_FALSE(run.step(ordinary_loss(i)));
   EXPECT_TRUE(run.events.empty());
   EXPECT_FALSE(run.step(50.0));
@@ -146,7 +149,7 @@ TEST(StepGuard, ReportsASpikeAndAppliesTheStep) {
 }
 
 TEST(StepGuard, SkipsASpike) {
-  GuardedRun run(config_with("stop", "skip"));
+  GuardedRun run(config_with(OnNonfinite::kStop, OnSpike::kSkip));
   EXPECT_FALSE(run.step(3.0)) << "there are no losses to compare with yet";
   for (int i = 0; i < 40; ++i) EXPECT_FALSE(run.step(ordinary_loss(i)));
   EXPECT_TRUE(run.step(50.0));
@@ -158,7 +161,7 @@ TEST(StepGuard, SkipsASpike) {
 }
 
 TEST(StepGuard, DecidesTheSameWhetherTheStepBeforeHasBeenReadOrNot) {
-  const Config config = config_with("stop", "skip");
+  const Config config = config_with(OnNonfinite::kStop, OnSpike::kSkip);
   GuardedRun run(config);
   // The fewest losses for which the one of the step before decides whether there is a limit at all.
   for (size_t i = 0; i < LossWindow::kLeast; ++i) (void)run.step(ordinary_loss(static_cast<int64_t>(i)));
@@ -178,7 +181,7 @@ TEST(StepGuard, DecidesTheSameWhetherTheStepBeforeHasBeenReadOrNot) {
 }
 
 TEST(StepGuard, GoesOnFromItsState) {
-  const Config config = config_with("skip", "skip");
+  const Config config = config_with(OnNonfinite::kSkip, OnSpike::kSkip);
   GuardedRun whole(config), first(config);
   const auto loss = [](int i) { return i % 7 == 3 ? kNan : i == 25 ? 50.0 : ordinary_loss(i); };
   for (int i = 0; i < 39; ++i) {
@@ -201,7 +204,7 @@ TEST(StepGuard, GoesOnFromItsState) {
 }
 
 TEST(StepGuard, TensorsAreThoseOfCheckpoints) {
-  GuardedRun run(config_with("stop"), at::kHalf), other(config_with("stop"), at::kHalf);
+  GuardedRun run(config_with(OnNonfinite::kStop), at::kHalf), other(config_with(OnNonfinite::kStop), at::kHalf);
   (void)run.step(2.0, kInfinity);
   for (int64_t i = 0; i + 1 < StepGuard::kGrowthInterval; ++i) (void)run.step(2.0);
   const auto from = run.guard.tensors(), to = other.guard.tensors();
@@ -215,7 +218,7 @@ TEST(StepGuard, TensorsAreThoseOfCheckpoints) {
 
 TEST(StepGuard, ReportsSaturatedTensorsEverMoreRarely) {
   testing::internal::CaptureStderr();
-  StepGuard guard(config_with("stop"), at::kBFloat16, at::kCPU, [](const std::string&) {});
+  StepGuard guard(config_with(OnNonfinite::kStop), at::kBFloat16, at::kCPU, [](const std::string&) {});
   for (int64_t step = 1; step <= 99; ++step)
     (void)guard.inspect({step, 8 * step, 2.0, 1.0, false, false, step % 2, 12}, {});
   const std::string err = testing::internal::GetCapturedStderr();

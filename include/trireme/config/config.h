@@ -1,6 +1,6 @@
 #pragma once
-// The training configuration as plain structs. One description (describe() in schema.h) feeds the strict YAML reader,
-// the resolved printer, --set, --help and did-you-mean: a new key is one field here and one line there.
+// The training configuration as plain structs. A new key is one member here and one entry of
+// src/config/description.cpp, which says everything else about it: words of its choices, limits, meaning, programs.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,14 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/recipe.h"
 #include "trireme/config/features.h"
 
 namespace trireme {
 
 struct ModelSection {
   std::string path;
-  std::string init = "checkpoint";           // checkpoint | random
-  std::string read = "per_rank";             // per_rank | per_host
+  enum class Init { kCheckpoint, kRandom } init = Init::kCheckpoint;
+  enum class Read { kPerRank, kPerHost } read = Read::kPerRank;
   std::optional<int64_t> vocab_size;         // rows of the vocabulary to train with; null = the model's
   std::optional<int64_t> pad_vocab_to;       // null = ConfigFamily::vocab_multiple
   std::optional<bool> scaled_residual_init;  // null = as the model's family
@@ -42,8 +43,8 @@ struct DataSection {
   std::vector<int64_t> strip_tokens;
   int64_t min_length = 3, logical_shards = 960;
   // For Megatron's indexed files only (data/megatron/); eos_token is their end of a document:
-  std::optional<std::string> splits;       // "99990,8,2": train, valid and test from data.train
-  std::string index_rules = "nemo";        // nemo | core
+  std::optional<std::string> splits;  // "99990,8,2": train, valid and test from data.train
+  enum class IndexRules { kNemo, kCore } index_rules = IndexRules::kNemo;
   std::optional<std::string> index_cache;  // directory of the index maps; null = that of each file
   bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
   bool operator==(const DataSection&) const = default;
@@ -57,19 +58,19 @@ struct BatchSection {
   bool operator==(const BatchSection&) const = default;
 };
 struct OptimizerSection {
-  std::string name = "adamw";
+  enum class Name { kAdamw, kLamb } name = Name::kAdamw;
   double lr = 4e-4;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8, weight_decay = 1e-4;
   bool decay_norms = false;
   double grad_clip = 0.3;
-  std::string clip = "global";          // global | local
-  std::string trust_ratio = "decayed";  // lamb: decayed | all
-  std::string moments = "fp32";         // adamw: fp32 | bf16
+  enum class Clip { kGlobal, kLocal } clip = Clip::kGlobal;
+  enum class TrustRatio { kDecayed, kAll } trust_ratio = TrustRatio::kDecayed;  // lamb
+  enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw
   bool operator==(const OptimizerSection&) const = default;
 };
 struct ScheduleSection {
-  std::string name = "cosine";  // cosine | linear | constant | wsd | fms_cosine | annealing
+  enum class Name { kCosine, kLinear, kConstant, kWsd, kFmsCosine, kAnnealing } name = Name::kCosine;
   int64_t warmup_steps = 0;
   /// Instead of warmup_steps: a share of train.max_steps. Loading replaces it by warmup_steps, unless train.epochs says
   /// how long the run is: then resolve_epochs() does.
@@ -78,22 +79,23 @@ struct ScheduleSection {
   double min_lr = 0;                    // cosine, linear
   std::optional<double> min_lr_factor;  // wsd (default 0), fms_cosine (default 0.1): share of the peak
   std::optional<double> decay_ratio;    // wsd: share of the run's steps; null = all after the warm-up
-  std::string decay_type = "linear";    // wsd: linear | sqrt | cosine
+  enum class DecayType { kLinear, kSqrt, kCosine } decay_type = DecayType::kLinear;  // wsd
   bool operator==(const ScheduleSection&) const = default;
 };
 struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
   std::optional<double> epochs;  // instead of max_steps; resolve_epochs() replaces it
   bool deterministic = false;
-  std::string loss = "sample_mean";
-  std::string on_nonfinite = "stop";    // stop | skip
-  std::string on_spike = "report";      // report | skip
+  enum class Loss { kSampleMean, kTokenMean, kRankMean } loss = Loss::kSampleMean;
+  enum class OnNonfinite { kStop, kSkip } on_nonfinite = OnNonfinite::kStop;
+  enum class OnSpike { kReport, kSkip } on_spike = OnSpike::kReport;
   std::optional<std::string> max_time;  // DD:HH:MM:SS of one process
   bool operator==(const TrainSection&) const = default;
 };
 struct EvalSection {
   std::optional<int64_t> every_samples;
-  std::optional<std::string> skip_first;  // null, "mlperf", or a count
+  static constexpr int64_t kSkipByMlperf = -1;
+  std::optional<int64_t> skip_first;  // a count, or kSkipByMlperf
   std::optional<double> target_loss;
   std::optional<int64_t> samples;  // the first so many of data.valid; null = all
   bool shuffle = true;             // Megatron's files: through its shuffled maps; others are read in the file's order
@@ -102,19 +104,25 @@ struct EvalSection {
   bool operator==(const EvalSection&) const = default;
 };
 struct PrecisionSection {
-  std::optional<std::string> compute;             // default: bf16 on a GPU, fp32 on a CPU
-  std::string linear = "compute";                 // products of the blocks' matrices: compute | fp8
-  std::string fp8_recipe = "auto";                // of trained matrices: auto | rowwise | tensorwise | delayed
-  int64_t fp8_skip_first = 0, fp8_skip_last = 0;  // trained blocks that stay in the compute type
-  std::optional<double> loss_scale;               // fp16: what the dynamic scale starts from
+  enum class Compute { kFp32, kBf16, kFp16 };
+  std::optional<Compute> compute;                                  // default: bf16 on a GPU, fp32 on a CPU
+  enum class Linear { kCompute, kFp8 } linear = Linear::kCompute;  // products of the blocks' matrices
+  std::optional<Recipe> fp8_recipe;                                // of trained matrices; null: the program chooses
+  int64_t fp8_skip_first = 0, fp8_skip_last = 0;                   // trained blocks that stay in the compute type
+  std::optional<double> loss_scale;                                // fp16: what the dynamic scale starts from
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {
-  std::string policy = "auto";        // auto | none | optimizer | gradients | full
-  std::string shard_size = "auto";    // auto | world | a count
-  std::string recompute = "auto";     // auto | none | norms | mlp | full, or a share of the blocks ("1/3", "0.25")
-  std::string reduce_dtype = "fp32";  // of the gradients summed over ranks: fp32 | compute
-  std::optional<std::string> rates;   // file of the machine's rates (`trireme calibrate`); null: the built-in table
+  enum class Policy { kAuto, kNone, kOptimizer, kGradients, kFull } policy = Policy::kAuto;
+  static constexpr int64_t kAutoSize = -1, kWorldSize = 0;
+  int64_t shard_size = kAutoSize;  // kAutoSize, kWorldSize, or ranks
+  struct Recompute {
+    enum Word { kAuto, kNone, kNorms, kMlp, kFull, kShare } word = kAuto;
+    std::string share = {};  // kShare: of the blocks, as the file writes it: "1/3", "0.25"
+    bool operator==(const Recompute&) const = default;
+  } recompute;
+  enum class ReduceDtype { kFp32, kCompute } reduce_dtype = ReduceDtype::kFp32;  // of the gradients summed over ranks
+  std::optional<std::string> rates;  // file of the machine's rates (`trireme calibrate`); null: the built-in table
   bool operator==(const ParallelSection&) const = default;
 };
 struct OutputSection {
@@ -127,7 +135,7 @@ struct OutputSection {
 };
 struct LoggingSection {
   int64_t every_steps = 1;
-  std::string style = "plain";  // plain | fms | fms_2024 | nemo
+  enum class Style { kPlain, kFms, kFms2024, kNemo } style = Style::kPlain;
   bool mlperf = false, tensorboard = false;
   std::optional<int64_t> profile_step;
   bool operator==(const LoggingSection&) const = default;
@@ -135,7 +143,8 @@ struct LoggingSection {
 struct ProfileSection {
   int64_t wait = 1, warmup = 2, active = 3;  // steps of one cycle
   int64_t repeat = 1;                        // cycles; 0: until the run ends
-  std::vector<std::string> ranks = {"0"};    // counts, or "all"
+  static constexpr int64_t kAllRanks = -1;
+  std::vector<int64_t> ranks = {0};  // ranks, or kAllRanks alone
   bool memory = false, shapes = false, stacks = false;
   bool operator==(const ProfileSection&) const = default;
 };
@@ -189,8 +198,5 @@ std::string print_config(const Config& config);
 /// Every key with its value as print_config() writes it: "optimizer.lr" -> "0.0004"; an absent section: "lora" ->
 /// "null".
 std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config);
-
-/// Every key of `family` with type, default and meaning, for --help.
-std::string describe_config(const ConfigFamily& family);
 
 }  // namespace trireme

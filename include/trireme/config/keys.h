@@ -1,14 +1,41 @@
 #pragma once
+// What the description of the configuration says, for those that read no configuration themselves.
 
+#include "trireme/config/config.h"
+
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <typeinfo>
 #include <vector>
 
 namespace trireme {
 
-struct ConfigFamily;
+/// The word of a choice: "fms_cosine" for ScheduleSection::Name::kFmsCosine.
+const char* choice_word(const std::type_info& type, int64_t value);
+template <class Choice>
+  requires std::is_enum_v<Choice>
+const char* word_of(Choice choice) {
+  return choice_word(typeid(Choice), static_cast<int64_t>(choice));
+}
+
+/// nullopt: no such word.
+std::optional<int64_t> choice_value(const std::type_info& type, std::string_view word);
+template <class Choice>
+  requires std::is_enum_v<Choice>
+std::optional<Choice> choice_of(std::string_view word) {
+  const auto value = choice_value(typeid(Choice), word);
+  return value ? std::optional(static_cast<Choice>(*value)) : std::nullopt;
+}
 
 /// The names of the keys that describe_config() explains: "optimizer.lr".
 std::vector<std::string> config_keys(const ConfigFamily& family);
+
+/// Sets "section.key" to a value as print_config() writes it, texts without quotes: "8", "full", "[q_proj, v_proj]". An
+/// optional section that is left out is made with its defaults. InternalError: there is no such key or choice.
+void set_key(Config& config, const std::string& key, const std::string& value);
 
 /// What the description of a key says of its values. `key`: "data.train", or an optional section that is left out,
 /// "lora".
@@ -17,6 +44,18 @@ struct KeyTraits {
   bool may_change = false;  // a run that goes on may have another value
 };
 KeyTraits key_traits(const std::string& key);
+
+/// What data.train may hold, as bits.
+using DataKinds = uint32_t;
+inline constexpr DataKinds kRowData = 1, kDocumentData = 2, kMegatronData = 4,
+                           kAnyData = kRowData | kDocumentData | kMegatronData;
+
+/// The keys of the section data that `config` sets to something else than their default and that have no meaning for
+/// data of `kind`, of those that have one for `others`: "data.splits, data.index_rules"; "": none.
+std::string keys_without_meaning(const Config& config, DataKinds kind, DataKinds others = kAnyData);
+
+/// Every key of `family` with type, default and meaning, for --help.
+std::string describe_config(const ConfigFamily& family);
 
 /// docs/reference/keys.md: Markdown tables of every key of these programs with what it accepts, its default, the
 /// programs that take it and its meaning.

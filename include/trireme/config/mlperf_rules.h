@@ -19,11 +19,8 @@ void check_mlperf_rules(const Config& config, const ConfigFamily& family, std::v
 /// The same of the model and the rows: `found` has their properties by the names of config.json, such as
 /// {"hidden_size", "4096"}. ConfigError names all that differ. A name that the benchmark does not fix is ignored. Where
 /// check_mlperf_rules() leaves the division open, a run with all values of the closed division is closed; another one
-/// is open, which a warning says.
-void check_mlperf_model(const Config& config, const ConfigFamily& family,
-                        const std::vector<std::pair<std::string, std::string>>& found);
-
-/// "closed" or "open", for the log. Call it after check_mlperf_model().
-std::string mlperf_division();
+/// is open, which a warning says. Returns the division for the log: "closed" or "open".
+std::string check_mlperf_model(const Config& config, const ConfigFamily& family,
+                               const std::vector<std::pair<std::string, std::string>>& found);
 
 }  // namespace trireme

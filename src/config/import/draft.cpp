@@ -26,7 +26,9 @@ std::string yaml_text(const std::string& value) {
   return text + '"';
 }
 
-std::string yaml_number(double value) { return format_exact(value); }
+std::string yaml_text(double value) { return format_exact(value); }
+std::string yaml_text(int64_t value) { return std::to_string(value); }
+std::string yaml_text(bool value) { return value ? "true" : "false"; }
 
 ImportDraft::Entry& ImportDraft::entry(const std::string& key) {
   const size_t dot = key.find('.');

@@ -10,7 +10,9 @@ namespace trireme {
 
 /// YAML texts of values.
 std::string yaml_text(const std::string& value);  // in quotes
-std::string yaml_number(double value);
+std::string yaml_text(double value);
+std::string yaml_text(int64_t value);
+std::string yaml_text(bool value);
 
 class ImportDraft {
  public:

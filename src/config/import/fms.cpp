@@ -1,6 +1,6 @@
 // fms-fsdp's options as our configuration.
-#include "draft.h"
 #include "fms_options.h"
+#include "importer.h"
 #include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
 #include "variants.h"
@@ -36,11 +36,10 @@ constexpr const char* kDatasetsAtHead =
     "lang=en/dataset=stackexchange";
 constexpr const char* kWeightsAtHead = "7725,500,550,28,17,22,25,8,100,500,175,250,100";
 
-class FmsImporter {
+class FmsImporter : Importer<FmsOptions> {
  public:
   FmsImporter(const std::vector<std::string>& arguments, const FmsImport& import)
-      : draft_("fms-fsdp's options"),
-        options_(arguments, draft_),
+      : Importer("fms-fsdp's options", &OptionNames::fms, arguments),
         dialect_(import.dialect.value_or(guess())),
         defaults_(defaults_of(dialect_)),
         ranks_(import.ranks) {
@@ -73,11 +72,6 @@ class FmsImporter {
     return FmsDialect::kHead;
   }
 
-  /// Sets a key from an option and reports it.
-  void set(const std::string& option, const std::string& key, const std::string& value, const std::string& why = "") {
-    draft_.set(key, value, options_.shown(option));
-    draft_.say(options_.shown(option), fmt::format("{}: {}{}{}", key, value, why.empty() ? "" : "; ", why));
-  }
   /// Reports an option that has no key; only where it was given.
   void no_key(const std::string& option, const std::string& why) {
     if (options_.given(option)) draft_.say(options_.shown(option), why);
@@ -148,8 +142,7 @@ class FmsImporter {
     if (aws()) draft_.say("shuffle=False", "data.shuffle: false; the AWS sampler keeps the file's order");
     no_key("file_type", text ? "the format follows from the content; text is tokenised with model/tokenizer.model"
                              : "the format follows from the content");
-    if (const std::string column = options_.text("col_name", "tokens"); options_.given("col_name"))
-      set("col_name", "data.column", yaml_text(column));
+    if (options_.given(option_of("data.column"))) take<std::string>("data.column", "tokens");
     no_key("tokenizer_path", "copy its tokenizer.model to model/; tokenised data needs none");
     const auto token = [&](const char* option, std::optional<int64_t> otherwise) {
       const auto id = options_.token(option, otherwise);
@@ -169,8 +162,7 @@ class FmsImporter {
         set("strip_tokens", "data.strip_tokens", fmt::format("[{}]", join(strip, ", ")));
       else
         no_key("strip_tokens", "none: the default");
-      set("logical_shards", "data.logical_shards",
-          std::to_string(options_.integer("logical_shards", defaults_.logical_shards, 1)));
+      take("data.logical_shards", defaults_.logical_shards);
     }
     no_key("num_workers", "no meaning here: a thread of each rank prepares the next rows while the step runs");
     no_key("resuming_dataset", "no meaning here: a resumed run always goes on where its data stopped");
@@ -208,8 +200,7 @@ class FmsImporter {
   }
 
   void batch() {
-    const int64_t micro = options_.integer("batch_size", 2, 1);
-    set("batch_size", "batch.micro_batch_size", std::to_string(micro));
+    take<int64_t>("batch.micro_batch_size", 2);
     draft_.set("batch.global_batch_size", std::to_string(global_batch()));
     draft_.say(fmt::format("batch_size x {} ranks", ranks_),
                fmt::format("batch.global_batch_size: {}; --ranks N says how many GPUs", global_batch()));
@@ -219,15 +210,14 @@ class FmsImporter {
   void optimizer() {
     const int64_t steps = options_.integer("num_steps", defaults_.num_steps, 1);
     draft_.set("optimizer.name", "adamw");
-    set("learning_rate", "optimizer.lr", yaml_number(options_.number("learning_rate", 3e-4)));
+    take("optimizer.lr", 3e-4);
     draft_.set("optimizer.betas", "[0.9, 0.95]");
     draft_.set("optimizer.eps", "1e-08");
     draft_.set("optimizer.weight_decay", "0.1");
     draft_.set("optimizer.decay_norms", "true");
     draft_.say("AdamW",
                "optimizer.betas: [0.9, 0.95], weight_decay: 0.1 on every parameter (decay_norms: true), eps: 1e-8");
-    set("grad_clip_thresh", "optimizer.grad_clip",
-        yaml_number(options_.number("grad_clip_thresh", defaults_.grad_clip)));
+    take("optimizer.grad_clip", defaults_.grad_clip);
     const std::string stage = options_.text("training_stage", "initial");
     if (stage == "annealing") {
       set("training_stage", "schedule.name", "annealing", "lr * (1 - t / num_steps)");
@@ -240,9 +230,9 @@ class FmsImporter {
       if (stage != "initial")
         draft_.problem(fmt::format("'{}': stages are initial and annealing", options_.shown("training_stage")));
     }
-    set("num_steps", "train.max_steps", std::to_string(steps),
-        aws() && !options_.given("num_steps") ? "the AWS parser's default; its dataclass says 2000000" : "");
-    set("seed", "train.seed", std::to_string(options_.integer("seed", 2023, 0)), "other random numbers than torch's");
+    take("train.max_steps", defaults_.num_steps,
+         aws() && !options_.given("num_steps") ? "the AWS parser's default; its dataclass says 2000000" : "");
+    take<int64_t>("train.seed", 2023, "other random numbers than torch's");
     draft_.set("train.loss", "token_mean");
     draft_.say("cross entropy", "train.loss: token_mean");
   }
@@ -333,8 +323,7 @@ class FmsImporter {
     const int64_t interval = options_.integer("checkpoint_interval", defaults_.checkpoint_interval, 1);
     set("checkpoint_interval", "output.save_every_samples", std::to_string(interval * global_batch()),
         fmt::format("{} steps of {} samples", interval, global_batch()));
-    set("report_interval", "logging.every_steps",
-        std::to_string(options_.integer("report_interval", defaults_.report_interval, 1)));
+    take("logging.every_steps", defaults_.report_interval);
     draft_.set("logging.style", dialect_ == FmsDialect::kHead ? "fms" : "fms_2024");
     draft_.say("report labels", fmt::format("logging.style: {}; plain prints a line a step",
                                             dialect_ == FmsDialect::kHead ? "fms" : "fms_2024"));
@@ -383,8 +372,6 @@ class FmsImporter {
       no_key(option, "no meaning here: it is for fms-fsdp's speculator training, which Trireme lacks");
   }
 
-  ImportDraft draft_;
-  FmsOptions options_;
   FmsDialect dialect_;
   FmsDefaults defaults_;
   int64_t ranks_;

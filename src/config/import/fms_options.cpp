@@ -32,60 +32,17 @@ const std::map<std::string, std::string>& option_names() {
         {"aim_run_id", "tracker_run_id"},
         {"dataset_name", "datasets"},
     };
-    for (const char* name : {"model_variant",
-                             "ckpt_load_path",
-                             "ckpt_save_path",
-                             "use_dummy_dataset",
-                             "data_path",
-                             "file_type",
-                             "col_name",
-                             "tokenizer_path",
-                             "datasets",
-                             "weights",
-                             "seq_length",
-                             "vocab_size",
-                             "bos_token",
-                             "eos_token",
-                             "bol_token",
-                             "eol_token",
-                             "strip_tokens",
-                             "logical_shards",
-                             "num_workers",
-                             "sharding_strategy",
-                             "fsdp_activation_checkpointing",
-                             "selective_checkpointing",
-                             "mixed_precision",
-                             "low_cpu_fsdp",
-                             "batch_size",
-                             "num_steps",
-                             "training_stage",
-                             "learning_rate",
-                             "grad_clip_thresh",
-                             "seed",
-                             "resuming_dataset",
-                             "use_profiler",
-                             "profiler_rank0_only",
-                             "use_nsight",
-                             "report_interval",
-                             "checkpoint_interval",
-                             "tracker",
-                             "use_wandb",
-                             "use_aim",
-                             "tracker_dir",
-                             "tracker_project_name",
-                             "tracker_run_id",
-                             "use_torch_compile",
-                             "tp_size",
-                             "model_arch",
-                             "model_path",
-                             "n_speculator_heads",
-                             "speculator_width",
-                             "speculator_tie_weights",
-                             "speculator_scale_input",
-                             "stage2_start_step",
-                             "stage2_prompt_length",
-                             "stage2_batch_size",
-                             "stage2_seq_length"})
+    for (const std::string& name :
+         split("model_variant ckpt_load_path ckpt_save_path use_dummy_dataset data_path file_type col_name "
+               "tokenizer_path datasets weights seq_length vocab_size bos_token eos_token bol_token eol_token "
+               "strip_tokens logical_shards num_workers sharding_strategy fsdp_activation_checkpointing "
+               "selective_checkpointing mixed_precision low_cpu_fsdp batch_size num_steps training_stage learning_rate "
+               "grad_clip_thresh seed resuming_dataset use_profiler profiler_rank0_only use_nsight report_interval "
+               "checkpoint_interval tracker use_wandb use_aim tracker_dir tracker_project_name tracker_run_id "
+               "use_torch_compile tp_size model_arch model_path n_speculator_heads speculator_width "
+               "speculator_tie_weights speculator_scale_input stage2_start_step stage2_prompt_length stage2_batch_size "
+               "stage2_seq_length",
+               ' '))
       all[name] = name;
     return all;
   }();
@@ -93,19 +50,11 @@ const std::map<std::string, std::string>& option_names() {
 }
 
 bool is_boolean(const std::string& name) {
-  static const std::vector<std::string> names = {"use_dummy_dataset",
-                                                 "fsdp_activation_checkpointing",
-                                                 "mixed_precision",
-                                                 "low_cpu_fsdp",
-                                                 "resuming_dataset",
-                                                 "use_profiler",
-                                                 "profiler_rank0_only",
-                                                 "use_nsight",
-                                                 "use_wandb",
-                                                 "use_aim",
-                                                 "use_torch_compile",
-                                                 "speculator_tie_weights",
-                                                 "speculator_scale_input"};
+  static const std::vector<std::string> names = split(
+      "use_dummy_dataset fsdp_activation_checkpointing mixed_precision low_cpu_fsdp resuming_dataset use_profiler "
+      "profiler_rank0_only use_nsight use_wandb use_aim use_torch_compile speculator_tie_weights "
+      "speculator_scale_input",
+      ' ');
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 

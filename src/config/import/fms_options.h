@@ -1,6 +1,7 @@
 #pragma once
 // fms-fsdp's command line: names, spellings and values.
 
+#include "description.h"
 #include "draft.h"
 
 #include <map>
@@ -23,6 +24,7 @@ class FmsOptions {
   std::string text(const std::string& name, const std::string& otherwise) const;
   /// "--name=value", or "default" where it was not given.
   std::string shown(const std::string& name) const;
+  std::string origin(const std::string& name) const { return shown(name); }
 
   // Values; where they are no such value a problem goes to the draft and `otherwise` comes back.
   int64_t integer(const std::string& name, int64_t otherwise, int64_t least);
@@ -31,6 +33,13 @@ class FmsOptions {
   bool flag(const std::string& name, bool otherwise);
   /// nullopt: None.
   std::optional<int64_t> token(const std::string& name, std::optional<int64_t> otherwise);
+  // The value of an option that becomes `key`.
+  int64_t read(const std::string& name, int64_t otherwise, const Key& key) {
+    return integer(name, otherwise, static_cast<int64_t>(key.min));
+  }
+  double read(const std::string& name, double otherwise, const Key&) { return number(name, otherwise); }
+  std::string read(const std::string& name, const std::string& otherwise, const Key&) { return text(name, otherwise); }
+
   /// "1,2", "(1, 2)", "[1,2]": the items, without blanks and quotes.
   std::vector<std::string> items(const std::string& name, const std::string& otherwise) const;
 

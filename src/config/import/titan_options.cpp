@@ -16,96 +16,90 @@ namespace trireme {
 namespace {
 
 /// Keys of torchtitan 0.2.0 to 0.2.2 and a little before.
-const KnownKeys& known_keys() {
-  static const KnownKeys keys = [] {
-    KnownKeys all;
-    const auto add = [&](const std::string& section, const std::vector<const char*>& names,
-                         const std::string& why = "") {
-      for (const char* name : names) all[section + "." + name] = why;
-    };
-    add("job", {"dump_folder"});
-    add("job",
-        {"config_file", "description", "print_config", "save_config_file", "custom_config_module",
-         "use_for_integration_test"},
-        "no meaning here: --print-config prints the configuration, output.dir/config.yaml keeps it");
-    add("profiling",
-        {"enable_profiling", "profile_freq", "profiler_active", "profiler_warmup", "enable_memory_snapshot"});
-    add("profiling", {"save_traces_folder", "save_memory_snapshot_folder"}, "no key: always profile/ in output.dir");
-    add("metrics", {"log_freq", "enable_tensorboard"});
-    add("metrics", {"save_tb_folder", "save_for_all_ranks"},
-        "no key: rank 0 writes events to tensorboard/ in output.dir (logging.tensorboard)");
-    add("metrics", {"enable_wandb", "disable_color_printing"},
-        "no meaning here: nothing is sent anywhere, nothing is coloured");
-    add("model", {"name", "flavor", "hf_assets_path", "tokenizer_path", "converters"});
-    add("model", {"print_after_conversion"}, "no meaning here: --dry-run prints the plan");
-    add("optimizer", {"name", "lr", "beta1", "beta2", "eps", "weight_decay"});
-    add("optimizer", {"implementation"}, "no meaning here: one fused pass");
-    add("optimizer", {"early_step_in_backward"});
-    add("lr_scheduler", {"warmup_steps", "decay_ratio", "decay_type", "min_lr_factor", "lr_min", "total_steps"});
-    add("training", {"dataset", "dataset_path", "local_batch_size", "batch_size", "global_batch_size", "seq_len",
-                     "max_norm", "steps", "dtype", "mixed_precision_param", "mixed_precision_reduce", "seed"});
-    add("training", {"enable_cpu_offload"},
-        "no key: weights stay on the GPU; parallel.shard_size and recompute save memory");
-    add("training", {"gc_freq", "gc_debug", "compile"}, "no meaning here: there is no Python");
-    add("training", {"deterministic"});
-    add("training", {"deterministic_warn_only"}, "no key: an operation without a deterministic form is an error");
-    add("debug", {"seed"});
-    add("debug", {"deterministic"});
-    add("debug", {"deterministic_warn_only"}, "no key: an operation without a deterministic form is an error");
-    add("debug", {"moe_force_load_balance"}, "no meaning here: there is no mixture of experts");
-    add("training", {"debug_moe_force_load_balance"}, "no meaning here: there is no mixture of experts");
-    add("parallelism",
-        {"data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
-         "tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree"});
-    add("parallelism",
-        {"enable_async_tensor_parallel", "disable_loss_parallel", "expert_tensor_parallel_degree",
-         "context_parallel_rotate_method", "pipeline_parallel_split_points", "module_fqns_per_model_part",
-         "pipeline_parallel_layers_per_stage", "pipeline_parallel_first_stage_less_layers",
-         "pipeline_parallel_last_stage_less_layers", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
-         "pipeline_parallel_microbatch_size", "pipeline_parallel_expert_parallel_overlap",
-         "context_parallel_load_balancer", "enable_compiled_autograd", "expert_parallel_comm_backend"},
-        "no meaning here: it belongs to tensor, pipeline, context or expert parallelism");
-    add("checkpoint", {"enable", "enable_checkpoint", "folder", "interval", "initial_load_path", "initial_load_in_hf",
-                       "last_save_model_only", "last_save_in_hf", "export_dtype", "async_mode", "keep_latest_k",
-                       "load_step", "exclude_from_loading"});
-    add("checkpoint", {"initial_load_model_only", "initial_load_in_hf_quantized"},
-        "no key: model.path gives weights alone, a resumed run its whole state");
-    add("checkpoint",
-        {"enable_first_step_checkpoint", "create_seed_checkpoint", "load_only", "enable_ft_dataloader_checkpoints",
-         "model_weights_only"},
-        "no key: initial weights depend on train.seed alone, on any number of ranks");
-    add("activation_checkpoint", {"mode", "selective_ac_option"});
-    add("activation_checkpoint",
-        {"per_op_sac_force_recompute_mm_shapes_by_fqns", "early_stop", "memory_budget",
-         "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug"},
-        "no key: the plan weighs what is recomputed; --dry-run prints it");
-    add("compile", {"enable", "components", "backend", "model_backend_override"},
-        "no meaning here: the kernels are compiled ahead");
-    for (const char* section : {"float8", "quantize.linear.float8"})
-      add(section, {"recipe_name", "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp",
-                    "filter_fqns", "emulate"});
-    add("comm", {"init_timeout_seconds", "train_timeout_seconds"},
-        "no key: a rank that waits ends the run by itself; TRIREME_HANG_SECONDS sets another limit");
-    add("comm", {"trace_buf_size", "save_traces_folder", "save_traces_file_prefix"},
-        "no meaning here: the watchdog names the rank, the collective and the file");
-    add("comm", {"mode"}, "no meaning here: `train_llama --dry-run --ranks N` checks without devices");
-    add("validation", {"enable", "enabled", "dataset", "dataset_path", "freq", "steps", "local_batch_size", "seq_len"});
-    for (const char* section : {"training.dataloader", "validation.dataloader"})
-      add(section, {"num_workers", "persistent_workers", "pin_memory", "prefetch_factor"},
-          "no effect on results: a thread of each rank prepares the next rows");
-    add("quantize.linear.mx", {"filter_fqns", "mxfp8_dim1_cast_kernel_choice", "recipe_name"},
-        "nothing: model.converters does not name it");
-    add("quantize.grouped_mm.mx", {"fqns", "recipe_name"}, "nothing: model.converters does not name it");
-    add("quantize.grouped_mm.float8", {"fqns"}, "nothing: model.converters does not name it");
-    add("memory_estimation", {"enable", "enabled", "disable_fake_mode"}, "no key: --dry-run prints the memory plan");
-    add("experimental", {"custom_import", "custom_args_module"}, "no meaning here: there is no Python");
-    add("fault_tolerance", {"enable"});
-    add("fault_tolerance",
-        {"process_group", "process_group_timeout_ms", "replica_id", "group_size", "min_replica_size",
-         "semi_sync_method", "sync_steps", "should_quantize", "fragment_sync_delay", "fragment_update_alpha"},
-        "no meaning here: a lost rank ends the run, the sbatch files start it again from its last checkpoint");
-    return all;
-  }();
+const KnownKeys& torchtitan_keys() {
+  static const KnownKeys keys = known_keys({
+      {"job", "dump_folder"},
+      {"job", "config_file description print_config save_config_file custom_config_module use_for_integration_test",
+       "no meaning here: --print-config prints the configuration, output.dir/config.yaml keeps it"},
+      {"profiling", "enable_profiling profile_freq profiler_active profiler_warmup enable_memory_snapshot"},
+      {"profiling", "save_traces_folder save_memory_snapshot_folder", "no key: always profile/ in output.dir"},
+      {"metrics", "log_freq enable_tensorboard"},
+      {"metrics", "save_tb_folder save_for_all_ranks",
+       "no key: rank 0 writes events to tensorboard/ in output.dir (logging.tensorboard)"},
+      {"metrics", "enable_wandb disable_color_printing",
+       "no meaning here: nothing is sent anywhere, nothing is coloured"},
+      {"model", "name flavor hf_assets_path tokenizer_path converters"},
+      {"model", "print_after_conversion", "no meaning here: --dry-run prints the plan"},
+      {"optimizer", "name lr beta1 beta2 eps weight_decay"},
+      {"optimizer", "implementation", "no meaning here: one fused pass"},
+      {"optimizer", "early_step_in_backward"},
+      {"lr_scheduler", "warmup_steps decay_ratio decay_type min_lr_factor lr_min total_steps"},
+      {"training",
+       "dataset dataset_path local_batch_size batch_size global_batch_size seq_len max_norm steps dtype "
+       "mixed_precision_param mixed_precision_reduce seed"},
+      {"training", "enable_cpu_offload",
+       "no key: weights stay on the GPU; parallel.shard_size and recompute save memory"},
+      {"training", "gc_freq gc_debug compile", "no meaning here: there is no Python"},
+      {"training", "deterministic"},
+      {"training", "deterministic_warn_only", "no key: an operation without a deterministic form is an error"},
+      {"debug", "seed"},
+      {"debug", "deterministic"},
+      {"debug", "deterministic_warn_only", "no key: an operation without a deterministic form is an error"},
+      {"debug", "moe_force_load_balance", "no meaning here: there is no mixture of experts"},
+      {"training", "debug_moe_force_load_balance", "no meaning here: there is no mixture of experts"},
+      {"parallelism",
+       "data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward tensor_parallel_degree "
+       "pipeline_parallel_degree context_parallel_degree expert_parallel_degree"},
+      {"parallelism",
+       "enable_async_tensor_parallel disable_loss_parallel expert_tensor_parallel_degree "
+       "context_parallel_rotate_method pipeline_parallel_split_points module_fqns_per_model_part "
+       "pipeline_parallel_layers_per_stage pipeline_parallel_first_stage_less_layers "
+       "pipeline_parallel_last_stage_less_layers pipeline_parallel_schedule pipeline_parallel_schedule_csv "
+       "pipeline_parallel_microbatch_size pipeline_parallel_expert_parallel_overlap context_parallel_load_balancer "
+       "enable_compiled_autograd expert_parallel_comm_backend",
+       "no meaning here: it belongs to tensor, pipeline, context or expert parallelism"},
+      {"checkpoint",
+       "enable enable_checkpoint folder interval initial_load_path initial_load_in_hf last_save_model_only "
+       "last_save_in_hf export_dtype async_mode keep_latest_k load_step exclude_from_loading"},
+      {"checkpoint", "initial_load_model_only initial_load_in_hf_quantized",
+       "no key: model.path gives weights alone, a resumed run its whole state"},
+      {"checkpoint",
+       "enable_first_step_checkpoint create_seed_checkpoint load_only enable_ft_dataloader_checkpoints "
+       "model_weights_only",
+       "no key: initial weights depend on train.seed alone, on any number of ranks"},
+      {"activation_checkpoint", "mode selective_ac_option"},
+      {"activation_checkpoint",
+       "per_op_sac_force_recompute_mm_shapes_by_fqns early_stop memory_budget visualize_memory_budget_pareto "
+       "preserve_rng_state determinism_check debug",
+       "no key: the plan weighs what is recomputed; --dry-run prints it"},
+      {"compile", "enable components backend model_backend_override",
+       "no meaning here: the kernels are compiled ahead"},
+      {"float8",
+       "recipe_name enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp filter_fqns emulate"},
+      {"quantize.linear.float8",
+       "recipe_name enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp filter_fqns emulate"},
+      {"comm", "init_timeout_seconds train_timeout_seconds",
+       "no key: a rank that waits ends the run by itself; TRIREME_HANG_SECONDS sets another limit"},
+      {"comm", "trace_buf_size save_traces_folder save_traces_file_prefix",
+       "no meaning here: the watchdog names the rank, the collective and the file"},
+      {"comm", "mode", "no meaning here: `train_llama --dry-run --ranks N` checks without devices"},
+      {"validation", "enable enabled dataset dataset_path freq steps local_batch_size seq_len"},
+      {"training.dataloader", "num_workers persistent_workers pin_memory prefetch_factor",
+       "no effect on results: a thread of each rank prepares the next rows"},
+      {"validation.dataloader", "num_workers persistent_workers pin_memory prefetch_factor",
+       "no effect on results: a thread of each rank prepares the next rows"},
+      {"quantize.linear.mx", "filter_fqns mxfp8_dim1_cast_kernel_choice recipe_name",
+       "nothing: model.converters does not name it"},
+      {"quantize.grouped_mm.mx", "fqns recipe_name", "nothing: model.converters does not name it"},
+      {"quantize.grouped_mm.float8", "fqns", "nothing: model.converters does not name it"},
+      {"memory_estimation", "enable enabled disable_fake_mode", "no key: --dry-run prints the memory plan"},
+      {"experimental", "custom_import custom_args_module", "no meaning here: there is no Python"},
+      {"fault_tolerance", "enable"},
+      {"fault_tolerance",
+       "process_group process_group_timeout_ms replica_id group_size min_replica_size semi_sync_method sync_steps "
+       "should_quantize fragment_sync_delay fragment_update_alpha",
+       "no meaning here: a lost rank ends the run, the sbatch files start it again from its last checkpoint"},
+  });
   return keys;
 }
 
@@ -116,9 +110,35 @@ std::string shown_value(const toml::node& node) {
   return out.str();
 }
 
+ConfNode conf_node(const toml::node& node) {
+  ConfNode value;
+  using Kind = ConfNode::Kind;
+  if (const auto* text = node.as_string()) {
+    value.kind = Kind::kText;
+    value.text = text->get();
+  } else if (const auto* integer = node.as_integer()) {
+    value.kind = Kind::kInteger;
+    value.integer = integer->get();
+  } else if (const auto* number = node.as_floating_point()) {
+    value.kind = Kind::kNumber;
+    value.number = number->get();
+  } else if (const auto* flag = node.as_boolean()) {
+    value.kind = Kind::kBool;
+    value.boolean = flag->get();
+  } else if (const auto* list = node.as_array()) {
+    value.kind = Kind::kList;
+    for (const auto& item : *list)
+      if (item.is_string()) value.items.push_back(conf_node(item));
+  } else {
+    value.kind = Kind::kMap;  // a date or a time, which no option takes
+  }
+  return value;
+}
+
 }  // namespace
 
-TitanOptions::TitanOptions(const std::filesystem::path& file, ImportDraft& draft) : TreeOptions(known_keys(), draft) {
+TitanOptions::TitanOptions(const std::filesystem::path& file, ImportDraft& draft)
+    : TreeOptions(torchtitan_keys(), draft) {
   std::string content;
   try {
     content = read_text_file(file, ExitCode::kConfig, 1 << 20);
@@ -144,27 +164,7 @@ TitanOptions::TitanOptions(const std::filesystem::path& file, ImportDraft& draft
           unknown_section(name, here);
         continue;
       }
-      TreeOption value;
-      value.text = shown_value(node);
-      if (const auto* text = node.as_string()) {
-        value.type = TreeOption::Type::kText;
-        value.string = text->get();
-      } else if (const auto* integer = node.as_integer()) {
-        value.type = TreeOption::Type::kInteger;
-        value.integer = integer->get();
-        value.number = static_cast<double>(integer->get());
-      } else if (const auto* number = node.as_floating_point()) {
-        value.type = TreeOption::Type::kNumber;
-        value.number = number->get();
-      } else if (const auto* flag = node.as_boolean()) {
-        value.type = TreeOption::Type::kFlag;
-        value.flag = flag->get();
-      } else if (const auto* list = node.as_array()) {
-        value.type = TreeOption::Type::kList;
-        for (const auto& item : *list)
-          if (const auto* text_item = item.as_string()) value.list.push_back(text_item->get());
-      }
-      add(name, here, std::move(value));
+      add(name, {conf_node(node), shown_value(node), here});
     }
   };
   walk(walk, root, "");

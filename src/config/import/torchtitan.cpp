@@ -1,5 +1,5 @@
 // torchtitan's TOML (v0.2) as our configuration.
-#include "draft.h"
+#include "importer.h"
 #include "titan_options.h"
 #include "trireme/base/text.h"
 #include "variants.h"
@@ -16,10 +16,10 @@ namespace {
 /// What torchtitan's per-op recomputation ("op") becomes: outputs of norms and activation are recomputed.
 constexpr const char* kOpRecompute = "norms";
 
-class TitanImporter {
+class TitanImporter : Importer<TitanOptions> {
  public:
   TitanImporter(const std::filesystem::path& file, int64_t ranks, const TokenizerReader& tokenizer)
-      : draft_(file.string()), options_(file, draft_), ranks_(ranks), read_tokenizer_(tokenizer) {}
+      : Importer(file.string(), &OptionNames::torchtitan, file), ranks_(ranks), read_tokenizer_(tokenizer) {}
 
   ImportedConfig run() {
     model();
@@ -42,11 +42,6 @@ class TitanImporter {
   }
 
  private:
-  void set(const std::string& option, const std::string& key, const std::string& value, const std::string& why = "") {
-    draft_.set(key, value, options_.origin(option));
-    draft_.say(options_.shown(option), fmt::format("{}: {}{}{}", key, value, why.empty() ? "" : "; ", why));
-  }
-
   /// Versions of torchtitan have two names for some options.
   void spellings() {
     for (const auto& [name, other] : {std::pair("training.local_batch_size", "training.batch_size"),
@@ -159,7 +154,7 @@ class TitanImporter {
     set(key, "batch.micro_batch_size", std::to_string(micro));
     set("training.global_batch_size", "batch.global_batch_size", std::to_string(global_),
         global > 0 ? "" : fmt::format("{} x {} ranks; --ranks N says how many", micro, ranks_));
-    set("training.steps", "train.max_steps", std::to_string(options_.integer("training.steps", 10000)));
+    take<int64_t>("train.max_steps", 10000);
   }
 
   void data() {
@@ -179,7 +174,7 @@ class TitanImporter {
         std::to_string(options_.integer("training.seed", options_.integer("debug.seed", 1234))),
         "other random numbers than torch's");
     for (const char* key : {"training.deterministic", "debug.deterministic"})
-      if (options_.given(key)) set(key, "train.deterministic", options_.flag(key, false) ? "true" : "false");
+      if (options_.given(key)) set(key, "train.deterministic", yaml_text(options_.flag(key, false)));
     draft_.set("train.loss", "token_mean");
     draft_.say("loss", "train.loss: token_mean");
   }
@@ -229,16 +224,15 @@ class TitanImporter {
           fmt::format("{}: AdamW can be imported, Trireme has no {}", options_.shown("optimizer.name"), name));
     draft_.set("optimizer.name", "adamw");
     options_.no_key("optimizer.name", "optimizer.name: adamw");
-    set("optimizer.lr", "optimizer.lr", yaml_number(options_.number("optimizer.lr", 8e-4)));
-    draft_.set("optimizer.betas", fmt::format("[{}, {}]", yaml_number(options_.number("optimizer.beta1", 0.9)),
-                                              yaml_number(options_.number("optimizer.beta2", 0.95))));
+    take("optimizer.lr", 8e-4);
+    draft_.set("optimizer.betas", fmt::format("[{}, {}]", yaml_text(options_.number("optimizer.beta1", 0.9)),
+                                              yaml_text(options_.number("optimizer.beta2", 0.95))));
     options_.no_key("optimizer.beta1", "optimizer.betas, the first");
     options_.no_key("optimizer.beta2", "optimizer.betas, the second");
-    set("optimizer.eps", "optimizer.eps", yaml_number(options_.number("optimizer.eps", 1e-8)));
-    set("optimizer.weight_decay", "optimizer.weight_decay", yaml_number(options_.number("optimizer.weight_decay", 0.1)),
-        "decay_norms: true, as torchtitan decays every parameter");
+    take("optimizer.eps", 1e-8);
+    take("optimizer.weight_decay", 0.1, "decay_norms: true, as torchtitan decays every parameter");
     draft_.set("optimizer.decay_norms", "true");
-    set("training.max_norm", "optimizer.grad_clip", yaml_number(options_.number("training.max_norm", 1.0)));
+    take("optimizer.grad_clip", 1.0);
     const std::string dtype = options_.word("training.dtype", "float32", {"float32", "bfloat16"});
     if (dtype == "bfloat16")
       options_.problem(
@@ -264,7 +258,7 @@ class TitanImporter {
         options_.word("lr_scheduler.decay_type", "linear", {"linear", "sqrt", "cosine"}));
     const std::string least =
         options_.given("lr_scheduler.lr_min") ? "lr_scheduler.lr_min" : "lr_scheduler.min_lr_factor";
-    set(least, "schedule.min_lr_factor", yaml_number(options_.number(least, 0)));
+    set(least, "schedule.min_lr_factor", yaml_text(options_.number(least, 0)));
     if (!options_.given("lr_scheduler.decay_ratio")) return;
     const double ratio = options_.number("lr_scheduler.decay_ratio", 1);
     const auto decay = static_cast<int64_t>(std::nearbyint(static_cast<double>(steps) * ratio));
@@ -274,7 +268,7 @@ class TitanImporter {
           fmt::format("schedule.decay_ratio not set: torchtitan shortens the decay to the {} steps after the warm-up",
                       steps - warmup));
     else
-      set("lr_scheduler.decay_ratio", "schedule.decay_ratio", yaml_number(ratio), fmt::format("{} steps", decay));
+      set("lr_scheduler.decay_ratio", "schedule.decay_ratio", yaml_text(ratio), fmt::format("{} steps", decay));
   }
 
   void precision() {
@@ -341,8 +335,7 @@ class TitanImporter {
   }
 
   void checkpoint() {
-    const std::string folder = options_.text("job.dump_folder", "outputs");
-    set("job.dump_folder", "output.dir", yaml_text(folder));
+    take<std::string>("output.dir", "outputs");
     options_.no_key("checkpoint.folder", "always checkpoints/ in output.dir");
     if (options_.flag("checkpoint.enable", options_.flag("checkpoint.enable_checkpoint", false))) {
       const int64_t interval = options_.integer("checkpoint.interval", 500);
@@ -401,10 +394,8 @@ class TitanImporter {
   }
 
   void logging() {
-    set("metrics.log_freq", "logging.every_steps", std::to_string(options_.integer("metrics.log_freq", 10)));
-    if (options_.given("metrics.enable_tensorboard"))
-      set("metrics.enable_tensorboard", "logging.tensorboard",
-          options_.flag("metrics.enable_tensorboard", false) ? "true" : "false");
+    take<int64_t>("logging.every_steps", 10);
+    if (options_.given(option_of("logging.tensorboard"))) take("logging.tensorboard", false);
     if (!options_.flag("profiling.enable_profiling", false)) return;
     const int64_t every = options_.integer("profiling.profile_freq", 10),
                   active = options_.integer("profiling.profiler_active", 1),
@@ -427,8 +418,6 @@ class TitanImporter {
                            warmup, active, every));
   }
 
-  ImportDraft draft_;
-  TitanOptions options_;
   int64_t ranks_;
   const TokenizerReader& read_tokenizer_;
   std::optional<ImportedTokenizer> tokenizer_;

@@ -9,6 +9,15 @@
 
 namespace trireme {
 
+using Kind = ConfNode::Kind;
+
+KnownKeys known_keys(std::initializer_list<KnownNames> lines) {
+  KnownKeys all;
+  for (const KnownNames& line : lines)
+    for (const std::string& name : split(line.names, ' ')) all[fmt::format("{}.{}", line.section, name)] = line.why;
+  return all;
+}
+
 bool TreeOptions::is_section(const std::string& name) const {
   const auto next = known_.lower_bound(name + ".");
   return next != known_.end() && next->first.starts_with(name + ".");
@@ -21,30 +30,29 @@ void TreeOptions::unknown_section(const std::string& name, const std::string& pl
   draft_.problem(fmt::format("{}: unknown section [{}].{}", place, name, did_you_mean(name, sections)));
 }
 
-void TreeOptions::add(const std::string& name, const std::string& place, TreeOption value) {
+void TreeOptions::add(const std::string& name, TreeOption option) {
   if (known_.contains(name)) {
-    value.place = place;
-    values_[name] = std::move(value);
+    values_[name] = std::move(option);
     return;
   }
-  if (ignore_unknown_) return draft_.say(fmt::format("{} = {}", name, value.text), "ignored: an unknown key");
+  if (ignore_unknown_) return draft_.say(fmt::format("{} = {}", name, option.text), "ignored: an unknown key");
   std::vector<std::string> known;
   for (const auto& [key, why] : known_) known.push_back(key);
   std::string hint = did_you_mean(name, known);
   const std::string last = name.substr(name.rfind('.') + 1);
   for (const std::string& candidate : known)
     if (hint.empty() && candidate.ends_with("." + last)) hint = fmt::format(" Did you mean '{}'?", candidate);
-  draft_.problem(fmt::format("{}: unknown key '{}'.{}", place, name, hint));
+  draft_.problem(fmt::format("{}: unknown key '{}'.{}", option.place, name, hint));
 }
 
 bool TreeOptions::given(const std::string& name) const {
   const auto found = values_.find(name);
-  return found != values_.end() && found->second.type != TreeOption::Type::kNull;
+  return found != values_.end() && !found->second.value.is(Kind::kNull);
 }
 
 bool TreeOptions::is_fraction(const std::string& name) const {
   const auto found = values_.find(name);
-  return found != values_.end() && found->second.type == TreeOption::Type::kNumber;
+  return found != values_.end() && found->second.value.is(Kind::kNumber);
 }
 
 bool TreeOptions::equal(const std::string& name, const std::string& other) const {
@@ -57,11 +65,11 @@ bool TreeOptions::has_section(const std::string& name) const {
   return found != values_.end() && found->first.starts_with(name + ".");
 }
 
-const TreeOption* TreeOptions::find(const std::string& name) {
+const ConfNode* TreeOptions::find(const std::string& name) {
   TRIREME_CHECK(known_.contains(name), "'", name, "' is not in the table of known keys");
   read_.insert(name);
   const auto found = values_.find(name);
-  return found == values_.end() || found->second.type == TreeOption::Type::kNull ? nullptr : &found->second;
+  return found == values_.end() || found->second.value.is(Kind::kNull) ? nullptr : &found->second.value;
 }
 
 std::string TreeOptions::shown(const std::string& name) const {
@@ -79,14 +87,12 @@ void TreeOptions::problem(const std::string& name, const std::string& what) {
   draft_.problem(fmt::format("{}: {}", origin(name), what));
 }
 
-void TreeOptions::refuse(const std::string& name, const std::string& expected) { problem(name, "must be " + expected); }
-
 std::string TreeOptions::text(const std::string& name, const std::string& otherwise) {
-  const TreeOption* value = find(name);
+  const ConfNode* value = find(name);
   if (value == nullptr) return otherwise;
-  if (value->type == TreeOption::Type::kText) return value->string;
-  if (value->type == TreeOption::Type::kInteger) return value->text;  // selective_ac_option = 2, precision: 16
-  refuse(name, "a string");
+  if (value->is(Kind::kText)) return value->text;
+  if (value->is(Kind::kInteger)) return std::to_string(value->integer);  // selective_ac_option = 2, precision: 16
+  problem(name, "must be a string");
   return otherwise;
 }
 
@@ -99,43 +105,45 @@ std::string TreeOptions::word(const std::string& name, const std::string& otherw
 }
 
 int64_t TreeOptions::integer(const std::string& name, int64_t otherwise) {
-  const TreeOption* value = find(name);
+  const ConfNode* value = find(name);
   if (value == nullptr) return otherwise;
-  if (value->type == TreeOption::Type::kInteger) return value->integer;
-  refuse(name, "an integer");
+  if (value->is(Kind::kInteger)) return value->integer;
+  problem(name, "must be an integer");
   return otherwise;
 }
 
 int64_t TreeOptions::count(const std::string& name, int64_t otherwise, int64_t least) {
   const int64_t value = integer(name, otherwise);
   if (value >= least && value <= 2147483647) return value;
-  refuse(name, fmt::format("from {} to 2147483647", least));
+  problem(name, fmt::format("must be from {} to 2147483647", least));
   return std::max<int64_t>(1, least);
 }
 
 double TreeOptions::number(const std::string& name, double otherwise) {
-  const TreeOption* value = find(name);
+  const ConfNode* value = find(name);
   if (value == nullptr) return otherwise;
-  if (value->type == TreeOption::Type::kInteger || value->type == TreeOption::Type::kNumber) return value->number;
-  refuse(name, "a number");
+  if (value->is(Kind::kInteger)) return static_cast<double>(value->integer);
+  if (value->is(Kind::kNumber)) return value->number;
+  problem(name, "must be a number");
   return otherwise;
 }
 
 bool TreeOptions::flag(const std::string& name, bool otherwise) {
-  const TreeOption* value = find(name);
+  const ConfNode* value = find(name);
   if (value == nullptr) return otherwise;
-  if (value->type == TreeOption::Type::kFlag) return value->flag;
-  refuse(name, "true or false");
+  if (value->is(Kind::kBool)) return value->boolean;
+  problem(name, "must be true or false");
   return otherwise;
 }
 
 std::vector<std::string> TreeOptions::list(const std::string& name) {
-  const TreeOption* value = find(name);
+  const ConfNode* value = find(name);
   if (value == nullptr) return {};
-  if (value->type == TreeOption::Type::kList) return value->list;
-  if (value->type == TreeOption::Type::kText)
-    return value->string.empty() ? std::vector<std::string>{} : split(value->string, ',');
-  refuse(name, "a list of strings");
+  if (value->is(Kind::kText)) return value->text.empty() ? std::vector<std::string>{} : split(value->text, ',');
+  std::vector<std::string> items;
+  for (const ConfNode& item : value->items) items.push_back(item.str());
+  if (value->is(Kind::kList)) return items;
+  problem(name, "must be a list of strings");
   return {};
 }
 
@@ -144,9 +152,9 @@ void TreeOptions::no_key(const std::string& name, const std::string& why) {
 }
 
 void TreeOptions::rest() {
-  for (const auto& [name, value] : values_) {
+  for (const auto& [name, option] : values_) {
     const std::string& why = known_.at(name);
-    if (value.type == TreeOption::Type::kNull) {
+    if (option.value.is(Kind::kNull)) {
       if (!shown_.contains(name)) draft_.say(shown(name), "not set there");
     } else if (!why.empty())
       draft_.say(shown(name), why);

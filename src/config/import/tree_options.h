@@ -3,7 +3,9 @@
 // that its trainer knows.
 
 #include "draft.h"
+#include "trireme/config/compose.h"
 
+#include <initializer_list>
 #include <map>
 #include <set>
 #include <string>
@@ -11,19 +13,24 @@
 
 namespace trireme {
 
+struct Key;
+
 /// Keys of a trainer, and why those that an importer does not read have no meaning here. An empty reason: the importer
 /// reads it.
 using KnownKeys = std::map<std::string, std::string>;
 
+/// One line of such a table: `names` of one section, separated by blanks.
+struct KnownNames {
+  const char* section;
+  const char* names;
+  const char* why = "";
+};
+KnownKeys known_keys(std::initializer_list<KnownNames> lines);
+
 struct TreeOption {
-  enum class Type { kNull, kText, kInteger, kNumber, kFlag, kList, kOther } type = Type::kOther;
+  ConfNode value;
   std::string text;   // as the file writes it
-  std::string place;  // "file:line:column"; add() fills it
-  std::string string;
-  int64_t integer = 0;
-  double number = 0;  // of integers too
-  bool flag = false;
-  std::vector<std::string> list;
+  std::string place;  // "file:line:column"
 };
 
 class TreeOptions {
@@ -36,7 +43,7 @@ class TreeOptions {
   bool is_section(const std::string& name) const;
   /// An unknown key, or a section that holds none of the known ones, goes to the draft as a problem. `place`:
   /// "file:line:column".
-  void add(const std::string& name, const std::string& place, TreeOption value);
+  void add(const std::string& name, TreeOption option);
   void unknown_section(const std::string& name, const std::string& place);
 
   /// A value that is null counts as not given.
@@ -62,6 +69,12 @@ class TreeOptions {
   bool flag(const std::string& name, bool otherwise);
   std::vector<std::string> list(const std::string& name);
 
+  // The value of an option that becomes `key`.
+  std::string read(const std::string& name, const std::string& otherwise, const Key&) { return text(name, otherwise); }
+  int64_t read(const std::string& name, int64_t otherwise, const Key&) { return integer(name, otherwise); }
+  double read(const std::string& name, double otherwise, const Key&) { return number(name, otherwise); }
+  bool read(const std::string& name, bool otherwise, const Key&) { return flag(name, otherwise); }
+
   /// "place: name = value: what", as a problem of the draft.
   void problem(const std::string& name, const std::string& what);
   /// Reports an option without a key of its own, where it was given.
@@ -70,8 +83,7 @@ class TreeOptions {
   void rest();
 
  private:
-  const TreeOption* find(const std::string& name);
-  void refuse(const std::string& name, const std::string& expected);
+  const ConfNode* find(const std::string& name);
 
   const KnownKeys& known_;
   ImportDraft& draft_;

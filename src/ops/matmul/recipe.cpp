@@ -28,10 +28,4 @@ const std::vector<Recipe>& trained_fp8_recipes() {
   return all;
 }
 
-std::optional<Recipe> trained_fp8_recipe(std::string_view word) {
-  const std::vector<Recipe>& all = trained_fp8_recipes();
-  const auto found = std::ranges::find_if(all, [&](Recipe recipe) { return traits_of(recipe).name == word; });
-  return found == all.end() ? std::nullopt : std::optional(*found);
-}
-
 }  // namespace trireme

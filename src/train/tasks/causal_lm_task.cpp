@@ -32,7 +32,8 @@ struct TokenMicroBatch final : MicroBatch {
 DecoderConfig read_shape(const Config& config) {
   const std::filesystem::path path = config.model.path;
   // For random weights config.json alone is enough, given itself or in a directory.
-  if (config.model.init == "random" && std::filesystem::is_regular_file(path)) return read_decoder_config(path);
+  if (config.model.init == ModelSection::Init::kRandom && std::filesystem::is_regular_file(path))
+    return read_decoder_config(path);
   return read_model_config(path);
 }
 
@@ -124,7 +125,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
                      &trained = traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8));
   facts_.frozen_fp8 = fp8_problem(rank, frozen, sizes).empty();
   facts_.trained_fp8 = family.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
-  if (config.precision.linear == "fp8") {
+  if (config.precision.linear == PrecisionSection::Linear::kFp8) {
     const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length;
     if (const std::string problem = fp8_problem(rank, config.lora ? frozen : trained, sizes, tokens); !problem.empty())
       throw ConfigError(problem);
@@ -136,9 +137,9 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
                                {"rows of data.train", std::to_string(facts_.train_rows)},
                                {"rows of data.valid", std::to_string(facts_.eval_samples)}});
   }
-  check_mlperf_model(config, family, found);
+  facts_.mlperf_division = check_mlperf_model(config, family, found);
 
-  const bool per_token = config.train.loss == "token_mean";
+  const bool per_token = config.train.loss == TrainSection::Loss::kTokenMean;
   const auto samples = static_cast<double>(config.batch.global_batch_size);
   facts_.units = &model_->units();
   facts_.parameters = model_->num_parameters();
@@ -247,8 +248,8 @@ void CausalLmTask::open_rows() {
     rows.test = std::move(test.read);
     rows.test_rows = facts_.test_samples = test.count;
   }
-  rows.collate = [per_token = config_.train.loss == "token_mean"](const std::vector<Sample>& samples,
-                                                                  const std::vector<int64_t>& positions, bool) {
+  rows.collate = [per_token = config_.train.loss == TrainSection::Loss::kTokenMean](
+                     const std::vector<Sample>& samples, const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
@@ -418,7 +419,7 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
       [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
   if (rank_.grid.world.rank != 0) return;
   Adapter adapter = export_adapter(tensors, *model_, config_.model.path, token_rows_);
-  if (config_.model.init == "checkpoint") adapter.base_hash = base_hash(config_.model.path);
+  if (config_.model.init == ModelSection::Init::kCheckpoint) adapter.base_hash = base_hash(config_.model.path);
   make_directories(directory);
   write_adapter(directory, adapter, DType::kF32);
 }

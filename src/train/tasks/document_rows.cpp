@@ -4,6 +4,7 @@
 #include "task_base.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/config/keys.h"
 #include "trireme/formats/arrow/parquet.h"
 
 #include <fmt/format.h>
@@ -70,23 +71,9 @@ Sample stream_sample(std::vector<int64_t> tokens) {
 }
 
 void refuse_document_keys(const Config& config) {
-  const DataSection &data = config.data, unset;
-  std::vector<std::string> keys;
-  const auto note = [&](const char* key, bool set) {
-    if (set) keys.emplace_back(key);
-  };
-  note("data.weights", !data.weights.empty());
-  note("data.names", !data.names.empty());
-  note("data.column", data.column.has_value());
-  note("data.bos_token", data.bos_token.has_value());
-  note("data.eos_token", data.eos_token.has_value());
-  note("data.bol_token", data.bol_token.has_value());
-  note("data.eol_token", data.eol_token.has_value());
-  note("data.strip_tokens", !data.strip_tokens.empty());
-  note("data.min_length", data.min_length != unset.min_length);
-  if (!keys.empty())
-    throw ConfigError(fmt::format("{}: for documents, but {} holds rows that are packed already: leave it out",
-                                  join(keys, ", "), data.train.front()));
+  if (const std::string keys = keys_without_meaning(config, kRowData, kDocumentData); !keys.empty())
+    throw ConfigError(fmt::format("{}: for documents, but {} holds rows that are packed already: leave it out", keys,
+                                  config.data.train.front()));
 }
 
 namespace fs = std::filesystem;

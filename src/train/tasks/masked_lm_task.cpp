@@ -45,19 +45,20 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
   model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(family.vocab_multiple));
-  check_mlperf_model(config, family,
-                     {{"num_hidden_layers", std::to_string(shape.num_hidden_layers)},
-                      {"hidden_size", std::to_string(shape.hidden_size)},
-                      {"intermediate_size", std::to_string(shape.intermediate_size)},
-                      {"num_attention_heads", std::to_string(shape.num_attention_heads)},
-                      {"vocab_size", std::to_string(shape.vocab_size)},
-                      {"max_position_embeddings", std::to_string(shape.max_position_embeddings)},
-                      {"type_vocab_size", std::to_string(shape.type_vocab_size)},
-                      {"layer_norm_eps", format_exact(shape.layer_norm_eps)},
-                      {"hidden_dropout_prob", format_exact(shape.hidden_dropout_prob)},
-                      {"attention_probs_dropout_prob", format_exact(shape.attention_probs_dropout_prob)},
-                      {"hidden_act", shape.gelu_tanh ? "gelu by tanh" : "gelu by erf"},
-                      {"next-sentence head", shape.next_sentence ? "true" : "false"}});
+  facts_.mlperf_division =
+      check_mlperf_model(config, family,
+                         {{"num_hidden_layers", std::to_string(shape.num_hidden_layers)},
+                          {"hidden_size", std::to_string(shape.hidden_size)},
+                          {"intermediate_size", std::to_string(shape.intermediate_size)},
+                          {"num_attention_heads", std::to_string(shape.num_attention_heads)},
+                          {"vocab_size", std::to_string(shape.vocab_size)},
+                          {"max_position_embeddings", std::to_string(shape.max_position_embeddings)},
+                          {"type_vocab_size", std::to_string(shape.type_vocab_size)},
+                          {"layer_norm_eps", format_exact(shape.layer_norm_eps)},
+                          {"hidden_dropout_prob", format_exact(shape.hidden_dropout_prob)},
+                          {"attention_probs_dropout_prob", format_exact(shape.attention_probs_dropout_prob)},
+                          {"hidden_act", shape.gelu_tanh ? "gelu by tanh" : "gelu by erf"},
+                          {"next-sentence head", shape.next_sentence ? "true" : "false"}});
   facts_.automatic_fp8 = Recipe::kFp8Delayed;  // MLPerf's BERT
   const std::string fp8 =
       fp8_problem(rank, traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8)),
@@ -125,7 +126,8 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
   }
   // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
   constexpr int64_t kGpuMultiple = 256;
-  BertPackOptions options{length, rank_.device.is_cuda() ? kGpuMultiple : 1, config_.train.loss == "sample_mean"};
+  BertPackOptions options{length, rank_.device.is_cuda() ? kGpuMultiple : 1,
+                          config_.train.loss == TrainSection::Loss::kSampleMean};
   rows.collate = [options](const std::vector<BertRow>& read, const std::vector<int64_t>& positions, bool training) {
     BertPackOptions mine = options;
     mine.per_sequence = mine.per_sequence && training;
@@ -152,9 +154,8 @@ StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& passes) const {
   StepBatch step;
   step.samples = sequences;
   step.denominator = 1.0 / rank_.grid.data.size;  // the losses come normalised
-  const std::string& mean = config_.train.loss;
-  if (mean == "sample_mean") words = sequences;
-  const bool own = mean == "rank_mean";  // every rank's mean weighs the same
+  if (config_.train.loss == TrainSection::Loss::kSampleMean) words = sequences;
+  const bool own = config_.train.loss == TrainSection::Loss::kRankMean;  // every rank's mean weighs the same
   const double share = own ? rank_.grid.data.size : 1;
   const at::Tensor counts =
       to_tensor<double>({std::max(1.0, words) * share, std::max(1.0, sequences) * share}, rank_.device);

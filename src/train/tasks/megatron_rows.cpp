@@ -4,6 +4,7 @@
 #include "task_base.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/config/keys.h"
 
 #include <fmt/format.h>
 
@@ -29,7 +30,7 @@ MegatronOptions megatron_options(const Config& config, int64_t vocab_size) {
           .vocab_size = vocab_size,
           .seed = static_cast<uint32_t>(config.train.seed),
           .shuffle = data.shuffle,
-          .rules = data.index_rules == "core" ? IndexRules::kCore : IndexRules::kNemo,
+          .rules = data.index_rules == DataSection::IndexRules::kCore ? IndexRules::kCore : IndexRules::kNemo,
           .splits = data.splits,
           .index_cache = data.index_cache.value_or(""),
           .eod = data.eos_token,
@@ -97,20 +98,11 @@ std::shared_ptr<const MegatronDataset> open_evaluated_files(const Config& config
 
 /// ConfigError where a key for documents of text is set.
 void refuse_stream_keys(const Config& config) {
-  const DataSection& data = config.data;
-  const std::pair<const char*, bool> keys[] = {{"data.column", data.column.has_value()},
-                                               {"data.bos_token", data.bos_token.has_value()},
-                                               {"data.bol_token", data.bol_token.has_value()},
-                                               {"data.eol_token", data.eol_token.has_value()},
-                                               {"data.strip_tokens", !data.strip_tokens.empty()}};
-  std::vector<std::string> set;
-  for (const auto& [key, is_set] : keys)
-    if (is_set) set.emplace_back(key);
-  if (!set.empty())
+  if (const std::string keys = keys_without_meaning(config, kMegatronData); !keys.empty())
     throw ConfigError(
         fmt::format("{}: for documents that are packed while the run reads them, but {} holds rows by "
                     "Megatron's rules: leave it out",
-                    join(set, ", "), config.data.train.front()));
+                    keys, config.data.train.front()));
 }
 
 MegatronRows mock_rows(const Config& config, int64_t rows, int64_t vocab) {
@@ -139,22 +131,13 @@ bool are_megatron_rows(const std::vector<std::string>& entries) {
 }
 
 void refuse_megatron_keys(const Config& config) {
-  const DataSection &data = config.data, unset;
-  const std::pair<const char*, bool> keys[] = {{"data.splits", data.splits.has_value()},
-                                               {"data.index_rules", data.index_rules != unset.index_rules},
-                                               {"data.index_cache", data.index_cache.has_value()},
-                                               {"data.reset_position_ids", data.reset_position_ids},
-                                               {"data.reset_attention_mask", data.reset_attention_mask},
-                                               {"data.eod_mask_loss", data.eod_mask_loss}};
-  std::vector<std::string> set;
-  for (const auto& [key, is_set] : keys)
-    if (is_set) set.emplace_back(key);
+  const std::string keys = keys_without_meaning(config, kRowData | kDocumentData), first = config.data.train.front();
+  if (keys.empty()) return;
   std::error_code error;
-  if (!set.empty() && !std::filesystem::exists(data.train.front(), error))
-    throw DataError(fmt::format("{}: neither it nor {}.idx is there", data.train.front(), data.train.front()));
-  if (!set.empty())
-    throw ConfigError(fmt::format("{}: for Megatron's indexed files, but {} is none (there is no {}.idx): leave it out",
-                                  join(set, ", "), config.data.train.front(), config.data.train.front()));
+  if (!std::filesystem::exists(first, error))
+    throw DataError(fmt::format("{0}: neither it nor {0}.idx is there", first));
+  throw ConfigError(fmt::format(
+      "{0}: for Megatron's indexed files, but {1} is none (there is no {1}.idx): leave it out", keys, first));
 }
 
 std::vector<std::string> train_files(const Config& config) {

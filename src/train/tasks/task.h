@@ -67,6 +67,7 @@ struct TaskFacts : ModelFacts {
   /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   std::optional<double> nominal_samples_per_step;
+  std::string mlperf_division;  // for the MLPerf log: "closed" or "open"
 };
 
 class TrainingTask : public PlannedModel {

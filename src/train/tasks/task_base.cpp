@@ -84,7 +84,7 @@ std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
 void TaskBase::check_weights() {
   checked_ = true;
   check_start();
-  if (config_.model.init == "random") return;
+  if (config_.model.init == ModelSection::Init::kRandom) return;
   source_ = open_weights();
   trireme::check_weights(units(), *source_, config_.model.path);
 }

@@ -53,7 +53,5 @@ const RecipeTraits& traits_of(Recipe recipe);
 
 /// The FP8 recipes of trained matrices, in the order in which hints propose them.
 const std::vector<Recipe>& trained_fp8_recipes();
-/// The one that precision.fp8_recipe calls `word`; none: nullopt.
-std::optional<Recipe> trained_fp8_recipe(std::string_view word);
 
 }  // namespace trireme

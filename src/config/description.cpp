@@ -1,0 +1,469 @@
+// The table of all sections and keys.
+#include "described_section.h"
+
+namespace trireme {
+
+namespace {
+
+constexpr double kMaxCount = 2147483647;            // 2^31 - 1
+constexpr double kMaxSamples = 9007199254740992.0;  // 2^53
+
+Section model_section() {
+  using S = ModelSection;
+  described::SectionKeys<S> s(&Config::model, "model", "the model and its weights");
+  s.key("path", &S::path,
+        "Hugging Face directory, or NeMo zarr checkpoint directory; BERT: also a TensorFlow checkpoint",
+        {.required = true, .path = true, .elsewhere = {"model_name_or_path", "model.name", "model.name_or_path"}});
+  s.key("init", &S::init, "weights from the checkpoint, or random (config.json alone is enough)",
+        {.choices = {{"checkpoint", S::Init::kCheckpoint}, {"random", S::Init::kRandom}}});
+  s.key("read", &S::read,
+        "per_rank: every rank reads its weights from the files; per_host: one rank of a host reads each weight and "
+        "sends it to the others",
+        {.choices = {{"per_rank", S::Read::kPerRank}, {"per_host", S::Read::kPerHost}}, .may_change = true});
+  s.key("vocab_size", &S::vocab_size,
+        "rows of the vocabulary; new rows start as the mean of the existing ones, as with transformers' "
+        "resize_token_embeddings; null = as many as the model has",
+        {.min = 1,
+         .max = kMaxCount,
+         .feature = Feature::kVocabularySize,
+         .instead = "fill the vocabulary up with model.pad_vocab_to"});
+  s.key("pad_vocab_to", &S::pad_vocab_to,
+        "rows are added to the vocabulary up to a multiple of this; 1 = none; null = {vocab_multiple}",
+        {.min = 1, .max = 65536, .option = {.nemo = "model.make_vocab_size_divisible_by"}});
+  s.key("scaled_residual_init", &S::scaled_residual_init,
+        "with init random: projections whose output is added to the residual stream are drawn with the standard "
+        "deviation initializer_range / sqrt(2 layers), as in GPT-2 and MLPerf's llama31_8b; null = what the "
+        "model's family does",
+        {.feature = Feature::kVocabularySize, .instead = "leave it out"});
+  return s.section;
+}
+
+Section lora_section() {
+  using S = LoraSection;
+  described::SectionKeys<S> s(&Config::lora, "lora", "low-rank adapters; leave out for full-parameter training",
+                              {.feature = Feature::kAdapters, .instead = "leave 'lora' out"});
+  s.key("r", &S::r, "rank of the adapters",
+        {.min = 1, .max = 65536, .elsewhere = {"lora.rank", "lora_r", "lora_rank"}});
+  s.key("alpha", &S::alpha, "the adapter's output is scaled by alpha / r",
+        {.min = 0, .above_min = true, .elsewhere = {"lora_alpha"}});
+  s.key("dropout", &S::dropout, "dropout before A, in training only",
+        {.min = 0, .max = 1, .below_max = true, .elsewhere = {"lora_dropout"}});
+  s.key("target_modules", &S::target_modules,
+        "projections that get an adapter; qkv_proj = one fused adapter over q, k, v",
+        {.choices = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "c_attn", "c_proj",
+                     "c_fc", "qkv_proj"},
+         .elsewhere = {"lora_target", "lora.modules"},
+         .words_elsewhere = {{"all-linear", "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"}}});
+  s.key("adapter", &S::adapter, "PEFT directory to start from", {.path = true});
+  return s.section;
+}
+
+Section data_section() {
+  using S = DataSection;
+  described::SectionKeys<S> s(&Config::data, "data", "token rows");
+  s.key("train", &S::train,
+        "training rows; the format is detected from the content; mock = random ids, to measure speed",
+        {.required = true,
+         .path = true,
+         .one_or_more = true,
+         .not_path = "mock",
+         .elsewhere = {"train_file", "data.path", "dataset"}});
+  s.key("weights", &S::weights,
+        "documents (Arrow, save_to_disk, Parquet, JSON lines): for each path of data.train its share of the "
+        "tokens, in any unit; or write entries with path, weight and name into data.train",
+        {.min = 0, .above_min = true, .data = kDocumentData | kMegatronData});
+  s.key("names", &S::names, "documents: the name that messages give to each path of data.train",
+        {.may_change = true, .may_be_absent = true, .data = kDocumentData | kMegatronData});
+  s.key("valid", &S::valid, "validation rows",
+        {.path = true,
+         .one_or_more = true,
+         .may_be_absent = true,
+         .not_path = "mock",
+         .elsewhere = {"validation_file", "data.validation", "data.eval"}});
+  s.key("test", &S::test, "test rows, evaluated once, after the last step",
+        {.path = true, .one_or_more = true, .may_be_absent = true, .not_path = "mock"});
+  s.key("seq_length", &S::seq_length, "tokens in a row",
+        {.min = 2,
+         .max = 16777216,
+         .required = true,
+         .option = {.fms = "seq_length", .torchtitan = "training.seq_len", .nemo = "model.data.seq_length"},
+         .elsewhere = {"max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len"}});
+  s.key("shuffle", &S::shuffle, "shuffle the rows; false = the order of the file");
+  s.key("column", &S::column,
+        "documents: column or field that holds them; null = tokens, input_ids or text, whichever is there",
+        {.data = kDocumentData, .option = {.fms = "col_name"}});
+  s.key("bos_token", &S::bos_token, "documents: id put before each one",
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
+  s.key("eos_token", &S::eos_token, "documents: id put after each one; Megatron: id that already ends each one",
+        {.min = 0, .max = kMaxCount, .data = kDocumentData | kMegatronData});
+  s.key("bol_token", &S::bol_token, "documents: id that every row begins with",
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
+  s.key("eol_token", &S::eol_token, "documents: id that every row ends with",
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
+  s.key("strip_tokens", &S::strip_tokens,
+        "documents: more ids that are removed at the start and end of a document, as the four ids above are",
+        {.min = 0, .max = kMaxCount, .data = kDocumentData});
+  s.key("min_length", &S::min_length, "documents: those with fewer tokens, bos and eos included, are skipped",
+        {.min = 1, .max = kMaxCount, .data = kDocumentData});
+  s.key("logical_shards", &S::logical_shards,
+        "documents: number of parts that the ranks share out; a multiple of the number of ranks, the same for a "
+        "whole run",
+        // Without a meaning for other data, where it changes nothing.
+        {.min = 1, .max = 1048576, .feature = Feature::kDocumentStreams, .option = {.fms = "logical_shards"}});
+  s.key("splits", &S::splits,
+        "Megatron: shares of the documents of data.train for training, validation and test, such as '99990,8,2'; "
+        "null = all for training",
+        {.data = kMegatronData, .option = {.nemo = "model.data.splits_string"}});
+  s.key("index_rules", &S::index_rules,
+        "Megatron: whether splits are rounded and the rows of blends counted as in NeMo or as in Megatron core",
+        {.choices = {{"nemo", S::IndexRules::kNemo}, {"core", S::IndexRules::kCore}}, .data = kMegatronData});
+  s.key("index_cache", &S::index_cache, "Megatron: directory of the index maps; null = where each file lies",
+        {.path = true, .data = kMegatronData, .option = {.nemo = "model.data.index_mapping_dir"}});
+  s.key("reset_position_ids", &S::reset_position_ids,
+        "Megatron: positions count from 0 again after each data.eos_token", {.data = kMegatronData});
+  s.key("reset_attention_mask", &S::reset_attention_mask, "Megatron: attention does not cross a data.eos_token",
+        {.data = kMegatronData});
+  s.key("eod_mask_loss", &S::eod_mask_loss, "Megatron: no loss on the prediction made at a data.eos_token",
+        {.data = kMegatronData});
+  return s.section;
+}
+
+Section batch_section() {
+  using S = BatchSection;
+  described::SectionKeys<S> s(&Config::batch, "batch", "batch sizes");
+  s.key("global_batch_size", &S::global_batch_size, "samples per optimizer step, over all ranks",
+        {.min = 1,
+         .max = kMaxCount,
+         .option = {.torchtitan = "training.global_batch_size", .nemo = "model.global_batch_size"},
+         .elsewhere = {"batch_size", "train_batch_size", "batch.size"}});
+  s.key("micro_batch_size", &S::micro_batch_size, "samples per rank per forward",
+        {.min = 1,
+         .max = kMaxCount,
+         .may_change = true,
+         .option = {.fms = "batch_size", .torchtitan = "training.local_batch_size", .nemo = "model.micro_batch_size"},
+         .elsewhere = {"train_batch_size", "per_device_train_batch_size", "per_device_batch_size", "batch.size"}});
+  s.key("packing_rate", &S::packing_rate, "samples that a row counts for in eval.every_samples and the MLPerf log",
+        {.min = 1, .max = 1024, .feature = Feature::kPackedRows});
+  s.key("rampup", &S::rampup,
+        "[start, increment, samples]: the batch grows from `start` to global_batch_size samples, by `increment` "
+        "at a time, evenly over the first `samples` samples; null = it does not grow",
+        {.min = 1,
+         .max = kMaxSamples,
+         .length = 3,
+         .may_be_absent = true,
+         .option = {.nemo = "model.rampup_batch_size"}});
+  return s.section;
+}
+
+Section optimizer_section() {
+  using S = OptimizerSection;
+  described::SectionKeys<S> s(&Config::optimizer, "optimizer", "optimizer over the trained parameters");
+  s.key("name", &S::name, "optimizer",
+        {.choices = {{"adamw", S::Name::kAdamw}, {"lamb", S::Name::kLamb}},
+         .elsewhere = {"optim", "optimizer.type"},
+         .words_elsewhere = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}}});
+  s.key("moments", &S::moments, "adamw: type of both moments; bf16: half the memory, rounded stochastically",
+        {.choices = {{"fp32", S::Moments::kFp32}, {"bf16", S::Moments::kBf16}}});
+  s.key("lr", &S::lr, "peak learning rate",
+        {.min = 0,
+         .option = {.fms = "learning_rate", .torchtitan = "optimizer.lr", .nemo = "model.optim.lr"},
+         .elsewhere = {"max_lr"}});
+  s.key("betas", &S::betas, "decay of the two moments",
+        {.min = 0,
+         .max = 1,
+         .below_max = true,
+         .length = 2,
+         .option = {.nemo = "model.optim.betas"},
+         .elsewhere = {"beta1", "beta2", "adam_beta1", "adam_beta2"}});
+  s.key("eps", &S::eps, "added to the denominator of the update",
+        {.min = 0,
+         .above_min = true,
+         .option = {.torchtitan = "optimizer.eps", .nemo = "model.optim.eps"},
+         .elsewhere = {"adam_epsilon", "epsilon"}});
+  s.key("weight_decay", &S::weight_decay, "decoupled; on matrices and embeddings, not on norms and biases",
+        {.min = 0,
+         .option = {.torchtitan = "optimizer.weight_decay", .nemo = "model.optim.weight_decay"},
+         .elsewhere = {"wd"}});
+  s.key("decay_norms", &S::decay_norms, "true: weight decay on every parameter");
+  s.key("grad_clip", &S::grad_clip, "largest L2 norm of the gradient over all trained parameters; 0 = off",
+        {.min = 0,
+         .option = {.fms = "grad_clip_thresh", .torchtitan = "training.max_norm", .nemo = "trainer.gradient_clip_val"},
+         .elsewhere = {"max_grad_norm", "clip_grad", "gradient_clipping"}});
+  s.key("clip", &S::clip,
+        "global: the gradient summed over all ranks is clipped; local: each rank's own, before the sum",
+        {.choices = {{"global", S::Clip::kGlobal}, {"local", S::Clip::kLocal}}, .feature = Feature::kRankMeans});
+  s.key("trust_ratio", &S::trust_ratio,
+        "lamb: tensors whose step is scaled by |w| / |update|: those with weight decay, or all",
+        {.choices = {{"decayed", S::TrustRatio::kDecayed}, {"all", S::TrustRatio::kAll}}});
+  return s.section;
+}
+
+Section schedule_section() {
+  using S = ScheduleSection;
+  described::SectionKeys<S> s(&Config::schedule, "schedule", "learning rate of step t, where the first step is 0");
+  s.key("name", &S::name,
+        "learning rate after the warm-up; wsd: torchtitan's warm-up, stable, decay; fms_cosine: fms-fsdp's "
+        "quadratic warm-up and cosine; annealing: lr * (1 - t/max_steps)",
+        {.choices = {{"cosine", S::Name::kCosine},
+                     {"linear", S::Name::kLinear},
+                     {"constant", S::Name::kConstant},
+                     {"wsd", S::Name::kWsd},
+                     {"fms_cosine", S::Name::kFmsCosine},
+                     {"annealing", S::Name::kAnnealing}},
+         .elsewhere = {"lr_scheduler", "lr_scheduler_type", "schedule.type"},
+         .words_elsewhere = {
+             {"warmup_stable_decay", "wsd"}, {"constant_with_warmup", "constant"}, {"cosine_with_min_lr", "cosine"}}});
+  s.key("warmup_steps", &S::warmup_steps,
+        "steps of warm-up: lr * (t+1) / (warmup_steps+1); wsd: lr * (t+1) / warmup_steps; fms_cosine: lr * "
+        "(1 - (1 - t/warmup_steps)^2)",
+        {.min = 0,
+         .max = kMaxCount,
+         .option = {.torchtitan = "lr_scheduler.warmup_steps", .nemo = "model.optim.sched.warmup_steps"},
+         .elsewhere = {"schedule.warmup", "optimizer.warmup", "train.warmup", "num_warmup_steps", "lr_warmup_steps"}});
+  s.key("warmup_ratio", &S::warmup_ratio, "instead of warmup_steps: share of the run's steps, rounded up",
+        {.min = 0, .max = 1});
+  s.key("constant_steps", &S::constant_steps,
+        "cosine: the last steps of the run, which have the rate min_lr. Above 0 the schedule is NeMo's "
+        "CosineAnnealing, whose warm-up is lr * t / warmup_steps up to step warmup_steps",
+        {.min = 0, .max = kMaxCount, .option = {.nemo = "model.optim.sched.constant_steps"}});
+  s.key("min_lr", &S::min_lr, "cosine, linear: learning rate at the last step",
+        {.min = 0, .option = {.nemo = "model.optim.sched.min_lr"}, .elsewhere = {"min_learning_rate"}});
+  s.key("min_lr_factor", &S::min_lr_factor,
+        "wsd, fms_cosine: the decay ends at this share of optimizer.lr; null = 0 for wsd, 0.1 for fms_cosine",
+        {.min = 0, .max = 1, .option = {.torchtitan = "lr_scheduler.min_lr_factor"}});
+  s.key("decay_ratio", &S::decay_ratio,
+        "wsd: share of train.max_steps in which the rate decays; null = all after the warm-up", {.min = 0, .max = 1});
+  s.key(
+      "decay_type", &S::decay_type, "wsd: form of the decay",
+      {.choices = {{"linear", S::DecayType::kLinear}, {"sqrt", S::DecayType::kSqrt}, {"cosine", S::DecayType::kCosine}},
+       .option = {.torchtitan = "lr_scheduler.decay_type"}});
+  return s.section;
+}
+
+Section train_section() {
+  using S = TrainSection;
+  described::SectionKeys<S> s(&Config::train, "train", "length, seed and loss");
+  s.key("max_steps", &S::max_steps, "optimizer steps of the run; may be raised later",
+        {.min = 1,
+         .max = kMaxCount,
+         .option = {.fms = "num_steps", .torchtitan = "training.steps", .nemo = "trainer.max_steps"},
+         .elsewhere = {"train_steps", "train_iters"}});
+  s.key("epochs", &S::epochs,
+        "instead of max_steps: passes over the rows of data.train (a fraction is allowed); the last step is "
+        "the one that reaches the last row of the last pass",
+        {.min = 0, .max = 1e6, .above_min = true, .elsewhere = {"num_epochs", "num_train_epochs", "max_epochs"}});
+  s.key("seed", &S::seed, "data order, dropout, initial weights",
+        {.min = 0,
+         .max = 4294967295.0,
+         .option = {.fms = "seed", .torchtitan = "training.seed", .nemo = "model.seed"},
+         .elsewhere = {"random_seed"}});
+  s.key("deterministic", &S::deterministic,
+        "on GPUs: every run of the same configuration has the same bits, a resumed one too; attention's "
+        "backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
+        {.may_change = true, .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"}});
+  s.key("loss", &S::loss,
+        "sample_mean: mean of each sample's mean over its targets; token_mean: mean over all targets of the step",
+        {.choices = {
+             {"sample_mean", S::Loss::kSampleMean},
+             {"token_mean", S::Loss::kTokenMean},
+             {"rank_mean", S::Loss::kRankMean, Feature::kRankMeans, "; rank_mean: mean of the ranks' token means"}}});
+  s.key("on_nonfinite", &S::on_nonfinite,
+        "at a step whose loss or gradient is not finite: stop = end the run; skip = change no weight, do not "
+        "count the step in the schedule, and go on (at most 20 times in a row)",
+        {.choices = {{"stop", S::OnNonfinite::kStop}, {"skip", S::OnNonfinite::kSkip}}, .may_change = true});
+  s.key("on_spike", &S::on_spike, "at a step whose loss is far above those before it: report it, or also skip the step",
+        {.choices = {{"report", S::OnSpike::kReport}, {"skip", S::OnSpike::kSkip}}, .may_change = true});
+  s.key("max_time", &S::max_time,
+        "DD:HH:MM:SS: time limit: the run saves its state and ends with exit code 0 before it is reached; "
+        "the same command continues; null = no limit",
+        {.may_change = true, .option = {.nemo = "trainer.max_time"}});
+  return s.section;
+}
+
+Section eval_section() {
+  using S = EvalSection;
+  described::SectionKeys<S> s(&Config::eval, "eval", "evaluation on data.valid", {.may_change = true});
+  s.key("every_samples", &S::every_samples,
+        "samples between evaluations, rounded up to whole steps; null = only at the end",
+        {.min = 1,
+         .max = kMaxSamples,
+         .elsewhere = {"eval.steps", "eval.every_steps", "eval_every", "eval_interval", "val_check_interval",
+                       "eval_steps"},
+         .note = " It counts samples."});
+  s.key(
+      "skip_first", &S::skip_first, "evaluations skipped at the start",
+      {.choices = {{"mlperf", S::kSkipByMlperf, Feature::kMlperfSkip, "; mlperf = floor(0.125 global_batch_size + 2)"}},
+       .min = 0,
+       .max = kMaxCount});
+  s.key("target_loss", &S::target_loss, "stop with success at the first evaluation <= this");
+  s.key("samples", &S::samples, "evaluate on this many samples from the start of data.valid; null = on all",
+        {.min = 1, .max = kMaxCount});
+  s.key("shuffle", &S::shuffle,
+        "Megatron's files: evaluate rows in the shuffled order that Megatron uses; false = the first rows of "
+        "the file, as with all other formats",
+        {.feature = Feature::kMegatronData});
+  s.key("target_accuracy", &S::target_accuracy, "stop with success at the first evaluation whose accuracy is >= this",
+        {.min = 0, .max = 1, .above_min = true, .feature = Feature::kAccuracy, .instead = "use eval.target_loss"});
+  s.key("test_samples", &S::test_samples, "test on this many rows from the start of data.test; null = on all",
+        {.min = 1, .max = kMaxCount});
+  return s.section;
+}
+
+Section precision_section() {
+  using S = PrecisionSection;
+  described::SectionKeys<S> s(&Config::precision, "precision", "number formats");
+  s.key("compute", &S::compute, "arithmetic; null = bf16 on a GPU, fp32 on a CPU",
+        {.choices = {{"fp32", S::Compute::kFp32}, {"bf16", S::Compute::kBf16}, {"fp16", S::Compute::kFp16}},
+         .elsewhere = {"dtype", "torch_dtype", "mixed_precision", "bf16", "fp16"},
+         .words_elsewhere = {{"float16", "fp16"},
+                             {"half", "fp16"},
+                             {"bfloat16", "bf16"},
+                             {"torch.bfloat16", "bf16"},
+                             {"float32", "fp32"},
+                             {"float", "fp32"}}});
+  s.key("linear", &S::linear,
+        "products of the blocks' matrices in the compute type, or in FP8: frozen matrices are stored in it, "
+        "trained ones multiplied in it (GPUs of compute capability 9.0; a CPU emulates it)",
+        {.choices = {{"compute", S::Linear::kCompute}, {"fp8", S::Linear::kFp8}},
+         .retired = {{"frozen", {{"fp8", "fp8"}, {"bf16", "compute"}}},
+                     {"encoder", {{"fp8", "fp8"}, {"compute", "compute"}}}},
+         .elsewhere = {"fp8"}});
+  s.key("fp8_recipe", &S::fp8_recipe,
+        "scales of trained matrices' FP8 products: delayed = one for each tensor, from the step before; "
+        "tensorwise = one for each tensor, its own; rowwise = one for each row of activations and "
+        "gradients; auto = rowwise for decoders, delayed for BERT",
+#define TRIREME_CHOICE(Name, word) , Choice(#word, Recipe::kFp8##Name)
+        {.choices = {"auto" TRIREME_TRAINED_FP8_RECIPES(TRIREME_CHOICE)}, .unset = "auto"});
+#undef TRIREME_CHOICE
+  s.key("fp8_skip_first", &S::fp8_skip_first,
+        "this many blocks at the start stay in the compute type when all parameters are trained in FP8",
+        {.min = 0, .max = 65536});
+  s.key("fp8_skip_last", &S::fp8_skip_last,
+        "this many blocks at the end stay in the compute type when all parameters are trained in FP8",
+        {.min = 0, .max = 65536});
+  s.key("loss_scale", &S::loss_scale, "fp16: what the dynamic loss scale starts from; null = 65536",
+        {.min = 1, .max = 16777216});
+  return s.section;
+}
+
+Section parallel_section() {
+  using S = ParallelSection;
+  described::SectionKeys<S> s(&Config::parallel, "parallel", "what is sharded over ranks and recomputed",
+                              {.may_change = true});
+  s.key("policy", &S::policy,
+        "what each shard group divides among its ranks: none = nothing; optimizer = master weights and "
+        "moments; gradients = these and the gradients; full = these and the weights; auto = the choice with "
+        "the shortest predicted step among those that fit",
+        {.choices = {{"auto", S::Policy::kAuto},
+                     {"none", S::Policy::kNone},
+                     {"optimizer", S::Policy::kOptimizer},
+                     {"gradients", S::Policy::kGradients},
+                     {"full", S::Policy::kFull}},
+         .elsewhere = {"parallel.strategy", "parallel.sharding", "fsdp", "sharding_strategy"},
+         .words_elsewhere = {{"full_shard", "full"},
+                             {"FULL_SHARD", "full"},
+                             {"shard_grad_op", "gradients"},
+                             {"SHARD_GRAD_OP", "gradients"},
+                             {"no_shard", "none"},
+                             {"NO_SHARD", "none"}}});
+  s.key("shard_size", &S::shard_size, "number of ranks in a shard group",
+        {.choices = {{"auto", S::kAutoSize}, {"world", S::kWorldSize}}, .min = 1, .max = 1048576});
+  s.key(
+      "recompute", &S::recompute,
+      "what backward recomputes: full = every block; a share such as 1/3 = that part of the blocks",
+      {.choices = {{"auto", S::Recompute::kAuto},
+                   {"none", S::Recompute::kNone},
+                   {"norms", S::Recompute::kNorms, Feature::kRecomputeMlp,
+                    "; norms = of every block the outputs of norms and activation"},
+                   {"mlp", S::Recompute::kMlp, Feature::kRecomputeMlp, "; mlp = these and the gate and up projections"},
+                   {"full", S::Recompute::kFull}},
+       .elsewhere = {"gradient_checkpointing", "activation_checkpointing"}});
+  s.key("reduce_dtype", &S::reduce_dtype,
+        "type in which gradients are summed over ranks; compute = that of precision.compute",
+        {.choices = {{"fp32", S::ReduceDtype::kFp32}, {"compute", S::ReduceDtype::kCompute}}});
+  s.key("rates", &S::rates,
+        "YAML file of this machine's rates, from which the plan predicts step times (trireme calibrate writes "
+        "it); null = the built-in table",
+        {.path = true});
+  return s.section;
+}
+
+Section output_section() {
+  using S = OutputSection;
+  described::SectionKeys<S> s(&Config::output, "output", "what the run leaves", {.may_change = true});
+  s.key("dir", &S::dir,
+        "directory of all files that the run writes; it is created; one that holds another run is refused",
+        {.required = true,
+         .path = true,
+         .option = {.fms = "ckpt_save_path", .torchtitan = "job.dump_folder", .nemo = "exp_manager.explicit_log_dir"},
+         .elsewhere = {"output_dir"}});
+  s.key("save_every_samples", &S::save_every_samples,
+        "samples between checkpoints, rounded up to whole steps; the last step saves too; null = save only "
+        "when stopped",
+        {.min = 1,
+         .max = kMaxSamples,
+         .elsewhere = {"save_every", "save_interval", "save_every_steps", "output.every_steps", "save_steps"},
+         .note = " It counts samples."});
+  s.key("save_every_minutes", &S::save_every_minutes,
+        "minutes between checkpoints, independent of save_every_samples; null = not by time",
+        {.min = 0, .max = 525600, .above_min = true});
+  s.key("save_on_stop", &S::save_on_stop,
+        "a signal saves a checkpoint before the run ends; false: steps after the last checkpoint are lost");
+  s.key("keep_last", &S::keep_last, "how many of the newest whole checkpoints are kept; older ones are removed",
+        {.min = 2, .max = kMaxCount, .elsewhere = {"save_total_limit"}});
+  return s.section;
+}
+
+Section logging_section() {
+  using S = LoggingSection;
+  described::SectionKeys<S> s(&Config::logging, "logging", "console and logs", {.may_change = true});
+  s.key("every_steps", &S::every_steps, "steps between console lines",
+        {.min = 1,
+         .max = kMaxCount,
+         .option = {.fms = "report_interval", .torchtitan = "metrics.log_freq", .nemo = "trainer.log_every_n_steps"},
+         .elsewhere = {"logging.steps", "log_every", "log_interval", "logging_steps"}});
+  s.key("style", &S::style,
+        "plain: a console line for each step; fms, fms_2024: the lines of fms-fsdp and of its version of March "
+        "2024 (AWS); nemo: as plain, and NeMo's log files and TensorBoard tags in output.dir",
+        {.choices = {{"plain", S::Style::kPlain},
+                     {"fms", S::Style::kFms},
+                     {"fms_2024", S::Style::kFms2024},
+                     {"nemo", S::Style::kNemo}}});
+  s.key("mlperf", &S::mlperf, ":::MLLOG lines on stdout and in mllog.log", {.feature = Feature::kMlperfLog});
+  s.key("tensorboard", &S::tensorboard, "TensorBoard event files in output.dir/tensorboard",
+        {.option = {.torchtitan = "metrics.enable_tensorboard"}});
+  s.key("profile_step", &S::profile_step,
+        "one step to profile, the same as the section profile with active 1 and warmup 1; null = none",
+        {.min = 1, .max = kMaxCount});
+  return s.section;
+}
+
+Section profile_section() {
+  using S = ProfileSection;
+  described::SectionKeys<S> s(&Config::profile, "profile",
+                              "traces of some steps in output.dir/profile; leave out for none", {.may_change = true});
+  s.key("wait", &S::wait, "steps of a cycle in which the profiler is off, before its warm-up",
+        {.min = 0, .max = kMaxCount});
+  s.key("warmup", &S::warmup, "steps in which the profiler starts up and records nothing; on GPUs at least 1",
+        {.min = 0, .max = kMaxCount});
+  s.key("active", &S::active, "steps recorded", {.min = 1, .max = kMaxCount});
+  s.key("repeat", &S::repeat, "cycles; 0 = until the run ends", {.min = 0, .max = kMaxCount});
+  s.key("ranks", &S::ranks, "ranks that record",
+        {.choices = {{"all", S::kAllRanks}}, .min = 0, .max = 1048575, .one_or_more = true});
+  s.key("memory", &S::memory, "record allocations, and make a table and a timeline of memory");
+  s.key("shapes", &S::shapes, "record the shapes of the operations' inputs");
+  s.key("stacks", &S::stacks, "call stacks: must be false, LibTorch records those of Python only");
+  return s.section;
+}
+
+}  // namespace
+
+const std::vector<Section>& sections() {
+  static const std::vector<Section> all = {model_section(),     lora_section(),     data_section(),   batch_section(),
+                                           optimizer_section(), schedule_section(), train_section(),  eval_section(),
+                                           precision_section(), parallel_section(), output_section(), logging_section(),
+                                           profile_section()};
+  return all;
+}
+
+}  // namespace trireme
