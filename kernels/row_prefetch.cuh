@@ -3,7 +3,7 @@
 // itself, so no barrier is needed, and requests a pack of the next row as soon as it has read that of this row.
 
 #include "kernels/device.cuh"
-#include "kernels/row_geometry.h"
+#include "kernels/launch.h"
 
 namespace trireme::kernels {
 

@@ -1,5 +1,5 @@
 #include "kernels/attention/attention_backward_launch.cuh"
-#include "kernels/attention/attention_variants.h"
+#include "kernels/attention/attention_launch.h"
 
 namespace trireme::kernels {
 

@@ -4,7 +4,7 @@
 
 #include "kernels/attention/attention_backward_parts.cuh"
 #include "kernels/attention/attention_backward_turns.cuh"
-#include "kernels/launch_behind.cuh"
+#include "kernels/launch.h"
 
 namespace trireme::kernels::backward {
 

@@ -1,11 +1,9 @@
 // The kernels before and after the backward kernel: row sums (delta) and zeroing of the dQ sums; dQ from its sums.
 
-#include "kernels/attention/attention_backward_side.h"
 #include "kernels/attention/attention_launch.h"
 #include "kernels/device.cuh"
 #include "kernels/hopper.cuh"
 #include "kernels/launch.h"
-#include "kernels/launch_behind.cuh"
 
 namespace trireme::kernels::backward {
 

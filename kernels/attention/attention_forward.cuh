@@ -6,7 +6,7 @@
 
 #include "kernels/attention/attention_forward_produce.cuh"
 #include "kernels/attention/attention_forward_rows.cuh"
-#include "kernels/launch_behind.cuh"
+#include "kernels/launch.h"
 
 namespace trireme::kernels::forward {
 

@@ -1,5 +1,5 @@
 #include "kernels/attention/attention_forward_launch.cuh"
-#include "kernels/attention/attention_variants.h"
+#include "kernels/attention/attention_launch.h"
 
 namespace trireme::kernels {
 

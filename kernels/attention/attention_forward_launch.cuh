@@ -4,7 +4,6 @@
 #include "kernels/attention/attention_forward.cuh"
 #include "kernels/attention/attention_launch.h"
 #include "kernels/launch.h"
-#include "kernels/launch_behind.cuh"
 
 #include <bit>
 

@@ -2,7 +2,7 @@
 // The last step of kernels whose threads each hold column sums over the rows they processed: adds the rows of a block
 // in a fixed order and writes one partial row per block for column_sums().
 
-#include "kernels/launch_behind.cuh"
+#include "kernels/launch.h"
 
 #include <cstdint>
 

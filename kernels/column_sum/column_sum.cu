@@ -1,8 +1,8 @@
 #include "kernels/column_sum/column_sum.h"
 
 #include "kernels/device.cuh"
+#include "kernels/dropout/dropout_hash.cuh"
 #include "kernels/launch.h"
-#include "kernels/launch_behind.cuh"
 
 #include <type_traits>
 
@@ -17,8 +17,7 @@ constexpr int kLanes = kWidth == 1 ? 32 : 16;  // threads along the rows
 /// A thread sums kWidth adjacent columns: four if they are 16-byte aligned, otherwise one.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
-    column_sum_kernel(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums outs,
-                      bool accumulate) {
+    column_sum_kernel(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums outs) {
   static_assert(kMaxColumnSums == 3);
   T* out = static_cast<T*>(blockIdx.y == 0 ? outs.out[0] : blockIdx.y == 1 ? outs.out[1] : outs.out[2]);
   if (out == nullptr) return;
@@ -45,7 +44,7 @@ __global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
   __syncthreads();
   const int c = static_cast<int>(threadIdx.y * kThreads + threadIdx.x);
   if (c >= kColumns || first + c >= columns) return;
-  float total = accumulate ? to_float(out[first + c]) : 0.0f;
+  float total = 0.0f;
 #pragma unroll
   for (int lane = 0; lane < kLanes<kWidth>; ++lane) total += reinterpret_cast<const float*>(lanes[lane])[c];
   out[first + c] = from_float<T>(total);
@@ -53,36 +52,120 @@ __global__ void __launch_bounds__(kThreads* kLanes<kWidth>)
 
 template <class T, int kWidth>
 cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums& outs,
-                   bool accumulate, cudaStream_t stream) {
+                   cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(columns, kThreads * kWidth)), static_cast<unsigned>(outs.count)),
       block(kThreads, kLanes<kWidth>);
-  return launch_behind(column_sum_kernel<T, kWidth>, grid, block, 0, stream, partial, rows, columns, stride, outs,
-                       accumulate);
+  return launch_behind(column_sum_kernel<T, kWidth>, grid, block, 0, stream, partial, rows, columns, stride, outs);
 }
 
 cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t stride, const ColumnSums& outs,
-                   Element element, bool accumulate, cudaStream_t stream) {
+                   Element element, cudaStream_t stream) {
   if (columns == 0 || outs.count == 0) return cudaSuccess;
   // With more blocks than fit at once, fewer and wider blocks finish earlier.
   const bool wide = columns % 4 == 0 && stride % 4 == 0 && aligned16(partial) &&
                     ceil_div(columns, kThreads) * outs.count > 2 * multiprocessors();
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
-    return wide ? launch<T, 4>(partial, rows, columns, stride, outs, accumulate, stream)
-                : launch<T, 1>(partial, rows, columns, stride, outs, accumulate, stream);
+    return wide ? launch<T, 4>(partial, rows, columns, stride, outs, stream)
+                : launch<T, 1>(partial, rows, columns, stride, outs, stream);
   });
+}
+
+// A block sums a strip of rows for the columns of one warp's packs: its warps take the rows of the strip in turn, each
+// several at a time, so that enough loads are under way.
+constexpr int kWarps = 8, kStripBlocksPerSm = 8, kShortestStrip = 32;
+
+template <class T>
+constexpr int64_t kTile = 32 * Pack<T>::kCount;
+
+/// Strips of rows: about kStripBlocksPerSm blocks a multiprocessor, each of at least kShortestStrip rows. The tile
+/// of 16-bit elements is assumed; fp32 has twice the blocks.
+int64_t strips(int64_t rows, int64_t columns) {
+  const int64_t tiles = ceil_div(columns, kTile<__half>),
+                wanted = ceil_div(static_cast<int64_t>(multiprocessors()) * kStripBlocksPerSm, tiles),
+                most = ceil_div(rows, kShortestStrip);
+  const int64_t count = wanted < most ? wanted : most;
+  return count < 65535 ? count : 65535;
+}
+
+template <class T, bool kDropout>
+__global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const MatrixColumnSum a, int64_t strip) {
+  constexpr int kWidth = Pack<T>::kCount, kUnroll = kDropout ? 2 : 4;
+  __shared__ float lanes[kWarps][kTile<T>];
+  const int64_t first = blockIdx.x * kTile<T>, column = first + static_cast<int64_t>(threadIdx.x) * kWidth;
+  const int64_t begin = blockIdx.y * strip, end = begin + strip < a.rows ? begin + strip : a.rows;
+  float sums[kWidth] = {};
+  if (column < a.columns) {
+    const T* x = static_cast<const T*>(a.x) + column;
+    T* out = kDropout ? static_cast<T*>(a.dropped) + column : nullptr;
+    for (int64_t row = begin + threadIdx.y; row < end; row += kWarps * kUnroll) {
+      Pack<T> values[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (row + u * kWarps < end) values[u] = *reinterpret_cast<const Pack<T>*>(x + (row + u * kWarps) * a.columns);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t r = row + u * kWarps;
+        if (r >= end) continue;
+        if constexpr (kDropout) {
+          // 32-bit: a division of 64-bit numbers takes longer than the rest of the row.
+          const auto sample = static_cast<uint32_t>(r) / static_cast<uint32_t>(a.rows_of_sample);
+          const int64_t place = r - static_cast<int64_t>(sample) * a.rows_of_sample;
+          values[u] = dropped(values[u], sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1),
+                              place * a.columns + column, a.threshold, a.scale);
+          *reinterpret_cast<Pack<T>*>(out + r * a.columns) = values[u];
+        }
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) sums[i] += to_float(values[u].value[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) lanes[threadIdx.y][threadIdx.x * kWidth + i] = sums[i];
+  __syncthreads();
+  for (int64_t c = threadIdx.y * 32 + threadIdx.x; c < kTile<T> && first + c < a.columns; c += 32 * kWarps) {
+    float total = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += lanes[warp][c];
+    a.workspace[blockIdx.y * a.columns + first + c] = total;
+  }
 }
 
 }  // namespace
 
 cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride, void* out, Element element,
-                       bool accumulate, cudaStream_t stream) {
-  return launch(partial, rows, columns, stride, {{out}, 1}, element, accumulate, stream);
+                       cudaStream_t stream) {
+  return launch(partial, rows, columns, stride, {{out}, 1}, element, stream);
 }
 
 cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs, Element element,
-                        bool accumulate, cudaStream_t stream) {
-  return launch(partial, rows, columns, columns * outs.count, outs, element, accumulate, stream);
+                        cudaStream_t stream) {
+  return launch(partial, rows, columns, columns * outs.count, outs, element, stream);
+}
+
+int64_t matrix_column_sum_workspace(int64_t rows, int64_t columns) {
+  return rows == 0 ? 0 : strips(rows, columns) * columns;
+}
+
+cudaError_t matrix_column_sum(const MatrixColumnSum& a, cudaStream_t stream) {
+  if (a.columns == 0) return cudaSuccess;
+  return dispatch(a.element, [&](auto zero) {
+    using T = decltype(zero);
+    if (a.columns % Pack<T>::kCount != 0 || !aligned16(a.x, a.dropped) || a.rows > UINT32_MAX)
+      return cudaErrorInvalidValue;
+    const int64_t count = a.rows == 0 ? 0 : strips(a.rows, a.columns);
+    if (count > 0) {
+      const int64_t strip = ceil_div(ceil_div(a.rows, count), kWarps) * kWarps;
+      const dim3 grid(static_cast<unsigned>(ceil_div(a.columns, kTile<T>)), static_cast<unsigned>(count)),
+          block(32, kWarps);
+      if (a.dropped != nullptr)
+        matrix_column_sum_kernel<T, true><<<grid, block, 0, stream>>>(a, strip);
+      else
+        matrix_column_sum_kernel<T, false><<<grid, block, 0, stream>>>(a, strip);
+      if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    }
+    return column_sum(a.workspace, count, a.columns, a.columns, a.sums, a.element, stream);
+  });
 }
 
 }  // namespace trireme::kernels

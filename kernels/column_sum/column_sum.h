@@ -1,10 +1,5 @@
 #pragma once
-// out[c] = (accumulate ? out[c] : 0) + sum over r of partial[r, c]. Rows are added in ascending groups of a fixed size:
-// deterministic.
-//
-// partial: fp32 [rows, columns] with row stride `stride` in floats; out: [columns] of type `element`; sums are fp32.
-// Device pointers. No allocation, no synchronisation. Used as the last step of kernels that write one partial row per
-// block.
+// Sums over rows in a fixed order: deterministic. Device pointers. No allocation, no synchronisation.
 
 #include "kernels/element.h"
 
@@ -14,8 +9,11 @@
 
 namespace trireme::kernels {
 
+/// out[c] = sum over r of partial[r, c], rows in ascending groups of a fixed size: the last step of kernels that write
+/// one partial row per block. partial: fp32 [rows, columns] with row stride `stride` in floats; out: [columns] of type
+/// `element`; sums are fp32.
 cudaError_t column_sum(const float* partial, int64_t rows, int64_t columns, int64_t stride, void* out, Element element,
-                       bool accumulate, cudaStream_t stream);
+                       cudaStream_t stream);
 
 /// Several vectors with interleaved partial sums: partial fp32 [rows, count, columns], count <= kMaxColumnSums; a null
 /// out is skipped.
@@ -25,6 +23,37 @@ struct ColumnSums {
   int count = 0;
 };
 cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, const ColumnSums& outs, Element element,
-                        bool accumulate, cudaStream_t stream);
+                        cudaStream_t stream);
+
+/// Column sums of a matrix, of itself or of its dropout, which is written in the same pass:
+///
+///   z[r, c]  = dropped ? dropout(x)[r, c] (kernels/dropout/dropout.h) : x[r, c]
+///   dropped[r, c] = z[r, c]
+///   sums[c]  = to(T, sum over r of z[r, c])
+///
+/// The gradient of a bias is such a sum: of the gradient of the layer's output, behind the dropout that follows it.
+///
+/// x, dropped  [rows, columns], device, same type T; dropped may be x or null; 16-byte aligned, columns a multiple of
+///             16 / sizeof(T)
+/// sums        [columns] of type T
+/// Sums are fp32, of a fixed number of strips of rows: deterministic for a given number of multiprocessors.
+struct MatrixColumnSum {
+  const void* x = nullptr;
+  void* sums = nullptr;
+  float* workspace = nullptr;  // matrix_column_sum_workspace() floats; may be uninitialised
+  int64_t rows = 0, columns = 0;
+  Element element = Element::kBF16;
+
+  void* dropped = nullptr;       // null: no dropout; the fields below are not read
+  const int64_t* ids = nullptr;  // [samples] global sample ids; sample s has rows s * rows_of_sample, ...
+  int64_t rows_of_sample = 0;    // divides rows
+  uint32_t t0 = 0, t1 = 0, threshold = 0;
+  float scale = 1;
+};
+
+/// Floats of workspace on the current device.
+int64_t matrix_column_sum_workspace(int64_t rows, int64_t columns);
+/// cudaErrorInvalidValue for pointers or widths that are not aligned, and for 2^32 rows or more.
+cudaError_t matrix_column_sum(const MatrixColumnSum& arguments, cudaStream_t stream);
 
 }  // namespace trireme::kernels

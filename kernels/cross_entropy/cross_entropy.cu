@@ -90,14 +90,14 @@ __device__ inline void write_token(const CrossEntropy& a, int64_t token, const T
 /// One block per token: softmax statistics in a first pass over the row, the gradient in a second. With kStaged the row
 /// stays in shared memory between the passes; without it the second pass reads the row from L2, as long as the rows in
 /// flight fit there.
-template <class T, class G, int kWidth, bool kStaged>
+template <class T, int kWidth, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) {
   constexpr int kUnroll = kWidth == 1 ? 8 : 4, kStep = kThreads * kWidth;
   __shared__ Partition scratch[32];
   extern __shared__ int4 staged[];
   const int64_t token = blockIdx.x;
   const T* row = static_cast<const T*>(a.logits) + token * a.stride;
-  G* out = static_cast<G*>(a.d_logits) + token * a.stride;
+  T* out = static_cast<T*>(a.d_logits) + token * a.stride;
   const int vocab = static_cast<int>(a.vocab), stride = static_cast<int>(a.stride),
             first = static_cast<int>(threadIdx.x) * kWidth;
 
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   if (weight == 0.0f) {
     if (a.d_logits != nullptr) {
       const float zeros[kWidth] = {};
-      for (int column = first; column < stride; column += kStep) store(out + column, from_floats<G>(zeros));
+      for (int column = first; column < stride; column += kStep) store(out + column, from_floats<T>(zeros));
     }
     if (threadIdx.x == 0) write_token(a, token, {0.0f, 0, 0.0f}, 0.0f);
     return;
@@ -199,30 +199,28 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
         for (int i = 0; i < kWidth; ++i)
           if (i == place) values[i] -= factor;
       }
-      store(out + column, from_floats<G>(values));
+      store(out + column, from_floats<T>(values));
     }
   }
 }
 
-template <class T, class G, int kWidth, bool kStaged>
+template <class T, int kWidth, bool kStaged>
 cudaError_t launch_rows(const CrossEntropy& a, size_t shared, cudaStream_t stream) {
-  if (const cudaError_t error = allow_shared_memory(row_kernel<T, G, kWidth, kStaged>, shared); error != cudaSuccess)
+  if (const cudaError_t error = allow_shared_memory(row_kernel<T, kWidth, kStaged>, shared); error != cudaSuccess)
     return error;
-  row_kernel<T, G, kWidth, kStaged><<<static_cast<unsigned>(a.tokens), kThreads, shared, stream>>>(a);
+  row_kernel<T, kWidth, kStaged><<<static_cast<unsigned>(a.tokens), kThreads, shared, stream>>>(a);
   return cudaGetLastError();
 }
 
-template <class T, class G>
+template <class T>
 cudaError_t launch(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kPack = 16 / sizeof(T);
-  if (a.stride % kPack != 0 || !aligned16(a.logits, a.d_logits)) return launch_rows<T, G, 1, false>(a, 0, stream);
+  if (a.stride % kPack != 0 || !aligned16(a.logits, a.d_logits)) return launch_rows<T, 1, false>(a, 0, stream);
   const size_t row = static_cast<size_t>(a.stride) * sizeof(T);
-  return row <= kStagedBytes ? launch_rows<T, G, kPack, true>(a, row, stream)
-                             : launch_rows<T, G, kPack, false>(a, 0, stream);
+  return row <= kStagedBytes ? launch_rows<T, kPack, true>(a, row, stream) : launch_rows<T, kPack, false>(a, 0, stream);
 }
 
-__global__ void __launch_bounds__(kSumThreads)
-    sum_kernel(const float* values, int64_t count, float* total, bool accumulate) {
+__global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* values, int64_t count, float* total) {
   __shared__ double scratch[kSumThreads / 32];
   double sum = 0.0;
 #pragma unroll 4
@@ -231,7 +229,7 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  double all = accumulate ? static_cast<double>(*total) : 0.0;
+  double all = 0.0;
   for (int w = 0; w < kSumThreads / 32; ++w) all += scratch[w];
   *total = static_cast<float>(all);
 }
@@ -242,21 +240,11 @@ cudaError_t cross_entropy(const CrossEntropy& a, cudaStream_t stream) {
   if (a.tokens == 0) return cudaSuccess;
   if (a.vocab <= 0 || a.stride < a.vocab || a.tokens > INT32_MAX || a.stride > INT32_MAX / 2 || a.loss == nullptr)
     return cudaErrorInvalidValue;
-  if (a.d_logits == a.logits && a.element != a.gradient_element) return cudaErrorInvalidValue;
-  return dispatch(a.element, [&](auto zero) {
-    using T = decltype(zero);
-    if (a.d_logits == nullptr || a.gradient_element == a.element) return launch<T, T>(a, stream);
-    if constexpr (sizeof(T) == 4) {
-      if (a.gradient_element == Element::kBF16) return launch<T, __nv_bfloat16>(a, stream);
-      return launch<T, __half>(a, stream);
-    } else {
-      return cudaErrorInvalidValue;  // the gradients of 16-bit logits have the type of the logits
-    }
-  });
+  return dispatch(a.element, [&](auto zero) { return launch<decltype(zero)>(a, stream); });
 }
 
-cudaError_t sum_values(const float* values, int64_t count, float* total, bool accumulate, cudaStream_t stream) {
-  sum_kernel<<<1, kSumThreads, 0, stream>>>(values, count, total, accumulate);
+cudaError_t sum_values(const float* values, int64_t count, float* total, cudaStream_t stream) {
+  sum_kernel<<<1, kSumThreads, 0, stream>>>(values, count, total);
   return cudaGetLastError();
 }
 

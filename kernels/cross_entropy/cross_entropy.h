@@ -5,16 +5,13 @@
 //   d_logits[t, v] = u_t (exp(l[t, v] - lse_t) - [v == target_t])
 //
 // logits    [tokens, vocab] with `stride` elements between rows (stride >= vocab), fp32 or 16-bit
-// d_logits  the same layout, of type gradient_element; null: loss only. May be logits itself if the types are equal.
-//           Columns from vocab to stride (padding of the vocabulary) are set to 0
-// targets   int64 [tokens], inside the vocabulary wherever w_t != 0;  w = weights fp32 [tokens], null = all 1
-// u         gradient_weights fp32 [tokens], null = w
-// loss      fp32 [tokens]
-// The logits and target of a token with weight 0 (an ignored label) are not read; its loss and gradient are 0. A target
-// outside the vocabulary with w_t != 0 gives a NaN loss, which the caller's non-finite check finds; no memory out of
-// bounds is read or written. Any vocabulary and alignment. Aligned rows of up to 72 KiB are kept in shared memory and
-// read once; longer ones are read twice, the second time mostly from L2. Deterministic; no allocation, no
-// synchronisation.
+// d_logits  the same layout and type; null: loss only. May be logits itself. Columns from vocab to stride (padding of
+// the vocabulary) are set to 0 targets   int64 [tokens], inside the vocabulary wherever w_t != 0;  w = weights fp32
+// [tokens], null = all 1 u         gradient_weights fp32 [tokens], null = w loss      fp32 [tokens] The logits and
+// target of a token with weight 0 (an ignored label) are not read; its loss and gradient are 0. A target outside the
+// vocabulary with w_t != 0 gives a NaN loss, which the caller's non-finite check finds; no memory out of bounds is read
+// or written. Any vocabulary and alignment. Aligned rows of up to 72 KiB are kept in shared memory and read once;
+// longer ones are read twice, the second time mostly from L2. Deterministic; no allocation, no synchronisation.
 
 #include "kernels/element.h"
 
@@ -32,12 +29,11 @@ struct CrossEntropy {
   const float* gradient_weights = nullptr;
   float* loss = nullptr;
   int64_t tokens = 0, vocab = 0, stride = 0;
-  Element element = Element::kBF16;           // type of logits
-  Element gradient_element = Element::kBF16;  // type of d_logits
+  Element element = Element::kBF16;
 };
 cudaError_t cross_entropy(const CrossEntropy& arguments, cudaStream_t stream);
 
-/// *total = (accumulate ? *total : 0) + sum of values[0..count), fp64 inside, in one fixed order.
-cudaError_t sum_values(const float* values, int64_t count, float* total, bool accumulate, cudaStream_t stream);
+/// *total = sum of values[0..count), fp64 inside, in one fixed order.
+cudaError_t sum_values(const float* values, int64_t count, float* total, cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -1,7 +1,6 @@
 #include "kernels/device.cuh"
+#include "kernels/embedding/embedding.cuh"
 #include "kernels/embedding/embedding.h"
-#include "kernels/embedding/embedding_rows.cuh"
-#include "kernels/embedding/embedding_sort.h"
 #include "kernels/launch.h"
 
 #include <cub/device/device_radix_sort.cuh>

@@ -1,7 +1,7 @@
 // The gradient of a table with very few rows, such as BERT's token types: every block sums a range of tokens for each
 // id, and a second kernel adds the blocks' sums in order.
 
-#include "kernels/embedding/embedding_rows.cuh"
+#include "kernels/embedding/embedding.cuh"
 #include "kernels/launch.h"
 
 namespace trireme::kernels {

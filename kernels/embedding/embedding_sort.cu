@@ -1,7 +1,6 @@
-#include "kernels/embedding/embedding_sort.h"
+#include "kernels/embedding/embedding.cuh"
 
 #include "kernels/launch.h"
-#include "kernels/launch_behind.cuh"
 
 #include <utility>
 

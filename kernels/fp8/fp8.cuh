@@ -2,7 +2,7 @@
 // Device functions for the FP8 outputs that kernels write in addition to or instead of their 16-bit result.
 
 #include "kernels/device.cuh"
-#include "kernels/fp8/fp8_output.h"
+#include "kernels/fp8/fp8.h"
 
 #include <cuda_fp8.h>
 

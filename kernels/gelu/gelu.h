@@ -8,7 +8,7 @@
 //
 // x, y, dy, dx: [rows, columns]; bias, d_bias: [columns]; device, one element type T. Arithmetic is fp32 with one
 // rounding at the end. Any width and alignment; fast with 16-byte aligned rows of whole 16-byte packs and up to 28,672
-// columns (fp32: 14,336; with d_bias: 16,384, fp32 8,192). Each input is read once. No allocation, no synchronisation,
+// columns (fp32: 14,336; backward: 16,384, fp32 8,192). Each input is read once. No allocation, no synchronisation,
 // deterministic (d_bias: for a given number of multiprocessors).
 
 #include "kernels/element.h"
@@ -36,8 +36,8 @@ struct GeluBackward {
   const void* x = nullptr;
   const void* bias = nullptr;  // as in forward
   void* dx = nullptr;          // may be dy
-  void* d_bias = nullptr;      // null: not computed
-  float* workspace = nullptr;  // gelu_backward_workspace() floats if d_bias is computed
+  void* d_bias = nullptr;
+  float* workspace = nullptr;  // gelu_backward_workspace() floats
   GeluKind kind = GeluKind::kErf;
   int64_t rows = 0, columns = 0;
   Element element = Element::kBF16;

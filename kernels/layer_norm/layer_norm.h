@@ -17,7 +17,7 @@
 // floats; dropout depends only on (key, sample, element). No allocation, no synchronisation.
 
 #include "kernels/element.h"
-#include "kernels/fp8/fp8_output.h"
+#include "kernels/fp8/fp8.h"
 
 #include <cuda_runtime_api.h>
 

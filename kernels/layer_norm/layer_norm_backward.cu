@@ -1,7 +1,5 @@
 #include "kernels/column_sum/column_sum.h"
-#include "kernels/layer_norm/layer_norm.h"
-#include "kernels/layer_norm/layer_norm_backward_sums.h"
-#include "kernels/layer_norm/row_dropout.cuh"
+#include "kernels/layer_norm/layer_norm.cuh"
 #include "kernels/row_prefetch.cuh"
 
 namespace trireme::kernels {
@@ -138,8 +136,7 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const L
 
 cudaError_t finish(const LayerNormBackward& a, int64_t blocks, cudaStream_t stream) {
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || !wants_sums(a)) return error;
-  return column_sums(a.workspace, blocks, a.columns, {{a.d_gamma, a.d_beta, a.d_bias}, sums_of(a)}, a.element, false,
-                     stream);
+  return column_sums(a.workspace, blocks, a.columns, {{a.d_gamma, a.d_beta, a.d_bias}, sums_of(a)}, a.element, stream);
 }
 
 template <class T>

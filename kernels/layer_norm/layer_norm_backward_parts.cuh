@@ -4,8 +4,7 @@
 // thread owns few columns and a group of threads processes several rows at a time.
 
 #include "kernels/column_sum/block_sums.cuh"
-#include "kernels/layer_norm/layer_norm.h"
-#include "kernels/layer_norm/row_dropout.cuh"
+#include "kernels/layer_norm/layer_norm.cuh"
 #include "kernels/row_prefetch.cuh"
 
 namespace trireme::kernels::layer_norm_sums {

@@ -1,6 +1,5 @@
 #include "kernels/fp8/fp8.cuh"
-#include "kernels/layer_norm/layer_norm.h"
-#include "kernels/layer_norm/row_dropout.cuh"
+#include "kernels/layer_norm/layer_norm.cuh"
 #include "kernels/row_prefetch.cuh"
 
 namespace trireme::kernels {

@@ -9,7 +9,6 @@
 #include "kernels/dropout/dropout_hash.cuh"
 #include "kernels/launch.h"
 #include "kernels/lora/lora.h"
-#include "kernels/row_geometry.h"
 
 #include <cstdint>
 #include <type_traits>

@@ -1,4 +1,4 @@
-#include "kernels/lora/lora_up.h"
+#include "kernels/lora/lora.h"
 
 #include "kernels/lora/lora_tile.cuh"
 

@@ -1,7 +1,7 @@
 #include "kernels/hopper.cuh"
-#include "kernels/launch_behind.cuh"
+#include "kernels/launch.h"
+#include "kernels/lora/lora.h"
 #include "kernels/lora/lora_tile.cuh"
-#include "kernels/lora/lora_up.h"
 
 namespace trireme::kernels {
 

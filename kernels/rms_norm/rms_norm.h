@@ -11,7 +11,7 @@
 // depends on the number of multiprocessors), no atomics on floats. No allocation, no synchronisation.
 
 #include "kernels/element.h"
-#include "kernels/fp8/fp8_output.h"
+#include "kernels/fp8/fp8.h"
 
 #include <cuda_runtime_api.h>
 

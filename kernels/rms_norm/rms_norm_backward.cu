@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
 
 cudaError_t finish(const RmsNormBackward& a, int64_t blocks, cudaStream_t stream) {
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || a.dw == nullptr) return error;
-  return column_sum(a.workspace, blocks, a.columns, a.columns, a.dw, a.element, false, stream);
+  return column_sum(a.workspace, blocks, a.columns, a.columns, a.dw, a.element, stream);
 }
 
 template <class T>

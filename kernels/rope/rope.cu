@@ -38,14 +38,11 @@ template <class T>
 struct Source {
   const T* data;
   HeadStrides strides;
-  __device__ const T* token(unsigned row, int64_t place) const {
-    return data + row * strides.row + place * strides.token;
-  }
+  __device__ const T* at(int64_t token) const { return data + token * strides.token; }
 };
 template <class T>
 struct Parts {
   Source<T> q, k, v;
-  int64_t row_tokens;
   int q_heads, kv_heads;
   struct Place {
     const T *q, *k, *v;
@@ -58,10 +55,7 @@ struct Parts {
     }
   };
   __device__ Place place(int64_t token) const {
-    const unsigned row = static_cast<unsigned>(token) / static_cast<unsigned>(row_tokens);
-    const int64_t at = token - row * row_tokens;
-    return {q.token(row, at), k.token(row, at), v.token(row, at), q.strides.head,
-            k.strides.head,   v.strides.head,   q_heads,          kv_heads};
+    return {q.at(token), k.at(token), v.at(token), q.strides.head, k.strides.head, v.strides.head, q_heads, kv_heads};
   }
 };
 
@@ -179,17 +173,16 @@ cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t t
 }
 
 cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides, const void* dv,
-                       HeadStrides v_strides, const void* cos, const void* sin, void* d_qkv, int64_t rows,
-                       int64_t row_tokens, int q_heads, int kv_heads, int d, Element element, cudaStream_t stream) {
-  if (d % 16 != 0 || rows * row_tokens > INT32_MAX || !aligned16(dq, dk, dv, cos, sin, d_qkv))
-    return cudaErrorInvalidValue;
+                       HeadStrides v_strides, const void* cos, const void* sin, void* d_qkv, int64_t tokens,
+                       int q_heads, int kv_heads, int d, Element element, cudaStream_t stream) {
+  if (d % 16 != 0 || tokens > INT32_MAX || !aligned16(dq, dk, dv, cos, sin, d_qkv)) return cudaErrorInvalidValue;
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
     const int heads = q_heads + 2 * kv_heads;
     const Turn<T> turn{static_cast<T*>(d_qkv),
                        static_cast<const T*>(cos),
                        static_cast<const T*>(sin),
-                       rows * row_tokens,
+                       tokens,
                        heads,
                        heads,
                        q_heads + kv_heads,
@@ -199,7 +192,6 @@ cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, He
     const Parts<T> parts{{static_cast<const T*>(dq), q_strides},
                          {static_cast<const T*>(dk), k_strides},
                          {static_cast<const T*>(dv), v_strides},
-                         row_tokens,
                          q_heads,
                          kv_heads};
     return launch(parts, turn, stream);

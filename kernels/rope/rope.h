@@ -20,16 +20,16 @@
 
 namespace trireme::kernels {
 
-/// Strides in elements: from token to token of a batch row, from batch row to batch row, from head to head.
+/// Strides in elements from token to token and from head to head.
 struct HeadStrides {
-  int64_t row, token, head;
+  int64_t token, head;
 };
 
 cudaError_t rope_rotate(void* heads, const void* cos, const void* sin, int64_t tokens, int num_heads, int rotated,
                         int d, int direction, Element element, cudaStream_t stream);
 
 cudaError_t rope_merge(const void* dq, HeadStrides q_strides, const void* dk, HeadStrides k_strides, const void* dv,
-                       HeadStrides v_strides, const void* cos, const void* sin, void* d_qkv, int64_t rows,
-                       int64_t row_tokens, int q_heads, int kv_heads, int d, Element element, cudaStream_t stream);
+                       HeadStrides v_strides, const void* cos, const void* sin, void* d_qkv, int64_t tokens,
+                       int q_heads, int kv_heads, int d, Element element, cudaStream_t stream);
 
 }  // namespace trireme::kernels

@@ -2,7 +2,6 @@
 
 #include "kernels/device.cuh"
 #include "kernels/launch.h"
-#include "kernels/row_geometry.h"
 
 namespace trireme::kernels {
 

@@ -1,7 +1,9 @@
 #pragma once
-// The arithmetic of swiglu.h on the device.
+// The arithmetic of swiglu.h on the device, and what its forward and backward share.
 
-#include "kernels/device.cuh"
+#include "kernels/fp8/fp8.cuh"
+#include "kernels/row_prefetch.cuh"
+#include "kernels/swiglu/swiglu.h"
 
 namespace trireme::kernels {
 
@@ -27,5 +29,41 @@ __device__ inline void swiglu_gradient(float d, float& g, float& u) {
   u = ds * g;
   g = dg;
 }
+
+namespace swiglu_rows {
+
+// Packs of each half of a row per thread: few for short rows, so that several blocks share a multiprocessor.
+constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads = 256, kWidth = 8, kStages = 1;
+
+using Codes = Vec<uint16_t, kWidth / 2>;
+
+template <class T, class... P>
+bool suits_packs(int64_t f, P... pointers) {
+  return sizeof(T) == 2 && f % kWidth == 0 && f / kWidth <= kManyPacks * kMaxThreads && aligned16(pointers...);
+}
+
+constexpr int kPlainThreads = 256, kUnroll = 2;
+
+/// Launches the kernels without FP8: run(zero of the element type, width, grid, first token).
+template <class F>
+cudaError_t launch_plain(int64_t tokens, int64_t f, Element element, bool aligned, const F& run) {
+  if (tokens == 0 || f == 0) return cudaSuccess;
+  return dispatch(element, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kPack = 16 / sizeof(T);
+    const bool packed = aligned && f % kPack == 0;
+    const unsigned blocks = static_cast<unsigned>(ceil_div(f, kPlainThreads * kUnroll * (packed ? kPack : 1)));
+    return launch_pieces(tokens, [&](int64_t begin, unsigned count) {
+      const dim3 grid(blocks, count);
+      if (packed)
+        run(zero, std::integral_constant<int, kPack>{}, grid, begin);
+      else
+        run(zero, std::integral_constant<int, 1>{}, grid, begin);
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace swiglu_rows
 
 }  // namespace trireme::kernels

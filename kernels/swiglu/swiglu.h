@@ -12,18 +12,13 @@
 // input is read once; otherwise inputs are read twice.
 
 #include "kernels/element.h"
-#include "kernels/fp8/fp8_output.h"
+#include "kernels/fp8/fp8.h"
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 namespace trireme::kernels {
-
-cudaError_t swiglu_forward(const void* gate_up, void* y, int64_t tokens, int64_t f, Element element,
-                           cudaStream_t stream);
-cudaError_t swiglu_backward(const void* dy, const void* gate_up, void* d_gate_up, int64_t tokens, int64_t f,
-                            Element element, cudaStream_t stream);
 
 /// FP8 codes [tokens, 2F] of gate_up, inverse scales fp32 [tokens, 2]: one for the gate half and one for the up half of
 /// a row.
@@ -36,9 +31,9 @@ struct SwigluCodes {
 
 struct SwigluForward {
   const void* gate_up = nullptr;
-  void* y = nullptr;  // null: not written
-  Fp8Output fp8;      // FP8 codes of y
-  SwigluCodes saved;  // FP8 codes of gate_up, saved for backward
+  void* y = nullptr;    // null: not written
+  Fp8Output fp8{};      // FP8 codes of y
+  SwigluCodes saved{};  // FP8 codes of gate_up, saved for backward
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
 };
@@ -47,9 +42,9 @@ cudaError_t swiglu_forward(const SwigluForward& arguments, cudaStream_t stream);
 struct SwigluBackward {
   const void* dy = nullptr;
   const void* gate_up = nullptr;  // if null, `saved` is used
-  SwigluCodes saved;
+  SwigluCodes saved{};
   void* d_gate_up = nullptr;  // null: not written; may be gate_up
-  Fp8Output fp8;              // FP8 codes of d_gate_up; one scale for the whole row of 2F
+  Fp8Output fp8{};            // FP8 codes of d_gate_up; one scale for the whole row of 2F
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
 };

@@ -22,7 +22,7 @@ void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Ten
   a.tokens = logits.size(0);
   a.vocab = logits.size(1);
   a.stride = logits.stride(0);
-  a.element = a.gradient_element = element(logits);
+  a.element = element(logits);
   launched(kernels::cross_entropy(a, stream_of(logits)), "cross_entropy");
 }
 
@@ -30,7 +30,7 @@ at::Tensor sum(const at::Tensor& values) {
   const c10::cuda::CUDAGuard guard(values.device());
   at::Tensor total = at::empty({}, values.options());
   launched(kernels::sum_values(values.const_data_ptr<float>(), values.numel(), total.mutable_data_ptr<float>(),
-                               /*accumulate=*/false, stream_of(values)),
+                               stream_of(values)),
            "sum_values");
   return total;
 }

@@ -1,6 +1,5 @@
 #include "embedding_launch.h"
 
-#include "kernels/bert_embedding/bert_embedding.h"
 #include "kernels/embedding/embedding.h"
 #include "launch.h"
 #include "trireme/base/error.h"

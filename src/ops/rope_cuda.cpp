@@ -10,8 +10,7 @@ namespace trireme::launch {
 
 namespace {
 
-/// For the kernel all tokens belong to one batch row.
-kernels::HeadStrides strides(const at::Tensor& x_TnH) { return {0, x_TnH.stride(0), x_TnH.stride(1)}; }
+kernels::HeadStrides strides(const at::Tensor& x_TnH) { return {x_TnH.stride(0), x_TnH.stride(1)}; }
 
 }  // namespace
 
@@ -30,7 +29,7 @@ at::Tensor rope_merge(const Heads& d, const RopeTable& table) {
   launched(
       kernels::rope_merge(dq.const_data_ptr(), strides(dq), d.k.const_data_ptr(), strides(d.k), d.v.const_data_ptr(),
                           strides(d.v), table.cos.const_data_ptr(), table.sin.const_data_ptr(),
-                          d_qkv.mutable_data_ptr(), 1, dq.size(0), static_cast<int>(dq.size(1)),
+                          d_qkv.mutable_data_ptr(), dq.size(0), static_cast<int>(dq.size(1)),
                           static_cast<int>(d.k.size(1)), static_cast<int>(dq.size(2)), element(dq), stream_of(dq)),
       "rope_merge");
   return d_qkv;

@@ -1,7 +1,7 @@
 #pragma once
 // Private to ops/: FP8 rows as kernel outputs.
 
-#include "kernels/fp8/fp8_output.h"
+#include "kernels/fp8/fp8.h"
 #include "matmul/operand.h"
 
 #include <ATen/ATen.h>

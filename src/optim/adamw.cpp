@@ -17,7 +17,7 @@ struct Group {
   size_t shard;
 };
 
-/// bf16 of fp32 values, rounded as kernels/adamw rounds moments: `shift` 0 takes the lower 16 random bits, 16 the upper
+/// bf16 of fp32 values, rounded as kernels/optimizer/adamw.cu rounds moments: `shift` 0 takes the lower 16 random bits, 16 the upper
 /// ones.
 at::Tensor round_stochastically(const at::Tensor& values, const at::Tensor& random, int64_t shift) {
   const at::Tensor bits = values.view(at::kInt).to(at::kLong).bitwise_and(0xFFFFFFFF);
@@ -27,7 +27,7 @@ at::Tensor round_stochastically(const at::Tensor& values, const at::Tensor& rand
   return at::where(values.isfinite(), pattern, values.to(at::kBFloat16));
 }
 
-/// moment_bits() of kernels/adamw/adamw.cu for `count` elements: int64 with 32 bits each.
+/// moment_bits() of kernels/optimizer/adamw.cu for `count` elements: int64 with 32 bits each.
 at::Tensor random_bits(int64_t first, int64_t count, const at::Tensor& step) {
   constexpr int64_t kMask = 0xFFFFFFFF;
   // Products of two 32-bit numbers modulo 2^32, from halves so that nothing overflows.

@@ -1,8 +1,6 @@
 #include "shard_kernels.h"
 
-#include "kernels/adamw/adamw.h"
-#include "kernels/global_norm/global_norm.h"
-#include "kernels/lamb/lamb.h"
+#include "kernels/optimizer/optimizer.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/dispatch.h"
 
@@ -128,10 +126,10 @@ at::Tensor gradient_square(const std::vector<TrainedShard>& shards) {
   }
   const auto options = first.options().dtype(at::kDouble);
   at::Tensor square = at::empty({}, options), workspace = at::empty({kernels::global_norm_workspace()}, options);
-  launched(kernels::global_square(buffers.data(), static_cast<int>(buffers.size()), element(first),
-                                  square.mutable_data_ptr<double>(),
-                                  /*accumulate=*/false, workspace.mutable_data_ptr<double>(), stream_of(first)),
-           "global_square");
+  launched(
+      kernels::global_square(buffers.data(), static_cast<int>(buffers.size()), element(first),
+                             square.mutable_data_ptr<double>(), workspace.mutable_data_ptr<double>(), stream_of(first)),
+      "global_square");
   return square;
 }
 

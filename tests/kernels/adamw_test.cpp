@@ -1,6 +1,6 @@
-#include "kernels/adamw/adamw.h"
+#include "kernels/optimizer/optimizer.h"
 
-#include "kernels/adamw/adamw_oracle.h"
+#include "kernels/optimizer/optimizer_oracle.h"
 #include "testing.h"
 
 #include <algorithm>

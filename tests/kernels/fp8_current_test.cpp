@@ -1,4 +1,4 @@
-#include "kernels/fp8_current/fp8_current.h"
+#include "kernels/fp8/fp8.h"
 
 #include "fp8_testing.h"
 

@@ -1,6 +1,6 @@
-#include "kernels/lamb/lamb.h"
+#include "kernels/optimizer/optimizer.h"
 
-#include "kernels/lamb/lamb_oracle.h"
+#include "kernels/optimizer/optimizer_oracle.h"
 #include "testing.h"
 
 #include <memory>

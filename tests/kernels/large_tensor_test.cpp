@@ -99,7 +99,8 @@ TEST_F(LargeTensorTest, Swiglu) {
   const Large in(kTokens * 2 * kF), in_dy(kTokens * kF), y(kTokens * kF, 0xff);
   write_rows(in, rows, 2 * kF, gate_up);
   write_rows(in_dy, rows, kF, dy);
-  CUDA_OK(swiglu_forward(in.data(), y.data(), kTokens, kF, kElement, nullptr));
+  CUDA_OK(
+      swiglu_forward({.gate_up = in.data(), .y = y.data(), .tokens = kTokens, .f = kF, .element = kElement}, nullptr));
   const Values expected = oracle::swiglu(gate_up, count, kF);
   expect_close(read_rows(y, rows, kF), expected, kElement, 1.05, 1e-36, "y");
   {
@@ -129,7 +130,13 @@ TEST_F(LargeTensorTest, Swiglu) {
       EXPECT_NEAR(inverses[static_cast<size_t>(rows[i])] * 448 / most, 1.0, 0.2) << "row " << rows[i];
     }
   }
-  CUDA_OK(swiglu_backward(in_dy.data(), in.data(), in.data(), kTokens, kF, kElement, nullptr));
+  CUDA_OK(swiglu_backward({.dy = in_dy.data(),
+                           .gate_up = in.data(),
+                           .d_gate_up = in.data(),
+                           .tokens = kTokens,
+                           .f = kF,
+                           .element = kElement},
+                          nullptr));
   expect_close(read_rows(in, rows, 2 * kF), oracle::swiglu_backward(dy, gate_up, count, kF), kElement, 1.05, 4e-6,
                "d_gate_up");
 }
@@ -152,9 +159,9 @@ TEST_F(LargeTensorTest, Rope) {
   write_rows(cos, rows, kDim / 2, cosines);
   write_rows(sin, rows, kDim / 2, sines);
   write_rows(heads, rows, kWidth, x);
-  const HeadStrides strides{0, kWidth, kDim};
+  const HeadStrides strides{kWidth, kDim};
   CUDA_OK(rope_merge(heads.at(0), strides, heads.at(kQ * kDim), strides, heads.at((kQ + kKv) * kDim), strides,
-                     cos.data(), sin.data(), merged.data(), 1, kTokens, kQ, kKv, kDim, kElement, nullptr));
+                     cos.data(), sin.data(), merged.data(), kTokens, kQ, kKv, kDim, kElement, nullptr));
   expect_close(read_rows(merged, rows, kWidth), oracle::rope(x, cosines, sines, count, kHeads, kQ + kKv, kDim, -1),
                kElement, 1.05, 1e-6, "merged");
   CUDA_OK(rope_rotate(heads.data(), cos.data(), sin.data(), kTokens, kHeads, kQ + kKv, kDim, 1, kElement, nullptr));
@@ -239,7 +246,7 @@ TEST_F(LargeTensorTest, CrossEntropy) {
   DeviceIntegers<int64_t> target(targets);
   CrossEntropy a;
   a.logits = in.data(), a.d_logits = in.data(), a.targets = target.as<int64_t>(), a.weights = w.fp32();
-  a.loss = loss.fp32(), a.tokens = kTokens, a.vocab = a.stride = kVocab, a.element = a.gradient_element = kElement;
+  a.loss = loss.fp32(), a.tokens = kTokens, a.vocab = a.stride = kVocab, a.element = kElement;
   CUDA_OK(cross_entropy(a, nullptr));
   const oracle::CrossEntropy expected =
       oracle::cross_entropy(logits, sampled_targets, sampled_weights, count, kVocab, kVocab);

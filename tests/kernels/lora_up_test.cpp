@@ -1,6 +1,6 @@
-#include "kernels/lora/lora_up.h"
+#include "kernels/lora/lora.h"
 
-#include "kernels/lora/lora_up_oracle.h"
+#include "kernels/lora/lora_oracle.h"
 #include "testing.h"
 
 #include <algorithm>

@@ -5,12 +5,11 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/cross_entropy/cross_entropy_oracle.h"
 #include "kernels/dropout/dropout.h"
-#include "kernels/fp8_operands/fp8_operands.h"
+#include "kernels/fp8/fp8.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/gelu/gelu_oracle.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/layer_norm/layer_norm_oracle.h"
-#include "kernels/quantize/quantize.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rms_norm/rms_norm_oracle.h"
 #include "kernels/scale/scale.h"
@@ -186,7 +185,8 @@ TEST_F(ManyRowsTest, Swiglu) {
   expect_quantized_rows(gate_up, saved.read(), saved_inverse.values(), 2 * kRows, kColumns, Fp8Format::kE4M3,
                         "gate_up in FP8");
   y.poison();
-  CUDA_OK(swiglu_forward(in.data(), y.data(), kRows, kColumns, kElement, nullptr));
+  CUDA_OK(swiglu_forward({.gate_up = in.data(), .y = y.data(), .tokens = kRows, .f = kColumns, .element = kElement},
+                         nullptr));
   EXPECT_TRUE(y.values() == plain);
 
   const Values expected = oracle::swiglu_backward(dy, gate_up, kRows, kColumns);
@@ -260,7 +260,7 @@ TEST_F(ManyRowsTest, CrossEntropy) {
   CrossEntropy a;
   a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(), a.weights = w.fp32();
   a.loss = loss.fp32(), a.tokens = kRows, a.vocab = kVocab, a.stride = kColumns;
-  a.element = a.gradient_element = kElement;
+  a.element = kElement;
   CUDA_OK(cross_entropy(a, nullptr));
   expect_close(out.values(), expected.d_logits, kElement, 1.05, 2e-5, "d_logits");
   expect_close(loss.values(), expected.loss, Element::kF32, 0, 4e-5, "loss");

@@ -2,14 +2,11 @@
 // against their oracles. For kernels that work by rows see many_rows_test.cpp.
 
 #include "attention_problem.h"
-#include "kernels/bert_embedding/bert_embedding.h"
-#include "kernels/bert_embedding/bert_embedding_oracle.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/embedding/embedding_oracle.h"
 #include "kernels/lora/lora.h"
 #include "kernels/lora/lora_oracle.h"
-#include "kernels/lora/lora_up.h"
-#include "kernels/lora/lora_up_oracle.h"
 #include "kernels/rope/rope.h"
 #include "kernels/rope/rope_oracle.h"
 #include "testing.h"
@@ -116,9 +113,9 @@ TEST_F(ManyTokensTest, Rope) {
   expect_close(heads.values(), oracle::rope(x, cosines, sines, kTokens, kHeads, kTurned, kDim, 1), kElement, 1.05, 1e-6,
                "rotated");
   DeviceArray packed(x, kElement);
-  const HeadStrides strides{0, kHeads * kDim, kDim};
+  const HeadStrides strides{kHeads * kDim, kDim};
   const auto head = [&](int h) { return packed.as<char>() + int64_t{h} * kDim * 2; };
-  CUDA_OK(rope_merge(head(0), strides, head(1), strides, head(2), strides, cos.data(), sin.data(), merged.data(), 1,
+  CUDA_OK(rope_merge(head(0), strides, head(1), strides, head(2), strides, cos.data(), sin.data(), merged.data(),
                      kTokens, 1, 1, kDim, kElement, nullptr));
   expect_close(merged.values(), oracle::rope(x, cosines, sines, kTokens, kHeads, kTurned, kDim, -1), kElement, 1.05,
                1e-6, "merged");

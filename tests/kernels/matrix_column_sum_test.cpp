@@ -1,4 +1,4 @@
-#include "kernels/column_sum/matrix_column_sum.h"
+#include "kernels/column_sum/column_sum.h"
 
 #include "kernels/dropout/dropout.h"
 #include "testing.h"

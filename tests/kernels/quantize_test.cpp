@@ -1,4 +1,4 @@
-#include "kernels/quantize/quantize.h"
+#include "kernels/fp8/fp8.h"
 
 #include "fp8_testing.h"
 
@@ -54,22 +54,21 @@ TEST_F(QuantizeTest, RowsMatchTheOracle) {
 }
 
 TEST_F(QuantizeTest, ValuesMatchTheOracle) {
-  for (const Element element : kElements)
-    for (const int64_t n : {1, 35, 256, 33 * 100, 128 * 256 + 1, 150003})
-      for (const int64_t shift : {0, 1}) {
-        SCOPED_TRACE(text(element, {1, n, shift}));
-        Values x = normal_values(n, element, 1, 3.0);
-        if (n > 3) {
-          x[0] = std::numeric_limits<double>::infinity();
-          x[1] = -std::numeric_limits<double>::infinity();
-          x[2] = std::numeric_limits<double>::quiet_NaN();
-        }
-        const double scale = 70.0;  // some saturate
-        DeviceArray dx(x, element, shift), dscale(Values{scale}, Element::kF32);
-        DeviceBytes data(n, shift);
-        CUDA_OK(quantize_values(dx.data(), data.as<uint8_t>(), dscale.fp32(), n, element, nullptr));
-        expect_codes(data.read(), oracle::quantized(x, scale, Fp8Format::kE4M3), Fp8Format::kE4M3, "data");
+  for (const int64_t n : {1, 35, 256, 33 * 100, 128 * 256 + 1, 150003})
+    for (const int64_t shift : {0, 1}) {
+      SCOPED_TRACE(text(Element::kF32, {1, n, shift}));
+      Values x = normal_values(n, Element::kF32, 1, 3.0);
+      if (n > 3) {
+        x[0] = std::numeric_limits<double>::infinity();
+        x[1] = -std::numeric_limits<double>::infinity();
+        x[2] = std::numeric_limits<double>::quiet_NaN();
       }
+      const double scale = 70.0;  // some saturate
+      DeviceArray dx(x, Element::kF32, shift), dscale(Values{scale}, Element::kF32);
+      DeviceBytes data(n, shift);
+      CUDA_OK(quantize_values(dx.fp32(), data.as<uint8_t>(), dscale.fp32(), n, nullptr));
+      expect_codes(data.read(), oracle::quantized(x, scale, Fp8Format::kE4M3), Fp8Format::kE4M3, "data");
+    }
 }
 
 TEST_F(QuantizeTest, AmaxKeepsNaN) {
@@ -92,9 +91,8 @@ TEST_F(QuantizeTest, AmaxKeepsNaN) {
 }
 
 TEST_F(QuantizeTest, TransposesBytes) {
-  constexpr Shape kShapes[] = {{1, 1, 0},     {3, 100, 0},     {16, 16, 0},   {16, 4096, 0},
-                               {4096, 16, 0}, {128, 384, 0},   {272, 144, 0}, {129, 257, 0},
-                               {256, 256, 4}, {1024, 2048, 0}, {5000, 333, 0}};
+  constexpr Shape kShapes[] = {{16, 16, 0},   {16, 4096, 0}, {4096, 16, 0},
+                               {128, 384, 0}, {272, 144, 0}, {1024, 2048, 0}};
   std::mt19937 generator(7);
   for (const Shape& s : kShapes) {
     if (too_large(s.rows * s.columns)) continue;
@@ -109,6 +107,8 @@ TEST_F(QuantizeTest, TransposesBytes) {
     CUDA_OK(transpose_bytes(from.as<uint8_t>(), to.as<uint8_t>(), s.rows, s.columns, nullptr));
     EXPECT_TRUE(to.read() == expected);
   }
+  DeviceBytes bytes(512);
+  EXPECT_EQ(transpose_bytes(bytes.as<uint8_t>(), bytes.as<uint8_t>(), 16, 24, nullptr), cudaErrorInvalidValue);
 }
 
 TEST_F(QuantizeTest, SameBitsEveryTime) {

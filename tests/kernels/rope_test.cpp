@@ -8,11 +8,11 @@ namespace trireme::kernels::testing::rope_tests {
 namespace {
 
 struct Shape {
-  int64_t rows, row_tokens;
+  int64_t tokens;
   int q, kv, d;
 };
-constexpr Shape kShapes[] = {{1, 1, 1, 1, 16},  {2, 3, 4, 2, 64},    {2, 37, 8, 1, 128}, {1, 5, 64, 8, 128},
-                             {3, 11, 5, 5, 96}, {1, 7, 40, 40, 128}, {2, 3, 6, 3, 256},  {2, 2100, 5, 1, 64}};
+constexpr Shape kShapes[] = {{1, 1, 1, 16},  {6, 4, 2, 64},    {74, 8, 1, 128}, {5, 64, 8, 128},
+                             {33, 5, 5, 96}, {7, 40, 40, 128}, {6, 6, 3, 256},  {4200, 5, 1, 64}};
 
 struct Tables {
   Values cos, sin;
@@ -34,7 +34,7 @@ TEST_F(RopeTest, RotatesInPlaceAndBack) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
       SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " + std::to_string(s.d));
-      const int64_t tokens = s.rows * s.row_tokens;
+      const int64_t tokens = s.tokens;
       const int heads = s.q + 2 * s.kv, rotated = s.q + s.kv;
       const Values x = normal_values(tokens * heads * s.d, element, 1);
       const Tables t = tables(tokens, s.d, element);
@@ -52,33 +52,30 @@ TEST_F(RopeTest, RotatesInPlaceAndBack) {
 TEST_F(RopeTest, MergeTakesAnyStrides) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
-      for (const bool heads_outside : {false, true}) {  // [B, S, N, d] or [B, N, S, d] memory
+      for (const bool heads_outside : {false, true}) {  // [T, N, d] or [N, T, d] memory
         SCOPED_TRACE(std::string(name_of(element)) + " heads " + std::to_string(s.q) + " d " + std::to_string(s.d));
-        const int64_t tokens = s.rows * s.row_tokens;
+        const int64_t tokens = s.tokens;
         const int heads = s.q + 2 * s.kv;
-        const Tables t = tables(tokens, s.d, element);
+        const Tables table = tables(tokens, s.d, element);
         const Values packed = normal_values(tokens * heads * s.d, element, 1);
         const auto strides = [&](int n) {
-          return heads_outside ? HeadStrides{n * s.row_tokens * s.d, s.d, s.row_tokens * s.d}
-                               : HeadStrides{s.row_tokens * n * s.d, int64_t{n} * s.d, s.d};
+          return heads_outside ? HeadStrides{s.d, tokens * s.d} : HeadStrides{int64_t{n} * s.d, s.d};
         };
         const auto part = [&](int begin, int n) {
           Values values(static_cast<size_t>(tokens * n * s.d));
           const HeadStrides st = strides(n);
-          for (int64_t row = 0; row < s.rows; ++row)
-            for (int64_t p = 0; p < s.row_tokens; ++p)
-              for (int h = 0; h < n; ++h)
-                for (int i = 0; i < s.d; ++i)
-                  values[row * st.row + p * st.token + h * st.head + i] =
-                      packed[((row * s.row_tokens + p) * heads + begin + h) * s.d + i];
+          for (int64_t t = 0; t < tokens; ++t)
+            for (int h = 0; h < n; ++h)
+              for (int i = 0; i < s.d; ++i)
+                values[t * st.token + h * st.head + i] = packed[(t * heads + begin + h) * s.d + i];
           return values;
         };
         DeviceArray dq(part(0, s.q), element), dk(part(s.q, s.kv), element), dv(part(s.q + s.kv, s.kv), element),
-            cos(t.cos, element), sin(t.sin, element), out(tokens * heads * s.d, element);
+            cos(table.cos, element), sin(table.sin, element), out(tokens * heads * s.d, element);
         CUDA_OK(rope_merge(dq.data(), strides(s.q), dk.data(), strides(s.kv), dv.data(), strides(s.kv), cos.data(),
-                           sin.data(), out.data(), s.rows, s.row_tokens, s.q, s.kv, s.d, element, nullptr));
-        expect_close(out.values(), oracle::rope(packed, t.cos, t.sin, tokens, heads, s.q + s.kv, s.d, -1), element,
-                     1.05, 1e-6, "d_qkv");
+                           sin.data(), out.data(), tokens, s.q, s.kv, s.d, element, nullptr));
+        expect_close(out.values(), oracle::rope(packed, table.cos, table.sin, tokens, heads, s.q + s.kv, s.d, -1),
+                     element, 1.05, 1e-6, "d_qkv");
       }
     }
   }
@@ -86,20 +83,18 @@ TEST_F(RopeTest, MergeTakesAnyStrides) {
 
 TEST_F(RopeTest, SameBitsEveryTime) {
   // Many tokens per block, so that both buffers of the pipeline are reused.
-  const int64_t rows = 2, row_tokens = 3000;
+  const int64_t tokens = 6000;
   const int q = 6, kv = 2, d = 128, heads = q + 2 * kv;
   const Element element = Element::kBF16;
-  const Tables t = tables(rows * row_tokens, d, element);
-  DeviceArray dq(normal_values(rows * row_tokens * q * d, element, 1), element),
-      dk(normal_values(rows * row_tokens * kv * d, element, 2), element),
-      dv(normal_values(rows * row_tokens * kv * d, element, 3), element), cos(t.cos, element), sin(t.sin, element),
-      out(rows * row_tokens * heads * d, element);
+  const Tables t = tables(tokens, d, element);
+  DeviceArray dq(normal_values(tokens * q * d, element, 1), element),
+      dk(normal_values(tokens * kv * d, element, 2), element), dv(normal_values(tokens * kv * d, element, 3), element),
+      cos(t.cos, element), sin(t.sin, element), out(tokens * heads * d, element);
   std::vector<unsigned char> first;
   for (int run = 0; run < 100; ++run) {
     out.poison();
-    CUDA_OK(rope_merge(dq.data(), {row_tokens * q * d, q * d, d}, dk.data(), {row_tokens * kv * d, kv * d, d},
-                       dv.data(), {row_tokens * kv * d, kv * d, d}, cos.data(), sin.data(), out.data(), rows,
-                       row_tokens, q, kv, d, element, nullptr));
+    CUDA_OK(rope_merge(dq.data(), {q * d, d}, dk.data(), {kv * d, d}, dv.data(), {kv * d, d}, cos.data(), sin.data(),
+                       out.data(), tokens, q, kv, d, element, nullptr));
     std::vector<unsigned char> now = out.read();
     if (run == 0)
       first = std::move(now);

@@ -27,8 +27,15 @@ TEST_F(SwigluTest, MatchesTheOracle) {
       const Values dy = normal_values(s.tokens * s.f, element, 2);
       DeviceArray in(gate_up, element, s.shift), gradient(dy, element, s.shift), y(s.tokens * s.f, element, s.shift),
           out(s.tokens * 2 * s.f, element, s.shift);
-      CUDA_OK(swiglu_forward(in.data(), y.data(), s.tokens, s.f, element, nullptr));
-      CUDA_OK(swiglu_backward(gradient.data(), in.data(), out.data(), s.tokens, s.f, element, nullptr));
+      CUDA_OK(swiglu_forward({.gate_up = in.data(), .y = y.data(), .tokens = s.tokens, .f = s.f, .element = element},
+                             nullptr));
+      CUDA_OK(swiglu_backward({.dy = gradient.data(),
+                               .gate_up = in.data(),
+                               .d_gate_up = out.data(),
+                               .tokens = s.tokens,
+                               .f = s.f,
+                               .element = element},
+                              nullptr));
       // The smallest fp16 numbers have fewer significant bits; the derivative of silu changes sign near -1.28.
       const double tiny = element == Element::kF16 ? std::ldexp(1.0, -25) : 1e-36;
       expect_close(y.values(), oracle::swiglu(gate_up, s.tokens, s.f), element, 1.05, tiny, "y");
@@ -42,8 +49,20 @@ TEST_F(SwigluTest, GradientMayReplaceItsInput) {
   const Values gate_up = normal_values(tokens * 2 * f, Element::kBF16, 1),
                dy = normal_values(tokens * f, Element::kBF16, 2);
   DeviceArray in(gate_up, Element::kBF16), gradient(dy, Element::kBF16), out(tokens * 2 * f, Element::kBF16);
-  CUDA_OK(swiglu_backward(gradient.data(), in.data(), out.data(), tokens, f, Element::kBF16, nullptr));
-  CUDA_OK(swiglu_backward(gradient.data(), in.data(), in.data(), tokens, f, Element::kBF16, nullptr));
+  CUDA_OK(swiglu_backward({.dy = gradient.data(),
+                           .gate_up = in.data(),
+                           .d_gate_up = out.data(),
+                           .tokens = tokens,
+                           .f = f,
+                           .element = Element::kBF16},
+                          nullptr));
+  CUDA_OK(swiglu_backward({.dy = gradient.data(),
+                           .gate_up = in.data(),
+                           .d_gate_up = in.data(),
+                           .tokens = tokens,
+                           .f = f,
+                           .element = Element::kBF16},
+                          nullptr));
   EXPECT_EQ(in.values(), out.values());
 }
 

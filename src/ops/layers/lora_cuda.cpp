@@ -1,7 +1,6 @@
 #include "layers/lora.h"
 
 #include "kernels/lora/lora.h"
-#include "kernels/lora/lora_up.h"
 #include "launch.h"
 #include "trireme/ops/dispatch.h"
 

@@ -43,6 +43,10 @@ Fp8Rows compose_rows(const at::Tensor& x_TD, int64_t groups) {
   return {data.view(x_TD.sizes()), inverse};
 }
 
+Choice codes_choice(std::string_view operation, const at::Tensor& x) {
+  return Dispatch(operation, x).needs(x.element_size() == 2, "elements do not have 16 bits").choice();
+}
+
 /// The composition of what the kernel does in one pass.
 Operand compose_codes(const at::Tensor& values, const Fp8Scale& scale, bool want_column_sums) {
   scale.amax.copy_(at::maximum(scale.amax, fp8_amax(values)));
@@ -69,7 +73,7 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups) {
 
 Fp8Rows quantise_columns(const at::Tensor& x_TD) {
   TRIREME_CHECK(x_TD.dim() == 2, "quantise_columns: ", x_TD.sizes());
-  TRIREME_LAUNCH(Dispatch("quantise_columns", x_TD).choice(), quantise_columns(x_TD.contiguous()));
+  TRIREME_LAUNCH(codes_choice("quantise_columns", x_TD), quantise_columns(x_TD.contiguous()));
   return compose_rows(x_TD.t().contiguous(), 1);
 }
 
@@ -106,13 +110,13 @@ Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known,
   if (!known)
     follow_amax(scale.scale, scale.inverse, fp8_amax(values_of(source)),
                 at::full_like(scale.scale, largest_code(scale)));
-  TRIREME_LAUNCH(Dispatch("fp8_codes", source.x).choice(), make_codes(source, scale, want_column_sums));
+  TRIREME_LAUNCH(codes_choice("fp8_codes", source.x), make_codes(source, scale, want_column_sums));
   return compose_codes(values_of(source), scale, want_column_sums);
 }
 
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums) {
   TRIREME_CHECK(x_TD.dim() == 2 && format != CurrentCodes::kNone, "make_current_codes: ", x_TD.sizes());
-  TRIREME_LAUNCH(Dispatch("fp8_current_codes", x_TD).choice(),
+  TRIREME_LAUNCH(codes_choice("fp8_current_codes", x_TD),
                  make_current_codes(x_TD.contiguous(), format, want_column_sums));
   const bool gradient = format == CurrentCodes::kE5m2;
   const at::Tensor amax = fp8_amax(x_TD), inverse = inverse_scale_of(amax, largest_code(gradient));
@@ -120,7 +124,10 @@ Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool wan
 }
 
 at::Tensor transpose_codes(const at::Tensor& codes) {
-  TRIREME_LAUNCH(Dispatch("transpose_bytes", codes).choice(), transpose_bytes(codes));
+  const Choice choice = Dispatch("transpose_bytes", codes)
+                            .needs(codes.size(0) % 16 == 0 && codes.size(1) % 16 == 0, "sizes are not multiples of 16")
+                            .choice();
+  TRIREME_LAUNCH(choice, transpose_bytes(codes));
   return transposed_bytes(codes);
 }
 

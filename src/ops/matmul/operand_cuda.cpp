@@ -1,8 +1,5 @@
-#include "kernels/column_sum/matrix_column_sum.h"
-#include "kernels/fp8_columns/fp8_columns.h"
-#include "kernels/fp8_current/fp8_current.h"
-#include "kernels/fp8_operands/fp8_operands.h"
-#include "kernels/quantize/quantize.h"
+#include "kernels/column_sum/column_sum.h"
+#include "kernels/fp8/fp8.h"
 #include "launch.h"
 #include "matmul/operand.h"
 #include "row_output.h"
@@ -110,8 +107,8 @@ at::Tensor transpose_bytes(const at::Tensor& matrix) {
 
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
   const c10::cuda::CUDAGuard guard(w.device());
-  launched(kernels::quantize_values(w.const_data_ptr(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
-                                    element(w), stream_of(w)),
+  launched(kernels::quantize_values(w.const_data_ptr<float>(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
+                                    stream_of(w)),
            "quantize_values");
 }
 

@@ -1,0 +1,161 @@
+#include "kernels/optimizer/optimizer.h"
+
+#include "kernels/optimizer/shard_update.cuh"
+
+#include <cmath>
+
+namespace trireme::kernels {
+
+namespace {
+
+template <class G, class C, class M>
+struct Arguments {
+  float* master;
+  M *exp_avg, *exp_avg_sq;
+  const G* gradient;
+  C* compute;
+  const float *multiplier, *skip, *step;
+  const ShardChunk* chunks;
+  // Computed from doubles on the host: 1 - 0.999f has only 16 significant bits.
+  float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps,
+      keep;  // rate1: 1 - beta1, rate2: 1 - beta2, keep: 1 - lr * weight_decay
+  bool aligned;
+  uint64_t first_element;
+  uint32_t* amax;
+};
+
+/// 32 random bits for the rounding of one element's moments in one step: the lower 16 for exp_avg, the upper 16 for
+/// exp_avg_sq. The finaliser of a 32-bit mixing hash over the element's and the step's numbers.
+__device__ inline uint32_t moment_bits(uint64_t element, uint32_t step) {
+  uint32_t h = static_cast<uint32_t>(element) * 0x9E3779B1u ^ static_cast<uint32_t>(element >> 32) * 0x85EBCA77u ^
+               step * 0xC2B2AE3Du;
+  h ^= h >> 16;
+  h *= 0x7FEB352Du;
+  h ^= h >> 15;
+  h *= 0x846CA68Bu;
+  return h ^ h >> 16;
+}
+
+/// bf16 of x: the neighbour below or above in magnitude, the latter with probability equal to the part of the distance.
+/// NaN and infinities stay what they are.
+__device__ inline __nv_bfloat16 round_by(float x, uint32_t bits16) {
+  const uint32_t bits = __float_as_uint(x);
+  if ((bits & 0x7F800000u) == 0x7F800000u) return __float2bfloat16(x);
+  return __ushort_as_bfloat16(static_cast<unsigned short>((bits + bits16) >> 16));
+}
+
+template <class M, int kWidth>
+__device__ inline void store_moments(M* exp_avg, M* exp_avg_sq, const float (&m)[kWidth], const float (&v)[kWidth],
+                                     uint64_t element, uint32_t step) {
+  if constexpr (__is_same(M, float)) {
+    store(exp_avg, from_floats<float>(m));
+    store(exp_avg_sq, from_floats<float>(v));
+  } else {
+    Vec<M, kWidth> rounded_m, rounded_v;
+    auto* lanes_m = reinterpret_cast<M*>(&rounded_m);
+    auto* lanes_v = reinterpret_cast<M*>(&rounded_v);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const uint32_t bits = moment_bits(element + static_cast<uint64_t>(i), step);
+      lanes_m[i] = round_by(m[i], bits & 0xFFFFu);
+      lanes_v[i] = round_by(v[i], bits >> 16);
+    }
+    store(exp_avg, rounded_m);
+    store(exp_avg_sq, rounded_v);
+  }
+}
+
+/// Magnitudes are compared as bit patterns: those of floats without their sign are ordered as the floats are, and NaN
+/// comes after infinity.
+__device__ inline uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+
+/// Raises *amax to the block's largest magnitude.
+__device__ inline void raise_amax(uint32_t* amax, uint32_t top) {
+  top = __reduce_max_sync(0xFFFFFFFFu, top);
+  if (threadIdx.x % 32 == 0 && top > 0) atomicMax(amax, top);
+}
+
+template <class G, class C, class M>
+__global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C, M> a) {
+  const ShardChunk chunk = a.chunks[blockIdx.x];
+  uint32_t top = 0;
+  if (a.skip != nullptr && *a.skip != 0.0f) {
+    if (a.amax == nullptr) return;
+    for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
+      float p[decltype(width)::value];
+      load_group(a.master + element, p);
+      for (const float value : p) top = max(top, magnitude(value));
+    });
+    raise_amax(a.amax + chunk.tag / 2, top);
+    return;
+  }
+  const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f, step = *a.step;
+  const float size = a.lr / -expm1f(step * a.log_beta1), root = rsqrtf(-expm1f(step * a.log_beta2)),
+              keep = chunk.tag % 2 != 0 ? a.keep : 1.0f;
+  for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    float p[kWidth], m[kWidth], v[kWidth], g[kWidth];
+    load_group(a.gradient + element, g);
+    load_group(a.master + element, p);
+    load_group(a.exp_avg + element, m);
+    load_group(a.exp_avg_sq + element, v);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      g[i] *= multiplier;
+      p[i] *= keep;
+      m[i] += a.rate1 * (g[i] - m[i]);
+      v[i] = a.beta2 * v[i] + a.rate2 * g[i] * g[i];
+      p[i] -= size * m[i] / (sqrtf(v[i]) * root + a.eps);
+      top = max(top, magnitude(p[i]));
+    }
+    store(a.master + element, from_floats<float>(p));
+    store_moments(a.exp_avg + element, a.exp_avg_sq + element, m, v, a.first_element + static_cast<uint64_t>(element),
+                  static_cast<uint32_t>(step));
+    if (a.compute != nullptr) store(a.compute + element, from_floats<C>(p));
+  });
+  if (a.amax != nullptr) raise_amax(a.amax + chunk.tag / 2, top);
+}
+
+template <class G, class C, class M>
+cudaError_t launch(const AdamW& a, cudaStream_t stream) {
+  const Arguments<G, C, M> arguments{a.master,
+                                     static_cast<M*>(a.exp_avg),
+                                     static_cast<M*>(a.exp_avg_sq),
+                                     static_cast<const G*>(a.gradient),
+                                     static_cast<C*>(a.compute),
+                                     a.multiplier,
+                                     a.skip,
+                                     a.step,
+                                     a.chunks,
+                                     static_cast<float>(a.lr),
+                                     static_cast<float>(1.0 - a.beta1),
+                                     static_cast<float>(a.beta2),
+                                     static_cast<float>(1.0 - a.beta2),
+                                     static_cast<float>(std::log(a.beta1)),
+                                     static_cast<float>(std::log(a.beta2)),
+                                     static_cast<float>(a.eps),
+                                     static_cast<float>(1.0 - a.lr * a.weight_decay),
+                                     aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute),
+                                     a.first_element,
+                                     reinterpret_cast<uint32_t*>(a.amax)};
+  adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t adamw(const AdamW& a, cudaStream_t stream) {
+  if (a.num_chunks == 0) return cudaSuccess;
+  if (a.step == nullptr || a.chunks == nullptr || a.num_chunks > INT32_MAX) return cudaErrorInvalidValue;
+  if (a.moment_element == Element::kF16) return cudaErrorInvalidValue;
+  return dispatch(a.gradient_element, [&](auto gradient_zero) {
+    using G = decltype(gradient_zero);
+    return dispatch(a.compute_element, [&](auto compute_zero) {
+      using C = decltype(compute_zero);
+      return a.moment_element == Element::kBF16 ? launch<G, C, __nv_bfloat16>(a, stream)
+                                                : launch<G, C, float>(a, stream);
+    });
+  });
+}
+
+}  // namespace trireme::kernels

@@ -1,0 +1,107 @@
+#pragma once
+// The optimizers' passes over a flat shard, and the norm of the gradients.
+
+#include "kernels/element.h"
+#include "kernels/optimizer/shard_chunks.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace trireme::kernels {
+
+/// AdamW over a flat shard in one pass (Loshchilov & Hutter 2019, the order of operations of torch.optim.AdamW):
+///
+///   g = gradient * *multiplier
+///   p = p * (1 - lr * weight_decay)                     if the element has weight decay
+///   m = m + (1 - beta1) (g - m),  v = beta2 v + (1 - beta2) g^2
+///   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+///   compute = to(element, p)
+///
+/// master: fp32; exp_avg, exp_avg_sq: fp32 or bf16; gradient: fp32 or 16-bit; compute: 16-bit, fp32 or null. All have
+/// the same indices. bf16 moments are rounded stochastically, with a probability that is linear in the distance:
+/// rounded to nearest, a moment that changes by less than half a unit in the last place (beta2 = 0.999) would stand
+/// still. The random bits are a hash of first_element + index and *step, so they do not depend on how the tensor is
+/// divided. Device pointers. multiplier, skip, step: fp32 device scalars. If *skip != 0 nothing changes. *step is t;
+/// the caller increments it before the call. amax[t] is raised to the largest magnitude of tensor t's elements in
+/// `master`, also where *skip != 0; NaN counts as larger than every number. chunks: num_chunks of shard_chunks.h in
+/// device memory; elements outside every chunk are not touched. Any alignment; fast with 16-byte aligned pointers.
+/// Deterministic, no allocation, no synchronisation.
+struct AdamW {
+  float* master = nullptr;
+  void* exp_avg = nullptr;
+  void* exp_avg_sq = nullptr;
+  const void* gradient = nullptr;
+  void* compute = nullptr;
+  float* amax = nullptr;              // fp32 [tensors], set by the caller; null: not written
+  const float* multiplier = nullptr;  // null: 1
+  const float* skip = nullptr;        // null: 0
+  const float* step = nullptr;
+  const ShardChunk* chunks = nullptr;
+  int64_t num_chunks = 0;
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  Element gradient_element = Element::kF32;
+  Element compute_element = Element::kBF16;
+  Element moment_element = Element::kF32;  // or kBF16
+  uint64_t first_element = 0;              // number of element 0, for the random bits
+};
+cudaError_t adamw(const AdamW& arguments, cudaStream_t stream);
+
+/// LAMB over a flat shard in two passes with a reduction between (You et al. 2020, bias correction on):
+///
+///   lamb_moments   g = gradient * *multiplier,  m = m + (1 - beta1) (g - m),  v = beta2 v + (1 - beta2) g^2
+///                  u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay p
+///                  (weight_decay 0 if the element has no weight decay)
+///                  partial[chunk] = (sum p^2, sum u^2)
+///   lamb_squares   squares[0, i], squares[1, i] = share * the sums of tensor i over its chunks       fp64
+///   (the caller adds `squares` over the ranks that hold parts of the same tensors)
+///   lamb_apply     p = p - lr r u,  r = |p| / |u| of the element's tensor, 1 if either is 0;
+///                  compute = to(element, p)
+///
+/// The second pass computes u again from m and v: reading them costs as much as storing and reading u would. Arrays as
+/// in AdamW; the chunk table comes from make_shard_table(). If *skip != 0, weights and moments do not
+/// change and the sums are 0. Any alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no
+/// synchronisation.
+struct Lamb {
+  float* master = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  const void* gradient = nullptr;     // lamb_moments only
+  void* compute = nullptr;            // lamb_apply only; null: none
+  const float* multiplier = nullptr;  // null: 1
+  const float* skip = nullptr;        // null: 0
+  const float* step = nullptr;
+  const ShardChunk* chunks = nullptr;
+  int64_t num_chunks = 0;
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0;
+  Element gradient_element = Element::kF32;
+  Element compute_element = Element::kBF16;
+};
+
+/// partial: 2 * num_chunks doubles, 16-byte aligned.
+cudaError_t lamb_moments(const Lamb& arguments, double* partial, cudaStream_t stream);
+/// tensor_chunks: int32 [num_tensors + 1] on the device; squares: fp64 [2, row], of which columns 0 … num_tensors - 1
+/// are written.
+cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors, double share,
+                         double* squares, int64_t row, cudaStream_t stream);
+cudaError_t lamb_apply(const Lamb& arguments, const double* squares, int64_t row, cudaStream_t stream);
+
+struct GradientBuffer {
+  const void* data;
+  int64_t count;
+  double share = 1.0;  // fraction of its squares that this rank counts, e.g. 1 / copies
+};
+
+/// Sum of squares over several buffers, and whether every element is finite:
+///
+///   *square = sum_i g_i^2        fp64
+///
+/// Squares of finite fp32 numbers cannot overflow fp64, so *square is finite exactly if every element is; no second
+/// flag is needed until the sum over ranks. One launch per 64 buffers plus one; the order of summation is fixed for a
+/// device model. workspace: global_norm_workspace() doubles. Any count and alignment. No allocation, no
+/// synchronisation.
+int64_t global_norm_workspace();
+cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Element element, double* square,
+                          double* workspace, cudaStream_t stream);
+
+}  // namespace trireme::kernels
