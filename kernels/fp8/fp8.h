@@ -17,7 +17,7 @@ enum class Fp8Format { kE4M3, kE5M2 };
 ///
 ///   row_inverse[r] = max|v_r| / 448 (1 for a row of zeros),   q = saturate(v / row_inverse[r])
 ///
-/// v is the value rounded to the 16-bit type that the kernel would write. The dequantised value is q * row_inverse[r].
+/// v is the value rounded to the 16-bit type that the kernel would write. The dequantized value is q * row_inverse[r].
 struct Fp8Output {
   uint8_t* data = nullptr;       // null: no FP8 output
   float* row_inverse = nullptr;  // [rows]

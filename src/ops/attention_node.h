@@ -3,6 +3,7 @@
 
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/attention.h"
+#include "trireme/ops/rope.h"
 
 #include <ATen/ATen.h>
 
@@ -122,6 +123,16 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Se
 void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
                         const Sequences& sequences, const AttentionOptions& options, bool deterministic,
                         const Heads& d);
+
+}  // namespace launch
+
+/// The launches of kernels/rope.
+namespace launch {
+
+/// Rotates the first `rotated` heads of [T, n, H] in place.
+void rope_rotate(const at::Tensor& heads_TnH, const RopeTable& table, int64_t rotated);
+/// d_qkv [T, N + 2K, H] from gradients with any strides.
+at::Tensor rope_merge(const Heads& d, const RopeTable& table);
 
 }  // namespace launch
 

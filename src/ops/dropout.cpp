@@ -1,8 +1,6 @@
 #include "trireme/ops/dropout.h"
 
-#include "dropout_elements.h"
-#include "dropout_hash.h"
-#include "dropout_launch.h"
+#include "dropout_parts.h"
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rng.h"

@@ -1,8 +1,7 @@
-#include "dropout_launch.h"
+#include "dropout_parts.h"
 
 #include "kernels/dropout/dropout.h"
 #include "launch.h"
-#include "row_output.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>

@@ -1,7 +1,7 @@
 #pragma once
-// Private to ops/: launches of kernels/embedding and kernels/bert_embedding.
+// Private to ops/: launches of kernels/embedding.
 
-#include "trireme/ops/bert_embedding.h"
+#include "trireme/ops/embedding.h"
 
 #include <ATen/core/Tensor.h>
 

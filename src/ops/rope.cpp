@@ -1,7 +1,6 @@
 #include "trireme/ops/rope.h"
 
 #include "attention_node.h"
-#include "rope_launch.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/dispatch.h"

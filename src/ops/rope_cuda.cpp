@@ -1,4 +1,4 @@
-#include "rope_launch.h"
+#include "attention_node.h"
 
 #include "kernels/rope/rope.h"
 #include "launch.h"

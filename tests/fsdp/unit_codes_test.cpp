@@ -1,5 +1,5 @@
 // Trained weights stored as codes, on 1, 2 and 4 ranks: codes, scales and vectors against those of the master weights,
-// under every policy; forward and backward against a store that quantises in every pass.
+// under every policy; forward and backward against a store that quantizes in every pass.
 #include "mpi_test_main.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/ops/layers/norm_linear.h"
@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, UnitCodes, ::testing::ValuesIn(cases()), [](cons
 });
 
 /// A rank whose values are all smaller than the others' must use their scale.
-TEST(UnitCodesStore, ForwardAndBackwardEqualThoseThatQuantiseInEachPass) {
+TEST(UnitCodesStore, ForwardAndBackwardEqualThoseThatQuantizeInEachPass) {
   for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2)
     for (const Recipe recipe : {Recipe::kFp8Tensorwise, Recipe::kFp8Rowwise}) {
       SCOPED_TRACE(fmt::format("shard size {}, recipe {}", shard_size, static_cast<int>(recipe)));

@@ -118,7 +118,7 @@ void expect_close(const Shape& shape, at::Device device, at::ScalarType dtype, i
   for (size_t i = 0; i < plain.losses.size(); ++i)
     worst = std::max(worst, std::abs(fp8.losses[i] / plain.losses[i] - 1));
   EXPECT_LT(worst, 0.01);
-  EXPECT_GT(worst, 0) << "nothing was quantised";
+  EXPECT_GT(worst, 0) << "nothing was quantized";
   EXPECT_LT(plain.losses.back(), 0.97 * plain.losses.front()) << "the run learns nothing";
   double least = 1;
   ASSERT_EQ(fp8.gradients.size(), plain.gradients.size());

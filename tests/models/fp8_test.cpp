@@ -120,7 +120,7 @@ void expect_close(const Outcome& fp8, const Outcome& plain, double least_cosine 
   for (size_t i = 0; i < fp8.losses.size(); ++i)
     worst = std::max(worst, std::abs(fp8.losses[i] - plain.losses[i]) / plain.losses[0]);
   EXPECT_LT(worst, 0.01);
-  EXPECT_GT(worst, 0) << "nothing was quantised";
+  EXPECT_GT(worst, 0) << "nothing was quantized";
   EXPECT_LT(plain.losses.back(), plain.losses.front()) << "the run learns nothing";
   const double similarity = cosine(fp8.first_gradient, plain.first_gradient);
   EXPECT_GE(similarity, least_cosine);

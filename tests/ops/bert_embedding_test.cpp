@@ -1,7 +1,6 @@
-#include "trireme/ops/bert_embedding.h"
+#include "trireme/ops/embedding.h"
 
 #include "gradient_check.h"
-#include "trireme/ops/embedding.h"
 
 #include <gtest/gtest.h>
 

@@ -79,13 +79,13 @@ Results run_linear(const Weight& weight, const at::Tensor& x, const at::Tensor& 
   const at::Tensor input = x.detach().clone().requires_grad_(true), bias = b.detach().clone().requires_grad_(true);
   Weight used = weight;
   HeldGradient held(weight.matrix.sizes());
-  if (weight.quantised())
+  if (weight.quantized())
     used.state.sink = &held;
   else
     used.matrix = weight.matrix.detach().clone().requires_grad_(true);
   const auto [y, same] = norm_linear(input, {}, {used, bias, {}});
   (y * dy).sum().backward();
-  return {y.detach(), input.grad(), weight.quantised() ? held.sum : used.matrix.grad(), bias.grad()};
+  return {y.detach(), input.grad(), weight.quantized() ? held.sum : used.matrix.grad(), bias.grad()};
 }
 
 /// Rows and columns of different sizes, so that a wrong scale shows.
@@ -123,7 +123,7 @@ TEST_P(CurrentFp8, GradientsAreThoseOfThePlainBlockButForRounding) {
         EXPECT_GT(cosine(fp8[i], plain[i]), 0.99) << base.name << " value " << i;
         EXPECT_NEAR((fp8[i].norm() / plain[i].norm()).item<double>(), 1, 0.04) << base.name << " value " << i;
       }
-      EXPECT_GT(relative_distance(fp8[0], plain[0]), 1e-4) << "nothing was quantised";
+      EXPECT_GT(relative_distance(fp8[0], plain[0]), 1e-4) << "nothing was quantized";
       kept_and_recomputed.push_back(fp8);
     }
     for (size_t i = 0; i < kept_and_recomputed[0].size(); ++i)
@@ -207,7 +207,7 @@ TEST(CurrentCodes, TheLargestMagnitudeIsTheLargestCode) {
       EXPECT_TRUE(made.codes.transposed.to(at::kFloat).equal(made.codes.data.to(at::kFloat).t()));
       EXPECT_TRUE(at::allclose(made.column_sums, x.sum(0)));
     }
-    const Fp8Rows columns = quantise_columns(x), rows = quantise_rows(x.t().contiguous());
+    const Fp8Rows columns = quantize_columns(x), rows = quantize_rows(x.t().contiguous());
     EXPECT_TRUE(columns.data.to(at::kFloat).equal(rows.data.to(at::kFloat)));
     EXPECT_TRUE(columns.inverse_scale.equal(rows.inverse_scale));
     EXPECT_TRUE((columns.data.to(at::kFloat).abs().amax(1) == 448).all().item<bool>()) << size;

@@ -1,6 +1,6 @@
 #include "trireme/ops/dropout.h"
 
-#include "dropout_elements.h"
+#include "dropout_parts.h"
 #include "gradient_check.h"
 
 #include <gtest/gtest.h>

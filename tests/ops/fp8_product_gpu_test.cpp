@@ -27,7 +27,7 @@ at::Tensor values(const Fp8Matrix& matrix) {
 }
 
 Fp8Matrix operand(const at::Tensor& x, bool by_rows, CurrentCodes format) {
-  if (by_rows) return of_rows(quantise_rows(x));
+  if (by_rows) return of_rows(quantize_rows(x));
   const Fp8Codes codes = make_current_codes(x, format, false).codes;
   return {codes.data, codes.inverse};
 }

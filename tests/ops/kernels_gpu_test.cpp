@@ -1,7 +1,6 @@
 // Our CUDA kernels, called through their operations, against the same operations in fp64 on the CPU. Each test first
 // fills and frees blocks of the outputs' sizes with NaN, which the caching allocator then reuses for the outputs.
 #include "block_testing.h"
-#include "trireme/ops/bert_embedding.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/loss_head.h"

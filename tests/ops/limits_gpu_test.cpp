@@ -1,8 +1,8 @@
 // Sizes that our kernels do not support, through the operations: these use the composition, with the same results.
-#include "dropout_elements.h"
+#include "dropout_parts.h"
 #include "gradient_check.h"
 #include "trireme/ops/attention.h"
-#include "trireme/ops/bert_embedding.h"
+#include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/linear_residual.h"
 #include "trireme/ops/layers/norm_linear.h"
 #include "trireme/ops/matmul/fp8.h"

@@ -28,7 +28,7 @@ TEST(FrozenFp8, StaysWithinTheRoundingOfThreeBits) {
       const auto fp8 = block.run(at::kCPU, at::kDouble, {Recipe::kFp8Frozen, nullptr}), exact = block.run_reference();
       ASSERT_EQ(fp8.size(), exact.size());
       EXPECT_LT(relative_distance(fp8[0], exact[0]), 0.06) << base.name;
-      EXPECT_GT(relative_distance(fp8[0], exact[0]), 1e-4) << "nothing was quantised";
+      EXPECT_GT(relative_distance(fp8[0], exact[0]), 1e-4) << "nothing was quantized";
       for (size_t i = 1; i < fp8.size(); ++i)
         EXPECT_LT(relative_distance(fp8[i], exact[i]), 0.15) << base.name << ", value " << i;
     }
@@ -56,7 +56,7 @@ TEST(DelayedFp8, GradientsAreThoseOfThePlainBlockButForRounding) {
           EXPECT_GT(cosine(fp8[i], plain[i]), 0.99) << base.name << " value " << i << ", followed " << followed;
           EXPECT_NEAR((fp8[i].norm() / plain[i].norm()).item<double>(), 1, 0.04) << base.name << " value " << i;
         }
-        EXPECT_GT(relative_distance(fp8[0], plain[0]), 1e-4) << "nothing was quantised";
+        EXPECT_GT(relative_distance(fp8[0], plain[0]), 1e-4) << "nothing was quantized";
         EXPECT_EQ(scales.update().item<double>(), 0);
       }
     }
@@ -151,29 +151,29 @@ TEST(DelayedFp8, TheFirstStepIsItsOwn) {
   EXPECT_EQ(cold.linear(0).x.scale.item<double>(), 3.5);
 }
 
-TEST(QuantiseRows, UseTheWholeRangeAndRoundToNearest) {
+TEST(QuantizeRows, UseTheWholeRangeAndRoundToNearest) {
   const at::Tensor x =
       at::tensor({1.0, -448.0, 0.5, 3.0, 1e-6, 2e-6, 0.0, -4e-6, 0.0, 0.0, 0.0, 0.0}, at::kFloat).view({3, 4});
-  const Fp8Rows rows = quantise_rows(x);
+  const Fp8Rows rows = quantize_rows(x);
   EXPECT_EQ(rows.inverse_scale[0].item<float>(), 1.0f);
   EXPECT_FLOAT_EQ(rows.inverse_scale[1].item<float>(), 4e-6f / 448);
   EXPECT_EQ(rows.inverse_scale[2].item<float>(), 1.0f);
   EXPECT_TRUE(at::equal(rows.data[0].to(at::kFloat), x[0]));
-  EXPECT_TRUE(at::allclose(dequantise_rows(rows, at::kFloat), x, 1.0 / 16, 0));
+  EXPECT_TRUE(at::allclose(dequantize_rows(rows, at::kFloat), x, 1.0 / 16, 0));
 }
 
-TEST(QuantiseRows, GroupsHaveScalesOfTheirOwn) {
+TEST(QuantizeRows, GroupsHaveScalesOfTheirOwn) {
   const at::Tensor x = at::tensor({100.0, 50.0, 1e-3, -2e-3}, at::kFloat).view({1, 4});
-  const at::Tensor back = dequantise_rows(quantise_rows(x, 2), at::kFloat);
+  const at::Tensor back = dequantize_rows(quantize_rows(x, 2), at::kFloat);
   EXPECT_TRUE(at::allclose(back, x, 1.0 / 16, 0)) << back;
-  EXPECT_GT((dequantise_rows(quantise_rows(x, 1), at::kFloat) - x).abs().max().item<float>(), 0);
+  EXPECT_GT((dequantize_rows(quantize_rows(x, 1), at::kFloat) - x).abs().max().item<float>(), 0);
 }
 
-TEST(QuantiseRows, NonFiniteValuesAreSeen) {
+TEST(QuantizeRows, NonFiniteValuesAreSeen) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     at::Tensor x = at::ones({2, 4}, at::kFloat);
     x[1][2] = bad;
-    const at::Tensor back = dequantise_rows(quantise_rows(x), at::kFloat);
+    const at::Tensor back = dequantize_rows(quantize_rows(x), at::kFloat);
     EXPECT_FALSE(back[1].isfinite().all().item<bool>()) << back;
     EXPECT_TRUE(at::equal(back[0], x[0]));
   }

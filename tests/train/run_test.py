@@ -158,17 +158,17 @@ def fp8(site):
     evaluate = ["eval.every_samples=24"]
     site.train("output.dir=plain", *evaluate)
     site.train("output.dir=fp8", "precision.linear=fp8", *evaluate)
-    plain, quantised = ([line["loss"] for line in site.metrics(run)] for run in ("plain", "fp8"))
-    assert plain != quantised, "nothing was quantised"
-    for a, b in zip(plain, quantised):
-        assert abs(a - b) <= 0.01 * a, (plain, quantised)
+    plain, quantized = ([line["loss"] for line in site.metrics(run)] for run in ("plain", "fp8"))
+    assert plain != quantized, "nothing was quantized"
+    for a, b in zip(plain, quantized):
+        assert abs(a - b) <= 0.01 * a, (plain, quantized)
     a, b = (site.metrics(run, "eval")[-1]["loss"] for run in ("plain", "fp8"))
     assert abs(a - b) <= 0.005 * a, (a, b)
     # Gate and up projections are kept in FP8, and formed again in the compute dtype.
     for name, ranks, bound, overrides in [("sharded", 2, 2e-6, ["parallel.shard_size=world"]), ("mlp", 0, 1e-4, ["parallel.recompute=mlp"]),
                                           ("full", 2, 2e-6, ["parallel.recompute=full", "parallel.shard_size=2"])]:
         site.train(f"output.dir={name}", "precision.linear=fp8", *evaluate, *overrides, ranks=ranks)
-        for a, b in zip(quantised, (line["loss"] for line in site.metrics(name))):
+        for a, b in zip(quantized, (line["loss"] for line in site.metrics(name))):
             assert abs(a - b) <= bound * a, (name, a, b)
     # A run of an earlier version goes on: its configuration has the words of that time.
     site.train("output.dir=old", "precision.linear=fp8", "output.save_every_samples=16")

@@ -54,7 +54,7 @@ struct Weight {
   /// and quantize a matrix of the compute dtype when they use it.
   at::Tensor matrix;
   WeightState state;
-  bool quantised() const { return matrix.scalar_type() == at::kFloat8_e4m3fn; }
+  bool quantized() const { return matrix.scalar_type() == at::kFloat8_e4m3fn; }
   bool trained() const { return state.sink != nullptr || matrix.requires_grad(); }
 };
 

@@ -25,7 +25,7 @@ LinearLayer::LinearLayer(const Linear& linear, const at::Tensor& x, const char* 
   const at::Tensor& matrix = weight_.matrix;
   TRIREME_CHECK(matrix.dim() == 2 && x.size(-1) == matrix.size(1), what, ": input of ", x.size(-1), " columns, weight ",
                 matrix.sizes());
-  TRIREME_CHECK(weight_.quantised() || x.scalar_type() == matrix.scalar_type(), what, ": x is ", x.scalar_type(),
+  TRIREME_CHECK(weight_.quantized() || x.scalar_type() == matrix.scalar_type(), what, ": x is ", x.scalar_type(),
                 ", weight ", matrix.scalar_type());
   TRIREME_CHECK(!linear.bias.defined() || (linear.bias.dim() == 1 && linear.bias.size(0) == matrix.size(0)), what,
                 ": weight ", matrix.sizes(), ", bias ", linear.bias.defined() ? linear.bias.numel() : 0);

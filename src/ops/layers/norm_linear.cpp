@@ -1,9 +1,9 @@
 #include "trireme/ops/layers/norm_linear.h"
 
-#include "flatten_tokens.h"
-#include "gelu.h"
+#include "activations.h"
 #include "layers/linear_layer.h"
 #include "layers/norm_layer.h"
+#include "rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
 

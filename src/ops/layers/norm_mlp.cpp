@@ -1,11 +1,10 @@
 #include "trireme/ops/layers/norm_mlp.h"
 
-#include "flatten_tokens.h"
-#include "gelu.h"
+#include "activations.h"
 #include "layers/linear_layer.h"
 #include "layers/norm_layer.h"
 #include "layers/residual_tail.h"
-#include "swiglu.h"
+#include "rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
 
@@ -97,7 +96,7 @@ struct NormMlpNode {
 
   at::Tensor plain_activation(at::ScalarType dtype) const {
     if (activated.defined()) return activated;
-    return activate(projected_fp8.defined() ? dequantise_rows(projected_fp8, dtype) : projected, {.plain = true}).plain;
+    return activate(projected_fp8.defined() ? dequantize_rows(projected_fp8, dtype) : projected, {.plain = true}).plain;
   }
 };
 

@@ -3,9 +3,9 @@
 //
 //   y = post_norm(residual + dropout(x W^T + b))        post_norm: none, or a layer norm
 
-#include "layer_norm.h"
 #include "layers/linear_layer.h"
 #include "layers/norm_layer.h"
+#include "norm_rows.h"
 
 #include <ATen/core/Tensor.h>
 

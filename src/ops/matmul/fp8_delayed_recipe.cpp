@@ -1,6 +1,6 @@
 // FP8 products of trained weights with one scale per tensor, from the amax of the previous step. x and W are E4M3, dy
 // is E5M2; results are in the compute dtype. All products accumulate fast, as in the MLPerf submissions.
-#include "matmul/weight_codes.h"
+#include "matmul/recipe.h"
 
 #include <ATen/ATen.h>
 
@@ -54,7 +54,7 @@ class Fp8DelayedRecipe final : public LinearRecipe {
   static constexpr Accumulate kAccumulate = Accumulate::kFast;
 
   static Fp8Matrix weight_operand(const Weight& weight, Kept& kept) {
-    if (weight.quantised()) return stored_weight(weight);
+    if (weight.quantized()) return stored_weight(weight);
     const Fp8LinearScales& scales = weight.state.scales;
     const Fp8Codes w = make_codes({weight.matrix, {}, {}}, scales.weight, *scales.known, false).codes;
     kept.weight_transposed = {w.transposed, w.inverse};

@@ -1,4 +1,4 @@
-// Frozen weights in E4M3 with one scale each; inputs and output gradients are quantised with one scale per row. All in
+// Frozen weights in E4M3 with one scale each; inputs and output gradients are quantized with one scale per row. All in
 // E4M3: a scale per row makes the range of E5M2 unnecessary, and E4M3 has one more bit of mantissa.
 #include "matmul/recipe.h"
 #include "trireme/base/error.h"

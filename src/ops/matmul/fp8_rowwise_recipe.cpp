@@ -3,13 +3,13 @@
 // dy^T.
 //
 // W has one scale. A scale per row of W cannot serve dgrad, whose sum runs over those rows; W would have to be
-// quantised twice, in rows and in columns, and both kept or gathered. One scale gives the same error: of weights with a
+// quantized twice, in rows and in columns, and both kept or gathered. One scale gives the same error: of weights with a
 // normal distribution 2.64 % (rms) either way, of rows whose sizes are lognormal with sigma 1 2.67 % against 2.64 %,
-// whereas quantising row-scaled codes again for dgrad gives 3.7 %. Forward and dgrad then multiply by the same values,
+// whereas quantizing row-scaled codes again for dgrad gives 3.7 %. Forward and dgrad then multiply by the same values,
 // and the store's codes serve both.
 //
 // Scales are amax / 448, not powers of two as in torchao: the norms, SwiGLU and the row kernel write these.
-#include "matmul/weight_codes.h"
+#include "matmul/recipe.h"
 
 #include <ATen/ATen.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 class Fp8RowwiseRecipe final : public LinearRecipe {
  public:
-  /// Rows and columns are quantised apart, each with its own amax; 9 bytes an element are what Llama2-7B on two H200s
+  /// Rows and columns are quantized apart, each with its own amax; 9 bytes an element are what Llama2-7B on two H200s
   /// shows. Codes of the store are only transposed, in backward.
   const RecipeTraits& traits() const override {
     static const RecipeTraits traits = {.name = "rowwise",

@@ -1,7 +1,7 @@
 // FP8 products of trained weights with one scale per tensor, from its own amax (current scaling; torchao: tensorwise,
 // TransformerEngine: Float8CurrentScaling). x and W are E4M3, dy is E5M2. The amax is exact, so that the scale maps it
 // to the largest code. Gradients are sums over more terms that cancel, so dgrad and wgrad accumulate in fp32.
-#include "matmul/weight_codes.h"
+#include "matmul/recipe.h"
 
 #include <ATen/ATen.h>
 

@@ -1,6 +1,6 @@
 #include "matmul/operand.h"
 
-#include "gelu.h"
+#include "activations.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/dispatch.h"
 
@@ -61,23 +61,23 @@ Operand compose_codes(const at::Tensor& values, const Fp8Scale& scale, bool want
 
 }  // namespace
 
-Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups) {
-  TRIREME_CHECK(x_TD.dim() == 2 && x_TD.size(1) % groups == 0, "quantise_rows: ", x_TD.sizes(), " in ", groups,
+Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups) {
+  TRIREME_CHECK(x_TD.dim() == 2 && x_TD.size(1) % groups == 0, "quantize_rows: ", x_TD.sizes(), " in ", groups,
                 " groups");
-  const Choice choice = Dispatch("quantise_rows", x_TD)
+  const Choice choice = Dispatch("quantize_rows", x_TD)
                             .needs(groups == 1, "this kernel writes one scale per row; SwiGLU's writes several")
                             .choice();
-  TRIREME_LAUNCH(choice, quantise_rows(x_TD.contiguous()));
+  TRIREME_LAUNCH(choice, quantize_rows(x_TD.contiguous()));
   return compose_rows(x_TD, groups);
 }
 
-Fp8Rows quantise_columns(const at::Tensor& x_TD) {
-  TRIREME_CHECK(x_TD.dim() == 2, "quantise_columns: ", x_TD.sizes());
-  TRIREME_LAUNCH(codes_choice("quantise_columns", x_TD), quantise_columns(x_TD.contiguous()));
+Fp8Rows quantize_columns(const at::Tensor& x_TD) {
+  TRIREME_CHECK(x_TD.dim() == 2, "quantize_columns: ", x_TD.sizes());
+  TRIREME_LAUNCH(codes_choice("quantize_columns", x_TD), quantize_columns(x_TD.contiguous()));
   return compose_rows(x_TD.t().contiguous(), 1);
 }
 
-at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype) {
+at::Tensor dequantize_rows(const Fp8Rows& rows, at::ScalarType dtype) {
   const int64_t groups = rows.inverse_scale.size(1);
   return rows.data.to(at::kFloat)
       .view({rows.data.size(0), groups, -1})
@@ -132,8 +132,8 @@ at::Tensor transpose_codes(const at::Tensor& codes) {
 }
 
 void complete(Operand& operand, const OperandForms& wanted) {
-  if (wanted.rows && !operand.rows.defined()) operand.rows = quantise_rows(operand.plain);
-  if (wanted.columns && !operand.columns.defined()) operand.columns = quantise_columns(operand.plain);
+  if (wanted.rows && !operand.rows.defined()) operand.rows = quantize_rows(operand.plain);
+  if (wanted.columns && !operand.columns.defined()) operand.columns = quantize_columns(operand.plain);
   const bool current = wanted.current != CurrentCodes::kNone;
   if ((wanted.codes != nullptr || current) && !operand.codes.defined()) {
     const bool sums = wanted.column_sums && !operand.column_sums.defined();

@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: a matrix as an operand of products. Its producer (a norm, an activation, a quantisation) writes the
+// Private to ops/: a matrix as an operand of products. Its producer (a norm, an activation, a quantization) writes the
 // forms that its consumers read, in one pass if a kernel can.
 
 #include "trireme/nn/weight.h"
@@ -50,11 +50,11 @@ struct OperandForms {
 /// Each row is scaled so that its largest magnitude becomes 448 (a row of zeros has inverse scale 1). Infinite or NaN
 /// values make their row NaN, so that the non-finite check finds them. x [T, D]; `groups`: number of column groups with
 /// a scale each (2 for gate | up).
-Fp8Rows quantise_rows(const at::Tensor& x_TD, int64_t groups = 1);
+Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups = 1);
 /// The same for the columns of x [T, D], groups of one: data [D, T], inverse_scale [D, 1].
-Fp8Rows quantise_columns(const at::Tensor& x_TD);
+Fp8Rows quantize_columns(const at::Tensor& x_TD);
 /// data * inverse_scale in `dtype`.
-at::Tensor dequantise_rows(const Fp8Rows& rows, at::ScalarType dtype);
+at::Tensor dequantize_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
 /// Column sums, fp32 inside (fp64 for fp64), rounded once.
 at::Tensor sum_columns(const at::Tensor& x_TD);
@@ -62,7 +62,7 @@ at::Tensor sum_columns(const at::Tensor& x_TD);
 /// our kernel runs.
 Operand make_dropped_operand(const at::Tensor& x_TD, const Dropout& dropout, const OperandForms& wanted);
 
-/// The values that are quantised, as a function of the inputs: x; gelu(x + bias); dy * gelu'(x + bias).
+/// The values that are quantized, as a function of the inputs: x; gelu(x + bias); dy * gelu'(x + bias).
 struct CodesSource {
   at::Tensor x, bias, dy;
   Activation gelu = Activation::kNone;  // for the last two
@@ -88,8 +88,8 @@ Operand make_operand(const at::Tensor& plain, const OperandForms& wanted);
 void follow_amax(const at::Tensor& scale, const at::Tensor& inverse, const at::Tensor& amax, const at::Tensor& largest);
 
 namespace launch {
-Fp8Rows quantise_rows(const at::Tensor& x_TD);
-Fp8Rows quantise_columns(const at::Tensor& x_TD);
+Fp8Rows quantize_rows(const at::Tensor& x_TD);
+Fp8Rows quantize_columns(const at::Tensor& x_TD);
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums);
 at::Tensor transpose_bytes(const at::Tensor& matrix);

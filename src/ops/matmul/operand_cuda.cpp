@@ -2,7 +2,6 @@
 #include "kernels/fp8/fp8.h"
 #include "launch.h"
 #include "matmul/operand.h"
-#include "row_output.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -51,7 +50,7 @@ Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {
   return result;
 }
 
-Fp8Rows quantise_rows(const at::Tensor& x_TD) {
+Fp8Rows quantize_rows(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   Fp8Rows rows = empty_rows(x_TD, x_TD.size(0), x_TD.size(1), 1);
   launched(kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data), rows.inverse_scale.mutable_data_ptr<float>(),
@@ -60,7 +59,7 @@ Fp8Rows quantise_rows(const at::Tensor& x_TD) {
   return rows;
 }
 
-Fp8Rows quantise_columns(const at::Tensor& x_TD) {
+Fp8Rows quantize_columns(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   const int64_t num_rows = x_TD.size(0), columns = x_TD.size(1);
   TRIREME_CHECK(num_rows % 16 == 0 && columns % 16 == 0, "FP8 columns of a matrix ", x_TD.sizes(),

@@ -102,7 +102,7 @@ at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const a
 }
 
 std::function<at::Tensor()> fp8_product_of(const at::Tensor& a_MK, const at::Tensor& b_NK) {
-  return [a = of_rows(quantise_rows(a_MK)), b = of_rows(quantise_rows(b_NK)), dtype = a_MK.scalar_type()] {
+  return [a = of_rows(quantize_rows(a_MK)), b = of_rows(quantize_rows(b_NK)), dtype = a_MK.scalar_type()] {
     return fp8_product(a, b, Accumulate::kFast, dtype);
   };
 }

@@ -28,7 +28,7 @@ class LinearRecipe {
   virtual OperandForms input_forms(const Weight& weight, bool trains) const = 0;
   virtual OperandForms gradient_forms(const Weight& weight) const = 0;
 
-  /// What forward keeps for backward in addition to W. weight_transposed: only if forward quantised W; codes of the
+  /// What forward keeps for backward in addition to W. weight_transposed: only if forward quantized W; codes of the
   /// store are transposed in dgrad.
   struct Kept {
     Fp8Matrix x_transposed, weight_transposed;
@@ -51,5 +51,17 @@ const LinearRecipe& fp8_frozen_recipe();
 #define TRIREME_DECLARE(Name, word) const LinearRecipe& fp8_##word##_recipe();
 TRIREME_TRAINED_FP8_RECIPES(TRIREME_DECLARE)
 #undef TRIREME_DECLARE
+
+// Trained weights as FP8 operands with one scale: the store's codes, or codes of a matrix that comes in the compute
+// dtype.
+
+/// W as operand of forward, with the scale of its own amax. Keeps the transposed copy for dgrad if it is made here.
+Fp8Matrix current_weight(const Weight& weight, LinearRecipe::Kept& kept);
+
+/// The store's codes [out, in].
+Fp8Matrix stored_weight(const Weight& weight);
+
+/// W^T [in, out] as operand of dgrad: the kept copy, or the store's codes transposed in one pass over their bytes.
+Fp8Matrix transposed_weight(const Weight& weight, const LinearRecipe::Kept& kept);
 
 }  // namespace trireme

@@ -22,7 +22,7 @@ void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& 
 /// both matrices contiguous, of the same number of elements.
 void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
 
-/// Quantises both matrices by rows and returns what multiplies the codes, a b^T [M, N] in the matrices' dtype, as the
+/// Quantizes both matrices by rows and returns what multiplies the codes, a b^T [M, N] in the matrices' dtype, as the
 /// products of trained layers do: for measurements of their speed. On a GPU K and N must be multiples of 16.
 std::function<at::Tensor()> fp8_product_of(const at::Tensor& a_MK, const at::Tensor& b_NK);
 

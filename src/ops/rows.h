@@ -1,5 +1,5 @@
 #pragma once
-// Private to ops/: conditions of the kernels that keep a row on chip.
+// Private to ops/: matrices by their rows, and the conditions of the kernels that keep a row on chip.
 
 #include "trireme/ops/dispatch.h"
 
@@ -26,5 +26,8 @@ inline Choice row_kernel_choice(std::string_view operation, const at::Tensor& x,
       .needs(x.size(0) > 0, "there are no rows")
       .choice();
 }
+
+/// [..., n] as [rows, n].
+inline at::Tensor flatten_tokens(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 }  // namespace trireme

@@ -1,10 +1,5 @@
 #pragma once
-// Private to ops/: layer norm with the optional bias, dropout and residual of a preceding product, in one pass over the
-// rows:
-//
-//   sum = residual + dropout(x + bias),   y = (sum - mean) * rstd * norm's weight + norm's bias
-//
-// Matrices [T, D]; mean, rstd fp32 (fp64 for fp64) [T]. Autograd is not recorded.
+// Private to ops/: the norms over the rows of a matrix.
 
 #include "matmul/operand.h"
 #include "trireme/ops/dropout.h"
@@ -13,6 +8,13 @@
 #include <ATen/core/Tensor.h>
 
 namespace trireme {
+
+// Layer norm with the optional bias, dropout and residual of a preceding product, in one pass over the
+// rows:
+//
+//   sum = residual + dropout(x + bias),   y = (sum - mean) * rstd * norm's weight + norm's bias
+//
+// Matrices [T, D]; mean, rstd fp32 (fp64 for fp64) [T]. Autograd is not recorded.
 
 /// How a product enters the residual stream. All members are optional.
 struct ResidualBranch {
@@ -50,6 +52,25 @@ LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
                                        bool want_branch_bias);
+}  // namespace launch
+
+// RMS norm, in one pass over the rows. Matrices [T, D]; autograd is not recorded.
+
+struct RmsNormed {
+  Operand y;
+  at::Tensor rstd;  // 1 / sqrt(mean(x^2) + eps): fp32 (fp64 for fp64) [T, 1]
+};
+RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, const OperandForms& wanted);
+/// y in its plain form, recomputed from x and rstd to the same bits.
+at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight, double eps);
+/// Returns dx, plus `d_residual` if defined; writes *d_weight if d_weight is not null.
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight);
+
+namespace launch {
+RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, bool want_plain, bool want_rows);
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                             const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight);
 }  // namespace launch
 
 }  // namespace trireme

@@ -1,0 +1,105 @@
+#include "activations.h"
+
+#include "rows.h"
+#include "trireme/base/error.h"
+#include "trireme/ops/dispatch.h"
+
+#include <ATen/ATen.h>
+
+namespace trireme {
+
+namespace {
+
+const char* approximation(Activation form) { return form == Activation::kGeluTanh ? "tanh" : "none"; }
+
+void check_gelu(const at::Tensor& x, const at::Tensor& bias, Activation form) {
+  TRIREME_CHECK(form == Activation::kGeluErf || form == Activation::kGeluTanh,
+                "gelu: the activation is neither kGeluErf nor kGeluTanh");
+  TRIREME_CHECK(bias.dim() == 1 && bias.size(0) == x.size(1), "gelu: x ", x.sizes(), ", bias ", bias.sizes());
+}
+
+}  // namespace
+
+at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation form) {
+  check_gelu(x, bias, form);
+  TRIREME_LAUNCH(row_kernel_choice("gelu", x, kWidestGeluBytes), gelu_forward(x, bias, form));
+  return at::gelu(x + bias, approximation(form));
+}
+
+GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form) {
+  check_gelu(x, bias, form);
+  TRIREME_LAUNCH(row_kernel_choice("gelu_backward", x, kWidestGeluBytes), gelu_backward(dy, x, bias, form));
+  const at::Tensor dx = at::gelu_backward(dy, x + bias, approximation(form));
+  return {dx, sum_columns(dx)};
+}
+
+Operand gelu_forward_operand(const at::Tensor& x, const at::Tensor& bias, Activation form, const OperandForms& wanted) {
+  if (wanted.codes != nullptr && !wanted.plain && !wanted.rows)
+    return make_codes({x, bias, {}, form}, *wanted.codes, wanted.codes_known, wanted.column_sums);
+  return make_operand(gelu_forward(x, bias, form), wanted);
+}
+
+Operand gelu_backward_operand(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form,
+                              const OperandForms& wanted) {
+  if (wanted.codes != nullptr && !wanted.plain && !wanted.rows)
+    return make_codes({x, bias, dy, form}, *wanted.codes, wanted.codes_known, wanted.column_sums);
+  GeluGradients gradients = gelu_backward(dy, x, bias, form);
+  Operand result;
+  result.plain = gradients.dx;
+  result.column_sums = gradients.d_bias;
+  complete(result, wanted);
+  return result;
+}
+
+namespace {
+
+/// Forms that no kernel writes are derived from the plain one.
+bool needs_plain(const OperandForms& wanted) { return wanted.need_plain() || wanted.column_sums; }
+
+SwigluForward compose_forward(const at::Tensor& gate_up, bool keep_fp8) {
+  const int64_t f = gate_up.size(-1) / 2;
+  SwigluForward result;
+  result.y.plain = at::silu(gate_up.narrow(-1, 0, f)).mul_(gate_up.narrow(-1, f, f));
+  if (keep_fp8) result.kept_fp8 = quantize_rows(gate_up, 2);
+  return result;
+}
+
+Operand compose_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8) {
+  const at::Tensor both = kept_fp8.defined() ? dequantize_rows(kept_fp8, dy.scalar_type()) : gate_up;
+  const int64_t f = both.size(-1) / 2;
+  const at::Tensor gate = both.narrow(-1, 0, f), up = both.narrow(-1, f, f);
+  Operand result;
+  result.plain = at::empty_like(both);
+  result.plain.narrow(-1, 0, f).copy_(at::silu_backward(dy * up, gate));
+  result.plain.narrow(-1, f, f).copy_(at::silu(gate).mul_(dy));
+  return result;
+}
+
+SwigluForward forward_plain_and_rows(const at::Tensor& gate_up, bool want_plain, bool want_rows, bool keep_fp8) {
+  TRIREME_LAUNCH(Dispatch("swiglu", gate_up).choice(), swiglu_forward(gate_up, want_plain, want_rows, keep_fp8));
+  return compose_forward(gate_up, keep_fp8);
+}
+
+Operand backward_plain_and_rows(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
+                                bool want_plain, bool want_rows) {
+  TRIREME_LAUNCH(Dispatch("swiglu_backward", kept_fp8.defined() ? kept_fp8.data : gate_up).choice(),
+                 swiglu_backward(dy, gate_up, kept_fp8, want_plain, want_rows));
+  return compose_backward(dy, gate_up, kept_fp8);
+}
+
+}  // namespace
+
+SwigluForward swiglu_forward(const at::Tensor& gate_up, const OperandForms& wanted, bool keep_fp8) {
+  SwigluForward result = forward_plain_and_rows(gate_up, needs_plain(wanted), wanted.rows, keep_fp8);
+  complete(result.y, wanted);
+  return result;
+}
+
+Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
+                        const OperandForms& wanted) {
+  Operand result = backward_plain_and_rows(dy, gate_up, kept_fp8, needs_plain(wanted), wanted.rows);
+  complete(result, wanted);
+  return result;
+}
+
+}  // namespace trireme

@@ -1,0 +1,50 @@
+#pragma once
+// Private to ops/: the activations of an MLP over the rows of a matrix.
+
+#include "matmul/operand.h"
+#include "trireme/ops/activation.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace trireme {
+
+// GELU of a product plus its bias, in one pass over the rows. Matrices [T, F]; autograd is not
+// recorded.
+
+/// gelu(x + bias).
+at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation form);
+struct GeluGradients {
+  at::Tensor dx, d_bias;
+};
+GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form);
+
+/// The same, written in the forms that products read.
+Operand gelu_forward_operand(const at::Tensor& x, const at::Tensor& bias, Activation form, const OperandForms& wanted);
+Operand gelu_backward_operand(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form,
+                              const OperandForms& wanted);
+
+namespace launch {
+at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation form);
+GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form);
+}  // namespace launch
+
+// SwiGLU (Shazeer 2020) of a fused projection gate_up [T, 2F], laid out gate | up, in one pass over
+// the rows. Autograd is not recorded.
+
+struct SwigluForward {
+  Operand y;         // silu(gate) * up [T, F], in the forms `wanted`
+  Fp8Rows kept_fp8;  // if requested: gate_up in FP8, one scale for each half of a row
+};
+SwigluForward swiglu_forward(const at::Tensor& gate_up, const OperandForms& wanted, bool keep_fp8);
+
+/// The gradient of gate_up from dy [T, F] and the kept gate_up: the plain matrix, or `kept_fp8` if that is undefined.
+Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
+                        const OperandForms& wanted);
+
+namespace launch {
+SwigluForward swiglu_forward(const at::Tensor& gate_up, bool want_plain, bool want_rows, bool keep_fp8);
+Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, bool want_plain,
+                        bool want_rows);
+}  // namespace launch
+
+}  // namespace trireme
