@@ -214,7 +214,7 @@ cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) 
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kPlainThreads) plain_kernel(const T* dy, const T* gate_up, T* d_gate_up, int64_t f) {
+__global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* dy, const T* gate_up, T* d_gate_up, int64_t f) {
   const int64_t token = blockIdx.y,
                 first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kPlainThreads + threadIdx.x) * kWidth;
   const T* row = gate_up + token * 2 * f;
@@ -248,7 +248,7 @@ cudaError_t plain(const void* dy, const void* gate_up, void* d_gate_up, int64_t 
   return launch_plain(tokens, f, element, aligned16(dy, gate_up, d_gate_up),
                       [&](auto zero, auto width, dim3 grid, int64_t begin) {
                         using T = decltype(zero);
-                        plain_kernel<T, decltype(width)::value><<<grid, kPlainThreads, 0, stream>>>(
+                        swiglu_kernel<T, decltype(width)::value><<<grid, kPlainThreads, 0, stream>>>(
                             static_cast<const T*>(dy) + begin * f, static_cast<const T*>(gate_up) + begin * 2 * f,
                             static_cast<T*>(d_gate_up) + begin * 2 * f, f);
                       });

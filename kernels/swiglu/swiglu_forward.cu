@@ -122,7 +122,7 @@ cudaError_t launch_forward(const SwigluForward& a, cudaStream_t stream) {
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kPlainThreads) plain_kernel(const T* gate_up, T* y, int64_t f) {
+__global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* gate_up, T* y, int64_t f) {
   const int64_t token = blockIdx.y,
                 first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kPlainThreads + threadIdx.x) * kWidth;
   const T* row = gate_up + token * 2 * f;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kPlainThreads) plain_kernel(const T* gate_up, 
 cudaError_t plain(const void* gate_up, void* y, int64_t tokens, int64_t f, Element element, cudaStream_t stream) {
   return launch_plain(tokens, f, element, aligned16(gate_up, y), [&](auto zero, auto width, dim3 grid, int64_t begin) {
     using T = decltype(zero);
-    plain_kernel<T, decltype(width)::value><<<grid, kPlainThreads, 0, stream>>>(
+    swiglu_kernel<T, decltype(width)::value><<<grid, kPlainThreads, 0, stream>>>(
         static_cast<const T*>(gate_up) + begin * 2 * f, static_cast<T*>(y) + begin * f, f);
   });
 }

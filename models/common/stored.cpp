@@ -42,33 +42,10 @@ void transpose_elements(const std::byte* in, std::byte* out, int64_t rows, int64
 
 }  // namespace
 
-DType to_file_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat: return DType::kF32;
-    case at::kDouble: return DType::kF64;
-    case at::kHalf: return DType::kF16;
-    case at::kBFloat16: return DType::kBF16;
-    default: throw InternalError(std::string("no file type for ") + c10::toString(dtype));
-  }
-}
-
 at::ScalarType to_scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return at::kFloat;
-    case DType::kF64: return at::kDouble;
-    case DType::kF16: return at::kHalf;
-    case DType::kBF16: return at::kBFloat16;
-    default: throw ModelError(std::string("weights must be F32, F16, BF16 or F64, not ") + dtype_name(dtype));
-  }
-}
-
-std::string config_dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::kF64: return "float64";
-    case DType::kF16: return "float16";
-    case DType::kBF16: return "bfloat16";
-    default: return "float32";
-  }
+  const std::optional<at::ScalarType> type = weight_scalar_type(dtype);
+  if (!type) throw ModelError(std::string("weights must be F32, F16, BF16 or F64, not ") + dtype_name(dtype));
+  return *type;
 }
 
 at::Tensor read_tensor(const WeightSource& source, const std::string& name) {

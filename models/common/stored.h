@@ -4,6 +4,7 @@
 #include "trireme/formats/huggingface/safetensors.h"
 #include "trireme/formats/huggingface/staged_model.h"
 #include "trireme/formats/huggingface/weight_source.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/nn/unit.h"
 
 #include <ATen/core/Tensor.h>
@@ -21,10 +22,8 @@
 
 namespace trireme {
 
-/// at::kFloat, kBFloat16, kHalf, kDouble <-> the file's element type, and config.json's name of it ("bfloat16").
-DType to_file_dtype(at::ScalarType dtype);
+/// weight_scalar_type(); ModelError for a type in which weights are not stored.
 at::ScalarType to_scalar_type(DType dtype);
-std::string config_dtype_name(DType dtype);
 
 /// One checkpoint tensor as an fp32 CPU tensor. ModelError when it is missing or not floating.
 at::Tensor read_tensor(const WeightSource& source, const std::string& name);

@@ -161,9 +161,7 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
 }
 
 DType parse_dtype(const std::string& name) {
-  if (name == "fp32" || name == "f32") return DType::kF32;
-  if (name == "bf16") return DType::kBF16;
-  if (name == "fp16" || name == "f16") return DType::kF16;
+  if (const std::optional<DType> type = parse_compute_dtype(name); type) return *type;
   throw ConfigError(fmt::format("adapter merge: --dtype is '{}'; choose fp32, bf16 or fp16", name));
 }
 
@@ -220,7 +218,7 @@ void merge(const MergeOptions& options) {
   const auto base = open_decoder_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
   DType coarsest = DType::kF32;
   const auto declared = merged_tensors(options, config, *base, coarsest);
-  config.dtype = config_dtype_name(declared.front().info.dtype);
+  config.dtype = torch_dtype_name(declared.front().info.dtype);
   ModelDirectoryWriter writer(output, declared);
   const double scale = adapter.config.alpha / static_cast<double>(adapter.config.r);
   std::map<std::string, TargetChange> changes;

@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace trireme {
@@ -72,10 +73,7 @@ class MasterTensors {
 
 DType export_dtype(const std::string& asked, const std::string& compute) {
   const std::string name = asked.empty() ? compute : asked;
-  // Older checkpoints name the type as LibTorch does.
-  if (name == "f32" || name == "fp32" || name == "Float") return DType::kF32;
-  if (name == "bf16" || name == "BFloat16") return DType::kBF16;
-  if (name == "f16" || name == "fp16" || name == "Half") return DType::kF16;
+  if (const std::optional<DType> type = parse_compute_dtype(name); type) return *type;
   throw ConfigError(fmt::format("checkpoint export: --dtype is '{}'; choose fp32, bf16 or fp16", name));
 }
 
@@ -96,7 +94,7 @@ void export_bert(MasterTensors& masters, const Config& config, const fs::path& b
       throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
     writer.append(name, value);
   }
-  shape.dtype = config_dtype_name(dtype);
+  shape.dtype = torch_dtype_name(dtype);
   writer.finish(base, shape);
 }
 
@@ -180,7 +178,7 @@ void export_checkpoint(const CheckpointExport& options) {
   ModelDirectoryWriter writer(output, declared);
   for (const StoredTensor& tensor : declared) writer.append(tensor.name, masters.read(tensor.name));
   if (fs::is_directory(base)) writer.copy_companions(base);
-  shape.dtype = config_dtype_name(dtype);
+  shape.dtype = torch_dtype_name(dtype);
   writer.finish(shape);
   fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
 }

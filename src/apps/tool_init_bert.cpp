@@ -89,7 +89,7 @@ void init_bert(const InitModelOptions& options) {
     throw ConfigError("init-model: give --preset or --config, not both");
   BertConfig config = bert_shape(options);
   const DType dtype = init_dtype(options.dtype.empty() ? config.dtype : options.dtype);
-  config.dtype = config_dtype_name(dtype);
+  config.dtype = torch_dtype_name(dtype);
   const std::filesystem::path output = options.output;
   if (!options.force && holds_model(output))
     throw WriteError(

@@ -99,7 +99,7 @@ DecoderConfig shape_of(const InitModelOptions& options) {
 void init_model(const InitModelOptions& options) {
   DecoderConfig config = shape_of(options);
   const DType dtype = init_dtype(options.dtype.empty() ? config.dtype : options.dtype);
-  config.dtype = config_dtype_name(dtype);
+  config.dtype = torch_dtype_name(dtype);
   const std::filesystem::path output = options.output;
   if (!options.force && holds_model(output))
     throw WriteError(
@@ -133,9 +133,7 @@ void init_model(const InitModelOptions& options) {
 }  // namespace
 
 DType init_dtype(const std::string& name) {
-  if (name == "fp32" || name == "f32" || name == "float32") return DType::kF32;
-  if (name == "bf16" || name == "bfloat16") return DType::kBF16;
-  if (name == "fp16" || name == "f16" || name == "float16") return DType::kF16;
+  if (const std::optional<DType> type = parse_compute_dtype(name); type) return *type;
   throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose fp32, bf16 or fp16", name));
 }
 

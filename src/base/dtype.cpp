@@ -64,6 +64,25 @@ const char* dtype_name(DType dtype) {
   return "?";
 }
 
+const char* torch_dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF64: return "float64";
+    case DType::kF16: return "float16";
+    case DType::kBF16: return "bfloat16";
+    default: return "float32";
+  }
+}
+
+std::optional<DType> parse_compute_dtype(std::string_view word) {
+  for (const std::string_view name : {"fp32", "f32", "float32", "Float"})
+    if (word == name) return DType::kF32;
+  for (const std::string_view name : {"bf16", "bfloat16", "BFloat16"})
+    if (word == name) return DType::kBF16;
+  for (const std::string_view name : {"fp16", "f16", "float16", "Half"})
+    if (word == name) return DType::kF16;
+  return std::nullopt;
+}
+
 int64_t checked_elements(std::span<const int64_t> shape, bool& ok) {
   int64_t product = 1;
   ok = true;

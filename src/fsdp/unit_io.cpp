@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/init.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/ops/matmul/fp8.h"
 #include "unit_state.h"
 
@@ -20,17 +21,6 @@
 namespace trireme {
 
 namespace {
-
-/// nullopt: a type in which weights are not stored.
-std::optional<at::ScalarType> scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return at::kFloat;
-    case DType::kF64: return at::kDouble;
-    case DType::kF16: return at::kHalf;
-    case DType::kBF16: return at::kBFloat16;
-    default: return std::nullopt;
-  }
-}
 
 /// Visits the pieces of checkpoint tensors in elements [begin, begin + target.numel()) of the flat buffer.
 template <class Writer>
@@ -135,7 +125,7 @@ void check_weights(const std::vector<UnitSpec>& units, const WeightSource& sourc
         else if (info->shape != expected)
           problems.push_back(fmt::format("{} has shape {}, the configuration asks for {}", named,
                                          shape_text(info->shape), shape_text(expected)));
-        else if (!scalar_type(info->dtype))
+        else if (!weight_scalar_type(info->dtype))
           problems.push_back(
               fmt::format("{} is stored as {}, not as F32, F16, BF16 or F64", named, dtype_name(info->dtype)));
       }
@@ -173,7 +163,7 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
       if (failure) return;
       keep_failure([&] {
         const std::string& name = part.name;
-        const at::ScalarType dtype = scalar_type(source.find(name)->dtype).value();
+        const at::ScalarType dtype = weight_scalar_type(source.find(name)->dtype).value();
         int64_t at = 0;
         for (const ElementSpan& span : source.read(name, piece.tensor_begin, piece.tensor_begin + piece.count)) {
           copies.add(span.data, dtype, target.narrow(0, at, span.count));

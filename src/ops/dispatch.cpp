@@ -2,7 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/ops/type_name.h"
+#include "trireme/nn/scalar_type.h"
 
 #include <fmt/format.h>
 #ifdef TRIREME_WITH_CUDA

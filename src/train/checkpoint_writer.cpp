@@ -8,6 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/time.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/scalar_type.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -22,25 +23,13 @@
 
 namespace trireme {
 
-DType stored_dtype(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return DType::kF32;
-    case at::kDouble: return DType::kF64;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kHalf: return DType::kF16;
-    case at::kInt: return DType::kI32;
-    case at::kLong: return DType::kI64;
-    default: TRIREME_CHECK(false, "no file type for ", c10::toString(tensor.scalar_type())); return DType::kF32;
-  }
-}
-
 std::vector<PieceSource> pieces_to_save(const std::vector<StateTensor>& state, int rank) {
   constexpr int64_t kGrain = UnitLayout::kAlignment;
   std::vector<PieceSource> pieces;
   for (const auto& [kind, shard, tensor] : state) {
     if (shard == nullptr) {
       TRIREME_CHECK(tensor.numel() == 1, stored_kind(kind), " has ", tensor.numel(), " elements, a scalar has one");
-      if (rank == 0) pieces.push_back({{stored_kind(kind), "", stored_dtype(tensor), 0, 1, 0}, tensor});
+      if (rank == 0) pieces.push_back({{stored_kind(kind), "", to_file_dtype(tensor.scalar_type()), 0, 1, 0}, tensor});
       continue;
     }
     TRIREME_CHECK(tensor.numel() == shard->master.numel(), stored_kind(kind), " of ", shard->name, " has ",
@@ -50,8 +39,9 @@ std::vector<PieceSource> pieces_to_save(const std::vector<StateTensor>& state, i
     const int64_t from = grains * shard->copy / shard->copies * kGrain;
     const int64_t to = std::min(length, grains * (shard->copy + 1) / shard->copies * kGrain);
     if (from < to)
-      pieces.push_back({{stored_kind(kind), shard->name, stored_dtype(tensor), shard->begin + from, to - from, 0},
-                        tensor.narrow(0, from, to - from)});
+      pieces.push_back(
+          {{stored_kind(kind), shard->name, to_file_dtype(tensor.scalar_type()), shard->begin + from, to - from, 0},
+           tensor.narrow(0, from, to - from)});
   }
   return pieces;
 }

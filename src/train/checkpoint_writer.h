@@ -65,8 +65,6 @@ class CheckpointWriter {
 /// Bytes of a save beside its tensors, per piece: file header and manifest; an upper bound.
 inline constexpr int64_t kBytesPerPiece = 512;
 
-DType stored_dtype(const at::Tensor& tensor);
-
 /// A described file and the seconds that writing it took as one line of text for the other ranks, and back.
 std::string file_to_text(const CheckpointFile& file, double seconds);
 CheckpointFile file_from_text(const std::string& text, double& seconds);

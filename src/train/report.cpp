@@ -5,7 +5,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
 #include "trireme/base/time.h"
-#include "trireme/ops/type_name.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>

@@ -13,7 +13,7 @@
 #include "trireme/config/keys.h"
 #include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
-#include "trireme/ops/type_name.h"
+#include "trireme/nn/scalar_type.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -5,7 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/fsdp/layout.h"
-#include "trireme/ops/type_name.h"
+#include "trireme/nn/scalar_type.h"
 
 #include <cmath>
 

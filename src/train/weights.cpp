@@ -8,6 +8,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -110,7 +111,7 @@ std::string Loader::compare_with_model(const CheckpointManifest& manifest) const
       differences.push_back(fmt::format("{} is missing", name));
       continue;
     }
-    if (const DType dtype = stored_dtype(ours.tensor); found->second != dtype)
+    if (const DType dtype = to_file_dtype(ours.tensor.scalar_type()); found->second != dtype)
       differences.push_back(
           fmt::format("{} is {}, the run's is {}", name, dtype_name(found->second), dtype_name(dtype)));
     vectors.erase(found);

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trireme {
@@ -14,6 +16,10 @@ enum class DType { kBool, kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64, kF8E4M3,
 size_t dtype_size(DType dtype);
 bool dtype_is_float(DType dtype);
 const char* dtype_name(DType dtype);  // safetensors' spelling: "BF16", "F32", …
+/// As a model's config.json names a type of weights: "bfloat16", "float32", …
+const char* torch_dtype_name(DType dtype);
+/// fp32, bf16 or fp16 by any of its names: "fp32", "f32", "float32", "Float"; none of them: nullopt.
+std::optional<DType> parse_compute_dtype(std::string_view word);
 
 /// Product of extents; InternalError on negative extents, false in `ok` on overflow of int64.
 int64_t checked_elements(std::span<const int64_t> shape, bool& ok);

@@ -2,8 +2,8 @@
 // The number formats of a run, as the precision section of its configuration asks for them.
 
 #include "trireme/config/config.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/nn/weight.h"
-#include "trireme/ops/type_name.h"
 
 #include <c10/core/ScalarType.h>
 

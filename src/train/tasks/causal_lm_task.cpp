@@ -13,6 +13,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/plan/precision.h"
 
 #include <fmt/format.h>
@@ -406,7 +407,7 @@ void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
   });
   if (!writer) return;
   DecoderConfig config = model_->config();
-  config.dtype = config_dtype_name(to_file_dtype(rank_.compute_dtype));
+  config.dtype = torch_dtype_name(to_file_dtype(rank_.compute_dtype));
   if (std::filesystem::is_directory(config_.model.path)) writer->copy_companions(config_.model.path);
   writer->finish(config);
 }

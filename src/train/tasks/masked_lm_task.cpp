@@ -4,6 +4,7 @@
 #include "models/bert/files.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/plan/precision.h"
 
 #include <fmt/format.h>
@@ -203,7 +204,7 @@ void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
   });
   if (!writer) return;
   BertConfig config = model_->config();
-  config.dtype = config_dtype_name(to_file_dtype(rank_.compute_dtype));
+  config.dtype = torch_dtype_name(to_file_dtype(rank_.compute_dtype));
   writer->finish(config_.model.path, config);
 }
 
