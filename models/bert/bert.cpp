@@ -3,7 +3,6 @@
 #include "models/common/blocks.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/loss_head.h"
 #include "trireme/ops/layers/norm_linear.h"
 
