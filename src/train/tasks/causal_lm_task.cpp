@@ -13,6 +13,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/plan/precision.h"
 
 #include <fmt/format.h>

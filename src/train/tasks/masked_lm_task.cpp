@@ -4,6 +4,7 @@
 #include "models/bert/files.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/plan/precision.h"
 
 #include <fmt/format.h>
