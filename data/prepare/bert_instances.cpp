@@ -1,8 +1,8 @@
 #include "data/prepare/bert_instances.h"
 
 #include "data/prepare/bert_unicode.h"
-#include "data/prepare/documents.h"
 #include "data/prepare/python_random.h"
+#include "data/text_file.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"

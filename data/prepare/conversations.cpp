@@ -1,17 +1,13 @@
 #include "data/prepare/conversations.h"
 
-#include "data/prepare/documents.h"
+#include "data/text_file.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/arrow/arrow_table.h"
-#include "trireme/formats/arrow/parquet.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -113,30 +109,11 @@ Conversation conversation_of(const Json& object, const std::string& field, const
   return result;
 }
 
-/// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
-void refuse_long_integers(std::string_view text, const std::string& place) {
-  bool quoted = false;
-  for (size_t i = 0, digits = 0; i < text.size(); ++i) {
-    if (text[i] == '"') quoted = !quoted;
-    if (quoted && text[i] == '\\') ++i;
-    const bool digit = !quoted && text[i] >= '0' && text[i] <= '9';
-    digits = digit ? digits + 1 : 0;
-    if (digits < 19 || (i + 1 < text.size() && std::string_view("0123456789.eE").find(text[i + 1]) != text.npos))
-      continue;
-    const size_t begin = i + 1 - digits;
-    const char before = begin > 0 ? text[begin - 1] : ' ';
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data() + begin, text.data() + i + 1, value);
-    if (error != std::errc() && std::string_view(".eE+").find(before) == std::string_view::npos)
-      throw DataError(fmt::format("{}: the integer {} has more than 64 bits", place, text.substr(begin, digits)));
-  }
-}
-
 }  // namespace
 
 void for_each_conversation(const fs::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit) {
-  const auto give = [&](const std::string& place, double bytes_done, const auto& object) {
+  const auto give = [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
     ConversationRow row{{}, place, bytes_done, {}};
     try {
       row.conversation = conversation_of(object(), field, place);
@@ -146,52 +123,12 @@ void for_each_conversation(const fs::path& path, const std::string& field,
     }
     visit(std::move(row));
   };
-  const bool parquet = path.extension() == ".parquet" || looks_like_parquet(path);
-  if (parquet || looks_like_arrow(path)) {
-    std::vector<std::string> columns = {field, "tools", "chat_template_kwargs"};
-    if (field.empty()) {
-      columns[0] = "messages";
-      columns.emplace_back("conversations");
-    }
-    const auto size = static_cast<double>(fs::file_size(path));
-    double rows = 0;
-    const auto read = [&](int64_t row, const Json& object) {
-      const double done = rows > 0 ? size * static_cast<double>(row + 1) / rows : 0;
-      give(fmt::format("{}: row {}", path.string(), row), done, [&]() -> const Json& { return object; });
-    };
-    if (!parquet) return read_arrow_json(path, columns, read);
-    const ParquetFile file(path);
-    rows = static_cast<double>(file.rows());
-    file.read_json(columns, read);
-    return;
+  std::vector<std::string> columns = {field, "tools", "chat_template_kwargs"};
+  if (field.empty()) {
+    columns[0] = "messages";
+    columns.emplace_back("conversations");
   }
-  const MappedFile file(path, ExitCode::kData);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  refuse_wide_text(path, text);
-  const size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
-  if (path.extension() == ".json" && first != std::string_view::npos && text[first] == '[') {
-    refuse_long_integers(text, path.string());
-    const Json list = parse_ordered_json(text, path.string(), ExitCode::kData, 40);
-    for (size_t i = 0; i < list.size(); ++i) {
-      const std::string place = fmt::format("{}: item {}", path.string(), i);
-      give(place, static_cast<double>(text.size() * (i + 1)) / static_cast<double>(list.size()),
-           [&]() -> const Json& { return list[i]; });
-    }
-    return;
-  }
-  int64_t number = 0;
-  for (size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = text.substr(at, end - at);
-    at = end + 1;
-    ++number;
-    if (line.find_first_not_of(" \t\r\f\v") == std::string_view::npos) continue;
-    const std::string place = fmt::format("{}:{}", path.string(), number);
-    give(place, static_cast<double>(std::min(at, text.size())), [&] {
-      refuse_long_integers(line, place);
-      return parse_ordered_json(line, place, ExitCode::kData, 40);
-    });
-  }
+  for_each_object(path, columns, give);
 }
 
 }  // namespace trireme

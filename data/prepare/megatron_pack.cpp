@@ -1,8 +1,8 @@
 #include "data/prepare/megatron_pack.h"
 
-#include "data/prepare/documents.h"
 #include "data/prepare/parallel.h"
 #include "data/prepare/progress.h"
+#include "data/text_file.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"

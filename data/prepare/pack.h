@@ -2,7 +2,7 @@
 // Converts text collections to packed token rows: documents are tokenised, concatenated and cut into rows of exactly
 // seq_length tokens.
 
-#include "data/prepare/documents.h"
+#include "data/text_file.h"
 #include "data/tokenizer/tokenizer.h"
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #include "data/prepare/sentencepiece_train.h"
 
-#include "data/prepare/documents.h"
+#include "data/text_file.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"

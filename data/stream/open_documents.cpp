@@ -1,5 +1,8 @@
 #include "data/stream/open_documents.h"
 
+#include "data/recent.h"
+#include "data/text_file.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -8,14 +11,75 @@
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
+
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace trireme {
 
+namespace fs = std::filesystem;
+
+/// What all files of texts of a stream share: the tokenizer, and what was read last. Files are told apart by their
+/// number.
+struct TextTokens {
+  TextTokens(fs::path tokenizer_path, const std::string& text_column)
+      : path(std::move(tokenizer_path)), column(text_column.empty() ? "text" : text_column) {}
+  /// `data`: the file whose texts are asked for.
+  const Tokenizer& tokenizer(const fs::path& data) {
+    std::call_once(loaded, [&] {
+      if (!find_tokenizer(path))
+        throw DataError(fmt::format(
+            "{} holds text, and {} has no tokenizer: put the model's {} there, or tokenise the text first with "
+            "`trireme data pack`",
+            data.string(), path.string(), kTokenizerFiles));
+      model = std::make_unique<Tokenizer>(path);
+    });
+    return *model;
+  }
+  const fs::path path;
+  const std::string column;
+  std::once_flag loaded;
+  std::unique_ptr<Tokenizer> model;
+  int64_t files = 0;
+  Recent<std::pair<int64_t, int64_t>, std::vector<int32_t>> ids{size_t{64} << 20};  // by (file, document)
+  std::shared_ptr<TextGroups> groups = std::make_shared<TextGroups>();
+};
+
 namespace {
 
-namespace fs = std::filesystem;
+/// The texts of one file, tokenised.
+class TokenisedTexts : public DocumentSet {
+ public:
+  TokenisedTexts(const fs::path& path, std::shared_ptr<TextTokens> tokens)
+      : path_(path), tokens_(std::move(tokens)), number_(tokens_->files++) {
+    (void)tokens_->tokenizer(path);
+    file_ = open_text_file(path, tokens_->column, tokens_->groups);
+  }
+  int64_t size() const override { return file_->size(); }
+  void read(int64_t index, std::vector<int64_t>& tokens) const override {
+    const auto make = [&] {
+      const std::string text = file_->text(index);
+      if (const size_t good = valid_utf8_prefix(text); good < text.size())
+        throw DataError(
+            fmt::format("{}: the text is not UTF-8 from its byte {} on: remove it, or pack the rest with "
+                        "`trireme data pack`, which drops such texts",
+                        place(index), good));
+      return tokens_->tokenizer(path_).encode(text);
+    };
+    const auto ids = tokens_->ids.get(
+        {number_, index}, make, [](const std::vector<int32_t>& made) { return made.size() * sizeof(int32_t) + 128; });
+    tokens.assign(ids->begin(), ids->end());
+  }
+  std::string place(int64_t index) const override { return file_->place(index); }
+  std::string kind() const override { return file_->kind(); }
+
+ private:
+  const fs::path path_;
+  const std::shared_ptr<TextTokens> tokens_;
+  const int64_t number_;
+  std::unique_ptr<TextFile> file_;
+};
 
 class ArrowDocuments : public DocumentSet {
  public:
@@ -104,20 +168,21 @@ std::vector<fs::path> document_files(const fs::path& path) {
   return fs::exists(path / "state.json", error) ? saved_files(path) : files_below(path);
 }
 
+std::shared_ptr<TextTokens> text_tokens(const fs::path& tokenizer, const std::string& column) {
+  return std::make_shared<TextTokens>(tokenizer, column);
+}
+
 std::unique_ptr<DocumentSet> open_documents(const fs::path& path, const std::string& column,
-                                            const OpenText& open_text) {
+                                            const std::shared_ptr<TextTokens>& texts) {
   std::vector<std::unique_ptr<DocumentSet>> sets;
   for (const fs::path& file : document_files(path)) {
     // A file named *.arrow with other content is for Arrow's reader to refuse.
-    if (!looks_like_arrow(file) && file.extension() != ".arrow") {
-      sets.push_back(open_text(file));
-      continue;
-    }
-    ArrowTable table(file, column);
-    if (table.is_text())
-      sets.push_back(open_text(file));
-    else
-      sets.push_back(std::make_unique<ArrowDocuments>(file, std::move(table)));
+    if (looks_like_arrow(file) || file.extension() == ".arrow")
+      if (ArrowTable table(file, column); !table.is_text()) {
+        sets.push_back(std::make_unique<ArrowDocuments>(file, std::move(table)));
+        continue;
+      }
+    sets.push_back(std::make_unique<TokenisedTexts>(file, texts));
   }
   return std::make_unique<ConcatenatedDocuments>(std::move(sets));
 }

@@ -19,16 +19,17 @@ bool are_documents(const std::string& key, const std::vector<std::filesystem::pa
 }
 
 std::shared_ptr<const TokenStream> open_token_stream(const StreamFiles& files, const StreamOptions& options) {
+  const auto texts = text_tokens(files.tokenizer, files.column);
   std::vector<StreamPart> parts;
   if (files.weights.empty() && files.names.empty()) {
     std::vector<std::unique_ptr<DocumentSet>> sets;
-    for (const auto& path : files.paths) sets.push_back(open_documents(path, files.column, files.open_text));
+    for (const auto& path : files.paths) sets.push_back(open_documents(path, files.column, texts));
     parts.push_back({files.key, 1, std::make_shared<ConcatenatedDocuments>(std::move(sets))});
   } else {
     for (size_t i = 0; i < files.paths.size(); ++i)
       parts.push_back({files.names.empty() ? files.paths[i].filename().string() : files.names[i],
                        files.weights.empty() ? 1 : files.weights[i],
-                       open_documents(files.paths[i], files.column, files.open_text)});
+                       open_documents(files.paths[i], files.column, texts)});
   }
   return std::make_shared<TokenStream>(std::move(parts), options);
 }

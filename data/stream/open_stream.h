@@ -18,7 +18,7 @@ struct StreamFiles {
   std::vector<double> weights;     // of the paths; empty with names: equal
   std::vector<std::string> names;  // of the paths; empty with weights: their last parts
   std::string column;
-  OpenText open_text;
+  std::filesystem::path tokenizer;  // of texts: a model directory or a tokenizer file
 };
 
 /// True if the paths hold documents, false if none does. ConfigError for some of each.

@@ -5,7 +5,6 @@
 #include "data/dataset.h"
 #include "data/megatron/megatron_dataset.h"
 #include "data/prepare/progress.h"
-#include "data/prepare/text_documents.h"
 #include "data/row_scan.h"
 #include "data/stream/open_stream.h"
 #include "models/bert/files.h"
@@ -85,7 +84,7 @@ struct OpenData {
            const fs::path& tokenizer, const std::string& column = "") {
     const std::vector<fs::path> paths(files.begin(), files.end());
     if (!shape.bert && are_documents(name, paths)) {
-      const auto stream = open_token_stream({name, paths, {}, {}, column, text_opener(tokenizer, column)},
+      const auto stream = open_token_stream({name, paths, {}, {}, column, tokenizer},
                                             {.seq_length = seq_length, .vocab_size = shape.vocab_size});
       sets.push_back(document_rows(name, stream));
       fmt::print("{}: {} of {}\n", name, counted(sets.back().rows, "document"), stream->parts()[0].documents->kind());

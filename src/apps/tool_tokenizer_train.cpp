@@ -1,8 +1,8 @@
 // `trireme tokenizer train`: sentencepiece models and byte-level BPE.
 #include "tools.h"
 
-#include "data/prepare/documents.h"
 #include "data/prepare/sentencepiece_train.h"
+#include "data/text_file.h"
 #include "data/tokenizer/byte_level_tokenizer.h"
 #include "data/tokenizer/byte_level_train.h"
 #include "data/tokenizer/tokenizer.h"

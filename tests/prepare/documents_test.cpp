@@ -1,6 +1,6 @@
 // Documents of each kind of file.
 
-#include "data/prepare/documents.h"
+#include "data/text_file.h"
 
 #include "prepare_testing.h"
 #include "trireme/base/error.h"

@@ -1,6 +1,5 @@
 #include "document_rows.h"
 
-#include "data/prepare/text_documents.h"
 #include "task_base.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -27,7 +26,7 @@ StreamFiles stream_files(const Config& config, const std::string& key) {
     files.names = config.data.names;
   }
   files.column = config.data.column.value_or("");
-  files.open_text = text_opener(config.model.path, files.column);
+  files.tokenizer = config.model.path;
   return files;
 }
 

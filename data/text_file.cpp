@@ -1,24 +1,33 @@
-#include "data/prepare/documents.h"
+#include "data/text_file.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/arrow/arrow_table.h"
 #include "trireme/formats/arrow/parquet.h"
+#include "trireme/formats/json.h"
 #include "trireme/formats/json_reason.h"
 
 #include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
-#include <optional>
+#include <mutex>
 
 namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
 using Visit = std::function<void(const Document&)>;
+using Json = nlohmann::ordered_json;
+
+bool is_parquet(const fs::path& path) { return path.extension() == ".parquet" || looks_like_parquet(path); }
+
+std::string_view text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\f\v") == std::string_view::npos; }
 
@@ -37,6 +46,12 @@ class LineReader {
     end_ = newline + 1;
     ++number_;
     return true;
+  }
+  /// Goes on to the next line that is not blank.
+  bool next_filled() {
+    while (next())
+      if (!is_blank(line_)) return true;
+    return false;
   }
   std::string_view line() const { return line_; }
   int64_t number() const { return number_; }
@@ -134,8 +149,7 @@ std::string without_python_extras(std::string_view line, const char* lone) {
 constexpr std::string_view kNotUtf8 = "\xFF";
 
 void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field, const Visit& visit) {
-  for (LineReader lines(text); lines.next();) {
-    if (is_blank(lines.line())) continue;
+  for (LineReader lines(text); lines.next_filled();) {
     const auto done = static_cast<double>(lines.end());
     // A line that is not UTF-8 is passed on unchanged: the caller counts and drops such documents.
     if (!is_valid_utf8(lines.line())) {
@@ -146,6 +160,115 @@ void visit_json_lines(const fs::path& path, std::string_view text, const std::st
     visit({value ? std::string_view(*value) : kNotUtf8, lines.number(), false, done});
   }
 }
+
+/// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
+void refuse_long_integers(std::string_view text, const std::string& place) {
+  bool quoted = false;
+  for (size_t i = 0, digits = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (quoted && text[i] == '\\') ++i;
+    const bool digit = !quoted && text[i] >= '0' && text[i] <= '9';
+    digits = digit ? digits + 1 : 0;
+    if (digits < 19 || (i + 1 < text.size() && std::string_view("0123456789.eE").find(text[i + 1]) != text.npos))
+      continue;
+    const size_t begin = i + 1 - digits;
+    const char before = begin > 0 ? text[begin - 1] : ' ';
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data() + begin, text.data() + i + 1, value);
+    if (error != std::errc() && std::string_view(".eE+").find(before) == std::string_view::npos)
+      throw DataError(fmt::format("{}: the integer {} has more than 64 bits", place, text.substr(begin, digits)));
+  }
+}
+
+class ArrowTexts final : public TextFile {
+ public:
+  ArrowTexts(fs::path path, const std::string& column) : path_(std::move(path)), table_(path_, column) {}
+  int64_t size() const override { return table_.documents(); }
+  std::string text(int64_t index) const override {
+    std::string text;
+    table_.read_text(index, text);
+    return text;
+  }
+  std::string place(int64_t index) const override { return fmt::format("{}: {}", path_.string(), table_.place(index)); }
+  std::string kind() const override { return "Arrow text"; }
+
+ private:
+  const fs::path path_;
+  ArrowTable table_;
+};
+
+class ParquetTexts final : public TextFile {
+ public:
+  ParquetTexts(fs::path path, std::string column, std::shared_ptr<TextGroups> groups)
+      : path_(std::move(path)),
+        column_(std::move(column)),
+        groups_(std::move(groups)),
+        number_(groups_->files++),
+        file_(path_) {
+    int64_t rows = 0;
+    for (const int64_t group : file_.group_rows()) ends_.push_back(rows += group);
+  }
+  int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
+  std::string text(int64_t index) const override {
+    const int64_t group = std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin();
+    const int64_t row = index - (group == 0 ? 0 : ends_[static_cast<size_t>(group) - 1]);
+    const auto make = [&] {
+      const std::lock_guard lock(mutex_);
+      return file_.read_text_group(column_, group);
+    };
+    const auto texts = groups_->recent.get({number_, group}, make, [](const std::vector<std::string>& made) {
+      size_t bytes = 0;
+      for (const std::string& text : made) bytes += text.size() + sizeof(std::string);
+      return bytes;
+    });
+    return texts->at(static_cast<size_t>(row));
+  }
+  std::string place(int64_t index) const override { return fmt::format("{}: row {}", path_.string(), index); }
+  std::string kind() const override { return "Parquet text"; }
+
+ private:
+  const fs::path path_;
+  const std::string column_;
+  const std::shared_ptr<TextGroups> groups_;
+  const int64_t number_;
+  ParquetFile file_;
+  mutable std::mutex mutex_;
+  std::vector<int64_t> ends_;  // rows through group i
+};
+
+/// The place of every kStep-th line is kept.
+class JsonLines final : public TextFile {
+ public:
+  JsonLines(fs::path path, std::string column)
+      : path_(std::move(path)), column_(std::move(column)), file_(path_, ExitCode::kData) {
+    refuse_wide_text(path_, text_of(file_));
+    LineReader lines(text_of(file_));
+    for (LineReader before = lines; lines.next_filled(); before = lines)
+      if (size_++ % kStep == 0) index_.push_back(before);
+  }
+  int64_t size() const override { return size_; }
+  std::string text(int64_t index) const override {
+    const LineReader found = find(index);
+    if (!is_valid_utf8(found.line())) return std::string(found.line());
+    return json_line_text(path_, found.number(), found.line(), column_).value_or(std::string(kNotUtf8));
+  }
+  std::string place(int64_t index) const override { return fmt::format("{}:{}", path_.string(), find(index).number()); }
+  std::string kind() const override { return "JSON lines"; }
+
+ private:
+  static constexpr int64_t kStep = 64;
+  LineReader find(int64_t index) const {
+    TRIREME_CHECK(index >= 0 && index < size_, "line ", index, " of ", size_);
+    LineReader lines = index_[static_cast<size_t>(index / kStep)];
+    for (int64_t i = index % kStep; i >= 0; --i) lines.next_filled();
+    return lines;
+  }
+  const fs::path path_;
+  const std::string column_;
+  MappedFile file_;
+  int64_t size_ = 0;
+  std::vector<LineReader> index_;
+};
 
 }  // namespace
 
@@ -203,7 +326,7 @@ std::string document_place(const fs::path& path, const Document& document) {
 
 void for_each_document(const fs::path& path, DocumentUnit unit, const std::string& field, const Visit& visit) {
   const std::string extension = path.extension().string();
-  if (extension == ".parquet" || looks_like_parquet(path)) {
+  if (is_parquet(path)) {
     const ParquetFile file(path);
     const double bytes_per_row =
         static_cast<double>(fs::file_size(path)) / static_cast<double>(std::max<int64_t>(file.rows(), 1));
@@ -213,12 +336,55 @@ void for_each_document(const fs::path& path, DocumentUnit unit, const std::strin
     return;
   }
   const MappedFile file(path, ExitCode::kData);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  const std::string_view text = text_of(file);
   refuse_wide_text(path, text);
   if (extension == ".jsonl" || extension == ".ndjson")
     visit_json_lines(path, text, field, visit);
   else
     visit_text(text, unit, visit);
+}
+
+void for_each_object(const fs::path& path, const std::vector<std::string>& columns, const ObjectVisitor& visit) {
+  const bool parquet = is_parquet(path);
+  if (parquet || looks_like_arrow(path)) {
+    const auto size = static_cast<double>(fs::file_size(path));
+    double rows = 0;
+    const auto read = [&](int64_t row, const Json& object) {
+      const double done = rows > 0 ? size * static_cast<double>(row + 1) / rows : 0;
+      visit(fmt::format("{}: row {}", path.string(), row), done, [&] { return object; });
+    };
+    if (!parquet) return read_arrow_json(path, columns, read);
+    const ParquetFile file(path);
+    rows = static_cast<double>(file.rows());
+    file.read_json(columns, read);
+    return;
+  }
+  const MappedFile file(path, ExitCode::kData);
+  const std::string_view text = text_of(file);
+  refuse_wide_text(path, text);
+  const size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
+  if (path.extension() == ".json" && first != std::string_view::npos && text[first] == '[') {
+    refuse_long_integers(text, path.string());
+    const Json list = parse_ordered_json(text, path.string(), ExitCode::kData, 40);
+    for (size_t i = 0; i < list.size(); ++i)
+      visit(fmt::format("{}: item {}", path.string(), i),
+            static_cast<double>(text.size() * (i + 1)) / static_cast<double>(list.size()), [&] { return list[i]; });
+    return;
+  }
+  for (LineReader lines(text); lines.next_filled();) {
+    const std::string place = fmt::format("{}:{}", path.string(), lines.number());
+    visit(place, static_cast<double>(lines.end()), [&] {
+      refuse_long_integers(lines.line(), place);
+      return parse_ordered_json(lines.line(), place, ExitCode::kData, 40);
+    });
+  }
+}
+
+std::unique_ptr<TextFile> open_text_file(const fs::path& path, const std::string& column,
+                                         std::shared_ptr<TextGroups> groups) {
+  if (looks_like_arrow(path)) return std::make_unique<ArrowTexts>(path, column);
+  if (is_parquet(path)) return std::make_unique<ParquetTexts>(path, column, std::move(groups));
+  return std::make_unique<JsonLines>(path, column);
 }
 
 }  // namespace trireme

@@ -1,12 +1,20 @@
 #pragma once
-// Documents of a text collection: plain text, JSON lines, or Parquet.
+// The one reader of files of texts: JSON lines, Parquet, Arrow and plain text. A TextFile reads any of its texts; the
+// for_each functions visit all in order.
+
+#include "data/recent.h"
+
+#include <nlohmann/json.hpp>
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace trireme {
 
@@ -44,5 +52,36 @@ std::optional<std::string> json_line_text(const std::filesystem::path& path, int
 /// for UTF-16.
 void for_each_document(const std::filesystem::path& path, DocumentUnit unit, const std::string& field,
                        const std::function<void(const Document&)>& visit);
+
+/// Visits the JSON objects of one file in order: lines of JSON, the items of a list in a .json file, or rows of Parquet
+/// or Arrow with those of `columns` that are there. `place`: "chat.jsonl:17", "chat.parquet: row 17", "chat.json: item
+/// 17"; `bytes_done`: of this file, 0 where it is not known. object() parses a line: DataError where that is no JSON.
+/// DataError for a file that cannot be read on.
+using ObjectVisitor = std::function<void(const std::string& place, double bytes_done,
+                                         const std::function<nlohmann::ordered_json()>& object)>;
+void for_each_object(const std::filesystem::path& path, const std::vector<std::string>& columns,
+                     const ObjectVisitor& visit);
+
+/// Row groups of Parquet that were decoded last: 512 MiB of text over all files that share it.
+struct TextGroups {
+  Recent<std::pair<int64_t, int64_t>, std::vector<std::string>> recent{size_t{512} << 20};  // by (file, group)
+  int64_t files = 0;
+};
+
+/// The texts of one file, in any order: rows of Parquet or of Arrow, else lines of JSON that are not blank.
+class TextFile {
+ public:
+  virtual ~TextFile() = default;
+  virtual int64_t size() const = 0;
+  /// Text `index` as stored, perhaps not UTF-8. Thread-safe. DataError with the place.
+  virtual std::string text(int64_t index) const = 0;
+  virtual std::string place(int64_t index) const = 0;  // "corpus.jsonl:17", for messages
+  virtual std::string kind() const = 0;                // "JSON lines"
+};
+
+/// `column`: the string column or field. DataError for a file that cannot be read. A row group of Parquet is decoded
+/// whole for each text that is not in `groups`.
+std::unique_ptr<TextFile> open_text_file(const std::filesystem::path& path, const std::string& column,
+                                         std::shared_ptr<TextGroups> groups);
 
 }  // namespace trireme
