@@ -1,6 +1,6 @@
 #pragma once
-// What a program's configuration takes beside what every program's does. Keys and words of src/config/description.cpp carry
-// these as tags; --help, checks and did-you-mean follow from them.
+// What a program's configuration takes beside what every program's does. Keys and words of src/config/description.cpp
+// carry these as tags; --help, checks and did-you-mean follow from them.
 
 #include <cstdint>
 
