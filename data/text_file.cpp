@@ -41,7 +41,7 @@ class LineReader {
     if (end_ >= text_.size()) return false;
     begin_ = end_;
     const size_t newline = std::min(text_.find('\n', begin_), text_.size());
-    line_ = text_.substr(begin_, newline - begin_);
+    line_ = raw_ = text_.substr(begin_, newline - begin_);
     if (line_.ends_with('\r')) line_.remove_suffix(1);
     end_ = newline + 1;
     ++number_;
@@ -54,12 +54,14 @@ class LineReader {
     return false;
   }
   std::string_view line() const { return line_; }
+  /// With the carriage return: the columns in messages about its JSON count it.
+  std::string_view raw() const { return raw_; }
   int64_t number() const { return number_; }
   size_t begin() const { return begin_; }
   size_t end() const { return std::min(end_, text_.size()); }
 
  private:
-  std::string_view text_, line_;
+  std::string_view text_, line_, raw_;
   size_t begin_ = 0, end_ = 0;
   int64_t number_ = 0;
 };
@@ -249,8 +251,8 @@ class JsonLines final : public TextFile {
   int64_t size() const override { return size_; }
   std::string text(int64_t index) const override {
     const LineReader found = find(index);
-    if (!is_valid_utf8(found.line())) return std::string(found.line());
-    return json_line_text(path_, found.number(), found.line(), column_).value_or(std::string(kNotUtf8));
+    if (!is_valid_utf8(found.raw())) return std::string(found.raw());
+    return json_line_text(path_, found.number(), found.raw(), column_).value_or(std::string(kNotUtf8));
   }
   std::string place(int64_t index) const override { return fmt::format("{}:{}", path_.string(), find(index).number()); }
   std::string kind() const override { return "JSON lines"; }
@@ -374,8 +376,8 @@ void for_each_object(const fs::path& path, const std::vector<std::string>& colum
   for (LineReader lines(text); lines.next_filled();) {
     const std::string place = fmt::format("{}:{}", path.string(), lines.number());
     visit(place, static_cast<double>(lines.end()), [&] {
-      refuse_long_integers(lines.line(), place);
-      return parse_ordered_json(lines.line(), place, ExitCode::kData, 40);
+      refuse_long_integers(lines.raw(), place);
+      return parse_ordered_json(lines.raw(), place, ExitCode::kData, 40);
     });
   }
 }
