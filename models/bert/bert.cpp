@@ -212,8 +212,8 @@ ModelShape BertModel::shape(int64_t tokens, double sequences, int64_t element_si
   head.products = {{words, d, d}, {words, d, config_.vocab_size}};
   if (config_.next_sentence) head.products.insert(head.products.end(), {{sequences, d, d}, {sequences, d, 2}});
   // Gradients overwrite their logits. The decoder's gradient: fp32 sum and a copy in the compute dtype.
-  head.working = (tokens * 3 + 19) / 20 * (padded_vocab_ * e + 6 * d * e) + 2 * tokens * d * e;
-  head.held = padded_vocab_ * d * (4 + 2 * e);
+  head.memory.row = (tokens * 3 + 19) / 20 * (padded_vocab_ * e + 6 * d * e) + 2 * tokens * d * e;
+  head.memory.held = padded_vocab_ * d * (4 + 2 * e);
   return shape;
 }
 

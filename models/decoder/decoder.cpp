@@ -226,12 +226,12 @@ ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
   head.products = {{static_cast<double>(tokens), d, v}};
   head.trained = shape.trained;
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
-  head.working = tokens * (2 * d * element_size + 4);
-  head.logits = tokens * v * element_size;
-  head.logits_most = int64_t{256} << 20;       // a chunk of the loss head's kernel
-  head.fixed = shape.trained ? 4 * v * d : 0;  // the matrix' gradient in fp32
+  head.memory.row = tokens * (2 * d * element_size + 4);
+  head.memory.logits = tokens * v * element_size;
+  head.memory.logits_most = int64_t{256} << 20;       // a chunk of the loss head's kernel
+  head.memory.fixed = shape.trained ? 4 * v * d : 0;  // the matrix' gradient in fp32
   // Tied: autograd holds it until the embedding's comes, at the end of backward.
-  head.held = shape.trained && config_.tie_word_embeddings ? v * d * element_size : 0;
+  head.memory.held = shape.trained && config_.tie_word_embeddings ? v * d * element_size : 0;
   return shape;
 }
 

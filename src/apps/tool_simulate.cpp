@@ -54,9 +54,8 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
   else if (!arguments.device.empty())
     options.rates = machine_rates("NVIDIA " + arguments.device);
   else
-    options.rates =
-        configured_rates(load_config(arguments.config, arguments.overrides, model_family(arguments.trainer).config))
-            .value_or(machine_rates("NVIDIA H200"));
+    options.rates = run_rates(
+        load_config(arguments.config, arguments.overrides, model_family(arguments.trainer).config), "NVIDIA H200");
   if (arguments.link_gb_s) options.rates.network_bytes = *arguments.link_gb_s * 1e9 * kNetworkEfficiency;
   if (arguments.nvlink_gb_s) options.rates.link_bytes = *arguments.nvlink_gb_s * 1e9;
   if (arguments.memory_gib) options.rates.memory_gib = *arguments.memory_gib;

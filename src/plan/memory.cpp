@@ -73,11 +73,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // Backward transposes codes of the store, one matrix at a time; codes that forward makes are transposed there and
   // wait for backward.
   memory.working_fixed = recipe.stores_codes ? largest : recipe.forward.fp8 ? shape.num_blocks * matrices : 0;
-  memory.working_fixed += shape.head.held;
-  memory.head = shape.head.working;
-  memory.head_fixed = shape.head.fixed;
-  memory.head_logits = shape.head.logits;
-  memory.head_logits_most = shape.head.logits_most;
+  memory.head = shape.head.memory;
   return memory;
 }
 
@@ -197,10 +193,9 @@ MemoryPlan memory_of(const PlanInput& input, const UnitStorage& storage, const C
   if (candidate.full > 0)  // the block that is being recomputed
     saved += row.saved_norms > 0 ? row.saved_norms : row.saved;
   plan.activations = saved * candidate.rows;
-  plan.working =
-      std::max(row.working * candidate.rows, row.head * candidate.rows + row.head_fixed +
-                                                 std::min(row.head_logits * candidate.rows, row.head_logits_most)) +
-      row.working_fixed;
+  const int64_t head =
+      row.head.row * candidate.rows + row.head.fixed + std::min(row.head.logits * candidate.rows, row.head.logits_most);
+  plan.working = std::max(row.working * candidate.rows, head) + row.working_fixed + row.head.held;
   count_gradients(input, storage, passes, plan);
   return plan;
 }

@@ -201,7 +201,7 @@ PlanInput plan_input(const PlanQuestion& question) {
   const at::ScalarType dtype = compute_dtype(config, question.gpu);
   PlanInput input;
   input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  input.rates = question.rates.value_or(machine_rates(question.device_name));
+  input.rates = question.rates;
   const ModelShape shape = question.model.model_shape(config, input.compute_bytes);
   const RecipeTraits& recipe = traits_of(block_recipe(config, question.model.facts().automatic_fp8));
   input.units = shape.units;
@@ -274,18 +274,22 @@ MemoryPlan plan_run(const PlanQuestion& question) {
                   shown.empty() ? "a smaller model: no setting saves memory here" : join(shown, ", or ")));
 }
 
-std::string describe_need(const MemoryPlan& plan) {
+std::string describe_parts(const MemoryPlan& plan) {
   const std::string why =
       plan.accumulated_passes > 1 && plan.shard_size > 1 && plan.gradients > plan.total() / 10
           ? fmt::format(", in fp32 and whole on every rank because the gradients of {} forward passes are summed",
                         plan.accumulated_passes)
           : "";
   return fmt::format(
-      "the run needs {} per rank and {} of headroom, {} is available (weights {}, masters and moments {}, gradients "
-      "{}{}, gather slots {}, activations {}, working memory {}, libraries {})",
-      size_text(plan.total()), size_text(plan.headroom()), size_text(plan.device_memory), size_text(plan.weights),
-      size_text(plan.masters + plan.moments), size_text(plan.gradients), why, size_text(plan.gather_slots),
-      size_text(plan.activations), size_text(plan.working), size_text(plan.overhead));
+      "weights {}, master weights {}, moments {}, gradients {}{}, gather slots {}, activations {}, working memory {}, "
+      "libraries {}",
+      size_text(plan.weights), size_text(plan.masters), size_text(plan.moments), size_text(plan.gradients), why,
+      size_text(plan.gather_slots), size_text(plan.activations), size_text(plan.working), size_text(plan.overhead));
+}
+
+std::string describe_need(const MemoryPlan& plan) {
+  return fmt::format("the run needs {} per rank and {} of headroom, {} is available ({})", size_text(plan.total()),
+                     size_text(plan.headroom()), size_text(plan.device_memory), describe_parts(plan));
 }
 
 std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units) {

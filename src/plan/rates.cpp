@@ -76,9 +76,8 @@ MachineRates read_rates(const std::filesystem::path& file) {
   return rates;
 }
 
-std::optional<MachineRates> configured_rates(const Config& config) {
-  if (!config.parallel.rates) return std::nullopt;
-  return read_rates(*config.parallel.rates);
+MachineRates run_rates(const Config& config, std::string_view device_name) {
+  return config.parallel.rates ? read_rates(*config.parallel.rates) : machine_rates(device_name);
 }
 
 std::string rates_text(const MachineRates& rates, const std::set<std::string>& measured,

@@ -106,7 +106,6 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
                                   .ranks = gpus,
                                   .gpu = true,
                                   .device_memory = static_cast<int64_t>(options.rates.memory_gib * (1 << 30)),
-                                  .device_name = options.rates.name,
                                   .ranks_per_host = std::min(gpus, options.gpus_per_host),
                                   .rates = options.rates};
       SimulatedPlan one = simulate_one(question, policy);

@@ -58,7 +58,7 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
 /// Which rates the prediction is made of; nothing where there is none and no file was asked for.
 std::string rates_line(const Config& config, const MemoryPlan& plan, const std::string& device_name) {
   if (!plan.cost.known && !config.parallel.rates) return "";
-  const MachineRates rates = configured_rates(config).value_or(machine_rates(device_name));
+  const MachineRates rates = run_rates(config, device_name);
   return describe_rates(rates, device_name) +
          (plan.cost.known ? "" : "; steps of CPU ranks are not predicted, only their parts are compared");
 }
@@ -118,7 +118,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   question.device_memory =
       gpu ? static_cast<int64_t>(*line.device_memory_gib * (1 << 30))
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
-  question.rates = configured_rates(config);
+  question.rates = run_rates(config, "");
   const MemoryPlan plan = plan_run(question);
   check_disk([&] {
     const std::string warning = check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir),

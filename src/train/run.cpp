@@ -222,7 +222,7 @@ int train_main(int argc, char** argv, const ModelFamily& family) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
-      (void)configured_rates(config);  // what is wrong with the file is found before the ranks join
+      (void)run_rates(config, "");  // what is wrong with the file is found before the ranks join
       if (line.dry_run) return dry_run(config, line, launch, family);
       joining = true;
       return join_and_train(config, launch, family, line);

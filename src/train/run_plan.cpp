@@ -122,9 +122,8 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, a
                 world.communicator().size(),
                 world.device().is_cuda(),
                 device_.total_memory,
-                device_.name,
                 world.topology().largest_group(),
-                configured_rates(config)} {
+                run_rates(config, device_.name)} {
   Communicator& comm = world.communicator();
   if (const auto bytes = fault_value("device-memory", comm.rank()))
     question_.device_memory = device_.total_memory = static_cast<int64_t>(*bytes);
@@ -171,14 +170,9 @@ std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& 
     if (std::find(advice.begin(), advice.end(), join(hint.settings, " with ")) == advice.end())
       advice.push_back(join(hint.settings, " with "));
   if (advice.size() > 3) advice.resize(3);
-  return fmt::format(
-      "rank {} is out of memory: the plan counts weights {}, master weights {}, moments {}, gradients {}, gather slots "
-      "{}, activations "
-      "{}, working memory {}, libraries {}; {}; try {}",
-      world_.communicator().rank(), bytes_text(plan_.weights), bytes_text(plan_.masters), bytes_text(plan_.moments),
-      bytes_text(plan_.gradients), bytes_text(plan_.gather_slots), bytes_text(plan_.activations),
-      bytes_text(plan_.working), bytes_text(plan_.overhead), free_memory(world_.device()),
-      advice.empty() ? "a device with more memory" : join(advice, ", or "));
+  return fmt::format("rank {} is out of memory: the plan counts {}; {}; try {}", world_.communicator().rank(),
+                     describe_parts(plan_), free_memory(world_.device()),
+                     advice.empty() ? "a device with more memory" : join(advice, ", or "));
 }
 
 }  // namespace trireme

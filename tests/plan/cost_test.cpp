@@ -141,11 +141,11 @@ TEST(RowMemory, OfAGeluBlock) {
   const RowMemory fp8 = memory(model, s, Recipe::kFp8Delayed);
   EXPECT_EQ(fp8.saved, s * (inner + 3 * d + f + 2 * f));
   const int64_t tied = 2 * 50257 * d;
-  EXPECT_EQ(bytes.working_fixed, tied) << "the head's gradient waits for the embedding's";
-  EXPECT_EQ(bytes.head_fixed, 4 * 50257 * d);
-  EXPECT_EQ(bytes.head_logits_most, 256 << 20);
-  EXPECT_EQ(fp8.working_fixed, tied + 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
-  EXPECT_EQ(memory(model, s, Recipe::kFp8Rowwise).working_fixed, tied + d * f) << "one transposed matrix";
+  EXPECT_EQ(bytes.head.held, tied) << "the head's gradient waits for the embedding's";
+  EXPECT_EQ(bytes.head.fixed, 4 * 50257 * d);
+  EXPECT_EQ(bytes.head.logits_most, 256 << 20);
+  EXPECT_EQ(fp8.working_fixed, 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
+  EXPECT_EQ(memory(model, s, Recipe::kFp8Rowwise).working_fixed, d * f) << "one transposed matrix";
 }
 
 TEST(RowMemory, NormsOfHeadsKeepTheirInputs) {
@@ -187,9 +187,10 @@ TEST(RowMemory, OfBertsLayers) {
   EXPECT_EQ(plain.saved_norms, 0);
   EXPECT_EQ(plain.saved_mlp, 0);
   EXPECT_EQ(plain.working, 512 * std::max((2 * f + 4 * d) * 2, 9 * d * 2 + 4 * d));
-  EXPECT_EQ(plain.head, 77 * (vocabulary + 6 * d) * 2 + 2 * 512 * d * 2);
-  EXPECT_EQ(plain.working_fixed, vocabulary * d * 8);
-  EXPECT_EQ(fp8.working_fixed, vocabulary * d * 8 + 24 * (4 * d * d + 2 * d * f));
+  EXPECT_EQ(plain.head.row, 77 * (vocabulary + 6 * d) * 2 + 2 * 512 * d * 2);
+  EXPECT_EQ(plain.working_fixed, 0);
+  EXPECT_EQ(plain.head.held, vocabulary * d * 8);
+  EXPECT_EQ(fp8.working_fixed, 24 * (4 * d * d + 2 * d * f));
 }
 
 }  // namespace

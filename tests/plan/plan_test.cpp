@@ -66,11 +66,11 @@ TEST(Plan, TheHeadHoldsLogitsOfAllRowsOrOfAsManyAsFit) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 4, 4096 * kMiB);
   input.rows = 4;
-  input.row.head = 60 * kMiB;
-  input.row.head_fixed = 7 * kMiB;
+  input.row.head.row = 60 * kMiB;
+  input.row.head.fixed = 7 * kMiB;
   const auto working = [&](int64_t logits, int64_t most) {
-    input.row.head_logits = logits;
-    input.row.head_logits_most = most;
+    input.row.head.logits = logits;
+    input.row.head.logits_most = most;
     const MemoryPlan plan = best_plan(input);
     EXPECT_EQ(plan.rows_per_pass, 4);
     return plan.working;
@@ -83,11 +83,11 @@ TEST(Plan, TheHeadHoldsLogitsOfAllRowsOrOfAsManyAsFit) {
 TEST(Plan, WorkingMemoryIsThatOfTheBlockOrOfTheHead) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 4, 4096 * kMiB);
-  input.row.head = 10 * kMiB;
-  input.row.head_fixed = 39 * kMiB;
+  input.row.head.row = 10 * kMiB;
+  input.row.head.fixed = 39 * kMiB;
   input.row.working_fixed = 7 * kMiB;
   EXPECT_EQ(best_plan(input).working, 57 * kMiB) << "the block's peak";
-  input.row.head_fixed = 300 * kMiB;
+  input.row.head.fixed = 300 * kMiB;
   EXPECT_EQ(best_plan(input).working, 317 * kMiB) << "the head's";
 }
 

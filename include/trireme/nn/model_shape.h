@@ -17,6 +17,12 @@ struct AdapterShape {
   int64_t in = 0, rows = 0;
 };
 
+/// Bytes of the loss head's working memory: of a row; its logits, of which so many are there at a time; whatever the
+/// rows; and of that from the head's backward to the end of backward.
+struct HeadMemory {
+  int64_t row = 0, logits = 0, logits_most = 0, fixed = 0, held = 0;
+};
+
 /// The loss head.
 struct HeadShape {
   /// x [tokens, in] times W^T [in, out].
@@ -26,9 +32,7 @@ struct HeadShape {
   };
   std::vector<Product> products;
   bool trained = true;  // the matrices have weight gradients
-  // Bytes of working memory: of a row, its logits beside that, of which so many are there at a time, and whatever the
-  // rows; `held`: from the head's backward to the end of backward.
-  int64_t working = 0, logits = 0, logits_most = 0, fixed = 0, held = 0;
+  HeadMemory memory;
 };
 
 struct ModelShape {

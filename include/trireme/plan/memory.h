@@ -14,8 +14,7 @@ struct RowMemory {
   int64_t saved = 0, saved_norms = 0, saved_mlp = 0, saved_input = 0;
   /// What a block's backward needs in addition at its peak, and the part of it that does not grow with the rows.
   int64_t working = 0, working_fixed = 0;
-  /// HeadShape.
-  int64_t head = 0, head_fixed = 0, head_logits = 0, head_logits_most = 0;
+  HeadMemory head;
 };
 /// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
 RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size);

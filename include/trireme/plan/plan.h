@@ -11,7 +11,6 @@
 #include "trireme/plan/rates.h"
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,13 +41,12 @@ struct PlanQuestion {
   const PlannedModel& model;
   int ranks = 1;
   bool gpu = false;
-  int64_t device_memory = 0;            // bytes of each rank's device
-  std::string device_name{};            // as its driver gives it; empty: not known
-  int ranks_per_host = 0;               // 0: all ranks are on one host
-  std::optional<MachineRates> rates{};  // instead of those of device_name
+  int64_t device_memory = 0;  // bytes of each rank's device
+  int ranks_per_host = 0;     // 0: all ranks are on one host
+  MachineRates rates{};
   /// The same for another configuration, which outlives it, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
-    return {other, model, other_ranks, gpu, device_memory, device_name, ranks_per_host, rates};
+    return {other, model, other_ranks, gpu, device_memory, ranks_per_host, rates};
   }
 };
 
@@ -94,6 +92,9 @@ struct MemoryPlan {
 
 /// The plan of the run; ConfigError when none fits, with where the memory goes and the first three hints (hints.h).
 MemoryPlan plan_run(const PlanQuestion& question);
+
+/// "weights 12.6 GiB, master weights 25.1 GiB, …": where the memory goes.
+std::string describe_parts(const MemoryPlan& plan);
 
 /// For a plan that does not fit: "the run needs 80.0 GiB per rank and 1.6 GiB of headroom, 79.1 GiB is available (…)".
 std::string describe_need(const MemoryPlan& plan);

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -72,8 +71,8 @@ std::string describe_rates(const MachineRates& rates, std::string_view device_na
 /// table for the name. ConfigError with file, line and column of everything that is wrong.
 MachineRates read_rates(const std::filesystem::path& file);
 
-/// The rates of parallel.rates; nothing without it.
-std::optional<MachineRates> configured_rates(const Config& config);
+/// The rates of a run on this device: those of parallel.rates, or of the built-in table.
+MachineRates run_rates(const Config& config, std::string_view device_name);
 
 /// The file's text: `notes` as comments, then the name and those rates that are in `measured`, by RateKey::name.
 std::string rates_text(const MachineRates& rates, const std::set<std::string>& measured,
