@@ -1,16 +1,14 @@
 #include "key_server.h"
 
 #include "key_store.h"
-#include "request_reader.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/comm/listener.h"
+#include "trireme/comm/sockets.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -36,6 +34,43 @@ constexpr double kDrainSeconds = 5;
 /// For which a rank of another job may read who is served here.
 constexpr double kRefusedSeconds = 5;
 constexpr uint32_t kInput = EPOLLIN;
+
+/// Reads numbers and texts from the bytes of a request, which any process may have sent; `ok` becomes false at the
+/// first that is not there.
+struct RequestReader {
+  const char* at;
+  size_t left;
+  bool ok = true;
+
+  template <class T>
+  T number() {
+    T value{};
+    if (left < sizeof value) {
+      ok = false;
+      return value;
+    }
+    std::memcpy(&value, at, sizeof value);
+    at += sizeof value;
+    left -= sizeof value;
+    return value;
+  }
+  std::string text() {
+    const auto size = number<uint32_t>();
+    if (!ok || left < size) {
+      ok = false;
+      return {};
+    }
+    std::string value(at, size);
+    at += size;
+    left -= size;
+    return value;
+  }
+  std::vector<std::string> texts() {
+    std::vector<std::string> values;
+    while (ok && left > 0) values.push_back(text());
+    return values;
+  }
+};
 
 template <class T>
 std::string bytes_of(const T& value) {
@@ -77,21 +112,6 @@ std::vector<std::string> addresses_to_serve(const std::string& host) {
 }
 
 }  // namespace
-
-std::vector<std::string> addresses_of(const std::string& host) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  std::vector<std::string> addresses;
-  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return addresses;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    std::array<char, NI_MAXHOST> name{};
-    if (getnameinfo(at->ai_addr, at->ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST) == 0 &&
-        std::find(addresses.begin(), addresses.end(), name.data()) == addresses.end())
-      addresses.emplace_back(name.data());
-  }
-  freeaddrinfo(found);
-  return addresses;
-}
 
 KeyServer::KeyServer(const std::string& host, int port, std::string identity) : identity_(std::move(identity)) {
   raise_descriptor_limit();

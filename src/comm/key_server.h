@@ -18,9 +18,6 @@
 
 namespace trireme {
 
-/// The addresses of a host, as this machine resolves its name.
-std::vector<std::string> addresses_of(const std::string& host);
-
 class KeyServer {
  public:
   /// Listens on the address of `host` alone, or where TRIREME_LISTEN says. When `host` is a name of the loopback

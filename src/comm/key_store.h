@@ -6,6 +6,11 @@
 // followed by the server's identity. Then it sends requests: a uint32 length and that many bytes, the first of which is
 // the Request. add is answered by an int64; get by a byte (1: all values follow, each with its uint64 length; 0: the
 // time is up). set and remove have no answer.
+//
+// c10d::TCPStore is not this store, although torchrun's agent is reached through it (store_world.cpp). Its server does
+// not tell the ranks that one of them has ended, so that a rank lost between rendezvous and watchdog would be noticed
+// after minutes only; it answers a rank of another job and a stranger as one of its own; it asks the name server for
+// every connection, which hundreds of ranks wait for; and its errors are several lines without the rank and the remedy.
 
 #include <cstdint>
 #include <memory>

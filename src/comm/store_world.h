@@ -1,11 +1,13 @@
 #pragma once
-// Private to comm/: rendezvous without MPI, through a key store. Rank 0 listens at the launch's master address; the
-// others connect. Where an agent of torchrun serves that port itself (TORCHELASTIC_USE_AGENT_STORE), rank 0 listens on
-// another one and writes into the agent's store where that is.
+// Private to comm/: rendezvous and host values without MPI, through a key store. Rank 0 listens at the launch's master
+// address; the others connect. Where an agent of torchrun serves that port itself (TORCHELASTIC_USE_AGENT_STORE), rank
+// 0 listens on another one and writes into the agent's store where that is.
 
 #include "host_exchange.h"
+#include "key_store.h"
 #include "trireme/comm/launch.h"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +19,15 @@ namespace trireme {
 inline constexpr int kNotTold = -1;
 /// Derives what the launcher did not tell from the hosts. `identities[i]`: host_identity() of rank i.
 void complete_launch(Launch& launch, const std::vector<std::string>& identities);
+
+/// The seconds for which a rank waits for the values of others, after which, or when one of them ends, it throws an
+/// Error with ExitCode::kHang that names them. 0: without limit, for ranks that a watchdog looks after.
+using WaitLimit = std::shared_ptr<const std::atomic<double>>;
+
+/// The exchange of the ranks that use keys with `prefix`. `store`: this rank's connection. `place`: where rank 0
+/// listens, for messages. `limit` may be null: none.
+std::unique_ptr<HostExchange> make_store_exchange(std::shared_ptr<KeyStore> store, std::string place,
+                                                  std::string prefix, int rank, int size, WaitLimit limit = nullptr);
 
 class StoreWorld {
  public:

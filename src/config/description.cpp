@@ -159,7 +159,9 @@ Section optimizer_section() {
   using S = OptimizerSection;
   described::SectionKeys<S> s(&Config::optimizer, "optimizer", "optimizer over the trained parameters");
   s.key("name", &S::name, "optimizer",
-        {.choices = {{"adamw", S::Name::kAdamw}, {"lamb", S::Name::kLamb}},
+#define TRIREME_CHOICE(Value, word) Choice(#word, S::Name::k##Value),
+        {.choices = {TRIREME_OPTIMIZERS(TRIREME_CHOICE)},
+#undef TRIREME_CHOICE
          .elsewhere = {"optim", "optimizer.type"},
          .words_elsewhere = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}}});
   s.key("moments", &S::moments, "adamw: type of both moments; bf16: half the memory, rounded stochastically",

@@ -1,17 +1,24 @@
 #include "trireme/fsdp/sharded_units.h"
 
+#include "gather_slots.h"
+#include "gradient_buffers.h"
+#include "trained_codes.h"
 #include "trireme/base/error.h"
+#include "trireme/base/profile_range.h"
+#include "trireme/nn/init.h"
 #include "trireme/ops/matmul/recipe.h"
-#include "unit_state.h"
+#include "unit_storage.h"
+#include "weight_reader.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
-
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace trireme {
 
@@ -19,20 +26,27 @@ namespace {
 
 constexpr int64_t kPeerAlignment = 512;
 
-/// Splits a unit into what its flat buffer holds and the vectors that are stored beside it in the compute dtype.
-void split_storage(const UnitSpec& spec, bool fp8, UnitSpec& stored, UnitSpec& vectors,
-                   std::vector<int>& stored_parameters) {
-  stored = vectors = spec;
-  stored.parameters.clear();
-  vectors.parameters.clear();
-  for (size_t p = 0; p < spec.parameters.size(); ++p) {
-    if (fp8 && !spec.parameters[p].linear) {
-      vectors.parameters.push_back(spec.parameters[p]);
-    } else {
-      stored.parameters.push_back(spec.parameters[p]);
-      stored_parameters.push_back(static_cast<int>(p));
-    }
-  }
+/// Of the open range of a unit's backward in this thread, "layers.3 backward"; null: none. It has no destructor, which
+/// could end a range after the thread's list of ranges.
+thread_local RangeSink* open_sink = nullptr;
+
+void end_backward_range() {
+  if (RangeSink* const sink = std::exchange(open_sink, nullptr)) sink->end();
+}
+
+/// Ends the range of the unit before, if it is still open, and begins that of `unit`. It ends with
+/// end_backward_range() or, where autograd has nothing to compute at the unit's input, with the whole backward. Without
+/// a profile it costs a relaxed load.
+void begin_backward_range(const std::string& unit) {
+  if (!ranges_recorded()) [[likely]]
+    return;
+  end_backward_range();
+  RangeSink* const sink = detail::range_sink.load(std::memory_order_acquire);
+  if (sink == nullptr) return;
+  // Before the range begins: the engine refuses callbacks outside of a backward.
+  torch::autograd::Engine::get_default_engine().queue_callback(&end_backward_range);
+  sink->begin(unit + " backward");
+  open_sink = sink;
 }
 
 }  // namespace
@@ -48,37 +62,82 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, con
   }
   at::NoGradGuard no_grad;
   trained_fp8_ = trained_in_fp8(specs_, options.trained, options.compute_first, options.compute_last);
-  add_trained_codes();
-  make_peer_memory();
-  for (size_t u = 0; u < specs_.size(); ++u) {
-    states_.push_back(make_state(u));
-    if (specs_[u].trained) add_trained(u);
-  }
-  add_slots();
+  make_units();
   assign_weight_states();
-  for (size_t u = 0; u < specs_.size(); ++u)
-    if (specs_[u].trained) collect_gradients(u);
+
+  std::vector<GatherSlots::Unit> gathered;
+  for (const auto& unit : units_)
+    gathered.push_back({unit->spec.name, unit->gathered ? unit->full : at::Tensor(), unit->spec.keep,
+                        unit->spec.backward_reads_weights});
+  slots_ = std::make_unique<GatherSlots>(std::move(gathered), device, [this](int unit) {
+    const auto u = static_cast<size_t>(unit);
+    return peers_ && peer_offsets_[u] >= 0 ? peers_->gather(units_[u]->full.view(at::kByte), peer_offsets_[u])
+                                           : units_[u]->gather(*shard_group_);
+  });
+  gradients_ = std::make_unique<GradientBuffers>(
+      world, shard_group_.get(), replica_group_.get(),
+      GradientBuffers::Options{device, options.reduce_dtype, options.compute_dtype,
+                               /*reduce_each=*/options.policy >= ShardPolicy::kGradients});
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    if (trained_index_[u] < 0) continue;
+    const auto index = static_cast<size_t>(trained_index_[u]);
+    gradients_->add(specs_[u], units_[u]->layout, units_[u]->divided, units_[u]->tensors, trained_[index]);
+    for (size_t p = 0; p < specs_[u].parameters.size(); ++p) weight_states_[u][p].sink = gradients_->sink(index, p);
+  }
 }
+
+ShardedUnits::~ShardedUnits() = default;
 
 bool ShardedUnits::is_resident(size_t unit) const {
   return unit < options_.resident.size() && options_.resident[unit] && !specs_[unit].trained;
 }
 
+bool ShardedUnits::holds_frozen_codes(const UnitSpec& spec) const {
+  return traits_of(options_.frozen).stores_codes && !spec.trained && spec.has_linear();
+}
+
+void ShardedUnits::make_units() {
+  const bool codes = traits_of(options_.trained).stores_codes;
+  std::vector<const UnitSpec*> with_codes;
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    using Form = UnitStorage::Form;
+    const UnitSpec& spec = specs_[u];
+    const bool trained_codes = codes && trained_fp8_[u];
+    const Form form = holds_frozen_codes(spec) ? Form::kFrozenFp8
+                      : trained_codes          ? Form::kTrainedCodes
+                                               : Form::kCompute;
+    const UnitDivision division = divide_unit(spec, grid_.shard.size, options_.policy, is_resident(u));
+    units_.push_back(std::make_unique<UnitStorage>(spec, form, division, grid_, options_.compute_dtype));
+    codes_index_.push_back(trained_codes ? static_cast<int>(with_codes.size()) : -1);
+    if (trained_codes) with_codes.push_back(&spec);
+    trained_index_.push_back(spec.trained ? static_cast<int>(trained_.size()) : -1);
+    if (spec.trained) trained_.emplace_back();
+  }
+  arriving_.resize(specs_.size());
+  if (!with_codes.empty()) codes_ = std::make_unique<TrainedCodes>(with_codes, device_, options_.compute_dtype);
+  make_peer_memory();
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    UnitStorage& unit = *units_[u];
+    const int index = codes_index_[u];
+    if (peers_ && peer_offsets_[u] >= 0)
+      unit.allocate(device_, peers_->block().narrow(0, peer_offsets_[u], unit.shard_bytes()));
+    else if (index >= 0)
+      unit.allocate(device_, {}, codes_->vectors(index), codes_->inverse_scales(index));
+    else
+      unit.allocate(device_);
+    if (specs_[u].trained) add_trained(u);
+  }
+}
+
 /// Shards of frozen units never change, so the ranks of one host can read them from each other's memory.
 void ShardedUnits::make_peer_memory() {
   peer_offsets_.assign(specs_.size(), -1);
-  if (grid_.shard.size == 1 || !device_.is_cuda()) return;
-  const auto compute_bytes = static_cast<int64_t>(c10::elementSize(options_.compute_dtype));
+  if (!device_.is_cuda()) return;
   int64_t peer_bytes = 0;
   for (size_t u = 0; u < specs_.size(); ++u) {
-    if (specs_[u].trained || specs_[u].replicated || is_resident(u)) continue;
-    UnitSpec stored, vectors;
-    std::vector<int> indices;
-    const bool fp8 = traits_of(options_.frozen).stores_codes && specs_[u].has_linear();
-    split_storage(specs_[u], fp8, stored, vectors, indices);
+    if (specs_[u].trained || !units_[u]->gathered) continue;
     peer_offsets_[u] = peer_bytes;
-    const int64_t bytes = make_layout(stored, grid_.shard.size).shard_numel * (fp8 ? 1 : compute_bytes);
-    peer_bytes += (bytes + kPeerAlignment - 1) / kPeerAlignment * kPeerAlignment;
+    peer_bytes += (units_[u]->shard_bytes() + kPeerAlignment - 1) / kPeerAlignment * kPeerAlignment;
   }
   if (peer_bytes == 0) return;
   std::string why_not;
@@ -87,174 +146,135 @@ void ShardedUnits::make_peer_memory() {
   outside_allocator_ = peers_ ? peer_bytes : 0;
 }
 
-std::unique_ptr<ShardedUnits::UnitState> ShardedUnits::make_state(size_t unit) {
-  const UnitSpec& spec = specs_[unit];
-  const UnitDivision division = divide_unit(spec, grid_.shard.size, options_.policy, is_resident(unit));
-  auto state = std::make_unique<UnitState>();
-  state->gathered = division.weights;
-  state->divided = division.state;
-  state->fp8 = traits_of(options_.frozen).stores_codes && !spec.trained && spec.has_linear();
-  state->trained_codes = codes_ && trained_fp8_[unit];
-  split_storage(spec, state->fp8 || state->trained_codes, state->stored, state->vectors, state->stored_parameters);
-  if (state->trained_codes) state->stored = spec;
-  const GridSlice slice = grid_.slice_of_unit(division.any());
-  state->layout = make_layout(state->stored, slice.count);
-  const UnitLayout& layout = state->layout;
-  state->begin = slice.index * layout.shard_numel;
-
-  const at::ScalarType storage = state->fp8 || state->trained_codes ? at::kFloat8_e4m3fn : options_.compute_dtype;
-  const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device_);
-  if (peers_ && peer_offsets_[unit] >= 0) {
-    state->peer_offset = peer_offsets_[unit];
-    const int64_t bytes = layout.shard_numel * static_cast<int64_t>(c10::elementSize(storage));
-    state->shard = peers_->block().narrow(0, state->peer_offset, bytes).view(storage);
-    state->shard.zero_();
-  } else if (state->gathered) {
-    state->shard = at::zeros({layout.shard_numel}, fp32.dtype(storage));
-  }
-  if (state->gathered) {
-    state->full = make_borrowed_tensor(layout.numel, storage, device_);
-  } else {
-    state->full = at::zeros({layout.numel}, fp32.dtype(storage));
-    state->shard = state->full.narrow(0, state->begin, layout.shard_numel);
-  }
-  if (state->fp8) {
-    state->vector_memory = at::zeros({make_layout(state->vectors, 1).numel}, fp32.dtype(options_.compute_dtype));
-    state->inverse_scales = at::ones({static_cast<int64_t>(spec.parameters.size())}, fp32);
-  } else if (state->trained_codes) {
-    const int64_t vectors = make_layout(state->vectors, 1).numel;
-    state->vector_memory = codes_->vectors.narrow(0, codes_->next_vector, vectors);
-    codes_->next_vector += vectors;
-    state->inverse_scales =
-        codes_->inverse.narrow(0, codes_->next_parameter, static_cast<int64_t>(spec.parameters.size()));
-  }
-
-  state->views.resize(spec.parameters.size());
-  const auto place = [&](const at::Tensor& memory, int64_t offset, size_t parameter) {
-    const ParameterSpec& shape = spec.parameters[parameter];
-    state->views[parameter] = memory.narrow(0, offset, shape.numel()).view(shape.shape).detach();
-  };
-  std::vector<bool> in_flat_buffer(spec.parameters.size(), false);
-  for (size_t i = 0; i < state->stored_parameters.size(); ++i) {
-    const auto parameter = static_cast<size_t>(state->stored_parameters[i]);
-    place(state->full, layout.offsets[state->trained_codes ? parameter : i], parameter);
-    in_flat_buffer[parameter] = true;
-  }
-  for (size_t p = 0, v = 0; p < spec.parameters.size(); ++p)
-    if (!in_flat_buffer[p]) place(state->vector_memory, make_layout(state->vectors, 1).offsets[v++], p);
-  return state;
-}
-
 void ShardedUnits::add_trained(size_t unit) {
   const UnitSpec& spec = specs_[unit];
-  UnitState& state = *states_[unit];
-  state.master = state.shard.scalar_type() == at::kFloat
-                     ? state.shard
-                     : at::zeros({state.layout.shard_numel}, state.shard.options().dtype(at::kFloat));
-  state.arrived.assign(spec.parameters.size(), false);
-  state.written.assign(spec.parameters.size(), false);
-  TrainedShard trained;
+  const UnitStorage& state = *units_[unit];
+  const auto index = static_cast<size_t>(trained_index_[unit]);
+  TrainedShard& trained = trained_[index];
   trained.name = spec.name;
   trained.master = state.master;
-  if (!state.trained_codes) trained.compute = state.shard;
+  if (codes_index_[unit] < 0) trained.compute = state.shard;
   const GridSlice slice = grid_.slice_of_unit(state.divided);
   trained.begin = state.begin;
   trained.unit_numel = make_layout(spec, 1).numel;
   trained.copies = slice.copies;
   trained.copy = slice.copy;
-  trained.first_element = trained_elements_ + state.begin;
-  trained_elements_ += spec.numel() / UnitLayout::kAlignment * UnitLayout::kAlignment +
-                       static_cast<int64_t>(spec.parameters.size() + 1) * UnitLayout::kAlignment;
-  const int64_t end = state.begin + state.layout.shard_numel;
-  for (const LayoutPiece& piece : pieces_in_range(spec, state.layout, state.begin, end))
+  trained.first_element = state.begin;
+  for (size_t u = 0; u < unit; ++u)
+    if (specs_[u].trained)
+      trained.first_element += specs_[u].numel() / UnitLayout::kAlignment * UnitLayout::kAlignment +
+                               static_cast<int64_t>(specs_[u].parameters.size() + 1) * UnitLayout::kAlignment;
+  for (const LayoutPiece& piece :
+       pieces_in_range(spec, state.layout, state.begin, state.begin + state.layout.shard_numel))
     trained.ranges.push_back({piece.flat_begin - state.begin, piece.flat_begin - state.begin + piece.count,
                               piece.tensor, spec.parameters[static_cast<size_t>(piece.parameter)].decay});
   for (const ParameterSpec& parameter : spec.parameters)
     trained.num_tensors += static_cast<int>(parameter.parts.size());
-  state.trained_index = static_cast<int>(trained_.size());
-  trained_.push_back(std::move(trained));
-  if (state.trained_codes) place_trained_codes(unit);
-}
-
-void ShardedUnits::add_slots() {
-  const auto bytes = at::TensorOptions().dtype(at::kByte).device(device_);
-  int64_t slot_bytes = 0, slot_users = 0;
-  for (size_t u = 0; u < specs_.size(); ++u) {
-    UnitState& state = *states_[u];
-    if (!state.gathered) continue;
-    const int64_t size = state.layout.numel * static_cast<int64_t>(state.full.element_size());
-    if (specs_[u].keep) {
-      state.own_slot = std::make_unique<Slot>();
-      state.own_slot->memory = at::empty({size}, bytes);
-    } else {
-      slot_bytes = std::max(slot_bytes, size);
-      ++slot_users;
-    }
-  }
-  for (int64_t i = 0; i < std::min<int64_t>(kGatherSlots, slot_users); ++i) {
-    slots_.push_back(std::make_unique<Slot>());
-    slots_.back()->memory = at::empty({slot_bytes}, bytes);
-  }
-}
-
-/// Matrices of linear layers get a sink. Gradients of other parameters are moved to the unit's buffer as soon as
-/// autograd has computed them, so that no second copy stays.
-void ShardedUnits::collect_gradients(size_t unit) {
-  UnitState& state = *states_[unit];
-  const int u = static_cast<int>(unit);
-  state.sinks.resize(specs_[unit].parameters.size());
-  for (size_t i = 0; i < specs_[unit].parameters.size(); ++i) {
-    const int p = static_cast<int>(i);
-    if (specs_[unit].parameters[i].linear) {
-      state.sinks[i] = std::make_unique<Sink>(*this, u, p);
-      state.states[i].sink = state.sinks[i].get();
-      continue;
-    }
-    state.views[i].set_requires_grad(true);
-    auto accumulator = torch::autograd::impl::grad_accumulator(state.views[i]);
-    accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-        [this, u, p](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) {
-          gradient_arrived(u, p);
-          return outputs;
-        }));
-    state.accumulators.push_back(std::move(accumulator));
-  }
-}
-
-ShardedUnits::~ShardedUnits() = default;
-
-const std::vector<at::Tensor>& ShardedUnits::parameters(int unit) { return states_.at(unit)->views; }
-
-const std::vector<WeightState>& ShardedUnits::weight_states(int unit) {
-  const UnitState& state = *states_.at(static_cast<size_t>(unit));
-  return training_ ? state.states : state.evaluation_states;
+  if (codes_index_[unit] >= 0)
+    codes_->add(codes_index_[unit], {state.layout, state.begin, state.shard, state.tensors}, trained);
 }
 
 void ShardedUnits::assign_weight_states() {
   int64_t linears = 0;
   for (size_t u = 0; u < specs_.size(); ++u)
-    if (trained_fp8_[u])
-      linears += std::count_if(specs_[u].parameters.begin(), specs_[u].parameters.end(),
-                               [](const auto& p) { return p.linear; });
+    if (trained_fp8_[u]) linears += static_cast<int64_t>(specs_[u].matrices().parameters.size());
   const bool delayed = traits_of(options_.trained).delayed_scales;
   if (delayed && linears > 0) scales_ = std::make_unique<Fp8Scales>(linears, device_);
   int64_t next = 0;
   for (size_t u = 0; u < specs_.size(); ++u) {
-    UnitState& state = *states_[u];
-    state.states.resize(specs_[u].parameters.size());
-    if (state.fp8)
-      for (const int p : state.stored_parameters)
-        state.states[static_cast<size_t>(p)] = {options_.frozen, state.inverse_scales.select(0, p), {}};
-    state.evaluation_states = state.states;
-    for (size_t p = 0; p < state.states.size(); ++p) {
-      if (!trained_fp8_[u] || !specs_[u].parameters[p].linear) continue;
-      state.states[p].recipe = options_.trained;
-      if (delayed) state.states[p].scales = scales_->linear(next++);
-      if (state.trained_codes) state.states[p].inverse_scale = state.inverse_scales.select(0, static_cast<int64_t>(p));
+    const UnitStorage& unit = *units_[u];
+    std::vector<WeightState> states(specs_[u].parameters.size()), evaluation = states;
+    for (size_t p = 0; p < states.size(); ++p) {
+      if (!specs_[u].parameters[p].linear) continue;
+      const bool frozen = unit.form == UnitStorage::Form::kFrozenFp8;
+      if (frozen || trained_fp8_[u]) states[p].recipe = frozen ? options_.frozen : options_.trained;
+      if (unit.inverse_scales.defined())
+        states[p].inverse_scale = unit.inverse_scales.select(0, static_cast<int64_t>(p));
+      if (delayed && trained_fp8_[u])
+        states[p].scales = scales_->linear(next++);
+      else
+        evaluation[p] = states[p];
     }
-    if (!delayed) state.evaluation_states = state.states;
+    weight_states_.push_back(std::move(states));
+    evaluation_states_.push_back(std::move(evaluation));
   }
 }
+
+const std::vector<at::Tensor>& ShardedUnits::parameters(int unit) {
+  return units_.at(static_cast<size_t>(unit))->tensors;
+}
+
+const std::vector<WeightState>& ShardedUnits::weight_states(int unit) {
+  return (training_ ? weight_states_ : evaluation_states_).at(static_cast<size_t>(unit));
+}
+
+void ShardedUnits::use(int unit) {
+  if (WorkPtr& arriving = arriving_.at(static_cast<size_t>(unit))) {
+    arriving->wait();
+    arriving.reset();
+  }
+  at::NoGradGuard no_grad;
+  slots_->use(unit);
+}
+
+void ShardedUnits::pre_forward(int unit) {
+  use(unit);
+  at::NoGradGuard no_grad;
+  slots_->prefetch(unit, +1);
+}
+
+void ShardedUnits::post_forward(int unit) { slots_->end_use(unit); }
+
+void ShardedUnits::pre_backward(int unit) {
+  const UnitSpec& spec = specs_[static_cast<size_t>(unit)];
+  if (spec.backward_reads_weights) use(unit);
+  at::NoGradGuard no_grad;
+  slots_->prefetch(unit, -1);
+  begin_backward_range(spec.name);
+}
+
+void ShardedUnits::post_backward(int unit) {
+  end_backward_range();
+  slots_->end_use(unit);
+}
+
+void ShardedUnits::release() { slots_->release(); }
+
+void ShardedUnits::weights_changed() {
+  at::NoGradGuard no_grad;
+  // All units with codes are divided, or none is.
+  if (codes_) {
+    const auto any = std::find_if(codes_index_.begin(), codes_index_.end(), [](int index) { return index >= 0; });
+    const bool divided = units_[static_cast<size_t>(any - codes_index_.begin())]->divided;
+    codes_->update_scales(divided ? shard_group_.get() : nullptr);
+  }
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!specs_[u].trained) continue;
+    slots_->invalidate(static_cast<int>(u));
+    if (codes_index_[u] >= 0) codes_->write(codes_index_[u]);
+    // In the order in which forward uses the units.
+    if (!units_[u]->divided || units_[u]->gathered) continue;
+    const ProfileRange range("all_gather", specs_[u].name);
+    arriving_[u] = units_[u]->gather(*shard_group_);
+  }
+}
+
+void ShardedUnits::begin_micro_batch(bool last) { gradients_->begin_micro_batch(last); }
+
+void ShardedUnits::finish_backward() {
+  gradients_->finish();
+  release();
+}
+
+void ShardedUnits::observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) {
+  gradients_->observe(std::move(observer));
+}
+
+void ShardedUnits::clip_before_reduction(std::function<at::Tensor(const at::Tensor&)> factor) {
+  gradients_->clip_before_reduction(std::move(factor));
+}
+
+void ShardedUnits::clear_gradients() { gradients_->clear(); }
 
 void ShardedUnits::begin_step() {
   if (scales_) scales_->begin_step();
@@ -268,11 +288,12 @@ at::Tensor ShardedUnits::end_step() {
 }
 
 std::string ShardedUnits::find_nonfinite_operand() const {
+  if (!scales_) return "";
+  const auto bad = [](const Fp8Scale& scale) { return !std::isfinite(scale.amax.item<float>()); };
   for (size_t u = 0; u < specs_.size(); ++u) {
-    for (size_t p = 0; scales_ && p < specs_[u].parameters.size(); ++p) {
-      const WeightState& state = states_[u]->states[p];
-      if (!traits_of(state.recipe).delayed_scales) continue;
-      const auto bad = [](const Fp8Scale& scale) { return !std::isfinite(scale.amax.item<float>()); };
+    for (size_t p = 0; p < specs_[u].parameters.size(); ++p) {
+      const WeightState& state = weight_states_[u][p];
+      if (!state.scales.x.amax.defined()) continue;
       const char* what = bad(state.scales.x)        ? "the input of "
                          : bad(state.scales.weight) ? "the weight "
                          : bad(state.scales.dy)     ? "the gradient of the output of "
@@ -289,23 +310,91 @@ bool ShardedUnits::restore_scales(const std::vector<double>& state) {
   return scales_ ? scales_->restore(state) : state.empty();
 }
 
-ShardedUnits::MemoryUse ShardedUnits::memory_use() const {
-  MemoryUse memory;
-  for (const auto& state : states_) {
-    memory.shards += static_cast<int64_t>(state->gathered ? state->shard.nbytes() : state->full.nbytes());
-    if (state->master.defined() && !state->master.is_same(state->shard))
-      memory.masters += static_cast<int64_t>(state->master.nbytes());
-    if (state->own_slot) memory.gather_slots += static_cast<int64_t>(state->own_slot->memory.nbytes());
-  }
-  for (const auto& slot : slots_) memory.gather_slots += static_cast<int64_t>(slot->memory.nbytes());
-  return memory;
+void ShardedUnits::fill(size_t unit, const Filling& filling) {
+  units_[unit]->fill(filling);
+  if (trained_index_[unit] >= 0) trained_[static_cast<size_t>(trained_index_[unit])].update_compute();
 }
 
-int64_t ShardedUnits::gathered_bytes_per_step_forward() const {
-  int64_t bytes = 0;
-  for (const auto& state : states_)
-    if (state->gathered) bytes += static_cast<int64_t>(state->shard.nbytes()) * (grid_.shard.size - 1);
-  return bytes;
+void ShardedUnits::load(const WeightSource& source, int reader_threads, const std::function<void(double)>& progress) {
+  at::NoGradGuard no_grad;
+  check_weights(specs_, source, "the checkpoint");
+  int64_t total = 0, done = 0;
+  for (size_t u = 0; u < specs_.size(); ++u)
+    if (!specs_[u].replicated) total += units_[u]->layout.shard_numel;
+  // The copies run on their own streams, which do not wait for the zero-filling of the shards.
+  if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+  std::unique_ptr<Communicator> host, slice;
+  if (options_.read_per_host) {
+    host = world_.split(grid_.host.group);
+    if (grid_.shard.size > 1) slice = world_.split(grid_.host_slice.group);
+  }
+  const auto several = [](const std::unique_ptr<Communicator>& group) {
+    return group && group->size() > 1 ? group.get() : nullptr;
+  };
+  WeightReader reader(source, device_, reader_threads);
+  const Filling filling{[&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece,
+                            const at::Tensor& target) { reader.read(part, piece, target); },
+                        [&] { reader.wait(); }, shard_group_.get(), several(host), several(slice)};
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    if (specs_[u].replicated) continue;
+    reader.keep_failure([&] { fill(u, filling); });
+    done += units_[u]->layout.shard_numel;
+    if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
+  }
+  elements_read_ += reader.elements();
+  host.reset();
+  slice.reset();
+  weights_changed();
+  // A barrier of the shard group, which ranks that have read everything wait in.
+  if (peers_) peers_->publish();
+  if (reader.failure()) std::rethrow_exception(reader.failure());
+}
+
+void ShardedUnits::initialise(uint64_t seed, bool only_replicated) {
+  at::NoGradGuard no_grad;
+  const Filling filling{
+      .write =
+          [&](const ParameterSpec& parameter, const ParameterPart& part, const LayoutPiece& piece,
+              const at::Tensor& target) { draw_initial_values(parameter, part, seed, piece.tensor_begin, target); },
+      .shard_group = shard_group_.get()};
+  for (size_t u = 0; u < specs_.size(); ++u)
+    if (!only_replicated || specs_[u].replicated) fill(u, filling);
+  weights_changed();
+  if (peers_ && !only_replicated) peers_->publish();
+}
+
+bool ShardedUnits::assign(const std::string& tensor_name, const at::Tensor& value) {
+  at::NoGradGuard no_grad;
+  bool found = false;
+  const Filling filling{.write = [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece,
+                                     const at::Tensor& target) {
+    if (part.name != tensor_name) return;
+    found = true;
+    TRIREME_CHECK(value.numel() == piece.count, tensor_name, " has ", piece.count, " elements, the value has ",
+                  value.numel());
+    target.copy_(value.reshape(-1));
+  }};
+  for (size_t u = 0; u < specs_.size(); ++u)
+    if (specs_[u].replicated) fill(u, filling);
+  return found;
+}
+
+void ShardedUnits::export_tensors(at::ScalarType dtype, const std::function<bool(int)>& select,
+                                  const std::function<void(const std::string&, const at::Tensor&)>& visit) {
+  at::NoGradGuard no_grad;
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    if (!select(static_cast<int>(u))) continue;
+    const at::Tensor full = units_[u]->whole(shard_group_.get());
+    if (grid_.world.rank != 0) continue;
+    const UnitLayout& layout = units_[u]->layout;
+    for (const LayoutPiece& piece : pieces_in_range(specs_[u], layout, 0, layout.numel)) {
+      const ParameterSpec& parameter = specs_[u].parameters[static_cast<size_t>(piece.parameter)];
+      const ParameterPart& part = parameter.parts[static_cast<size_t>(piece.part)];
+      std::vector<int64_t> shape = parameter.shape;
+      shape[0] = part.rows;
+      visit(part.name, full.narrow(0, piece.flat_begin, piece.count).to(dtype).to(at::kCPU).reshape(shape));
+    }
+  }
 }
 
 }  // namespace trireme

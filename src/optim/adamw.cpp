@@ -1,6 +1,5 @@
-#include "optimizers.h"
-
 #include "shard_kernels.h"
+#include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -142,8 +141,13 @@ class AdamW final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_adamw(const OptimizerSection& options, std::vector<TrainedShard>& shards) {
-  return std::make_unique<AdamW>(options, shards);
+const OptimizerTraits& adamw_optimizer() {
+  static const OptimizerTraits traits{
+      .moments = 2,
+      .bf16_moments = true,
+      .make = [](const OptimizerSection& options, std::vector<TrainedShard>& shards,
+                 Communicator&) -> std::unique_ptr<Optimizer> { return std::make_unique<AdamW>(options, shards); }};
+  return traits;
 }
 
 }  // namespace trireme

@@ -1,6 +1,5 @@
-#include "optimizers.h"
-
 #include "shard_kernels.h"
+#include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -120,9 +119,13 @@ class Lamb final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_lamb(const OptimizerSection& options, std::vector<TrainedShard>& shards,
-                                     Communicator& world) {
-  return std::make_unique<Lamb>(options, shards, world);
+const OptimizerTraits& lamb_optimizer() {
+  static const OptimizerTraits traits{.moments = 2,
+                                      .make = [](const OptimizerSection& options, std::vector<TrainedShard>& shards,
+                                                 Communicator& world) -> std::unique_ptr<Optimizer> {
+                                        return std::make_unique<Lamb>(options, shards, world);
+                                      }};
+  return traits;
 }
 
 }  // namespace trireme

@@ -1,4 +1,4 @@
-#include "optimizers.h"
+#include "trireme/optim/optimizer.h"
 
 #include "shard_kernels.h"
 #include "trireme/base/error.h"
@@ -6,16 +6,29 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 namespace trireme {
+
+const OptimizerTraits& traits_of(OptimizerSection::Name name) {
+  switch (name) {
+#define TRIREME_CASE(Value, word) \
+  case OptimizerSection::Name::k##Value: return word##_optimizer();
+    TRIREME_OPTIMIZERS(TRIREME_CASE)
+#undef TRIREME_CASE
+  }
+  throw InternalError("an optimizer without a name");
+}
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world) {
   TRIREME_CHECK(options.betas.size() == 2, "optimizer.betas has ", options.betas.size(), " values, not 2");
-  switch (options.name) {
-    case OptimizerSection::Name::kLamb: return make_lamb(options, shards, world);
-    case OptimizerSection::Name::kAdamw: break;
-  }
-  return make_adamw(options, shards);
+  const OptimizerTraits& traits = traits_of(options.name);
+  const bool divided =
+      std::any_of(shards.begin(), shards.end(), [&](const TrainedShard& shard) { return shard.copies < world.size(); });
+  if (traits.whole_matrices && divided)
+    throw ConfigError("optimizer.name: this optimizer needs whole matrices on each rank: take parallel.policy none");
+  return traits.make(options, shards, world);
 }
 
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {

@@ -3,6 +3,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/keys.h"
 #include "trireme/ops/matmul/recipe.h"
+#include "trireme/optim/optimizer.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/search.h"
 
@@ -54,7 +55,7 @@ class Changes {
     if (question.gpu && plan_input(question).compute_bytes == 4) add("precision.compute", "bf16");
     add_ranks();
     if (local > micro) add("batch.global_batch_size", std::to_string(question.ranks * micro));
-    if (!config.lora && config.optimizer.name == OptimizerSection::Name::kAdamw &&
+    if (!config.lora && traits_of(config.optimizer.name).bf16_moments &&
         config.optimizer.moments == OptimizerSection::Moments::kFp32)
       add("optimizer.moments", "bf16");
     const ModelFacts& facts = question.model.facts();

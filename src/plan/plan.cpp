@@ -6,6 +6,7 @@
 #include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/config/keys.h"
+#include "trireme/optim/optimizer.h"
 #include "trireme/plan/hints.h"
 #include "trireme/plan/precision.h"
 
@@ -236,7 +237,7 @@ PlanInput plan_input(const PlanQuestion& question) {
       input.recompute_blocks = recompute_fraction(input.num_blocks, parse_fraction(recompute.share).value());
       break;
   }
-  if (config.optimizer.moments == OptimizerSection::Moments::kBf16) input.moment_bytes = 4;
+  input.moment_bytes = traits_of(config.optimizer.name).moment_bytes(config.optimizer);
   input.policy = parse_policy(word_of(config.parallel.policy));
   input.ranks_per_host = question.ranks_per_host;
   input.device_memory = question.device_memory;

@@ -1,5 +1,6 @@
 #include "rank_watch.h"
 
+#include "hang_report.h"
 #include "progress_ring.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -7,8 +8,8 @@
 #include "trireme/base/stack.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/comm/listener.h"
-#include "wire.h"
+#include "trireme/comm/sockets.h"
+#include "trireme/watchdog/watchdog.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -18,10 +19,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <sstream>
+#include <utility>
 
 namespace trireme {
 
@@ -33,6 +34,15 @@ using namespace wire;
 
 constexpr double kConnectSeconds = 5;
 constexpr int kBeat = 1000;  // milliseconds
+constexpr double kFirstStepLimit = 300, kLeastLimit = 60, kMedianSteps = 10;
+/// A rank whose watchdog has found it waiting this long ago still looks for the hanging one.
+constexpr double kAsking = 5;
+/// From the limit until a rank asks: by then the others have found, too, that they wait, and few ask.
+constexpr double kSettle = 1.5;
+/// A continued process reads the failure from its neighbour and ends; on a busy machine it may have to wait for a core.
+constexpr milliseconds kContinuedEnds{5000};
+/// The reporting rank has printed by then; watchdogs look once a second, not at the same time.
+constexpr double kReporterFirst = 1.5;
 
 }  // namespace
 
@@ -42,17 +52,17 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
   ProgressRing::instance().set_rank(rank);
   ProgressRing::instance().beat();
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  const std::vector<std::string> places = all_gather(place());
-  listen(places);
-  read_introductions(all_gather(introduction()), places);
+  const std::vector<std::string> places = all_gather(network_place(hooks_.address));
+  const std::vector<Endpoint> endpoints = listen(places);
+  peers_ = std::make_unique<RankPeers>(rank, all_gather(RankPeers::introduction(endpoints)), places, stop_);
   queue_ = std::make_unique<GreetingQueue>(listeners_, GreetingQueue::Limits{.bytes = sizeof(Greeting), .most = 64},
                                            [this](const char* greeting) {
                                              Greeting read{};
                                              std::memcpy(&read, greeting, sizeof read);
-                                             return read.token == token_;
+                                             return read.token == peers_->token();
                                            });
   server_ = std::thread([this] { serve(); });
-  const Peer& next = peers_[static_cast<size_t>((rank_ + 1) % size_)];
+  const RankPeers::Peer& next = (*peers_)[(rank_ + 1) % size_];
   if (!connect_next()) {
     std::vector<std::string> tried;
     for (const Endpoint& endpoint : next.endpoints)
@@ -80,21 +90,7 @@ RankWatch::~RankWatch() {
 
 // --- start ---------------------------------------------------------------------------------------
 
-/// One word for the network that this process sees, equal for processes that share its loopback interface, and the
-/// addresses under which other hosts may reach it, the best first.
-std::string RankWatch::place() const {
-  char space[64] = "";
-  (void)readlink("/proc/self/ns/net", space, sizeof space - 1);
-  std::string text = host_identity();
-  std::replace(text.begin(), text.end(), ' ', '_');
-  text += space;
-  if (!hooks_.address.empty() && !is_loopback_address(hooks_.address)) text += " " + hooks_.address;
-  for (const std::string& address : own_addresses())
-    if (address != hooks_.address) text += " " + address;
-  return text;
-}
-
-void RankWatch::listen(const std::vector<std::string>& places) {
+std::vector<Endpoint> RankWatch::listen(const std::vector<std::string>& places) {
   const auto words_of = [](const std::string& text) { return split(text, ' '); };
   const std::vector<std::string> own = words_of(places[static_cast<size_t>(rank_)]);
   std::vector<std::string> addresses = {"127.0.0.1"};
@@ -117,71 +113,26 @@ void RankWatch::listen(const std::vector<std::string>& places) {
       }
     }
   }
+  std::vector<Endpoint> endpoints;
   for (const std::string& address : addresses) {
     try {
       const Listener listener = listen_at(address, 0, 256);
       listeners_.push_back(listener.fd);
-      endpoints_.push_back({address, listener.port});
+      endpoints.push_back({address, listener.port});
     } catch (const std::runtime_error& error) {
       throw ConfigError(fmt::format("rank {} on {} cannot listen on any port of {}: {}", rank_, host_name(),
                                     address.empty() ? "its addresses" : address, error.what()));
     }
   }
-}
-
-std::string RankWatch::introduction() {
-  ProgressRing& ring = ProgressRing::instance();
-  std::string text =
-      fmt::format("{} {} {} {} {}", host_name(), getpid(), ring.record_fd(), ring.record_token(), endpoints_[0].port);
-  for (size_t i = 1; i < endpoints_.size(); ++i) {
-    const Endpoint& endpoint = endpoints_[i];
-    const std::vector<std::string> reached = endpoint.address.empty() ? own_addresses() : std::vector{endpoint.address};
-    for (const std::string& address : reached) text += fmt::format(" {} {}", address, endpoint.port);
-  }
-  return text;
-}
-
-void RankWatch::read_introductions(const std::vector<std::string>& introductions,
-                                   const std::vector<std::string>& places) {
-  const auto network_of = [&](int rank) { return split(places[static_cast<size_t>(rank)], ' ')[0]; };
-  const std::string own_host = split(introductions[static_cast<size_t>(rank_)], ' ')[0],
-                    own_network = network_of(rank_);
-  std::map<std::string, size_t> groups;  // hosts may share a name: networks have the boot id as well
-  for (int rank = 0; rank < size_; ++rank) {
-    Peer peer;
-    int fd = -1, port = 0;
-    uint64_t token = 0;
-    std::istringstream in(introductions[static_cast<size_t>(rank)]);
-    in >> peer.host >> peer.pid >> fd >> token >> port;
-    TRIREME_CHECK(static_cast<bool>(in), "rank ", rank, " introduced itself as '",
-                  introductions[static_cast<size_t>(rank)], "'");
-    if (rank == 0) token_ = token;
-    const auto [group, fresh] = groups.emplace(network_of(rank), hosts_.size());
-    if (fresh) hosts_.emplace_back();
-    peer.group = group->second;
-    hosts_[peer.group].push_back(rank);
-    if (network_of(rank) == own_network) peer.endpoints.push_back({"127.0.0.1", port});
-    for (Endpoint endpoint; in >> endpoint.address >> endpoint.port;) peer.endpoints.push_back(endpoint);
-    if (peer.host == own_host) peer.record = map_record(peer.pid, fd, token);
-    peers_.push_back(std::move(peer));
-  }
-}
-
-int RankWatch::connect_to(int rank, double seconds) const {
-  const Peer& peer = peers_[static_cast<size_t>(rank)];
-  for (const Endpoint& endpoint : peer.endpoints) {
-    const int fd = connect_to_address(endpoint.address, endpoint.port, seconds);
-    if (fd >= 0) return fd;
-  }
-  return -1;
+  return endpoints;
 }
 
 /// The next rank accepts the connection in its server's thread and echoes the request.
 bool RankWatch::connect_next() {
   const int next = (rank_ + 1) % size_;
-  const int fd = connect_to(next, kConnectSeconds);
+  const int fd = peers_->connect(next, kConnectSeconds);
   if (fd < 0) return false;
-  const Greeting greeting{token_, rank_, kNeighbour};
+  const Greeting greeting{peers_->token(), rank_, kNeighbour};
   char answer = 0;
   if (!send_all(fd, &greeting, sizeof greeting) || !receive_all(fd, &answer, 1) || answer != kNeighbour) {
     close(fd);
@@ -243,19 +194,10 @@ void RankWatch::answer(const GreetingQueue::Caller& caller) {
       return;
     }
   } else if (greeting.request == kQuery) {
-    std::string text;
-    const double now = steady_seconds();
-    for (size_t rank = 0; rank < peers_.size(); ++rank) {
-      const Peer& peer = peers_[rank];
-      const bool self = static_cast<int>(rank) == rank_;
-      if (peer.record == nullptr && !self) continue;
-      RankView view = self ? ProgressRing::instance().view() : view_of(*peer.record, now);
-      view.host = peer.host;
-      text += encode(view) + "\n";
-    }
+    const std::string text = peers_->views_of_this_host();
     (void)send_all(fd, text.data(), text.size());
   } else if (greeting.request == kStack) {
-    const std::string text = training_stack(kStackSeconds);
+    const std::string text = training_stack(RankPeers::kStackSeconds);
     (void)send_all(fd, text.data(), text.size());
   }
   close(fd);
@@ -295,7 +237,7 @@ void RankWatch::read_from(Neighbour& neighbour) {
 
 void RankWatch::handle_lost(const Neighbour& neighbour) {
   claim_exit();
-  const Peer& peer = peers_[static_cast<size_t>(neighbour.rank)];
+  const RankPeers::Peer& peer = (*peers_)[neighbour.rank];
   std::string text;
   if (peer.record != nullptr) {
     RankView view = view_of(*peer.record, steady_seconds());
@@ -312,6 +254,177 @@ void RankWatch::handle_lost(const Neighbour& neighbour) {
   forward(text, static_cast<int>(ExitCode::kHang));
   end_stopped_ranks();
   _exit(static_cast<int>(ExitCode::kHang));
+}
+
+// --- the watchdog's thread -----------------------------------------------------------------------
+
+double RankWatch::limit() const {
+  if (fixed_limit_) return *fixed_limit_;
+  const double median = ProgressRing::instance().view().step_seconds;
+  return median > 0 ? std::max(kLeastLimit, kMedianSteps * median) : kFirstStepLimit;
+}
+
+void RankWatch::watch() {
+  for (int round = 1; !stop_; ++round) {
+    std::this_thread::sleep_for(milliseconds(100));
+    if (round % 10 != 0 || stop_) continue;
+    if (hooks_.device_error) {
+      if (const std::string error = hooks_.device_error(); !error.empty())
+        fail(error, static_cast<int>(ExitCode::kHang));
+    }
+    const double waited =
+        std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
+    const double now = steady_seconds();
+    ProgressRing::instance().set_overdue(waited >= limit());
+    if (waited < limit() + kSettle || now < next_check_) continue;
+    const double next = handle_hang(waited);
+    next_check_ = steady_seconds() + next;
+  }
+}
+
+bool RankWatch::pause(double seconds) const {
+  for (const double end = steady_seconds() + seconds; !stop_ && steady_seconds() < end;) {
+    ProgressRing::instance().set_overdue(true);
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+  return !stop_;
+}
+
+bool RankWatch::another_asks(std::optional<size_t>& lost) const {
+  const size_t host = (*peers_)[rank_].group;
+  for (const int rank : peers_->hosts()[host]) {
+    const RankRecord* record = (*peers_)[rank].record;
+    if (rank < rank_ && record != nullptr && record->overdue > steady_seconds() - kAsking) return true;
+  }
+  // Along the hosts there is always one that asks: the first, or one after a host where no rank waits.
+  if (host == 0) return false;
+  const std::vector<RankView> before = peers_->query(peers_->hosts()[host - 1]);
+  if (before.empty()) lost = host - 1;
+  for (const RankView& view : before)
+    if (view.overdue_ago >= 0 && view.overdue_ago < kAsking && !view.stopped && !view.dead) return true;
+  return false;
+}
+
+double RankWatch::handle_hang(double waited) {
+  // If ranks die inside MPI_Finalize, OpenMPI's mpirun can wait at a PMIx fence forever. All files are written by then,
+  // so stopped ranks are continued once instead of killed, on every host by a rank of it.
+  const RankView own = ProgressRing::instance().view();
+  const bool finalizing = !continued_ && own.position() != nullptr && own.position()->kind == kMpiFinalize;
+  std::optional<size_t> lost;
+  if (another_asks(lost)) {
+    if (!finalizing) return 1;
+    continued_ = true;
+    (void)pause(kReporterFirst);
+    (void)peers_->continue_stopped();
+    return limit();
+  }
+  const auto all = peers_->views(lost);
+  const HangReport report = analyse(all);
+  if (report.excused) {
+    if (!excuse_logged_)
+      log_warn(fmt::format("waiting for {:.0f} s: {}; it is given more time", waited, report.sentence));
+    excuse_logged_ = true;
+    return std::max(1.0, limit() / 10);
+  }
+  // The lowest waiting rank that is not stopped reports for all. The others that ask wait for it, and report themselves
+  // if it does not.
+  int first = rank_;
+  for (const RankView& view : all)
+    if (view.answered && !view.stopped && !view.dead && view.overdue_ago >= 0 && view.overdue_ago < kAsking)
+      first = std::min(first, view.rank);
+  if (finalizing) {
+    continued_ = true;
+    if (first == rank_)
+      log_warn(fmt::format("no progress for {:.0f} s in MPI_Finalize: {}; the stopped ranks are continued", waited,
+                           report.sentence));
+    else
+      (void)pause(kReporterFirst);
+    (void)peers_->continue_stopped();
+    return limit();
+  }
+  if (!pause(first < rank_ ? 4 : 0)) return 0;
+  const std::string stack =
+      peers_->stack_of(all[static_cast<size_t>(report.responsible.empty() ? rank_ : report.responsible[0])]);
+  claim_exit();
+  const std::string sentence = fmt::format(
+      "no progress for {:.0f} s in step {}: {}; run again, or give slow machines a longer TRIREME_HANG_SECONDS (now "
+      "{:g})",
+      waited, own.step, report.sentence, limit());
+  print_failure(rank_, fmt::format("no progress for {:.0f} s; positions of the ranks:\n{}{}rank {} on {}: {}", waited,
+                                   report.positions, stack, rank_, host_name(), sentence));
+  forward(fmt::format("rank {} found {}", rank_, sentence), static_cast<int>(ExitCode::kHang));
+  end_stopped_ranks();
+  _exit(static_cast<int>(ExitCode::kHang));
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+void RankWatch::claim_exit() {
+  if (!exiting_.exchange(true)) return;
+  for (;;) ::pause();
+}
+
+void RankWatch::forward(const std::string& reason, int exit_code) {
+  std::string body = fmt::format("{}\n{}", exit_code, reason).substr(0, kMaxReason);
+  std::string message(1, kFailure);
+  const auto length = static_cast<uint32_t>(body.size());
+  message.append(reinterpret_cast<const char*>(&length), sizeof length);
+  message += body;
+  const std::lock_guard lock(neighbours_mutex_);
+  for (const Neighbour& neighbour : neighbours_)
+    if (neighbour.fd >= 0) (void)send_all(neighbour.fd, message.data(), message.size());
+}
+
+/// A stopped process reads nothing. The ranks of its host continue it, it reads the failure from its neighbours and
+/// ends with the same exit code. A process that does not end in time is killed.
+void RankWatch::end_stopped_ranks() {
+  std::vector<const RankPeers::Peer*> continued = peers_->continue_stopped();
+  for (auto until = Clock::now() + kContinuedEnds; !continued.empty() && Clock::now() < until;) {
+    std::erase_if(continued, [](const RankPeers::Peer* peer) { return view_of(*peer->record, steady_seconds()).dead; });
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  for (const RankPeers::Peer* peer : continued) (void)kill(peer->pid, SIGKILL);
+}
+
+void RankWatch::announce(const std::string& reason, int exit_code) {
+  std::this_thread::sleep_for(kReportDelay);
+  claim_exit();
+  print_failure(rank_, reason);
+  forward(fmt::format("rank {} on {}: {}", rank_, host_name(), reason), exit_code);
+  end_stopped_ranks();
+}
+
+void RankWatch::fail(const std::string& reason, int exit_code) {
+  announce(reason, exit_code);
+  _exit(exit_code);
+}
+
+void RankWatch::leave() {
+  stop_ = true;
+  (void)eventfd_write(wake_, 1);
+  if (server_.joinable()) server_.join();
+  if (watchdog_.joinable()) watchdog_.join();
+  if (strangers_ > 0) log_warn(fmt::format("rank {}: {}", rank_, queue_->report()));
+  const char bye = kBye;
+  for (const Neighbour& neighbour : neighbours_)
+    if (neighbour.fd >= 0) (void)send_all(neighbour.fd, &bye, 1);
+}
+
+namespace {
+
+class TcpWatchdog final : public Watchdog {
+ public:
+  CollectiveObserver& observer() override { return ProgressRing::instance(); }
+  std::unique_ptr<RankGuard> guard(int rank, int size, const AllGather& all_gather, Hooks hooks) override {
+    return std::make_unique<RankWatch>(rank, size, all_gather, std::move(hooks));
+  }
+};
+
+}  // namespace
+
+Watchdog& rank_watchdog() {
+  static TcpWatchdog watchdog;
+  return watchdog;
 }
 
 }  // namespace trireme

@@ -13,7 +13,7 @@
 // lowest waiting rank asks the host before; only where no rank waits there does it ask all hosts. The number of
 // questions grows with the number of hosts.
 
-#include "rank_record.h"
+#include "rank_peers.h"
 #include "trireme/comm/greeting_queue.h"
 #include "trireme/comm/watch.h"
 
@@ -49,22 +49,8 @@ class RankWatch final : public RankGuard {
   void leave() override;
   /// Connections to this rank's port that were none of this job's; complete after leave().
   int64_t strangers() const { return strangers_; }
-  /// One per rank: the last collectives and state of each, as far as they can be read now.
-  /// The views of all ranks. Host `lost` is not asked: it did not answer just now.
-  std::vector<RankView> views(std::optional<size_t> lost);
 
  private:
-  struct Endpoint {
-    std::string address;
-    int port = 0;
-  };
-  struct Peer {
-    std::string host;
-    size_t group = 0;  // of hosts_
-    int pid = 0;
-    std::vector<Endpoint> endpoints;     // in the order of attempts
-    const RankRecord* record = nullptr;  // same host
-  };
   struct Neighbour {
     int fd = -1, rank = -1;  // fd -1: not connected
     std::string received;
@@ -73,16 +59,11 @@ class RankWatch final : public RankGuard {
   /// How long a failure waits before it is reported: it may follow from the death of another rank, whose report arrives
   /// within this time.
   static constexpr std::chrono::milliseconds kReportDelay{300};
-  static constexpr double kStackSeconds = 1;
 
   // Start: listening sockets, and the exchange of addresses, process IDs and tokens. Ranks of one host meet at its
   // loopback address; one more socket, where there are other hosts, listens on the job's interface.
-  std::string place() const;
-  void listen(const std::vector<std::string>& places);
-  std::string introduction();
-  void read_introductions(const std::vector<std::string>& introductions, const std::vector<std::string>& places);
+  std::vector<Endpoint> listen(const std::vector<std::string>& places);
   bool connect_next();
-  int connect_to(int rank, double seconds) const;
 
   // The server's thread: neighbour connections, and requests of other ranks.
   void serve();
@@ -100,32 +81,21 @@ class RankWatch final : public RankGuard {
   /// Sleeps as the watchdog's thread does while it handles a hang. False when the watch ends.
   bool pause(double seconds) const;
   double limit() const;
-  /// The views of these ranks of one host, from any of them that answers; of none when the host does not answer, whose
-  /// ranks are asked again and again for kHostSeconds.
-  std::vector<RankView> query(const std::vector<int>& ranks_of_host) const;
-  /// The answer of a rank's server thread; nothing when there is none or it is incomplete.
-  std::optional<std::string> ask(int rank, char request, double seconds) const;
-  std::string stack_of(const RankView& view) const;
 
   // The end of the process.
   /// Returns to one thread only, which ends the process; the others block.
   void claim_exit();
   void forward(const std::string& reason, int exit_code);
   void end_stopped_ranks();
-  /// Sends SIGCONT to the stopped ranks of this host and returns them.
-  std::vector<const Peer*> continue_stopped_ranks() const;
 
   int rank_, size_;
   Hooks hooks_;
   std::optional<double> fixed_limit_;
-  uint64_t token_ = 0;
   std::vector<int> listeners_;
-  std::vector<Endpoint> endpoints_;  // of this rank; the loopback address first
   int wake_ = -1;
   std::unique_ptr<GreetingQueue> queue_;  // of the server's thread
   std::atomic<int64_t> strangers_ = 0;
-  std::vector<Peer> peers_;
-  std::vector<std::vector<int>> hosts_;  // their ranks; hosts in the order of their first ranks
+  std::unique_ptr<RankPeers> peers_;
   std::mutex neighbours_mutex_;
   Neighbour neighbours_[2];
   std::optional<std::chrono::steady_clock::time_point> previous_lost_;  // when its connection broke

@@ -1,7 +1,7 @@
 // Measures exchanges through rank 0's key store. Every rank is a thread with its own connection:
 //   store_exchange_bench RANKS [ROUNDS [BYTES]]
 #include "key_server.h"
-#include "store_exchange.h"
+#include "store_world.h"
 
 #include "trireme/base/time.h"
 

@@ -1,7 +1,7 @@
 // Exchanges through a key store: number of requests, values of any size, ranks that do not arrive. The ranks are
 // threads with a connection each.
-#include "store_exchange.h"
 #include "key_server.h"
+#include "store_world.h"
 
 #include "trireme/base/error.h"
 

@@ -1,6 +1,6 @@
 // Which addresses the watch listens on.
 #include "rank_watch.h"
-#include "trireme/comm/listener.h"
+#include "trireme/comm/sockets.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

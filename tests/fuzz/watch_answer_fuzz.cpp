@@ -1,7 +1,7 @@
 // What other ranks tell a watch: messages of neighbours, and the views of another host's ranks.
 #include "fuzz_target.h"
 #include "watchdog/hang_report.h"
-#include "watchdog/wire.h"
+#include "watchdog/rank_peers.h"
 
 #include <sstream>
 

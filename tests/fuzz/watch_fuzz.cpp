@@ -1,8 +1,9 @@
 // The port of a rank's watch: strangers, and connections with the job's token, beside the connections of the ring. A
 // watch that takes a stranger's bytes for a failure ends this process, which is a finding.
 #include "fuzz_connections.h"
+#include "trireme/comm/sockets.h"
+#include "watchdog/rank_peers.h"
 #include "watchdog/rank_watch.h"
-#include "watchdog/wire.h"
 
 #include <future>
 #include <sstream>
@@ -43,8 +44,7 @@ struct Ring {
       const int fd = accept(listener, nullptr, nullptr);
       wire::Greeting greeting;
       const char answer = wire::kNeighbour;
-      fuzz::require(wire::receive_all(fd, &greeting, sizeof greeting) && wire::send_all(fd, &answer, 1),
-                    "rank 0 calls");
+      fuzz::require(receive_all(fd, &greeting, sizeof greeting) && send_all(fd, &answer, 1), "rank 0 calls");
       return fd;
     });
     const auto all_gather = [&](const std::string& own) {

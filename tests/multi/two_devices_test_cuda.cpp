@@ -1,8 +1,8 @@
 // Two GPUs in one process, with one thread and one communicator each. They share the pool of events and the watchdog's
 // list.
 #include "key_server.h"
-#include "nccl_communicator.h"
-#include "store_exchange.h"
+#include "store_world.h"
+#include "world_backend.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAFunctions.h>

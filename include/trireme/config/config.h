@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/optimizers.h"
 #include "trireme/base/recipe.h"
 #include "trireme/config/features.h"
 
@@ -58,7 +59,9 @@ struct BatchSection {
   bool operator==(const BatchSection&) const = default;
 };
 struct OptimizerSection {
-  enum class Name { kAdamw, kLamb } name = Name::kAdamw;
+#define TRIREME_VALUE(Value, word) k##Value,
+  enum class Name { TRIREME_OPTIMIZERS(TRIREME_VALUE) } name = Name::kAdamw;
+#undef TRIREME_VALUE
   double lr = 4e-4;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8, weight_decay = 1e-4;

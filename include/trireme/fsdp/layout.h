@@ -1,9 +1,12 @@
 #pragma once
-// The position of a unit's parameters in its flat buffer, and the part of that buffer that a rank owns.
+// What of a unit is divided among the ranks of a shard group, the position of its parameters in its flat buffer, and
+// the part of that buffer that a rank owns.
 
 #include "trireme/nn/unit.h"
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 namespace trireme {
@@ -32,5 +35,32 @@ struct LayoutPiece {
   int64_t tensor_begin, count;  // first element and number of elements in the flattened checkpoint tensor
 };
 std::vector<LayoutPiece> pieces_in_range(const UnitSpec& unit, const UnitLayout& layout, int64_t begin, int64_t end);
+
+/// Each policy divides what the one before it divides, and more.
+enum class ShardPolicy {
+  kNone,       // nothing: gradients go through an all-reduce (DDP)
+  kOptimizer,  // master weights and moments; gradients are whole until the last micro-batch's reduce-scatter (ZeRO-1)
+  kGradients,  // gradients too: every micro-batch's are reduce-scattered into fp32 shards (ZeRO-2)
+  kFull,       // weights too: they are gathered for each use (ZeRO-3, FSDP)
+};
+
+/// "none", "optimizer", "gradients", "full".
+const char* policy_name(ShardPolicy policy);
+/// nullopt for any other word, such as "auto".
+std::optional<ShardPolicy> parse_policy(std::string_view word);
+
+/// What of a unit is divided over a shard group of `shard_size` ranks. `resident`: a frozen unit that stays whole.
+struct UnitDivision {
+  bool weights = false;  // a rank has its shard of the weights, which are gathered for each use
+  bool state = false;    // trained: a rank updates its shard of the master weights and moments only
+  bool any() const { return weights || state; }
+};
+UnitDivision divide_unit(const UnitSpec& unit, int shard_size, ShardPolicy policy, bool resident);
+
+/// Per unit: whether it is trained, has matrices of linear layers, and these are multiplied with `recipe`, an FP8
+/// recipe. Of the trained units with such matrices, `compute_first` first and `compute_last` last ones stay in the
+/// compute dtype. With kCompute: none.
+std::vector<bool> trained_in_fp8(const std::vector<UnitSpec>& units, Recipe recipe, int64_t compute_first,
+                                 int64_t compute_last);
 
 }  // namespace trireme

@@ -8,8 +8,7 @@
 // another unit needs the slot, so the last unit of forward is still gathered when backward starts.
 //
 //   frozen unit    shard in the storage dtype; with a recipe that stores codes its matrices in E4M3, with one scale
-//   each
-//                  that is computed during loading
+//                  each that is computed during loading
 //   trained unit   fp32 master weights, compute copy and, after finish_backward(), gradient: of each, the policy says
 //                  whether a rank has its shard or the whole. A whole compute copy of divided master weights is
 //                  gathered after the optimizer step, while the next forward runs. With a recipe that stores codes the
@@ -27,7 +26,6 @@
 #include "trireme/comm/rank_grid.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/layout.h"
-#include "trireme/fsdp/policy.h"
 #include "trireme/nn/trained_shard.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/fp8_scales.h"
@@ -38,6 +36,12 @@
 #include <vector>
 
 namespace trireme {
+
+class GatherSlots;
+class GradientBuffers;
+class TrainedCodes;
+struct Filling;
+struct UnitStorage;
 
 struct ShardingOptions {
   at::ScalarType compute_dtype = at::kFloat;
@@ -122,12 +126,10 @@ class ShardedUnits : public UnitStore {
   /// A trained unit without a gradient is an internal error.
   void finish_backward();
   /// `observer` is called with every gradient of this rank before it is summed and reduced; empty: none.
-  void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) {
-    observer_ = std::move(observer);
-  }
+  void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer);
   /// From now on reductions start at the end of backward: each rank first multiplies all its gradients by `factor` of
   /// their squared L2 norm (fp64 device scalar to fp32 device scalar).
-  void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor) { clip_ = std::move(factor); }
+  void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor);
   /// Frees the step's gradients.
   void clear_gradients();
   /// Ends a forward without backward (evaluation); afterwards no unit is in use.
@@ -144,89 +146,45 @@ class ShardedUnits : public UnitStore {
                       const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
   const std::vector<UnitSpec>& units() const { return specs_; }
-  int64_t gathered_bytes_per_step_forward() const;  // bytes that one forward pass receives per rank
-  struct MemoryUse {
-    int64_t shards = 0, masters = 0, gather_slots = 0;
-  };
-  MemoryUse memory_use() const;
   /// Device memory of this store in bytes that is not allocated by the caching allocator.
   int64_t memory_outside_allocator() const { return outside_allocator_; }
   /// How frozen shards are gathered, as text for the log; empty if none is sharded on a GPU.
   const std::string& gather_path() const { return gather_path_; }
 
  private:
-  struct UnitState;
-  struct Slot;
-  struct Sink;
-  struct TrainedCodes;
+  void make_units();
   void make_peer_memory();
-  void add_trained_codes();
-  void place_trained_codes(size_t unit);
-  void find_code_scales();
-  void write_codes(int unit);
-  std::unique_ptr<UnitState> make_state(size_t unit);
   void add_trained(size_t unit);
-  void add_slots();
-  void collect_gradients(size_t unit);
-  bool is_resident(size_t unit) const;
   void assign_weight_states();
+  bool is_resident(size_t unit) const;
+  bool holds_frozen_codes(const UnitSpec& spec) const;
   void use(int unit);
-  void start_gather(int unit);
-  WorkPtr gather_whole(const UnitState& state);
-  Slot* free_slot();
-  void evict(Slot& slot);
-  void prefetch(int unit, int direction);
-  at::Tensor gradient_part(int unit, int parameter);
-  GradientTarget gradient_target(int unit, int parameter);
-  void gradient_written(int unit, int parameter);
-  void gradient_arrived(int unit, int parameter);
-  void parameter_done(int unit, int parameter);
-  bool reduces_each(const UnitState& state) const;
-  void start_reduction(int unit);
-  void clip_and_reduce();
-  void finish_reduction(int unit);
-  at::Tensor whole(int unit);
-  /// Writes the values of a piece of a parameter's part to `target`.
-  using Writer = std::function<void(const ParameterSpec&, const ParameterPart&, const LayoutPiece&, at::Tensor target)>;
-  /// Fills this rank's shard; weights_changed() then makes codes and whole copies of what is trained. `settle` is
-  /// called when all pieces have been passed to `write`, which may still be writing; it waits for that.
-  void fill(int unit, const Writer& write, const std::function<void()>& settle = {});
-  void fill_fp8(int unit, const Writer& write, const std::function<void()>& settle);
-  /// Fills `target`, elements [begin, begin + target.numel()) of a flat buffer. `sharded`: ranks with another place in
-  /// the shard group hold other elements.
-  void write_shared(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target,
-                    bool sharded, const Writer& write, const std::function<void()>& settle);
-  void join_readers();
-  void synchronise() const;
+  /// Fills a unit; weights_changed() then makes codes and whole copies of what is trained.
+  void fill(size_t unit, const Filling& filling);
 
-  std::function<void(const ParameterSpec&, at::Tensor&)> observer_;
   std::vector<UnitSpec> specs_;
   Communicator& world_;
   RankGrid grid_;
   at::Device device_;
   ShardingOptions options_;
-  std::unique_ptr<Communicator> shard_group_, replica_group_;
-  /// During load() with read_per_host: the ranks of this host, and those of them with the same place in their shard
-  /// groups. Null: each rank reads for itself.
-  std::unique_ptr<Communicator> host_readers_, shard_readers_;
+  std::unique_ptr<Communicator> shard_group_, replica_group_;  // null: a group of one rank
   int64_t elements_read_ = 0;
   std::unique_ptr<PeerMemory> peers_;
   std::vector<int64_t> peer_offsets_;  // per unit, in the peer memory; -1: not there
   std::string gather_path_;
   int64_t outside_allocator_ = 0;
-  std::vector<std::unique_ptr<UnitState>> states_;
-  std::vector<std::unique_ptr<Slot>> slots_;
-  std::vector<TrainedShard> trained_;
-  int64_t trained_elements_ = 0;         // of the units in trained_, rounded up
-  std::vector<bool> trained_fp8_;        // per unit: trained_in_fp8()
+  std::vector<bool> trained_fp8_;  // per unit: trained_in_fp8()
+  std::vector<std::unique_ptr<UnitStorage>> units_;
+  std::vector<TrainedShard> trained_;    // of the trained units, in order
+  std::vector<int> trained_index_;       // per unit: in trained_, and of the unit in gradients_; -1: frozen
+  std::vector<int> codes_index_;         // per unit: in codes_; -1: no codes
   std::unique_ptr<TrainedCodes> codes_;  // null: no unit has trained codes
+  std::unique_ptr<GatherSlots> slots_;
+  std::unique_ptr<GradientBuffers> gradients_;
+  std::vector<WorkPtr> arriving_;  // per unit: running gather of a whole compute copy; null: none
+  std::vector<std::vector<WeightState>> weight_states_, evaluation_states_;  // per unit and parameter
   std::unique_ptr<Fp8Scales> scales_;
   bool training_ = true;
-  std::vector<int> reducing_;  // units whose whole gradient is being reduced, oldest first
-  std::function<at::Tensor(const at::Tensor&)> clip_;
-  std::vector<int> unclipped_;  // units whose gradients are not clipped yet
-  int64_t gather_clock_ = 0;
-  bool last_micro_batch_ = true;
 };
 
 }  // namespace trireme

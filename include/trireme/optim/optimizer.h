@@ -2,12 +2,14 @@
 // Optimizers over local shards. All scalars that depend on the gradients stay on the device, so that a step needs no
 // synchronisation with the host.
 
+#include "trireme/base/optimizers.h"
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
 #include "trireme/nn/trained_shard.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -24,11 +26,32 @@ class Optimizer {
   virtual std::vector<StateTensor> state() = 0;
 };
 
+/// What others know of an optimizer: the plan, the configuration's hints, the room for checkpoints.
+struct OptimizerTraits {
+  int moments;                  // flat tensors of state beside the master weights, each as long as these
+  bool bf16_moments = false;    // optimizer.moments: bf16 is possible
+  bool whole_matrices = false;  // a step reads whole matrices: the policy must leave them on each rank
+  std::unique_ptr<Optimizer> (*make)(const OptimizerSection& options, std::vector<TrainedShard>& shards,
+                                     Communicator& world);
+
+  /// Of one element.
+  int64_t moment_bytes(const OptimizerSection& options) const {
+    return moments * (options.moments == OptimizerSection::Moments::kBf16 ? 2 : 4);
+  }
+};
+
+/// In the optimizer's own file: adamw_optimizer(), lamb_optimizer(), …
+#define TRIREME_DECLARE(Name, word) const OptimizerTraits& word##_optimizer();
+TRIREME_OPTIMIZERS(TRIREME_DECLARE)
+#undef TRIREME_DECLARE
+
+const OptimizerTraits& traits_of(OptimizerSection::Name name);
+
 /// An optimizer over `shards`, which must outlive it. adamw: Loshchilov & Hutter 2019, as torch.optim.AdamW computes
 /// it. lamb: You et al. 2020 with bias correction and a trust ratio |w| / |update| per checkpoint tensor. The ratio is
 /// 1 if either norm is 0 and, unless trust_ratio is all, for tensors without weight decay (as in apex' FusedLAMB and
 /// the MLPerf submissions). Norms cover all ranks that share a tensor. Empty shards and other options are internal
-/// errors; the configuration rejects them earlier.
+/// errors; the configuration rejects them earlier. ConfigError where whole_matrices meet divided ones.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world);
 

@@ -5,7 +5,7 @@
 // `--dry-run` prints the plan that the run uses, and every run compares it with the allocator's peak.
 
 #include "trireme/config/config.h"
-#include "trireme/fsdp/policy.h"
+#include "trireme/fsdp/layout.h"
 #include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/plan/rates.h"

@@ -1,6 +1,5 @@
 #include "mpi_communicator.h"
 
-#include "collective_record.h"
 #include "collectives.h"
 #include "self_communicator.h"
 #include "trireme/base/error.h"

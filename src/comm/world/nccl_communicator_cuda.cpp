@@ -1,6 +1,5 @@
-#include "nccl_communicator.h"
+#include "world_backend.h"
 
-#include "collective_record.h"
 #include "collectives.h"
 #include "queued_collectives.h"
 #include "trireme/base/error.h"

@@ -2,7 +2,6 @@
 #include "collectives.h"
 #include "host_exchange.h"
 #include "mpi_communicator.h"
-#include "nccl_communicator.h"
 #include "self_communicator.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
@@ -23,15 +22,11 @@ namespace trireme {
 
 namespace {
 
-class GpuWorld final : public World {
+class GpuWorld final : public JoinedWorld {
  public:
-  GpuWorld(const Launch& launch, Watchdog* watchdog) : launch_(launch) {
+  GpuWorld(const Launch& launch, Watchdog* watchdog) : JoinedWorld(launch) {
     if (watchdog != nullptr) set_collective_observer(watchdog->observer());
-    if (launch_.kind == Launch::Kind::kMpi) {
-      initialize_mpi();
-      adopt_mpi_rank(launch_);
-      topology_ = order_mpi_ranks(launch_);
-    }
+    if (started_by_mpi()) adopt_mpi();
     if (launch_.world_size == 1) {
       if (const std::string problem = choose_device(); !problem.empty()) throw ConfigError(problem);
       comm_ = make_self_communicator();
@@ -40,7 +35,7 @@ class GpuWorld final : public World {
       return;
     }
     std::unique_ptr<HostExchange> exchange;
-    if (launch_.kind == Launch::Kind::kMpi) {
+    if (started_by_mpi()) {
       exchange = make_mpi_exchange(mpi_job());
     } else {
       store_ = join_store(launch_);
@@ -66,22 +61,7 @@ class GpuWorld final : public World {
     comm_ = make_nccl_communicator(std::move(exchange), device(), "world");
   }
 
-  Communicator& communicator() override { return *comm_; }
   at::Device device() const override { return {at::kCUDA, static_cast<c10::DeviceIndex>(device_)}; }
-  const Launch& launch() const override { return launch_; }
-  const std::vector<std::string>& hosts() const override { return hosts_; }
-  const Topology& topology() const override { return topology_; }
-
-  void abort(const std::string& reason, int exit_code) override {
-    const bool mpi = launch_.kind == Launch::Kind::kMpi && launch_.world_size > 1;
-    if (guard_ && (guard_->connected() || !mpi)) guard_->fail(reason, exit_code);
-    if (guard_)
-      guard_->announce(reason, exit_code);
-    else
-      print_failure(launch_.rank, reason);
-    if (mpi) abort_mpi(exit_code);
-    _exit(exit_code);
-  }
 
   void leave() override {
     fault_point("leave", launch_.rank);
@@ -89,7 +69,7 @@ class GpuWorld final : public World {
     fault_point("part", launch_.rank);
     // The watchdog ends last: a rank that stops during these steps blocks the others, as in any collective.
     comm_.reset();
-    if (launch_.kind == Launch::Kind::kMpi) {
+    if (started_by_mpi()) {
       fault_point("finalize", launch_.rank);
       finalize_mpi();
     }
@@ -144,13 +124,8 @@ class GpuWorld final : public World {
     throw ConfigError(found);
   }
 
-  Launch launch_;
-  std::vector<std::string> hosts_;
-  Topology topology_;
   int device_ = 0;
   std::unique_ptr<StoreWorld> store_;
-  std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<RankGuard> guard_;
 };
 
 }  // namespace

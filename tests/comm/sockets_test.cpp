@@ -1,5 +1,5 @@
 // Where the sockets of a job listen: on the job's interface, on no other address of the machine.
-#include "trireme/comm/listener.h"
+#include "trireme/comm/sockets.h"
 
 #include "key_server.h"
 #include "key_store.h"

@@ -1,7 +1,8 @@
 #pragma once
-// Listening sockets on one address of this machine, and which address that is. Addresses are numeric texts, IPv4 or
-// IPv6.
+// TCP sockets between ranks: where this machine listens, connections with time limits, whole messages. Addresses are
+// numeric texts, IPv4 or IPv6.
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,9 +17,21 @@ struct Listener {
 /// of the system.
 Listener listen_at(const std::string& address, int port, int backlog);
 
-/// Connects to `address` within `seconds`, which are also the limit of every later send and receive. -1: no connection.
-int connect_to_address(const std::string& address, int port, double seconds);
+/// Connects to `address` within `seconds`, which are also the limit of every later send and receive. -1: no connection,
+/// for the reason in `why`.
+int connect_to_address(const std::string& address, int port, double seconds, std::string* why = nullptr);
+/// Time limit in seconds of every later send, receive and connect; 0: none.
+void set_timeouts(int fd, double seconds);
+/// Undoes SOCK_NONBLOCK.
+void make_blocking(int fd);
+/// Messages go at once, and a host that vanishes without closing the connection is noticed after a minute.
+void keep_alive(int fd);
+/// Whether the whole message was sent, or received. errno says why not; it is 0 where the other end has closed.
+bool send_all(int fd, const void* data, size_t size);
+bool receive_all(int fd, void* data, size_t size);
 
+/// The addresses of a host, as this machine resolves its name; none, for the reason in `why`, if it does not.
+std::vector<std::string> addresses_of(const std::string& host, std::string* why = nullptr);
 bool is_numeric_address(const std::string& text);
 bool is_loopback_address(const std::string& address);
 /// The address of this end of a connection.

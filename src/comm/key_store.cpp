@@ -1,21 +1,16 @@
-// A rank's connection to the key store that rank 0 serves.
 #include "key_store.h"
 
 #include "trireme/base/hash.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
-#include "trireme/comm/listener.h"
+#include "trireme/comm/sockets.h"
 
 #include <fmt/format.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -39,30 +34,21 @@ constexpr double kConnectSeconds = 8;
 /// For the answer to a request whose time is up.
 constexpr double kAnswerSeconds = 20;
 
-using Address = std::vector<char>;  // a sockaddr
-
 /// A call of the resolver cannot be interrupted and may take minutes: it runs in a thread that is abandoned when the
-/// time is up.
-std::pair<std::vector<Address>, std::string> resolve(const std::string& host, int port, double seconds) {
-  using Result = std::pair<std::vector<Address>, std::string>;
-  std::packaged_task<Result()> task([host, port]() -> Result {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-    if (status != 0) return {{}, fmt::format("{} cannot be resolved: {}", host, gai_strerror(status))};
-    Result result;
-    for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-      const char* bytes = reinterpret_cast<const char*>(at->ai_addr);
-      result.first.emplace_back(bytes, bytes + at->ai_addrlen);
-    }
-    freeaddrinfo(found);
-    return result;
+/// time is up. None, for the reason in `why`, where the name is not known.
+std::vector<std::string> resolve(const std::string& host, double seconds, std::string* why) {
+  using Result = std::pair<std::vector<std::string>, std::string>;
+  std::packaged_task<Result()> task([host] {
+    Result found;
+    found.first = addresses_of(host, &found.second);
+    return found;
   });
   std::future<Result> result = task.get_future();
   std::thread(std::move(task)).detach();
-  if (result.wait_for(std::chrono::duration<double>(seconds)) != std::future_status::ready)
-    return {{}, fmt::format("the name server does not answer for {}", host)};
-  return result.get();
+  Result found{{}, "the name server does not answer for " + host};
+  if (result.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready) found = result.get();
+  if (found.first.empty()) *why = found.second;
+  return found.first;
 }
 
 class Connection {
@@ -74,27 +60,16 @@ class Connection {
   Connection(Connection&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
-  explicit operator bool() const { return fd_ >= 0; }
 
   std::string local_address() const { return trireme::local_address(fd_); }
 
-  void send_all(const std::string& bytes) const {
-    for (size_t at = 0; at < bytes.size();) {
-      const ssize_t sent = send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent <= 0) throw std::runtime_error(std::strerror(errno));
-      at += static_cast<size_t>(sent);
-    }
+  void send(const std::string& bytes) const {
+    if (!send_all(fd_, bytes.data(), bytes.size())) throw std::runtime_error(std::strerror(errno));
   }
 
   void receive(void* data, size_t size) const {
-    for (size_t at = 0; at < size;) {
-      const ssize_t got = recv(fd_, static_cast<char*>(data) + at, size - at, 0);
-      if (got < 0 && errno == EINTR) continue;
-      if (got == 0) throw std::runtime_error("the connection was closed");
-      if (got < 0) throw std::runtime_error(std::strerror(errno));
-      at += static_cast<size_t>(got);
-    }
+    if (!receive_all(fd_, data, size))
+      throw std::runtime_error(errno == 0 ? "the connection was closed" : std::strerror(errno));
   }
 
   template <class T>
@@ -124,35 +99,13 @@ class Connection {
   int fd_;
 };
 
-int connect_within(const Address& address, double seconds, std::string* reason) {
-  const auto* to = reinterpret_cast<const sockaddr*>(address.data());
-  const int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  // Linux applies the send time-out to connect() as well.
-  timeval limit{static_cast<time_t>(seconds), static_cast<suseconds_t>(std::fmod(seconds, 1) * 1e6)};
-  if (limit.tv_sec == 0) limit.tv_usec = std::max<suseconds_t>(limit.tv_usec, 1000);
-  if (fd >= 0) {
-    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (connect(fd, to, static_cast<socklen_t>(address.size())) == 0) {
-      const int on = 1;
-      const timeval none{};
-      (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
-      (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-      return fd;
-    }
-  }
-  *reason = errno == EINPROGRESS ? "no answer to the connection" : std::strerror(errno);
-  if (fd >= 0) close(fd);
-  return -1;
-}
-
 /// An open port whose owner took the greeting and is silent, or closed the connection: nothing, try again.
 /// NoKeyStore when the answer is wrong.
 bool greeted(const Connection& connection, const std::string& own, int rank, int size, double deadline,
              std::string* reason) {
   const Greeting greeting{.identity = xxh3_64(own.data(), own.size()), .rank = rank, .size = size};
   try {
-    connection.send_all({reinterpret_cast<const char*>(&greeting), sizeof greeting});
+    connection.send({reinterpret_cast<const char*>(&greeting), sizeof greeting});
   } catch (const std::runtime_error& error) {
     *reason = error.what();
     return false;
@@ -243,7 +196,7 @@ class TcpKeyStore final : public KeyStore {
     if (request.size() > kMaxRequest)
       throw std::runtime_error(fmt::format("a request of {} bytes is longer than {}", request.size(), kMaxRequest));
     const auto length = static_cast<uint32_t>(request.size());
-    connection_.send_all(std::string(reinterpret_cast<const char*>(&length), sizeof length) + request);
+    connection_.send(std::string(reinterpret_cast<const char*>(&length), sizeof length) + request);
   }
 
   std::mutex mutex_;  // a request and its answer
@@ -258,17 +211,19 @@ std::unique_ptr<KeyStore> connect_key_store(const std::string& host, int port, c
   std::string reason = "no time to try";
   double pause = kFirstPause;
   while (steady_seconds() < deadline) {
-    std::vector<Address> addresses;
-    for (const std::string& name : split(host, ',')) {
-      auto [found, problem] = resolve(name, port, deadline - steady_seconds());
-      if (found.empty()) reason = problem;
-      addresses.insert(addresses.end(), found.begin(), found.end());
-    }
-    for (const Address& address : addresses) {
+    std::vector<std::string> addresses;
+    for (const std::string& name : split(host, ','))
+      for (std::string& address : resolve(name, deadline - steady_seconds(), &reason))
+        addresses.push_back(std::move(address));
+    for (const std::string& address : addresses) {
       const double left = deadline - steady_seconds();
       if (left <= 0) break;
-      Connection connection(connect_within(address, std::min(left, kConnectSeconds), &reason));
-      if (connection && greeted(connection, identity, rank, size, deadline, &reason))
+      const int fd = connect_to_address(address, port, std::min(left, kConnectSeconds), &reason);
+      if (fd < 0) continue;
+      set_timeouts(fd, 0);  // rank 0 may answer late
+      keep_alive(fd);
+      Connection connection(fd);
+      if (greeted(connection, identity, rank, size, deadline, &reason))
         return std::make_unique<TcpKeyStore>(std::move(connection));
     }
     // Ranks whose attempts coincide come apart again.

@@ -1,14 +1,17 @@
-#include "trireme/comm/listener.h"
+#include "trireme/comm/sockets.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -129,18 +132,79 @@ Listener listen_at(const std::string& address, int port, int backlog) {
   return listener;
 }
 
-int connect_to_address(const std::string& address, int port, double seconds) {
-  SocketAddress to = parse_address(address, port);
-  if (to.size == 0) return -1;
-  const int fd = socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return -1;
+void set_timeouts(int fd, double seconds) {
   const auto whole = static_cast<time_t>(seconds);
-  const timeval limit{whole, static_cast<suseconds_t>((seconds - static_cast<double>(whole)) * 1e6)};
-  (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // Linux applies it to connect() as well
-  if (connect(fd, to.get(), to.size) == 0) return fd;
-  close(fd);
+  const timeval time{whole, static_cast<suseconds_t>((seconds - static_cast<double>(whole)) * 1e6)};
+  (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+  (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);  // Linux applies it to connect() as well
+}
+
+int connect_to_address(const std::string& address, int port, double seconds, std::string* why) {
+  SocketAddress to = parse_address(address, port);
+  errno = EADDRNOTAVAIL;
+  const int fd = to.size == 0 ? -1 : socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd >= 0) {
+    set_timeouts(fd, std::max(seconds, 0.001));  // 0 would be no limit
+    if (connect(fd, to.get(), to.size) == 0) return fd;
+  }
+  if (why != nullptr) *why = errno == EINPROGRESS ? "no answer to the connection" : std::strerror(errno);
+  if (fd >= 0) close(fd);
   return -1;
+}
+
+void make_blocking(int fd) { (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); }
+
+void keep_alive(int fd) {
+  const int on = 1, idle = 10, interval = 5, count = 10, user_timeout = 60000;
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, sizeof user_timeout);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+bool send_all(int fd, const void* data, size_t size) {
+  const char* at = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t sent = send(fd, at, size, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return false;
+    at += sent;
+    size -= static_cast<size_t>(sent);
+  }
+  return true;
+}
+
+bool receive_all(int fd, void* data, size_t size) {
+  char* at = static_cast<char*>(data);
+  while (size > 0) {
+    const ssize_t got = recv(fd, at, size, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0) errno = 0;
+    if (got <= 0) return false;
+    at += got;
+    size -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+std::vector<std::string> addresses_of(const std::string& host, std::string* why) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  std::vector<std::string> addresses;
+  if (const int status = getaddrinfo(host.c_str(), nullptr, &hints, &found); status != 0) {
+    if (why != nullptr) *why = fmt::format("{} cannot be resolved: {}", host, gai_strerror(status));
+    return addresses;
+  }
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    std::array<char, NI_MAXHOST> name{};
+    if (getnameinfo(at->ai_addr, at->ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST) == 0 &&
+        std::find(addresses.begin(), addresses.end(), name.data()) == addresses.end())
+      addresses.emplace_back(name.data());
+  }
+  freeaddrinfo(found);
+  return addresses;
 }
 
 bool is_numeric_address(const std::string& text) { return parse_address(text, 0).size > 0; }

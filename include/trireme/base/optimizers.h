@@ -1,0 +1,8 @@
+#pragma once
+// Which optimizers there are. optim/optimizer.h says what each of them keeps and needs.
+
+/// X(Name, word) stands for OptimizerSection::Name::kName, for `word` in optimizer.name and for word_optimizer() in
+/// src/optim/word.cpp.
+#define TRIREME_OPTIMIZERS(X) \
+  X(Adamw, adamw)             \
+  X(Lamb, lamb)

@@ -1,0 +1,110 @@
+#include "trained_codes.h"
+
+#include "trireme/ops/matmul/fp8.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace trireme {
+
+namespace {
+
+/// Distance of one matrix's scalars to the next, in floats: cuBLASLt requires aligned scalars.
+constexpr int64_t kStride = 32;
+
+}  // namespace
+
+void reduce_amax(Communicator& ranks, const at::Tensor& amax) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  ranks.all_reduce(amax.nan_to_num_(kInfinity, kInfinity), ReduceOp::kMax)->wait();
+}
+
+TrainedCodes::TrainedCodes(const std::vector<const UnitSpec*>& units, at::Device device, at::ScalarType dtype) {
+  int64_t vectors = 0, tensor = 0;
+  size_t most_parts = 1;
+  std::vector<std::vector<int64_t>> tensors_of;  // by parameter
+  for (const UnitSpec* spec : units) {
+    units_.push_back({spec, static_cast<int64_t>(tensors_of.size()), tensor, vectors, nullptr, {}});
+    vectors += make_layout(spec->vectors(), 1).numel;
+    for (const ParameterSpec& parameter : spec->parameters) {
+      tensors_of.emplace_back();
+      for (size_t q = 0; q < parameter.parts.size(); ++q) tensors_of.back().push_back(tensor++);
+      most_parts = std::max(most_parts, parameter.parts.size());
+    }
+  }
+  const auto fp32 = at::TensorOptions(device).dtype(at::kFloat);
+  const auto parameters = static_cast<int64_t>(tensors_of.size());
+  const at::Tensor index = at::empty({parameters, static_cast<int64_t>(most_parts)}, at::kLong);
+  for (int64_t p = 0; p < parameters; ++p) {
+    const std::vector<int64_t>& tensors = tensors_of[static_cast<size_t>(p)];
+    // A parameter of fewer parts has its first tensor several times, which changes no maximum.
+    for (size_t q = 0; q < most_parts; ++q)
+      index[p][static_cast<int64_t>(q)] = q < tensors.size() ? tensors[q] : tensors.front();
+  }
+  amax_ = at::zeros({tensor}, fp32);
+  tensors_of_ = index.to(device);
+  scale_ = at::ones({parameters}, fp32);
+  inverse_ = at::ones({parameters, kStride}, fp32).select(1, 0);
+  vectors_ = at::zeros({vectors}, fp32.dtype(dtype));
+}
+
+at::Tensor TrainedCodes::vectors(int unit) const {
+  const Unit& u = units_.at(static_cast<size_t>(unit));
+  return vectors_.narrow(0, u.first_vector, make_layout(u.spec->vectors(), 1).numel);
+}
+
+at::Tensor TrainedCodes::inverse_scales(int unit) const {
+  const Unit& u = units_.at(static_cast<size_t>(unit));
+  return inverse_.narrow(0, u.first_parameter, static_cast<int64_t>(u.spec->parameters.size()));
+}
+
+void TrainedCodes::add(int unit, const Part& part, TrainedShard& shard) {
+  Unit& u = units_.at(static_cast<size_t>(unit));
+  u.shard = &shard;
+  shard.amax = amax_.narrow(0, u.first_tensor, shard.num_tensors);
+  const int64_t begin = part.begin, end = begin + part.layout.shard_numel;
+  for (size_t p = 0; p < u.spec->parameters.size(); ++p) {
+    const int64_t offset = part.layout.offsets[p], first = std::max(begin, offset),
+                  last = std::min(end, offset + u.spec->parameters[p].numel());
+    if (first >= last) continue;
+    const at::Tensor master = shard.master.narrow(0, first - begin, last - first);
+    if (u.spec->parameters[p].linear) {
+      u.pieces.push_back(
+          {u.first_parameter + static_cast<int64_t>(p), master, part.codes.narrow(0, first - begin, last - first)});
+    } else {
+      vector_masters_.push_back(master);
+      vector_values_.push_back(part.tensors[p].view(-1).narrow(0, first - offset, last - first));
+    }
+  }
+}
+
+void TrainedCodes::update_scales(Communicator* group) {
+  for (const Unit& unit : units_) {
+    TrainedShard& shard = *unit.shard;
+    if (!shard.amax_known) {
+      shard.amax.zero_();  // of tensors without elements on this rank
+      for (const ShardRange& range : shard.ranges)
+        shard.amax[range.tensor].copy_(fp8_amax(shard.master.narrow(0, range.begin, range.end - range.begin)));
+    }
+    shard.amax_known = false;
+  }
+  const at::Tensor amax = amax_.index_select(0, tensors_of_.view(-1)).view(tensors_of_.sizes()).amax(1);
+  if (group != nullptr) {
+    reduce_amax(*group, amax);
+    // Each element is on one rank and zero on the others, so that the sum is exact.
+    vectors_.zero_();
+  }
+  if (!vector_values_.empty()) at::_foreach_copy_(vector_values_, vector_masters_);
+  if (group != nullptr && vectors_.numel() > 0) group->all_reduce(vectors_)->wait();
+  inverse_.copy_(fp8_inverse_scale(amax));
+  scale_.copy_(inverse_.reciprocal());
+}
+
+void TrainedCodes::write(int unit) const {
+  for (const Piece& piece : units_.at(static_cast<size_t>(unit)).pieces)
+    fp8_codes_(piece.codes, piece.master, scale_.select(0, piece.parameter));
+}
+
+}  // namespace trireme

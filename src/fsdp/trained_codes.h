@@ -1,0 +1,67 @@
+#pragma once
+// Private to fsdp/: E4M3 codes of trained matrices, made from the fp32 master weights after each optimizer step.
+
+#include "trireme/comm/communicator.h"
+#include "trireme/fsdp/layout.h"
+#include "trireme/nn/trained_shard.h"
+#include "trireme/nn/unit.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace trireme {
+
+/// The largest amax of the ranks; infinite where a rank has a NaN, which neither MPI's nor NCCL's maximum keeps.
+void reduce_amax(Communicator& ranks, const at::Tensor& amax);
+
+/// Of some units: the scales of all matrices, and the values of all other parameters (vectors), which are whole on
+/// every rank. A few operations serve all units.
+class TrainedCodes {
+ public:
+  /// `units`: in the order of the numbers that the functions below take. `dtype`: of vectors.
+  TrainedCodes(const std::vector<const UnitSpec*>& units, at::Device device, at::ScalarType dtype);
+
+  /// The memory of a unit's vectors, laid out as make_layout(unit.vectors(), 1), and fp32 [parameters of the unit]:
+  /// the inverse of each one's scale.
+  at::Tensor vectors(int unit) const;
+  at::Tensor inverse_scales(int unit) const;
+
+  /// This rank's part of a unit: elements [begin, begin + shard_numel) of its flat buffer.
+  struct Part {
+    const UnitLayout& layout;
+    int64_t begin;
+    at::Tensor codes;                        // E4M3 [shard_numel]
+    const std::vector<at::Tensor>& tensors;  // the unit's, those of vectors in the memory of vectors()
+  };
+  /// `shard` outlives this object.
+  void add(int unit, const Part& part, TrainedShard& shard);
+
+  /// The scale of every matrix from its largest magnitude over the ranks of `group`, and the vectors. `group` null: the
+  /// units are not divided. Collective over it.
+  void update_scales(Communicator* group);
+  /// Writes this rank's codes of the unit.
+  void write(int unit) const;
+
+ private:
+  /// This rank's elements of a matrix.
+  struct Piece {
+    int64_t parameter;  // number among the parameters of all units
+    at::Tensor master, codes;
+  };
+  struct Unit {
+    const UnitSpec* spec;
+    int64_t first_parameter = 0, first_tensor = 0, first_vector = 0;
+    TrainedShard* shard = nullptr;
+    std::vector<Piece> pieces;
+  };
+  std::vector<Unit> units_;
+  at::Tensor amax_;                                         // fp32 [checkpoint tensors]: this rank's
+  at::Tensor tensors_of_;                                   // int64 [parameters, most parts]: tensors of each parameter
+  at::Tensor scale_, inverse_;                              // fp32 [parameters]
+  at::Tensor vectors_;                                      // flat
+  std::vector<at::Tensor> vector_masters_, vector_values_;  // this rank's elements of them
+};
+
+}  // namespace trireme

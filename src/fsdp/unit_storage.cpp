@@ -1,0 +1,153 @@
+#include "unit_storage.h"
+
+#include "gather_slots.h"
+#include "trained_codes.h"
+#include "trireme/base/error.h"
+#include "trireme/ops/matmul/fp8.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace trireme {
+
+namespace {
+
+void write_pieces(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target,
+                  const PieceWriter& write) {
+  for (const LayoutPiece& piece : pieces_in_range(spec, layout, begin, begin + target.numel())) {
+    const ParameterSpec& parameter = spec.parameters[static_cast<size_t>(piece.parameter)];
+    write(parameter, parameter.parts[static_cast<size_t>(piece.part)], piece,
+          target.narrow(0, piece.flat_begin - begin, piece.count));
+  }
+}
+
+/// Fills `target`, elements [begin, begin + target.numel()) of a flat buffer. `sharded`: ranks with another place in
+/// the shard group hold other elements.
+void write_shared(const UnitSpec& spec, const UnitLayout& layout, int64_t begin, const at::Tensor& target, bool sharded,
+                  const Filling& filling) {
+  Communicator* const readers = sharded ? filling.slice_readers : filling.whole_readers;
+  const int64_t size = readers == nullptr ? 1 : readers->size(), rank = readers == nullptr ? 0 : readers->rank();
+  const int64_t share = target.numel() / size, rest = target.numel() - size * share;
+  write_pieces(spec, layout, begin + rank * share, target.narrow(0, rank * share, share), filling.write);
+  // Fewer elements than readers: each reads them.
+  if (rest > 0) write_pieces(spec, layout, begin + size * share, target.narrow(0, size * share, rest), filling.write);
+  if (filling.settle) filling.settle();
+  if (size > 1 && share > 0)
+    readers->all_gather(target.narrow(0, 0, size * share), target.narrow(0, rank * share, share))->wait();
+}
+
+}  // namespace
+
+UnitStorage::UnitStorage(const UnitSpec& spec_, Form form_, UnitDivision division, const RankGrid& grid,
+                         at::ScalarType compute_dtype_)
+    : spec(spec_),
+      form(form_),
+      gathered(division.weights),
+      divided(division.state),
+      stored(form == Form::kFrozenFp8 ? spec.matrices() : spec),
+      vectors(spec.vectors()),
+      compute_dtype(compute_dtype_),
+      dtype(form == Form::kCompute ? compute_dtype_ : at::kFloat8_e4m3fn) {
+  if (form == Form::kCompute) vectors.parameters.clear();
+  const GridSlice slice = grid.slice_of_unit(division.any());
+  layout = make_layout(stored, slice.count);
+  begin = slice.index * layout.shard_numel;
+}
+
+void UnitStorage::allocate(at::Device device, const at::Tensor& shard_memory, const at::Tensor& vectors_here,
+                           const at::Tensor& scales) {
+  const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device);
+  if (shard_memory.defined()) {
+    shard = shard_memory.view(dtype);
+    shard.zero_();
+  } else if (gathered) {
+    shard = at::zeros({layout.shard_numel}, fp32.dtype(dtype));
+  }
+  if (gathered) {
+    full = make_borrowed_tensor(layout.numel, dtype, device);
+  } else {
+    full = at::zeros({layout.numel}, fp32.dtype(dtype));
+    shard = full.narrow(0, begin, layout.shard_numel);
+  }
+  const UnitLayout beside = make_layout(vectors, 1);
+  vector_memory = vectors_here;
+  inverse_scales = scales;
+  if (form == Form::kFrozenFp8) {
+    vector_memory = at::zeros({beside.numel}, fp32.dtype(compute_dtype));
+    inverse_scales = at::ones({static_cast<int64_t>(spec.parameters.size())}, fp32);
+  }
+  size_t next_vector = 0, next_stored = 0;
+  for (size_t p = 0; p < spec.parameters.size(); ++p) {
+    const ParameterSpec& parameter = spec.parameters[p];
+    const bool vector = form != Form::kCompute && !parameter.linear;
+    const int64_t offset = vector                     ? beside.offsets[next_vector++]
+                           : form == Form::kFrozenFp8 ? layout.offsets[next_stored++]
+                                                      : layout.offsets[p];
+    tensors.push_back(
+        (vector ? vector_memory : full).narrow(0, offset, parameter.numel()).view(parameter.shape).detach());
+  }
+  if (!spec.trained) return;
+  master = dtype == at::kFloat ? shard : at::zeros({layout.shard_numel}, fp32);
+}
+
+void UnitStorage::fill(const Filling& filling) {
+  if (form == Form::kFrozenFp8) return fill_codes(filling);
+  write_shared(stored, layout, begin, master.defined() ? master : shard, divided || gathered, filling);
+}
+
+void UnitStorage::fill_codes(const Filling& filling) {
+  write_shared(vectors, make_layout(vectors, 1), 0, vector_memory, /*sharded=*/false, filling);
+  const int64_t end = begin + layout.shard_numel;
+  const at::Tensor values = at::zeros({layout.shard_numel}, vector_memory.options());
+  // The writers' streams do not wait for the zeros.
+  if (const at::Device device = values.device(); device.is_cuda())
+    c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+  write_shared(stored, layout, begin, values, gathered, filling);
+
+  // This rank's part of every matrix; the scale comes from the largest magnitude over all ranks.
+  const size_t count = stored.parameters.size();
+  std::vector<at::Tensor> parts(count), targets(count);
+  at::Tensor amax = at::zeros({static_cast<int64_t>(count)}, inverse_scales.options());
+  for (size_t p = 0; p < count; ++p) {
+    const int64_t first = std::max(begin, layout.offsets[p]),
+                  last = std::min(end, layout.offsets[p] + stored.parameters[p].numel());
+    if (first >= last) continue;
+    parts[p] = values.narrow(0, first - begin, last - first);
+    targets[p] = shard.narrow(0, first - begin, last - first);
+    amax[static_cast<int64_t>(p)].copy_(fp8_amax(parts[p]));
+  }
+  if (gathered) reduce_amax(*filling.shard_group, amax);
+  const at::Tensor on_host = amax.to(at::kCPU);
+  for (size_t p = 0, i = 0; i < spec.parameters.size(); ++i) {
+    if (!spec.parameters[i].linear) continue;
+    if (!std::isfinite(on_host[static_cast<int64_t>(p)].item<float>()))
+      throw ModelError(
+          fmt::format("{}.{} holds a NaN or an infinity and cannot be stored in FP8; repair the checkpoint or use "
+                      "precision.linear: compute",
+                      spec.name, spec.parameters[i].name));
+    const at::Tensor inverse = inverse_scales.select(0, static_cast<int64_t>(i));
+    inverse.copy_(fp8_inverse_scale(amax[static_cast<int64_t>(p)]));
+    if (parts[p].defined()) fp8_cast_(targets[p], parts[p], inverse);
+    ++p;
+  }
+}
+
+WorkPtr UnitStorage::gather(Communicator& group) const {
+  // Codes as bytes, because the communicator has no FP8 type.
+  return dtype == at::kFloat8_e4m3fn ? group.all_gather(full.view(at::kByte), shard.view(at::kByte))
+                                     : group.all_gather(full, shard);
+}
+
+at::Tensor UnitStorage::whole(Communicator* group) const {
+  const at::Tensor& mine = master.defined() ? master : shard;
+  if (!gathered && !divided) return mine;
+  at::Tensor all = at::empty({layout.numel}, mine.options());
+  group->all_gather(all, mine)->wait();
+  return all;
+}
+
+}  // namespace trireme
