@@ -64,7 +64,7 @@ constexpr size_t kAskedAtOnce = 32;
 
 std::string network_place(const std::string& known) {
   char space[64] = "";
-  (void)readlink("/proc/self/ns/net", space, sizeof space - 1);
+  if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0) space[0] = '\0';
   std::string text = host_identity();
   std::replace(text.begin(), text.end(), ' ', '_');
   text += space;
