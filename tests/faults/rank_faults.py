@@ -239,7 +239,7 @@ def environment(site):
     """F35: contradictory launcher variables are refused with their names, quickly and before anything is written."""
     for variables, words in (({"RANK": "0"}, ["WORLD_SIZE is missing"]), ({"RANK": "5", "WORLD_SIZE": "4"}, ["RANK=5", "WORLD_SIZE=4"]),
                              ({"RANK": "one", "WORLD_SIZE": "2"}, ["RANK='one'"]), ({"RANK": "0", "WORLD_SIZE": "2"}, ["MASTER_ADDR is missing"]),
-                             ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "2"}, ["SLURM_PROCID=3", "SLURM_NTASKS=2"]),
+                             ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "2"}, ["SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=2"]),
                              ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, ["SLURM_PROCID is missing"]),
                              ({"RANK": "0", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
                               ["WORLD_SIZE=1 contradicts OMPI_COMM_WORLD_SIZE=2"]), ({"TRIREME_FAULT": "explode@rank1"}, ["TRIREME_FAULT", "explode"]),
