@@ -8,6 +8,14 @@
 
 namespace trireme {
 
+std::optional<double> min_lr_factor(const ScheduleSection& schedule) {
+  using Name = ScheduleSection::Name;
+  if (schedule.min_lr_factor) return schedule.min_lr_factor;
+  if (schedule.name == Name::kWsd) return 0;
+  if (schedule.name == Name::kFmsCosine) return 0.1;
+  return std::nullopt;
+}
+
 namespace {
 
 double half_cosine(double x) { return 0.5 * (1 + std::cos(std::numbers::pi * x)); }
@@ -20,7 +28,7 @@ double warmup_stable_decay(const ScheduleSection& schedule, double t, double w, 
   const double stable_end = n + 1 - decay;
   if (t < stable_end) return 1;
   const double progress = decay > 0 ? std::min(1.0, (t + 1 - stable_end) / decay) : 1.0;
-  const double least = schedule.min_lr_factor.value_or(0);
+  const double least = *min_lr_factor(schedule);
   using Decay = ScheduleSection::DecayType;
   const double rest = schedule.decay_type == Decay::kLinear ? 1 - progress
                       : schedule.decay_type == Decay::kSqrt ? 1 - std::sqrt(progress)
@@ -30,7 +38,7 @@ double warmup_stable_decay(const ScheduleSection& schedule, double t, double w, 
 
 /// fms-fsdp's factor.
 double quadratic_warmup_cosine(const ScheduleSection& schedule, double t, double w, double n) {
-  const double least = schedule.min_lr_factor.value_or(0.1);
+  const double least = *min_lr_factor(schedule);
   const double missing = w > 0 ? 1 - std::min(t, w) / w : 0;
   return std::min(1 - missing * missing, least + (1 - least) * half_cosine(std::min(t, n) / n));
 }

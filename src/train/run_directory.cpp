@@ -14,6 +14,7 @@
 #include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/nn/scalar_type.h"
+#include "trireme/optim/optimizer.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -55,9 +56,7 @@ std::map<std::string, std::string> resolved_values(const Config& config, const N
   // Entries with names are parts of their own: without weights they have equal ones.
   if (counted.data.weights.empty() && counted.data.names.size() > 1)
     counted.data.weights.assign(counted.data.names.size(), 1);
-  ScheduleSection& schedule = counted.schedule;
-  if (!schedule.min_lr_factor && schedule.name == ScheduleSection::Name::kWsd) schedule.min_lr_factor = 0;
-  if (!schedule.min_lr_factor && schedule.name == ScheduleSection::Name::kFmsCosine) schedule.min_lr_factor = 0.1;
+  counted.schedule.min_lr_factor = min_lr_factor(counted.schedule);
   std::map<std::string, std::string> values;
   for (const auto& [key, value] : flatten_config(counted)) {
     const auto null = nulls.find(key);

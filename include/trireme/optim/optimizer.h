@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace trireme {
@@ -80,5 +81,8 @@ at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards);
 ///
 /// annealing (fms-fsdp, training_stage annealing): lr (1 - t / n), 0 from step n on.
 double learning_rate(const ScheduleSection& schedule, double lr, int64_t max_steps, int64_t step);
+
+/// The m of learning_rate(), given or not; nullopt: the schedule has none.
+std::optional<double> min_lr_factor(const ScheduleSection& schedule);
 
 }  // namespace trireme
