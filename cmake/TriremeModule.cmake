@@ -8,6 +8,48 @@ function(trireme_compile_quickly target)
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 endfunction()
 
+# trireme_public_headers(MODULE folders...)
+#
+# Puts the public headers of MODULE on the include path of trireme_MODULE and of the targets that link it: those below
+# include/trireme/MODULE, and those in FOLDERS outside of src/. The path is build/include/MODULE, which has links to them
+# alone: to include a header of a module that is not among the DEPS does not compile.
+#
+# The target `headers` compiles each of them as a file of its own, with the include path that its module has.
+add_custom_target(headers)
+function(trireme_public_headers module)
+  set(own ${PROJECT_SOURCE_DIR}/include/trireme/${module})
+  set(patterns ${own}/*.h ${own}/*/*.h)
+  foreach(source_folder ${ARGN})
+    cmake_path(IS_PREFIX CMAKE_CURRENT_SOURCE_DIR ${source_folder} private)
+    if(NOT private)
+      list(APPEND patterns ${source_folder}/*.h ${source_folder}/*.inc)
+    endif()
+  endforeach()
+  file(GLOB headers CONFIGURE_DEPENDS ${patterns})
+  set(folder ${CMAKE_BINARY_DIR}/include/${module})
+  file(REMOVE_RECURSE ${folder})
+  file(MAKE_DIRECTORY ${folder})
+  set(files "")
+  foreach(header ${headers})
+    file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR} ${header})
+    string(REGEX REPLACE "^include/" "" name ${name})
+    get_filename_component(parent ${folder}/${name} DIRECTORY)
+    file(MAKE_DIRECTORY ${parent})
+    file(CREATE_LINK ${header} ${folder}/${name} SYMBOLIC)
+    if(name MATCHES "\\.h$")
+      set(file ${CMAKE_BINARY_DIR}/headers/${name}.cpp)
+      file(CONFIGURE OUTPUT ${file} CONTENT "#include \"${name}\"\n")
+      list(APPEND files ${file})
+    endif()
+  endforeach()
+  target_include_directories(trireme_${module} PUBLIC ${folder})
+  if(files)
+    add_library(trireme_${module}_headers OBJECT EXCLUDE_FROM_ALL ${files})
+    target_link_libraries(trireme_${module}_headers PRIVATE trireme_${module})
+    add_dependencies(headers trireme_${module}_headers)
+  endif()
+endfunction()
+
 # trireme_module(NAME [DIR dirs...] [TORCH] [QUICK] [DEPS targets...] [LIBS targets...])
 #
 # One static library per module: every .cpp of DIR (src/NAME by default), without subdirectories. DEPS: other modules of
@@ -32,6 +74,7 @@ function(trireme_module name)
   add_library(trireme::${name} ALIAS trireme_${name})
   list(TRANSFORM ARG_DEPS PREPEND trireme::)
   target_link_libraries(trireme_${name} PUBLIC trireme_options ${ARG_DEPS} PRIVATE ${ARG_LIBS})
+  trireme_public_headers(${name} ${ARG_DIR})
   set_target_properties(trireme_${name} PROPERTIES UNITY_BUILD "${TRIREME_UNITY}" UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
   if(ARG_TORCH)
     trireme_use_torch(trireme_${name})
@@ -48,7 +91,7 @@ function(trireme_use_torch target)
   target_link_libraries(${target} PUBLIC trireme::libtorch trireme_torch_fmt)
   target_compile_definitions(${target} PRIVATE FMT_SHARED)
   target_precompile_headers(${target} REUSE_FROM trireme_pch)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD "${TRIREME_UNITY}" UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
 endfunction()
 
 # trireme_test(NAME SOURCES files... [TORCH] [LABELS ...] [RANKS n...] [LIBS ...] [TIMEOUT seconds]
@@ -61,7 +104,7 @@ function(trireme_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE trireme_options ${ARG_LIBS} GTest::gtest)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
-    UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
+    UNITY_BUILD "${TRIREME_UNITY}" UNITY_BUILD_BATCH_SIZE ${TRIREME_UNITY_BATCH})
   target_compile_definitions(${name} PRIVATE
     TRIREME_SOURCE_DIR="${PROJECT_SOURCE_DIR}" TRIREME_BINARY_DIR="${CMAKE_BINARY_DIR}"
     TRIREME_PYTHON="${TRIREME_PYTHON_EXECUTABLE}")

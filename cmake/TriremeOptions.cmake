@@ -44,7 +44,6 @@ add_library(trireme_options INTERFACE)
 target_compile_options(trireme_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;-Werror=all-warnings>)
-target_include_directories(trireme_options INTERFACE ${PROJECT_SOURCE_DIR}/include)
 # Stack traces in the log need the names of our functions. Only those are exported: with -rdynamic, symbols of static
 # libraries would replace those inside LibTorch.
 target_link_options(trireme_options INTERFACE "LINKER:--export-dynamic-symbol=_ZN7trireme*" "LINKER:--export-dynamic-symbol=_ZNK7trireme*")

@@ -1,6 +1,6 @@
 #pragma once
-// Packed token rows from npy and HDF5 files, and the order in which a run reads them. Independent of CUDA, LibTorch and
-// ranks.
+// Rows of tokens: what one is, sets of them, those of npy and HDF5 files, and the order in which a run reads these.
+// Independent of LibTorch and ranks.
 
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +9,9 @@
 #include <vector>
 
 namespace trireme {
+
+enum class Split { kTrain, kValid, kTest };
+const char* split_name(Split split);  // "train", "valid", "test", as in the names of Megatron's index maps
 
 /// One row of exactly seq_length tokens. Position t predicts token t+1, or labels[t] where there are labels.
 struct Sample {
@@ -22,7 +25,7 @@ struct Sample {
   int64_t num_targets() const;           // set bits of loss_mask
 };
 
-/// Rows of one or more files, concatenated in the given order. The content decides the format: npy or HDF5.
+/// Rows by number.
 class TokenDataset {
  public:
   virtual ~TokenDataset() = default;
@@ -33,6 +36,8 @@ class TokenDataset {
   virtual std::string description() const = 0;  // "train.npy (MLPerf records, 3,901 rows)"
 };
 
+/// Rows of npy and HDF5 files, concatenated in the given order. The content of a file decides its format, never its
+/// name. DataError for a file of another format, with a guess of it, and for rows of another length.
 std::unique_ptr<TokenDataset> open_token_dataset(const std::vector<std::filesystem::path>& files, int64_t seq_length,
                                                  int64_t vocab_size);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What was used last, up to a number of bytes.
+// The most recently used objects, up to a number of bytes.
 
 #include <cstdint>
 #include <functional>
@@ -11,14 +11,14 @@
 
 namespace trireme {
 
-/// Thread-safe. Values are shared: one that is dropped lives on as long as somebody holds it.
+/// Thread-safe. Values are shared: a dropped object exists until its last user releases it.
 template <class Key, class Value>
 class Recent {
  public:
   explicit Recent(size_t capacity) : capacity_(capacity) {}
 
-  /// The value of `key`, made by make() unless it is there; bytes(value) is what it takes. Two threads may make the
-  /// same value at the same time.
+  /// The value of `key`, made by make() if absent; bytes(value) is its size. Two threads may make the same value at the
+  /// same time.
   std::shared_ptr<const Value> get(const Key& key, const std::function<Value()>& make,
                                    const std::function<size_t(const Value&)>& bytes) {
     {

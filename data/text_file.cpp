@@ -1,12 +1,12 @@
 #include "data/text_file.h"
 
+#include "trireme/arrow/arrow_table.h"
+#include "trireme/arrow/parquet.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/arrow/arrow_table.h"
-#include "trireme/formats/arrow/parquet.h"
 #include "trireme/formats/json.h"
-#include "trireme/formats/json_reason.h"
+#include "trireme/formats/kineto/gzip.h"
 
 #include <fmt/format.h>
 
@@ -14,6 +14,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <istream>
 #include <mutex>
 
 namespace trireme {
@@ -22,8 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using Visit = std::function<void(const Document&)>;
 using Json = nlohmann::ordered_json;
-
-bool is_parquet(const fs::path& path) { return path.extension() == ".parquet" || looks_like_parquet(path); }
 
 std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
@@ -41,7 +40,7 @@ class LineReader {
     if (end_ >= text_.size()) return false;
     begin_ = end_;
     const size_t newline = std::min(text_.find('\n', begin_), text_.size());
-    line_ = raw_ = text_.substr(begin_, newline - begin_);
+    line_ = text_.substr(begin_, newline - begin_);
     if (line_.ends_with('\r')) line_.remove_suffix(1);
     end_ = newline + 1;
     ++number_;
@@ -54,14 +53,12 @@ class LineReader {
     return false;
   }
   std::string_view line() const { return line_; }
-  /// With the carriage return: the columns in messages about its JSON count it.
-  std::string_view raw() const { return raw_; }
   int64_t number() const { return number_; }
   size_t begin() const { return begin_; }
   size_t end() const { return std::min(end_, text_.size()); }
 
  private:
-  std::string_view text_, line_, raw_;
+  std::string_view text_, line_;
   size_t begin_ = 0, end_ = 0;
   int64_t number_ = 0;
 };
@@ -150,17 +147,30 @@ std::string without_python_extras(std::string_view line, const char* lone) {
 /// Invalid UTF-8, given for a text without a UTF-8 form: the caller counts and drops it.
 constexpr std::string_view kNotUtf8 = "\xFF";
 
-void visit_json_lines(const fs::path& path, std::string_view text, const std::string& field, const Visit& visit) {
-  for (LineReader lines(text); lines.next_filled();) {
-    const auto done = static_cast<double>(lines.end());
+void visit_json_lines(const fs::path& path, const std::string& field, const Visit& visit) {
+  for_each_line(path, [&](std::string_view line, int64_t number, double done) {
+    if (line.ends_with('\r')) line.remove_suffix(1);
     // A line that is not UTF-8 is passed on unchanged: the caller counts and drops such documents.
-    if (!is_valid_utf8(lines.line())) {
-      visit({lines.line(), lines.number(), false, done});
-      continue;
-    }
-    const auto value = json_line_text(path, lines.number(), lines.line(), field);
-    visit({value ? std::string_view(*value) : kNotUtf8, lines.number(), false, done});
+    if (!is_valid_utf8(line)) return visit({line, number, false, done});
+    const auto value = json_line_text(path, number, line, field);
+    visit({value ? std::string_view(*value) : kNotUtf8, number, false, done});
+  });
+}
+
+/// The end of the JSON object that begins at `begin`.
+size_t object_end(std::string_view text, size_t begin) {
+  bool quoted = false;
+  for (size_t i = begin, depth = 0; i < text.size(); ++i) {
+    if (text[i] == '"')
+      quoted = !quoted;
+    else if (quoted)
+      i += text[i] == '\\' ? 1 : 0;
+    else if (text[i] == '{')
+      ++depth;
+    else if (text[i] == '}' && --depth == 0)
+      return i + 1;
   }
+  return text.size();
 }
 
 /// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
@@ -201,41 +211,16 @@ class ArrowTexts final : public TextFile {
 
 class ParquetTexts final : public TextFile {
  public:
-  ParquetTexts(fs::path path, std::string column, std::shared_ptr<TextGroups> groups)
-      : path_(std::move(path)),
-        column_(std::move(column)),
-        groups_(std::move(groups)),
-        number_(groups_->files++),
-        file_(path_) {
-    int64_t rows = 0;
-    for (const int64_t group : file_.group_rows()) ends_.push_back(rows += group);
-  }
-  int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
-  std::string text(int64_t index) const override {
-    const int64_t group = std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin();
-    const int64_t row = index - (group == 0 ? 0 : ends_[static_cast<size_t>(group) - 1]);
-    const auto make = [&] {
-      const std::lock_guard lock(mutex_);
-      return file_.read_text_group(column_, group);
-    };
-    const auto texts = groups_->recent.get({number_, group}, make, [](const std::vector<std::string>& made) {
-      size_t bytes = 0;
-      for (const std::string& text : made) bytes += text.size() + sizeof(std::string);
-      return bytes;
-    });
-    return texts->at(static_cast<size_t>(row));
-  }
+  ParquetTexts(const fs::path& path, const std::string& column, std::shared_ptr<TextGroups> groups)
+      : path_(path), rows_(ParquetFile(path), column, &ParquetFile::read_text_group, std::move(groups)) {}
+  int64_t size() const override { return rows_.size(); }
+  std::string text(int64_t index) const override { return rows_.at(index); }
   std::string place(int64_t index) const override { return fmt::format("{}: row {}", path_.string(), index); }
   std::string kind() const override { return "Parquet text"; }
 
  private:
   const fs::path path_;
-  const std::string column_;
-  const std::shared_ptr<TextGroups> groups_;
-  const int64_t number_;
-  ParquetFile file_;
-  mutable std::mutex mutex_;
-  std::vector<int64_t> ends_;  // rows through group i
+  const ParquetRows<std::string> rows_;
 };
 
 /// The place of every kStep-th line is kept.
@@ -251,8 +236,8 @@ class JsonLines final : public TextFile {
   int64_t size() const override { return size_; }
   std::string text(int64_t index) const override {
     const LineReader found = find(index);
-    if (!is_valid_utf8(found.raw())) return std::string(found.raw());
-    return json_line_text(path_, found.number(), found.raw(), column_).value_or(std::string(kNotUtf8));
+    if (!is_valid_utf8(found.line())) return std::string(found.line());
+    return json_line_text(path_, found.number(), found.line(), column_).value_or(std::string(kNotUtf8));
   }
   std::string place(int64_t index) const override { return fmt::format("{}:{}", path_.string(), find(index).number()); }
   std::string kind() const override { return "JSON lines"; }
@@ -326,8 +311,47 @@ std::string document_place(const fs::path& path, const Document& document) {
                          : fmt::format("{}:{}", path.string(), document.number);
 }
 
+fs::path unpacked_name(const fs::path& path) { return path.extension() == ".gz" ? path.stem() : path.filename(); }
+bool is_json_lines(const fs::path& name) { return name.extension() == ".jsonl" || name.extension() == ".ndjson"; }
+bool is_parquet(const fs::path& path) { return path.extension() == ".parquet" || looks_like_parquet(path); }
+
+void for_each_line(const fs::path& path,
+                   const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit) {
+  if (path.extension() != ".gz") {
+    const MappedFile file(path, ExitCode::kData);
+    refuse_wide_text(path, text_of(file));
+    for (LineReader lines(text_of(file)); lines.next_filled();)
+      visit(lines.line(), lines.number(), static_cast<double>(lines.end()));
+    return;
+  }
+  GzipReader reader(path);
+  std::istream& stream = reader.stream();
+  // Errors of the packed bytes are exceptions of the buffer; the stream passes them on only if it is told to.
+  stream.exceptions(std::ios::badbit);
+  std::string line;
+  for (int64_t number = 1; std::getline(stream, line); ++number) {
+    if (number == 1) {
+      if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
+      refuse_wide_text(path, line);
+    }
+    if (line.ends_with('\r')) line.pop_back();
+    if (!is_blank(line)) visit(line, number, static_cast<double>(reader.packed_offset()));
+  }
+}
+
+bool has_field(const fs::path& path, const std::string& field) {
+  if (looks_like_parquet(path)) return ParquetFile(path).has_column(field);
+  std::error_code error;
+  if ((path.extension() != ".json" && !is_json_lines(path)) || !fs::is_regular_file(path, error)) return false;
+  const MappedFile file(path, ExitCode::kData);
+  const std::string_view text = text_of(file);
+  const size_t begin = std::min(text.find_first_not_of(" \t\r\n\xEF\xBB\xBF["), text.size());
+  const Json object =
+      Json::parse(text.substr(begin, object_end(text, begin) - begin), nullptr, /*allow_exceptions=*/false);
+  return object.is_object() && object.contains(field);
+}
+
 void for_each_document(const fs::path& path, DocumentUnit unit, const std::string& field, const Visit& visit) {
-  const std::string extension = path.extension().string();
   if (is_parquet(path)) {
     const ParquetFile file(path);
     const double bytes_per_row =
@@ -337,13 +361,11 @@ void for_each_document(const fs::path& path, DocumentUnit unit, const std::strin
     });
     return;
   }
+  if (is_json_lines(unpacked_name(path))) return visit_json_lines(path, field, visit);
   const MappedFile file(path, ExitCode::kData);
   const std::string_view text = text_of(file);
   refuse_wide_text(path, text);
-  if (extension == ".jsonl" || extension == ".ndjson")
-    visit_json_lines(path, text, field, visit);
-  else
-    visit_text(text, unit, visit);
+  visit_text(text, unit, visit);
 }
 
 void for_each_object(const fs::path& path, const std::vector<std::string>& columns, const ObjectVisitor& visit) {
@@ -376,8 +398,8 @@ void for_each_object(const fs::path& path, const std::vector<std::string>& colum
   for (LineReader lines(text); lines.next_filled();) {
     const std::string place = fmt::format("{}:{}", path.string(), lines.number());
     visit(place, static_cast<double>(lines.end()), [&] {
-      refuse_long_integers(lines.raw(), place);
-      return parse_ordered_json(lines.raw(), place, ExitCode::kData, 40);
+      refuse_long_integers(lines.line(), place);
+      return parse_ordered_json(lines.line(), place, ExitCode::kData, 40);
     });
   }
 }

@@ -2,7 +2,7 @@
 // The one reader of files of texts: JSON lines, Parquet, Arrow and plain text. A TextFile reads any of its texts; the
 // for_each functions visit all in order.
 
-#include "data/recent.h"
+#include "data/parquet_rows.h"
 
 #include <nlohmann/json.hpp>
 
@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -44,17 +43,28 @@ void refuse_wide_text(const std::filesystem::path& path, std::string_view text);
 std::optional<std::string> json_line_text(const std::filesystem::path& path, int64_t number, std::string_view line,
                                           const std::string& field);
 
+/// "corpus.jsonl" of "corpus.jsonl.gz".
+std::filesystem::path unpacked_name(const std::filesystem::path& path);
+bool is_json_lines(const std::filesystem::path& name);
+/// By its name or its content.
+bool is_parquet(const std::filesystem::path& path);
+
+/// Visits the lines of a file that are not blank, in order, with their carriage returns. `number`: from 1;
+/// `bytes_done`: of the file. A file named *.gz is unpacked on the way. DataError for UTF-16, and for damaged gzip.
+void for_each_line(const std::filesystem::path& path,
+                   const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit);
+
 /// Visits the documents of one file in order. Parquet is recognised by its content, JSON lines by the file name
-/// (.jsonl, .ndjson); any other file is plain text. `field`: the name of the string field with the text in JSON lines
-/// and Parquet. Plain text documents have no line ends at their start and end. JSON lines may contain what Python's
-/// json.loads accepts: NaN, Infinity, numbers too large for a double, and lone surrogates; a text with a lone surrogate
-/// is given as invalid UTF-8. DataError for a line that is not a JSON object or lacks the field, for damaged files, and
-/// for UTF-16.
+/// (.jsonl, .ndjson, also with .gz); any other file is plain text. `field`: the name of the string field with the text
+/// in JSON lines and Parquet. Plain text documents have no line ends at their start and end. JSON lines may contain
+/// what Python's json.loads accepts: NaN, Infinity, numbers too large for a double, and lone surrogates; a text with a
+/// lone surrogate is given as invalid UTF-8. DataError for a line that is not a JSON object or lacks the field, for
+/// damaged files, and for UTF-16.
 void for_each_document(const std::filesystem::path& path, DocumentUnit unit, const std::string& field,
                        const std::function<void(const Document&)>& visit);
 
 /// Visits the JSON objects of one file in order: lines of JSON, the items of a list in a .json file, or rows of Parquet
-/// or Arrow with those of `columns` that are there. `place`: "chat.jsonl:17", "chat.parquet: row 17", "chat.json: item
+/// or Arrow with the existing ones of `columns`. `place`: "chat.jsonl:17", "chat.parquet: row 17", "chat.json: item
 /// 17"; `bytes_done`: of this file, 0 where it is not known. object() parses a line: DataError where that is no JSON.
 /// DataError for a file that cannot be read on.
 using ObjectVisitor = std::function<void(const std::string& place, double bytes_done,
@@ -62,11 +72,11 @@ using ObjectVisitor = std::function<void(const std::string& place, double bytes_
 void for_each_object(const std::filesystem::path& path, const std::vector<std::string>& columns,
                      const ObjectVisitor& visit);
 
-/// Row groups of Parquet that were decoded last: 512 MiB of text over all files that share it.
-struct TextGroups {
-  Recent<std::pair<int64_t, int64_t>, std::vector<std::string>> recent{size_t{512} << 20};  // by (file, group)
-  int64_t files = 0;
-};
+/// Whether the first object of a file of JSON (lines, or a list), or a Parquet file, has this field or column. The rest
+/// is not read. False for other files and for what is no JSON.
+bool has_field(const std::filesystem::path& path, const std::string& field);
+
+using TextGroups = RowGroups<std::string>;
 
 /// The texts of one file, in any order: rows of Parquet or of Arrow, else lines of JSON that are not blank.
 class TextFile {

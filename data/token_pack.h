@@ -14,21 +14,21 @@ struct TokenPack {
   std::vector<int64_t> tokens;            // [B * S]
   std::vector<int64_t> positions;         // [B * S] in the token's sequence
   std::vector<int64_t> labels;            // [B * S] what position t predicts; empty: token t + 1 of its row
-  std::vector<float> loss_weights;        // [B * S] at t: of the prediction made there
+  std::vector<float> loss_weights;        // [B * S] at t: weight of the prediction that t makes
   std::vector<int64_t> sample_ids;        // [B] places of the rows in the run's order
   std::vector<int32_t> boundaries = {0};  // cumulative lengths of all sequences of all rows
-  std::vector<int64_t> sequence_keys;  // of each sequence: its row's place in the run's order * S + its first position
-  double denominator = 0;              // what the loss sum is divided by: targets, or rows that have one
+  std::vector<int64_t> sequence_keys;     // [sequences] place of the sequence's row * S + position of its first token
+  double denominator = 0;                 // divisor of the loss sum: number of targets, or of rows with a target
 };
 
 /// `positions[i]`: place of row i in the run's order. `per_token`: every target weighs 1, and the denominator counts
-/// targets; otherwise a row's targets weigh 1 together, and it counts rows with a target.
+/// targets; otherwise the targets of a row weigh 1 together, and the denominator counts rows with a target.
 TokenPack make_token_pack(const std::vector<Sample>& rows, const std::vector<int64_t>& positions, bool per_token);
 
-/// A row of `length` tokens without a target, which only fills up a batch.
+/// A row of `length` tokens without a target, to complete a batch.
 Sample filler_sample(int64_t length);
 
-/// `sample` with the labels that it has without any: the next token, and at the last position one that weighs nothing.
+/// `sample` with explicit labels: the next token; the label of the last position has weight 0.
 Sample with_labels(Sample sample);
 
 /// A row for timing: ids of a fixed pattern below `vocab_size`, one sequence, a loss on every position.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds with sanitizers and runs what can find something with them:
 #
-#   debug   address and undefined-behaviour sanitizers: tests of one process, tests of several ranks, fuzzers
+#   debug   address and undefined-behaviour sanitizers: tests of one process, tests of several ranks, fuzzers. Also compiles
+#           every public header as a file of its own
 #   tsan    thread sanitizer: tests of one process, tests of several ranks
 #
 #   scripts/nightly.sh [--minutes N] [debug|tsan ...]
@@ -56,6 +57,9 @@ for preset in "$@"; do
   TRIREME_CUDA=OFF build_preset "$preset"
   run "$preset" unit -L '^cpu$' -LE '^slow$'
   run "$preset" multi -L '^multi$' -LE '^slow$'
-  if [ "$preset" = debug ]; then run "$preset" fuzz -R '^fuzz'; fi
+  if [ "$preset" = debug ]; then
+    run "$preset" fuzz -R '^fuzz'
+    TRIREME_CUDA=OFF build_preset "$preset" headers
+  fi
 done
 exit "$status"

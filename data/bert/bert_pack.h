@@ -27,11 +27,11 @@ struct BertPackOptions {
   bool per_sequence = false;  // masked words weigh 1 / (words of their sequence) instead of 1
 };
 
-/// `positions[i]`: place of row i in the run's order; negative: a filler that counts nowhere.
+/// `positions[i]`: place of row i in the run's order; negative: a filler, which is not counted.
 BertPack make_bert_pack(const std::vector<BertRow>& rows, const std::vector<int64_t>& positions,
                         const BertPackOptions& options);
 
-/// A row of one token that only fills up a batch.
+/// A row of one token, to complete a batch.
 BertRow filler_bert_row();
 
 /// A row for timing, `length` tokens long: two sequences, ids of a fixed pattern below `vocab_size`, every seventh word

@@ -27,10 +27,6 @@ bool has_generation(const jinja::Body& body) {
   });
 }
 
-nlohmann::json read_json(const fs::path& path) {
-  return parse_json(read_text_file(path, ExitCode::kData), path.string(), ExitCode::kData);
-}
-
 /// The template of tokenizer_config.json's "chat_template": a string, or a list of {name, template}.
 std::string named_template(const fs::path& path, const nlohmann::json& value, const std::string& which) {
   if (value.is_string() && (which.empty() || which == "default")) return value.get<std::string>();
@@ -167,7 +163,7 @@ ChatTemplate ChatTemplate::open(const fs::path& directory, const std::string& wh
                  : safe_join(directory, "additional_chat_templates/" + name + ".jinja", ExitCode::kData);
   };
   const fs::path config = directory / "tokenizer_config.json";
-  const auto value = fs::is_regular_file(config) ? member(read_json(config), "chat_template") : nlohmann::json();
+  const auto value = member(read_json_if_there(config, ExitCode::kData), "chat_template");
   const auto read = [&](const std::string& name) -> ChatTemplate {
     if (const fs::path file = file_of(name); fs::is_regular_file(file))
       return {read_text_file(file, ExitCode::kData, kMaxTemplate), file.string(), all};
@@ -317,7 +313,7 @@ std::map<std::string, std::string> named_tokens(const fs::path& directory) {
   for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) {
     const fs::path path = directory / name;
     if (!fs::is_regular_file(path)) continue;
-    const auto json = read_json(path);
+    const auto json = read_json(path, ExitCode::kData);
     for (const char* key :
          {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
       if (!json.is_object() || !json.contains(key)) continue;

@@ -1,6 +1,6 @@
 #pragma once
-// What templates may call: filters, tests, methods of texts, lists and dicts. Everything throws ValueError, also for
-// what Jinja has and this renderer does not.
+// The functions that templates may call: filters, tests, methods of texts, lists and dicts. All functions throw
+// ValueError, also for parts of Jinja that this renderer lacks.
 
 #include "data/chat/jinja_value.h"
 
@@ -13,7 +13,7 @@
 
 namespace trireme::jinja {
 
-/// Bounds the work of one rendering: templates come from elsewhere.
+/// Bounds the work of one rendering, because templates are not trusted.
 class Budget {
  public:
   static constexpr int64_t kMaxSteps = 5'000'000;
@@ -29,8 +29,8 @@ class Budget {
     made(bytes);
   }
   void list(size_t items) { made(items * sizeof(Value)); }
-  /// to_text(value) for what becomes a part of the text. Where `refuses_none` is set, None is an error: as the text
-  /// "None" it would be trained.
+  /// to_text(value) for what becomes a part of the text. If `refuses_none` is set, None is an error: as the text "None"
+  /// it would be trained.
   std::string written(const Value& value) const {
     if (refuses_none && value.is_none())
       throw ValueError{

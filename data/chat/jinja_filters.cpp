@@ -18,7 +18,7 @@ using Filter = std::function<Value(const Value&, const Arguments&, Budget&)>;
 Value count(size_t number) { return Value(static_cast<int64_t>(number)); }
 bool flag(const Value* value) { return value != nullptr && value->truth(); }
 
-/// What map(attribute=…) and selectattr take: "a", "a.b" or a number.
+/// The attributes of map(attribute=…) and selectattr: "a", "a.b" or a number.
 Value member_of(const Value& value, const Value& path, Budget& budget) {
   if (path.is_integer()) return item(value, path, budget);
   Value result = value;

@@ -9,7 +9,7 @@
 
 namespace trireme::jinja {
 
-/// A template that cannot be rendered, and where. The caller says of which file.
+/// A template that cannot be rendered, and where. The caller adds the file.
 struct TemplateError {
   size_t offset = 0;  // bytes of the source
   std::string what;

@@ -19,10 +19,10 @@ struct Rendered {
     int64_t message = -1;
     int loop = 0;  // which of the loops over messages it was
   };
-  /// What {% generation %} blocks gave, ascending.
+  /// Output of {% generation %} blocks, ascending.
   std::vector<Part> generated;
-  /// What the loop over the messages, or the loops that share them, wrote in the round of each; empty for a template
-  /// that has no such loop, or whose loops leave a message out.
+  /// The output of the loop over the messages (or of the loops that share them) for each message; empty for a template
+  /// without such a loop, or whose loops omit a message.
   std::vector<Part> messages;
 };
 

@@ -38,7 +38,7 @@ struct Dict {
 struct Namespace {
   Dict members;
 };
-/// What Jinja's map, select, unique … and a dict's keys(), values() and items() give: items without an index. A
+/// The result of Jinja's map, select, unique … and of a dict's keys(), values() and items(): items without an index. A
 /// generator has no length, is true, and gives its items once.
 struct Iterable {
   std::string type;  // "generator", "dict_keys", "dict_values", "dict_items"
@@ -46,7 +46,7 @@ struct Iterable {
   bool used = false;
   bool is_generator() const { return type == "generator"; }
 };
-/// What the filter `safe` gives: only its printing and a few tests are supported.
+/// The result of the filter `safe`: only its printing and a few tests are supported.
 struct Markup {
   std::string text;
 };
@@ -69,7 +69,7 @@ struct Loop {
   bool has_changed = false;
 };
 
-/// What a template is told about a wrong value. The renderer adds the place.
+/// An error of a template about a wrong value. The renderer adds the place.
 struct ValueError {
   std::string what;
 };

@@ -1,12 +1,12 @@
 #pragma once
-// Which tokens of a Megatron data set are sample i: three arrays, the same as Megatron builds.
+// The index maps of a Megatron data set, which give the tokens of sample i: three arrays, equal to Megatron's.
 //
 // Rules (NeMo 1.20, nlp/data/language_modeling/megatron/{gpt_dataset,base_dataset_utils,blendable_dataset}.py; Megatron
 // core, core/datasets/{gpt_dataset,blended_megatron_dataset_builder}.py), with S = sequence length, T = tokens of the
 // documents, n = samples asked for:
 // - Sample i is S + 1 tokens of the concatenated documents from token i S on: neighbours share one token. One pass over
-//   E epochs has (E T - 1) div S samples; E is the fewest that gives n.
-// - Document index: the documents, E times, shuffled together. Where the last epoch gives fewer than int(0.8 of an
+//   E epochs has (E T - 1) div S samples; E is the smallest number that gives n samples.
+// - Document index: the documents, E times, shuffled together. If the last epoch gives fewer than int(0.8 of an
 //   epoch's samples), E - 1 epochs are shuffled together and the last one by itself.
 // - Sample index [N + 1, 2]: where sample i begins, as a place in the document index and an offset in that document.
 // - Shuffle index [N]: the samples in a random order; those of a last epoch of its own come last, in an order of their
@@ -22,7 +22,7 @@
 
 namespace trireme {
 
-/// NeMo's launcher and Megatron core build the same maps of the same documents and n, but differ in what they ask for:
+/// NeMo's launcher and Megatron core build the same maps for the same documents and n, but take other documents and n:
 ///                  NeMo                                          core
 /// splits           each split's share rounded; what the sum is   the cumulative shares rounded: no correction
 ///                  over or short is taken off every bound
@@ -32,7 +32,7 @@ namespace trireme {
 enum class IndexRules { kNemo, kCore };
 
 /// Bounds of the documents of train, valid and test: [0, a, b, documents]. `splits`: "99990,8,2", with "," or "/".
-/// ConfigError for a text that is not three numbers >= 0 of which one is above 0.
+/// ConfigError for a text that is not three numbers >= 0, at least one above 0.
 std::vector<int64_t> split_bounds(const std::string& splits, int64_t documents, IndexRules rules);
 
 /// Weights that sum to 1 as Megatron's tools compute them (the order of the sums counts in the last bits).
@@ -63,7 +63,7 @@ class BlendOrder {
   std::vector<int64_t> snapshots_;  // taken_ at every kStep-th position
 };
 
-/// What the maps of one set are made from.
+/// The inputs of the maps of one set.
 struct IndexRequest {
   int64_t first = 0, last = 0;                    // documents [first, last)
   std::function<int32_t(int64_t document)> size;  // its tokens

@@ -50,8 +50,7 @@ Sample sample_of(std::vector<int64_t> tokens, const MegatronOptions& options) {
 
 class Blend final : public MegatronDataset {
  public:
-  Blend(const MegatronInput& input, MegatronSplit split, int64_t samples, const MegatronOptions& options)
-      : options_(options) {
+  Blend(const MegatronInput& input, Split split, int64_t samples, const MegatronOptions& options) : options_(options) {
     const size_t count = input.paths.size();
     std::vector<int64_t> part_samples = {samples};
     // One path with a weight is a blend of one: its maps are those of more samples. Core takes the weight of one path
@@ -162,16 +161,8 @@ class Blend final : public MegatronDataset {
 
 }  // namespace
 
-const char* megatron_split_name(MegatronSplit split) {
-  switch (split) {
-    case MegatronSplit::kTrain: return "train";
-    case MegatronSplit::kValid: return "valid";
-    default: return "test";
-  }
-}
-
-std::shared_ptr<const MegatronDataset> open_megatron_dataset(const MegatronInput& input, MegatronSplit split,
-                                                             int64_t samples, const MegatronOptions& options) {
+std::shared_ptr<const MegatronDataset> open_megatron_dataset(const MegatronInput& input, Split split, int64_t samples,
+                                                             const MegatronOptions& options) {
   TRIREME_CHECK(!input.paths.empty() &&
                     (input.weights.size() == input.paths.size() || (input.paths.size() == 1 && input.weights.empty())),
                 input.paths.size(), " paths, ", input.weights.size(), " weights");

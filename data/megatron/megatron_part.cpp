@@ -24,7 +24,7 @@ std::string cache_suffix(const MegatronOptions& options) {
   return std::string(options.rules == IndexRules::kCore ? "_core" : "") + (options.shuffle ? "" : "_in_order");
 }
 
-/// Tokens [from, end) of `tokens` are those of a document from `begin` on.
+/// Tokens [from, end) of `tokens` belong to a document, from its token `begin` on.
 void check_ids(const MegatronFile& file, int64_t vocab_size, const std::vector<int64_t>& tokens, size_t from,
                int64_t document, int64_t begin) {
   for (size_t i = from; i < tokens.size(); ++i) {
@@ -40,7 +40,7 @@ void check_ids(const MegatronFile& file, int64_t vocab_size, const std::vector<i
 
 }  // namespace
 
-MegatronPart::MegatronPart(const fs::path& path, MegatronSplit split, int64_t samples, const MegatronOptions& options)
+MegatronPart::MegatronPart(const fs::path& path, Split split, int64_t samples, const MegatronOptions& options)
     : file_(path), vocab_size_(options.vocab_size) {
   request_.first = 0;
   request_.last = file_.sequences();
@@ -53,7 +53,7 @@ MegatronPart::MegatronPart(const fs::path& path, MegatronSplit split, int64_t sa
       throw DataError(
           fmt::format("{}: data.splits '{}' gives {} none of the {} documents: give it a larger share, or a "
                       "file of its own",
-                      name, *options.splits, megatron_split_name(split), format_count(file_.sequences())));
+                      name, *options.splits, split_name(split), format_count(file_.sequences())));
   }
   request_.size = [this](int64_t document) { return file_.length(document); };
   for (int64_t d = request_.first; d < request_.last; ++d) request_.tokens += file_.length(d);
@@ -63,9 +63,9 @@ MegatronPart::MegatronPart(const fs::path& path, MegatronSplit split, int64_t sa
   request_.samples = samples > 0 ? samples : rows_per_epoch();
   shape_ = index_shape(request_, name);
   const fs::path directory = options.index_cache.empty() ? file_.prefix().parent_path() : options.index_cache;
-  cache_ = directory / fmt::format("{}_{}_indexmap_{}ns_{}sl_{}s{}", file_.prefix().filename().string(),
-                                   megatron_split_name(split), request_.samples, request_.seq_length, request_.seed,
-                                   cache_suffix(options));
+  cache_ =
+      directory / fmt::format("{}_{}_indexmap_{}ns_{}sl_{}s{}", file_.prefix().filename().string(), split_name(split),
+                              request_.samples, request_.seq_length, request_.seed, cache_suffix(options));
 }
 
 std::string MegatronPart::order() const {

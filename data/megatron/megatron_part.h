@@ -10,13 +10,13 @@ namespace trireme {
 /// The documents [first, last) of a file as rows, in the order of their index maps.
 class MegatronPart {
  public:
-  MegatronPart(const std::filesystem::path& path, MegatronSplit split, int64_t samples, const MegatronOptions& options);
+  MegatronPart(const std::filesystem::path& path, Split split, int64_t samples, const MegatronOptions& options);
 
   const MegatronFile& file() const { return file_; }
   int64_t rows() const { return shape_.rows; }
   int64_t rows_per_epoch() const { return (request_.tokens - 1) / request_.seq_length; }
   int64_t epochs() const { return shape_.epochs; }
-  /// What of the order of the rows depends on the number of samples; "" where they come in the order of the file.
+  /// The part of the rows' order that depends on the number of samples; "" where they come in the order of the file.
   std::string order() const;
   int64_t first() const { return request_.first; }
   int64_t documents() const { return request_.last - request_.first; }

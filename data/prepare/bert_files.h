@@ -1,6 +1,6 @@
 #pragma once
 // Prepares BERT's training files from text: instances, packed shards, fixed and variable-length HDF5, the evaluation
-// set. Names, types and order of all datasets are those of MLPerf's BERT submissions. Steps over many files run on all
+// set. Names, types and order of all datasets are as in MLPerf's BERT submissions. Steps over many files run on all
 // cores and resume after an interruption.
 
 #include "data/prepare/bert_instances.h"

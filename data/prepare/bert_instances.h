@@ -46,7 +46,7 @@ struct BertInstance {
   std::span<const int16_t> masked_ids;        // the true tokens
 };
 
-/// Instances grouped by length. Those of one length have records of one size, so that no index is needed. Record:
+/// Instances grouped by length. Instances of one length have records of one size, so no index is needed. Record:
 /// input_ids, first_length, random_next, masked_positions, masked_ids, all int16.
 struct BertInstances {
   int seq_length = 0;

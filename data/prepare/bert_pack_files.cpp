@@ -61,8 +61,7 @@ class InstanceCollection {
 
  private:
   std::vector<BertInstanceFile> files_;
-  std::vector<std::vector<uint64_t>>
-      ends_;  // [seq_length + 1][files] instances of a length in this and all earlier files
+  std::vector<std::vector<uint64_t>> ends_;  // [seq_length + 1][files] instances of a length up to this file
 };
 
 std::string shard_name(size_t shard) { return fmt::format("part_{:05}", shard); }

@@ -43,11 +43,7 @@ fs::path model_directory(const fs::path& tokenizer) {
 void add_model_tokens(Tokenizer& tokenizer, const fs::path& directory) {
   if (tokenizer.kind() != "sentencepiece") return;
   std::map<int64_t, std::string> tokens;
-  const auto read = [&](const char* name) {
-    const fs::path path = directory / name;
-    if (!fs::is_regular_file(path)) return nlohmann::json();
-    return parse_json(read_text_file(path, ExitCode::kData), path.string(), ExitCode::kData);
-  };
+  const auto read = [&](const char* name) { return read_json_if_there(directory / name, ExitCode::kData); };
   const auto added = read("added_tokens.json");
   for (const auto& [text, id] : added.items())
     if (added.is_object() && id.is_number_integer() && !text.empty()) tokens[id.get<int64_t>()] = text;

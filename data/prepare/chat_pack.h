@@ -38,14 +38,14 @@ struct ChatPackReport {
   int64_t vocab_size = 0;
   bool by_generation_blocks = false;
   ChatSplit train, valid;
-  /// Of the first conversation of the training rows: its text, and the texts that the loss is on.
+  /// The first conversation of the training rows: its text, and the texts that the loss is on.
   std::string sample;
   std::vector<std::string> sample_targets;
 };
 
-/// Packs conversations by the best fit: the longest first, each into the fullest row that has room, a new one where
-/// none has. Rows are in the order of their first conversations. The rest of a row is padding, a sequence of its own
-/// without loss. Keeps all tokens in memory. ConfigError, DataError with the place of the conversation, WriteError.
+/// Packs conversations by the best fit: the longest first, each into the fullest row with enough space, or a new row.
+/// Rows are in the order of their first conversations. The rest of a row is padding, a sequence of its own without
+/// loss. Keeps all tokens in memory. ConfigError, DataError with the place of the conversation, WriteError.
 ChatPackReport pack_conversations(const ChatPackOptions& options);
 
 }  // namespace trireme

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// ShareGPT's names of those who speak.
+/// ShareGPT's names of the speakers.
 std::string role_of(const std::string& from, const std::string& place) {
   static const std::vector<std::pair<std::vector<std::string_view>, const char*>> kRoles = {
       {{"human", "user"}, "user"},

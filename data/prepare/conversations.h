@@ -16,12 +16,12 @@ struct ConversationRow {
   std::string problem;  // why it is no conversation, with the place; empty: it is one
 };
 
-/// Visits the conversations of a file in order. Each is a list of {role, content} in the field or column `field`, or
-/// of {from, value} as ShareGPT has it, whose roles human, gpt, … become user, assistant, tool. `field` empty:
-/// "messages" if it is there, else "conversations". Other keys of a message are kept; those that are null, other than
-/// content, count as absent. The field "tools" is the list of tools, "chat_template_kwargs" an object of the template's
-/// variables. The list, tools, tool_calls and chat_template_kwargs may be texts that hold JSON. DataError with the
-/// place for a file that cannot be read on.
+/// Visits the conversations of a file in order. Each is a list of {role, content} in the field or column `field`, or of
+/// {from, value} as ShareGPT has it, whose roles human, gpt, … become user, assistant, tool. `field` empty: "messages"
+/// if it is there, else "conversations". Other keys of a message are kept; null keys other than content count as
+/// absent. The field "tools" is the list of tools, "chat_template_kwargs" an object of the template's variables. The
+/// list, tools, tool_calls and chat_template_kwargs may be texts that hold JSON. DataError with the place for a file
+/// that cannot be read on.
 void for_each_conversation(const std::filesystem::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit);
 

@@ -3,12 +3,11 @@
 #include "data/prepare/parallel.h"
 #include "data/prepare/progress.h"
 #include "data/text_file.h"
+#include "trireme/arrow/parquet.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/arrow/parquet.h"
-#include "trireme/formats/kineto/gzip.h"
 #include "trireme/formats/megatron/indexed_file.h"
 
 #include <fmt/format.h>
@@ -25,13 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBatchBytes = size_t{4} << 20;  // texts that are tokenised at a time
 
-bool is_parquet(const fs::path& path) { return path.extension() == ".parquet" || looks_like_parquet(path); }
-
-bool is_json_lines_name(const fs::path& path) {
-  const fs::path name = path.extension() == ".gz" ? path.stem() : path.filename();
-  return name.extension() == ".json" || name.extension() == ".jsonl" || name.extension() == ".ndjson";
-}
-
 /// A document before it is tokenised.
 struct RawDocument {
   std::string text;    // a line of JSON, or a text
@@ -39,7 +31,7 @@ struct RawDocument {
   bool is_json = false;
 };
 
-/// What became of the documents of a part, in the order of the inputs; its note is what a later run needs to go on.
+/// Counts of the documents of a part, in the order of the inputs; its note is what a later run needs to go on.
 struct PartCounts {
   int64_t read = 0;  // documents of all inputs through the end of this part, whatever became of them
   int64_t bytes = 0, empty = 0, invalid = 0;
@@ -55,30 +47,14 @@ struct PartCounts {
   }
 };
 
-void visit_json_stream(const fs::path& path, const std::function<void(RawDocument&&, double)>& visit) {
-  GzipReader reader(path);
-  std::istream& stream = reader.stream();
-  // Errors of the packed bytes are exceptions of the buffer; the stream passes them on only if it is told to.
-  stream.exceptions(std::ios::badbit);
-  RawDocument document{.text = {}, .number = 0, .is_json = true};
-  int64_t number = 0;
-  while (std::getline(stream, document.text)) {
-    if (number == 0) {
-      if (document.text.starts_with("\xEF\xBB\xBF")) document.text.erase(0, 3);
-      refuse_wide_text(path, document.text);
-    }
-    document.number = ++number;
-    if (document.text.find_first_not_of(" \t\r\f\v") == std::string::npos) continue;
-    visit(std::move(document), static_cast<double>(reader.packed_offset()));
-    document = {.text = {}, .number = 0, .is_json = true};
-  }
-}
-
 /// Calls `visit(document, bytes of the file so far)` for every document of a file, in order.
 void visit_file(const fs::path& path, const std::string& key, const std::function<void(RawDocument&&, double)>& visit) {
-  if (!is_parquet(path)) return visit_json_stream(path, visit);
-  for_each_document(path, DocumentUnit::kFile, key, [&](const Document& document) {
-    visit({std::string(document.text), document.number, false}, document.bytes_done);
+  if (is_parquet(path))
+    return for_each_document(path, DocumentUnit::kFile, key, [&](const Document& document) {
+      visit({std::string(document.text), document.number, false}, document.bytes_done);
+    });
+  for_each_line(path, [&](std::string_view line, int64_t number, double done) {
+    visit({std::string(line), number, true}, done);
   });
 }
 
@@ -192,7 +168,7 @@ class Packer {
   }
   uint64_t part_fingerprint() const { return derived(fingerprint_, parts_); }
   static uint64_t derived(uint64_t seed, int64_t part) { return xxh3_64(&part, sizeof part, seed); }
-  /// Of everything that decides what the parts hold.
+  /// Hash of all settings that determine the content of the parts.
   uint64_t fingerprint() const {
     std::string text = fmt::format("{} {} {} {} {}\n", encoder_.fingerprint, encoder_.vocab_size, options_.append_eod,
                                    options_.part_bytes, options_.text_key);
@@ -222,8 +198,9 @@ void check_options(const DocumentEncoder& encoder, const MegatronPackOptions& op
     throw ConfigError("--append-eod: this tokenizer has no token that ends a document");
   for (const fs::path& input : options.inputs) {
     std::error_code error;
+    const fs::path name = unpacked_name(input);
     if (!fs::is_regular_file(input, error)) throw DataError(fmt::format("{}: is not a file", input.string()));
-    if (!is_parquet(input) && !is_json_lines_name(input))
+    if (!is_parquet(input) && !is_json_lines(name) && name.extension() != ".json")
       throw DataError(
           fmt::format("{}: neither JSON lines (.json, .jsonl, .ndjson, also with .gz) nor Parquet: Megatron's "
                       "files are made of texts in a field",

@@ -12,7 +12,7 @@
 
 namespace trireme {
 
-/// What packing needs of a tokenizer.
+/// The functions of a tokenizer that packing needs.
 struct DocumentEncoder {
   std::function<std::vector<int32_t>(std::string_view)> encode;  // of UTF-8 text; thread-safe
   int64_t vocab_size = 0;
@@ -26,7 +26,7 @@ struct MegatronPackOptions {
   std::filesystem::path output_prefix;        // PREFIX: the files are PREFIX_text_document.bin and .idx
   bool append_eod = false;
   unsigned workers = 0;                     // threads; 0: one per core
-  int64_t part_bytes = int64_t{256} << 20;  // text of a part, after which a killed run goes on
+  int64_t part_bytes = int64_t{256} << 20;  // text of a part; a killed run continues after the last part
 };
 
 struct MegatronPackReport {
@@ -38,8 +38,8 @@ struct MegatronPackReport {
   int64_t parts = 0, kept_parts = 0;    // kept: made by an earlier run that was stopped
 };
 
-/// Parts are kept in PREFIX_text_document.parts until all are there; a later call with the same inputs and options goes
-/// on after the last whole one. ConfigError for options, DataError for inputs, WriteError.
+/// Parts are kept in PREFIX_text_document.parts until all are there; a later call with the same inputs and options
+/// continues after the last whole part. ConfigError for options, DataError for inputs, WriteError.
 MegatronPackReport pack_megatron(const DocumentEncoder& encoder, const MegatronPackOptions& options);
 
 /// The documents of all prefixes, in this order, as `output`.bin and .idx. Returns their number. ConfigError,

@@ -2,9 +2,9 @@
 
 #include "data/prepare/md5.h"
 #include "data/prepare/progress.h"
+#include "trireme/arrow/parquet.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/formats/arrow/parquet.h"
 #include "trireme/formats/numpy/npy.h"
 
 #include <fmt/format.h>

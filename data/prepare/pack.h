@@ -26,8 +26,8 @@ struct PackOptions {
   /// (MLPerf's layout) or HDF5.
   bool separate_documents = false;
   std::optional<uint32_t> shuffle_seed;  // documents in NumPy's order of this seed; none: in file order
-  /// Rows never cross a multiple of so many documents of the input, dropped ones counted: what is left of each batch
-  /// after its last complete row is dropped, as where datasets.map(batched=True) concatenates and cuts. 0: one batch.
+  /// Number of documents of the input, dropped documents included, that are concatenated and cut together, as by
+  /// datasets.map(batched=True). The tokens after the last complete row of each batch are dropped. 0: one batch.
   int64_t batch_documents = 0;
   int64_t min_tokens = 2;  // shorter documents are dropped (BOS and EOS count)
   unsigned threads = 0;    // 0: one per core
@@ -42,7 +42,7 @@ struct PackReport {
   int64_t documents = 0;  // read
   int64_t bytes = 0;
   int64_t invalid_utf8 = 0, empty = 0, too_short = 0;  // documents dropped
-  int64_t short_tokens = 0;                            // in the too_short ones
+  int64_t short_tokens = 0;                            // in the documents that are too short
   std::string first_invalid;                           // "corpus.txt:17"
   PackedSplit train, valid;
   std::vector<std::string> samples;  // up to 3 rows of the training split, decoded

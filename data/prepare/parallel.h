@@ -15,11 +15,11 @@ namespace trireme {
 void parallel_for(size_t count, unsigned threads, const std::function<void(size_t)>& work);
 
 /// Records which outputs of a directory are finished. The record of an output holds a fingerprint of its inputs and
-/// options: a repeated run skips finished outputs and remakes those with another fingerprint.
+/// options: a repeated run skips finished outputs and makes outputs with another fingerprint again.
 class PartRecords {
  public:
-  /// Creates the directory and removes temporary files of dead processes. The destructor removes them again: a process
-  /// may still have been dying at the start.
+  /// Creates the directory and removes temporary files of dead processes. The destructor removes them again, because a
+  /// process may not have ended yet at the start.
   explicit PartRecords(const std::filesystem::path& directory);
   ~PartRecords();
   PartRecords(const PartRecords&) = delete;

@@ -25,9 +25,9 @@ struct TrainedTokenizer {
 
 inline constexpr int64_t kMaxTrainingLine = 1 << 20;
 
-/// Llama's settings: unk 0, bos 1, eos 2, no padding piece, byte fallback, digits split, identity
-/// normalisation, leading space. ConfigError when the text does not support so large (or allow so
-/// small) a vocabulary, with the limit; DataError for its files.
+/// Llama's settings: unk 0, bos 1, eos 2, no padding piece, byte fallback, digits split, identity normalisation,
+/// leading space. ConfigError, with the limit, if the vocabulary is too large or too small for the text; DataError for
+/// its files.
 TrainedTokenizer train_tokenizer(const TokenizerTraining& training);
 
 }  // namespace trireme

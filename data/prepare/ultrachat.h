@@ -3,7 +3,7 @@
 // packing.
 
 #include "data/tokenizer/tokenizer.h"
-#include "trireme/formats/arrow/parquet.h"
+#include "trireme/arrow/parquet.h"
 
 #include <cstdint>
 #include <filesystem>

@@ -5,9 +5,9 @@
 
 namespace trireme {
 
-/// A permutation of 0 … size-1 chosen by `key`: a Feistel network over the next even power of two, applied again
-/// until the value is below size (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). At
-/// most four applications on average. The same on every machine.
+/// A permutation of 0 … size-1 chosen by `key`: a Feistel network over the next even power of two, applied again until
+/// the value is below size (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). At most
+/// four applications on average. The permutation is the same on every machine.
 class Permutation {
  public:
   Permutation(int64_t size, uint64_t key);

@@ -1,6 +1,6 @@
 #pragma once
 // A rank's share of a TokenStream: row k of the run is a row of logical shard k mod L, so the rows of rank r of a world
-// that divides L come from the shards r, r + world, …. Knows where every shard stood before each of the last steps.
+// that divides L come from the shards r, r + world, …. Keeps the position of every shard before each of the last steps.
 
 #include "data/stream/token_stream.h"
 
@@ -13,7 +13,7 @@ namespace trireme {
 
 class StreamLoader {
  public:
-  /// ConfigError where `world` does not divide the logical shards.
+  /// ConfigError if `world` does not divide the logical shards.
   StreamLoader(std::shared_ptr<const TokenStream> stream, int rank, int world);
 
   /// Before the rows of step `step` are read: the one after the last, or one of the kKept before, which is then read
@@ -23,13 +23,13 @@ class StreamLoader {
   std::vector<int64_t> row(int64_t position);
   void end_step(int64_t step);
 
-  /// Where this rank's shards stand before step `step`, one of the last ones read or the next. The lists of all ranks,
-  /// one after the other, are what restore() takes. Numbers are whole and below 2^53. Thread-safe.
+  /// The positions of this rank's shards before step `step`, which is one of the last steps read or the next. The lists
+  /// of all ranks, one after the other, are what restore() takes. Numbers are whole and below 2^53. Thread-safe.
   std::vector<double> state(int64_t step) const;
-  /// Goes on before step `step` from the states of all shards. False: they are of another number of shards or parts,
-  /// and nothing is changed. ModelError for numbers that no state() gives.
+  /// Continues before step `step` from the states of all shards. False, without changes, if the states are of another
+  /// number of shards or parts. ModelError for numbers that no state() gives.
   bool restore(int64_t step, const std::vector<double>& numbers);
-  /// Begins the documents anew before step `step`.
+  /// Starts the documents from the beginning before step `step`.
   void start_anew(int64_t step);
 
   static constexpr int64_t kKept = 4;

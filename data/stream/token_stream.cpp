@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace trireme {
@@ -64,9 +65,8 @@ std::vector<int64_t> TokenStream::read_document(size_t part, int64_t index) cons
 
 void TokenStream::fail_all_short(size_t part) const {
   throw DataError(fmt::format(
-      "{}: none of the documents that were read, of {}, has data.min_length {} tokens: lower data.min_length{}",
-      parts_[part].name, format_count(parts_[part].documents->size()), options_.min_length,
-      options_.shuffle ? "" : ", or leave data.shuffle on: in file order a logical shard may meet short ones only"));
+      "{}: none of the documents that were read, of {}, has data.min_length {} tokens: lower data.min_length",
+      parts_[part].name, format_count(parts_[part].documents->size()), options_.min_length));
 }
 
 int64_t TokenStream::choose_part(int64_t shard, const ShardState& state) const {
@@ -95,19 +95,25 @@ std::vector<int64_t> TokenStream::open_document(int64_t shard, ShardState& state
     state.offset = 0;
   }
   const auto part = static_cast<size_t>(state.part);
-  const int64_t size = parts_[part].documents->size();
-  // A shard draws documents at random from all of them, so after so many it has seen any that is long enough.
-  const int64_t patience = 1000 + 20 * size;
-  for (int64_t skipped = 0;; ++skipped) {
-    const int64_t slot = shard + state.slots[part] * options_.logical_shards;
-    std::vector<int64_t> tokens = read_document(part, document_at(part, slot));
-    const auto length = static_cast<int64_t>(tokens.size());
-    // A document that is shorter than its part in earlier rows has changed since: its rest is gone.
-    if (length >= options_.min_length && state.offset < length && length > 0) return tokens;
-    ++state.slots[part];
-    state.offset = 0;
-    if (skipped > patience) fail_all_short(part);
+  const int64_t size = parts_[part].documents->size(), slots = state.slots[part], offset = state.offset;
+  // A shard draws documents at random from all of them, so after so many it has seen any that is long enough. In file
+  // order it meets every `classes`-th document over and over; where these are all short it takes the ones after them.
+  const int64_t classes = options_.shuffle ? 1 : std::gcd(size, options_.logical_shards);
+  const int64_t patience = options_.shuffle ? 1000 + 20 * size : size / classes;
+  for (int64_t shift = 0; shift < classes; ++shift) {
+    state.slots[part] = slots;
+    state.offset = offset;
+    for (int64_t skipped = 0; skipped <= patience; ++skipped) {
+      const int64_t slot = shard + state.slots[part] * options_.logical_shards;
+      std::vector<int64_t> tokens = read_document(part, document_at(part, slot + shift));
+      const auto length = static_cast<int64_t>(tokens.size());
+      // A document that is shorter than its part in earlier rows has changed since: its rest is gone.
+      if (length >= options_.min_length && state.offset < length && length > 0) return tokens;
+      ++state.slots[part];
+      state.offset = 0;
+    }
   }
+  fail_all_short(part);
 }
 
 std::vector<int64_t> TokenStream::next_row(int64_t shard, ShardState& state) const {

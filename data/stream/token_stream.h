@@ -5,12 +5,12 @@
 // The documents of a part (a named sub-dataset) are numbered through; epoch e visits them in a permutation P_e that the
 // seed chooses. The visits of all epochs in a row are the part's slots 0, 1, 2, …: slot j is document P_{j div N}(j mod
 // N) of N. Logical shard s of L owns the slots s, s + L, s + 2L, …: a pseudo-random 1/L of every file in every epoch.
-// So every slot is visited once, whatever N and L are, and a shard's place in a part is one number.
+// Every slot is therefore visited once, for all N and L, and a shard's place in a part is one number.
 //
-// A shard packs its documents into rows of seq_length tokens without gaps; a document that does not fit goes on in the
-// shard's next row. Row k of a run comes from shard k mod L.
+// A shard packs its documents into rows of seq_length tokens without gaps; a document that does not fit continues in
+// the shard's next row. Row k of a run comes from shard k mod L.
 
-#include "data/stream/document_set.h"
+#include "data/stream/documents.h"
 
 #include <cstdint>
 #include <memory>
@@ -31,20 +31,20 @@ struct StreamOptions {
   int64_t logical_shards = 960;
   uint64_t seed = 0;
   bool shuffle = true;  // false: P_e is the order of the files
-  // One token of `strip`, or of the four below, is taken off each end of a document as stored; then bos and eos are put
-  // around it. Documents of fewer than min_length tokens after that are skipped.
+  // One token of `strip`, or of the four below, is removed from each end of a stored document; then bos and eos are put
+  // around it. Documents with fewer than min_length tokens after that are skipped.
   std::optional<int64_t> bos = {}, eos = {};
   std::vector<int64_t> strip = {};
   int64_t min_length = 3;
-  // A row that does not begin with bol, or end with eol, gets it there; no token of the document is lost by that.
+  // A row that does not begin with bol, or end with eol, gets it; no token of the document is dropped for it.
   std::optional<int64_t> bol = {}, eol = {};
 };
 
-/// Where a shard stands: after the last row that was taken from it, perhaps inside a document.
+/// The position of a shard: after the last row that was taken from it, perhaps inside a document.
 struct ShardState {
   int64_t part = -1;            // of the open document; -1: the next one is still to be chosen
   int64_t offset = 0;           // tokens of the open document, delimiters included, that rows hold
-  std::vector<int64_t> slots;   // of each part: documents that are through, skipped ones included
+  std::vector<int64_t> slots;   // of each part: finished documents, skipped documents included
   std::vector<int64_t> tokens;  // of each part: tokens in rows, delimiters of documents included
   bool operator==(const ShardState&) const = default;
 };
@@ -55,10 +55,10 @@ class TokenStream {
   TokenStream(std::vector<StreamPart> parts, StreamOptions options);
 
   ShardState start() const;
-  /// The next row of logical shard `shard`, and its state after it. The next document comes from the part whose
-  /// weight exceeds its share of the shard's tokens most, of equals the last; a shard's first from the part at the
-  /// shard's place among the weights, so that the first rows of all shards are mixed, too. Thread-safe. DataError with
-  /// place and value for an id outside the vocabulary.
+  /// The next row of logical shard `shard`, and its state after it. The next document comes from the part whose weight
+  /// exceeds its share of the shard's tokens most, among equal parts from the last. The first document of a shard comes
+  /// from the part at the shard's place among the weights, so that the first rows of all shards are mixed too.
+  /// Thread-safe. DataError with place and value for an id outside the vocabulary.
   std::vector<int64_t> next_row(int64_t shard, ShardState& state) const;
 
   const std::vector<StreamPart>& parts() const { return parts_; }
@@ -67,7 +67,7 @@ class TokenStream {
   int64_t document_at(size_t part, int64_t slot) const;
   /// Reads document `index` of a part and puts the delimiters on; checks its ids.
   std::vector<int64_t> read_document(size_t part, int64_t index) const;
-  /// DataError: no document of a part has min_length tokens.
+  /// DataError if no document of a part has min_length tokens.
   [[noreturn]] void fail_all_short(size_t part) const;
 
  private:

@@ -11,22 +11,22 @@
 
 namespace trireme {
 
-/// Finds a set of tokens in text: leftmost, of those that begin at one place the longest. Const members are
+/// Finds a set of tokens in text: the leftmost, and of tokens that begin at one place the longest. Const members are
 /// thread-safe.
 class AddedTokenFinder {
  public:
-  /// `content`: what is looked for, one for each token.
+  /// `content`: the text of each token.
   void add(const AddedToken& token, std::string_view content);
 
-  /// Calls found(id, end of it in the text) and plain(text) in the order of the text. A token takes the white space
-  /// beside it along where it says so; one with single_word between word characters is plain text.
+  /// Calls found(id, end of it in the text) and plain(text) in the order of the text. A token includes the white space
+  /// beside it if its flags say so; a token with single_word between word characters is plain text.
   template <class Found, class Plain>
   void split(std::string_view text, const Found& found, const Plain& plain) const {
     size_t done = 0;
     for (Match match = next(text, 0); match.token != nullptr; match = next(text, match.end)) {
       const size_t begin = begin_of(text, match, done), end = end_of(text, match);
       if (done < begin) plain(text.substr(done, begin - done));
-      found(match.token->id, end);
+      if (begin < end) found(match.token->id, end);  // not where the token before has taken all of it
       done = end;
     }
     if (done < text.size()) plain(text.substr(done));

@@ -21,9 +21,8 @@ class BpeEncoder {
 
   std::shared_ptr<Cache> make_cache() const;
   /// Appends the ids of a word: its bytes (or characters; the bytes of one without a token where the model has
-  /// byte_fallback), merged pair by pair, the pair of highest priority first, of equal ones the
-  /// leftmost. A word of n bytes takes O(n log n). DataError for one without a token where the model has no unknown
-  /// token.
+  /// byte_fallback), merged pair by pair, the pair of highest priority first, among equal pairs the leftmost. A word of
+  /// n bytes takes O(n log n). DataError for a byte or character without a token if the model has no unknown token.
   void encode(std::string_view word, Cache& cache, std::vector<int32_t>& ids) const;
 
  private:

@@ -73,7 +73,12 @@ ByteLevelTokenizer::ByteLevelTokenizer(ByteLevelModel model, const std::filesyst
   if (!model_.scores.empty()) unigram_.emplace(model_);
   for (size_t id = 0; id < model_.tokens.size(); ++id)
     pieces_[id].bytes = model_.characters ? model_.tokens[id] : byte_level_bytes(model_.tokens[id]);
-  for (const AddedToken& token : model_.added) add_token(token, true);
+  for (const AddedToken& token : model_.added) {
+    std::string content;
+    if (token.normalized && normalise(token.content, content) && content.empty())
+      throw DataError(path.string() + ": the normalizer leaves nothing of the added token '" + token.content + "'");
+    add_token(token, true);
+  }
   base_vocab_size_ = vocab_size();
 }
 
@@ -85,10 +90,9 @@ void ByteLevelTokenizer::add_token(const AddedToken& token, bool of_file) {
   (token.normalized ? normalised_ : raw_).add(token, content);
   const auto id = static_cast<size_t>(token.id);
   if (id >= pieces_.size()) pieces_.resize(id + 1);
-  if (model_.characters)
-    pieces_[id] = {content, of_file && token.special};
-  else
-    pieces_[id] = {of_file ? byte_level_bytes(content) : content, of_file && token.special};
+  // `tokenizers` no longer knows a special token that the normaliser has changed.
+  const bool special = of_file && token.special && content == token.content;
+  pieces_[id] = {of_file && !model_.characters ? byte_level_bytes(content) : content, special};
 }
 
 int32_t ByteLevelTokenizer::add_special(const std::string& text) {

@@ -15,7 +15,7 @@ namespace trireme {
 
 class ByteLevelTokenizer final : public TokenizerModel {
  public:
-  /// DataError, with `path`, for a pre-split that PCRE2 does not take.
+  /// DataError, with `path`, for a pre-split that PCRE2 refuses.
   ByteLevelTokenizer(ByteLevelModel model, const std::filesystem::path& path);
   ~ByteLevelTokenizer() override;
 
@@ -37,11 +37,11 @@ class ByteLevelTokenizer final : public TokenizerModel {
   /// The same for a model of characters; `first`: the text begins with this part.
   void encode_characters(std::string_view part, bool first, BpeEncoder::Cache& cache, std::vector<int32_t>& ids) const;
   std::string decode_characters(std::vector<std::string> texts) const;
-  /// As model_.normalisers say; `out` is not written, and false comes back, where nothing changes.
+  /// Applies model_.normalisers. Returns false, without writing `out`, if nothing changes.
   bool normalise(std::string_view text, std::string& out) const;
   struct Piece {
     std::string bytes;
-    bool special = false;  // of the file: decode() leaves it out
+    bool special = false;  // special in the file: decode() omits it
   };
   void add_token(const AddedToken& token, bool of_file);
   std::shared_ptr<BpeEncoder::Cache> take_cache() const;

@@ -30,11 +30,11 @@ class ByteLevelTrainer {
   /// kMaxTrainingWord bytes are skipped and counted.
   void add(std::string_view text);
   /// The model: merges in the order of BpeTrainer(vocab_size, min_frequency, special_tokens, initial_alphabet =
-  /// ByteLevel.alphabet()), of equally frequent pairs the one with the smaller ids first. It has fewer tokens than
-  /// asked where the text has no more pairs. DataError when no text was added.
+  /// ByteLevel.alphabet()), among equally frequent pairs the pair with the smaller ids first. It has fewer tokens than
+  /// vocab_size if the text has no more pairs. DataError when no text was added.
   ByteLevelModel train() const;
 
-  int64_t words() const { return static_cast<int64_t>(counts_.size()); }  // different ones
+  int64_t words() const { return static_cast<int64_t>(counts_.size()); }  // different words
   int64_t long_words() const { return long_words_; }
 
  private:

@@ -20,8 +20,8 @@ void write_packed_with(const std::filesystem::path& file, const Tokenizer& token
                        const std::filesystem::path& opened);
 
 /// A sentence for each of `files` (npy, HDF5, or Megatron's .idx or prefix) whose ids mean other texts in the tokenizer
-/// of the directory `model`. Files of which it is not known who made them, a file that is newer than what stands beside
-/// it says, and a model without a tokenizer give none.
+/// of the directory `model`. No warning for files of unknown origin, for a file that is newer than its record, and for
+/// a model without a tokenizer.
 std::vector<std::string> packed_with_others(const std::vector<std::filesystem::path>& files,
                                             const std::filesystem::path& model);
 

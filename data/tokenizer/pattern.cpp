@@ -41,7 +41,7 @@ const std::string& word_set(bool in_set = false) {
   return sets[in_set ? 1 : 0];
 }
 
-/// What an escape outside of a set becomes; empty: itself.
+/// The translation of an escape outside a set; empty: itself.
 std::string translated_escape(char c) {
   const std::string& word = word_set();
   switch (c) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <limits>
 
 namespace trireme {
@@ -88,19 +89,26 @@ void UnigramDecoder::encode(std::string_view text, std::vector<int32_t>& ids) co
   }
   std::vector<size_t> ends;
   for (size_t end = text.size(); end > 0; end = static_cast<size_t>(best[end].begin)) ends.push_back(end);
-  bool after_unknown = false;
+  size_t unknown_from = text.size();
   for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
     const Best& piece = best[*end];
-    const bool unknown = piece.id == unknown_id_;
-    if (unknown && byte_fallback_) {
-      for (const char byte : text.substr(static_cast<size_t>(piece.begin), *end - static_cast<size_t>(piece.begin)))
-        ids.push_back(bytes_[static_cast<unsigned char>(byte)]);
-    } else if (piece.id < 0) {
-      throw DataError("the tokenizer has neither a token for a character of the text nor an unk_id");
-    } else if (!unknown || !after_unknown) {
+    if (piece.id != unknown_id_) {
       ids.push_back(piece.id);
+      unknown_from = text.size();
+      continue;
     }
-    after_unknown = unknown;
+    unknown_from = std::min(unknown_from, static_cast<size_t>(piece.begin));
+    if (const auto next = std::next(end); next != ends.rend() && best[*next].id == unknown_id_) continue;
+    // `tokenizers` looks the run up: "<unk>" in a text is a piece.
+    const std::string_view run = text.substr(unknown_from, *end - unknown_from);
+    if (const auto found = rounds_ ? pieces_.end() : pieces_.find(run); found != pieces_.end())
+      ids.push_back(found->second.id);
+    else if (byte_fallback_)
+      for (const char byte : run) ids.push_back(bytes_[static_cast<unsigned char>(byte)]);
+    else if (unknown_id_ < 0)
+      throw DataError("the tokenizer has neither a token for a character of the text nor an unk_id");
+    else
+      ids.push_back(unknown_id_);
   }
 }
 

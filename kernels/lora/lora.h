@@ -13,7 +13,7 @@
 // `scale` multiplies the fp32 sums, so the dropout adds no rounding of its own. D_i(d_i A_i) stays fp32 and is rounded
 // once, with the sum. All adapters share one read of x (dx: one read and one write); each adapter adds the cost of its
 // mask: hashing 2^26 elements three times takes longer than reading them. The kernels for dA process the last tokens
-// first, because of an x that was just written those are still in L2. Tensor-core products with fp32 sums in one fixed
+// first, because these are still in L2 if x was just written. Tensor-core products with fp32 sums in one fixed
 // order, no workspace: deterministic. No allocation, no synchronisation.
 //
 // T is bf16 or fp16; columns a multiple of 64; tokens of a sample a multiple of 32; a sample has at most 2^33 elements

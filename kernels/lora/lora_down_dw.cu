@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
     uint2 d[kCount][kTiles][2];  // tokens g and g + 8, ranks 4t to 4t + 3
   };
   Stage stage[kStages];
-  // Last tokens first: of an x that was just written those are still in L2.
+  // Last tokens first: if x was just written, these are still in L2.
   const auto place = [&](int turn) { return static_cast<int>(p.tokens) - kTokens - turn; };
   const auto load = [&](Stage& to, int turn) {
     const int token = place(turn);

@@ -16,8 +16,8 @@ template <int kRank, bool kAdds>
 constexpr int kBlockRows = (kRank == 16 && kAdds ? 2 : 4) * kRows;
 
 /// Block: 256 columns, two or four runs of 16 rows. A warp has 64 of the columns and keeps their part of B in
-/// registers. Many small blocks, so that some load while others store. Last rows first: of a y that was just written
-/// those are still in L2.
+/// registers. Many small blocks, so that some load while others store. Last rows first: if y was just written, these
+/// are still in L2.
 template <class T, int kRank, bool kAdds>
 __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
     up_kernel(const __grid_constant__ LoraUpProducts p) {

@@ -61,8 +61,8 @@ Partial partial_of(const LoraUpProducts& p, const Plan& plan) {
 
 /// Block: kSlices * 64 columns, every gridDim.y-th run of 16 tokens, last tokens first, because those are in L2 if dy
 /// was just written. A warp has 64 of the columns and 16 ranks. It keeps the sums of dB in registers over all runs and
-/// puts those of d into shared memory after each run. The block's warps add these up one phase later, so that no warp
-/// waits for another one's loads before it has issued its own next loads.
+/// puts the sums of d into shared memory after each run. The block's warps add these up one phase later, so that no
+/// warp waits for another one's loads before it has issued its own next loads.
 template <class T, int kRank>
 __global__ void __launch_bounds__(kWarps * 32, 1)
     gradients_kernel(const __grid_constant__ LoraUpProducts p, const __grid_constant__ Partial out) {

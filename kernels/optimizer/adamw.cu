@@ -1,25 +1,12 @@
-#include "kernels/optimizer/optimizer.h"
-
 #include "kernels/optimizer/shard_update.cuh"
-
-#include <cmath>
 
 namespace trireme::kernels {
 
 namespace {
 
+/// `decay` is 1 - lr * weight_decay.
 template <class G, class C, class M>
-struct Arguments {
-  float* master;
-  M *exp_avg, *exp_avg_sq;
-  const G* gradient;
-  C* compute;
-  const float *multiplier, *skip, *step;
-  const ShardChunk* chunks;
-  // Computed from doubles on the host: 1 - 0.999f has only 16 significant bits.
-  float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps,
-      keep;  // rate1: 1 - beta1, rate2: 1 - beta2, keep: 1 - lr * weight_decay
-  bool aligned;
+struct Arguments : ShardArguments<G, C, M> {
   uint64_t first_element;
   uint32_t* amax;
 };
@@ -65,7 +52,7 @@ __device__ inline void store_moments(M* exp_avg, M* exp_avg_sq, const float (&m)
   }
 }
 
-/// Magnitudes are compared as bit patterns: those of floats without their sign are ordered as the floats are, and NaN
+/// Magnitudes are compared as bit patterns: without the sign bit the patterns are ordered like the floats, and NaN
 /// comes after infinity.
 __device__ inline uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
@@ -91,7 +78,7 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
   }
   const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f, step = *a.step;
   const float size = a.lr / -expm1f(step * a.log_beta1), root = rsqrtf(-expm1f(step * a.log_beta2)),
-              keep = chunk.tag % 2 != 0 ? a.keep : 1.0f;
+              keep = chunk.tag % 2 != 0 ? a.decay : 1.0f;
   for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
     constexpr int kWidth = decltype(width)::value;
     float p[kWidth], m[kWidth], v[kWidth], g[kWidth];
@@ -118,25 +105,7 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
 
 template <class G, class C, class M>
 cudaError_t launch(const AdamW& a, cudaStream_t stream) {
-  const Arguments<G, C, M> arguments{a.master,
-                                     static_cast<M*>(a.exp_avg),
-                                     static_cast<M*>(a.exp_avg_sq),
-                                     static_cast<const G*>(a.gradient),
-                                     static_cast<C*>(a.compute),
-                                     a.multiplier,
-                                     a.skip,
-                                     a.step,
-                                     a.chunks,
-                                     static_cast<float>(a.lr),
-                                     static_cast<float>(1.0 - a.beta1),
-                                     static_cast<float>(a.beta2),
-                                     static_cast<float>(1.0 - a.beta2),
-                                     static_cast<float>(std::log(a.beta1)),
-                                     static_cast<float>(std::log(a.beta2)),
-                                     static_cast<float>(a.eps),
-                                     static_cast<float>(1.0 - a.lr * a.weight_decay),
-                                     aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute),
-                                     a.first_element,
+  const Arguments<G, C, M> arguments{shard_arguments<G, C, M>(a, 1.0 - a.lr * a.weight_decay), a.first_element,
                                      reinterpret_cast<uint32_t*>(a.amax)};
   adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
   return cudaGetLastError();
@@ -146,8 +115,7 @@ cudaError_t launch(const AdamW& a, cudaStream_t stream) {
 
 cudaError_t adamw(const AdamW& a, cudaStream_t stream) {
   if (a.num_chunks == 0) return cudaSuccess;
-  if (a.step == nullptr || a.chunks == nullptr || a.num_chunks > INT32_MAX) return cudaErrorInvalidValue;
-  if (a.moment_element == Element::kF16) return cudaErrorInvalidValue;
+  if (!complete(a) || a.moment_element == Element::kF16) return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto gradient_zero) {
     using G = decltype(gradient_zero);
     return dispatch(a.compute_element, [&](auto compute_zero) {

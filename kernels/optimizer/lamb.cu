@@ -1,8 +1,4 @@
-#include "kernels/optimizer/optimizer.h"
-
 #include "kernels/optimizer/shard_update.cuh"
-
-#include <cmath>
 
 namespace trireme::kernels {
 
@@ -11,16 +7,7 @@ namespace {
 constexpr int kSquareThreads = 256;
 
 template <class G, class C>
-struct Arguments {
-  float *master, *exp_avg, *exp_avg_sq;
-  const G* gradient;
-  C* compute;
-  const float *multiplier, *skip, *step;
-  const ShardChunk* chunks;
-  // Computed from doubles on the host: 1 - 0.999f has only 16 significant bits.
-  float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps, weight_decay;  // rate1: 1 - beta1, rate2: 1 - beta2
-  bool aligned;
-};
+using Arguments = ShardArguments<G, C, float>;
 
 struct Corrections {
   float first, root;  // 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
@@ -58,7 +45,7 @@ __global__ void __launch_bounds__(kShardThreads) moments_kernel(const Arguments<
   if (!skip) {
     const ShardChunk chunk = a.chunks[blockIdx.x];
     const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f,
-                decay = chunk.tag % 2 != 0 ? a.weight_decay : 0.0f;
+                decay = chunk.tag % 2 != 0 ? a.decay : 0.0f;
     const Corrections c = corrections(a);
     for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
       constexpr int kWidth = decltype(width)::value;
@@ -108,7 +95,7 @@ __global__ void __launch_bounds__(kShardThreads, 6)
     apply_kernel(const Arguments<float, C> a, const double* squares, int64_t row) {
   if (a.skip != nullptr && *a.skip != 0.0f) return;
   const ShardChunk chunk = a.chunks[blockIdx.x];
-  const float decay = chunk.tag % 2 != 0 ? a.weight_decay : 0.0f;
+  const float decay = chunk.tag % 2 != 0 ? a.decay : 0.0f;
   const double weights = squares[chunk.tag / 2], updates = squares[row + chunk.tag / 2];
   const float ratio = weights > 0.0 && updates > 0.0 ? sqrtf(static_cast<float>(weights / updates)) : 1.0f,
               size = a.lr * ratio;
@@ -126,30 +113,6 @@ __global__ void __launch_bounds__(kShardThreads, 6)
   });
 }
 
-template <class G, class C>
-Arguments<G, C> arguments(const Lamb& a) {
-  return {a.master,
-          a.exp_avg,
-          a.exp_avg_sq,
-          static_cast<const G*>(a.gradient),
-          static_cast<C*>(a.compute),
-          a.multiplier,
-          a.skip,
-          a.step,
-          a.chunks,
-          static_cast<float>(a.lr),
-          static_cast<float>(1.0 - a.beta1),
-          static_cast<float>(a.beta2),
-          static_cast<float>(1.0 - a.beta2),
-          static_cast<float>(std::log(a.beta1)),
-          static_cast<float>(std::log(a.beta2)),
-          static_cast<float>(a.eps),
-          static_cast<float>(a.weight_decay),
-          aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
-}
-
-bool complete(const Lamb& a) { return a.step != nullptr && a.chunks != nullptr && a.num_chunks <= INT32_MAX; }
-
 }  // namespace
 
 cudaError_t lamb_moments(const Lamb& a, double* partial, cudaStream_t stream) {
@@ -157,7 +120,8 @@ cudaError_t lamb_moments(const Lamb& a, double* partial, cudaStream_t stream) {
   if (!complete(a) || a.gradient == nullptr || partial == nullptr) return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto zero) {
     using G = decltype(zero);
-    moments_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments<G, float>(a), partial);
+    moments_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(
+        shard_arguments<G, float, float>(a, a.weight_decay), partial);
     return cudaGetLastError();
   });
 }
@@ -175,8 +139,8 @@ cudaError_t lamb_apply(const Lamb& a, const double* squares, int64_t row, cudaSt
   if (!complete(a) || squares == nullptr) return cudaErrorInvalidValue;
   return dispatch(a.compute_element, [&](auto zero) {
     using C = decltype(zero);
-    apply_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments<float, C>(a), squares,
-                                                                                    row);
+    apply_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(
+        shard_arguments<float, C, float>(a, a.weight_decay), squares, row);
     return cudaGetLastError();
   });
 }

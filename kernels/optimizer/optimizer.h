@@ -10,6 +10,23 @@
 
 namespace trireme::kernels {
 
+/// A step of an optimizer over a flat shard. Device pointers; multiplier, skip, step: fp32 scalars.
+struct ShardUpdate {
+  float* master = nullptr;
+  void* exp_avg = nullptr;
+  void* exp_avg_sq = nullptr;
+  const void* gradient = nullptr;
+  void* compute = nullptr;            // null: none
+  const float* multiplier = nullptr;  // null: 1
+  const float* skip = nullptr;        // null: 0
+  const float* step = nullptr;
+  const ShardChunk* chunks = nullptr;
+  int64_t num_chunks = 0;
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  Element gradient_element = Element::kF32;
+  Element compute_element = Element::kBF16;
+};
+
 /// AdamW over a flat shard in one pass (Loshchilov & Hutter 2019, the order of operations of torch.optim.AdamW):
 ///
 ///   g = gradient * *multiplier
@@ -22,26 +39,12 @@ namespace trireme::kernels {
 /// the same indices. bf16 moments are rounded stochastically, with a probability that is linear in the distance:
 /// rounded to nearest, a moment that changes by less than half a unit in the last place (beta2 = 0.999) would stand
 /// still. The random bits are a hash of first_element + index and *step, so they do not depend on how the tensor is
-/// divided. Device pointers. multiplier, skip, step: fp32 device scalars. If *skip != 0 nothing changes. *step is t;
-/// the caller increments it before the call. amax[t] is raised to the largest magnitude of tensor t's elements in
-/// `master`, also where *skip != 0; NaN counts as larger than every number. chunks: num_chunks of shard_chunks.h in
-/// device memory; elements outside every chunk are not touched. Any alignment; fast with 16-byte aligned pointers.
-/// Deterministic, no allocation, no synchronisation.
-struct AdamW {
-  float* master = nullptr;
-  void* exp_avg = nullptr;
-  void* exp_avg_sq = nullptr;
-  const void* gradient = nullptr;
-  void* compute = nullptr;
-  float* amax = nullptr;              // fp32 [tensors], set by the caller; null: not written
-  const float* multiplier = nullptr;  // null: 1
-  const float* skip = nullptr;        // null: 0
-  const float* step = nullptr;
-  const ShardChunk* chunks = nullptr;
-  int64_t num_chunks = 0;
-  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  Element gradient_element = Element::kF32;
-  Element compute_element = Element::kBF16;
+/// divided. If *skip != 0 nothing changes. *step is t; the caller increments it before the call. amax[t] is raised to
+/// the largest magnitude of tensor t's elements in `master`, also where *skip != 0; NaN counts as larger than every
+/// number. chunks: num_chunks of shard_chunks.h in device memory; elements outside every chunk are not touched. Any
+/// alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no synchronisation.
+struct AdamW : ShardUpdate {
+  float* amax = nullptr;                   // fp32 [tensors], set by the caller; null: not written
   Element moment_element = Element::kF32;  // or kBF16
   uint64_t first_element = 0;              // number of element 0, for the random bits
 };
@@ -59,23 +62,11 @@ cudaError_t adamw(const AdamW& arguments, cudaStream_t stream);
 ///                  compute = to(element, p)
 ///
 /// The second pass computes u again from m and v: reading them costs as much as storing and reading u would. Arrays as
-/// in AdamW; the chunk table comes from make_shard_table(). If *skip != 0, weights and moments do not
-/// change and the sums are 0. Any alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no
-/// synchronisation.
-struct Lamb {
-  float* master = nullptr;
-  float* exp_avg = nullptr;
-  float* exp_avg_sq = nullptr;
-  const void* gradient = nullptr;     // lamb_moments only
-  void* compute = nullptr;            // lamb_apply only; null: none
-  const float* multiplier = nullptr;  // null: 1
-  const float* skip = nullptr;        // null: 0
-  const float* step = nullptr;
-  const ShardChunk* chunks = nullptr;
-  int64_t num_chunks = 0;
-  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0;
-  Element gradient_element = Element::kF32;
-  Element compute_element = Element::kBF16;
+/// in AdamW, moments fp32; lamb_moments alone reads the gradient, lamb_apply alone writes `compute`. The chunk table
+/// comes from make_shard_table(). If *skip != 0, weights and moments do not change and the sums are 0. Any alignment;
+/// fast with 16-byte aligned pointers. Deterministic, no allocation, no synchronisation.
+struct Lamb : ShardUpdate {
+  Lamb() { eps = 1e-6; }
 };
 
 /// partial: 2 * num_chunks doubles, 16-byte aligned.

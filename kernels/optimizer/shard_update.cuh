@@ -1,12 +1,57 @@
 #pragma once
-// Iteration of a block of threads over its chunk of a flat shard.
+// What the optimizers' kernels share: their arguments, and the iteration of a block of threads over its chunk of a flat
+// shard.
 
 #include "kernels/device.cuh"
-#include "kernels/optimizer/shard_chunks.h"
+#include "kernels/launch.h"
+#include "kernels/optimizer/optimizer.h"
+
+#include <cmath>
 
 namespace trireme::kernels {
 
 constexpr int kShardThreads = 256, kShardWidth = 4;
+
+/// G, C, M: types of the gradient, the compute copy and the moments.
+template <class G, class C, class M>
+struct ShardArguments {
+  float* master;
+  M *exp_avg, *exp_avg_sq;
+  const G* gradient;
+  C* compute;
+  const float *multiplier, *skip, *step;
+  const ShardChunk* chunks;
+  // Computed from doubles on the host: 1 - 0.999f has only 16 significant bits.
+  float lr, rate1, beta2, rate2, log_beta1, log_beta2, eps, decay;  // rate1: 1 - beta1, rate2: 1 - beta2
+  bool aligned;
+};
+
+/// `decay`: what the kernel needs of the weight decay.
+template <class G, class C, class M>
+ShardArguments<G, C, M> shard_arguments(const ShardUpdate& a, double decay) {
+  return {a.master,
+          static_cast<M*>(a.exp_avg),
+          static_cast<M*>(a.exp_avg_sq),
+          static_cast<const G*>(a.gradient),
+          static_cast<C*>(a.compute),
+          a.multiplier,
+          a.skip,
+          a.step,
+          a.chunks,
+          static_cast<float>(a.lr),
+          static_cast<float>(1.0 - a.beta1),
+          static_cast<float>(a.beta2),
+          static_cast<float>(1.0 - a.beta2),
+          static_cast<float>(std::log(a.beta1)),
+          static_cast<float>(std::log(a.beta2)),
+          static_cast<float>(a.eps),
+          static_cast<float>(decay),
+          aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
+}
+
+inline bool complete(const ShardUpdate& a) {
+  return a.step != nullptr && a.chunks != nullptr && a.num_chunks <= INT32_MAX;
+}
 
 template <class T, int kWidth>
 __device__ inline void load_group(const T* from, float (&out)[kWidth]) {

@@ -1,5 +1,5 @@
 #pragma once
-// The forward of the blocks of a model: the layers of its table in their order, whatever of them it has.
+// The forward of the blocks of a model: the layers of its table in their order.
 
 #include "models/common/lora.h"
 #include "trireme/nn/block.h"
@@ -17,15 +17,15 @@
 
 namespace trireme {
 
-/// What all blocks of one forward pass share.
+/// Inputs that all blocks of one forward pass share.
 struct BlockPass {
   std::shared_ptr<const BlockTable> block{};
   Activation activation = Activation::kSwiglu;
   double norm_eps = 0;
   RopeTable rope{};  // of a table with rotary positions
   Sequences sequences{};
-  /// Of attention's probabilities, and of both projections that end in the residual. In block b, attention, the output
-  /// projection and the MLP draw from streams first_stream + b * streams and the two behind it.
+  /// Dropout of attention's probabilities, and of both projections that end in the residual. In block b, attention, the
+  /// output projection and the MLP draw from streams first_stream + b * streams and the two behind it.
   Dropout attention{}, residual{};
   uint64_t first_stream = 0, streams = 0;
   /// Adapters, whose dropout draws from streams b * streams + LoraTarget::index.

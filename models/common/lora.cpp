@@ -13,7 +13,7 @@ namespace {
 
 std::string last_part(const std::string& module) { return module.substr(module.rfind('.') + 1); }
 
-/// Every part of every product, and the fused ones.
+/// Every part of every product, and the fused modules.
 std::vector<LoraTarget> all_targets(const BlockTable& block) {
   std::vector<LoraTarget> all;
   for (size_t l = 0; l < block.layers.size(); ++l) {

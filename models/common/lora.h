@@ -1,5 +1,5 @@
 #pragma once
-// LoRA on the products of a block: which rows of which weight a target names, and under which name PEFT keeps it.
+// LoRA on the products of a block: the rows of a weight that a target names, and its name in PEFT.
 
 #include "trireme/nn/block.h"
 
@@ -25,13 +25,12 @@ struct LoraTarget {
   std::string module;  // inside the block: "self_attn.q_proj"
   int layer = 0;       // of BlockTable::layers
   int64_t row_begin = 0, rows = 0, in = 0;
-  bool fused = false;  // covers all parts of its layer, which PEFT knows one by one
-  uint64_t index = 0;  // of the module among all that the block has: keys dropout, whatever subset is chosen
+  bool fused = false;  // covers all parts of its layer, which are separate in PEFT
+  uint64_t index = 0;  // index of the module among all of the block, independent of the chosen targets: key of dropout
 };
 
-/// The chosen targets in the order of the table, whatever the order in the options. A name may stand for two layers
-/// (GPT-2's c_proj). `family` begins messages. ConfigError: unknown name, a name twice, a fused target beside one of
-/// its parts, none, r or dropout out of range.
+/// The chosen targets in the order of the table. A name may mean two layers (GPT-2's c_proj). `family` begins messages.
+/// ConfigError: unknown name, a name twice, a fused target beside one of its parts, none, r or dropout out of range.
 std::vector<LoraTarget> lora_targets(const BlockTable& block, const std::string& family, const LoraOptions& lora);
 
 /// Names of attention's layers: the targets of a lora section that names none, where the model has them.

@@ -29,11 +29,11 @@ at::ScalarType to_scalar_type(DType dtype);
 at::Tensor read_tensor(const WeightSource& source, const std::string& name);
 
 /// Files' tensors under the model's names and in its layout. A matrix that is transposed is read whole and stays in
-/// memory as long as the source lives.
+/// memory until the source is destroyed.
 class StoredWeights : public WeightSource {
  public:
   struct Rules {
-    /// Names under which files may have a tensor; the first that is there counts.
+    /// Names under which files may have a tensor; the first that exists is used.
     std::function<std::vector<std::string>(const std::string& name)> spellings;
     /// Whether the file keeps this matrix [in, out].
     std::function<bool(const std::string& name)> transposed;
@@ -86,7 +86,7 @@ class ModelWriter {
  public:
   ModelWriter(std::filesystem::path directory, const std::vector<StoredTensor>& tensors);
   ~ModelWriter();
-  /// The next tensor in the declared order, of any floating type and device; its padding is left out.
+  /// The next tensor in the declared order, of any floating type and device; its padding is omitted.
   void append(const std::string& name, const at::Tensor& value);
   /// All tensors, of these units, with their random initial values.
   void append_initial(const std::vector<UnitSpec>& units, uint64_t seed);

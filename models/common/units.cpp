@@ -52,7 +52,7 @@ UnitSpec block_unit(const BlockTable& block, const std::string& name, const std:
 void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, int64_t r, const std::string& name,
                   const std::string& prefix) {
   for (const LoraTarget& target : targets) {
-    // A name that stands for two layers (GPT-2's c_proj) is told apart by its module.
+    // Two layers of one name (GPT-2's c_proj) are distinguished by their modules.
     const bool ambiguous = std::count_if(targets.begin(), targets.end(),
                                          [&](const LoraTarget& other) { return other.name == target.name; }) > 1;
     const std::string full = name + (ambiguous ? target.module : target.name), module = prefix + target.module;

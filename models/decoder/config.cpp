@@ -71,7 +71,7 @@ std::vector<std::string> shape_problems(const DecoderConfig& config) {
 }
 
 DecoderConfig read_decoder_config(const std::filesystem::path& config_json) {
-  const Json json = read_json_object(config_json, 16 << 20);
+  const Json json = read_json_object(config_json);
   ConfigReader reader(json, config_json.string());
   const Family* family = named_family(reader);
   reader.finish();

@@ -1,6 +1,10 @@
 #pragma once
-// The shape of a decoder and its choices, and the files that say them: config.json of a Hugging Face model, read
-// strictly (what it asks and we lack is refused by name, ModelError), or model.yaml of a NeMo checkpoint.
+// The shape of a decoder and its choices, and their files: config.json of a Hugging Face model, or model.yaml of a NeMo
+// checkpoint. They are read strictly: an unsupported feature is a ModelError that names it.
+
+#include "trireme/ops/activation.h"
+#include "trireme/ops/norm.h"
+#include "trireme/ops/rope.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -10,29 +14,20 @@
 
 namespace trireme {
 
-struct RopeScaling {
-  enum class Type { kNone, kLinear, kLlama3 } type = Type::kNone;
-  double factor = 1.0;
-  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
-  int64_t original_max_position = 8192;                  // llama3
-};
-
-enum class DecoderNorm { kRms, kLayer };  // of the head; kLayer has a bias
-enum class DecoderActivation { kSwiglu, kGeluErf, kGeluTanh };
 enum class DecoderPositions { kRope, kLearned };
 
-/// Sizes under the names that a Llama's config.json gives them; the defaults are those of Llama.
+/// Sizes under the names that a Llama's config.json gives them; the defaults are Llama's.
 struct DecoderConfig {
   std::string family = "llama";  // model_type of config.json; family_of() has its table
   int64_t hidden_size = 0, intermediate_size = 0, num_hidden_layers = 0;
   int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
   int64_t vocab_size = 0, max_position_embeddings = 0;
-  double norm_eps = 1e-6, rope_theta = 10000.0, initializer_range = 0.02;
-  RopeScaling rope_scaling;
+  double norm_eps = 1e-6, initializer_range = 0.02;
+  RopeFrequencies rope;
   bool tie_word_embeddings = false;
 
-  DecoderNorm norm = DecoderNorm::kRms;
-  DecoderActivation activation = DecoderActivation::kSwiglu;
+  NormKind norm = NormKind::kRms;  // of the head; kLayer has a bias
+  Activation activation = Activation::kSwiglu;
   DecoderPositions positions = DecoderPositions::kRope;
   /// Dropout of the embeddings' sum, of attention's probabilities, and of both projections that end in the residual.
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
@@ -45,8 +40,6 @@ struct DecoderConfig {
   std::optional<int64_t> bos_token_id = 1, pad_token_id;
   std::vector<int64_t> eos_token_ids = {2};  // each ends a text
   std::string dtype = "float32";             // torch_dtype / dtype of the stored weights
-
-  bool gated_mlp() const { return activation == DecoderActivation::kSwiglu; }
 };
 
 /// Reads config.json of a known family (family.h) as transformers 5 does. A special token that is null is none; one
@@ -56,8 +49,8 @@ DecoderConfig read_decoder_config(const std::filesystem::path& config_json);
 DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml);
 /// config.json of the config's family, which transformers 4 and 5 load.
 std::string decoder_config_json(const DecoderConfig& config);
-/// Ids that end a text: those of generation_config.json, where the directory has one that names some, as transformers'
-/// generate() takes them; else the config's.
+/// Ids that end a text: from generation_config.json if that file names some, as in transformers' generate(); else the
+/// config's.
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config);
 /// generation_config.json with the config's special tokens.
 std::string generation_config_json(const DecoderConfig& config);

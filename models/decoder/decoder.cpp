@@ -17,7 +17,8 @@ constexpr int kEmbed = 0;
 constexpr int kTokenTable = 0, kPositionTable = 1;  // parameters of the embedding's unit
 constexpr int kFinalNorm = 0, kFinalNormBias = 1;   // of the head's; the output matrix comes last
 
-/// Streams of dropout: sixteen for each block. The first are the adapters', the last of block 0 is the embedding's.
+/// Streams of dropout: block b has the sixteen from 16 b on. The adapters take the first of them, attention, output
+/// projection and MLP take 12, 13 and 14 (BlockPass), and the embedding takes 15 of block 0.
 constexpr uint64_t kStreams = 16, kFirstStream = 12, kEmbeddingStream = 15;
 
 UnitSpec embed_unit(const DecoderConfig& config, const TensorNames& names) {
@@ -37,7 +38,7 @@ UnitSpec embed_unit(const DecoderConfig& config, const TensorNames& names) {
 UnitSpec head_unit(const DecoderConfig& config, const TensorNames& names) {
   UnitSpec unit;
   unit.name = "head";
-  add_norm(unit, "norm", config.hidden_size, names.final_norm, config.norm == DecoderNorm::kLayer);
+  add_norm(unit, "norm", config.hidden_size, names.final_norm, config.norm == NormKind::kLayer);
   if (!config.tie_word_embeddings)
     unit.parameters.push_back(
         matrix_spec("lm_head", config.vocab_size, config.hidden_size, names.head, config.initializer_range));
@@ -60,29 +61,6 @@ UnitSpec adapters_unit(const DecoderModel& model) {
       spec.parts[0].name = module + kTokenRowsSuffix;
     }
   return unit;
-}
-
-RopeFrequencies rope_frequencies(const DecoderConfig& config) {
-  RopeFrequencies rope;
-  switch (config.rope_scaling.type) {
-    case RopeScaling::Type::kNone: rope.scaling = RopeFrequencies::Scaling::kNone; break;
-    case RopeScaling::Type::kLinear: rope.scaling = RopeFrequencies::Scaling::kLinear; break;
-    case RopeScaling::Type::kLlama3: rope.scaling = RopeFrequencies::Scaling::kLlama3; break;
-  }
-  rope.theta = config.rope_theta;
-  rope.factor = config.rope_scaling.factor;
-  rope.low_freq_factor = config.rope_scaling.low_freq_factor;
-  rope.high_freq_factor = config.rope_scaling.high_freq_factor;
-  rope.original_max_position = config.rope_scaling.original_max_position;
-  return rope;
-}
-
-Activation activation_of(const DecoderConfig& config) {
-  switch (config.activation) {
-    case DecoderActivation::kGeluErf: return Activation::kGeluErf;
-    case DecoderActivation::kGeluTanh: return Activation::kGeluTanh;
-    default: return Activation::kSwiglu;
-  }
 }
 
 void check_batch(const TokenBatch& batch) {
@@ -115,7 +93,7 @@ const at::Tensor& output_weight(const DecoderModel& model, UnitStore& store, int
 
 at::Tensor final_norm(const DecoderModel& model, UnitStore& store, int head, const at::Tensor& x_TD) {
   const std::vector<at::Tensor>& tensors = store.parameters(head);
-  const bool has_bias = model.config().norm == DecoderNorm::kLayer;
+  const bool has_bias = model.config().norm == NormKind::kLayer;
   return apply_norm(
       x_TD, norm_of(tensors[kFinalNorm], has_bias ? tensors[kFinalNormBias] : at::Tensor(), model.config().norm_eps));
 }
@@ -160,7 +138,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   x_TD = leave_unit(x_TD, store, kEmbed);
 
   BlockPass pass{.block = block_,
-                 .activation = activation_of(config_),
+                 .activation = config_.activation,
                  .norm_eps = config_.norm_eps,
                  .attention = dropout(config_.attention_dropout),
                  .residual = dropout(config_.residual_dropout),
@@ -168,8 +146,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
                  .streams = kStreams,
                  .targets = targets_};
   if (block_->rotary)
-    pass.rope = rope_table(rope_inverse_frequencies(rope_frequencies(config_), config_.head_dim), positions,
-                           x_TD.scalar_type());
+    pass.rope = rope_table(rope_inverse_frequencies(config_.rope, config_.head_dim), positions, x_TD.scalar_type());
   const bool drops = pass.attention.active();
   TRIREME_CHECK(!drops || batch.sequence_keys.size() + 1 == batch.cu_seqlens.size(), "dropout of attention needs ",
                 batch.cu_seqlens.size() - 1, " sequence keys, there are ", batch.sequence_keys.size());

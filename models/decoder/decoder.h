@@ -1,9 +1,9 @@
 #pragma once
-// The causal decoder with optional LoRA, as units of weights and a forward that ends in the loss. What a family
-// chooses is in DecoderConfig, its tensors' names in family.h.
+// The causal decoder with optional LoRA, as units of weights and a forward that ends in the loss. The choices of a
+// family are in DecoderConfig, its tensors' names in family.h.
 //
-// Shapes: B rows, S positions, D hidden, N query heads, K key/value heads, H head_dim, F
-// intermediate, V vocabulary, R LoRA rank.
+// Shapes: B rows, S positions, T = B S, D hidden, N query heads, K key/value heads, H head_dim, F intermediate, V
+// vocabulary, R LoRA rank.
 
 #include "models/common/lora.h"
 #include "models/common/units.h"
@@ -41,8 +41,8 @@ struct ForwardOptions {
   std::vector<Recompute> recompute;  // per block; empty = none
 };
 
-/// What a forward pass gives. loss_sum = sum of loss_weight * cross-entropy (fp32 scalar,
-/// differentiable when train).
+/// The results of a forward pass. loss_sum = sum of loss_weight * cross-entropy (fp32 scalar, differentiable when
+/// train).
 struct LossOutput {
   at::Tensor loss_sum;
 };
@@ -51,8 +51,7 @@ class DecoderModel {
  public:
   DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora);
   /// Units: 0 embed (tokens, learned positions), 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0
-  /// is kept),
-  /// with LoRA one more: adapters.
+  /// is kept), with LoRA one more: adapters.
   const std::vector<UnitSpec>& units() const { return units_; }
   const DecoderConfig& config() const { return config_; }
   const BlockTable& block() const { return *block_; }

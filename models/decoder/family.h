@@ -1,6 +1,6 @@
 #pragma once
-// A decoder family: how its config.json is read and written, the table of its block, and the names of its tensors. What
-// else differs between families is a choice in DecoderConfig. One file a family, families/NAME.cpp.
+// A decoder family: how its config.json is read and written, the table of its block, and the names of its tensors. All
+// other differences between families are choices in DecoderConfig. One file a family, families/NAME.cpp.
 
 #include "models/decoder/config.h"
 #include "trireme/formats/huggingface/config_reader.h"
@@ -14,7 +14,7 @@
 
 namespace trireme {
 
-/// Names in checkpoint files of what stands outside the blocks, and the prefix of what stands inside.
+/// Names in checkpoint files of the tensors outside the blocks, and the prefix of tensors inside a block.
 struct TensorNames {
   std::string base;                       // "model.": files saved from the model without its output matrix leave it out
   std::string embedding;                  // "model.embed_tokens"

@@ -1,7 +1,6 @@
 #include "models/decoder/hf_config.h"
 
 #include "trireme/base/dropout_steps.h"
-#include "trireme/base/file.h"
 
 #include <fmt/format.h>
 
@@ -14,13 +13,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// rope_scaling, where it is there and not empty, takes the place of rope_parameters; rope_theta beside them counts
-/// where neither holds one.
+/// rope_scaling, if it exists and is not empty, replaces rope_parameters; rope_theta beside them counts where neither
+/// holds one.
 void read_rope(ConfigReader& reader, DecoderConfig& config) {
   const Json& json = reader.json();
-  config.rope_theta = reader.number("rope_theta", config.rope_theta);
-  // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling. Where both are
-  // there transformers takes rope_scaling alone, unless it is empty.
+  config.rope.theta = reader.number("rope_theta", config.rope.theta);
+  // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling. If both exist,
+  // transformers reads only rope_scaling, unless it is empty.
   const auto holds = [&](const char* name) { return reader.has(name) && !json[name].empty(); };
   const char* key = holds("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (!holds(key)) return;
@@ -28,7 +27,7 @@ void read_rope(ConfigReader& reader, DecoderConfig& config) {
   if (!rope.is_object()) return reader.problem(fmt::format("{} is not an object", key));
   for (const auto& [name, value] : rope.items())
     if (value.is_object()) reader.lacking(fmt::format("{}.{}", key, name), value);  // one set for each kind of layer
-  config.rope_theta = reader.number(rope, "rope_theta", config.rope_theta);
+  config.rope.theta = reader.number(rope, "rope_theta", config.rope.theta);
   if (rope.contains("partial_rotary_factor") && rope["partial_rotary_factor"] != Json(1.0))
     reader.lacking("partial_rotary_factor", rope["partial_rotary_factor"]);
   const Json type = rope.contains("rope_type") ? rope["rope_type"]
@@ -36,25 +35,25 @@ void read_rope(ConfigReader& reader, DecoderConfig& config) {
                                                : Json("default");
   if (type == "default") return;
   const std::string name = type.is_string() ? type.get<std::string>() : type.dump();
-  config.rope_scaling.factor = reader.number(rope, "factor", 0.0);
+  config.rope.factor = reader.number(rope, "factor", 0.0);
   if (name == "linear") {
-    config.rope_scaling.type = RopeScaling::Type::kLinear;
+    config.rope.scaling = RopeFrequencies::Scaling::kLinear;
   } else if (name == "llama3") {
-    config.rope_scaling.type = RopeScaling::Type::kLlama3;
+    config.rope.scaling = RopeFrequencies::Scaling::kLlama3;
     const Json outer = member(json, "original_max_position_embeddings");
     for (const char* field : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
       if (!rope.contains(field) && (outer.is_null() || field != std::string("original_max_position_embeddings")))
         reader.problem(fmt::format("{}.{} is missing", key, field));
-    config.rope_scaling.low_freq_factor = reader.number(rope, "low_freq_factor", 1.0);
-    config.rope_scaling.high_freq_factor = reader.number(rope, "high_freq_factor", 4.0);
+    config.rope.low_freq_factor = reader.number(rope, "low_freq_factor", 1.0);
+    config.rope.high_freq_factor = reader.number(rope, "high_freq_factor", 4.0);
     // A value beside rope_scaling overrides the one in it.
     const double original = reader.number(outer.is_null() ? rope : json, "original_max_position_embeddings", 8192);
     if (original < 1 || original > static_cast<double>(ConfigReader::kMaxInteger) || original != std::floor(original))
       reader.problem(fmt::format("{}.original_max_position_embeddings is {}, expected an integer from 1 to {}", key,
                                  original, ConfigReader::kMaxInteger));
     else
-      config.rope_scaling.original_max_position = static_cast<int64_t>(original);
-    if (config.rope_scaling.high_freq_factor <= config.rope_scaling.low_freq_factor)
+      config.rope.original_max_position = static_cast<int64_t>(original);
+    if (config.rope.high_freq_factor <= config.rope.low_freq_factor)
       reader.problem(fmt::format("{}.high_freq_factor must be greater than low_freq_factor", key));
   } else {
     return reader.lacking(fmt::format("{}.rope_type", key), type);
@@ -64,22 +63,22 @@ void read_rope(ConfigReader& reader, DecoderConfig& config) {
 
 Json rope_parameters_json(const DecoderConfig& config) {
   Json rope = {{"rope_type", "default"}};
-  if (config.rope_scaling.type == RopeScaling::Type::kLinear)
-    rope = {{"rope_type", "linear"}, {"factor", config.rope_scaling.factor}};
-  else if (config.rope_scaling.type == RopeScaling::Type::kLlama3)
+  if (config.rope.scaling == RopeFrequencies::Scaling::kLinear)
+    rope = {{"rope_type", "linear"}, {"factor", config.rope.factor}};
+  else if (config.rope.scaling == RopeFrequencies::Scaling::kLlama3)
     rope = {{"rope_type", "llama3"},
-            {"factor", config.rope_scaling.factor},
-            {"low_freq_factor", config.rope_scaling.low_freq_factor},
-            {"high_freq_factor", config.rope_scaling.high_freq_factor},
-            {"original_max_position_embeddings", config.rope_scaling.original_max_position}};
+            {"factor", config.rope.factor},
+            {"low_freq_factor", config.rope.low_freq_factor},
+            {"high_freq_factor", config.rope.high_freq_factor},
+            {"original_max_position_embeddings", config.rope.original_max_position}};
   return rope;
 }
 
 /// transformers 4's field beside rope_theta: null, or the parameters without the base.
 Json rope_scaling_json(const DecoderConfig& config) {
-  if (config.rope_scaling.type == RopeScaling::Type::kNone) return Json();
+  if (config.rope.scaling == RopeFrequencies::Scaling::kNone) return Json();
   Json scaling = rope_parameters_json(config);
-  if (config.rope_scaling.type == RopeScaling::Type::kLinear) scaling["type"] = "linear";
+  if (config.rope.scaling == RopeFrequencies::Scaling::kLinear) scaling["type"] = "linear";
   return scaling;
 }
 
@@ -92,12 +91,6 @@ Json id_or_list(const std::vector<int64_t>& ids) {
 std::optional<int64_t> required_or(int64_t value) { return value > 0 ? std::optional(value) : std::nullopt; }
 
 }  // namespace
-
-nlohmann::json read_json_object(const std::filesystem::path& path, size_t max_bytes) {
-  Json json = parse_json(read_text_file(path, ExitCode::kModel, max_bytes), path.string(), ExitCode::kModel);
-  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
-  return json;
-}
 
 void read_common_fields(ConfigReader& reader, DecoderConfig& config) {
   const Json& json = reader.json();
@@ -154,7 +147,7 @@ DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defau
 
 nlohmann::json llama_fields_json(const DecoderConfig& config) {
   Json rope = rope_parameters_json(config);
-  rope["rope_theta"] = config.rope_theta;
+  rope["rope_theta"] = config.rope.theta;
   Json json = common_fields_json(config);
   json.update({{"hidden_size", config.hidden_size},
                {"intermediate_size", config.intermediate_size},
@@ -166,28 +159,61 @@ nlohmann::json llama_fields_json(const DecoderConfig& config) {
                {"rms_norm_eps", config.norm_eps},
                {"hidden_act", "silu"},
                {"attention_dropout", config.attention_dropout},
-               {"rope_theta", config.rope_theta},
+               {"rope_theta", config.rope.theta},
                {"rope_scaling", rope_scaling_json(config)},
                {"rope_parameters", rope}});
   return json;
 }
 
-void read_qwen_window(ConfigReader& reader, DecoderConfig& config) {
+DecoderConfig read_qwen_fields(ConfigReader& reader, int64_t head_dim) {
+  DecoderConfig defaults;
+  defaults.num_key_value_heads = 32;
+  defaults.head_dim = head_dim;
+  defaults.max_position_embeddings = 32768;
+  defaults.bos_token_id = std::nullopt;
+  defaults.eos_token_ids = {};
+  DecoderConfig config = read_llama_fields(reader, defaults);
   const int64_t window = reader.integer("sliding_window", 4096);
   config.full_attention_layers = reader.integer("max_window_layers", 28, /*lowest=*/0);
   if (reader.boolean("use_sliding_window", false)) config.sliding_window = window;
-  if (!reader.has("layer_types")) return;
-  nlohmann::json expected = nlohmann::json::array();
+  if (!reader.has("layer_types")) return config;
+  Json expected = Json::array();
   for (int64_t layer = 0; layer < std::min<int64_t>(config.num_hidden_layers, 10'000); ++layer)
     expected.push_back(config.sliding_window && layer >= config.full_attention_layers ? "sliding_attention"
                                                                                       : "full_attention");
   if (reader.json()["layer_types"] != expected) reader.lacking("layer_types", reader.json()["layer_types"]);
+  return config;
 }
 
-nlohmann::json qwen_window_json(const DecoderConfig& config) {
-  return {{"use_sliding_window", config.sliding_window.has_value()},
-          {"sliding_window", or_null(config.sliding_window)},
-          {"max_window_layers", config.full_attention_layers}};
+Json qwen_fields_json(const DecoderConfig& config) {
+  Json json = llama_fields_json(config);
+  json.update({{"use_sliding_window", config.sliding_window.has_value()},
+               {"sliding_window", or_null(config.sliding_window)},
+               {"max_window_layers", config.full_attention_layers}});
+  return json;
+}
+
+DecoderConfig qwen_preset(const char* family, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
+                          int64_t kv_heads, bool tied) {
+  DecoderConfig config = with_sizes({}, hidden, intermediate, layers, heads, kv_heads);
+  config.family = family;
+  config.full_attention_layers = layers;
+  config.rope.theta = 1e6;
+  config.tie_word_embeddings = tied;
+  config.bos_token_id = 151643;
+  config.dtype = "bfloat16";
+  return config;
+}
+
+DecoderConfig with_sizes(DecoderConfig config, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
+                         int64_t kv_heads) {
+  config.hidden_size = hidden;
+  config.intermediate_size = intermediate;
+  config.num_hidden_layers = layers;
+  config.num_attention_heads = heads;
+  config.num_key_value_heads = kv_heads;
+  config.head_dim = hidden / heads;
+  return config;
 }
 
 TensorNames llama_tensor_names() {
@@ -205,7 +231,7 @@ BlockTable bare_block(const DecoderConfig& config) {
   block.kv_heads = config.num_key_value_heads;
   block.head_dim = config.head_dim;
   block.rotary = config.positions == DecoderPositions::kRope;
-  block.gated = config.gated_mlp();
+  block.gated = config.activation == Activation::kSwiglu;
   return block;
 }
 

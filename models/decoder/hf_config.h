@@ -1,5 +1,5 @@
 #pragma once
-// What the config.json files of several families have in common.
+// What several families share: fields of config.json, names of tensors, and the table of a Llama's block.
 
 #include "models/decoder/family.h"
 
@@ -10,11 +10,17 @@ namespace trireme {
 /// Fields of a Llama and its descendants: sizes, RMS norm, SwiGLU, rotary positions, dropout of attention, special
 /// tokens. `defaults`: values of absent fields (the sizes without a default are 0 and must be there).
 DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defaults);
-/// The same fields, with model_type and architectures of config.family.
+/// Writes these fields, with model_type and architectures of config.family.
 nlohmann::json llama_fields_json(const DecoderConfig& config);
-/// Qwen's sliding window, which the blocks from max_window_layers on have where use_sliding_window is set.
-void read_qwen_window(ConfigReader& reader, DecoderConfig& config);
-nlohmann::json qwen_window_json(const DecoderConfig& config);
+/// The same of a Qwen, whose blocks from max_window_layers on have a sliding window where use_sliding_window is set.
+/// `head_dim`: where config.json has none; 0: hidden size / heads.
+DecoderConfig read_qwen_fields(ConfigReader& reader, int64_t head_dim);
+nlohmann::json qwen_fields_json(const DecoderConfig& config);
+/// `choices` with the sizes of a published model, whose heads have hidden / heads elements, and Qwen's choices.
+DecoderConfig with_sizes(DecoderConfig choices, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
+                         int64_t kv_heads);
+DecoderConfig qwen_preset(const char* family, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
+                          int64_t kv_heads, bool tied);
 /// Names of a Llama's tensors, and the table of its block.
 TensorNames llama_tensor_names();
 BlockTable llama_block(const DecoderConfig& config);
@@ -26,9 +32,6 @@ double residual_deviation(const DecoderConfig& config);
 /// bos_token_id, eos_token_id, pad_token_id and torch_dtype; refuses quantization_config.
 void read_common_fields(ConfigReader& reader, DecoderConfig& config);
 nlohmann::json common_fields_json(const DecoderConfig& config);
-
-/// `path` as a JSON object.
-nlohmann::json read_json_object(const std::filesystem::path& path, size_t max_bytes);
 
 template <class T>
 nlohmann::json or_null(const std::optional<T>& value) {

@@ -46,8 +46,7 @@ int64_t embedding_rows(const std::filesystem::path& directory) {
     throw ModelError(
         fmt::format("{} has no embedding array (weights/module.embedding.word_embeddings.weight)", directory.string()));
   const auto path = array / ".zarray";
-  const auto shape =
-      member(parse_json(read_text_file(path, ExitCode::kModel, 1 << 20), path.string(), ExitCode::kModel), "shape");
+  const auto shape = member(read_json(path, ExitCode::kModel, 1 << 20), "shape");
   if (shape.is_array() && shape.size() == 2 && shape[0].is_number_unsigned() && shape[0].get<uint64_t>() > 0 &&
       shape[0].get<uint64_t>() <= INT32_MAX)
     return shape[0].get<int64_t>();
@@ -103,13 +102,14 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
     config.head_dim = integer("kv_channels", config.hidden_size / config.num_attention_heads);
     config.max_position_embeddings =
         integer("seq_length", integer("max_position_embeddings", integer("encoder_seq_length", 4096)));
-    config.rope_theta = number("rotary_base", 10000.0);
+    config.rope.theta = number("rotary_base", 10000.0);
     config.norm_eps = number("layernorm_epsilon", 1e-5);
     if (const auto tied = value("share_embeddings_and_output_weights")) config.tie_word_embeddings = tied->as<bool>();
     if (value("scale_factor") && value("old_context_len"))  // Llama 3.1 and later
-      config.rope_scaling = {RopeScaling::Type::kLlama3, number("scale_factor", 8), number("low_freq_factor", 1),
-                             number("high_freq_factor", 4), integer("old_context_len", 8192)};
-    // What changes the arithmetic, with the values of a Llama; NeMo 1 has its own words for some.
+      config.rope = {RopeFrequencies::Scaling::kLlama3, config.rope.theta,
+                     number("scale_factor", 8),         number("low_freq_factor", 1),
+                     number("high_freq_factor", 4),     integer("old_context_len", 8192)};
+    // Keys that change the arithmetic, with the values of a Llama; NeMo 1 has its own words for some.
     refuse("normalization", {"rmsnorm"});
     refuse("gated_linear_unit", {"true"});
     refuse("activation", {"swiglu", "fast-swiglu"});

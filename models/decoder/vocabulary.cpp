@@ -163,15 +163,23 @@ bool equal_tensors(const WeightSource& source, const std::string& a, const std::
 /// where no tokenizer is.
 int64_t own_tokens(const std::filesystem::path& directory) {
   int64_t count = 0;
-  if (const auto path = directory / "tokenizer.json"; std::filesystem::is_regular_file(path)) {
-    const nlohmann::json json = parse_json(read_text_file(path, ExitCode::kModel), path.string(), ExitCode::kModel);
-    std::set<std::string> added;
+  std::set<std::string> added;
+  const auto json_file = [&](const char* name) { return read_json_if_there(directory / name, ExitCode::kModel); };
+  const auto include = [&](const std::string& text, int64_t id) {
+    if (!added.contains(text)) count = std::max(count, id + 1);
+  };
+  const auto include_all = [&](const nlohmann::json& vocab) {
+    for (const auto& [text, id] : vocab.items())
+      if (id.is_number_unsigned()) include(text, id.get<int64_t>());
+  };
+  if (const nlohmann::json json = json_file("tokenizer.json"); !json.is_null()) {
     for (const auto& token : member(json, "added_tokens"))
       if (member(token, "content").is_string()) added.insert(token["content"].get<std::string>());
     const nlohmann::json vocab = member(member(json, "model"), "vocab");
-    if (vocab.is_object())
-      for (const auto& [text, id] : vocab.items())
-        if (id.is_number_unsigned() && !added.contains(text)) count = std::max(count, id.get<int64_t>() + 1);
+    if (vocab.is_object()) include_all(vocab);
+    for (size_t id = 0; vocab.is_array() && id < vocab.size(); ++id)  // unigram: piece and score
+      if (vocab[id].is_array() && !vocab[id].empty() && vocab[id][0].is_string())
+        include(vocab[id][0].get<std::string>(), static_cast<int64_t>(id));
   } else if (const auto model = directory / "tokenizer.model"; std::filesystem::is_regular_file(model)) {
     try {
       const SentencepieceModel read = read_sentencepiece_model(read_text_file(model, ExitCode::kModel), model);
@@ -180,6 +188,10 @@ int64_t own_tokens(const std::filesystem::path& directory) {
     } catch (const DataError&) {
       // Llama 3's file of this name is not sentencepiece's.
     }
+  } else if (const nlohmann::json vocab = json_file("vocab.json"); vocab.is_object()) {
+    if (const nlohmann::json others = json_file("added_tokens.json"); others.is_object())
+      for (const auto& [text, id] : others.items()) added.insert(text);
+    include_all(vocab);
   }
   return count;
 }
@@ -271,8 +283,8 @@ AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_voca
   AddedRows rows{stored_vocab, std::max(stored_vocab, data_vocab), ""};
   const auto path = directory / "config.json";
   if (!std::filesystem::is_regular_file(path)) return rows;
-  const nlohmann::json json = parse_json(read_text_file(path, ExitCode::kModel), path.string(), ExitCode::kModel),
-                       added = member(json, kAddedRowsKey), tokens = member(added, "tokens");
+  const nlohmann::json json = read_json(path, ExitCode::kModel), added = member(json, kAddedRowsKey),
+                       tokens = member(added, "tokens");
   const auto include = [&](const std::string& name, const nlohmann::json& id) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(stored_vocab))
       throw ModelError(fmt::format("{}: {}.{} is {}, expected a row of {}", path.string(), kAddedRowsKey, name,

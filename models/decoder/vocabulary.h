@@ -30,7 +30,7 @@ int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string
 /// New rows are drawn as transformers' resize_token_embeddings draws them: normal with the mean of the matrix's own
 /// rows and 1e-9 times their covariance (the mean alone where there are no more rows than columns: their covariance is
 /// singular), rounded to the matrix's type. They depend on `seed` and the row's id only. `rows` replace rows by id, new
-/// ones or the model's own.
+/// rows or the model's own.
 ///
 /// Tensors that the model has no use for are named in a warning, as transformers does. A tied model whose file has an
 /// lm_head.weight other than its embedding is refused (ModelError): transformers leaves such a model untied. One that
@@ -47,14 +47,14 @@ inline constexpr const char* kAddedRowsKey = "trireme_added_rows";
 /// Rows [begin, end) of the vocabulary that no training has seen, none where they are equal.
 struct AddedRows {
   int64_t begin = 0, end = 0;
-  std::string tokens;  // "<|im_start|> = 32000, …": those that `model resize-vocab` gave a name
+  std::string tokens;  // "<|im_start|> = 32000, …": rows that `model resize-vocab` named
 };
 /// From the first row or token that `model resize-vocab` added to the model in `directory`, else from `stored_vocab`,
 /// to `data_vocab`, the ids that data may have.
 AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t data_vocab);
 
 /// The rows of `source` that an adapter has to hold, so that it computes the same on a base that was resized elsewhere:
-/// those that the stored base lacks, [stored_vocab, config.vocab_size), and those that `start` replaced.
+/// rows that the stored base lacks, [stored_vocab, config.vocab_size), and rows that `start` replaced.
 std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start);

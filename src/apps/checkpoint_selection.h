@@ -1,5 +1,5 @@
 #pragma once
-// Which checkpoints a path means, and what is wrong with one.
+// Private to apps/: what the parts of `trireme checkpoint` share.
 
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 
@@ -10,16 +10,21 @@
 namespace trireme {
 
 bool is_checkpoint(const std::filesystem::path& path);
-/// The directory with the checkpoints of a run's output.dir, or the path itself. ModelError where there is no
-/// directory.
+/// The directory with the checkpoints of a run's output.dir, or the path itself. ModelError if there is no directory.
 std::filesystem::path checkpoint_collection(const std::filesystem::path& path);
 /// The checkpoints meant by a path (a run's output.dir, its checkpoints, or one checkpoint), newest first. ModelError
-/// where there is none.
+/// if there is no checkpoint.
 std::vector<std::filesystem::path> selected_checkpoints(const std::filesystem::path& path);
 
-/// What is wrong as far as sizes and headers tell; empty when nothing is. Throws nothing. Fills the manifest.
+/// Problems of sizes and headers; empty if there are none. Throws nothing. Fills the manifest.
 std::string checkpoint_layout_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
-/// The same with every byte read.
+/// Also reads every byte.
 std::string checkpoint_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
+
+struct CheckpointExport {
+  std::string checkpoint, output, dtype, model;  // the last two may be empty: the run's own
+};
+/// Writes the PEFT adapter or Hugging Face model of the newest whole checkpoint that `checkpoint` means.
+void export_checkpoint(const CheckpointExport& options);
 
 }  // namespace trireme

@@ -1,5 +1,5 @@
 #pragma once
-// What `trireme doctor` looks at: each fact of this machine with what to do about it.
+// The checks of `trireme doctor`: each fact of this machine with what to do about it.
 
 #include <filesystem>
 #include <string>
@@ -11,8 +11,8 @@ namespace trireme {
 struct DoctorCheck {
   enum class State { kOk, kWarning, kMissing } state = State::kOk;
   std::string name, value;
-  std::string advice;  // what to do; empty where nothing is to be done
-  int blocks = 0;      // the exit code of a run that this would end; 0: training works without
+  std::string advice;  // what to do; empty: nothing
+  int blocks = 0;      // exit code of a run that this fact ends; 0: training works
 };
 
 /// "ok", "warning", "missing".
@@ -28,10 +28,10 @@ std::vector<DoctorCheck> disk_checks(const std::filesystem::path& folder);
 /// MPI and Slurm; host name and network interfaces. `gpus`: the machine has some.
 std::vector<DoctorCheck> cluster_checks(bool gpus);
 
-/// The fields of an MLPerf system description (systems/NAME.json) with their values, in their order; empty where this
-/// host does not tell. MLPERF_<FIELD> in the environment, such as MLPERF_COOLING, takes the place of what is found.
+/// The fields of an MLPerf system description (systems/NAME.json) with their values, in their order; empty if this host
+/// does not know it. MLPERF_<FIELD> in the environment, such as MLPERF_COOLING, replaces a found value.
 std::vector<std::pair<std::string, std::string>> system_description();
-/// Those of the GPUs.
+/// The fields of the GPUs.
 std::vector<std::pair<std::string, std::string>> gpu_description();
 
 }  // namespace trireme

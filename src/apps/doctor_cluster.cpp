@@ -1,4 +1,4 @@
-// MPI, Slurm and the network, as far as one host can tell.
+// MPI, Slurm and the network, as seen from one host.
 #include "doctor_checks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/process.h"
@@ -25,7 +25,7 @@ namespace {
 
 using State = DoctorCheck::State;
 
-/// What a program prints within five seconds; nullopt where it is not in PATH or fails.
+/// The output of a program within five seconds; nullopt where it is not in PATH or fails.
 std::optional<std::string> output_of(const std::string& command) {
   try {
     const CommandResult result = run_command({"sh", "-c", "timeout 5 " + command + " 2>&1"}, /*capture=*/true);

@@ -1,4 +1,4 @@
-// GPUs as the driver's management library (NVML) knows them: no CUDA context is made.
+// GPUs as the driver's management library (NVML) reports them: no CUDA context is made.
 #include "doctor_checks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -45,7 +45,7 @@ class Nvml {
   bool ready() const { return ready_; }
   int error() const { return error_; }
 
-  /// The value that a function writes to its last argument; nullopt where the library or the GPU does not know it.
+  /// The value that a function writes to its last argument; nullopt if the library or the GPU does not support it.
   template <class Value, class... Arguments>
   std::optional<Value> get(const char* name, Arguments... arguments) const {
     const auto call = function<int(Arguments..., Value*)>(name);
@@ -79,7 +79,7 @@ class Nvml {
   int error_ = 0;
 };
 
-/// What is said of a GPU; equal ones are told together.
+/// The facts of a GPU in its line; equal GPUs share a line.
 struct GpuFacts {
   std::string text;
   std::vector<std::string> advice;

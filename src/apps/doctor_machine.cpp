@@ -88,7 +88,7 @@ class ProbeFile {
         reason = errno;
       last = reason != 0 || count == kMostBlocks || steady_seconds() - begin >= seconds;
       if (last || count % 8 == 0) {
-        // File systems that allocate late tell of a full disk or a quota here.
+        // File systems that allocate late report a full disk or a quota here.
         if (fdatasync(fd_) == 0)
           synced_ = count;
         else
@@ -102,7 +102,7 @@ class ProbeFile {
     return problem_.empty() ? written() / std::max(1e-9, steady_seconds() - begin) : 0;
   }
   double read(double seconds) {
-    // Pages that are on the disk already leave the page cache, so that reading asks the disk.
+    // Pages that are on the disk already leave the page cache, so that reading goes to the disk.
     (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
     const double begin = steady_seconds();
     int count = 0;
@@ -120,7 +120,7 @@ class ProbeFile {
   static constexpr int kMostBlocks = 256;
 
   /// Calls `part` until a block is done; false with errno where it fails. A part may end in the block's middle: the
-  /// next call tells why.
+  /// next call reports the reason.
   template <typename Part>
   static bool transfer(Part part) {
     for (size_t done = 0; done < kBlock;) {

@@ -1,4 +1,4 @@
-// The description of this system that an MLPerf submission needs (systems/NAME.json), as far as one host can tell.
+// The description of this system that an MLPerf submission needs (systems/NAME.json), as far as one host knows it.
 #include "doctor_checks.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/device.h"
@@ -134,7 +134,7 @@ double memory_bytes() {
   return 0;
 }
 
-/// The words of the package checker for those of MLPERF_SUBMISSION_STATUS.
+/// The package checker's words for the values of MLPERF_SUBMISSION_STATUS.
 std::string long_status(const std::string& status) {
   if (status == "onprem") return "Available on-premise";
   if (status == "cloud") return "Available cloud";

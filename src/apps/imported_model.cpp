@@ -14,9 +14,9 @@ namespace trireme {
 
 namespace {
 
-/// What an imported GPT run changes of GPT-2's choices.
+/// GPT-2's choices as an imported GPT run changes them.
 void set_gpt_choices(DecoderConfig& config, const ImportedModel& model) {
-  config.activation = model.gelu_erf ? DecoderActivation::kGeluErf : DecoderActivation::kGeluTanh;
+  config.activation = model.gelu_erf ? Activation::kGeluErf : Activation::kGeluTanh;
   config.embedding_dropout = config.residual_dropout = model.hidden_dropout;
   config.attention_dropout = model.attention_dropout;
   // <|endoftext|> is the last token of GPT-2's vocabulary.
@@ -38,10 +38,10 @@ std::string imported_model_json(const ImportedModel& model) {
   config.max_position_embeddings = model.positions;
   config.norm_eps = model.norm_eps;
   config.initializer_range = model.initializer_range;
-  config.rope_theta = model.rope_theta;
+  config.rope.theta = model.rope_theta;
   if (model.llama3_rope) {
-    config.rope_scaling.type = RopeScaling::Type::kLlama3;
-    config.rope_scaling.factor = 8;
+    config.rope.scaling = RopeFrequencies::Scaling::kLlama3;
+    config.rope.factor = 8;
   }
   config.dtype = "bfloat16";
   if (model.gpt) set_gpt_choices(config, model);

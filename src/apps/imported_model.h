@@ -1,5 +1,5 @@
 #pragma once
-#include "trireme/config/import.h"
+#include "trireme/config_import/import.h"
 
 #include <filesystem>
 #include <optional>

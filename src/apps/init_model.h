@@ -1,7 +1,5 @@
 #pragma once
-// Private to apps/: what the parts of `trireme init-model` share.
-
-#include "trireme/base/dtype.h"
+// Private to apps/: common parts of `trireme init-model`.
 
 #include <cstdint>
 #include <optional>
@@ -17,10 +15,7 @@ struct InitModelOptions {
   uint64_t seed = 0;
 };
 
-/// fp32, bf16 or fp16, or config.json's words; ConfigError for others.
-DType init_dtype(const std::string& name);
-
-/// Shapes of BERT that --preset knows.
+/// Shapes of BERT for --preset.
 std::vector<std::string> bert_preset_names();
 /// True if --preset or --config names a BERT.
 bool asks_for_bert(const InitModelOptions& options);

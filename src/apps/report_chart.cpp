@@ -1,7 +1,6 @@
 #include "report_chart.h"
 
 #include "trireme/base/html.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>

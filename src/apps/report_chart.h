@@ -1,5 +1,5 @@
 #pragma once
-// SVG drawings of a report, of bounded size whatever the number of points.
+// SVG drawings of a report, of bounded size for any number of points.
 
 #include "report_runs.h"
 

@@ -10,7 +10,7 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/// What is not read yet of a line. Each function consumes what it accepts; after a refusal the line is given up.
+/// The unread rest of a line. Each function consumes what it accepts; after a refusal the line is given up.
 struct FlatScanner {
   std::string_view rest;
 
@@ -20,7 +20,7 @@ struct FlatScanner {
     return true;
   }
 
-  /// A quoted string whose bytes stand for themselves.
+  /// A quoted string without escapes.
   std::optional<std::string_view> string() {
     if (!take("\"")) return std::nullopt;
     size_t size = 0;

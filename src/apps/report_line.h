@@ -1,5 +1,5 @@
 #pragma once
-// Lines of steps in metrics.jsonl, of which a long run has millions.
+// Lines of steps in metrics.jsonl; a long run has millions.
 
 #include <array>
 #include <optional>
@@ -18,9 +18,9 @@ struct StepLine {
 };
 
 /// Reads the form in which the trainer writes a step: `{"event":"train","step":1,…}`, one object without nesting and
-/// blanks, keys and strings of printable ASCII without escapes. Nothing for any other text, valid JSON or not: that is
-/// the JSON library's to read. What this function accepts, the library accepts with the same values; it is ten times
-/// slower, because it makes a tree of objects on the heap.
+/// blanks, keys and strings of printable ASCII without escapes. nullopt for any other text, valid JSON or not: that is
+/// the JSON library's to read. The library accepts every text that this function accepts, with the same values; it is
+/// ten times slower, because it makes a tree of objects on the heap.
 std::optional<StepLine> read_step_line(std::string_view text);
 
 }  // namespace trireme

@@ -39,7 +39,7 @@ std::string text_of(const nlohmann::json& line, const char* key) {
   return found != line.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-/// "node1, node2": each once. "8 x NVIDIA H200": ranks on GPUs have one each, ranks on CPUs share that of their host.
+/// "node1, node2": each once. "8 x NVIDIA H200": ranks on GPUs have one each, ranks on CPUs share their host's.
 std::string listed(const nlohmann::json& line, const char* key, bool count_each) {
   const auto found = line.find(key);
   if (found == line.end() || !found->is_array()) return "";
@@ -53,7 +53,7 @@ std::string listed(const nlohmann::json& line, const char* key, bool count_each)
   return join(parts, ", ");
 }
 
-/// Where the values of kStepKeys go.
+/// Destinations of the values of kStepKeys.
 constexpr std::array<ReportSeries ReportRun::*, kStepKeys.size()> kStepSeries = {
     &ReportRun::loss,      &ReportRun::lr,         &ReportRun::grad_norm, &ReportRun::tokens_per_s,
     &ReportRun::step_time, &ReportRun::memory_gib, &ReportRun::mfu};
@@ -67,7 +67,7 @@ void add(ReportSeries& series, double step, const nlohmann::json& line, std::str
 
 bool is_step(double step) { return step >= 0 && step <= kLargestStep; }
 
-/// The time of a process that left no line "end" is that of its steps.
+/// The time of a process without a line "end" is the time of its steps.
 void add_process_time(ReportRun& run, const std::optional<double>& runtime) {
   run.runtime_s += runtime.value_or(run.process_steps_s);
   run.process_steps_s = 0;
@@ -89,9 +89,6 @@ void add_end(ReportRun& run, double step, const nlohmann::json& line) {
   ReportEnd end;
   end.outcome = text_of(line, "outcome");
   end.reason = text_of(line, "reason");
-  end.runtime_s = finite_of(line, "train_runtime");
-  end.train_loss = finite_of(line, "train_loss");
-  end.samples_per_s = finite_of(line, "train_samples_per_second");
   end.peak_memory = finite_of(line, "peak_memory_bytes");
   end.planned_memory = finite_of(line, "planned_memory_bytes");
   if (end.outcome == "failed")
@@ -99,7 +96,7 @@ void add_end(ReportRun& run, double step, const nlohmann::json& line) {
   else if (end.outcome == "signal" || end.outcome == "max_time")
     run.events.push_back({ReportEvent::Kind::kStop, step, end.reason});
   run.end = end;
-  add_process_time(run, end.runtime_s);
+  add_process_time(run, finite_of(line, "train_runtime"));
 }
 
 void add_line(ReportRun& run, const nlohmann::json& line, double step) {

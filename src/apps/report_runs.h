@@ -1,5 +1,5 @@
 #pragma once
-// What `trireme report` reads of a run: metrics.jsonl, config.yaml beside it.
+// The parts of a run that `trireme report` reads: metrics.jsonl, config.yaml beside it.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,7 +24,7 @@ struct ReportEvent {
 /// The newest line "end", where the run has one.
 struct ReportEnd {
   std::string outcome, reason;
-  std::optional<double> runtime_s, train_loss, samples_per_s, peak_memory, planned_memory;
+  std::optional<double> peak_memory, planned_memory;  // bytes
 };
 
 struct ReportRun {

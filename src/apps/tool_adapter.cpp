@@ -22,7 +22,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 
 namespace trireme {
 
@@ -43,7 +42,7 @@ at::Tensor update_of(const std::string& name, const std::map<std::string, at::Te
   return at::mm(b->second, a->second).mul_(scale);
 }
 
-/// What merging did to the weights of one target over all blocks, measured on the stored result.
+/// Errors of merging in the weights of one target over all blocks, measured on the stored result.
 struct TargetChange {
   int64_t modules = 0, zero_b = 0;
   double smallest = std::numeric_limits<double>::infinity(),
@@ -104,8 +103,8 @@ at::Tensor logits_of(const DecoderModel& model, UnitStore& store, const std::vec
   return model.logits(store, batch, options);
 }
 
-/// How far the logits of the merged model may lie from those of base + adapter, relative to the
-/// largest logit: rounding of fp32 sums, or of the stored weights.
+/// Largest allowed difference between the logits of the merged model and of base + adapter, relative to the largest
+/// logit: rounding of fp32 sums, or of the stored weights.
 double logits_bound(DType dtype) {
   switch (dtype) {
     case DType::kBF16: return 5e-2;
@@ -161,11 +160,6 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
         "the merged model gives the base's logits on 8 tokens; nothing is written: merge with --dtype fp32");
 }
 
-DType parse_dtype(const std::string& name) {
-  if (const std::optional<DType> type = parse_compute_dtype(name); type) return *type;
-  throw ConfigError(fmt::format("adapter merge: --dtype is '{}'; choose fp32, bf16 or fp16", name));
-}
-
 /// What is written: the base's tensors, in the types asked for, and the type of least precision among them.
 std::vector<StoredTensor> merged_tensors(const MergeOptions& options, const DecoderConfig& config,
                                          const WeightSource& base, DType& coarsest) {
@@ -173,7 +167,7 @@ std::vector<StoredTensor> merged_tensors(const MergeOptions& options, const Deco
   coarsest = DType::kF32;
   for (auto& [name, info, transposed, padded] : declared) {
     const DType stored = weight_type(base, name, info.shape);
-    info.dtype = options.dtype.empty() ? stored : parse_dtype(options.dtype);
+    info.dtype = options.dtype.empty() ? stored : dtype_option("adapter merge", options.dtype);
     if (dtype_size(info.dtype) < 4 && coarsest != DType::kBF16) coarsest = info.dtype;
   }
   return declared;

@@ -1,7 +1,6 @@
 // `trireme calibrate`: the rates of this machine, for the plan's predictions. Several ranks measure their links too.
 #include "tools.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/launch.h"
 #include "trireme/ops/device.h"
@@ -13,7 +12,6 @@
 
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,8 +31,7 @@ void write_rates(const Calibration& calibration, const std::string& output) {
   const std::string text = rates_text(calibration.rates, calibration.measured, notes);
   std::fputs(text.c_str(), stdout);
   if (output.empty()) return;
-  if (const auto folder = std::filesystem::path(output).parent_path(); !folder.empty()) make_directories(folder);
-  write_file_atomic(output, text);
+  write_output(output, text);
   std::printf("written: %s; parallel.rates: %s loads it, and so does trireme simulate --rates\n", output.c_str(),
               output.c_str());
 }

@@ -1,12 +1,10 @@
 // `trireme checkpoint ls|verify|export|prune`: the checkpoints of a run.
 #include "checkpoint_selection.h"
-#include "tool_checkpoint_export.h"
 #include "tools.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -101,7 +99,7 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
   int64_t whole = 0;
   for (const auto& [step, directory] : list_checkpoints(checkpoints)) {
     CheckpointManifest manifest;
-    // Verifies every byte of the checkpoints to keep: one that is damaged must not replace an older intact one.
+    // Verifies every byte of the checkpoints to keep: a damaged checkpoint must not replace an older intact one.
     if (const std::string problem = checkpoint_layout_problem(directory, manifest);
         problem.empty() && kept[manifest.run_id] >= keep) {
       removed.push_back(directory);

@@ -1,7 +1,6 @@
 // `trireme checkpoint export`.
-#include "tool_checkpoint_export.h"
-
 #include "checkpoint_selection.h"
+#include "tools.h"
 
 #include "models/bert/files.h"
 #include "models/decoder/adapter.h"
@@ -21,7 +20,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <utility>
 
 namespace trireme {
@@ -72,9 +70,7 @@ class MasterTensors {
 };
 
 DType export_dtype(const std::string& asked, const std::string& compute) {
-  const std::string name = asked.empty() ? compute : asked;
-  if (const std::optional<DType> type = parse_compute_dtype(name); type) return *type;
-  throw ConfigError(fmt::format("checkpoint export: --dtype is '{}'; choose fp32, bf16 or fp16", name));
+  return dtype_option("checkpoint export", asked.empty() ? compute : asked);
 }
 
 DecoderConfig model_shape(const fs::path& path) {
@@ -171,7 +167,7 @@ void export_checkpoint(const CheckpointExport& options) {
     return;
   }
   extend_positions(shape, config.data.seq_length);
-  // What the vocabulary was filled up to depends on the program, which a checkpoint does not name.
+  // The padded size of the vocabulary depends on the program, which a checkpoint does not name.
   shape.vocab_size = masters.rows(family_of(shape).names.embedding + ".weight");
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
   const std::vector<StoredTensor> declared = stored_tensors(DecoderModel(shape, std::nullopt).units(), dtype);

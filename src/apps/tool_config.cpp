@@ -4,8 +4,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/config/compose.h"
-#include "trireme/config/import.h"
+#include "trireme/compose/compose.h"
+#include "trireme/config_import/import.h"
 #include "trireme/launcher/launcher.h"
 
 #include <fmt/format.h>
@@ -75,7 +75,7 @@ std::pair<std::filesystem::path, std::string> primary_of(const std::filesystem::
 }
 
 /// A training configuration, a whole config.yaml (with its defaults list), or a cluster's. A training configuration
-/// names keys of config.yaml: they have the values that stand here unless an override gives them.
+/// names keys of config.yaml: they have these values unless an override gives others.
 void import_nemo_file(const ImportCommand& command) {
   ConfProblems problems;
   const ConfNode file = read_conf_file(command.file, problems);

@@ -5,7 +5,6 @@
 #include "data/prepare/bert_unicode.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 

@@ -4,7 +4,6 @@
 #include "data/prepare/chat_pack.h"
 #include "data/tokenizer/packed_with.h"
 #include "trireme/base/error.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 

@@ -6,7 +6,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/formats/megatron/indexed_file.h"
@@ -32,7 +31,7 @@ struct MegatronArguments {
   std::string tokenizer, show, split_sentences = "no";
 };
 
-/// Hash of the tokenizer's files: a run that was interrupted goes on with equal ones only.
+/// Hash of the tokenizer's files: an interrupted run continues only with equal settings.
 uint64_t fingerprint(const fs::path& path) {
   const fs::path file = find_tokenizer(path).value_or(path);
   std::string bytes = read_text_file(file, ExitCode::kData, size_t{1} << 30);

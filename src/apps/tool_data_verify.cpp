@@ -2,15 +2,11 @@
 #include "tools.h"
 
 #include "data/bert/bert_rows.h"
-#include "data/dataset.h"
-#include "data/megatron/megatron_dataset.h"
 #include "data/prepare/progress.h"
-#include "data/row_scan.h"
-#include "data/stream/open_stream.h"
+#include "data/rows.h"
 #include "models/bert/files.h"
 #include "models/decoder/config.h"
 #include "trireme/base/error.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/huggingface/bert_config.h"
@@ -60,65 +56,35 @@ Shape shape_of(const fs::path& model, bool bert) {
   }
 }
 
-/// Data sets and the rows to read from them.
-struct OpenData {
-  std::vector<std::unique_ptr<TokenDataset>> tokens;
-  std::vector<std::unique_ptr<BertDataset>> rows;
-  std::vector<RowSet> sets;
+/// What is to be checked, said on the way.
+std::vector<RowSet> contents(const ContentsRequest& request, bool bert) {
+  const RowContents found = [&]() -> RowContents {
+    if (!bert) return row_format(request.name, request.entries).contents(request);
+    const std::shared_ptr<const BertDataset> data =
+        open_bert_dataset(to_paths(request.entries), request.seq_length, request.vocab_size);
+    return {{{request.name, data->size(), data->shard_rows(), [data](int64_t row) { (void)data->read(row); }}},
+            {data->description()}};
+  }();
+  for (const std::string& text : found.texts) fmt::print("{}: {}\n", request.name, text);
+  return found.sets;
+}
 
-  /// Every document of every file, whatever splits and index maps make of them.
-  void add_megatron(const std::string& name, const std::vector<fs::path>& paths, const Shape& shape) {
-    for (const fs::path& path : paths) {
-      const auto file = std::make_shared<const MegatronFile>(path);
-      const auto check = [file, vocab = shape.vocab_size](int64_t document) {
-        check_megatron_document(*file, document, vocab);
-      };
-      sets.push_back({name, file->sequences(), {}, check, "documents"});
-      fmt::print("{}: {}: {}, {} ({})\n", name, file->prefix().string(), counted(file->sequences(), "document"),
-                 counted(file->tokens(), "token"), megatron_type_name(file->type()));
-    }
-  }
-
-  /// `tokenizer`, `column`: of text among documents.
-  void add(const std::string& name, const std::vector<std::string>& files, const Shape& shape, int64_t seq_length,
-           const fs::path& tokenizer, const std::string& column = "") {
-    const std::vector<fs::path> paths(files.begin(), files.end());
-    if (!shape.bert && are_documents(name, paths)) {
-      const auto stream = open_token_stream({name, paths, {}, {}, column, tokenizer},
-                                            {.seq_length = seq_length, .vocab_size = shape.vocab_size});
-      sets.push_back(document_rows(name, stream));
-      fmt::print("{}: {} of {}\n", name, counted(sets.back().rows, "document"), stream->parts()[0].documents->kind());
-      return;
-    }
-    if (!shape.bert && megatron_index_path(paths.front())) return add_megatron(name, paths, shape);
-    if (shape.bert) {
-      const BertDataset& data = *rows.emplace_back(open_bert_dataset(paths, seq_length, shape.vocab_size));
-      sets.push_back({name, data.size(), data.shard_rows(), [&data](int64_t row) { (void)data.read(row); }});
-      fmt::print("{}: {}\n", name, data.description());
-    } else {
-      const TokenDataset& data = *tokens.emplace_back(open_token_dataset(paths, seq_length, shape.vocab_size));
-      sets.push_back({name, data.size(), {}, [&data](int64_t row) { (void)data.read(row); }});
-      fmt::print("{}: {}\n", name, data.description());
-    }
-  }
-};
-
-OpenData open_all(const VerifyArguments& arguments) {
-  OpenData data;
+std::vector<RowSet> open_all(const VerifyArguments& arguments) {
   if (!arguments.config.empty()) {
     if (!arguments.files.empty() || !arguments.model.empty() || arguments.seq_length || arguments.vocab_size)
       throw ConfigError("--config names the files, their length and the model: give no other option except --set");
     const Config config = load_config(arguments.config, arguments.overrides);
     const Shape shape = shape_of(config.model.path, arguments.bert);
-    const fs::path tokenizer = fs::path(config.model.path);
-    const auto add = [&](const char* name, const std::vector<std::string>& files) {
-      data.add(name, files, shape, config.data.seq_length, tokenizer, config.data.column.value_or(""));
-    };
-    if (config.data.train.front() == "mock")
-      throw ConfigError("data.train is mock: random ids, of which there is nothing to verify");
-    add("data.train", config.data.train);
-    if (!config.data.valid.empty()) add("data.valid", config.data.valid);
-    return data;
+    std::vector<RowSet> sets;
+    for (const Split split : {Split::kTrain, Split::kValid}) {
+      const SplitKeys keys = split_keys(config, split);
+      if (keys.files.empty()) continue;
+      for (RowSet& set : contents({keys.key, keys.files, config.data.seq_length, shape.vocab_size, config.model.path,
+                                   config.data.column.value_or("")},
+                                  shape.bert))
+        sets.push_back(std::move(set));
+    }
+    return sets;
   }
   if (arguments.files.empty() || !arguments.seq_length || arguments.model.empty() == !arguments.vocab_size)
     throw ConfigError(
@@ -126,16 +92,15 @@ OpenData open_all(const VerifyArguments& arguments) {
         "verify --help)");
   const Shape shape = arguments.model.empty() ? Shape{arguments.bert, *arguments.vocab_size}
                                               : shape_of(arguments.model, arguments.bert);
-  data.add("files", arguments.files, shape, *arguments.seq_length, fs::path(arguments.model));
-  return data;
+  return contents({"files", arguments.files, *arguments.seq_length, shape.vocab_size, arguments.model, ""}, shape.bert);
 }
 
 void verify(const VerifyArguments& arguments) {
-  OpenData data = open_all(arguments);
+  std::vector<RowSet> sets = open_all(arguments);
   int64_t rows = 0;
-  for (const RowSet& set : data.sets) rows += set.rows;
+  for (const RowSet& set : sets) rows += set.rows;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  RowScan scan(std::move(data.sets),
+  RowScan scan(std::move(sets),
                {.threads = arguments.threads > 0 ? arguments.threads : cores, .all = true, .keep = arguments.show});
   Progress progress("checking", static_cast<double>(rows), "rows");
   const RowScanReport report = scan.finish(std::numeric_limits<double>::infinity(),

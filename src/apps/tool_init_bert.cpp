@@ -1,5 +1,6 @@
 // `trireme init-model` for BERT.
 #include "init_model.h"
+#include "tools.h"
 
 #include "models/bert/bert.h"
 #include "models/bert/files.h"
@@ -88,7 +89,7 @@ void init_bert(const InitModelOptions& options) {
   if (!options.preset.empty() && !options.config.empty())
     throw ConfigError("init-model: give --preset or --config, not both");
   BertConfig config = bert_shape(options);
-  const DType dtype = init_dtype(options.dtype.empty() ? config.dtype : options.dtype);
+  const DType dtype = dtype_option("init-model", options.dtype.empty() ? config.dtype : options.dtype);
   config.dtype = torch_dtype_name(dtype);
   const std::filesystem::path output = options.output;
   if (!options.force && holds_model(output))

@@ -98,7 +98,7 @@ DecoderConfig shape_of(const InitModelOptions& options) {
 
 void init_model(const InitModelOptions& options) {
   DecoderConfig config = shape_of(options);
-  const DType dtype = init_dtype(options.dtype.empty() ? config.dtype : options.dtype);
+  const DType dtype = dtype_option("init-model", options.dtype.empty() ? config.dtype : options.dtype);
   config.dtype = torch_dtype_name(dtype);
   const std::filesystem::path output = options.output;
   if (!options.force && holds_model(output))
@@ -131,11 +131,6 @@ void init_model(const InitModelOptions& options) {
 }
 
 }  // namespace
-
-DType init_dtype(const std::string& name) {
-  if (const std::optional<DType> type = parse_compute_dtype(name); type) return *type;
-  throw ConfigError(fmt::format("init-model: --dtype is '{}'; choose fp32, bf16 or fp16", name));
-}
 
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();

@@ -4,13 +4,13 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/launcher/launcher.h"
 
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
@@ -27,14 +27,6 @@ struct LaunchCommand {
   bool ignore_unknown = false;
   std::optional<int64_t> vocab_size;
 };
-
-/// This process's command line, a word a line.
-std::string command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> words;
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  return join(words, " \\\n  ");
-}
 
 void write_stage(const LaunchStage& stage) {
   make_directories(stage.folder / "results");
@@ -95,7 +87,7 @@ void launch(const LaunchCommand& command) {
   for (size_t i = 0; i < launcher.stages(); ++i) {
     const LaunchStage stage = launcher.stage(i, dependency);
     write_stage(stage);
-    write_file_atomic(stage.folder / "launcher_cmd.log", command_line());
+    write_file_atomic(stage.folder / "launcher_cmd.log", join(command_line_words(), " \\\n  "));
     const std::string number = start_stage(stage, debug);
     if (!number.empty()) dependency = "afterany:" + number;
   }

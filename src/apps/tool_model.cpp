@@ -8,7 +8,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
-#include "trireme/formats/json_reason.h"
+#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -84,7 +84,7 @@ class TokenizerFiles {
     for (const std::string& text : tokens)
       if (std::find(known_.begin(), known_.end(), text) != known_.end())
         throw ConfigError(fmt::format("--add-token {}: the tokenizer has this token already", text));
-    // Pieces take the ids that follow the last piece: only a tokenizer without added tokens has those free.
+    // Pieces take the ids that follow the last piece: these are free only in a tokenizer without added tokens.
     if (pieces_ && next_id_ == piece_count_)
       *pieces_ = add_sentencepiece_pieces(*pieces_, directory_ / "tokenizer.model", tokens);
     for (const std::string& text : tokens) {
@@ -164,7 +164,7 @@ void resize_vocab(const ResizeOptions& options) {
   writer.copy_companions(model);
   if (tokenizer) tokenizer->write(writer);
   writer.seal(config);
-  // Of a Hugging Face model nothing else in it changes; of a NeMo checkpoint it is new.
+  // Nothing else in it changes for a Hugging Face model; of a NeMo checkpoint it is new.
   const fs::path own = model / "config.json";
   Json json = read_json(fs::is_regular_file(own) ? own : writer.path() / "config.json");
   json["vocab_size"] = config.vocab_size;

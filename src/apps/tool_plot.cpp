@@ -12,6 +12,8 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -67,7 +69,23 @@ int cell_of(double value, double low, double high, int count) {
   return part > 0 ? static_cast<int>(std::min(part, 1.0) * (count - 1)) : 0;
 }
 
-/// Draws with Braille cells: two dots across, four down.
+/// Whether text may have other characters than ASCII's: the character set that the environment names.
+bool writes_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const char* locale = std::getenv(name); locale != nullptr && *locale != '\0')
+      return strcasestr(locale, "utf-8") != nullptr || strcasestr(locale, "utf8") != nullptr;
+  return false;
+}
+
+/// A cell of two dots across and four down, by the bits of Braille's characters. ASCII shows its halves.
+std::string cell_text(int dots, bool utf8) {
+  constexpr int kUpper = 0x01 | 0x02 | 0x08 | 0x10;
+  if (!utf8) return std::string(1, " '.:"[((dots & kUpper) != 0 ? 1 : 0) + ((dots & ~kUpper) != 0 ? 2 : 0)]);
+  const int code = 0x2800 + dots;
+  return {static_cast<char>(0xE0 | (code >> 12)), static_cast<char>(0x80 | ((code >> 6) & 0x3F)),
+          static_cast<char>(0x80 | (code & 0x3F))};
+}
+
 std::string draw(const Curve& curve, int columns, int rows) {
   const auto [low_it, high_it] = std::minmax_element(curve.losses.begin(), curve.losses.end());
   const double low = *low_it, high = *high_it > low ? *high_it : low + 1;
@@ -92,17 +110,13 @@ std::string draw(const Curve& curve, int columns, int rows) {
     for (int dot = from; dot <= to; ++dot) cells[dot / 4][x / 2] |= kDots[x % 2][dot % 4];
     previous = y;
   }
+  const bool utf8 = writes_utf8();
   std::string text;
   for (int row = 0; row < rows; ++row) {
     const double below = static_cast<double>(row) / std::max(1, rows - 1);
     const double label = high * (1 - below) + low * below;
     text += fmt::format("{:>9.3f} |", label);
-    for (const int cell : cells[row]) {
-      const int code = 0x2800 + cell;
-      text += static_cast<char>(0xE0 | (code >> 12));
-      text += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
-      text += static_cast<char>(0x80 | (code & 0x3F));
-    }
+    for (const int cell : cells[row]) text += cell_text(cell, utf8);
     text += '\n';
   }
   text += fmt::format("{:>9} +{}\n{:>11}{:<{}}{:>8}\n", "", std::string(columns, '-'), "step ",

@@ -2,13 +2,13 @@
 #include "tools.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/formats/kineto/trace_summary.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -65,9 +65,7 @@ void add_profile_tool(CLI::App& app) {
           fmt::format("\n{}: {}\n{}", summary.file.filename().string(), trace_label(summary), summary_table(summary));
     std::fputs(text.c_str(), stdout);
     if (options->output.empty()) return;
-    const auto folder = std::filesystem::path(options->output).parent_path();
-    if (!folder.empty()) make_directories(folder);
-    write_file_atomic(options->output, summary_page(options->folder, summaries));
+    write_output(options->output, summary_page(options->folder, summaries));
     std::printf("\npage: %s\n", options->output.c_str());
   });
 }

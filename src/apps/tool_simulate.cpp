@@ -2,7 +2,6 @@
 #include "report_chart.h"
 #include "tools.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/rates.h"
 #include "trireme/plan/simulate.h"
@@ -192,9 +191,8 @@ std::string picture(const Simulation& simulation, const SimulationOptions& optio
                     panels.front().lines, panels);
 }
 
-void write_output(const std::string& path, const std::string& content) {
-  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty()) make_directories(folder);
-  write_file_atomic(path, content);
+void write_told(const std::string& path, const std::string& content) {
+  write_output(path, content);
   std::printf("written: %s (%s)\n", path.c_str(), format_bytes(static_cast<double>(content.size())).c_str());
 }
 
@@ -212,8 +210,8 @@ void run_simulate(const SimulateArguments& arguments) {
     text += "only adapters are trained, which are whole on every GPU: parallel.policy changes nothing\n";
   text += table(simulation, options);
   std::fputs(text.c_str(), stdout);
-  if (!arguments.output.empty()) write_output(arguments.output, simulation_json(simulation, options, arguments));
-  if (!arguments.svg.empty()) write_output(arguments.svg, picture(simulation, options));
+  if (!arguments.output.empty()) write_told(arguments.output, simulation_json(simulation, options, arguments));
+  if (!arguments.svg.empty()) write_told(arguments.svg, picture(simulation, options));
 }
 
 }  // namespace

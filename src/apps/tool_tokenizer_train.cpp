@@ -8,7 +8,6 @@
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 

@@ -2,9 +2,18 @@
 // The subcommands of the `trireme` tool, one file each (tool_*.cpp). Each adds a CLI11 subcommand whose callback does
 // the work and throws trireme::Error on failure.
 
+#include "trireme/base/dtype.h"
+
 #include <CLI/CLI.hpp>
 
+#include <string>
+
 namespace trireme {
+
+/// fp32, bf16 or fp16, or config.json's words; ConfigError, which begins with the name of the tool, for others.
+DType dtype_option(const char* tool, const std::string& word);
+/// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
+void write_output(const std::string& path, const std::string& content);
 
 void add_init_model_tool(CLI::App& app);        // tool_init_model.cpp
 void add_model_tool(CLI::App& app);             // tool_model.cpp

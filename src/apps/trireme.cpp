@@ -1,18 +1,37 @@
 // One program under several names: the trainers, the tool `trireme`, and trireme-calibrate for `trireme calibrate`.
+// train_llama, train_bert and train_gpt are links to it. main() finds the entry of such a name in model_families() and
+// calls train_main() (src/train/run.cpp).
 #include "tools.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/cli/help.h"
 #include "trireme/cli/interface.h"
 #include "trireme/cli/problem.h"
-#include "trireme/train/run.h"
+#include "trireme/train/model_family.h"
 #include "trireme/version.h"
 
+#include <fmt/format.h>
 #include <sys/auxv.h>
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace trireme {
+
+DType dtype_option(const char* tool, const std::string& word) {
+  if (const auto type = parse_compute_dtype(word)) return *type;
+  throw ConfigError(fmt::format("{}: --dtype is '{}'; choose fp32, bf16 or fp16", tool, word));
+}
+
+void write_output(const std::string& path, const std::string& content) {
+  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty()) make_directories(folder);
+  write_file_atomic(path, content);
+}
+
+}  // namespace trireme
 
 namespace {
 
@@ -64,7 +83,7 @@ const trireme::ModelFamily* trainer_of(std::string_view path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // The caller chooses argv[0] freely: where it is no name of ours, the file that was started tells.
+  // The caller chooses argv[0] freely: if it is not one of the program's names, the name of the executed file decides.
   const auto* file = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
   const std::string_view started = argc > 0 ? argv[0] : "", executed = file != nullptr ? file : "";
   for (const std::string_view path : {started, executed})

@@ -32,8 +32,8 @@ std::string load_cuda_libraries() {
   return problem;
 }
 
-// LibTorch asks once which devices it knows, so this must precede its first use: initializers of linked libraries have
-// run by now, main() has not begun.
+// LibTorch lists its devices once, so this must precede its first use: initializers of linked libraries have run by
+// now, main() has not begun.
 const std::string problem_of_start = load_cuda_libraries();
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "trireme/base/file.h"
 
-#include "write_failure.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -19,37 +17,11 @@ namespace {
 
 std::string reason() { return std::strerror(errno); }
 
-void write_all(int fd, const void* data, size_t size, off_t offset, const std::filesystem::path& path) {
-  const char* bytes = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t written = pwrite(fd, bytes, size, offset);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      write_failed("write to", path);
-    }
-    if (written == 0) {
-      errno = ENOSPC;
-      write_failed("write to", path);
-    }
-    bytes += written;
-    offset += written;
-    size -= static_cast<size_t>(written);
-  }
-}
-
 bool lies_under(const std::filesystem::path& path, const std::filesystem::path& root) {
   return std::mismatch(root.begin(), root.end(), path.begin(), path.end()).first == root.end();
 }
 
 }  // namespace
-
-void write_failed(const char* what, const std::filesystem::path& path) {
-  const int error = errno;
-  const char* advice = error == ENOSPC || error == EDQUOT  ? "; free some space or choose another place"
-                       : error == EROFS || error == EACCES ? "; choose a place you may write to"
-                                                           : "";
-  throw WriteError(fmt::format("cannot {} {}: {}{}", what, path.string(), std::strerror(error), advice));
-}
 
 MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_(path) {
   // O_NONBLOCK: open() of a FIFO would block the run otherwise.
@@ -97,13 +69,16 @@ std::string read_text_file(const std::filesystem::path& path, ExitCode code, siz
 }
 
 void AtomicFile::write(const void* data, size_t size) {
-  write_all(file_.descriptor(), data, size, static_cast<off_t>(size_), file_.target());
-  size_ += size;
-}
-
-void AtomicFile::write_at(uint64_t offset, const void* data, size_t size) {
-  TRIREME_CHECK(offset + size <= size_, "overwriting bytes ", offset, "..", offset + size, " of ", size_, " written");
-  write_all(file_.descriptor(), data, size, static_cast<off_t>(offset), file_.target());
+  const char* bytes = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t written = pwrite(file_.descriptor(), bytes, size, static_cast<off_t>(size_));
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = ENOSPC;
+    if (written <= 0) write_failed("write to", file_.target());
+    bytes += written;
+    size -= static_cast<size_t>(written);
+    size_ += static_cast<uint64_t>(written);
+  }
 }
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content) {

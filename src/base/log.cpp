@@ -88,19 +88,18 @@ void leave_exit_code(int code) {
   std::fclose(file);
 }
 
-/// Opens those of the descriptors 0 to 2 that the process was started without: else the next file that is opened gets
-/// the number, and what is printed lands in it. Not for writing: stdout that is closed is output that cannot be
+/// Opens the descriptors 0 to 2 that were closed when the process started: else the next file that is opened gets the
+/// number, and what is printed lands in it. Not opened for writing: stdout that is closed is output that cannot be
 /// written.
 void open_standard_descriptors() {
   for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor)
     if (fcntl(descriptor, F_GETFD) < 0) (void)open("/dev/null", O_RDONLY);  // the lowest number that is free
 }
 
-/// Before the constructors of any library, some of which open files.
+/// Runs before the constructors of all libraries, because some of these open files.
 [[gnu::section(".preinit_array"), gnu::used]] void (*g_open_standard_descriptors)() = open_standard_descriptors;
 
-/// Why stdout does not have all that was printed; empty where it has. close() reports what a file system finds out
-/// late.
+/// Why stdout does not have all that was printed; empty where it has. close() reports late errors of a file system.
 std::string stdout_problem() {
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;

@@ -118,7 +118,7 @@ void install_stack_handlers() {
   void* frame = nullptr;
   (void)backtrace(&frame, 1);
 
-  // After a stack overflow the handler needs a stack of its own.
+  // After a stack overflow the handler needs a separate stack.
   static char room[64 << 10];
   stack_t alternative{};
   alternative.ss_sp = room;

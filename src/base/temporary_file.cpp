@@ -3,7 +3,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/hash.h"
-#include "write_failure.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -70,21 +69,20 @@ bool remove_if_dead(const fs::path& path) {
   return removed;
 }
 
-/// What `path` is after its links; nothing where there is nothing.
+/// The kind of file that `path` is, links resolved; 0 if it does not exist.
 mode_t kind_of(const fs::path& path) {
   struct stat info{};
   return stat(path.c_str(), &info) == 0 ? info.st_mode & S_IFMT : 0;
 }
 
-/// A file that is not replaced but written to: a device, a pipe, or what a descriptor of a process stands for
-/// (/dev/stdout).
+/// A file that is not replaced but written to: a device, a pipe, or a descriptor of a process (/dev/stdout).
 bool is_written_to(const fs::path& path) {
   const mode_t kind = kind_of(path);
   return kind == S_IFCHR || kind == S_IFBLK || kind == S_IFIFO || (kind == S_IFREG && fs::is_symlink(path));
 }
 
-/// The file that a link stands for: the link stays. The link itself where it is a descriptor of a process, whose file
-/// may have no name.
+/// The file that a link names: the link stays. The link itself where it is a descriptor of a process, whose file may
+/// have no name.
 fs::path without_links(fs::path path) {
   constexpr int kMostLinks = 40;
   std::error_code error;
@@ -99,7 +97,7 @@ fs::path without_links(fs::path path) {
 
 fs::path directory_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-/// What the temporary file's name begins with. A device's directory is no place for files.
+/// The beginning of the temporary file's name. A device's directory is no place for files.
 fs::path base_of(const fs::path& target) {
   return is_written_to(target) ? fs::temp_directory_path() / ("trireme-" + target.filename().string()) : target;
 }

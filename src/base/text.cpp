@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 namespace trireme {
@@ -68,6 +69,10 @@ std::string format_count(int64_t count) {
   return digits;
 }
 
+std::string counted(int64_t count, const std::string& noun, const std::string& plural) {
+  return format_count(count) + " " + (count == 1 ? noun : plural.empty() ? noun + "s" : plural);
+}
+
 std::string format_short(double value) {
   static constexpr const char* kUnits[] = {"", "k", "M", "G", "T", "P", "E"};
   size_t unit = 0;
@@ -92,6 +97,48 @@ std::string format_exact(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   return fmt::format("{}", value);  // fmt prints the shortest text that reads back the same
+}
+
+namespace {
+
+std::optional<double> parse_number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+std::optional<double> parse_fraction(std::string_view text) {
+  const size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return parse_number(text);
+  const auto numerator = parse_number(text.substr(0, slash)), denominator = parse_number(text.substr(slash + 1));
+  if (!numerator || !denominator || *denominator == 0) return std::nullopt;
+  return *numerator / *denominator;
+}
+
+std::string wrap(std::string_view text, size_t width, size_t indent) {
+  const auto characters = [](std::string_view word) {
+    return static_cast<size_t>(std::count_if(word.begin(), word.end(),
+                                             [](char c) { return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u; }));
+  };
+  const std::string margin = "\n" + std::string(indent, ' ');
+  std::string result;
+  size_t column = indent;
+  for (const std::string& word : split(text, ' ')) {
+    const size_t length = characters(word);
+    if (column > indent && column + 1 + length > width) {
+      result += margin;
+      column = indent;
+    } else if (!result.empty()) {
+      result += ' ';
+      ++column;
+    }
+    result += word;
+    column += length;
+  }
+  return result;
 }
 
 size_t valid_utf8_prefix(std::string_view text) {

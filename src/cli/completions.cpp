@@ -1,5 +1,6 @@
 // Completions for bash, zsh and fish. Each walks over the words before the cursor to find the subcommand, then offers
-// its subcommands and options; after an option with choices those, after --set the configuration keys, else files.
+// its subcommands and options; after an option with choices its choices, after --set the configuration keys, else
+// files.
 #include "trireme/base/text.h"
 #include "trireme/cli/interface.h"
 

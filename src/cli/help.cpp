@@ -1,7 +1,6 @@
 #include "trireme/cli/help.h"
 
 #include "trireme/base/text.h"
-#include "trireme/base/wrap.h"
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>

@@ -34,7 +34,7 @@ std::atomic<CollectiveObserver*>& installed() {
   return observer;
 }
 
-/// c10d's names, which trace tools know; host exchanges keep ours.
+/// c10d's names, which trace tools expect; host exchanges keep ours.
 std::string c10d_name(std::string_view kind) {
   if (kind == "all_gather") return "_allgather_base";
   if (kind == "reduce_scatter") return "_reduce_scatter_base";
@@ -65,6 +65,16 @@ void check_same_collective(const std::vector<std::string>& all, uint64_t sequenc
   for (const auto& [what, who] : ranks) text += (text.empty() ? "" : "; ") + ("rank " + who + " at " + what);
   throw InternalError("the ranks issue different collectives at #" + std::to_string(sequence) +
                       " of this rank: " + text);
+}
+
+void GroupCommunicator::check_sizes(const char* kind, const at::Tensor& in, const at::Tensor& out,
+                                    const at::Tensor& whole, const at::Tensor& part) const {
+  TRIREME_CHECK(whole.numel() == part.numel() * size_ && out.scalar_type() == in.scalar_type(), kind, " of ",
+                in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
+}
+
+void GroupCommunicator::check_root(int root) const {
+  TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
 }
 
 void CollectiveRecord::begin(const CollectiveFacts& facts) {

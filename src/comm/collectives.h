@@ -2,7 +2,7 @@
 // Private to comm/: reports collectives to the observer and to LibTorch's profiler, and compares them between ranks.
 
 #include "trireme/base/profile_range.h"
-#include "trireme/comm/watch.h"
+#include "trireme/comm/communicator.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
@@ -48,7 +48,7 @@ bool checking_collectives();
 /// "all_reduce[1024] on world" and the like.
 void check_same_collective(const std::vector<std::string>& all, uint64_t sequence);
 
-/// What a trace says about a collective.
+/// The facts of a collective for a trace.
 struct CollectiveFacts {
   const char* kind;  // of the Communicator: "all_gather"
   uint64_t sequence = 0;
@@ -59,8 +59,25 @@ struct CollectiveFacts {
   int first_rank = 0, rank_stride = 1;
 };
 
-/// While it lives the collective is a `record_param_comms` operation with the arguments of c10d's (collective name,
-/// dtype, numbers of elements, group), which trace tools read. Nothing happens unless a profile is active.
+/// What the groups of several ranks share.
+class GroupCommunicator : public Communicator {
+ protected:
+  GroupCommunicator(int rank, int size, const char* name) : Communicator(rank, size), name_(name) {}
+  CollectiveFacts facts(const char* kind, uint64_t sequence = 0, int64_t in = 0, int64_t out = 0,
+                        at::ScalarType dtype = at::kByte) const {
+    return {kind, sequence, in, out, dtype, name_, rank_, size_, first_rank_, rank_stride_};
+  }
+  /// InternalError unless `whole` has room for a `part` of every rank.
+  void check_sizes(const char* kind, const at::Tensor& in, const at::Tensor& out, const at::Tensor& whole,
+                   const at::Tensor& part) const;
+  void check_root(int root) const;
+
+  const char* name_;
+};
+
+/// During the lifetime of this object the collective is a `record_param_comms` operation with c10d's arguments
+/// (collective name, dtype, numbers of elements, group), which trace tools read. Nothing happens unless a profile is
+/// active.
 class CollectiveRecord {
  public:
   explicit CollectiveRecord(const CollectiveFacts& facts) {

@@ -46,7 +46,7 @@ void watch_for_input(int epoll, int fd, uint64_t label) {
 
 }  // namespace
 
-// epoll's label of a listening socket is its index, that of a connection its order.
+// epoll's label of a listening socket is its index, the label of a connection its order.
 GreetingQueue::GreetingQueue(std::vector<int> listeners, Limits limits, std::function<bool(const char*)> valid)
     : listeners_(std::move(listeners)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -140,7 +140,7 @@ std::string GreetingQueue::report() const {
   add(silent_, fmt::format("did not say who they are within {:g} s", limits_.seconds));
   add(closed_, "hung up before that");
   add(surplus_, fmt::format("were more than {} at once", limits_.most));
-  return fmt::format("{} connection{} of strangers closed: {}; the last came from {}", dropped(),
+  return fmt::format("{} connection{} of unknown callers closed: {}; the last came from {}", dropped(),
                      dropped() == 1 ? "" : "s", join(parts, ", "), last_);
 }
 

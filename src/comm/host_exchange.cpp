@@ -1,6 +1,7 @@
 #include "host_exchange.h"
 
 #include "trireme/base/error.h"
+#include "wire.h"
 
 #include <fmt/format.h>
 
@@ -11,31 +12,17 @@ namespace trireme {
 
 namespace {
 
-/// The values concatenated, each preceded by its length (8 bytes).
 std::string packed(const std::vector<std::string>& values) {
   std::string text;
-  for (const std::string& value : values) {
-    const uint64_t length = value.size();
-    text.append(reinterpret_cast<const char*>(&length), sizeof length);
-    text += value;
-  }
+  for (const std::string& value : values) wire::append_text(text, value);
   return text;
 }
 
 std::vector<std::string> unpacked(const std::string& text, int count) {
-  std::vector<std::string> values;
-  size_t at = 0;
-  for (int i = 0; i < count; ++i) {
-    uint64_t length = 0;
-    TRIREME_CHECK(text.size() - at >= sizeof length, "value ", i, " of ", count, " is missing in an exchange of ",
-                  text.size(), " bytes");
-    std::memcpy(&length, text.data() + at, sizeof length);
-    at += sizeof length;
-    TRIREME_CHECK(text.size() - at >= length, "value ", i, " of ", count, " has ", length, " bytes, ", text.size() - at,
-                  " are there");
-    values.push_back(text.substr(at, length));
-    at += length;
-  }
+  wire::Reader reader{text.data(), text.size()};
+  std::vector<std::string> values = reader.texts();
+  TRIREME_CHECK(reader.ok && values.size() == static_cast<size_t>(count), "an exchange of ", text.size(), " bytes has ",
+                values.size(), " values, not ", count);
   return values;
 }
 

@@ -28,7 +28,7 @@ class HostExchange {
   virtual bool barrier_within(double seconds) = 0;
   /// The sub-group of this group's ranks with the same colour, ordered by rank. Collective.
   virtual std::unique_ptr<HostExchange> split(int colour) = 0;
-  /// The same ranks with other numbers: this one is `rank`, rank 0 stays rank 0. Collective.
+  /// Renumbers the ranks: this one is `rank`, rank 0 stays rank 0. Collective.
   virtual std::unique_ptr<HostExchange> renumber(int rank) = 0;
   int rank() const { return rank_; }
   int size() const { return size_; }

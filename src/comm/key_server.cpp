@@ -7,10 +7,9 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/sockets.h"
+#include "wire.h"
 
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -31,51 +30,9 @@ namespace {
 using namespace stored;
 
 constexpr double kDrainSeconds = 5;
-/// For which a rank of another job may read who is served here.
+/// Time in which a rank of another job may read which job is served.
 constexpr double kRefusedSeconds = 5;
 constexpr uint32_t kInput = EPOLLIN;
-
-/// Reads numbers and texts from the bytes of a request, which any process may have sent; `ok` becomes false at the
-/// first that is not there.
-struct RequestReader {
-  const char* at;
-  size_t left;
-  bool ok = true;
-
-  template <class T>
-  T number() {
-    T value{};
-    if (left < sizeof value) {
-      ok = false;
-      return value;
-    }
-    std::memcpy(&value, at, sizeof value);
-    at += sizeof value;
-    left -= sizeof value;
-    return value;
-  }
-  std::string text() {
-    const auto size = number<uint32_t>();
-    if (!ok || left < size) {
-      ok = false;
-      return {};
-    }
-    std::string value(at, size);
-    at += size;
-    left -= size;
-    return value;
-  }
-  std::vector<std::string> texts() {
-    std::vector<std::string> values;
-    while (ok && left > 0) values.push_back(text());
-    return values;
-  }
-};
-
-template <class T>
-std::string bytes_of(const T& value) {
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
 
 /// One descriptor per rank: the soft limit is often 1,024.
 void raise_descriptor_limit() {
@@ -85,7 +42,7 @@ void raise_descriptor_limit() {
   (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// Where the ranks that know `host` may look for it; see KeyServer().
+/// The addresses at which ranks that resolve `host` may connect; see KeyServer().
 std::vector<std::string> addresses_to_serve(const std::string& host) {
   if (const auto chosen = listen_override()) return {chosen->address};
   const std::vector<std::string> found = addresses_of(host), own = own_addresses();
@@ -203,7 +160,6 @@ void KeyServer::serve() {
     const int64_t before = queue_->dropped();
     for (GreetingQueue::Caller& caller : queue_->serve()) welcome(std::move(caller));
     if (before == 0 && queue_->dropped() > 0) log_warn(fmt::format("rank 0's port {}: {}", port_, queue_->report()));
-    strangers_ = queue_->dropped() + refused_;
     keys_ = values_.size();
     end_late();
     for (const int broken : std::exchange(broken_, {})) close_client(broken);
@@ -214,9 +170,7 @@ void KeyServer::serve() {
 void KeyServer::welcome(GreetingQueue::Caller caller) {
   Greeting greeting;
   std::memcpy(&greeting, caller.greeting.data(), sizeof greeting);
-  const int on = 1;
-  (void)setsockopt(caller.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  (void)setsockopt(caller.fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  keep_alive(caller.fd);
   GreetingAnswer reply;
   reply.accepted = greeting.identity == xxh3_64(identity_.data(), identity_.size());
   reply.length = static_cast<uint32_t>(identity_.size());
@@ -227,10 +181,9 @@ void KeyServer::welcome(GreetingQueue::Caller caller) {
   event.events = kInput;
   event.data.fd = caller.fd;
   (void)epoll_ctl(epoll_, EPOLL_CTL_ADD, caller.fd, &event);
-  answer(client, std::make_shared<const std::string>(bytes_of(reply) + identity_));
+  answer(client, std::make_shared<const std::string>(wire::bytes_of(reply) + identity_));
   if (reply.accepted != 0) return;
   // A rank of another job reads the answer, then closes its connection; requests before that end it here.
-  ++refused_;
   client.refused_until = steady_seconds() + kRefusedSeconds;
   deadlines_.emplace(client.refused_until, client.fd);
 }
@@ -264,7 +217,7 @@ bool KeyServer::handle(Client& client, const char* request, size_t size) {
   // A rank sends its next request when it has read the answer to the last one. Without this rule a client that reads
   // nothing makes the queue of its answers grow without limit.
   if (client.get || !client.out.empty()) return false;
-  RequestReader reader{request + 1, size - 1};
+  wire::Reader reader{request + 1, size - 1};
   switch (request[0]) {
     case kSet: {
       const std::string key = reader.text();
@@ -282,7 +235,7 @@ bool KeyServer::handle(Client& client, const char* request, size_t size) {
         std::memcpy(&sum, at->second->data(), sizeof sum);
         sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(number));  // wraps around
       }
-      const auto value = std::make_shared<const std::string>(bytes_of(sum));
+      const auto value = std::make_shared<const std::string>(wire::bytes_of(sum));
       set(key, value);
       answer(client, value);
       return true;
@@ -322,7 +275,7 @@ void KeyServer::advance(Client& client) {
   client.get.reset();
   answer(client, std::make_shared<const std::string>(1, '\1'));
   for (const Value& value : values) {
-    answer(client, std::make_shared<const std::string>(bytes_of(static_cast<uint64_t>(value->size()))));
+    answer(client, std::make_shared<const std::string>(wire::bytes_of(static_cast<uint64_t>(value->size()))));
     if (!value->empty()) answer(client, value);
   }
 }

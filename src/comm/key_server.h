@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/: rank 0's side of the key store, in one thread without blocking calls. Each request costs time in
-// proportion to its own bytes and keys, whatever the number of ranks.
+// Private to comm/: rank 0's side of the key store, in one thread without blocking calls. The time of a request is
+// proportional to its own bytes and keys, independent of the number of ranks.
 
 #include "trireme/comm/greeting_queue.h"
 
@@ -20,22 +20,20 @@ namespace trireme {
 
 class KeyServer {
  public:
-  /// Listens on the address of `host` alone, or where TRIREME_LISTEN says. When `host` is a name of the loopback
-  /// address on this machine, as a host's own name can be, it listens there and on the address of the default route.
-  /// `port` 0: any. std::runtime_error with reason and remedy when it cannot.
+  /// Listens only on the address of `host`, or of TRIREME_LISTEN. If `host` is a name of the loopback address on this
+  /// machine, as a host's own name can be, it listens on both this address and the address of the default route. `port`
+  /// 0: any. std::runtime_error with reason and remedy when it cannot.
   KeyServer(const std::string& host, int port, std::string identity);
-  /// Sends what is still to be sent, and waits a few seconds until the clients have closed their connections.
+  /// Sends the remaining bytes, and waits a few seconds until the clients have closed their connections.
   ~KeyServer();
   KeyServer(const KeyServer&) = delete;
   KeyServer& operator=(const KeyServer&) = delete;
 
   int port() const { return port_; }
-  /// The numeric address under which this process reaches it.
+  /// The numeric address under which this process reaches the server.
   const std::string& address() const { return address_; }
-  /// Every numeric address under which it can be reached, separated by commas, loopback ones last.
+  /// All numeric addresses of the server, separated by commas, loopback addresses last.
   std::string addresses() const;
-  /// Connections refused because they were none of this job's ranks.
-  int64_t strangers() const { return strangers_; }
   size_t keys() const { return keys_; }
 
  private:
@@ -84,8 +82,6 @@ class KeyServer {
   std::set<std::pair<double, int>> deadlines_;
   std::vector<int> broken_;  // to be closed when the current event is handled
   std::atomic<bool> stop_ = false;
-  int64_t refused_ = 0;  // ranks of other jobs
-  std::atomic<int64_t> strangers_ = 0;
   std::atomic<size_t> keys_ = 0;
   std::thread thread_;
 };

@@ -4,6 +4,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/sockets.h"
+#include "wire.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -28,14 +29,14 @@ using namespace stored;
 
 /// Between two attempts to connect; doubled up to the second value.
 constexpr double kFirstPause = 0.02, kLongestPause = 0.5;
-/// Of one attempt to connect to one address: a packet that is dropped is sent again after 1, 3 and 7 s.
+/// Seconds of one attempt to connect to one address: a packet that is dropped is sent again after 1, 3 and 7 s.
 constexpr double kConnectSeconds = 8;
 
-/// For the answer to a request whose time is up.
+/// Seconds for the answer to a request whose time is up.
 constexpr double kAnswerSeconds = 20;
 
 /// A call of the resolver cannot be interrupted and may take minutes: it runs in a thread that is abandoned when the
-/// time is up. None, for the reason in `why`, where the name is not known.
+/// time is up. Empty, with the reason in `why`, if the name is unknown.
 std::vector<std::string> resolve(const std::string& host, double seconds, std::string* why) {
   using Result = std::pair<std::vector<std::string>, std::string>;
   std::packaged_task<Result()> task([host] {
@@ -105,7 +106,7 @@ bool greeted(const Connection& connection, const std::string& own, int rank, int
              std::string* reason) {
   const Greeting greeting{.identity = xxh3_64(own.data(), own.size()), .rank = rank, .size = size};
   try {
-    connection.send({reinterpret_cast<const char*>(&greeting), sizeof greeting});
+    connection.send(wire::bytes_of(greeting));
   } catch (const std::runtime_error& error) {
     *reason = error.what();
     return false;
@@ -128,16 +129,6 @@ bool greeted(const Connection& connection, const std::string& own, int rank, int
   return true;
 }
 
-void append(std::string& request, const void* data, size_t size) {
-  request.append(static_cast<const char*>(data), size);
-}
-
-void append_text(std::string& request, const std::string& text) {
-  const auto size = static_cast<uint32_t>(text.size());
-  append(request, &size, sizeof size);
-  request += text;
-}
-
 class TcpKeyStore final : public KeyStore {
  public:
   explicit TcpKeyStore(Connection connection) : connection_(std::move(connection)) {}
@@ -145,7 +136,7 @@ class TcpKeyStore final : public KeyStore {
 
   void set(const std::string& key, const std::string& value) override {
     std::string request(1, kSet);
-    append_text(request, key);
+    wire::append_text(request, key);
     request += value;
     const std::lock_guard lock(mutex_);
     submit(request);
@@ -153,8 +144,8 @@ class TcpKeyStore final : public KeyStore {
 
   std::optional<std::vector<std::string>> get(const std::vector<std::string>& keys, double seconds) override {
     std::string request(1, kGet);
-    append(request, &seconds, sizeof seconds);
-    for (const std::string& key : keys) append_text(request, key);
+    request += wire::bytes_of(seconds);
+    for (const std::string& key : keys) wire::append_text(request, key);
     const std::lock_guard lock(mutex_);
     submit(request);
     char all_there = 0;
@@ -176,8 +167,8 @@ class TcpKeyStore final : public KeyStore {
 
   int64_t add(const std::string& key, int64_t number) override {
     std::string request(1, kAdd);
-    append(request, &number, sizeof number);
-    append_text(request, key);
+    request += wire::bytes_of(number);
+    wire::append_text(request, key);
     const std::lock_guard lock(mutex_);
     submit(request);
     return connection_.receive<int64_t>();
@@ -186,7 +177,7 @@ class TcpKeyStore final : public KeyStore {
   void remove(const std::vector<std::string>& keys) override {
     if (keys.empty()) return;
     std::string request(1, kRemove);
-    for (const std::string& key : keys) append_text(request, key);
+    for (const std::string& key : keys) wire::append_text(request, key);
     const std::lock_guard lock(mutex_);
     submit(request);
   }
@@ -195,8 +186,7 @@ class TcpKeyStore final : public KeyStore {
   void submit(const std::string& request) const {
     if (request.size() > kMaxRequest)
       throw std::runtime_error(fmt::format("a request of {} bytes is longer than {}", request.size(), kMaxRequest));
-    const auto length = static_cast<uint32_t>(request.size());
-    connection_.send(std::string(reinterpret_cast<const char*>(&length), sizeof length) + request);
+    connection_.send(wire::bytes_of(static_cast<uint32_t>(request.size())) + request);
   }
 
   std::mutex mutex_;  // a request and its answer

@@ -2,14 +2,14 @@
 // Private to comm/: named values that the ranks of a job share over TCP. Rank 0 serves them; every rank, rank 0 too,
 // holds one connection.
 //
-// Wire, in the byte order of the hosts, which a job shares. A client sends a Greeting and receives a GreetingAnswer
-// followed by the server's identity. Then it sends requests: a uint32 length and that many bytes, the first of which is
-// the Request. add is answered by an int64; get by a byte (1: all values follow, each with its uint64 length; 0: the
-// time is up). set and remove have no answer.
+// Protocol, in the byte order of the hosts, which is equal in a job. A client sends a Greeting and receives a
+// GreetingAnswer followed by the server's identity. Then it sends requests: a uint32 length and that many bytes; the
+// first byte is the Request. add is answered by an int64; get by a byte (1: all values follow, each with its uint64
+// length; 0: the time is up). set and remove have no answer.
 //
 // c10d::TCPStore is not this store, although torchrun's agent is reached through it (store_world.cpp). Its server does
-// not tell the ranks that one of them has ended, so that a rank lost between rendezvous and watchdog would be noticed
-// after minutes only; it answers a rank of another job and a stranger as one of its own; it asks the name server for
+// not tell the ranks that one of them has ended, so a rank lost between rendezvous and watchdog would be noticed only
+// after minutes; it answers a rank of another job, or any other program, as one of its own; it asks the name server for
 // every connection, which hundreds of ranks wait for; and its errors are several lines without the rank and the remedy.
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class KeyStore {
  public:
   virtual ~KeyStore() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// The values of `keys`, when all of them exist. Nothing when one is still missing after `seconds`; without limit
+  /// The values of `keys`, when all of them exist. nullopt if a value is still missing after `seconds`; without limit
   /// when that is negative.
   virtual std::optional<std::vector<std::string>> get(const std::vector<std::string>& keys, double seconds = -1) = 0;
   /// Adds to a counter, which starts at 0, and returns the sum.
@@ -46,13 +46,13 @@ struct GreetingAnswer {
   uint64_t magic = kMagic;
   uint32_t accepted = 0, length = 0;  // bytes of the server's identity
 };
-/// Set by a rank that needs the store no more; see kLost.
+/// Set by a rank that no longer needs the store; see kLost.
 inline std::string left_key(int rank) { return "left/" + std::to_string(rank); }
-/// Set by the server when the connection of a rank ends that has not left, and by a rank whose peers do not answer.
-/// "rank 3 has ended".
+/// Set by the server when the connection of a rank ends before the rank has left, and by a rank whose peers do not
+/// answer. "rank 3 has ended".
 inline const std::string kLost = "lost";
 enum Request : char { kSet = 'S', kGet = 'G', kAdd = 'A', kRemove = 'R' };
-/// Longest request in bytes. The connection of a client that announces a longer one is closed.
+/// Longest request in bytes. The connection of a client that announces a longer request is closed.
 constexpr uint32_t kMaxRequest = uint32_t{1} << 30;
 
 }  // namespace stored
@@ -60,9 +60,9 @@ constexpr uint32_t kMaxRequest = uint32_t{1} << 30;
 /// Why a client has no store.
 struct NoKeyStore : std::runtime_error {
   enum Why {
-    kUnreachable,  // nobody answered in time; what() says how the last attempt failed
-    kAlien,        // something answers that is no store of Trireme
-    kOtherJob,     // what() is the identity of the job that it serves
+    kUnreachable,  // no answer in time; what() says how the last attempt failed
+    kAlien,        // the answer is not that of Trireme's store
+    kOtherJob,     // what() is the identity of the served job
   } why;
   NoKeyStore(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
 };

@@ -135,7 +135,7 @@ Launch from_explicit(const Lookup& get) {
 }
 
 Launch from_mpi(const Lookup& get) {
-  // Rank and size from the launcher's environment; World::join() replaces them by those of MPI_Init.
+  // Rank and size from the launcher's environment; World::join() replaces them by MPI_Init's numbers.
   Launch launch;
   launch.kind = Launch::Kind::kMpi;
   const auto first = [&](std::initializer_list<const char*> names) -> std::optional<int> {

@@ -27,7 +27,7 @@ void check(cudaError_t status, const char* call) {
   TRIREME_CHECK(status == cudaSuccess, call, ": ", cudaGetErrorString(status));
 }
 
-/// Equal for processes that can map each other's memory: those of one host that also share an IPC namespace.
+/// Equal for processes that can map each other's memory: ranks of one host that also share an IPC namespace.
 std::string sharing_identity() {
   char ipc[64] = {};
   if (readlink("/proc/self/ns/ipc", ipc, sizeof(ipc) - 1) < 0) ipc[0] = '\0';
@@ -59,7 +59,7 @@ class PullWork final : public Work {
   void wait() override {
     if (waited_) return;
     waited_ = true;
-    const c10::cuda::CUDAGuard guard(device_);  // the default stream's handle names that of the current device
+    const c10::cuda::CUDAGuard guard(device_);  // the default stream's handle means the current device's
     const auto stream = c10::cuda::getCurrentCUDAStream(device_.index());
     for (cudaEvent_t event : done_) (void)cudaStreamWaitEvent(stream, event, 0);
   }

@@ -72,7 +72,7 @@ struct InterfaceAddress {
   bool loopback = false;
 };
 
-/// Of interfaces that are up; IPv4 first.
+/// Addresses of interfaces that are up; IPv4 first.
 std::vector<InterfaceAddress> interface_addresses() {
   std::vector<InterfaceAddress> found;
   ifaddrs* list = nullptr;

@@ -138,7 +138,7 @@ class StoreExchange final : public HostExchange {
                     fmt::format("{} while the ranks were joining at {}: its own last message says why; run again",
                                 (*lost)[0], place_));
       }
-      // Rank 0 knows who is missing. The others wait for it longer.
+      // Rank 0 knows the missing ranks. The others wait for it longer.
       if (steady_seconds() - began < (rank_ == 0 ? limit : 2 * limit)) continue;
       std::vector<std::string> missing;
       for (const std::string& each : keys)
@@ -169,14 +169,15 @@ class StoreExchange final : public HostExchange {
 /// Seconds for which rank 0 keeps its store open for ranks that have not called leave(). They have finished all other
 /// work.
 constexpr double kLeaving = 60;
-/// Seconds for which rank 0 keeps it open after a rendezvous without all ranks, until the others have read which ones
-/// are absent.
+/// Seconds for which rank 0 keeps the store open after a rendezvous without all ranks, until the others have read which
+/// ranks are absent.
 constexpr double kTelling = 10;
 constexpr const char* kVerdict = "verdict";
-/// Where torchrun's agent tells the address of rank 0. Not by TORCHELASTIC_RESTART_COUNT: every agent counts its own
-/// failures, and one that restarts its ranks because another host's failed does not.
+/// The key under which torchrun's agent has the address of rank 0. It does not contain TORCHELASTIC_RESTART_COUNT:
+/// every agent counts its own failures, and an agent that restarts its ranks because another host's ranks failed does
+/// not count.
 constexpr const char* kRank0 = "trireme/rank_0";
-/// After which a rank asks torchrun's agent again where rank 0 is.
+/// Interval at which a rank asks torchrun's agent again for the address of rank 0.
 constexpr double kStaleSeconds = 2;
 
 /// PyTorch's rule: MASTER_PORT is a store that the agent serves, and rank 0 does not listen there.
@@ -185,7 +186,7 @@ bool agent_serves_port() {
   return value != nullptr && std::string_view(value) == "True";
 }
 
-/// Equal on the ranks of one job, different from those of other jobs.
+/// Equal on the ranks of one job, different in other jobs.
 std::string job_identity(const Launch& launch) {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
@@ -354,7 +355,7 @@ class TcpStoreWorld final : public StoreWorld {
   }
 
   /// One rank writes the verdict, for which all wait: the last to arrive an empty one, or the first whose time is up
-  /// the message that names the absent ranks. Only that rank asks for every other one: if all did, the load of rank 0
+  /// the message that names the absent ranks. Only that rank asks for all other ranks: if all did, the load of rank 0
   /// would grow with the square of their number.
   void wait_for_others(double deadline) const {
     const bool last = store_->add("arrived", 1) == launch_.world_size;

@@ -37,7 +37,7 @@ constexpr Type type_of() {
 
 inline const char* word_for(const Key& key, int64_t value) {
   const auto found =
-      std::find_if(key.choices.begin(), key.choices.end(), [&](const Choice& c) { return c.value == value; });
+      std::find_if(key.choices.begin(), key.choices.end(), [&](const KeyChoice& c) { return c.value == value; });
   return found == key.choices.end() ? nullptr : found->word;
 }
 
@@ -68,12 +68,12 @@ inline void take(const Key&, std::string& item, const std::string& text) { item 
 inline void take(const Key&, bool& item, const std::string& text) { item = text == "true"; }
 inline void take(const Key&, double& item, const std::string& text) { item = number_from<double>(text); }
 inline void take(const Key& key, int64_t& item, const std::string& text) {
-  const Choice* choice = key.choice(text);
+  const KeyChoice* choice = key.choice(text);
   item = choice == nullptr ? number_from<int64_t>(text) : choice->value;
 }
 inline void take(const Key& key, ParallelSection::Recompute& item, const std::string& text) {
   using Recompute = ParallelSection::Recompute;
-  const Choice* choice = key.choice(text);
+  const KeyChoice* choice = key.choice(text);
   item = choice == nullptr ? Recompute{Recompute::kShare, text} : Recompute{Recompute::Word(choice->value)};
 }
 template <class Item>

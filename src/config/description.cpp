@@ -159,7 +159,7 @@ Section optimizer_section() {
   using S = OptimizerSection;
   described::SectionKeys<S> s(&Config::optimizer, "optimizer", "optimizer over the trained parameters");
   s.key("name", &S::name, "optimizer",
-#define TRIREME_CHOICE(Value, word) Choice(#word, S::Name::k##Value),
+#define TRIREME_CHOICE(Value, word) KeyChoice(#word, S::Name::k##Value),
         {.choices = {TRIREME_OPTIMIZERS(TRIREME_CHOICE)},
 #undef TRIREME_CHOICE
          .elsewhere = {"optim", "optimizer.type"},
@@ -334,7 +334,7 @@ Section precision_section() {
         "scales of trained matrices' FP8 products: delayed = one for each tensor, from the step before; "
         "tensorwise = one for each tensor, its own; rowwise = one for each row of activations and "
         "gradients; auto = rowwise for decoders, delayed for BERT",
-#define TRIREME_CHOICE(Name, word) , Choice(#word, Recipe::kFp8##Name)
+#define TRIREME_CHOICE(Name, word) , KeyChoice(#word, Recipe::kFp8##Name)
         {.choices = {"auto" TRIREME_TRAINED_FP8_RECIPES(TRIREME_CHOICE)}, .unset = "auto"});
 #undef TRIREME_CHOICE
   s.key("fp8_skip_first", &S::fp8_skip_first,

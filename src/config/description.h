@@ -23,10 +23,10 @@ using Value = std::vector<std::string>;
 enum class Type { kText, kInteger, kNumber, kBool, kShare };
 
 /// A word that a key takes: all that it takes, or what stands beside its integers or shares.
-struct Choice {
-  Choice(const char* w) : word(w) {}  // NOLINT(google-explicit-constructor): one of the names that a text may be
+struct KeyChoice {
+  KeyChoice(const char* w) : word(w) {}  // NOLINT(google-explicit-constructor): one of the names that a text may be
   template <class Number>
-  Choice(const char* w, Number number, Feature f = Feature::kAlways, const char* h = "")
+  KeyChoice(const char* w, Number number, Feature f = Feature::kAlways, const char* h = "")
       : word(w), value(static_cast<int64_t>(number)), feature(f), help(h) {}
 
   const char* word;
@@ -52,7 +52,7 @@ struct OptionNames {
 struct Key {
   const char* name = "";
   const char* help = "";
-  std::vector<Choice> choices = {};
+  std::vector<KeyChoice> choices = {};
   const char* unset = "";  // one of `choices` that an optional key has in place of null
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
@@ -83,7 +83,7 @@ struct Key {
 
   /// The choices that a program of these features has.
   Key offered(const FeatureSet& features) const;
-  const Choice* choice(std::string_view word) const;
+  const KeyChoice* choice(std::string_view word) const;
   /// Whether other trainers have `name` for it.
   bool is_called(std::string_view name) const;
 };

@@ -3,7 +3,6 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/base/wrap.h"
 
 #include <fmt/format.h>
 
@@ -33,7 +32,7 @@ std::string range(const Key& key) {
 /// "adamw or lamb"; `last`: what may stand instead of a word.
 std::string alternatives(const Key& key, const std::string& last = "") {
   std::vector<std::string> words;
-  for (const Choice& choice : key.choices) words.emplace_back(choice.word);
+  for (const KeyChoice& choice : key.choices) words.emplace_back(choice.word);
   if (!last.empty()) words.push_back(last);
   std::string text = words.front();
   for (size_t i = 1; i < words.size(); ++i) text += (i + 1 == words.size() ? " or " : ", ") + words[i];
@@ -93,7 +92,7 @@ const Key& key_of(const std::type_info& type) {
 /// What --help says of a key: its own text and those of the words that the family takes.
 std::string help_text(const Key& key, const ConfigFamily& family) {
   std::string text = key.help;
-  for (const Choice& choice : key.choices)
+  for (const KeyChoice& choice : key.choices)
     if (family.features.has(choice.feature)) text += choice.help;
   const std::string variable = "{vocab_multiple}";
   if (const size_t at = text.find(variable); at != std::string::npos)
@@ -198,7 +197,7 @@ void Section::set(Config& config, const Key& key, const Value& value) const {
 
 Key Key::offered(const FeatureSet& features) const {
   Key result = *this;
-  std::erase_if(result.choices, [&](const Choice& choice) { return !features.has(choice.feature); });
+  std::erase_if(result.choices, [&](const KeyChoice& choice) { return !features.has(choice.feature); });
   return result;
 }
 
@@ -207,21 +206,21 @@ const char* RetiredKey::word_now(std::string_view word) const {
   return found == words.end() ? nullptr : found->second;
 }
 
-const Choice* Key::choice(std::string_view word) const {
-  const auto found = std::find_if(choices.begin(), choices.end(), [&](const Choice& c) { return c.word == word; });
+const KeyChoice* Key::choice(std::string_view word) const {
+  const auto found = std::find_if(choices.begin(), choices.end(), [&](const KeyChoice& c) { return c.word == word; });
   return found == choices.end() ? nullptr : &*found;
 }
 
 const char* choice_word(const std::type_info& type, int64_t value) {
   const Key& key = key_of(type);
-  const auto found =
-      std::find_if(key.choices.begin(), key.choices.end(), [&](const Choice& choice) { return choice.value == value; });
+  const auto found = std::find_if(key.choices.begin(), key.choices.end(),
+                                  [&](const KeyChoice& choice) { return choice.value == value; });
   TRIREME_CHECK(found != key.choices.end(), key.name, " has no choice ", value);
   return found->word;
 }
 
 std::optional<int64_t> choice_value(const std::type_info& type, std::string_view word) {
-  const Choice* choice = key_of(type).choice(word);
+  const KeyChoice* choice = key_of(type).choice(word);
   return choice == nullptr ? std::nullopt : std::optional(choice->value);
 }
 

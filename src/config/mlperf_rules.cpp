@@ -132,8 +132,8 @@ const Benchmark kBert = {"bert",
                           {"hidden_act", {"gelu by tanh"}},
                           {"next-sentence head", {"true"}}}};
 
-/// Fixed in all three: the order of the rows is random, each row comes once in an epoch, and no step is left out for
-/// its loss.
+/// Fixed in all three: the order of the rows is random, each row comes once in an epoch, and no step is skipped for its
+/// loss.
 const std::vector<Fixed> kCommon = {{"model.vocab_size", {"null"}},
                                     {"data.weights", {"null", "[]"}},
                                     {"data.shuffle", {"true"}},

@@ -1,7 +1,6 @@
 #include "reader.h"
 
 #include "trireme/base/file.h"
-#include "trireme/base/fraction.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -44,7 +43,7 @@ std::string word_hint(const Key& key, const std::string& word) {
                                   [&](const auto& pair) { return pair.first == word; });
   if (found != key.words_elsewhere.end()) return did_you_mean_all({found->second});
   std::vector<std::string> words;
-  for (const Choice& choice : key.choices) words.emplace_back(choice.word);
+  for (const KeyChoice& choice : key.choices) words.emplace_back(choice.word);
   return did_you_mean(word, words);
 }
 
@@ -129,7 +128,7 @@ void Reader::read_key(const Section& section, const Key& key, const YamlNode& no
   const std::string name = qualified(section, key);
   const Key offered = key.offered(family_.features);
   places_[name] = node.place;
-  const Choice* choice = key.choice(node.text);
+  const KeyChoice* choice = key.choice(node.text);
   if (choice != nullptr && !family_.features.has(choice->feature)) {
     refuse_for_family(node.place, fmt::format("{} {}", name, choice->word), choice->feature,
                       "use " + expectation(offered));

@@ -1,5 +1,5 @@
 #pragma once
-// Combinations of values that no run can have, as far as the configuration alone can tell.
+// Checks combinations of values that are impossible in any run, as far as the configuration alone shows.
 
 #include <cstdint>
 #include <optional>
@@ -16,8 +16,8 @@ struct RuleProblem {
   std::string text;
 };
 
-/// `world_size`: nullopt where the number of ranks is not known. These rules are what a RankGrid
-/// (comm/rank_grid.h) needs; all other code asks the grid.
+/// All broken rules, in the order of the checks. `world_size`: nullopt where the number of ranks is not known. A
+/// configuration that passes with the number of ranks has sizes that a RankGrid (comm/rank_grid.h) takes.
 std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& family,
                                      std::optional<int64_t> world_size);
 

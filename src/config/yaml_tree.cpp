@@ -203,7 +203,7 @@ std::optional<Value> number_of(std::string_view text) {
 
 std::string did_you_mean_this(const std::string& text) { return fmt::format(" Did you mean '{}'?", text); }
 
-// The integer that somebody who wrote `text` will have meant.
+// The integer that `text` probably means.
 std::string integer_hint(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), '_'), text.end());
   text.erase(std::remove(text.begin(), text.end(), ','), text.end());

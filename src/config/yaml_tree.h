@@ -20,7 +20,7 @@ struct YamlNode {
   Kind kind = Kind::kNull;
   Place place;
   std::string text;     // of a scalar
-  bool quoted = false;  // a quoted or block scalar is a string, whatever it looks like
+  bool quoted = false;  // a quoted or block scalar is always a string
   bool empty = false;   // a null that nobody wrote: "key:" and no more
   std::vector<YamlNode> items;
   std::vector<YamlEntry> entries;

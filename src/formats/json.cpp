@@ -1,7 +1,6 @@
 #include "trireme/formats/json.h"
 
 #include "trireme/base/text.h"
-#include "trireme/formats/json_reason.h"
 
 #include <fmt/format.h>
 
@@ -58,6 +57,20 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCo
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& what, ExitCode code,
                                           int max_depth) {
   return parse_bounded<nlohmann::ordered_json>(text, what, code, max_depth);
+}
+
+nlohmann::json read_json(const std::filesystem::path& path, ExitCode code, size_t max_bytes, int max_depth) {
+  return parse_json(read_text_file(path, code, max_bytes), path.string(), code, max_depth);
+}
+
+nlohmann::json read_json_if_there(const std::filesystem::path& path, ExitCode code, size_t max_bytes) {
+  return std::filesystem::is_regular_file(path) ? read_json(path, code, max_bytes) : nlohmann::json();
+}
+
+nlohmann::json read_json_object(const std::filesystem::path& path, size_t max_bytes) {
+  nlohmann::json json = read_json(path, ExitCode::kModel, max_bytes);
+  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
+  return json;
 }
 
 std::string json_reason(const nlohmann::json::exception& error) {

@@ -13,18 +13,18 @@
 
 namespace trireme {
 
-/// A flat tensor without memory of its own: it has that of a slot while it is in one.
+/// A flat tensor without memory of its own: it has a slot's memory while it is in that slot.
 at::Tensor make_borrowed_tensor(int64_t numel, at::ScalarType dtype, at::Device device);
 
-/// A few slots, each with room for one unit. A slot keeps its unit until another one needs the slot, so that the last
-/// unit of forward is still there when backward starts. While a unit is in use, the gathers of the next ones run.
+/// A few slots, each with room for one unit. A slot keeps its unit until another unit needs the slot, so the last unit
+/// of forward is still gathered when backward starts. While a unit is in use, the gathers of the next units run.
 class GatherSlots {
  public:
   struct Unit {
     std::string name;
     at::Tensor whole;                    // make_borrowed_tensor(); undefined: the unit is never in a slot
-    bool keep = false;                   // has a slot of its own, and stays in use until release()
-    bool backward_reads_weights = true;  // false: prefetch() towards the front passes over it
+    bool keep = false;                   // has its own slot, and stays in use until release()
+    bool backward_reads_weights = true;  // false: prefetch() towards the front skips it
   };
   /// All units in the order of forward. `gather(unit)` starts to fill the unit's `whole`, which has memory then.
   GatherSlots(std::vector<Unit> units, at::Device device, std::function<WorkPtr(int unit)> gather);
@@ -35,7 +35,7 @@ class GatherSlots {
   void end_use(int unit);
   /// Starts the gathers of the next units in `direction` (+1 or -1), as far as slots are free.
   void prefetch(int unit, int direction);
-  /// No unit is in use any more.
+  /// After this call no unit is in use.
   void release();
   /// The unit's shards have changed: it is gathered again at its next use.
   void invalidate(int unit);
@@ -58,7 +58,7 @@ class GatherSlots {
   std::function<WorkPtr(int)> gather_;
   std::vector<Slot> slots_;
   std::vector<int> own_, in_;  // per unit: its own slot, and the slot that it is in; -1: none
-  size_t shared_ = 0;          // slots_[0, shared_) serve all units without one of their own
+  size_t shared_ = 0;          // slots_[0, shared_) serve all units without their own slot
   int64_t clock_ = 0;
 };
 

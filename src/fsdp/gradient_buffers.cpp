@@ -19,7 +19,7 @@ constexpr size_t kReductionsInFlight = 2;
 /// kernel takes longer than copying so few elements.
 constexpr int64_t kSmallGradient = 65536;
 
-/// `part` [n] of the buffer becomes the gradient, or has it added if it holds earlier ones.
+/// Writes the gradient to `part` [n] of the buffer, or adds it if the part holds earlier micro-batches.
 void put_gradient(const at::Tensor& part, const at::Tensor& gradient, bool adds) {
   if (adds)
     part.add_(gradient.reshape(-1));
@@ -107,20 +107,12 @@ GradientTarget GradientBuffers::target(Unit& unit, size_t parameter) {
   const at::Tensor sum = part(unit, parameter);
   const ParameterSpec& spec = unit.spec.parameters[parameter];
   TRIREME_CHECK(!unit.arrived[parameter], "a micro-batch has two gradients of ", unit.spec.name, ".", spec.name);
-  if (observer_) {
-    unit.observed = at::empty(spec.shape, sum.options().dtype(options_.compute_dtype));
-    return {unit.observed, false};
-  }
   return {sum.view(spec.shape), unit.written[parameter]};
 }
 
 void GradientBuffers::written(Unit& unit, size_t parameter) {
   at::NoGradGuard no_grad;
-  if (unit.observed.defined()) {
-    observer_(unit.spec.parameters[parameter], unit.observed);
-    put_gradient(part(unit, parameter), unit.observed, unit.written[parameter]);
-    unit.observed = at::Tensor();
-  }
+  if (observer_) observer_(unit.spec.parameters[parameter], part(unit, parameter));
   parameter_done(unit, parameter);
 }
 
@@ -143,8 +135,8 @@ void GradientBuffers::arrived(Unit& unit, size_t parameter) {
   parameter_done(unit, parameter);
 }
 
-/// The parameter's gradient of this micro-batch is in the buffer, or among the small ones. Starts the unit's reduction
-/// when it was the last one.
+/// The parameter's gradient of this micro-batch is in the buffer, or among the small gradients. Starts the unit's
+/// reduction when it was the last one.
 void GradientBuffers::parameter_done(Unit& unit, size_t parameter) {
   if (!unit.written[parameter]) {
     // The padding up to the next parameter is reduced as well and must be finite.

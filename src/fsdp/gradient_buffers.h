@@ -19,37 +19,41 @@ namespace trireme {
 /// One flat buffer for each trained unit. wgrad of its matrices writes there through a GradientSink. Gradients of other
 /// parameters are moved there as soon as autograd has computed them, so that no second copy stays. When a micro-batch
 /// has produced all gradients of a unit, its reduction over the ranks starts, if it is the step's last micro-batch or
-/// each one is reduced by itself; two reductions at most are under way.
+/// each micro-batch is reduced separately; at most two reductions run at a time.
 class GradientBuffers {
  public:
   struct Options {
     at::Device device = at::kCPU;
-    at::ScalarType reduce_dtype = at::kFloat, compute_dtype = at::kFloat;
-    /// Each micro-batch's gradient of a divided unit is reduced by itself, and the fp32 sum is over shards. Otherwise
-    /// the fp32 sum over several micro-batches is whole.
+    at::ScalarType reduce_dtype = at::kFloat;
+    /// A divided unit's gradient is reduced in each micro-batch, and shards are summed in fp32. Otherwise whole
+    /// gradients are summed in fp32 over the micro-batches.
     bool reduce_each = false;
   };
   /// `shards`, `replicas`: null where such a group has one rank.
   GradientBuffers(Communicator& world, Communicator* shards, Communicator* replicas, const Options& options);
   ~GradientBuffers();
 
-  /// `divided`: a rank gets its shard of the sum over the ranks, not the whole. `tensors`: the unit's parameters; those
-  /// that are no matrix of a linear layer become leaves that require a gradient. All arguments outlive this object.
+  /// `divided`: a rank gets its shard of the sum over the ranks, not the whole. `tensors`: the unit's parameters;
+  /// parameters that are no matrix of a linear layer become leaves that require grad. All arguments outlive this
+  /// object.
   void add(const UnitSpec& spec, const UnitLayout& layout, bool divided, std::vector<at::Tensor>& tensors,
            TrainedShard& shard);
   /// Of a unit, by the order of add(). Null where autograd carries the gradient.
   GradientSink* sink(size_t unit, size_t parameter) const;
 
-  /// `observer` is called with every gradient of this rank before it is summed and reduced; empty: none.
-  void observe(std::function<void(const ParameterSpec&, at::Tensor&)> observer) { observer_ = std::move(observer); }
+  /// From now on `observer` gets every gradient of this rank before it is reduced, and may change it: of a matrix the
+  /// sum over the micro-batches so far, of others one micro-batch's. Empty: none.
+  void observe(std::function<void(const ParameterSpec&, const at::Tensor&)> observer) {
+    observer_ = std::move(observer);
+  }
   /// From now on reductions start at the end of backward, after all gradients were multiplied by `factor` of their
   /// squared L2 norm.
   void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor) { clip_ = std::move(factor); }
 
   /// Call before each micro-batch's forward. `last`: it is the step's last one.
   void begin_micro_batch(bool last);
-  /// Waits (on the stream) for all reductions. Afterwards every TrainedShard has its gradient; a unit without one is an
-  /// InternalError.
+  /// Waits (on the stream) for all reductions. Afterwards every TrainedShard has its gradient; a unit without a
+  /// gradient is an InternalError.
   void finish();
   /// Frees the step's gradients.
   void clear();
@@ -70,15 +74,16 @@ class GradientBuffers {
     std::vector<std::unique_ptr<Sink>> sinks;                          // one per parameter
     /// [numel], this rank's: of one micro-batch in the reduction's dtype, or the sum over several in fp32.
     at::Tensor gradient{};
-    at::Tensor observed{};               // of one matrix, where an observer reads it before it is added
     std::vector<bool> arrived, written;  // per parameter: in this micro-batch; in the buffer at all
     Small first{}, more{};               // values to copy, and values to add
     WorkPtr reduction{};                 // over the shard group or the world, then over the replicas
     at::Tensor reduced{};                // result of the reduction over the shard group or the world
-    bool final_reduction = false;        // the reduction is that of the step's last micro-batch
+    bool final_reduction = false;        // the reduction belongs to the step's last micro-batch
   };
   bool reduces_each(const Unit& unit) const { return unit.divided && options_.reduce_each && !clip_; }
   at::Tensor part(Unit& unit, size_t parameter);
+  // Two ways lead to parameter_done(). A matrix: wgrad asks its sink for target() and then calls written(). Another
+  // parameter: autograd's hook calls arrived() when it has accumulated the gradient.
   GradientTarget target(Unit& unit, size_t parameter);
   void written(Unit& unit, size_t parameter);
   void arrived(Unit& unit, size_t parameter);
@@ -90,7 +95,7 @@ class GradientBuffers {
   Communicator& world_;
   Communicator *shards_, *replicas_;
   Options options_;
-  std::function<void(const ParameterSpec&, at::Tensor&)> observer_;
+  std::function<void(const ParameterSpec&, const at::Tensor&)> observer_;
   std::function<at::Tensor(const at::Tensor&)> clip_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Unit*> reducing_;   // units whose whole gradient is being reduced, oldest first

@@ -34,7 +34,7 @@ void end_backward_range() {
   if (RangeSink* const sink = std::exchange(open_sink, nullptr)) sink->end();
 }
 
-/// Ends the range of the unit before, if it is still open, and begins that of `unit`. It ends with
+/// Ends the range of the unit before, if it is still open, and begins the range of `unit`. It ends with
 /// end_backward_range() or, where autograd has nothing to compute at the unit's input, with the whole backward. Without
 /// a profile it costs a relaxed load.
 void begin_backward_range(const std::string& unit) {
@@ -76,7 +76,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, con
   });
   gradients_ = std::make_unique<GradientBuffers>(
       world, shard_group_.get(), replica_group_.get(),
-      GradientBuffers::Options{device, options.reduce_dtype, options.compute_dtype,
+      GradientBuffers::Options{device, options.reduce_dtype,
                                /*reduce_each=*/options.policy >= ShardPolicy::kGradients});
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (trained_index_[u] < 0) continue;
@@ -159,6 +159,7 @@ void ShardedUnits::add_trained(size_t unit) {
   trained.unit_numel = make_layout(spec, 1).numel;
   trained.copies = slice.copies;
   trained.copy = slice.copy;
+  // Units before count with an upper bound of their padded length, which is the same for every division.
   trained.first_element = state.begin;
   for (size_t u = 0; u < unit; ++u)
     if (specs_[u].trained)
@@ -248,11 +249,11 @@ void ShardedUnits::weights_changed() {
     const bool divided = units_[static_cast<size_t>(any - codes_index_.begin())]->divided;
     codes_->update_scales(divided ? shard_group_.get() : nullptr);
   }
+  // In the order in which forward uses the units, so that the first whole copies arrive first.
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!specs_[u].trained) continue;
     slots_->invalidate(static_cast<int>(u));
     if (codes_index_[u] >= 0) codes_->write(codes_index_[u]);
-    // In the order in which forward uses the units.
     if (!units_[u]->divided || units_[u]->gathered) continue;
     const ProfileRange range("all_gather", specs_[u].name);
     arriving_[u] = units_[u]->gather(*shard_group_);
@@ -266,7 +267,7 @@ void ShardedUnits::finish_backward() {
   release();
 }
 
-void ShardedUnits::observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer) {
+void ShardedUnits::observe_gradients(std::function<void(const ParameterSpec&, const at::Tensor&)> observer) {
   gradients_->observe(std::move(observer));
 }
 

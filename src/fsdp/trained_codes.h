@@ -16,15 +16,15 @@ namespace trireme {
 /// The largest amax of the ranks; infinite where a rank has a NaN, which neither MPI's nor NCCL's maximum keeps.
 void reduce_amax(Communicator& ranks, const at::Tensor& amax);
 
-/// Of some units: the scales of all matrices, and the values of all other parameters (vectors), which are whole on
-/// every rank. A few operations serve all units.
+/// The scales of all matrices of some units, and the values of all other parameters (vectors), which are whole on every
+/// rank. A few operations process all units together.
 class TrainedCodes {
  public:
-  /// `units`: in the order of the numbers that the functions below take. `dtype`: of vectors.
+  /// `units`: their indices are the arguments of the functions below. `dtype`: of vectors.
   TrainedCodes(const std::vector<const UnitSpec*>& units, at::Device device, at::ScalarType dtype);
 
-  /// The memory of a unit's vectors, laid out as make_layout(unit.vectors(), 1), and fp32 [parameters of the unit]:
-  /// the inverse of each one's scale.
+  /// The memory of a unit's vectors, laid out as make_layout(unit.vectors(), 1), and fp32 [parameters of the unit]: the
+  /// inverse of each parameter's scale.
   at::Tensor vectors(int unit) const;
   at::Tensor inverse_scales(int unit) const;
 
@@ -33,7 +33,7 @@ class TrainedCodes {
     const UnitLayout& layout;
     int64_t begin;
     at::Tensor codes;                        // E4M3 [shard_numel]
-    const std::vector<at::Tensor>& tensors;  // the unit's, those of vectors in the memory of vectors()
+    const std::vector<at::Tensor>& tensors;  // the unit's tensors; vectors lie in the memory of vectors()
   };
   /// `shard` outlives this object.
   void add(int unit, const Part& part, TrainedShard& shard);

@@ -1,5 +1,5 @@
 #pragma once
-// Private to fsdp/: the memory of one unit on this rank, and how values come into it.
+// Private to fsdp/: the memory of one unit on this rank, and the ways to fill it.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/rank_grid.h"
@@ -24,8 +24,8 @@ struct Filling {
   PieceWriter write;
   std::function<void()> settle{};       // waits for the writers; empty: they write at once
   Communicator* shard_group = nullptr;  // null: one rank
-  /// The ranks that share the writing of what all ranks of a host hold, and of what those with the same slice hold.
-  /// Null: each rank writes what it holds.
+  /// The ranks that share the writing of elements that all ranks of a host hold, and of elements that ranks with the
+  /// same slice hold. Null: each rank writes its own elements.
   Communicator *whole_readers = nullptr, *slice_readers = nullptr;
 };
 
@@ -33,30 +33,31 @@ struct UnitStorage {
   enum class Form {
     kCompute,    // all parameters in the compute dtype
     kFrozenFp8,  // matrices of linear layers as E4M3 codes in the flat buffer, the other parameters (vectors) beside it
-    kTrainedCodes,  // the flat buffer has the layout of the whole unit, in codes; those of vectors are not used
+    kTrainedCodes,  // the flat buffer has the layout of the whole unit, in codes; the codes of vectors are not used
   };
   /// Decides the layout and allocates nothing. `spec` outlives this object.
   UnitStorage(const UnitSpec& spec, Form form, UnitDivision division, const RankGrid& grid,
               at::ScalarType compute_dtype);
   /// Bytes of this rank's shard.
   int64_t shard_bytes() const { return layout.shard_numel * static_cast<int64_t>(c10::elementSize(dtype)); }
-  /// Allocates what is not given. `shard_memory`: uint8 [shard_bytes()]. `vector_memory`, `scales`: of kTrainedCodes.
+  /// Allocates memory that is not given. `shard_memory`: uint8 [shard_bytes()]. `vector_memory`, `scales`: of
+  /// kTrainedCodes.
   void allocate(at::Device device, const at::Tensor& shard_memory = {}, const at::Tensor& vector_memory = {},
                 const at::Tensor& scales = {});
 
-  /// Writes this rank's elements of the flat buffer, and the vectors and scales of kFrozenFp8. ModelError for a
-  /// non-finite matrix that must be stored in FP8. Collective over the groups of `filling`.
+  /// Writes this rank's elements of the flat buffer, and the vectors and scales of kFrozenFp8. Collective over the
+  /// groups of `filling`.
   void fill(const Filling& filling);
   /// Starts to gather the shards of `group` into `full`.
   WorkPtr gather(Communicator& group) const;
-  /// The flat buffer as `shard`, or the master weights, have it. Collective over `group` where those are divided.
+  /// The flat buffer as `shard`, or the master weights, have it. Collective over `group` if the weights are divided.
   at::Tensor whole(Communicator* group) const;
 
   const UnitSpec& spec;
   Form form;
   bool gathered;             // weights are sharded, and gathered into a slot for each use
   bool divided;              // trained: a rank updates its shard only
-  UnitSpec stored, vectors;  // what the flat buffer has places for, and what is stored beside it
+  UnitSpec stored, vectors;  // parameters in the flat buffer, and parameters stored beside it
   UnitLayout layout;         // of `stored`
   int64_t begin;             // first element of this rank's shard in the flat buffer
   at::ScalarType compute_dtype, dtype;

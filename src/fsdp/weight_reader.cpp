@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -27,13 +28,13 @@ constexpr int64_t kTaskBytes = int64_t{16} << 20;
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-/// What is wrong with the checkpoint tensor of a part; empty: nothing.
+/// The problem of the checkpoint tensor of a part; empty: nothing.
 std::string problem_of(const ParameterSpec& parameter, const ParameterPart& part, const WeightSource& source) {
   std::vector<int64_t> expected = parameter.shape;
   expected[0] = part.rows;
   const auto info = source.find(part.name);
   if (!info) return part.name + " is missing";
-  // The directory stands at the beginning of the message.
+  // The message begins with the directory.
   const std::string file = std::filesystem::path(source.place(part.name)).filename().string();
   const std::string named = file.empty() ? part.name : part.name + " in " + file;
   if (info->shape != expected)
@@ -93,7 +94,7 @@ void WeightReader::read(const ParameterPart& part, const LayoutPiece& piece, con
       const std::lock_guard lock(mutex_);
       for (int64_t begin = 0; begin < span.count; begin += step, ++open_)
         tasks_.push_back(
-            {span.data + begin * size, dtype, target.narrow(0, at + begin, std::min(step, span.count - begin))});
+            {&part, span.data + begin * size, dtype, target.narrow(0, at + begin, std::min(step, span.count - begin))});
       at += span.count;
     }
     changed_.notify_all();
@@ -108,6 +109,16 @@ void WeightReader::wait() {
     changed_.wait(lock, [&] { return open_ == 0; });
     if (thread_failure_) std::rethrow_exception(std::exchange(thread_failure_, nullptr));
   });
+}
+
+/// Both extremes are NaN where one value is, and one pass is several times as fast as isfinite().
+void WeightReader::check_finite(const Task& task) const {
+  const auto [low, high] = at::aminmax(task.target);
+  if (std::isfinite(low.item<double>()) && std::isfinite(high.item<double>())) return;
+  throw ModelError(
+      fmt::format("{} holds a NaN, an infinity or a number too large for {}: take another copy of the "
+                  "model, or repair this one",
+                  tensor_text(source_, task.part->name), type_name(task.target.scalar_type())));
 }
 
 void WeightReader::work() {
@@ -137,6 +148,7 @@ void WeightReader::work() {
         task.target.copy_(pinned.narrow(0, 0, bytes).view(task.dtype).to(device_, /*non_blocking=*/true));
         guard->current_stream().synchronize();
       }
+      check_finite(task);
     } catch (...) {
       failure = std::current_exception();
     }

@@ -21,14 +21,16 @@ namespace trireme {
 
 /// Threads that copy pieces of mapped files into tensors. One thread reads the page cache, or copies pageable memory to
 /// a GPU, at a few GB/s; several threads, each with its own pinned memory and stream, reach the bandwidth of the bus.
-/// A failure is kept: what follows it is not read, and the caller goes on with the collectives of the other ranks.
+/// ModelError for a value that is not finite in the target's type. A failure is kept: later elements are not read, and
+/// the caller still takes part in the collectives of the other ranks.
 class WeightReader {
  public:
   /// check_weights() has accepted `source`, which outlives the reader.
   WeightReader(const WeightSource& source, at::Device device, int threads);
   ~WeightReader();
 
-  /// Queues the copy of a piece of the checkpoint tensor `part` to `target` (flat, contiguous).
+  /// Queues the copy of a piece of the checkpoint tensor `part`, which outlives the reader, to `target` (flat,
+  /// contiguous).
   void read(const ParameterPart& part, const LayoutPiece& piece, const at::Tensor& target);
   /// Waits until all queued copies are complete and visible to every stream.
   void wait();
@@ -40,11 +42,13 @@ class WeightReader {
 
  private:
   struct Task {
+    const ParameterPart* part;
     const std::byte* source;
     at::ScalarType dtype;
     at::Tensor target;
   };
   void work();
+  void check_finite(const Task& task) const;
 
   const WeightSource& source_;
   at::Device device_;

@@ -205,7 +205,7 @@ std::string Launcher::mounts(const std::filesystem::path& program) const {
   return join(all, ",");
 }
 
-/// What both kinds of scripts are made of.
+/// The parts of both kinds of scripts.
 struct Launcher::JobParts {
   std::filesystem::path folder, config, program;
   std::string name, job_name, dependency;

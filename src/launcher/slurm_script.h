@@ -1,7 +1,7 @@
 #pragma once
 // The text of submission scripts.
 
-#include "trireme/config/compose.h"
+#include "trireme/compose/compose.h"
 
 #include <map>
 #include <optional>
@@ -29,7 +29,7 @@ std::string interactive_script(const InteractiveScript& job);
 
 /// "--mem=0"; nullopt for null and False.
 std::optional<std::string> sbatch_option(const std::string& key, const ConfNode& value);
-/// Whether NeMo's launcher knows a key of the cluster section.
+/// Whether NeMo's launcher has a key of the cluster section.
 bool is_sbatch_key(const std::string& key);
 
 }  // namespace trireme

@@ -1,6 +1,5 @@
 #include "activations.h"
 
-#include "rows.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/dispatch.h"
 
@@ -9,6 +8,8 @@
 namespace trireme {
 
 namespace {
+
+constexpr int64_t kWidestGeluBytes = 32768;  // rows of the kernel with gradients of vectors
 
 const char* approximation(Activation form) { return form == Activation::kGeluTanh ? "tanh" : "none"; }
 

@@ -8,8 +8,7 @@
 
 namespace trireme {
 
-// GELU of a product plus its bias, in one pass over the rows. Matrices [T, F]; autograd is not
-// recorded.
+// GELU of a product plus its bias, in one pass over the rows. Matrices [T, F], bias [F]; autograd is not recorded.
 
 /// gelu(x + bias).
 at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation form);
@@ -18,7 +17,7 @@ struct GeluGradients {
 };
 GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form);
 
-/// The same, written in the forms that products read.
+/// The activation in the forms that products read.
 Operand gelu_forward_operand(const at::Tensor& x, const at::Tensor& bias, Activation form, const OperandForms& wanted);
 Operand gelu_backward_operand(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form,
                               const OperandForms& wanted);
@@ -28,8 +27,8 @@ at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation 
 GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form);
 }  // namespace launch
 
-// SwiGLU (Shazeer 2020) of a fused projection gate_up [T, 2F], laid out gate | up, in one pass over
-// the rows. Autograd is not recorded.
+// SwiGLU (Shazeer 2020) of a fused projection gate_up [T, 2F], laid out gate | up, in one pass over the rows. Autograd
+// is not recorded.
 
 struct SwigluForward {
   Operand y;         // silu(gate) * up [T, F], in the forms `wanted`

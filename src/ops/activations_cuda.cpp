@@ -70,14 +70,7 @@ SwigluForward swiglu_forward(const at::Tensor& gate_up, bool want_plain, bool wa
   SwigluForward result;
   kernels::SwigluForward a;
   a.gate_up = gate_up.const_data_ptr();
-  if (want_plain) {
-    result.y.plain = at::empty({tokens, f}, gate_up.options());
-    a.y = result.y.plain.mutable_data_ptr();
-  }
-  if (want_rows) {
-    result.y.rows = empty_rows(gate_up, tokens, f, 1);
-    a.fp8 = row_output(result.y.rows);
-  }
+  allocate_forms(result.y, gate_up, tokens, f, want_plain, want_rows, a.y, a.fp8);
   if (keep_fp8) {
     result.kept_fp8 = empty_rows(gate_up, tokens, 2 * f, 2);
     a.saved = codes(result.kept_fp8);
@@ -101,14 +94,7 @@ Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const F
     a.saved = codes(kept_fp8);
   else
     a.gate_up = gate_up.const_data_ptr();
-  if (want_plain) {
-    result.plain = at::empty({tokens, 2 * f}, dy.options());
-    a.d_gate_up = result.plain.mutable_data_ptr();
-  }
-  if (want_rows) {
-    result.rows = empty_rows(dy, tokens, 2 * f, 1);
-    a.fp8 = row_output(result.rows);
-  }
+  allocate_forms(result, dy, tokens, 2 * f, want_plain, want_rows, a.d_gate_up, a.fp8);
   a.tokens = tokens;
   a.f = f;
   a.element = element(dy);

@@ -2,6 +2,7 @@
 
 #include "attention_node.h"
 #include "dropout_parts.h"
+#include "matmul/operand.h"
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
@@ -97,25 +98,19 @@ at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tens
       .transpose(1, 2);
 }
 
-template <class F>
-at::Tensor each_sequence(const Heads& heads, const Sequences& sequences, const F& f) {
+at::Tensor library_attention(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
+  if (sequences.equal_lengths) {
+    const auto rows = [&](const at::Tensor& x) { return x.unflatten(0, {sequences.count(), sequences.longest}); };
+    return library_rows(rows(heads.q), rows(heads.k), rows(heads.v), options).flatten(0, 1);
+  }
   std::vector<at::Tensor> parts;
   for (int64_t i = 0; i < sequences.count(); ++i) {
     const int64_t begin = sequences.boundaries[static_cast<size_t>(i)],
                   length = sequences.boundaries[static_cast<size_t>(i) + 1] - begin;
     const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, length).unsqueeze(0); };
-    parts.push_back(f(part(heads.q), part(heads.k), part(heads.v)));
+    parts.push_back(library_rows(part(heads.q), part(heads.k), part(heads.v), options));
   }
   return at::cat(parts, 1).squeeze(0);
-}
-
-at::Tensor library_attention(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
-  if (!sequences.equal_lengths)
-    return each_sequence(heads, sequences, [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-      return library_rows(q, k, v, options);
-    });
-  const auto rows = [&](const at::Tensor& x) { return x.unflatten(0, {sequences.count(), sequences.longest}); };
-  return library_rows(rows(heads.q), rows(heads.k), rows(heads.v), options).flatten(0, 1);
 }
 
 void check_heads(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
@@ -236,22 +231,6 @@ at::Tensor attention_of_packed(const at::Tensor& qkv, int64_t kv_heads, const Se
   return run_attention(split_heads(qkv, kv_heads), node_inputs, inputs, sequences, options);
 }
 
-at::Tensor attention_reference(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
-                               const Sequences& sequences, const AttentionOptions& options) {
-  const Heads heads{q_TNH, k_TKH, v_TKH};
-  check_heads(heads, sequences, options);
-  return each_sequence(heads, sequences, [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-    const int64_t s = q.size(1), n = q.size(2);
-    const auto repeated = [&](const at::Tensor& x) { return repeat_heads(x.squeeze(0), n); };
-    at::Tensor scores = at::matmul(q.squeeze(0).transpose(0, 1), repeated(k).permute({1, 2, 0})) * options.scale;
-    if (options.causal) {
-      const at::Tensor mask = at::ones({s, s}, q.options().dtype(at::kBool)).tril_();
-      scores = scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
-    }
-    return at::matmul(at::softmax(scores, -1), repeated(v).transpose(0, 1)).transpose(0, 1).unsqueeze(0);
-  });
-}
-
 namespace {
 
 at::Tensor times(const at::Tensor& x, const at::Tensor& factors) { return factors.defined() ? x * factors : x; }
@@ -293,7 +272,7 @@ struct ComposedAttention {
       const at::Tensor hidden = at::ones({p.length, p.length}, p.q.options().dtype(at::kBool)).triu_(1);
       scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
     }
-    const at::ScalarType type = p.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::ScalarType type = accumulate_type(p.q);
     return at::softmax(scores, -1, type).to(p.q.scalar_type());
   }
 

@@ -38,7 +38,7 @@ struct SequenceRange {
   Sequences sequences;
 };
 
-/// What is made once a batch: by the first layer, for all layers.
+/// Work lists that the first layer makes for all layers of a batch.
 struct AttentionWork {
   /// Work lists on the device for a head size and a mask.
   struct Lists {
@@ -51,12 +51,12 @@ struct AttentionWork {
 };
 
 /// Backward keeps an fp32 sum of dq for up to 128 rows more than each sequence has tokens, in our kernels and in the
-/// library's. Sequences of a few tokens therefore go through it a range at a time, so that there are at most
+/// library's. Sequences of a few tokens therefore go through backward a range at a time, so that there are at most
 /// kSumRowsPerToken rows for each token of the batch, which is what the memory plan counts. Returns the first sequence
 /// of each range, and the number of sequences.
 inline constexpr int64_t kSumRowsPerToken = 2;
 std::vector<int64_t> cut_backward(const std::vector<int32_t>& boundaries);
-/// The ranges, made when they are first asked for. `sequences` are on a GPU.
+/// The ranges, made at the first call. `sequences` are on a GPU.
 const std::vector<SequenceRange>& backward_ranges(const Sequences& sequences);
 
 /// Heads as inputs of a node: three tensors, or one packed tensor.

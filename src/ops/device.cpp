@@ -4,6 +4,7 @@
 #include "trireme/base/cuda_libraries.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -66,11 +67,8 @@ std::optional<std::string> gpu_visibility_problem(const char* visible, int found
 }
 
 DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size) {
-#ifdef TRIREME_WITH_CUDA
-  if (device.is_cuda()) return gpu::describe(device, compute_dtype);
-#endif
-  (void)device;
-  (void)compute_dtype;
+  if constexpr (kCudaBuild)
+    if (device.is_cuda()) return gpu::describe(device, compute_dtype);
   DeviceInfo info;
   info.name = "CPU";
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -86,26 +84,22 @@ DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int 
 }
 
 int64_t peak_memory(at::Device device) {
-#ifdef TRIREME_WITH_CUDA
-  if (device.is_cuda()) return gpu::peak_allocated(device);
-#endif
-  (void)device;
+  if constexpr (kCudaBuild)
+    if (device.is_cuda()) return gpu::peak_allocated(device);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
 }
 
 int64_t peak_reserved_memory(at::Device device) {
-#ifdef TRIREME_WITH_CUDA
-  if (device.is_cuda()) return gpu::peak_reserved(device);
-#endif
+  if constexpr (kCudaBuild)
+    if (device.is_cuda()) return gpu::peak_reserved(device);
   return peak_memory(device);
 }
 
 std::string memory_state(at::Device device) {
-#ifdef TRIREME_WITH_CUDA
-  if (device.is_cuda()) return gpu::memory_state(device);
-#endif
+  if constexpr (kCudaBuild)
+    if (device.is_cuda()) return gpu::memory_state(device);
   std::string text =
       fmt::format("{:<24}{:>14}\n", "peak resident memory", format_bytes(static_cast<double>(peak_memory(device))));
   std::ifstream status("/proc/self/status");
@@ -115,15 +109,11 @@ std::string memory_state(at::Device device) {
 }
 
 void start_device_capture() {
-#ifdef TRIREME_WITH_CUDA
-  gpu::start_capture();
-#endif
+  if constexpr (kCudaBuild) gpu::start_capture();
 }
 
 void stop_device_capture() {
-#ifdef TRIREME_WITH_CUDA
-  gpu::stop_capture();
-#endif
+  if constexpr (kCudaBuild) gpu::stop_capture();
 }
 
 void set_library_environment(bool gpu, bool deterministic) {
@@ -136,8 +126,8 @@ void set_library_environment(bool gpu, bool deterministic) {
     // NVLink multicast stays off by design: one faulty program that uses it can take a host's GPUs out of service.
     set("NCCL_NVLS_ENABLE", "0");
   } else {
-    // Kineto was built with CUDA and asks for GPUs whatever is recorded: where no driver answers it prints an error of
-    // its highest level. What is printed can only be set through the environment.
+    // Kineto was built with CUDA and always looks for GPUs: where no driver answers it prints an error of its highest
+    // level. The output can only be set through the environment.
     set("KINETO_LOG_LEVEL", "5");
   }
 }
@@ -166,7 +156,7 @@ UsableCores usable_cores() {
   cores.online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   cpu_set_t set;
   cores.bound = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : cores.online;
-  // What a container may use: cgroup v2, then v1; "max" and -1 mean no limit.
+  // Limits of a container: cgroup v2, then v1; "max" and -1 mean no limit.
   double quota = 0, period = 0;
   if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file >> quota >> period && quota > 0 && period > 0) {
     cores.quota = quota / period;
@@ -179,11 +169,8 @@ UsableCores usable_cores() {
 }
 
 std::string gpu_library_versions() {
-#ifdef TRIREME_WITH_CUDA
-  return gpu::library_versions();
-#else
+  if constexpr (kCudaBuild) return gpu::library_versions();
   return "";
-#endif
 }
 
 }  // namespace trireme

@@ -1,11 +1,11 @@
 #pragma once
-// Private to train/: what device_cuda.cpp provides where CUDA is compiled in.
+// Private to ops/: what device_cuda.cpp provides where CUDA is compiled in.
 
 #include "trireme/ops/device.h"
 
 namespace trireme::gpu {
 
-/// GPUs that CUDA reports; `reason`: its error message, where it has one.
+/// Number of GPUs that CUDA reports; `reason`: its error message, if any.
 int count(std::string& reason);
 DeviceInfo describe(at::Device device, at::ScalarType compute_dtype);
 int64_t peak_allocated(at::Device device);

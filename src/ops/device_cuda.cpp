@@ -25,7 +25,7 @@ std::optional<double> peak_16bit(std::string_view name) {
     const char* pattern;
     double tflops;
   };
-  // The first match counts: variants stand before the plain name.
+  // The first match counts: variants precede the plain name.
   static constexpr Row kRows[] = {{"H100 NVL", 835}, {"H100 PCIe", 756}, {"H100", 989},   {"H200 NVL", 835},
                                   {"H200", 989},     {"H20", 148},       {"GB200", 2500}, {"GB300", 2500},
                                   {"B200", 2250},    {"B300", 2250},     {"A100", 312},   {"A800", 312},
@@ -79,8 +79,8 @@ std::string memory_state(at::Device device) {
   line("reserved", counters.reserved_bytes[kAggregate]);
   line("free in split blocks", counters.inactive_split_bytes[kAggregate]);
   text += fmt::format("retries {}, failed allocations {}\n", counters.num_alloc_retries, counters.num_ooms);
-  // Blocks by power of two: many equal ones are gathered units or activations, the largest free one bounds what an
-  // allocation can get without new memory from the driver.
+  // Blocks by power of two: many equal blocks are gathered units or activations; the largest free block bounds an
+  // allocation without new memory from the driver.
   struct Row {
     int64_t blocks = 0, total = 0;
   };

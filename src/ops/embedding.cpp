@@ -26,7 +26,7 @@ struct Embedding {
   }
 };
 
-/// Identity on the embedded tokens; the gradient of those whose id is among the trained rows goes to the rows.
+/// Identity on the embedded tokens; the gradient of tokens whose id is among the trained rows goes to these rows.
 struct TrainedRows {
   Input x, rows;
   at::Tensor ids;
@@ -38,8 +38,8 @@ struct TrainedRows {
   }
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     if (gradients.wanted(x)) gradients.set(x, d_outputs[0]);
-    // Products with the tokens' indicators, of some rows at a time: their sums have an order, those of index_add on a
-    // GPU do not.
+    // Products with the tokens' indicators, of some rows at a time: their sums have a fixed order, the sums of
+    // index_add on a GPU do not.
     const at::Tensor& dy_TD = d_outputs[0];
     at::Tensor d_rows = at::empty({count, dy_TD.size(1)}, dy_TD.options());
     const int64_t at_a_time = std::max<int64_t>(1, kIndicators / std::max<int64_t>(1, dy_TD.size(0)));

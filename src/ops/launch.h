@@ -55,4 +55,17 @@ inline kernels::Fp8Output row_output(const Fp8Rows& rows) {
   return out;
 }
 
+/// Allocates the wanted forms of a kernel's result [rows, columns], in x's dtype, and gives the kernel their places.
+inline void allocate_forms(Operand& result, const at::Tensor& x, int64_t rows, int64_t columns, bool want_plain,
+                           bool want_rows, void*& plain, kernels::Fp8Output& fp8) {
+  if (want_plain) {
+    result.plain = at::empty({rows, columns}, x.options());
+    plain = result.plain.mutable_data_ptr();
+  }
+  if (want_rows) {
+    result.rows = empty_rows(x, rows, columns, 1);
+    fp8 = row_output(result.rows);
+  }
+}
+
 }  // namespace trireme::launch

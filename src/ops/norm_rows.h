@@ -1,7 +1,8 @@
 #pragma once
-// Private to ops/: the norms over the rows of a matrix.
+// Private to ops/: the norms over the rows of a matrix, and a norm as a member of an autograd node.
 
 #include "matmul/operand.h"
+#include "trireme/nn/autograd_node.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/norm.h"
 
@@ -9,8 +10,7 @@
 
 namespace trireme {
 
-// Layer norm with the optional bias, dropout and residual of a preceding product, in one pass over the
-// rows:
+// Layer norm with the optional bias, dropout and residual of a preceding product, in one pass over the rows:
 //
 //   sum = residual + dropout(x + bias),   y = (sum - mean) * rstd * norm's weight + norm's bias
 //
@@ -41,7 +41,7 @@ struct LayerNormGradients {
   at::Tensor d_branch_bias;
 };
 /// `d_sum`: gradient that reaches the sum from elsewhere; undefined: none. Computes the gradients of the norm's vectors
-/// if `want_norm`, that of the branch's bias if `want_branch_bias`.
+/// if `want_norm`, and the gradient of the branch's bias if `want_branch_bias`.
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
                                        bool want_branch_bias);
@@ -72,5 +72,35 @@ RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                              const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight);
 }  // namespace launch
+
+/// A norm of either kind as a member of an autograd node, or no norm (kNone).
+class NormLayer {
+ public:
+  NormLayer() = default;
+  /// A norm with another width or dtype than x is an internal error; `what` names the sub-layer in its message.
+  NormLayer(const Norm& norm, const at::Tensor& x, const char* what, InputList& inputs);
+
+  bool present() const { return norm_.kind != NormKind::kNone; }
+  const Norm& norm() const { return norm_; }
+  bool trained(const Gradients& gradients) const { return gradients.wanted(weight_) || gradients.wanted(bias_); }
+
+  /// norm(x), or x itself if there is no norm; keeps the statistics. x [T, D].
+  Operand forward(const at::Tensor& x, const OperandForms& wanted);
+  /// norm(x) recomputed from the statistics, to the same bits.
+  Operand recompute(const at::Tensor& x, const OperandForms& wanted) const;
+  /// dx (+ d_residual) from the gradient of norm(x); also computes the gradients of the norm's vectors. Requires a
+  /// norm.
+  at::Tensor backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_residual, Gradients& gradients);
+
+  void set_gradients(const at::Tensor& d_weight, const at::Tensor& d_bias, Gradients& gradients) const {
+    gradients.set(weight_, d_weight);
+    gradients.set(bias_, d_bias);
+  }
+
+ private:
+  Norm norm_;
+  Input weight_, bias_;
+  at::Tensor mean_, rstd_;
+};
 
 }  // namespace trireme

@@ -41,14 +41,7 @@ LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch
   a.gamma = norm.weight.const_data_ptr();
   a.beta = norm.bias.const_data_ptr();
   if (keep_sum) a.sum = result.sum.mutable_data_ptr();
-  if (want_plain) {
-    result.y.plain = at::empty_like(x);
-    a.y = result.y.plain.mutable_data_ptr();
-  }
-  if (want_rows) {
-    result.y.rows = empty_rows(x, x.size(0), x.size(1), 1);
-    a.fp8 = row_output(result.y.rows);
-  }
+  allocate_forms(result.y, x, x.size(0), x.size(1), want_plain, want_rows, a.y, a.fp8);
   a.mean = result.mean.mutable_data_ptr<float>();
   a.rstd = result.rstd.mutable_data_ptr<float>();
   a.rows = x.size(0);
@@ -114,14 +107,7 @@ RmsNormed rms_norm_forward(const at::Tensor& x_TD, const at::Tensor& weight, dou
   a.x = x.const_data_ptr();
   a.weight = weight.const_data_ptr();
   a.rstd = result.rstd.mutable_data_ptr<float>();
-  if (want_plain) {
-    result.y.plain = at::empty_like(x);
-    a.y = result.y.plain.mutable_data_ptr();
-  }
-  if (want_rows) {
-    result.y.rows = empty_rows(x, x.size(0), x.size(1), 1);
-    a.fp8 = row_output(result.y.rows);
-  }
+  allocate_forms(result.y, x, x.size(0), x.size(1), want_plain, want_rows, a.y, a.fp8);
   a.rows = x.size(0);
   a.columns = x.size(1);
   a.eps = static_cast<float>(eps);

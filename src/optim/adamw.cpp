@@ -16,8 +16,8 @@ struct Group {
   size_t shard;
 };
 
-/// bf16 of fp32 values, rounded as kernels/optimizer/adamw.cu rounds moments: `shift` 0 takes the lower 16 random bits,
-/// 16 the upper ones.
+/// bf16 of fp32 values, rounded as kernels/optimizer/adamw.cu rounds moments: `shift` 0 uses the lower 16 random bits,
+/// 16 the upper 16.
 at::Tensor round_stochastically(const at::Tensor& values, const at::Tensor& random, int64_t shift) {
   const at::Tensor bits = values.view(at::kInt).to(at::kLong).bitwise_and(0xFFFFFFFF);
   const at::Tensor up = bits.add(random.bitwise_right_shift(shift).bitwise_and(0xFFFF)).bitwise_right_shift(16);

@@ -1,57 +1,29 @@
 #include "shard_kernels.h"
 
 #include "kernels/optimizer/optimizer.h"
+#include "launch.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include <cstring>
 
 namespace trireme::shard_kernels {
 
 namespace {
 
-kernels::Element element(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kHalf: return kernels::Element::kF16;
-    case at::kBFloat16: return kernels::Element::kBF16;
-    default:
-      TRIREME_CHECK(x.scalar_type() == at::kFloat, "no optimizer kernel for ", x.scalar_type());
-      return kernels::Element::kF32;
-  }
-}
+using launch::element;
+using launch::launched;
+using launch::stream_of;
+using launch::to_device;
 
-void launched(cudaError_t status, const char* kernel) {
-  TRIREME_CHECK(status == cudaSuccess, "kernel ", kernel, ": ", cudaGetErrorString(status));
-}
-
-cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
-
-template <class T>
-at::Tensor to_device(const std::vector<T>& values, const at::Device& device) {
-  at::Tensor host = at::empty({static_cast<int64_t>(values.size() * sizeof(T))}, at::kByte);
-  if (!values.empty()) std::memcpy(host.mutable_data_ptr(), values.data(), values.size() * sizeof(T));
-  return host.to(device);
-}
-
-/// Sets the fields that AdamW and Lamb share.
 template <class Arguments>
 Arguments arguments(const Step& s, const OptimizerSection& options) {
   const TrainedShard& shard = s.shard;
   Arguments a;
   a.master = shard.master.mutable_data_ptr<float>();
-  if constexpr (requires { a.moment_element; }) {
-    a.exp_avg = s.exp_avg.mutable_data_ptr();
-    a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr();
-    a.moment_element = element(s.exp_avg);
-    a.first_element = static_cast<uint64_t>(shard.first_element);
-  } else {
-    a.exp_avg = s.exp_avg.mutable_data_ptr<float>();
-    a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr<float>();
-  }
+  a.exp_avg = s.exp_avg.mutable_data_ptr();
+  a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr();
   a.gradient = shard.gradient.const_data_ptr();
   a.gradient_element = element(shard.gradient);
   if (shard.has_compute_copy()) {
@@ -90,6 +62,8 @@ Tables make_tables(const TrainedShard& shard, bool decay_norms) {
 void adamw(const Step& step, const OptimizerSection& options) {
   const c10::cuda::CUDAGuard guard(step.shard.master.device());
   auto a = arguments<kernels::AdamW>(step, options);
+  a.moment_element = element(step.exp_avg);
+  a.first_element = static_cast<uint64_t>(step.shard.first_element);
   if (step.shard.amax.defined()) a.amax = step.shard.amax.zero_().mutable_data_ptr<float>();
   launched(kernels::adamw(a, stream_of(step.shard.master)), "adamw");
 }

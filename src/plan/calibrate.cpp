@@ -1,6 +1,6 @@
 #include "trireme/plan/calibrate.h"
 
-#include "trireme/base/plural.h"
+#include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/ops/attention.h"
@@ -190,7 +190,7 @@ class Calibrator {
     set("memory_bytes", &MachineRates::memory_bytes, 3.0 * static_cast<double>(a.nbytes()) / seconds);
   }
 
-  /// What a rank of `group` receives a second in all-gathers and reduce-scatters of a unit's size.
+  /// Bytes that a rank of `group` receives per second in all-gathers and reduce-scatters of a unit's size.
   double collective_rate(Communicator& group, at::Tensor& whole, at::Tensor& part) {
     const double seconds = watch_.time([&] { exchange(group, whole, part); });
     const double others = 1 - 1.0 / group.size();

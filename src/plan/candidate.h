@@ -18,8 +18,8 @@ struct Candidate {
 };
 
 /// The part of a shard size's and policy's memory that does not depend on the other decisions.
-struct UnitStorage {
-  RankGrid grid;     // whose shard groups divide the trained state
+struct PolicyMemory {
+  RankGrid grid;     // its shard groups divide the trained state
   MemoryPlan bytes;  // with no resident unit and no activations
   int64_t largest_slot = 0;
   int64_t whole_elements = 0, shard_elements = 0;   // of trained units' gradients
@@ -27,25 +27,25 @@ struct UnitStorage {
   int64_t largest_elements = 0;                     // of one unit's whole gradient
   int64_t gathered_trained = 0, whole_trained = 0;  // bytes of compute copies: gathered for each use, after each step
   std::vector<size_t> gathered;                     // indices of the units that could stay whole
-  std::vector<int64_t> extra;                       // bytes that each of them adds if it does
-  // Trained units: all, those of which the state is divided, and those whose weights are gathered for each use.
+  std::vector<int64_t> extra;                       // bytes that each unit of `gathered` adds if it stays whole
+  // Trained units: all; with divided state; with weights that are gathered for each use.
   int trained_units = 0, divided_units = 0, gathered_units = 0;
 
   int frozen_gathered(const Candidate& candidate) const {
     return static_cast<int>(gathered.size()) - candidate.resident;
   }
-  /// Spreads the resident units evenly between sharded ones, so that a gather can overlap with more than one block.
+  /// Spreads the resident units evenly between sharded units, so that a gather can overlap with more than one block.
   bool is_resident(size_t index, int resident) const {
     const auto r = static_cast<size_t>(resident), count = gathered.size();
     return (index + 1) * r / count > index * r / count;
   }
 };
-UnitStorage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy);
+PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy);
 
 /// The bytes of a candidate: its plan without the lists of units and blocks, and without the cost.
-MemoryPlan memory_of(const PlanInput& input, const UnitStorage& storage, const Candidate& candidate);
+MemoryPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate);
 /// The predicted step of `plan`, which memory_of() has made.
-StepCost cost_of(const PlanInput& input, const UnitStorage& storage, const Candidate& candidate,
+StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate,
                  const MemoryPlan& plan);
 
 }  // namespace trireme

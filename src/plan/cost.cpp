@@ -12,7 +12,7 @@ namespace {
 
 /// Bytes of a product's result [rows, columns] whose writing is not part of the rate of large products. A tile of the
 /// result is written when its sums over the inner dimension are complete; the shorter the sums, the larger the part of
-/// the time in which that is not hidden. The rates are those of products with inner dimensions from 4,096 on.
+/// the time in which that is not hidden. The rates are measured with inner dimensions from 4,096 on.
 double unhidden_bytes(double rows, double columns, double inner, double element_size) {
   return rows * columns * element_size * std::max(0.0, 1 - inner / 4096);
 }
@@ -39,7 +39,7 @@ ForwardFlops forward_flops(const ModelShape& shape) {
 struct BlockBytes {
   double forward = 0, backward = 0;
   double norms = 0;    // the part of forward's that backward repeats with Recompute::kNorms
-  double weights = 0;  // of the weights, in each forward and backward whatever the rows
+  double weights = 0;  // of the weights, in each forward and backward, independent of the rows
 };
 BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size) {
   const BlockTable& block = *shape.block;
@@ -66,8 +66,8 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
         break;
     }
   }
-  // The activation reads `up` and writes f; backward reads dy and `up` and writes d_up. GELU's output is kept where
-  // that of SwiGLU is formed again.
+  // The activation reads `up` and writes f; backward reads dy and `up` and writes d_up. GELU's output is kept, SwiGLU's
+  // is computed again.
   const auto up = static_cast<double>(block.at("up").out()), f = static_cast<double>(block.at("down").in);
   const double rotated = block.rotary ? 2 * static_cast<double>(block.at("qkv").out()) : 0;
   forward += rotated + up + f;
@@ -84,18 +84,18 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
   return bytes;
 }
 
-/// What a collective costs: per byte that a rank receives, and whatever the bytes.
+/// The cost of a collective: seconds per byte that a rank receives, and seconds independent of the bytes.
 struct Route {
   double byte = 0, ring = 0, tree = 0;
   /// An all-reduce goes around the ring twice, or up a tree and down again: NCCL takes the faster.
   double all_reduce() const { return tree > 0 ? std::min(2 * ring, 2 * tree) : 2 * ring; }
 };
 
-/// Of groups of `size` ranks of which `members` share a host; `size` == `members`: inside a host.
+/// For groups of `size` ranks with `members` ranks on each host; `size` == `members`: inside a host.
 ///
 /// NCCL passes data around rings that enter and leave each host once, one ring for each of the group's ranks on it, so
 /// that the hosts' network adapters share the bytes: a rank receives at the rate of `members` adapters, or of the links
-/// inside its host where those are slower.
+/// inside its host if these are slower.
 Route route(const MachineRates& rates, int size, int members) {
   if (size <= members) return {1 / rates.link_bytes, 0, 0};
   const double hosts = static_cast<double>(size) / members, inside = static_cast<double>(members) - 1;
@@ -137,7 +137,7 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
   return times;
 }
 
-StepCost cost_of(const PlanInput& input, const UnitStorage& storage, const Candidate& candidate,
+StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate,
                  const MemoryPlan& plan) {
   const RowTimes& times = input.times;
   const MachineRates& rates = input.rates;

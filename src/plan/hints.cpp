@@ -29,7 +29,7 @@ bool ramp_fits(const BatchSection& batch, int64_t ranks) {
          increment % unit == 0;
 }
 
-/// What multiplies the blocks' matrices of a changed configuration.
+/// The recipe of the blocks' matrices in a changed configuration.
 const RecipeTraits& block_traits(const PlanQuestion& question, const Config& config) {
   return traits_of(block_recipe(config, question.model.facts().automatic_fp8));
 }
@@ -50,7 +50,7 @@ class Changes {
     using Recomputed = ParallelSection::Recompute;
     if (const auto word = config.parallel.recompute.word; word != Recomputed::kAuto && word != Recomputed::kFull)
       add("parallel.recompute", "full");
-    // With one pass a step each gradient is reduced as soon as it is there, whatever the policy.
+    // With one pass a step each gradient is reduced as soon as it is computed, under every policy.
     if (local > micro) add("batch.micro_batch_size", std::to_string(local));
     if (question.gpu && plan_input(question).compute_bytes == 4) add("precision.compute", "bf16");
     add_ranks();

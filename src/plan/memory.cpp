@@ -46,7 +46,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t normed = plain_inputs ? (normed_inputs + (block.gated ? f : 0)) * element_size : 0;
   RowMemory memory;
   memory.saved = shape.tokens * (kept + gate_up + normed);
-  // What follows the residual is not formed again.
+  // Values after the residual are not computed again.
   if (!post_norms) {
     memory.saved_norms = normed > 0 ? shape.tokens * (kept + gate_up) : 0;
     memory.saved_mlp = shape.tokens * kept;
@@ -80,7 +80,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
 namespace {
 
 /// Bytes of a unit without its master weights. Units in FP8 keep their vectors whole, in the compute dtype. The codes
-/// of a frozen unit have the layout of its matrices, trained codes that of the whole unit.
+/// of a frozen unit have the layout of its matrices, trained codes the layout of the whole unit.
 struct UnitBytes {
   int64_t shard, whole;
 };
@@ -103,7 +103,7 @@ std::vector<bool> trained_codes(const PlanInput& input) {
 }
 
 /// Bytes of gradients at their peak; `plan.reused` is the part of them that grows while backward frees activations.
-void count_gradients(const PlanInput& input, const UnitStorage& storage, int passes, MemoryPlan& plan) {
+void count_gradients(const PlanInput& input, const PolicyMemory& storage, int passes, MemoryPlan& plan) {
   const bool divided = plan.state_shards() > 1;
   const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
   int64_t kept = 0;
@@ -131,8 +131,8 @@ void count_gradients(const PlanInput& input, const UnitStorage& storage, int pas
 
 }  // namespace
 
-UnitStorage storage_of(const PlanInput& input, int shard_size, ShardPolicy policy) {
-  UnitStorage storage;
+PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy) {
+  PolicyMemory storage;
   MemoryPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
   plan.policy = policy;
@@ -175,7 +175,7 @@ UnitStorage storage_of(const PlanInput& input, int shard_size, ShardPolicy polic
   return storage;
 }
 
-MemoryPlan memory_of(const PlanInput& input, const UnitStorage& storage, const Candidate& candidate) {
+MemoryPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
   MemoryPlan plan = storage.bytes;
   plan.rows_per_pass = candidate.rows;
   const int passes = input.micro_batches * (input.rows / candidate.rows);

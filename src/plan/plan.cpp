@@ -2,8 +2,6 @@
 
 #include "candidate.h"
 #include "trireme/base/error.h"
-#include "trireme/base/fraction.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/config/keys.h"
 #include "trireme/optim/optimizer.h"
@@ -27,8 +25,8 @@ constexpr size_t kShownHints = 3;
 /// gathers wait for the slowest host of the group and for the network that others use, which the prediction ignores.
 constexpr double kOverHostsMargin = 0.05;
 
-/// What a GPU process loses to the context and the libraries before the first tensor, and what the allocator cannot
-/// use; with several ranks also NCCL's buffers and the workspaces of concurrent streams.
+/// Memory of a GPU process for the context and the libraries before the first tensor, and memory that the allocator
+/// cannot use; with several ranks also NCCL's buffers and the workspaces of concurrent streams.
 int64_t gpu_overhead(int ranks) { return int64_t{ranks > 1 ? 8 : 3} << 30; }
 
 /// Whether shard groups of `size` consecutive ranks lie within hosts.
@@ -37,13 +35,13 @@ bool inside_hosts(const PlanInput& input, int size) {
 }
 
 /// Completes the plan with what a run reads.
-MemoryPlan finish(const PlanInput& input, const UnitStorage& storage, const Candidate& candidate) {
+MemoryPlan finish(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
   MemoryPlan plan = memory_of(input, storage, candidate);
   plan.resident.assign(input.units->size(), false);
   for (size_t i = 0; i < storage.gathered.size(); ++i)
     plan.resident[storage.gathered[i]] = storage.is_resident(i, candidate.resident);
-  // Backward frees the last blocks of forward first. The last blocks are the recomputed ones, so that saved activations
-  // are those of the first blocks.
+  // Backward frees the last blocks of forward first. The last blocks are recomputed, so the saved activations are those
+  // of the first blocks.
   plan.recompute.assign(input.num_blocks, Recompute::kNone);
   for (int i = 0; i < candidate.norms + candidate.mlp + candidate.full; ++i)
     plan.recompute[input.num_blocks - 1 - i] = i < candidate.full                   ? Recompute::kFull
@@ -84,7 +82,7 @@ std::vector<ShardPolicy> policies(const PlanInput& input, int shard_size) {
 }
 
 /// Raises recomputation to the least amount with which the candidate fits, if there is one.
-std::optional<Candidate> fit_recomputation(const PlanInput& input, const UnitStorage& storage, Candidate candidate) {
+std::optional<Candidate> fit_recomputation(const PlanInput& input, const PolicyMemory& storage, Candidate candidate) {
   const int blocks = input.num_blocks;
   const auto fits = [&] { return memory_of(input, storage, candidate).fits(); };
   const bool has_norms = input.row.saved_norms > 0, has_mlp = input.row.saved_mlp > 0;
@@ -157,7 +155,7 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
   for (const int size : shard_sizes(input)) {
     const double margin = inside_hosts(input, size) ? 1 : 1 + kOverHostsMargin;
     for (const ShardPolicy policy : policies(input, size)) {
-      const UnitStorage storage = storage_of(input, size, policy);
+      const PolicyMemory storage = policy_memory(input, size, policy);
       // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
       const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
       for (int rows = input.rows; rows >= 1; --rows) {
@@ -181,7 +179,7 @@ MemoryPlan least_plan(const PlanInput& input) {
   std::optional<MemoryPlan> least;
   for (const int size : shard_sizes(input)) {
     for (const ShardPolicy policy : policies(input, size)) {
-      const UnitStorage storage = storage_of(input, size, policy);
+      const PolicyMemory storage = policy_memory(input, size, policy);
       for (int rows = 1; rows <= input.rows; ++rows) {
         if (!may_split(input, rows)) continue;
         for (const Recompute what : {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kFull}) {
@@ -214,7 +212,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.rows = static_cast<int>(config.batch.micro_batch_size);
   input.world_size = question.ranks;
   input.micro_batches =
-      static_cast<int>(config.batch.global_batch_size / question.ranks / config.batch.micro_batch_size);
+      static_cast<int>(config.batch.global_batch_size / RankGrid(0, {.world = question.ranks}).data.size /
+                       config.batch.micro_batch_size);
   const int64_t shard_size = config.parallel.shard_size;
   if (shard_size != ParallelSection::kAutoSize)
     input.shard_size = shard_size == ParallelSection::kWorldSize ? question.ranks : static_cast<int>(shard_size);

@@ -8,6 +8,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/optim/optimizer.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -46,12 +47,21 @@ std::string owner_of(const std::filesystem::path& checkpoint) {
   }
 }
 
-constexpr uint64_t kVectors = 3, kElement = 4;  // masters and two moments in fp32
-
 std::string text_of(uint64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
-/// The checkpoints that a run of this length writes, with that of a stop. By time their number is not known: a
-/// keep_last beyond the number of steps, which stands for all of them, then counts as the least.
+/// Of one checkpoint: the masters and moments of what is trained, and what describes them.
+uint64_t checkpoint_bytes(const Config& config, const std::vector<UnitSpec>& units, int world_size) {
+  const OptimizerTraits& optimizer = traits_of(config.optimizer.name);
+  const int64_t element = 4 + optimizer.moment_bytes(config.optimizer),  // the fp32 master and the moments
+      pieces = (1 + optimizer.moments) * kBytesPerPiece * world_size;
+  int64_t bytes = 1 << 16;
+  for (const UnitSpec& unit : units)
+    if (unit.trained) bytes += make_layout(unit, 1).numel * element + pieces;
+  return static_cast<uint64_t>(bytes);
+}
+
+/// The number of checkpoints of a run of this length, including the checkpoint of a stop. By time their number is not
+/// known: a keep_last beyond the number of steps, which stands for all of them, then counts as the least.
 int64_t most_saves(const Config& config) {
   const OutputSection& output = config.output;
   if (output.save_every_minutes) return config.train.max_steps < output.keep_last ? 3 : output.keep_last + 1;
@@ -180,21 +190,12 @@ bool CheckpointFolder::holds(int64_t step) const {
   return false;
 }
 
-uint64_t checkpoint_bytes(const std::vector<UnitSpec>& units, int world_size) {
-  uint64_t bytes = 1 << 16;
-  for (const UnitSpec& unit : units) {
-    if (!unit.trained) continue;
-    bytes += kVectors * (static_cast<uint64_t>(make_layout(unit, 1).numel) * kElement +
-                         static_cast<uint64_t>(kBytesPerPiece) * static_cast<uint64_t>(world_size));
-  }
-  return bytes;
-}
-
 std::string check_checkpoint_space(const Config& config, const std::filesystem::path& directory,
-                                   const std::string& run_id, uint64_t bytes_of_one) {
+                                   const std::string& run_id, const std::vector<UnitSpec>& units, int world_size) {
   const bool periodic = config.output.save_every_samples || config.output.save_every_minutes;
   if (!periodic && !config.output.save_on_stop) return "";
-  // While one is written, keep_last older ones are still on the disk.
+  const uint64_t bytes_of_one = checkpoint_bytes(config, units, world_size);
+  // While a checkpoint is written, keep_last older checkpoints are still on the disk.
   const auto wanted = static_cast<uint64_t>(periodic ? std::min(config.output.keep_last + 1, most_saves(config)) : 1);
   uint64_t kept = 0, present = 0;
   int64_t newest = 0;

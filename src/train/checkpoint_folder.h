@@ -1,6 +1,6 @@
 #pragma once
-// Private to train/: output.dir/checkpoints as rank 0 keeps it: how a checkpoint becomes whole, which ones stay, and
-// whether the disk has room for them.
+// Private to train/: output.dir/checkpoints as rank 0 keeps it: commits checkpoints, removes old checkpoints, and
+// checks the space on the disk.
 
 #include "trireme/config/config.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
@@ -20,7 +20,7 @@ class CheckpointFolder {
   const std::filesystem::path& path() const { return path_; }
   /// Makes the folder and removes what dead runs have left unfinished. WriteError.
   void open() const;
-  /// Where the files of a save are written until all of them are there.
+  /// The directory in which a save writes its files until all are complete.
   std::filesystem::path unfinished(int64_t step) const;
   /// Makes unfinished(step), empty. WriteError.
   void begin(int64_t step) const;
@@ -43,13 +43,11 @@ class CheckpointFolder {
   int64_t keep_last_;
 };
 
-/// Bytes of one checkpoint: masters and two moments in fp32 of what is trained, and what describes them.
-uint64_t checkpoint_bytes(const std::vector<UnitSpec>& units, int world_size);
-
-/// For rank 0. `directory`: of the checkpoints, need not be there; the space that those of `run_id` take is
-/// available to later ones. WriteError when the checkpoints of regular saves do not fit. Where only a stop by a signal
-/// would save and that does not fit: a warning. Otherwise empty.
+/// For rank 0, of a run of `world_size` ranks that trains `units`. `directory`: of the checkpoints, need not be there;
+/// the space of the checkpoints of `run_id` is available to later checkpoints. WriteError when the checkpoints of
+/// regular saves do not fit. Where only a stop by a signal would save and that does not fit: a warning. Otherwise
+/// empty.
 std::string check_checkpoint_space(const Config& config, const std::filesystem::path& directory,
-                                   const std::string& run_id, uint64_t bytes_of_one);
+                                   const std::string& run_id, const std::vector<UnitSpec>& units, int world_size);
 
 }  // namespace trireme

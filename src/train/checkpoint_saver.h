@@ -2,8 +2,8 @@
 // Private to train/: a save over all ranks, beside the steps.
 //
 // The state is copied to host memory (all that the step waits for), a writer thread of each rank writes its file below
-// step-N.tmp-RUN. When all have finished, which the steps' all-reduce of statistics tells, rank 0 makes the checkpoint
-// whole (CheckpointFolder) on a thread of its own. A save that fails changes no older one; kMaxFailures in a row end
+// step-N.tmp-RUN. When all ranks have finished, as the steps' all-reduce of statistics shows, rank 0 commits the
+// checkpoint (CheckpointFolder) on its own thread. A save that fails changes no older one; kMaxFailures in a row end
 // the run with exit code 73.
 
 #include "checkpoint_folder.h"
@@ -67,11 +67,13 @@ class CheckpointSaver {
   std::thread committer_;  // rank 0
   std::atomic<bool> commit_done_ = false;
   std::string commit_error_;
-  LoopState loop_;  // of the save under way
-  int64_t ignore_through_ = -1;
-  int failures_ = 0;
+  LoopState loop_;               // of the save under way
+  int64_t ignore_through_ = -1;  // sums of ready() in steps up to this one count the phase before
+  int failures_ = 0;             // failed saves in a row
   int64_t committed_step_ = -1;
-  double started_ = 0, pause_ = 0, write_seconds_ = 0;  // the slowest rank's writing
+  /// Seconds: when the save under way began (steady clock), how long training waited for it, how long the slowest rank
+  /// wrote.
+  double started_ = 0, pause_ = 0, write_seconds_ = 0;
   uint64_t committed_bytes_ = 0;
 };
 

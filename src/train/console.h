@@ -30,7 +30,7 @@ class Console {
 };
 
 /// Step, loss, grad norm, lr, step time, samples/s, tokens/s, MFU, memory, ETA (less than half a second: none). Where
-/// that is wider than `columns` (0: any width) the parts that say least are left out: samples/s, memory, MFU, grad
+/// that is wider than `columns` (0: any width) the least important parts are omitted: samples/s, memory, MFU, grad
 /// norm, lr.
 std::string console_line(const TrainMetrics& metrics, double eta_seconds, size_t columns = 0);
 /// "ETA 41 s", "ETA 5m07s"; empty below half a second.

@@ -5,7 +5,6 @@
 #include "run_rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
@@ -93,7 +92,7 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
 int dry_run(const Config& given, const CommandLine& line, const Launch& launch, const ModelFamily& family) {
   const int ranks = line.ranks.value_or(launch.world_size);
   if (launch.rank != 0) return 0;
-  // The order of a run, so that of several problems the same one is told.
+  // The order of a run, so that the dry run reports the same problem first.
   const Config config = resolve_epochs(given, family, ranks);
   // With --ranks the run is for other machines, whose disks this one does not show.
   const bool elsewhere = line.ranks.has_value();
@@ -109,7 +108,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   };
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
-  check_disk([&] { check_run_directory(config, null_values(family.config, dtype)); });
+  check_disk([&] { check_run_directory(config, null_values(config, family.config, dtype)); });
   const auto task = family.make_task(
       config, {.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu}, family.config);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
@@ -121,8 +120,8 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   question.rates = run_rates(config, "");
   const MemoryPlan plan = plan_run(question);
   check_disk([&] {
-    const std::string warning = check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir),
-                                                       checkpoint_bytes(task->units(), ranks));
+    const std::string warning =
+        check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir), task->units(), ranks);
     if (!warning.empty()) log_warn(warning);
   });
   const RowScanReport report = scan_rows(*task);

@@ -1,5 +1,5 @@
 #pragma once
-// --dry-run, and the banner that a real run shares with it.
+// Private to train/: --dry-run, and the banner at the start of a real run, which has the same lines of cost and plan.
 
 #include "task.h"
 #include "trireme/comm/communicator.h"

@@ -18,7 +18,7 @@ namespace {
 /// Ends an evaluation early, on all ranks after the same forward pass.
 struct EvaluationInterrupted {};
 
-/// The sums are those of all ranks, so that every rank finds the same error in them.
+/// The sums include all ranks, so every rank finds the same error in them.
 EvalResult evaluation_result(const TrainingTask& task, const EvalSums& sums) {
   try {
     return task.eval_result(sums);

@@ -16,9 +16,9 @@ namespace trireme {
 
 /// logging.style fms and fms_2024: the report of a step interval under the labels that fms-fsdp prints, one line each.
 ///
-/// The labels and their order are those of fms-fsdp's train_utils.py: `fms` at its HEAD, `fms_2024` of March 2024,
-/// which the AWS test case has, too. Loss and gradient norm are means over the interval. Differences: the learning rate
-/// is the one that the last step used (fms-fsdp prints the next step's), memory in bytes is the peak of the whole run
+/// The labels and their order are as in fms-fsdp's train_utils.py: `fms` at its HEAD, `fms_2024` of March 2024, which
+/// the AWS test case has, too. Loss and gradient norm are means over the interval. Differences: the learning rate is
+/// the one that the last step used (fms-fsdp prints the next step's), memory in bytes is the peak of the whole run
 /// (there: of the last step), and "tokens seen" counts all ranks' tokens in both.
 class FmsReport {
  public:
@@ -44,8 +44,8 @@ class TensorboardLog {
   /// Where event files of this configuration go; empty: none are written.
   static std::filesystem::path folder(const Config& config);
 
-  /// `completed`: steps that were done before this process; what TensorBoard has of later ones is withdrawn.
-  /// `description`: of the run, as text.
+  /// `completed`: steps that were done before this process; later steps in TensorBoard are withdrawn. `description`: of
+  /// the run, as text.
   TensorboardLog(const Config& config, int64_t completed, const std::string& description);
 
   void step(const TrainMetrics& metrics, bool due);

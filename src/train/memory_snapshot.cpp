@@ -19,7 +19,7 @@ namespace trireme {
 
 namespace {
 
-/// What watch_out_of_memory() has written, for the error message.
+/// The file that watch_out_of_memory() has written, for the error message.
 struct WrittenSnapshot {
   std::mutex mutex;
   std::filesystem::path file;

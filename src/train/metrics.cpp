@@ -2,7 +2,6 @@
 
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>

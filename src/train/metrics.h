@@ -40,7 +40,7 @@ struct MlperfBlock {
 /// "-inf". Lines that cannot be written are kept in memory until they can be: a full disk does not end the run.
 class MetricsFile {
  public:
-  /// `resume_step`: a resumed run goes on after the last line with a step <= this. `evaluated`: the evaluation after
+  /// `resume_step`: a resumed run appends after the last line with a step <= this. `evaluated`: the evaluation after
   /// that step is done; otherwise its line is removed, because the evaluation is repeated. WriteError when the file
   /// cannot be opened.
   MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated);
@@ -49,7 +49,7 @@ class MetricsFile {
   void write(const EvalMetrics& metrics);
   /// The evaluation on data.test: "event":"test".
   void write_test(const EvalMetrics& metrics);
-  /// Evaluations of the run before it was resumed, those of lines that were kept.
+  /// Evaluations of the run before the resume, from the lines that were kept.
   const std::vector<EvalMetrics>& earlier_evaluations() const { return earlier_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 // Private to train/: the MLPerf training log (mlcommons/logging): `:::MLLOG {json}` lines on stdout and in mllog.log,
-// rank 0, and what a run tells there as the lines of one benchmark's submissions.
+// rank 0, in the form of one benchmark's submissions.
 
 #include "metrics.h"
 #include "trireme/base/append_file.h"
@@ -29,7 +29,7 @@ class MlperfLog {
              const char* file = __builtin_FILE());
   void end(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(),
            const char* file = __builtin_FILE());
-  /// The same with a value, which few events of intervals have.
+  /// Logs an event of an interval with a value.
   void start_with(const char* key, const std::string& json_value, const Metadata& metadata, int line = __builtin_LINE(),
                   const char* file = __builtin_FILE());
   void end_with(const char* key, const std::string& json_value, const Metadata& metadata, int line = __builtin_LINE(),
@@ -42,7 +42,7 @@ class MlperfLog {
   LineFile lines_;  // not open: the log is off
 };
 
-/// What the hyper-parameter block between init_start and init_stop says beside the configuration.
+/// Facts beside the configuration for the hyper-parameter block between init_start and init_stop.
 struct MlperfRun {
   int64_t train_samples = 0, eval_samples = 0, accumulation_steps = 1;
   int nodes = 1;
@@ -50,7 +50,7 @@ struct MlperfRun {
   std::vector<std::string> tensors;  // names of the weights that are loaded
 };
 
-/// Keys, values and order are those of a benchmark's submissions. Nothing happens when the log is off.
+/// Keys, values and order are as in a benchmark's submissions. Nothing happens when the log is off.
 class MlperfEvents {
  public:
   explicit MlperfEvents(MlperfLog& log) : log_(log) {}

@@ -161,7 +161,7 @@ void Profiler::finish() {
 }
 
 void Profiler::open_step(int64_t step) {
-  // The name that trace tools look for, and the one that people do.
+  // The name that trace tools expect, and a readable name.
   RangeRecorder::instance().begin(fmt::format("ProfilerStep#{}", step), fmt::format("step {}", step));
   step_open_ = true;
 }

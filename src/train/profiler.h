@@ -26,7 +26,7 @@ std::optional<ProfileSchedule> profile_schedule(const Config& config, int64_t co
 
 /// Records the active steps of a schedule. Each rank that records writes one file a cycle,
 /// <folder>/rank<r>.<cycle>.pt.trace.json.gz, which Perfetto, TensorBoard's plugin and HTA read. On GPUs
-/// cudaProfilerStart() and cudaProfilerStop() enclose the active steps, and NVTX has the ranges. Where Nsight Systems
+/// cudaProfilerStart() and cudaProfilerStop() enclose the active steps, and NVTX has the ranges. If Nsight Systems
 /// traces the process (it sets NSYS_PROFILING_SESSION_ID), LibTorch's profiler stays off: both need CUPTI.
 class Profiler {
  public:

@@ -19,7 +19,7 @@ class RangeRecorder final : public RangeSink {
   /// `annotation`: its name in the trace, `nvtx`: its name for NVTX.
   void begin(const std::string& annotation, const std::string& nvtx);
   void end() override;
-  /// Whether ranges that begin from now on reach the profilers; otherwise only open_range_context() knows them.
+  /// Whether ranges that begin from now on reach the profilers; otherwise only open_range_context() returns them.
   void annotate(bool on);
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Private to train/: what a run tells about itself while it runs and when it ends. One object, and where it goes:
-// metrics.jsonl, console, TensorBoard, the lines and files of other trainers, MLPerf's log, summary.json.
+// Private to train/: the output of a run while it runs and when it ends. One object, and where it goes: metrics.jsonl,
+// console, TensorBoard, the lines and files of other trainers, MLPerf's log, summary.json.
 
 #include "console.h"
 #include "log_styles.h"
@@ -39,7 +39,7 @@ class Report {
 
   /// Training has ended, the end of the run has not: `status` is "success" or "aborted".
   void end_training(const char* status);
-  /// What is known of the run so far; runtime counts to now.
+  /// The known facts of the run; runtime counts to now.
   RunSummary summary() const;
   /// The last line of metrics.jsonl, the console's block and summary.json; a file that cannot be written is a warning.
   void end(RunEnd end, int exit_code, const std::string& reason, RunSummary summary);

@@ -1,5 +1,5 @@
-#include "trireme/train/run.h"
-
+// The start of a trainer. train_main() reads command line and configuration, join_and_train() joins the ranks, and
+// train() goes through the stages of a start to the loop (Trainer).
 #include "dry_run.h"
 #include "memory_snapshot.h"
 #include "run_plan.h"
@@ -33,11 +33,7 @@ namespace trireme {
 
 namespace {
 
-/// Whether OpenMP's threads sleep while they wait (OMP_WAIT_POLICY). libgomp's default is to spin for milliseconds
-/// after every operation: on a machine that others use too, the spinning threads hold the cores that the working ones
-/// need, and a step takes many times as long. libgomp reads the variable once, before main(): a program that links this
-/// function therefore executes itself again with OMP_WAIT_POLICY=PASSIVE, before any library is initialised (20 ms),
-/// unless OMP_WAIT_POLICY or GOMP_SPINCOUNT say otherwise or OMP_NUM_THREADS is 1.
+/// Whether OpenMP's threads sleep while they wait (OMP_WAIT_POLICY).
 bool waits_passively() {
   const char* policy = std::getenv("OMP_WAIT_POLICY");
   return policy != nullptr && (std::string_view(policy) == "PASSIVE" || std::string_view(policy) == "passive");
@@ -47,7 +43,11 @@ constexpr size_t kMostVariables = 8192;
 
 char g_policy[] = "OMP_WAIT_POLICY=PASSIVE";
 
-/// Runs before the constructors of all libraries, libc's included: nothing but system calls, no allocation.
+/// Executes the program again with OMP_WAIT_POLICY=PASSIVE (20 ms), unless OMP_WAIT_POLICY or GOMP_SPINCOUNT say
+/// otherwise or OMP_NUM_THREADS is 1. libgomp's default is to spin for milliseconds after every operation. On a machine
+/// that others use too, the spinning threads hold the cores that the working ones need, and a step takes many times as
+/// long. libgomp reads the variable once, before main(). This function therefore runs before the constructors of all
+/// libraries, libc's included: nothing but system calls, no allocation.
 [[maybe_unused]] void restart_with_passive_waiting(int /*argc*/, char** argv, char** environment) {
   static char* extended[kMostVariables + 2];
   size_t count = 0;
@@ -79,7 +79,8 @@ std::vector<std::string> weight_names(const TrainingTask& task) {
   return names;
 }
 
-/// What is known of the caches before the run; whoever drops them says so (scripts/slurm/run.sub).
+/// Logs whether the caches were dropped before the run; the script that drops them sets the variable
+/// (scripts/slurm/run.sub).
 void start_mlperf(MlperfLog& mlperf) {
   if (!mlperf.enabled()) return;
   const char* cleared = std::getenv("TRIREME_CACHES_CLEARED");
@@ -121,7 +122,8 @@ void check_base(const Config& config, const RunDirectory& directory, TrainingTas
   });
 }
 
-/// What ended the loop, for people: where memory ran out with what would help, otherwise without LibTorch's stack.
+/// The reason why the loop ended, as text: where memory ran out with what would help, otherwise without LibTorch's
+/// stack.
 [[noreturn]] void rethrow_readably(const std::exception& error, const RunPlan& plan) {
   if (const auto message = plan.out_of_memory_message(error)) throw ConfigError(*message);
   if (const auto* library = dynamic_cast<const c10::Error*>(&error))
@@ -129,8 +131,8 @@ void check_base(const Config& config, const RunDirectory& directory, TrainingTas
   throw;
 }
 
-/// The stages of a start, each given what those before it have made, then the loop. Each ends with the same error on
-/// all ranks, or on none.
+/// The stages of a start, each with the results of earlier stages, then the loop. Each ends with the same error on all
+/// ranks, or on none.
 ExitCode train(const Config& given, World& world, const ModelFamily& family, const CommandLine& line) {
   Communicator& comm = world.communicator();
   // Configuration: epochs become steps.
@@ -139,7 +141,9 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   const at::ScalarType dtype = compute_dtype(config, world.device().is_cuda());
   configure_device(config, world);
   // Directory, and the logs in it.
-  RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, null_values(family.config, dtype)});
+  RunDirectory directory(config, world,
+                         {line.allow_fresh, line.allow_changed_data, null_values(config, family.config, dtype)});
+  if (directory.nothing_left()) return ExitCode::kDone;
   if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);
   MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");
   start_mlperf(mlperf);
@@ -184,7 +188,7 @@ int join_and_train(const Config& config, const Launch& launch, const ModelFamily
   if (const auto bound = bind_cpus(world->launch().local_rank, world->launch().local_world_size)) log_info(*bound);
   set_stack_speaker(fmt::format("rank {} on {}", rank, world->hosts()[static_cast<size_t>(size > 1 ? rank : 0)]));
   try {
-    // MPI may know of more ranks than the environment told.
+    // MPI may have more ranks than the environment gave.
     if (size != launch.world_size) (void)load_config(line.config, line.overrides, family.config, size);
     const ExitCode code = train(config, *world, family, line);
     world->leave();

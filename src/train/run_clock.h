@@ -46,7 +46,7 @@ class RunClock {
   /// Whether an evaluation follows step `step`: every ceil(eval.every_samples / global batch) steps; with nominal
   /// samples per step or a batch that grows, evaluation i follows the step that completes i * eval.every_samples.
   bool evaluation_due(int64_t step) const;
-  /// Whether evaluation number `index` (from 0) is one of those that eval.skip_first skips.
+  /// Whether eval.skip_first skips evaluation number `index` (from 0).
   bool skips_evaluation(int64_t index) const;
 
   /// Whether a save follows step `step`: output.save_every_samples says so, a save was requested, or one that was due
@@ -62,13 +62,13 @@ class RunClock {
   void evaluated(double seconds);
   int64_t last_saved_step() const { return last_saved_step_; }
 
-  /// Where the ranks' section times are to be compared after step `step`: the number of steps that the times span.
+  /// If the ranks' section times are compared after step `step`, the number of steps that the times span.
   std::optional<int64_t> take_straggler_interval(int64_t step);
 
   /// Whether the run must stop now to have its state saved before train.max_time has passed since this clock was made:
   /// when less is left than two of the longest recent steps and the longest save take. By this host's clock.
   bool time_is_up() const;
-  /// What is left after step `step`: steps, and the evaluations and saves between and after them, each as long as
+  /// The remaining time after step `step`: steps, and the evaluations and saves between and after them, each as long as
   /// those so far took on average. At least one step was timed.
   double remaining_seconds(int64_t step) const;
 
@@ -124,7 +124,7 @@ class RunClock {
   Block block_;
 };
 
-// Ranks that are slower than the others, told by the host seconds they work between collectives.
+// Finds ranks that are slower than the others, from their host seconds of work between collectives.
 
 /// When to compare the ranks: after the first ten steps, then every fifty.
 bool straggler_report_due(int64_t steps_since_start);

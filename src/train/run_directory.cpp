@@ -1,6 +1,7 @@
 #include "run_directory.h"
 
 #include "log_styles.h"
+#include "models/decoder/config.h"
 #include "step_guard.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -28,8 +29,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string_view>
 #include <thread>
@@ -50,28 +54,46 @@ struct ConfigurationChanges {
   std::vector<std::string> deciding, free;  // "optimizer.lr was 0.001, is 0.002"
 };
 
-/// Every key with the value that the run has where the file leaves it to a default.
+/// The run's with what it has where the file leaves a list or a number to a default.
+Config with_defaults(Config config) {
+  // Entries with names are parts of their own: without weights the parts have equal weights.
+  if (config.data.weights.empty() && config.data.names.size() > 1)
+    config.data.weights.assign(config.data.names.size(), 1);
+  config.schedule.min_lr_factor = min_lr_factor(config.schedule);
+  return config;
+}
+
+/// Whether both lists give every part the same share, to the bit. From eight numbers on the kinds of data sum them in
+/// different orders: only a power of two keeps all shares then.
+bool same_shares(std::vector<double> a, std::vector<double> b) {
+  constexpr size_t kSummedInOrder = 8;
+  for (std::vector<double>* weights : {&a, &b}) {
+    double by = std::accumulate(weights->begin(), weights->end(), 0.0);
+    if (weights->size() >= kSummedInOrder) by = std::exp2(std::ilogb(weights->front()));
+    for (double& weight : *weights) weight /= by;
+  }
+  return a == b;
+}
+
+/// Every key with the value that the run has.
 std::map<std::string, std::string> resolved_values(const Config& config, const NullValues& nulls) {
-  Config counted = config;
-  // Entries with names are parts of their own: without weights they have equal ones.
-  if (counted.data.weights.empty() && counted.data.names.size() > 1)
-    counted.data.weights.assign(counted.data.names.size(), 1);
-  counted.schedule.min_lr_factor = min_lr_factor(counted.schedule);
   std::map<std::string, std::string> values;
-  for (const auto& [key, value] : flatten_config(counted)) {
+  for (const auto& [key, value] : flatten_config(config)) {
     const auto null = nulls.find(key);
     values[key] = value == "null" && null != nulls.end() ? null->second : value;
   }
   return values;
 }
 
-ConfigurationChanges changes(const Config& before, const Config& now, const NullValues& nulls) {
+ConfigurationChanges changes(const Config& saved, const Config& given, const NullValues& nulls) {
+  const Config before = with_defaults(saved), now = with_defaults(given);
   std::map<std::string, std::pair<std::string, std::string>> values;
   for (const auto& [key, value] : resolved_values(before, nulls)) values[key].first = value;
   for (const auto& [key, value] : resolved_values(now, nulls)) values[key].second = value;
   ConfigurationChanges result;
   for (const auto& [key, pair] : values) {
     if (pair.first == pair.second || key == "output.dir") continue;
+    if (key == "data.weights" && same_shares(before.data.weights, now.data.weights)) continue;
     const auto shown = [](const std::string& value) { return value.empty() ? std::string("not there") : value; };
     // Of these keys only the steps that they come to are kept.
     const std::string also = key == "schedule.warmup_steps" ? " (schedule.warmup_ratio counts as its steps)"
@@ -136,12 +158,13 @@ std::string lock_owner(const std::filesystem::path& lock_path) {
                                path.string(), lock_owner(path / ".lock")));
 }
 
-/// What a start finds in output.dir.
+/// The content of output.dir at a start.
 struct DirectoryState {
   std::string run_id;      // of the run that the directory belongs to, or empty
   bool same_text = false;  // its config.yaml is what this run would write
   std::vector<std::filesystem::path> leftovers;
   std::vector<std::string> changes;  // of keys that may change
+  bool nothing_left = false;         // Slurm queued the job again after its run had finished
 };
 
 /// The changed keys that may differ when a run goes on; WriteError that names the others.
@@ -170,11 +193,25 @@ std::vector<std::string> accept_configuration(const std::filesystem::path& path,
                   path.string(), join(shown, "; "), changed.deciding.size() > 1 ? "s" : ""));
 }
 
+/// Whether Slurm started this job before: it has lost a node as the job ended, or was told to.
+bool queued_again() {
+  const char* count = std::getenv("SLURM_RESTART_COUNT");
+  return count != nullptr && std::atoi(count) > 0;
+}
+
 /// Of a directory that holds what the run trained: WriteError unless the run has more to do and a checkpoint to go on
-/// from. A run that was killed before its record was written has its end to do.
-void check_extension(const std::filesystem::path& path, const Config& config, const char* artefact) {
+/// from, or false where Slurm queued it again and nothing is left. A run that was killed before its record was written
+/// has its end to do.
+bool check_extension(const std::filesystem::path& path, const Config& config, const char* artefact) {
   const auto finished = finished_run(path);
-  if (finished && finished->max_steps >= config.train.max_steps)
+  const bool done = finished && finished->max_steps >= config.train.max_steps;
+  if (done && queued_again()) {
+    log_info(fmt::format(
+        "output.dir {} holds this run, finished after step {}: the job was queued again, and nothing is left to do",
+        path.string(), finished->step));
+    return false;
+  }
+  if (done)
     throw WriteError(fmt::format(
         "output.dir {} holds this run, finished after step {} ({}): raise train.max_steps to go on from there, or "
         "choose another output.dir to run it again",
@@ -186,6 +223,7 @@ void check_extension(const std::filesystem::path& path, const Config& config, co
         path.string(),
         finished ? fmt::format("finished after step {}", finished->step)
                  : fmt::format("ended after it wrote {}", artefact)));
+  return true;
 }
 
 /// Reads an existing directory. `started_before`: an earlier start has left its lock file. WriteError.
@@ -197,7 +235,7 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
     state.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
     if (!state.same_text) state.changes = accept_configuration(path, config, nulls);
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
-    if (std::filesystem::exists(path / artefact)) check_extension(path, config, artefact);
+    if (std::filesystem::exists(path / artefact)) state.nothing_left = !check_extension(path, config, artefact);
     return state;
   }
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
@@ -223,10 +261,21 @@ std::string configuration_hash(const Config& config) {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
-NullValues null_values(const ConfigFamily& family, at::ScalarType compute) {
-  return {{"precision.compute", type_name(compute)},
-          {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
-          {"model.pad_vocab_to", std::to_string(family.vocab_multiple)}};
+NullValues null_values(const Config& config, const ConfigFamily& family, at::ScalarType compute) {
+  NullValues nulls = {{"precision.compute", type_name(compute)},
+                      {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
+                      {"model.pad_vocab_to", std::to_string(family.vocab_multiple)}};
+  if (!family.features.has(Feature::kVocabularySize)) return nulls;
+  try {
+    const std::filesystem::path path = config.model.path;
+    const DecoderConfig shape =
+        std::filesystem::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
+    nulls["model.vocab_size"] = std::to_string(shape.vocab_size);
+    nulls["model.scaled_residual_init"] = shape.scaled_residual_init ? "true" : "false";
+  } catch (const Error&) {
+    // The task says what is wrong with the model.
+  }
+  return nulls;
 }
 
 std::vector<std::string> deciding_changes(const Config& before, const Config& now, const NullValues& nulls) {
@@ -250,9 +299,11 @@ RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices cho
   collective_check(world.communicator(), [&] {
     if (world.communicator().rank() == 0) open_as_rank_zero(config);
   });
-  const std::string from_rank_zero = world.communicator().all_gather_host(run_id_ + (has_checkpoints_ ? "+" : ""))[0];
-  has_checkpoints_ = from_rank_zero.ends_with('+');
-  run_id_ = from_rank_zero.substr(0, from_rank_zero.size() - (has_checkpoints_ ? 1 : 0));
+  const std::string mine = fmt::format("{}{}{}", has_checkpoints_ ? '+' : '-', nothing_left_ ? '+' : '-', run_id_);
+  const std::string from_rank_zero = world.communicator().all_gather_host(mine)[0];
+  has_checkpoints_ = from_rank_zero[0] == '+';
+  nothing_left_ = from_rank_zero[1] == '+';
+  run_id_ = from_rank_zero.substr(2);
   collective_check(world.communicator(), [&] {
     if (world.communicator().rank() != 0) look_from_another_rank();
   });
@@ -295,6 +346,7 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   take_lock(run_id_);
   const DirectoryState state = inspect(path_, config, choices_.nulls, started_before);
   if (!state.run_id.empty()) run_id_ = state.run_id;
+  nothing_left_ = state.nothing_left;
   for (const std::filesystem::path& leftover : state.leftovers) {
     std::error_code error;
     std::filesystem::remove_all(leftover, error);

@@ -1,5 +1,5 @@
 #pragma once
-// output.dir: who owns it, what is in it, and whether a run may start or go on there.
+// Private to train/: output.dir: its owner, its content, and whether a run may start or resume there.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
@@ -13,12 +13,13 @@
 
 namespace trireme {
 
-/// What null stands for in this run, as print_config() writes it: "precision.compute" -> "fp32".
+/// The values that null means in this run, as print_config() writes them: "precision.compute" -> "fp32".
 using NullValues = std::map<std::string, std::string>;
-/// Those that the program and the machine decide. `compute`: the type that the run computes in.
-NullValues null_values(const ConfigFamily& family, at::ScalarType compute);
+/// Those that the program, the model's config.json and the machine decide. `compute`: the type that the run computes
+/// in.
+NullValues null_values(const Config& config, const ConfigFamily& family, at::ScalarType compute);
 
-/// What the user allows on the command line, and what the configuration's nulls are.
+/// The user's options of the command line, and the values of the configuration's nulls.
 struct ResumeChoices {
   bool allow_fresh = false, allow_changed_data = false;
   NullValues nulls = {};
@@ -26,19 +27,21 @@ struct ResumeChoices {
 
 class RunDirectory {
  public:
-  /// Collective. Rank 0 creates the directory and takes its lock; files of a start that did not
-  /// finish its first step are removed. A directory of a run with another configuration (the keys are named), of a
-  /// finished run, or one that another process is training in is a WriteError on all ranks. Keys that do not decide
-  /// what is computed may change (configuration_hash()), and train.max_steps may be raised, of a finished run that has
-  /// a checkpoint too.
+  /// Collective. Rank 0 creates the directory and takes its lock. Files of a start that did not finish its first step
+  /// are removed. It is a WriteError on all ranks if the directory is that of a run with another configuration (the
+  /// keys are named), that of a finished run, or one in which another process is training. Keys that do not decide what
+  /// is computed may change (configuration_hash()). train.max_steps may be raised, for a finished run too if it has a
+  /// checkpoint.
   RunDirectory(const Config& config, World& world, ResumeChoices choices = {});
   ~RunDirectory();
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
-  /// Made at the first start in this directory, kept by later ones.
+  /// Made at the first start in this directory, and kept by later starts.
   const std::string& run_id() const { return run_id_; }
   /// Whether checkpoints were there at the start, whole or not.
   bool has_checkpoints() const { return has_checkpoints_; }
+  /// The run has finished, and Slurm has queued its job again (SLURM_RESTART_COUNT).
+  bool nothing_left() const { return nothing_left_; }
   const ResumeChoices& choices() const { return choices_; }
   /// Makes the directory this run's: writes config.yaml and run.json. To be called when the first step has ended, and
   /// before anything is written that a later start needs; until then a start with a corrected configuration may use
@@ -56,7 +59,7 @@ class RunDirectory {
   ResumeChoices choices_;
   int lock_ = -1;
   std::string run_id_, config_text_;
-  bool has_checkpoints_ = false, write_config_ = false, write_identity_ = false;
+  bool has_checkpoints_ = false, nothing_left_ = false, write_config_ = false, write_identity_ = false;
 };
 
 /// Throws what RunDirectory would throw, and changes nothing. For rank 0 of a dry run.

@@ -35,7 +35,7 @@ std::string common_configuration(const Config& config) {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
-/// What of a plan all ranks must share, in words, and a hash of every number of it.
+/// The parts of a plan that all ranks must share, as text, and a hash of all its numbers.
 std::string plan_summary(const MemoryPlan& plan) {
   std::string all =
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
@@ -94,7 +94,7 @@ bool ran_out(const std::exception& error) {
 
 std::string bytes_text(int64_t count) { return format_bytes(static_cast<double>(count)); }
 
-/// What the machine still has for this process.
+/// The state of the machine's memory for this process, as text.
 std::string free_memory(at::Device device) {
   if (device.is_cuda()) {
     const std::string snapshot = out_of_memory_snapshot().string();

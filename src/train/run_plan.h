@@ -20,6 +20,7 @@ class RunPlan {
   /// naming ranks and hosts when they run different configurations or come to different plans, as model or data files
   /// that differ between hosts make them. Config, task and world outlive it.
   RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype);
+  /// The plan, with shard size, policy, recomputation and rows per pass beside the bytes.
   const MemoryPlan& memory() const { return plan_; }
   /// Of this rank.
   const DeviceInfo& device() const { return device_; }

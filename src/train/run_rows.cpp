@@ -1,10 +1,8 @@
 #include "run_rows.h"
 
-#include "data/stream/open_stream.h"
-#include "megatron_rows.h"
+#include "data/rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/plural.h"
 #include "trireme/base/text.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/config/batch_sizes.h"
@@ -14,7 +12,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -61,10 +58,9 @@ double rows_of_epochs(double epochs, int64_t rows) {
 
 Config resolve_epochs(const Config& config, const ModelFamily& family, int ranks) {
   if (!config.train.epochs) return config;
-  if (are_megatron_rows(config.data.train)) refuse_epochs("is Megatron's, which a run samples as often as it needs");
-  const std::vector<std::filesystem::path> files(config.data.train.begin(), config.data.train.end());
-  if (family.config.features.has(Feature::kDocumentStreams) && are_documents("data.train", files))
-    refuse_epochs("is a stream of documents");
+  if (family.config.features.has(Feature::kDocumentStreams))  // else the rows are BERT's
+    if (const std::string uncounted = row_format("data.train", config.data.train).uncounted; !uncounted.empty())
+      refuse_epochs(uncounted);
   Config one_step = config;
   one_step.train.max_steps = 1;
   const auto task = family.make_task(one_step, {RankGrid(0, {.world = ranks}), at::kCPU, at::kFloat}, family.config);
@@ -92,7 +88,7 @@ RunRows::RunRows(const Config& config, World& world, const ModelFamily& family, 
     // One rank writes the index maps that all of them read.
     const ProgressSection section("index maps", kStorageAllowance);
     collective_check(comm, [&] {
-      if (comm.rank() == 0) fill_index_caches(config);
+      if (comm.rank() == 0) fill_row_caches(config);
     });
   }
   collective_check(comm,

@@ -14,8 +14,8 @@
 
 namespace trireme {
 
-/// Rows of so many passes over `rows` rows, rounded up. 1.1 times 100 is 110: what differs from a whole number by the
-/// rounding of doubles alone is that number.
+/// Rows of `epochs` passes over `rows` rows, rounded up to a whole number, which may exceed int64. A product that
+/// misses a whole number only by the rounding of doubles is that number: 1.1 passes over 100 rows are 110 rows.
 double rows_of_epochs(double epochs, int64_t rows);
 
 /// `config` without train.epochs: with the number of steps that reach the last row of the last pass over data.train,

@@ -13,11 +13,11 @@
 
 namespace trireme {
 
-/// What adds up over the steps and evaluations of a process.
+/// Sums over the steps and evaluations of a process.
 struct RunTotals {
   int64_t steps = 0, rows = 0, finite_losses = 0;
   double step_seconds = 0, loss_sum = 0;         // of steps with a finite loss
-  std::optional<EvalMetrics> first, best, last;  // evaluations of the run, those before a resume included
+  std::optional<EvalMetrics> first, best, last;  // evaluations of the run, also before a resume
   std::optional<EvalMetrics> test;
   std::optional<TrainMetrics> newest;
   void add(const TrainMetrics& metrics);
@@ -50,7 +50,7 @@ struct RunSummary {
   RunTotals totals;
 
   double steps_per_s() const;
-  /// Over the time of the steps alone; nothing where no step was timed.
+  /// Over the time of the steps only; nullopt if no step was timed.
   std::optional<double> tokens_per_s_per_rank() const;
   std::optional<double> mfu() const;
   std::optional<double> train_loss() const;  // mean over the steps of this process
@@ -58,12 +58,12 @@ struct RunSummary {
 
 /// `{"event":"end",…}` on one line.
 std::string summary_json(const RunSummary& summary);
-/// The same for people: a block of lines, and the line of a dict that transformers' Trainer prints.
+/// The summary as text: a block of lines, and the line of a dict that transformers' Trainer prints.
 std::vector<std::string> summary_lines(const RunSummary& summary);
 
-/// What a run has left in `output`, folders with a slash; only what is there.
+/// The files that a run has left in `output`, folders with a slash; only existing files.
 std::vector<std::string> left_files(const std::filesystem::path& output);
-/// What to type after a run that ended so.
+/// Advice on the next command after a run that ended with `end`.
 std::string next_command(const Config& config, RunEnd end);
 
 }  // namespace trireme

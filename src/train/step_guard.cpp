@@ -161,8 +161,8 @@ std::optional<std::string> StepGuard::inspect_nonfinite(const StepNumbers& numbe
 }
 
 void StepGuard::report_saturation(const StepNumbers& numbers) {
-  // Delayed scales follow the values by a step, so that some saturation is normal: steps 1, 10, 100, … of those
-  // affected are reported.
+  // Delayed scales follow the values by a step, so that some saturation is normal: affected steps 1, 10, 100, … are
+  // reported.
   saturated_tensors_ += numbers.saturated;
   if (++saturated_steps_ != next_saturation_report_) return;
   next_saturation_report_ *= 10;

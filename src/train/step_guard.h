@@ -1,6 +1,6 @@
 #pragma once
-// Private to train/: what protects the weights from a step's numbers: the loss scale of fp16, and what happens to steps
-// with non-finite numbers, with loss spikes, and with saturated FP8 values.
+// Private to train/: protects the weights from bad steps: the loss scale of fp16, and the handling of steps with
+// non-finite numbers, loss spikes and saturated FP8 values.
 
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/config.h"
@@ -18,10 +18,10 @@
 
 namespace trireme {
 
-/// Loss spikes: how far a step's loss is above those before it.
+/// Detects loss spikes.
 ///
-/// z-score of a loss against the mean and standard deviation of kSize finite losses before it. A spike does not enter
-/// the window, so that a second one is measured against the same losses. kPatience spikes in a row are a new level: the
+/// The z-score of a loss uses the mean and standard deviation of kSize finite losses before it. A spike does not enter
+/// the window, so a second spike is measured against the same losses. kPatience spikes in a row are a new level: the
 /// window starts again with them.
 ///
 /// The loss just before is not in the window, so that the device's decision by limit(), made before the host has read
@@ -32,14 +32,14 @@ class LossWindow {
   static constexpr double kSpike = 6;
   static constexpr int kPatience = 8;
 
-  /// The z-score where it exceeds kSpike, once kLeast losses are there. Losses that are not finite are ignored.
+  /// Returns the z-score if it exceeds kSpike and at least kLeast losses are known. Ignores losses that are not finite.
   std::optional<double> add(double loss);
 
   /// The loss above which the current step is a spike. `last_added`: add() has seen the step before it.
   std::optional<double> limit(bool last_added) const;
 
-  /// For checkpoints: the losses, oldest first, then the number n of spikes in a row; -1 - n when the loss added last
-  /// is not one of them.
+  /// For checkpoints: the losses, oldest first, then the number n of spikes in a row, or -1 - n if the loss added last
+  /// is no spike.
   std::vector<double> state() const;
   void restore(const std::vector<double>& state);
 
@@ -47,33 +47,33 @@ class LossWindow {
   void settle();
 
   std::deque<double> losses_;
-  std::optional<double> newest_;  // enters the window when the next one has been measured
+  std::optional<double> newest_;  // enters the window after the next loss has been measured
   int in_a_row_ = 0;
 };
 
-/// What a checkpoint keeps of the guard beside the loss scale.
+/// The guard's state in checkpoints beside the loss scale.
 struct GuardState {
-  int consecutive_skips = 0;        // steps with non-finite numbers since the last sound one
+  int consecutive_skips = 0;        // steps with non-finite numbers since the last finite step
   int64_t skipped_steps = 0;        // of all steps; the schedule does not count them, as the optimizer does not
   std::vector<double> loss_window;  // LossWindow::state()
   bool operator==(const GuardState&) const = default;
 };
 
-/// What the device finds of a step: fp32 scalars on the device, 1 for yes.
+/// The device's checks of a step: fp32 scalars on the device, 1 for yes.
 struct StepVerdict {
-  at::Tensor
-      nonfinite;      // its loss or gradient norm is not finite; where that ends the run, or those of an earlier step
-  at::Tensor spiked;  // its loss is a spike; undefined where no spike is skipped, or too few losses are known
-  at::Tensor skip;    // one of both: the optimizer must change nothing
+  /// The loss or gradient norm is not finite. If such a step ends the run, stays 1 in the steps after it.
+  at::Tensor nonfinite;
+  at::Tensor spiked;  // the loss is a spike; undefined if spikes are not skipped or too few losses are known
+  at::Tensor skip;    // nonfinite or spiked: the optimizer must change nothing
 };
 
-/// The same step as the host reads it, a step late.
+/// The numbers of a step as the host reads them, one step late.
 struct StepNumbers {
   int64_t step = 0;     // from 1
   int64_t samples = 0;  // of all ranks, this step included
   double loss = 0, grad_norm = 0;
   bool nonfinite = false, spiked = false;
-  int64_t saturated = 0, scaled_tensors = 0;  // FP8 tensors: with values beyond their scale; all of them
+  int64_t saturated = 0, scaled_tensors = 0;  // number of FP8 tensors: with saturated values; in all
 };
 
 /// judge() and update_loss_scale() only queue device work. inspect() sees every step once, in order.
@@ -94,7 +94,7 @@ class StepGuard {
             std::function<void(const std::string&)> event);
 
   bool fp16() const { return fp16_; }
-  /// fp32 scalar on the device: what the loss is multiplied with before backward; 1 but for fp16.
+  /// fp32 scalar on the device: factor of the loss before backward; 1 unless fp16.
   const at::Tensor& loss_scale() const { return loss_scale_; }
 
   /// `loss` and `grad_norm`: fp64 scalars on the device, over all ranks, unscaled. `previous_inspected`: inspect() has
@@ -103,8 +103,9 @@ class StepGuard {
   /// fp16: halves the loss scale after an overflow, doubles it after kGrowthInterval steps without one.
   void update_loss_scale(const StepVerdict& verdict);
 
-  /// Reports what is unusual about a step. Returns why the run must end here, and what to try; nothing: it goes on.
-  /// Collective where it calls `find_nonfinite`: for non-finite numbers other than an overflow of fp16.
+  /// Reports non-finite numbers, spikes and saturation of a step. Returns why the run must end, and what to try;
+  /// nullopt: it goes on. Collective if it calls `find_nonfinite`: for non-finite numbers other than an overflow of
+  /// fp16.
   [[nodiscard]] std::optional<std::string> inspect(const StepNumbers& numbers, const FindNonfinite& find_nonfinite);
 
   /// Whether this run may skip a step and go on.

@@ -33,6 +33,7 @@ at::Tensor step_results(const at::Tensor& stats, const at::Tensor& loss, const a
   results[kGradNorm].copy_(grad_norm);
   results[kNonfinite].copy_(verdict.nonfinite);
   if (verdict.spiked.defined()) results[kSpiked].copy_(verdict.spiked);
+  // Stop, ready, clock and samples: the four sums that the host reads as they are.
   results.narrow(0, kStop, 4).copy_(stats.narrow(0, kStopVotes, 4));
   if (saturated.defined()) results[kSaturated].copy_(saturated);
   results[kLossScale].copy_(loss_scale);
@@ -43,9 +44,7 @@ void wait_for(const StepRecord& record) {
   if (record.end.event) record.end.event->synchronize();
 }
 
-bool injects_faults() { return std::getenv("TRIREME_FAULT") != nullptr; }
-
-void inject_gradient_fault(const std::string& name, at::Tensor& gradient, int rank, int64_t step) {
+void inject_gradient_fault(const std::string& name, const at::Tensor& gradient, int rank, int64_t step) {
   if (fault_point("gradient:" + name, rank, step)) gradient.view(-1)[0] = std::numeric_limits<float>::quiet_NaN();
 }
 
@@ -141,6 +140,8 @@ void TrainStep::train_step(int64_t step) {
   // One all-reduce: squared gradient norm, loss, its denominator, votes to stop and to save.
   at::NoGradGuard no_grad;
   const at::Tensor stats = reduce_statistics(loss_sum, batch);
+  // Backward differentiated loss_sum * loss_scale / nominal_denominator, and the step's loss is loss_sum / denominator:
+  // `unscale` turns the gradients of the first into those of the second.
   const at::Tensor denominator = stats[kDenominator].clamp_min(1e-30);
   const at::Tensor unscale = task_.nominal_denominator() / (denominator * guard_->loss_scale());
   const at::Tensor grad_norm = stats[kSquare].sqrt() * unscale;
@@ -247,21 +248,22 @@ void TrainStep::warm_up() {
 }
 
 void TrainStep::observe_faults() {
-  if (!injects_faults()) return units_->observe_gradients({});
-  units_->observe_gradients([this](const ParameterSpec& parameter, at::Tensor& gradient) {
+  if (std::getenv("TRIREME_FAULT") == nullptr) return units_->observe_gradients({});
+  units_->observe_gradients([this](const ParameterSpec& parameter, const at::Tensor& gradient) {
     inject_gradient_fault(parameter.parts.front().name, gradient, comm_.rank(), progress_.completed + 1);
   });
 }
 
 std::string TrainStep::find_nonfinite(int64_t step) {
   std::string differences;  // from the first computation
-  // Where the run goes on, the next step was queued before this one's numbers were read, and has changed the weights.
+  // If the run goes on, the next step was queued before the numbers of this step were read, and has changed the
+  // weights.
   if (in_flight_.updated_after(step)) differences = fmt::format(" with the weights after step {}", progress_.completed);
   if (guard_->fp16()) differences += fmt::format(" at a loss scale of {:g}", guard_->loss_scale().item<double>());
   std::string found;
-  units_->observe_gradients([&](const ParameterSpec& parameter, at::Tensor& gradient) {
+  units_->observe_gradients([&](const ParameterSpec& parameter, const at::Tensor& gradient) {
     const std::string& name = parameter.parts.front().name;
-    if (injects_faults()) inject_gradient_fault(name, gradient, comm_.rank(), step);
+    inject_gradient_fault(name, gradient, comm_.rank(), step);
     if (found.empty() && !gradient.isfinite().all().item<bool>()) found = "the gradient of " + name;
   });
   units_->begin_step();

@@ -1,11 +1,19 @@
 #pragma once
-// Private to train/: the path of a step: what is trained, and what one step does to it.
+// Private to train/: what one step does: its inputs (RunParts), the step itself (TrainStep), and its results on their
+// way to the host (StepsInFlight).
 
+#include "mlperf.h"
 #include "run_clock.h"
-#include "run_parts.h"
+#include "run_directory.h"
+#include "task.h"
 #include "training_state.h"
+#include "trireme/comm/communicator.h"
+#include "trireme/comm/rank_grid.h"
+#include "trireme/config/config.h"
 #include "trireme/fsdp/sharded_units.h"
+#include "trireme/ops/device.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/plan/plan.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -19,7 +27,24 @@
 
 namespace trireme {
 
-/// Positions in a step's results: fp64, the same on all ranks. From kStop on they are sums over ranks or rank 0's.
+/// What the stages of a start (run.cpp) have made when the loop begins. The objects outlive the loop.
+struct RunParts {
+  const Config& config;
+  World& world;
+  RankGrid grid;  // with the plan's shard groups
+  TrainingTask& task;
+  const MemoryPlan& plan;
+  at::ScalarType compute_dtype;
+  const DeviceInfo& device;
+  RunDirectory& directory;
+  MlperfEvents& mlperf;
+  std::function<void()> weights_loaded;  // Trainer calls it on every rank when the weights are there; may throw
+
+  Communicator& comm() const { return world.communicator(); }
+};
+
+/// Positions in a step's results: fp64, the same on all ranks. kStop to kSampleCount are sums over the ranks; only rank
+/// 0 votes for kClock.
 enum StepResult {
   kLoss,
   kGradNorm,
@@ -61,7 +86,7 @@ class StepsInFlight {
   std::deque<StepRecord> records_;
 };
 
-/// What this rank says in a step's all-reduce.
+/// This rank's values in a step's all-reduce.
 struct StepVotes {
   bool stop = false;        // it was asked to stop
   double save_ready = 0;    // CheckpointSaver::ready()
@@ -95,12 +120,13 @@ class TrainStep {
   StepsInFlight& in_flight() { return in_flight_; }
 
  private:
-  /// Waits for the rows of step `step`, and starts preparing those of the next one.
+  /// Waits for the rows of step `step`, and starts preparing the rows of the next step.
   StepBatch next_batch(int64_t step);
-  /// Sum of this rank's losses; the gradients are reduced over the ranks.
+  /// Sum of this rank's losses, fp64 scalar on the device; the gradients are reduced over the ranks.
   at::Tensor forward_backward(const StepBatch& batch);
+  /// The step's StepStat (train_step.cpp), summed over the ranks: fp64 [kNumStats] on the device. Collective.
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
-  /// What the optimizer multiplies gradients with: undoes the loss scale, and clips.
+  /// The factor of gradients in the optimizer, fp32 scalar on the device: undoes the loss scale, and clips.
   at::Tensor gradient_multiplier(const at::Tensor& unscale, const at::Tensor& grad_norm) const;
   /// The learning rate of step `step`; waits for the step before where that may be skipped.
   double step_learning_rate(int64_t step) const;
@@ -108,6 +134,7 @@ class TrainStep {
   bool clips_locally() const;
   /// optimizer.clip local: what a rank multiplies its own gradients with, given their squared norm.
   at::Tensor local_clip(const at::Tensor& square) const;
+  /// For tests of faults: with TRIREME_FAULT gradients pass through the fault points gradient:NAME.
   void observe_faults();
 
   const RunParts& run_;

@@ -27,7 +27,7 @@ std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>
   for (const std::string& part : comm.gather_host(bytes)) {
     const size_t before = all.size();
     all.resize(before + part.size() / sizeof(double));
-    std::memcpy(all.data() + before, part.data(), part.size());
+    if (!part.empty()) std::memcpy(all.data() + before, part.data(), part.size());
   }
   return all;
 }
@@ -82,7 +82,7 @@ void Trainer::start() {
   report_.start_run();
   profiler_ = Profiler::make(config_, run_.world, directory_.path() / "profile", progress_.completed);
   clock_.start_step();
-  stop_vote_.decide(asked_to_stop());
+  stop_vote_.decide(asked_to_stop());  // a signal that came during the start ends the run before its first step
 }
 
 ExitCode Trainer::train() {
@@ -93,6 +93,7 @@ ExitCode Trainer::train() {
       profiled_step();
     else
       step_.train_step(progress_.completed);
+    // The host reads a step's results while the device computes the next step.
     while (step_.in_flight().size() > 1) collect_step();
     if (progress_.reported > clock_.first_step()) directory_.claim();
     if (const auto steps = clock_.take_straggler_interval(progress_.completed)) report_stragglers(*steps);
@@ -110,6 +111,7 @@ ExitCode Trainer::train() {
   collect_all_steps();
   if (profiler_) profiler_->finish();
   if (evaluation_.last_missing()) evaluation_.evaluate();
+  // A stop before the last step, or in the evaluation after it.
   if (!progress_.reached_target && (!finished() || evaluation_.last_missing())) return stop();
   if (!evaluation_.test()) return stop();
   finish();

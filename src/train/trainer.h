@@ -24,7 +24,7 @@ class Trainer {
   ExitCode run();
 
  private:
-  /// What happens before the first step.
+  /// The work before the first step.
   void start();
   ExitCode train();
   /// A signal, or on rank 0 train.max_time: this rank's vote to stop.

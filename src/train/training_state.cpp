@@ -1,6 +1,6 @@
 #include "training_state.h"
 
-#include "megatron_rows.h"
+#include "data/rows.h"
 #include "run_directory.h"
 #include "trireme/base/error.h"
 #include "trireme/config/batch_sizes.h"
@@ -109,7 +109,7 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
   run.samples_after = [batches = BatchSizes(config.batch)](int64_t steps) { return batches.before(steps); };
   run.tokens_per_sample = config.data.seq_length;
   if (!fingerprints) return run;
-  for (const std::string& path : train_files(config))
+  for (const std::string& path : row_files(config))
     manifest.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
   if (config.lora)
     manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);

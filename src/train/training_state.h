@@ -1,6 +1,6 @@
 #pragma once
-// Private to train/: what a run goes on from, and how a checkpoint calls and describes it. The names in files are those
-// of the first version: checkpoints of all versions are read.
+// Private to train/: the state from which a run resumes, with its names and description in a checkpoint. The names in
+// files are those of the first version: checkpoints of all versions are read.
 
 #include "step_guard.h"
 #include "trireme/comm/rank_grid.h"
@@ -48,7 +48,7 @@ struct LoopState {
 };
 LoopState loop_state(const CheckpointManifest& manifest);
 
-/// What all checkpoints of a run say, and what one is compared with before the run goes on from it.
+/// Facts in all checkpoints of a run, with which a checkpoint is compared before a resume.
 struct CheckpointRun {
   CheckpointManifest manifest;                               // without step, numbers and files
   std::function<int64_t(int64_t steps)> samples_after = {};  // samples of the first so many steps

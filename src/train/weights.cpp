@@ -1,7 +1,7 @@
 #include "weights.h"
 
 #include "checkpoint_writer.h"
-#include "megatron_rows.h"
+#include "data/rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -46,7 +46,7 @@ void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, s
   for (const auto& [name, tensor] : there) differences.push_back(fmt::format("{} is there, which the run lacks", name));
 }
 
-/// What `find` returns or throws on any rank as one text, the same on every rank. Collective.
+/// The results and errors of `find` on all ranks as one text, equal on every rank. Collective.
 std::string shared_problem(Communicator& comm, const std::function<std::string()>& find) {
   std::string mine, all;
   try {
@@ -270,8 +270,8 @@ std::optional<ResumedRun> resume_newest(const CheckpointFolder& folder, const Ch
 
 namespace {
 
-/// What a higher train.max_steps than that of `before` does to the schedule of a run that goes on after step
-/// `completed`, of which the optimizer did `counted`.
+/// The effect on the schedule of a higher train.max_steps than in `before`, for a run that resumes after step
+/// `completed`; the optimizer has counted `counted` steps.
 void report_extension(const Config& before, const Config& config, int64_t completed, int64_t counted) {
   const int64_t now = config.train.max_steps;
   const char* schedule = word_of(config.schedule.name);
@@ -322,12 +322,11 @@ void load_or_resume(const RunParts& run, const CheckpointFolder& folder, const C
   std::string warning;
   collective_check(comm, [&] {
     if (comm.rank() == 0)
-      warning = check_checkpoint_space(run.config, folder.path(), run.directory.run_id(),
-                                       checkpoint_bytes(units, run.grid.world.size));
+      warning = check_checkpoint_space(run.config, folder.path(), run.directory.run_id(), units, run.grid.world.size);
   });
   if (!warning.empty()) log_warn(warning);
   if (periodic) saver.prepare(step.state());
-  // Where everything is trained a checkpoint holds every weight: the base model is not read.
+  // If all weights are trained, a checkpoint holds every weight: the base model is not read.
   if (frozen) collective_check(comm, [&] { run.task.load_weights(step.units()); });
   const auto resumed = resume_newest(folder, description, comm, run.directory.choices(), step.state());
   if (!resumed) {
@@ -339,7 +338,7 @@ void load_or_resume(const RunParts& run, const CheckpointFolder& folder, const C
   saver.resumed(progress.completed);
   collective_check(comm, [&] {
     if (comm.rank() != 0 || !resumed->config) return;
-    for (const std::string& sentence : changed_megatron_orders(*resumed->config, run.config))
+    for (const std::string& sentence : changed_row_order(*resumed->config, run.config))
       log_info("warning: " + sentence);
   });
 }

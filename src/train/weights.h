@@ -1,6 +1,6 @@
 #pragma once
-// Private to train/: how a run gets its weights: from the model's files, drawn, or from a checkpoint that it goes on
-// from, on any number of ranks.
+// Private to train/: how a run gets its weights: from the model's files, drawn, or from a checkpoint, on any number of
+// ranks.
 
 #include "checkpoint_saver.h"
 #include "train_step.h"
@@ -21,8 +21,8 @@ struct ResumedRun {
 std::optional<ResumedRun> resume_newest(const CheckpointFolder& folder, const CheckpointRun& run, Communicator& comm,
                                         const ResumeChoices& choices, const std::vector<StateTensor>& state);
 
-/// Collective. Opens the folder of checkpoints, loads the weights or goes on from the newest whole checkpoint, of which
-/// it sets `progress`, the guard, the place in the data and the FP8 scales. ModelError, DataError, WriteError where
+/// Collective. Opens the folder of checkpoints, loads the weights or resumes from the newest whole checkpoint, which
+/// gives `progress`, the guard, the position in the data and the FP8 scales. ModelError, DataError, WriteError where
 /// regular checkpoints do not fit on the disk.
 void load_or_resume(const RunParts& run, const CheckpointFolder& folder, const CheckpointRun& description,
                     CheckpointSaver& saver, TrainStep& step, RunProgress& progress);

@@ -140,7 +140,6 @@ HangReport analyse(const std::vector<RankView>& views) {
   const auto view_of_rank = [&](int rank) -> const RankView& {
     return *std::find_if(views.begin(), views.end(), [&](const RankView& view) { return view.rank == rank; });
   };
-  const auto hold_responsible = [&](std::vector<int> ranks) { report.responsible = std::move(ranks); };
 
   // A process records the end of a GPU collective when it queries the event, which a stopped process does not do. A
   // collective that another rank has finished therefore counts as finished there.
@@ -166,7 +165,7 @@ HangReport analyse(const std::vector<RankView>& views) {
   std::vector<int> odd;
   if (const std::string desync = find_desync(views, &odd); !desync.empty()) {
     report.sentence = desync;
-    hold_responsible(odd);
+    report.responsible = odd;
     return report;
   }
   std::vector<int> absent, behind, silent, idle;
@@ -189,19 +188,19 @@ HangReport analyse(const std::vector<RankView>& views) {
     });
     report.excused = late.empty();
     if (!late.empty()) behind = late;
-    hold_responsible(behind);
+    report.responsible = behind;
     report.sentence =
         fmt::format("{} never reached {} ({})", rank_names(views, behind), where, doing(view_of_rank(behind[0])));
   } else if (!absent.empty()) {
-    hold_responsible(absent);
+    report.responsible = absent;
     report.sentence = fmt::format("{} did not answer while the others wait in {}: host or network lost",
                                   rank_names(views, absent), where);
   } else if (!silent.empty()) {
-    hold_responsible(silent);
+    report.responsible = silent;
     report.sentence =
         fmt::format("{} stopped inside {} ({})", rank_names(views, silent), where, doing(view_of_rank(silent[0])));
   } else if (!idle.empty() && idle.size() < views.size()) {
-    hold_responsible(idle);
+    report.responsible = idle;
     report.sentence = fmt::format("{} began {} but does not wait for it ({})", rank_names(views, idle), where,
                                   doing(view_of_rank(idle[0])));
   } else {

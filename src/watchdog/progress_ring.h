@@ -24,7 +24,7 @@ class ProgressRing final : public CollectiveObserver {
   void resume(uint64_t sequence) override;
   void end(uint64_t sequence) override;
 
-  /// Seconds for which the host has been blocked in a collective; 0 when it is not.
+  /// Seconds for which the host has been blocked in a collective; 0 if it is not blocked.
   double longest_wait();
   RankView view();
   int record_fd() const { return shared_.fd(); }

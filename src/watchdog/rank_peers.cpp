@@ -54,7 +54,8 @@ namespace {
 using std::chrono::milliseconds;
 using namespace wire;
 
-/// Of the first question to a rank; a host that has not answered after all its ranks is asked with twice the patience.
+/// Time limit of the first question to a rank; a host that has not answered after all its ranks is asked with twice the
+/// patience.
 constexpr double kQuerySeconds = 2;
 /// After this time without any answer a host is lost. On a busy machine an answer takes seconds.
 constexpr double kHostSeconds = 12;

@@ -1,5 +1,5 @@
 #pragma once
-// Private to watchdog/: the other ranks of a job: where they are, and what they say when they are asked.
+// Private to watchdog/: the other ranks of a job: their addresses, and their answers to questions.
 
 #include "rank_record.h"
 #include "trireme/comm/watch.h"
@@ -14,7 +14,7 @@
 
 namespace trireme {
 
-/// What the TCP connections between watches carry.
+/// The protocol of the TCP connections between watches.
 namespace wire {
 
 /// The request of a connection: neighbour (stays open); views of all ranks of this host; stack of this rank's training
@@ -22,14 +22,14 @@ namespace wire {
 enum Request : char { kNeighbour = 'N', kQuery = 'Q', kStack = 'S' };
 /// The first bytes of a connection.
 struct Greeting {
-  uint64_t token;  // of the job; connections with another are closed
+  uint64_t token;  // of the job; connections with another token are closed
   int32_t rank;
   char request;
 };
 /// Messages between neighbours: orderly end, or failure (uint32 length, then "exit code\nreason").
 enum Message : char { kBye = 'B', kFailure = 'F' };
 constexpr size_t kMaxReason = 4000;
-/// What a neighbour has sent so far.
+/// The bytes that a neighbour has sent so far.
 struct Received {
   enum { kNothing, kIncomplete, kOrderlyEnd, kFailed, kJunk } what = kNothing;
   int exit_code = 0;  // of kFailed; from 1 to 255
@@ -50,7 +50,7 @@ std::string network_place(const std::string& address);
 
 class RankPeers {
  public:
-  /// For which a rank's server waits for the stack of its training thread.
+  /// Seconds for which a rank's server waits for the stack of its training thread.
   static constexpr double kStackSeconds = 1;
   struct Peer {
     std::string host;
@@ -59,24 +59,24 @@ class RankPeers {
     std::vector<Endpoint> endpoints;     // in the order of attempts
     const RankRecord* record = nullptr;  // same host
   };
-  /// What other ranks need to reach this one, which listens at `endpoints`, the loopback address first.
+  /// The text with which other ranks reach this rank, which listens at `endpoints`, loopback address first.
   static std::string introduction(const std::vector<Endpoint>& endpoints);
   /// `introductions`, `places`: of all ranks. `stop`: set when the watch ends; questions then end early.
   RankPeers(int rank, const std::vector<std::string>& introductions, const std::vector<std::string>& places,
             const std::atomic<bool>& stop);
 
   const Peer& operator[](int rank) const { return peers_[static_cast<size_t>(rank)]; }
-  const std::vector<std::vector<int>>& hosts() const { return hosts_; }  // their ranks, in the order of the first ones
+  const std::vector<std::vector<int>>& hosts() const { return hosts_; }  // ranks of each host, in rank order
   uint64_t token() const { return token_; }                              // of the job
 
   /// A connection to the rank; -1: none.
   int connect(int rank, double seconds) const;
-  /// The answer of a rank's server thread; nothing when there is none or it is incomplete.
+  /// The answer of a rank's server thread; nullopt if it is absent or incomplete.
   std::optional<std::string> ask(int rank, wire::Request request, double seconds) const;
   /// The views of these ranks of one host, from any of them that answers; of none when the host does not answer, whose
   /// ranks are asked again and again for kHostSeconds.
   std::vector<RankView> query(const std::vector<int>& ranks_of_host) const;
-  /// The views of all ranks. Host `lost` is not asked: it did not answer just now.
+  /// The views of all ranks. Host `lost`, which has just not answered, is not asked.
   std::vector<RankView> views(std::optional<size_t> lost) const;
   /// The records of this host's ranks as text: the answer to kQuery.
   std::string views_of_this_host() const;

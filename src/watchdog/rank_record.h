@@ -43,7 +43,7 @@ struct RankView {
   bool stopped = false, dead = false;  // from /proc: same host only
   int64_t step = 0;
   double step_seconds = 0, silent_for = 0;
-  double overdue_ago = -1;  // -1: it does not wait longer than its limit
+  double overdue_ago = -1;  // -1: it does not wait beyond its limit
   std::string section;
   double section_for = 0, section_allowance = 0;
   struct Collective {
@@ -70,7 +70,7 @@ std::string encode(const RankView& view);
 bool decode(const std::string& text, RankView& view);
 
 /// A record in anonymous shared memory, which others open as /proc/<pid>/fd/<fd>. It has no name in any file system, so
-/// none can be left over.
+/// no file can remain.
 class SharedRecord {
  public:
   SharedRecord();
@@ -82,8 +82,8 @@ class SharedRecord {
   int fd_ = -1;
 };
 
-/// Maps the record of a process on this host for reading, for the life of this process. Null when it cannot be opened
-/// or has another token.
+/// Maps the record of a process on this host for reading, until this process ends. Null when it cannot be opened or has
+/// another token.
 const RankRecord* map_record(int pid, int fd, uint64_t token);
 
 }  // namespace trireme

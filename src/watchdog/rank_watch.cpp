@@ -37,7 +37,7 @@ constexpr int kBeat = 1000;  // milliseconds
 constexpr double kFirstStepLimit = 300, kLeastLimit = 60, kMedianSteps = 10;
 /// A rank whose watchdog has found it waiting this long ago still looks for the hanging one.
 constexpr double kAsking = 5;
-/// From the limit until a rank asks: by then the others have found, too, that they wait, and few ask.
+/// From the limit until a rank asks: by then the other ranks also know that they wait, and few ask.
 constexpr double kSettle = 1.5;
 /// A continued process reads the failure from its neighbour and ends; on a busy machine it may have to wait for a core.
 constexpr milliseconds kContinuedEnds{5000};
@@ -78,10 +78,7 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
 }
 
 RankWatch::~RankWatch() {
-  stop_ = true;
-  (void)eventfd_write(wake_, 1);
-  if (server_.joinable()) server_.join();
-  if (watchdog_.joinable()) watchdog_.join();
+  end_threads();
   for (const Neighbour& neighbour : neighbours_)
     if (neighbour.fd >= 0) close(neighbour.fd);
   for (const int listener : listeners_) close(listener);
@@ -169,8 +166,8 @@ void RankWatch::serve() {
       (void)eventfd_read(wake_, &value);
     }
     for (const GreetingQueue::Caller& caller : queue_->serve()) answer(caller);
-    if (strangers_ == 0 && queue_->dropped() > 0) log_warn(fmt::format("rank {}: {}", rank_, queue_->report()));
-    strangers_ = queue_->dropped();
+    if (unknown_callers_ == 0 && queue_->dropped() > 0) log_warn(fmt::format("rank {}: {}", rank_, queue_->report()));
+    unknown_callers_ = queue_->dropped();
     if (polled[2].revents != 0 && polled[2].fd == neighbours_[kNext].fd) read_from(neighbours_[kNext]);
     if (polled[3].revents != 0 && polled[3].fd == neighbours_[kPrevious].fd) read_from(neighbours_[kPrevious]);
     if (previous_lost_ && Clock::now() >= *previous_lost_ + kReportDelay) handle_lost(neighbours_[kPrevious]);
@@ -296,7 +293,7 @@ bool RankWatch::another_asks(std::optional<size_t>& lost) const {
     const RankRecord* record = (*peers_)[rank].record;
     if (rank < rank_ && record != nullptr && record->overdue > steady_seconds() - kAsking) return true;
   }
-  // Along the hosts there is always one that asks: the first, or one after a host where no rank waits.
+  // There is always a rank that asks all hosts: the first, or one after a host where no rank waits.
   if (host == 0) return false;
   const std::vector<RankView> before = peers_->query(peers_->hosts()[host - 1]);
   if (before.empty()) lost = host - 1;
@@ -399,12 +396,16 @@ void RankWatch::fail(const std::string& reason, int exit_code) {
   _exit(exit_code);
 }
 
-void RankWatch::leave() {
+void RankWatch::end_threads() {
   stop_ = true;
   (void)eventfd_write(wake_, 1);
   if (server_.joinable()) server_.join();
   if (watchdog_.joinable()) watchdog_.join();
-  if (strangers_ > 0) log_warn(fmt::format("rank {}: {}", rank_, queue_->report()));
+}
+
+void RankWatch::leave() {
+  end_threads();
+  if (unknown_callers_ > 0) log_warn(fmt::format("rank {}: {}", rank_, queue_->report()));
   const char bye = kBye;
   for (const Neighbour& neighbour : neighbours_)
     if (neighbour.fd >= 0) (void)send_all(neighbour.fd, &bye, 1);

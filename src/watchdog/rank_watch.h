@@ -1,6 +1,6 @@
 #pragma once
-// Private to watchdog/: each rank watches the others, whatever launched them. A dead rank is noticed at once, a hung
-// one after a time limit, and a rank that fails ends all of them.
+// Private to watchdog/: each rank watches the others, under every launcher. A dead rank is noticed at once, a hung rank
+// after a time limit, and a rank that fails ends all ranks.
 //
 // Records: each rank keeps its last collectives in shared memory. The ranks of its host read it even when the rank is
 // stopped or dead, and any of them answers for the host when another host asks.
@@ -47,8 +47,8 @@ class RankWatch final : public RankGuard {
   [[noreturn]] void fail(const std::string& reason, int exit_code) override;
   void announce(const std::string& reason, int exit_code) override;
   void leave() override;
-  /// Connections to this rank's port that were none of this job's; complete after leave().
-  int64_t strangers() const { return strangers_; }
+  /// Connections to this rank's port from outside the job; complete after leave().
+  int64_t unknown_callers() const { return unknown_callers_; }
 
  private:
   struct Neighbour {
@@ -60,8 +60,8 @@ class RankWatch final : public RankGuard {
   /// within this time.
   static constexpr std::chrono::milliseconds kReportDelay{300};
 
-  // Start: listening sockets, and the exchange of addresses, process IDs and tokens. Ranks of one host meet at its
-  // loopback address; one more socket, where there are other hosts, listens on the job's interface.
+  // Start: listening sockets, and the exchange of addresses, process IDs and tokens. Ranks of one host connect at its
+  // loopback address; with several hosts another socket listens on the job's interface.
   std::vector<Endpoint> listen(const std::vector<std::string>& places);
   bool connect_next();
 
@@ -75,8 +75,8 @@ class RankWatch final : public RankGuard {
   void watch();
   /// Ends all ranks, or returns the seconds until the next look.
   double handle_hang(double waited);
-  /// Another rank finds the hanging one: a lower one of this host, or one of the host before. That host in `lost`
-  /// when it does not answer.
+  /// Another rank searches for the hanging rank: a lower rank of this host, or a rank of the host before. That host in
+  /// `lost` when it does not answer.
   bool another_asks(std::optional<size_t>& lost) const;
   /// Sleeps as the watchdog's thread does while it handles a hang. False when the watch ends.
   bool pause(double seconds) const;
@@ -87,6 +87,7 @@ class RankWatch final : public RankGuard {
   void claim_exit();
   void forward(const std::string& reason, int exit_code);
   void end_stopped_ranks();
+  void end_threads();
 
   int rank_, size_;
   Hooks hooks_;
@@ -94,7 +95,7 @@ class RankWatch final : public RankGuard {
   std::vector<int> listeners_;
   int wake_ = -1;
   std::unique_ptr<GreetingQueue> queue_;  // of the server's thread
-  std::atomic<int64_t> strangers_ = 0;
+  std::atomic<int64_t> unknown_callers_ = 0;
   std::unique_ptr<RankPeers> peers_;
   std::mutex neighbours_mutex_;
   Neighbour neighbours_[2];

@@ -44,6 +44,16 @@ def check_plot(site):
         site.run("trireme", "plot", metrics("bad.jsonl", [1, step]), code=3, says='bad.jsonl:2: "step" is')
     (site.work / "event.jsonl").write_text('{"event": 5}\n{"event": "train", "step": 1, "loss": 2.0}\n')
     site.run("trireme", "plot", "event.jsonl")
+    falls = metrics("falls.jsonl", list(range(1, 41)))
+    for locale, ascii_only in (({"LC_ALL": "C"}, True), ({"LC_ALL": "", "LC_CTYPE": "", "LANG": ""}, True), ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8"}, False),
+                               ({"LC_ALL": "POSIX", "LANG": "en_US.utf8"}, True)):
+        text = subprocess.run([f"{site.bin}/trireme", "plot", site.work / falls, "--columns", "20", "--rows", "5"], capture_output=True, check=True,
+                              env={**os.environ, **locale}).stdout.decode()
+        assert text.isascii() == ascii_only, (locale, text)
+        drawn = [line.split("|")[1] for line in text.splitlines() if "|" in line]
+        assert len(drawn) == 5 and all(len(line) == 20 for line in drawn), text
+        # From the upper left to the lower right.
+        assert drawn[0][0] not in " \u2800" and drawn[-1][-1] not in " \u2800" and drawn[0][-1] in " \u2800" and drawn[-1][0] in " \u2800", text
     for columns, widest in ((60, 60), (200, 83)):  # of the terminal; of a line
         outer, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))

@@ -1,4 +1,4 @@
-// Compares with Random123's known answers, values from NumPy 2.4, and published XXH3 values.
+// Compares with values from NumPy 2.4 and published XXH3 values.
 #include "trireme/base/rng.h"
 
 #include <gtest/gtest.h>
@@ -10,15 +10,6 @@
 
 namespace trireme {
 namespace {
-
-using Block = std::array<uint32_t, 4>;
-
-TEST(Philox, EqualsRandom123KnownAnswers) {
-  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox4x32({~0U, ~0U, ~0U, ~0U}, {~0U, ~0U}), (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-            (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
-}
 
 TEST(DeriveSeed, DependsOnEveryArgumentAndIsStable) {
   std::set<uint64_t> seen;

@@ -1,5 +1,4 @@
 #include "trireme/base/text.h"
-#include "trireme/base/wrap.h"
 
 #include <gtest/gtest.h>
 

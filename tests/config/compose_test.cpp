@@ -1,5 +1,5 @@
 // Composition against what Hydra and OmegaConf made of the same files (compose/golden.py), and what is refused.
-#include "trireme/config/compose.h"
+#include "trireme/compose/compose.h"
 
 #include "config_testing.h"
 #include "trireme/base/file.h"

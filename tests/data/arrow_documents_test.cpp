@@ -1,9 +1,9 @@
 // Arrow files as documents: the layouts of fms-fsdp and datasets.save_to_disk, and damaged files.
 
-#include "data/stream/open_documents.h"
+#include "data/stream/documents.h"
+#include "trireme/arrow/arrow_table.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/formats/arrow/arrow_table.h"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ fs::path stream_fixture(const std::string& name) {
 const auto no_text = text_tokens("none", "");
 
 Documents read_all(const fs::path& path, const std::string& column = "") {
-  const auto set = open_documents(path, column, no_text);
+  const auto set = open_documents({path}, column, no_text);
   Documents all(static_cast<size_t>(set->size()));
   for (int64_t i = 0; i < set->size(); ++i) set->read(i, all[static_cast<size_t>(i)]);
   return all;
@@ -78,15 +78,15 @@ TEST(ArrowDocuments, TextGoesToTheTokenizer) {
 }
 
 TEST(ArrowDocuments, PlacesNameBatchRowAndByte) {
-  const auto set = open_documents(stream_fixture("saved"), "", no_text);
+  const auto set = open_documents({stream_fixture("saved")}, "", no_text);
   EXPECT_NE(set->place(4).find("data-00001-of-00002.arrow: batch 0, row 1 (batch at byte "), std::string::npos);
-  const auto fms = open_documents(stream_fixture("fms/lang=en/dataset=a/one.arrow"), "", no_text);
+  const auto fms = open_documents({stream_fixture("fms/lang=en/dataset=a/one.arrow")}, "", no_text);
   EXPECT_NE(fms->place(3).find("one.arrow: batch 3 (byte "), std::string::npos) << fms->place(3);
 }
 
 TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   const std::vector<std::pair<std::string, std::vector<const char*>>> cases = {
-      {"null_token.arrow", {"batch 0, row 1", "token 1 is null"}},
+      {"null_token.arrow", {"batch 0, row 1", "value 1 is null"}},
       {"floats.arrow", {"column 'tokens' is float", "expected a list of integers"}},
       {"other_column.arrow", {"no column 'tokens', 'input_ids' or 'text'", "it has: ids", "data.column"}},
       {"splits", {"holds the splits train, test", "splits/train"}},

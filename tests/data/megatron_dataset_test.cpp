@@ -39,7 +39,7 @@ class MegatronRows : public ::testing::Test {
   }
   static std::shared_ptr<const MegatronDataset> open(const fs::path& path, const MegatronOptions& options,
                                                      int64_t samples = 1) {
-    return open_megatron_dataset({{path}, {}}, MegatronSplit::kTrain, samples, options);
+    return open_megatron_dataset({{path}, {}}, Split::kTrain, samples, options);
   }
   /// The message of the DataError that `body` throws.
   template <class Body>
@@ -125,7 +125,7 @@ TEST_F(MegatronRows, TooLittleText) {
   MegatronOptions options = in_order(3);
   options.splits = "98,1,1";
   EXPECT_NE(complaint([&] {
-              (void)open_megatron_dataset({{small()}, {}}, MegatronSplit::kTest, 1, options);
+              (void)open_megatron_dataset({{small()}, {}}, Split::kTest, 1, options);
             }).find("data.splits '98,1,1' gives test none of the 3 documents"),
             std::string::npos);
   for (const char* splits : {"1,2", "a,1,1", "0,0,0", "-1,1,1", "", "1,1,1,1", "inf,1,1"}) {
@@ -202,7 +202,7 @@ TEST_F(MegatronRows, UnwritableCacheIsBuiltInMemory) {
 TEST_F(MegatronRows, BlendsFollowTheirWeights) {
   const fs::path a = write("a", {std::vector<int32_t>(200, 1)});
   const fs::path b = write("b", {std::vector<int32_t>(200, 2)});
-  const auto data = open_megatron_dataset({{a, b}, {3, 1}}, MegatronSplit::kTrain, 400, in_order(4));
+  const auto data = open_megatron_dataset({{a, b}, {3, 1}}, Split::kTrain, 400, in_order(4));
   std::string order;
   for (int64_t row = 0; row < 12; ++row) order += static_cast<char>('0' + data->read(row).input_ids[0]);
   EXPECT_EQ(order, "121112111211");  // each from the part that is furthest behind 3/4 or 1/4 of the rows before
@@ -212,7 +212,7 @@ TEST_F(MegatronRows, BlendsFollowTheirWeights) {
   options.index_cache = folder_;
   fs::create_directories(folder_ / "other");
   const fs::path c = write("other/a", {std::vector<int32_t>(200, 2)});
-  EXPECT_THROW((void)open_megatron_dataset({{a, c}, {1, 1}}, MegatronSplit::kTrain, 400, options), ConfigError);
+  EXPECT_THROW((void)open_megatron_dataset({{a, c}, {1, 1}}, Split::kTrain, 400, options), ConfigError);
 }
 
 TEST_F(MegatronRows, ShortDocumentsAreRepeated) {
@@ -228,7 +228,7 @@ TEST_F(MegatronRows, OnePathWithAWeightIsABlend) {
   const fs::path a = write("a", {std::vector<int32_t>(4001, 1)});
   MegatronOptions options = in_order(4);
   const auto rows = [&](std::vector<double> weights) {
-    return open_megatron_dataset({{a}, std::move(weights)}, MegatronSplit::kTrain, 1000, options)->size();
+    return open_megatron_dataset({{a}, std::move(weights)}, Split::kTrain, 1000, options)->size();
   };
   EXPECT_EQ(rows({}), 1000);
   EXPECT_EQ(rows({0.7}), 1005) << "maps of 1.005 n rows, which are two epochs";

@@ -161,6 +161,27 @@ TEST(TokenStream, FileOrderWithoutShuffle) {
     EXPECT_EQ(stream->next_row(row % 2, states[row % 2]).front() / kStride, row % 6);
 }
 
+/// Six documents and 960 shards: each shard has one document, and takes the next one where that is empty.
+TEST(TokenStream, FileOrderWithEmptyDocuments) {
+  const auto some = made(6, [](int64_t i) { return i % 3 == 1 ? 0 : 5 + i; });
+  const auto stream = stream_of({{"a", 1, some}}, {.seq_length = 4, .logical_shards = 960, .shuffle = false});
+  for (const int64_t shard : {0, 1, 2, 4, 957, 958}) {
+    const int64_t document = shard % 3 == 1 ? (shard + 1) % 6 : shard % 6;
+    ShardState state = stream->start();
+    for (int row = 0; row < 40; ++row) {
+      ShardState resumed = state;
+      const Tokens tokens = stream->next_row(shard, state);
+      for (const int64_t token : tokens) EXPECT_EQ(token / kStride, document);
+      EXPECT_EQ(stream->next_row(shard, resumed), tokens);
+      EXPECT_EQ(resumed, state);
+    }
+  }
+  const auto none = stream_of({{"a", 1, made(6, [](int64_t) { return 2; })}},
+                              {.seq_length = 4, .logical_shards = 4, .shuffle = false});
+  ShardState state = none->start();
+  EXPECT_THROW((void)none->next_row(0, state), DataError);
+}
+
 TEST(TokenStream, BosEosChunking) {
   // Documents 7, 100, 101, …, 8 that already have an end token: it is stripped, and the delimiters are put on once.
   class Delimited : public MadeDocuments {

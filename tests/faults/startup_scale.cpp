@@ -46,7 +46,7 @@ using namespace trireme;
 
 /// In which 255 processes start on two cores that others use as well.
 constexpr int kRendezvousSeconds = 20;
-/// Connections of strangers to rank 0's port, and to each rank's: they hold more than a queue of 64.
+/// Connections of unknown callers to rank 0's port, and to each rank's: they hold more than a queue of 64.
 constexpr int kAtRankZero = 200, kAtEachRank = 3;
 /// The hosts that the ranks of a hang say they are on, the time limit of a collective, and how long the save takes.
 constexpr int kHosts = 8, kHangSeconds = 4, kSaveSeconds = 12;
@@ -193,7 +193,7 @@ int run_rank(Shared& shared, bool strangers) {
   }
   store->part();
   watch.leave();
-  if (strangers) __atomic_fetch_add(&shared.strangers, watch.strangers(), __ATOMIC_RELAXED);
+  if (strangers) __atomic_fetch_add(&shared.strangers, watch.unknown_callers(), __ATOMIC_RELAXED);
   store->leave();
   times.leave = lap();
   return 0;
@@ -297,10 +297,11 @@ int test(const std::string& what, int ranks, double limit) {
   expect(seconds < limit, fmt::format("{:.1f} s, limit {:g} s", seconds, limit));
   if (strangers) {
     expect(shared.strangers == kAtEachRank * ranks,
-           fmt::format("the watches counted {} strangers of {}", shared.strangers, kAtEachRank * ranks));
-    expect(ended[0].text.find(fmt::format("{} connections of strangers closed: {} sent something else, {} did not say "
-                                          "who they are within 5 s",
-                                          kAtRankZero, kAtRankZero / 2, kAtRankZero / 2)) != std::string::npos,
+           fmt::format("the watches counted {} unknown callers of {}", shared.strangers, kAtEachRank * ranks));
+    expect(ended[0].text.find(
+               fmt::format("{} connections of unknown callers closed: {} sent something else, {} did not say "
+                           "who they are within 5 s",
+                           kAtRankZero, kAtRankZero / 2, kAtRankZero / 2)) != std::string::npos,
            "rank 0's count of its port: " + ended[0].text);
   }
   if (is_hang(what)) {
@@ -318,7 +319,7 @@ int test(const std::string& what, int ranks, double limit) {
                              saving_rank(ranks))) > 0 &&
                times("it is given more time") > 0,
            "the saving rank is not excused: " + all);
-    expect(times("did not answer") == 0 && times("stranger") == 0, "questions were lost: " + all);
+    expect(times("did not answer") == 0 && times("unknown caller") == 0, "questions were lost: " + all);
     expect(times("it is given more time") <= 2, "more than two ranks asked all: " + all);
     expect(seconds > kSaveSeconds / 2, fmt::format("ended after {:.1f} s", seconds));
   }

@@ -117,6 +117,7 @@ const std::map<std::string, std::string> kRefused = {
     {"piece_empty.model", "piece 12 is empty"},
     {"piece_score_nan.model", "piece 12 has the score nan"},
     {"two_unknowns.model", "pieces 0 and 12 are both marked unknown"},
+    {"piece_unused.model", "the piece 'ab' is marked unused"},
     {"json.model", "looks like JSON"},
     {"length_past_end.model", "bytes, but only 0 are left"},
     // byte-level BPE

@@ -237,6 +237,7 @@ save("piece_not_utf8.model", model(letters + [piece(b"\xff\xfe", -20.0)]))
 save("piece_empty.model", model(letters + [piece("", -20.0)]))
 save("piece_score_nan.model", model(letters + [piece("i", float("nan"))]))
 save("two_unknowns.model", model(letters + [piece("<unk2>", kind=2)]))
+save("piece_unused.model", model(letters + [piece("ab", -20.0, kind=5)]))
 save("json.model", json.dumps({"model": {"type": "BPE", "merges": ["a b"]}}))
 save("length_past_end.model", content + b"\x0a\xff\xff\xff\xff\x0f")
 

@@ -74,9 +74,9 @@ TEST_F(GradientBuffersTest, AMissingOrSecondGradientIsAnError) {
   EXPECT_THROW(buffers_->finish(), InternalError) << "the bias has none";
 }
 
-TEST_F(GradientBuffersTest, TheObserverSeesAndChangesEachGradientBeforeItIsSummed) {
+TEST_F(GradientBuffersTest, TheObserverSeesAndChangesEachGradientBeforeItIsReduced) {
   std::vector<std::string> seen;
-  buffers_->observe([&](const ParameterSpec& parameter, at::Tensor& gradient) {
+  buffers_->observe([&](const ParameterSpec& parameter, const at::Tensor& gradient) {
     seen.push_back(parameter.name);
     gradient.mul_(10);
   });
@@ -87,6 +87,23 @@ TEST_F(GradientBuffersTest, TheObserverSeesAndChangesEachGradientBeforeItIsSumme
   EXPECT_EQ(seen, (std::vector<std::string>{"matrix", "bias"}));
   EXPECT_TRUE(part(0).eq(10).all().item<bool>());
   EXPECT_TRUE(part(1).eq(20).all().item<bool>());
+}
+
+TEST_F(GradientBuffersTest, AnObserverDoesNotChangeTheTypeOfASum) {
+  buffers_ = std::make_unique<GradientBuffers>(test_world().communicator(), nullptr, nullptr,
+                                               GradientBuffers::Options{.reduce_dtype = at::kBFloat16});
+  buffers_->add(spec_, layout_, /*divided=*/false, tensors_, shard_);
+  buffers_->observe([](const ParameterSpec&, const at::Tensor&) {});
+  for (const bool last : {false, true}) {
+    buffers_->begin_micro_batch(last);
+    const GradientTarget target = buffers_->sink(0, 0)->target();
+    EXPECT_EQ(target.sum.scalar_type(), at::kFloat) << "a sum over micro-batches";
+    EXPECT_EQ(target.adds, last);
+    target.sum.fill_(1);
+    buffers_->sink(0, 0)->written();
+    bias_gradient(1);
+  }
+  buffers_->finish();
 }
 
 TEST_F(GradientBuffersTest, ClippingReadsTheWholeSumOnce) {

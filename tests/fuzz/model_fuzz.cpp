@@ -64,7 +64,7 @@ void check_config(const Directories& directories, std::string_view text) {
   fuzz::require(parameters < 1e16, "a shape whose sizes can be computed");
   const DecoderConfig again = read_decoder_config(directories.put("hf/again.json", decoder_config_json(config)));
   fuzz::require(again.hidden_size == config.hidden_size && again.head_dim == config.head_dim &&
-                    again.rope_theta == config.rope_theta,
+                    again.rope.theta == config.rope.theta,
                 "a written configuration reads as the one that was written");
 }
 

@@ -3,7 +3,7 @@
 
 #include "kernels/attention/attention.h"
 
-#include "kernels/attention/attention_oracle.h"
+#include "attention_oracle.h"
 #include "testing.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #include "kernels/embedding/embedding.h"
 
+#include "embedding_oracle.h"
 #include "kernels/dropout/dropout.h"
-#include "kernels/embedding/embedding_oracle.h"
 #include "testing.h"
 
 namespace trireme::kernels::testing::bert_embedding_tests {

@@ -1,6 +1,6 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 
-#include "kernels/cross_entropy/cross_entropy_oracle.h"
+#include "cross_entropy_oracle.h"
 #include "testing.h"
 
 namespace trireme::kernels::testing::cross_entropy_tests {

@@ -1,7 +1,7 @@
 #include "kernels/fp8/fp8.h"
 
 #include "fp8_testing.h"
-#include "kernels/gelu/gelu_oracle.h"
+#include "gelu_oracle.h"
 #include "kernels/launch.h"
 
 #include <algorithm>

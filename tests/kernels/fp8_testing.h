@@ -1,7 +1,7 @@
 #pragma once
 // Comparison of FP8 outputs, code by code.
 
-#include "kernels/fp8/fp8_oracle.h"
+#include "fp8_oracle.h"
 #include "testing.h"
 
 namespace trireme::kernels::testing {

@@ -1,6 +1,6 @@
 #include "kernels/gelu/gelu.h"
 
-#include "kernels/gelu/gelu_oracle.h"
+#include "gelu_oracle.h"
 #include "testing.h"
 
 #include <cmath>

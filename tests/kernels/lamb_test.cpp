@@ -1,6 +1,6 @@
 #include "kernels/optimizer/optimizer.h"
 
-#include "kernels/optimizer/optimizer_oracle.h"
+#include "optimizer_oracle.h"
 #include "testing.h"
 
 #include <memory>

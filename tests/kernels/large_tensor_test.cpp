@@ -2,15 +2,15 @@
 // tensor is zeros or one value; some rows on both sides of the limits have normal values and are compared with an
 // oracle.
 
+#include "cross_entropy_oracle.h"
 #include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/cross_entropy/cross_entropy_oracle.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/layer_norm/layer_norm.h"
-#include "kernels/layer_norm/layer_norm_oracle.h"
 #include "kernels/rope/rope.h"
-#include "kernels/rope/rope_oracle.h"
 #include "kernels/swiglu/swiglu.h"
-#include "kernels/swiglu/swiglu_oracle.h"
+#include "layer_norm_oracle.h"
+#include "rope_oracle.h"
+#include "swiglu_oracle.h"
 #include "testing.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #include "kernels/layer_norm/layer_norm.h"
 
 #include "fp8_testing.h"
-#include "kernels/layer_norm/layer_norm_oracle.h"
+#include "layer_norm_oracle.h"
 
 #include <algorithm>
 

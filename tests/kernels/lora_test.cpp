@@ -1,7 +1,7 @@
 #include "kernels/lora/lora.h"
 
 #include "kernels/dropout/dropout.h"
-#include "kernels/lora/lora_oracle.h"
+#include "lora_oracle.h"
 #include "testing.h"
 
 #include <memory>

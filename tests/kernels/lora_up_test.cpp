@@ -1,6 +1,6 @@
 #include "kernels/lora/lora.h"
 
-#include "kernels/lora/lora_oracle.h"
+#include "lora_oracle.h"
 #include "testing.h"
 
 #include <algorithm>

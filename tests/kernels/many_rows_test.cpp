@@ -1,20 +1,20 @@
 // More rows than the limit of grid.y (65,535) and than 16 bits can count: every kernel that works by rows, in bf16,
 // against its oracle. Other shapes and types are in the kernels' own tests.
 
+#include "cross_entropy_oracle.h"
 #include "fp8_testing.h"
+#include "gelu_oracle.h"
 #include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/cross_entropy/cross_entropy_oracle.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/fp8/fp8.h"
 #include "kernels/gelu/gelu.h"
-#include "kernels/gelu/gelu_oracle.h"
 #include "kernels/layer_norm/layer_norm.h"
-#include "kernels/layer_norm/layer_norm_oracle.h"
 #include "kernels/rms_norm/rms_norm.h"
-#include "kernels/rms_norm/rms_norm_oracle.h"
 #include "kernels/scale/scale.h"
 #include "kernels/swiglu/swiglu.h"
-#include "kernels/swiglu/swiglu_oracle.h"
+#include "layer_norm_oracle.h"
+#include "rms_norm_oracle.h"
+#include "swiglu_oracle.h"
 #include "testing.h"
 
 namespace trireme::kernels::testing::many_rows_tests {

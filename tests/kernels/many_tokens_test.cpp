@@ -2,13 +2,13 @@
 // against their oracles. For kernels that work by rows see many_rows_test.cpp.
 
 #include "attention_problem.h"
+#include "embedding_oracle.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/embedding/embedding.h"
-#include "kernels/embedding/embedding_oracle.h"
 #include "kernels/lora/lora.h"
-#include "kernels/lora/lora_oracle.h"
 #include "kernels/rope/rope.h"
-#include "kernels/rope/rope_oracle.h"
+#include "lora_oracle.h"
+#include "rope_oracle.h"
 #include "testing.h"
 
 namespace trireme::kernels::testing::many_tokens_tests {

@@ -1,7 +1,7 @@
 #include "kernels/rms_norm/rms_norm.h"
 
 #include "fp8_testing.h"
-#include "kernels/rms_norm/rms_norm_oracle.h"
+#include "rms_norm_oracle.h"
 
 #include <algorithm>
 #include <cmath>

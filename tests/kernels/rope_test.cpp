@@ -1,6 +1,6 @@
 #include "kernels/rope/rope.h"
 
-#include "kernels/rope/rope_oracle.h"
+#include "rope_oracle.h"
 #include "testing.h"
 
 namespace trireme::kernels::testing::rope_tests {

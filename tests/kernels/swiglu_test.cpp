@@ -1,7 +1,7 @@
 #include "kernels/swiglu/swiglu.h"
 
 #include "fp8_testing.h"
-#include "kernels/swiglu/swiglu_oracle.h"
+#include "swiglu_oracle.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
-#include "trireme/config/import.h"
+#include "trireme/config_import/import.h"
 
 #include <gtest/gtest.h>
 

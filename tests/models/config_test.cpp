@@ -31,7 +31,7 @@ TEST_F(DecoderConfigFile, Llama2ConfigWithItsDefaults) {
   const DecoderConfig config = read_decoder_config(write("config.json", llama2().dump()));
   EXPECT_EQ(config.head_dim, 128);
   EXPECT_EQ(config.num_key_value_heads, 8);
-  EXPECT_EQ(config.rope_theta, 10000.0);
+  EXPECT_EQ(config.rope.theta, 10000.0);
   EXPECT_FALSE(config.tie_word_embeddings);
 }
 
@@ -48,12 +48,12 @@ TEST_F(DecoderConfigFile, BothSpellingsOfRopeAgree) {
   nested["rope_parameters"]["rope_theta"] = 5e5;
   for (const auto& json : {flat, nested}) {
     const DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
-    EXPECT_EQ(config.rope_theta, 5e5);
-    EXPECT_EQ(config.rope_scaling.type, RopeScaling::Type::kLlama3);
-    EXPECT_EQ(config.rope_scaling.factor, 8.0);
+    EXPECT_EQ(config.rope.theta, 5e5);
+    EXPECT_EQ(config.rope.scaling, RopeFrequencies::Scaling::kLlama3);
+    EXPECT_EQ(config.rope.factor, 8.0);
     const DecoderConfig again = read_decoder_config(write("again.json", decoder_config_json(config)));
-    EXPECT_EQ(again.rope_theta, 5e5);
-    EXPECT_EQ(again.rope_scaling.original_max_position, 8192);
+    EXPECT_EQ(again.rope.theta, 5e5);
+    EXPECT_EQ(again.rope.original_max_position, 8192);
   }
 }
 
@@ -62,10 +62,10 @@ TEST_F(DecoderConfigFile, RopeScalingTakesThePlaceOfRopeParameters) {
   json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
   json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
   DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
-  EXPECT_EQ(config.rope_scaling.type, RopeScaling::Type::kLinear);
-  EXPECT_EQ(config.rope_theta, 10000.0) << "rope_parameters counts for nothing then";
+  EXPECT_EQ(config.rope.scaling, RopeFrequencies::Scaling::kLinear);
+  EXPECT_EQ(config.rope.theta, 10000.0) << "rope_parameters counts for nothing then";
   json["rope_scaling"] = nlohmann::json::object();
-  EXPECT_EQ(read_decoder_config(write("config.json", json.dump())).rope_theta, 5e5);
+  EXPECT_EQ(read_decoder_config(write("config.json", json.dump())).rope.theta, 5e5);
   json["rope_scaling"] = {{"rope_type", nullptr}, {"factor", 2.0}};
   expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
                   "rope_scaling.rope_type");

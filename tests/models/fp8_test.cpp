@@ -35,7 +35,7 @@ DecoderConfig config_of(const Shape& shape) {
   config.vocab_size = shape.vocab;
   config.max_position_embeddings = shape.length;
   config.norm_eps = 1e-5;
-  config.rope_theta = 10000;
+  config.rope.theta = 10000;
   config.initializer_range = 0.02;
   return config;
 }

@@ -61,12 +61,17 @@ class Reference {
     c.vocab_size = integer("vocab_size");
     c.max_position_embeddings = integer("max_position_embeddings");
     c.norm_eps = number("rms_norm_eps");
-    c.rope_theta = number("rope_theta");
+    c.rope.theta = number("rope_theta");
     c.tie_word_embeddings = integer("tie") != 0;
-    if (text("rope_type") == "linear") c.rope_scaling = {RopeScaling::Type::kLinear, number("factor"), 1, 4, 8192};
+    if (text("rope_type") == "linear")
+      c.rope = {RopeFrequencies::Scaling::kLinear, c.rope.theta, number("factor"), 1, 4, 8192};
     if (text("rope_type") == "llama3")
-      c.rope_scaling = {RopeScaling::Type::kLlama3, number("factor"), number("low_freq_factor"),
-                        number("high_freq_factor"), integer("original_max_position_embeddings")};
+      c.rope = {RopeFrequencies::Scaling::kLlama3,
+                c.rope.theta,
+                number("factor"),
+                number("low_freq_factor"),
+                number("high_freq_factor"),
+                integer("original_max_position_embeddings")};
     return c;
   }
   std::optional<LoraOptions> lora() const {

@@ -30,6 +30,13 @@ inline double relative_difference(const at::Tensor& a, const at::Tensor& b) {
   return max_difference(a, b) / std::max(1e-30, b.to(at::kDouble).abs().max().item<double>());
 }
 
+/// The RMS norm composed of operations that autograd records, rounded as ours.
+inline at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor wide = x.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const at::Tensor normed = wide * at::rsqrt(wide.pow(2).mean(-1, true) + eps);
+  return weight * normed.to(x.scalar_type());
+}
+
 using Scalar = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
 inline std::vector<at::Tensor> gradients(const Scalar& f, const std::vector<at::Tensor>& inputs) {

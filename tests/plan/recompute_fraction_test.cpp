@@ -1,5 +1,5 @@
 // Which blocks a share recomputes: fms-fsdp's golden cases, and what the plan makes of them.
-#include "trireme/base/fraction.h"
+#include "trireme/base/text.h"
 #include "trireme/plan/search.h"
 
 #include <gtest/gtest.h>

@@ -78,6 +78,42 @@ TEST_F(Documents, JsonLinesAreWhatPythonTakes) {
     EXPECT_NE(complaint(write("bad.jsonl", line)).find("bad.jsonl:1: not JSON"), std::string::npos) << line;
 }
 
+/// What each reader of JSON lines says of the second line.
+std::vector<std::string> complaints(const std::filesystem::path& path) {
+  const auto said = [](const std::function<void()>& read) -> std::string {
+    try {
+      read();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
+      return error.what();
+    }
+    return "";
+  };
+  return {complaint(path), said([&] { (void)open_text_file(path, "text", std::make_shared<TextGroups>())->text(1); }),
+          said([&] {
+            for_each_object(path, {"text"}, [](const std::string&, double, const auto& object) { (void)object(); });
+          })};
+}
+
+TEST_F(Documents, LinesThatEndWithACarriageReturnHaveTheSamePlacesAndReasons) {
+  const std::vector<std::pair<std::string, std::string>> wrong = {{R"({"text": "one", "id": x})", "column 23"},
+                                                                  {R"({"text": "one")", "column 15"},
+                                                                  {R"({"text": "one)", "missing closing quote"},
+                                                                  {R"({"text": "one"} 2)", "column 17"}};
+  for (const auto& [line, says] : wrong) {
+    SCOPED_TRACE(line);
+    const std::string good = R"({"text": "a"})";
+    const auto path = write("a.jsonl", good + "\n" + line + "\n" + good);
+    const auto expected = complaints(path);
+    write("a.jsonl", good + "\r\n" + line + "\r\n" + good);
+    EXPECT_EQ(complaints(path), expected);
+    for (const std::string& text : expected) {
+      EXPECT_NE(text.find("a.jsonl:2"), std::string::npos) << text;
+      EXPECT_NE(text.find(says), std::string::npos) << text;
+    }
+  }
+}
+
 TEST_F(Documents, WideTextIsCalledByItsName) {
   const std::string text = "two words\n";
   std::string little = "\xFF\xFE", wide;

@@ -1,6 +1,5 @@
 // Megatron's rules against a transcription of them in NumPy (megatron_reference.py).
 #include "data/megatron/megatron_dataset.h"
-#include "data/megatron/mock_dataset.h"
 #include "prepare_testing.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/numpy/npy.h"
@@ -54,7 +53,7 @@ TEST_F(MegatronParity, FiftyConfigurations) {
     options.rules = test.at("rules") == "core" ? IndexRules::kCore : IndexRules::kNemo;
     if (test.at("splits") != "") options.splits = test.at("splits").get<std::string>();
     options.index_cache = path("cache");
-    const auto split = static_cast<MegatronSplit>(test.at("split").get<int>());
+    const auto split = static_cast<Split>(test.at("split").get<int>());
     if (test.contains("refused")) {
       try {
         (void)open_megatron_dataset(input, split, test.at("n"), options);

@@ -111,7 +111,7 @@ TEST_F(Mlperf, BadRowsAreNamed) {
       {"labels_other.parquet", {"row 1", "position 5", "neither -100"}},
       {"negative.parquet", {"row 1", "position 3", "-4"}},
       {"null.parquet", {"row 1", "null"}},
-      {"null_label.parquet", {"row 0", "labels[9]", "null"}},
+      {"null_label.parquet", {"row 0", "'labels'", "9 is null"}},
       {"no_labels.parquet", {"labels", "Did you mean 'label'?"}},
       {"text.parquet", {"string", "list of integers"}},
       {"hurt.parquet", {"damaged"}},

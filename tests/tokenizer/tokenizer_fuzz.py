@@ -22,7 +22,8 @@ except ImportError as error:
 
 AWKWARD = [AddedToken("<l>", lstrip=True, special=True), AddedToken("<r>", rstrip=True, special=True), AddedToken("<lr>", lstrip=True, rstrip=True, normalized=False),
            AddedToken("<one>", single_word=True, normalized=False), AddedToken("<n>", normalized=True), AddedToken("<n>x", normalized=True), AddedToken(" <gap> ", normalized=False),
-           AddedToken("e\u0301t", normalized=True), AddedToken("two words", normalized=True, rstrip=True), AddedToken("\u2581qq", normalized=False), AddedToken("ww", single_word=True, lstrip=True)]
+           AddedToken("e\u0301t", normalized=True), AddedToken("two words", normalized=True, rstrip=True), AddedToken("\u2581qq", normalized=False), AddedToken("ww", single_word=True, lstrip=True),
+           AddedToken("\t", lstrip=True, rstrip=True, normalized=False), AddedToken("<s  n>", special=True, normalized=True)]
 
 
 def strings(rng, count, tokens):
@@ -109,13 +110,15 @@ def shapes(work, texts):
     content = json.loads(unigram.to_str())
     content["model"]["vocab"] += [[f"<0x{b:02X}>", 0.0] for b in range(256)]
     content["model"]["byte_fallback"] = True
-    content["added_tokens"] = content["added_tokens"][:3]
+    content["added_tokens"] = content["added_tokens"][:2]
+    # All ways to cut a run have one score: rounding decides, and <unk> in a text is a piece.
+    content["model"]["vocab"] += [["\u00a4" * n, -7.123456789012345 * n] for n in range(1, 9)]
     content["pre_tokenizer"]["prepend_scheme"] = "first"
     content["pre_tokenizer"]["split"] = False
     content["decoder"] = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
                                                            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
     fallback = Tokenizer.from_str(json.dumps(content))
-    yield "unigram with bytes", work / "bytes", saved(work / "bytes", fallback), True, names
+    yield "unigram with bytes", work / "bytes", saved(work / "bytes", fallback), True, names + ["\u00a4" * n for n in range(9, 70)]
 
     awkward = common.train("qwen2", texts, 1000)
     awkward.add_tokens(AWKWARD)
@@ -138,6 +141,10 @@ def check_refusals(probe, work, texts):
         (work / "refused.json").write_text(json.dumps({**content, **change}))
         done = subprocess.run([probe, work / "refused.json"], input=common.packed(["a"]), capture_output=True)
         assert done.returncode == 3 and reason in done.stderr.decode(), (change, done)
+    content["added_tokens"] = [{**content["added_tokens"][0], "id": 300, "content": "\n", "normalized": True}]
+    (work / "refused.json").write_text(json.dumps({**content, "normalizer": {"type": "Replace", "pattern": {"String": "\n"}, "content": ""}}))
+    done = subprocess.run([probe, work / "refused.json"], input=common.packed(["a"]), capture_output=True)
+    assert done.returncode == 3 and "leaves nothing of the added token" in done.stderr.decode(), done
     # Beside a tokenizer.model the message says how that one is read.
     (work / "legacy" / "tokenizer.json").write_text("{}")
     done = subprocess.run([probe, work / "legacy"], input=common.packed(["a"]), capture_output=True)

@@ -161,7 +161,7 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
   const auto changed_by = [&](const std::vector<std::string>& first, std::vector<std::string> added,
                               at::ScalarType type) {
     added.insert(added.begin(), first.begin(), first.end());
-    const NullValues nulls = null_values(llama, type);
+    const NullValues nulls = null_values(changed(first), llama, type);
     const size_t back = deciding_changes(changed(added), changed(first), nulls).size();
     EXPECT_EQ(deciding_changes(changed(first), changed(added), nulls).size(), back);
     return back > 0;
@@ -181,6 +181,25 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
                     named = "data.train=[{path: /a, name: x}, {path: /b}]";
   EXPECT_FALSE(changed_by({parts}, {named}, at::kFloat));
   EXPECT_TRUE(changed_by({parts}, {"data.train=[{path: /a, weight: 2}, {path: /b}]"}, at::kFloat));
+  // Weights are shares.
+  const auto weighted = [](const char* weights) {
+    return std::vector<std::string>{"data.train=[/a, /b, /c]", fmt::format("data.weights=[{}]", weights)};
+  };
+  EXPECT_FALSE(changed_by(weighted("1, 1, 1"), weighted("3, 3, 3"), at::kFloat));
+  EXPECT_FALSE(changed_by(weighted("0.1, 0.2, 0.5"), weighted("0.2, 0.4, 1"), at::kFloat));
+  EXPECT_TRUE(changed_by(weighted("1, 1, 1"), weighted("1, 1, 1.0000000001"), at::kFloat));
+  // What the model's config.json decides.
+  const std::filesystem::path model = std::filesystem::temp_directory_path() / fmt::format("shape-{}", getpid());
+  std::filesystem::create_directory(model);
+  std::ofstream(model / "config.json")
+      << R"({"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "rms_norm_eps": 1e-5})";
+  const std::vector<std::string> at_model = {"model.path=" + model.string()};
+  EXPECT_FALSE(changed_by(at_model, {"model.vocab_size=320"}, at::kFloat));
+  EXPECT_TRUE(changed_by(at_model, {"model.vocab_size=328"}, at::kFloat));
+  EXPECT_FALSE(changed_by(at_model, {"model.scaled_residual_init=false"}, at::kFloat));
+  EXPECT_TRUE(changed_by(at_model, {"model.scaled_residual_init=true"}, at::kFloat));
+  std::filesystem::remove_all(model);
 }
 
 TEST(SavedConfiguration, MoreStepsOfOneWarmUpRatioAreAnExtension) {

@@ -30,8 +30,9 @@ class RunSite:
             command += ["--set", override]
         return command
 
-    def train(self, *overrides, ranks=0, expect=0, extra=(), program=None):
-        done = subprocess.run(self.command(*overrides, ranks=ranks, extra=extra, program=program), capture_output=True, text=True, timeout=self.limit_s)
+    def train(self, *overrides, ranks=0, expect=0, extra=(), program=None, **environment):
+        done = subprocess.run(self.command(*overrides, ranks=ranks, extra=extra, program=program), capture_output=True, text=True, timeout=self.limit_s,
+                              env={**os.environ, **environment})
         assert done.returncode == expect, f"exit {done.returncode}, expected {expect}, of {overrides}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
         return done
 

@@ -63,13 +63,33 @@ def exit_codes(site):
     site.train("train.max_steps=1")
     done = site.train("train.max_steps=2", expect=73)
     assert "finished after step 1, and no checkpoint to go on from" in last_line(done.stderr), done.stderr
-    done = site.train("train.max_steps=1", "optimizer.lr=1", expect=73)
+    done = site.train("train.max_steps=1", expect=73)
+    assert "finished after step 1 (" in last_line(done.stderr), done.stderr
+    # Slurm queued the job again after its run had finished.
+    metrics = open(f"{work}/run/metrics.jsonl").read()
+    done = site.train("train.max_steps=1", SLURM_RESTART_COUNT="1")
+    assert "finished after step 1: the job was queued again, and nothing is left to do" in done.stderr + done.stdout, done.stderr
+    assert open(f"{work}/run/metrics.jsonl").read() == metrics
+    done = site.train("train.max_steps=1", "optimizer.lr=1", expect=73, SLURM_RESTART_COUNT="1")
     assert "another run" in last_line(done.stderr) and "optimizer.lr was 0.001, is 1" in last_line(done.stderr), done.stderr
     done = site.train("batch.global_batch_size=9", "output.dir=h", ranks=2, expect=2)
     assert "nearest" in done.stderr, done.stderr
     environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29999")
     done = subprocess.run(site.command("output.dir=i"), capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "mpirun" in done.stderr, done.stderr
+    # A weight that is not finite, of the base, trained or frozen, and of an adapter to start from.
+    for name, folder, tensor in (("base/model", "holed", "model.layers.1.mlp.up_proj.weight"),
+                                 ("run/adapter/adapter_model", "holed-adapter", "base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight")):
+        shutil.copytree(os.path.dirname(f"{work}/{name}"), f"{work}/{folder}")
+        content = bytearray(open(f"{work}/{name}.safetensors", "rb").read())
+        length = int.from_bytes(content[:8], "little")
+        begin = 8 + length + json.loads(content[8:8 + length])[tensor]["data_offsets"][0]
+        content[begin + 44:begin + 48] = np.float32(np.nan).tobytes()
+        open(f"{work}/{folder}/{os.path.basename(name)}.safetensors", "wb").write(content)
+        for number, settings in ((2, ["lora=null"]), (0, ["precision.linear=fp8"])) if folder == "holed" else ((0, []),):
+            place = f"model.path={folder}" if folder == "holed" else f"lora.adapter={folder}"
+            line = site.train("output.dir=holed_run", place, *settings, ranks=number, expect=4).stderr
+            assert f"{tensor} in {work}/{folder}/{os.path.basename(name)}.safetensors holds a NaN" in line, line
     # A failure on one rank ends both, with its code.
     np.save(f"{work}/late.npy", data[13:14].repeat(40, axis=0))
     begin = time.time()
@@ -403,6 +423,16 @@ def origins(site):
     json.dump({**shape, "trireme_added_rows": {"first": 317}}, open(f"{work}/base/config.json", "w"))
     done = site.train(*lora, "data.valid=null", "output.dir=grown")
     assert "rows 317 to 319 were added" in done.stderr and "all but equal" not in done.stderr, done.stderr
+
+    # A first row of the base's own tokens, which vocab.json alone may tell.
+    last = max(json.load(open(f"{work}/one/vocab.json")).values())
+    json.dump({**shape, "trireme_added_rows": {"first": last}}, open(f"{work}/base/config.json", "w"))
+    for files in (["tokenizer.json"], ["vocab.json", "merges.txt"]):
+        os.remove(f"{work}/base/tokenizer.json")
+        for name in files:
+            shutil.copy(f"{work}/one/{name}", f"{work}/base/{name}")
+        done = site.train(*lora, "output.dir=low", expect=4, extra=["--dry-run"])
+        assert f"begins at row {last}, and the tokens of the base's own tokenizer have the rows 0 to {last}" in last_line(done.stderr), done.stderr
 
 
 if __name__ == "__main__":

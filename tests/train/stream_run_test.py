@@ -148,6 +148,32 @@ def formats(site):
     write_arrow(f"{work}/lists.arrow", order, rows=7)
     site.train("output.dir=lists_run", "data.train=lists.arrow")
     site.assert_equal("lists_run", "one", bound=0)
+    # Ids of any integer type, in Parquet and in Arrow; a null is an empty document.
+    for name, kind in (("wide", pa.uint64()), ("narrow", pa.int16())):
+        lists = pa.array(order, pa.large_list(kind))
+        pyarrow.parquet.write_table(pa.table({"input_ids": lists}), f"{work}/{name}.parquet", row_group_size=7)
+        with pa.ipc.new_file(f"{work}/{name}.arrow", pa.schema([("input_ids", lists.type)])) as writer:
+            writer.write_table(pa.table({"input_ids": lists}))
+        for data in (f"{name}.parquet", f"{name}.arrow"):
+            done = site.train(f"output.dir=of_{data}", f"data.train={data}", "train.max_steps=3")
+            assert site.losses(f"of_{data}") == site.losses("one")[:3], data
+    assert "120 documents of Arrow" in done.stdout + done.stderr, done.stderr
+    for data, place in (("huge.parquet", "huge.parquet: row 9"), ("huge.arrow", "huge.arrow: batch 0, row 9")):
+        lists = pa.array(order[:9] + [[5, 2**64 - 1]] + order[10:30], pa.list_(pa.uint64()))
+        if data.endswith("parquet"):
+            pyarrow.parquet.write_table(pa.table({"tokens": lists}), f"{work}/{data}", row_group_size=4)
+        else:
+            with pa.ipc.new_file(f"{work}/{data}", pa.schema([("tokens", lists.type)])) as writer:
+                writer.write_table(pa.table({"tokens": lists}))
+        line = last_line(site.train("output.dir=huge", f"data.train={data}", expect=3).stderr)
+        assert place in line and f"token 1 is {2**64 - 1}, more than any id can be" in line, line
+    pyarrow.parquet.write_table(pa.table({"text": [1.5, 2.5]}), f"{work}/floats.parquet")
+    line = last_line(site.train("output.dir=huge", "data.train=floats.parquet", expect=3).stderr)
+    assert "floats.parquet: column 'text' is double, expected string or a list of integers" in line, line
+    # In file order, with documents that are null: six, of which each shard has one.
+    few = pa.array(order[60:62] + [None] + order[63:65] + [None], pa.list_(pa.int32()))
+    pyarrow.parquet.write_table(pa.table({"tokens": few}), f"{work}/few.parquet", row_group_size=4)
+    site.train("output.dir=few", "data.train=few.parquet", "data.shuffle=false", "data.bos_token=null", "train.max_steps=4")
     try:
         import datasets
     except ImportError as error:

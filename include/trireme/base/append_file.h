@@ -1,5 +1,5 @@
 #pragma once
-// A file that grows for as long as a run; a full disk does not end the run.
+// A file that a run appends to; a full disk does not end the run.
 
 #include <cstddef>
 #include <deque>
@@ -9,14 +9,14 @@
 
 namespace trireme {
 
-/// Records appended to a file, each one whole in the file or not there. A record that cannot be written (disk full,
-/// quota, I/O error) is kept in memory and the run goes on: a warning reports the first. Every later record tries to
-/// write the kept ones before itself; a message reports when all are written.
+/// Appends records to a file; the file has each record whole or not at all. A record that cannot be written (disk full,
+/// quota, I/O error) is kept in memory and the run goes on; a warning reports the first such record. Before a later
+/// record is written, the kept records are tried again; a message reports when all are written.
 class AppendFile {
  public:
   /// `records`: what messages call them, "lines".
   explicit AppendFile(std::string records = "records") : records_(std::move(records)) {}
-  /// Once. `append`: keeps what is there. WriteError when the file cannot be opened.
+  /// Call it once. `append`: the file's content stays. WriteError when the file cannot be opened.
   void open(const std::filesystem::path& path, bool append);
   bool is_open() const { return descriptor_ >= 0; }
   const std::filesystem::path& path() const { return path_; }
@@ -41,12 +41,12 @@ class AppendFile {
   size_t kept_ = 0;  // records that have waited since the file failed
 };
 
-/// The same with lines of text.
+/// An AppendFile of lines of text.
 class LineFile : public AppendFile {
  public:
   LineFile() : AppendFile("lines") {}
-  /// Once. `append`: keeps the file's lines, and cuts off a last line without an end. WriteError when the file cannot
-  /// be opened.
+  /// Call it once. `append`: the file's lines stay, but a last line without an end is cut off. WriteError when the file
+  /// cannot be opened.
   void open(const std::filesystem::path& path, bool append);
   /// `text` without an end of line.
   void write(const std::string& text) { AppendFile::write(text + '\n'); }

@@ -18,7 +18,7 @@ bool dtype_is_float(DType dtype);
 const char* dtype_name(DType dtype);  // safetensors' spelling: "BF16", "F32", …
 /// As a model's config.json names a type of weights: "bfloat16", "float32", …
 const char* torch_dtype_name(DType dtype);
-/// fp32, bf16 or fp16 by any of its names: "fp32", "f32", "float32", "Float"; none of them: nullopt.
+/// fp32, bf16 or fp16 from any of its names: "fp32", "f32", "float32", "Float"; nullopt for other words.
 std::optional<DType> parse_compute_dtype(std::string_view word);
 
 /// Product of extents; InternalError on negative extents, false in `ok` on overflow of int64.

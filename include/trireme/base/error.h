@@ -45,6 +45,9 @@ struct InternalError : Error {
   explicit InternalError(const std::string& message) : Error(ExitCode::kInternal, message) {}
 };
 
+/// Throws WriteError "cannot WHAT PATH: reason of errno; advice".
+[[noreturn]] void write_failed(const char* what, const std::string& path);
+
 namespace detail {
 template <class... Args>
 std::string concat(const Args&... args) {

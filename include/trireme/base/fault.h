@@ -8,7 +8,7 @@
 //           set:NUMBER (the caller uses NUMBER instead of its own value)
 //   part    rankN    only on this rank                stepN   only at this step (1 = the first optimizer step)
 //           1.5s     seconds of a sleep               xN      at most N times in this process
-//           else     the name of the point; it may have several parts ("save:after_shards"). Without one: "step".
+//           else     the name of the point; it may have several parts ("save:after_shards"). Default: "step".
 //   e.g. sigkill@rank1:step7   sigkill@save:after_shards   sleep@save:write:2s   nan@gradient:rank0:step3:x1
 //        set:20971520@device-memory:rank1
 // Without the variable a point costs one comparison.

@@ -44,8 +44,6 @@ class AtomicFile {
   explicit AtomicFile(const std::filesystem::path& path) : file_(path) {}
   void write(const void* data, size_t size);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// Overwrites bytes at an absolute offset already written (headers known only at the end).
-  void write_at(uint64_t offset, const void* data, size_t size);
   uint64_t size() const { return size_; }
   void commit() { file_.commit(); }
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the HTML pages of the tools share: text made safe, and a page's head with colours for light and dark.
+// Parts of the tools' HTML pages: escaped text, and a page's head with colours for light and dark.
 
 #include <cstddef>
 #include <string>
@@ -16,7 +16,7 @@ inline constexpr const char* kPageColours = R"(
 :root{color-scheme:light dark;--back:#fff;--text:#1a1d21;--faint:#6b7280;--line:#d8dce2}
 @media (prefers-color-scheme:dark){:root{--back:#14171a;--text:#e4e7eb;--faint:#9aa3af;--line:#353b43}})";
 
-/// The page up to its body's heading. `style`: CSS after that of all pages, which has kPageColours and tables.
+/// The page up to its body's heading. `style`: CSS that follows the common CSS (kPageColours and tables).
 std::string html_head(const std::string& title, std::string_view style);
 
 }  // namespace trireme

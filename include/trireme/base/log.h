@@ -12,19 +12,19 @@ void set_log_rank(int rank, int world_size);
 void log_info(const std::string& message);  // rank 0 only
 void log_warn(const std::string& message);  // every rank, prefixed "rank r: " when there are several
 
-/// Messages go to this file, too, one line each as NeMo writes them: "[NeMo I 2026-11-22 10:20:30] text". kAll: this
-/// rank's information as well, where stderr has that of rank 0 only. WriteError when the file cannot be opened; a full
-/// disk later loses lines and ends nothing.
+/// Messages are also written to this file, one line each in NeMo's form: "[NeMo I 2026-11-22 10:20:30] text". kAll: the
+/// file also has this rank's information, although stderr has only rank 0's. WriteError when the file cannot be opened;
+/// a disk that is full later loses lines and does not end the run.
 enum class LogFile { kAll, kWarnings };
 void add_log_file(const std::filesystem::path& path, LogFile what);
-/// For the files of add_log_file() alone: what stdout has.
+/// Writes a line of stdout to the files of add_log_file().
 void log_to_files(const std::string& message);
 
 /// Runs a main function body: maps Error to its exit code, other exceptions to 70, and prints "train_llama: <message>"
 /// as the last line on stderr (of a message of several lines, only the last gets the prefix). `on_error(message)` runs
-/// before the exit, to end the other ranks. Success without all of stdout written is 73. In a program with this
-/// function, descriptors 0 to 2 that were closed are open on /dev/null before main(). Writes the code to the file that
-/// TRIREME_EXIT_FILE names.
+/// before the exit, to end the other ranks. If stdout could not be written completely, success becomes 73. In a program
+/// with this function, descriptors 0 to 2 that were closed are open on /dev/null before main(). Writes the code to the
+/// file that TRIREME_EXIT_FILE names.
 int run_main(const char* program, const std::function<int()>& body,
              const std::function<void(const std::string&)>& on_error = {});
 

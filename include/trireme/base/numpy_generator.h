@@ -11,7 +11,7 @@ class NumpyGenerator {
  public:
   explicit NumpyGenerator(uint64_t seed);
   uint64_t next_uint64();
-  /// Halves of next_uint64(), the low one first; a half that is left over stays for the next call.
+  /// Halves of next_uint64(), low half first; an unused half is kept for the next call.
   uint32_t next_uint32();
   /// Generator.integers(bound, size=len(out)), 0 < bound <= 2^32, of dtype int64: Lemire's multiplication with
   /// rejection, 32 bits a draw.

@@ -1,5 +1,5 @@
 #pragma once
-// Which optimizers there are. optim/optimizer.h says what each of them keeps and needs.
+// The list of optimizers. optim/optimizer.h has their traits.
 
 /// X(Name, word) stands for OptimizerSection::Name::kName, for `word` in optimizer.name and for word_optimizer() in
 /// src/optim/word.cpp.

@@ -2,9 +2,9 @@
 // Named ranges of a step for profilers: NVTX and LibTorch's profiler, through a sink that the trainer sets while a
 // profile is active. Without a sink a range costs one relaxed load.
 //
-// Names as people search for them: "forward", "backward", "optimizer", "data", "checkpoint", "layers.3", "attention",
-// "mlp", "all_gather layers.3". No name may contain "dma", "Memcpy", "Memset" or "Sync": trace tools (HTA) take such
-// events for copies and drop them from computation.
+// Names: "forward", "backward", "optimizer", "data", "checkpoint", "layers.3", "attention", "mlp", "all_gather
+// layers.3". No name may contain "dma", "Memcpy", "Memset" or "Sync": trace tools (HTA) take such events for copies and
+// drop them from computation.
 
 #include <atomic>
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace detail {
 inline std::atomic<RangeSink*> range_sink = nullptr;
 }
 
-/// `sink` receives the ranges that begin from now on; null: none does. Open ranges end in the sink they began in, so a
-/// sink must live until the process ends.
+/// `sink` receives the ranges that begin from now on; null: ranges are not recorded. An open range ends in the sink in
+/// which it began, so a sink must live until the process ends.
 inline void set_range_sink(RangeSink* sink) { detail::range_sink.store(sink, std::memory_order_release); }
 
 /// Whether ranges and collectives are recorded now. Any thread.

@@ -1,6 +1,5 @@
 #pragma once
-// Which recipes there are for the products of linear layers. ops/matmul/recipe.h says what each of them reads and
-// costs.
+// The list of recipes for the products of linear layers. ops/matmul/recipe.h has their traits.
 
 namespace trireme {
 

@@ -12,9 +12,6 @@
 
 namespace trireme {
 
-/// Philox4x32-10 (Salmon et al. 2011): 128 random bits from a 128-bit counter and a 64-bit key.
-std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
-
 /// A 64-bit seed for one named purpose: hash(seed, name, index). Stable across releases.
 uint64_t derive_seed(uint64_t seed, std::string_view name, uint64_t index = 0);
 

@@ -7,8 +7,8 @@ namespace trireme {
 
 /// Installs handlers for SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT. They write one sentence and the stack of their
 /// thread to stderr; then the signal's default action ends the process. A signal that already has a handler (a
-/// sanitizer's) keeps it. Call it before MPI_Init, which installs its handlers only where there are none, and before
-/// threads start. training_stack() gives the stack of the calling thread.
+/// sanitizer's) keeps it. Call this function before MPI_Init, which installs handlers only for signals without one, and
+/// before threads start. training_stack() gives the stack of the calling thread.
 void install_stack_handlers();
 
 /// The name of this process in that sentence: "rank 3 on node7"; cut to 100 bytes.

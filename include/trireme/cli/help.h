@@ -1,5 +1,5 @@
 #pragma once
-// How the programs print --help.
+// The format of --help of all programs.
 
 #include <memory>
 

@@ -1,6 +1,5 @@
 #pragma once
-// Shell completions and man pages, generated from what CLI11 knows of a program: nothing about an option is written
-// twice.
+// Shell completions and man pages, generated from CLI11's description of a program.
 
 #include <filesystem>
 #include <string>
@@ -13,7 +12,7 @@ class Option;
 
 namespace trireme {
 
-/// What CLI11 does not know of a program.
+/// Facts of a program that CLI11 does not know.
 struct InterfaceNotes {
   std::string version;             // "trireme 0.1.0 (0123456789ab)"
   std::vector<std::string> keys;   // completions of --set: "optimizer.lr"
@@ -21,7 +20,7 @@ struct InterfaceNotes {
   std::string key_reference = {};  // the page of all configuration keys, Markdown; may be empty
 };
 
-/// One option of a command; options_of() skips hidden ones (group "").
+/// One option of a command; options_of() skips hidden options (group "").
 struct InterfaceOption {
   std::vector<std::string> names;  // "--output", "-o"; empty: positional
   std::string positional, value;   // "text"; "FILE", empty for flags
@@ -30,7 +29,7 @@ struct InterfaceOption {
   bool required = false;
 };
 
-/// A program or subcommand with its place: {"trireme", "data", "pack"}.
+/// A program or subcommand; its path is, for example, {"trireme", "data", "pack"}.
 struct InterfaceCommand {
   std::vector<std::string> path;
   std::string help;

@@ -50,8 +50,8 @@ class Communicator {
   /// Host values, exchanged without a GPU stream: for start-up, evaluation results and votes.
   virtual std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op = ReduceOp::kSum) = 0;
   virtual std::vector<std::string> all_gather_host(const std::string& value) = 0;
-  /// On rank 0: every rank's value in rank order. On the others: empty, and they need not wait for rank 0. Cheaper than
-  /// all_gather_host(), which sends every value to every rank.
+  /// On rank 0: every rank's value in rank order. On other ranks: empty, and they need not wait for rank 0. Cheaper
+  /// than all_gather_host(), which sends every value to every rank.
   virtual std::vector<std::string> gather_host(const std::string& mine) {
     std::vector<std::string> all = all_gather_host(mine);
     if (rank_ != 0) all.clear();
@@ -64,7 +64,7 @@ class Communicator {
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
   int rank_, size_;
-  int first_rank_ = 0, rank_stride_ = 1;  // of the group's ranks among those of the job: first + i * stride
+  int first_rank_ = 0, rank_stride_ = 1;  // rank i of the group is rank first + i * stride of the job
 };
 
 /// All ranks of the job, and what exists once per process: bootstrap (key store or MPI), device choice, watchdog.
@@ -80,7 +80,7 @@ class World {
   virtual at::Device device() const = 0;
   virtual const Launch& launch() const = 0;
   virtual const std::vector<std::string>& hosts() const = 0;  // per rank
-  /// Ranks are numbered by it, whatever the launcher's numbers are; launch() has the numbers of this rank.
+  /// How ranks are numbered; the numbers may differ from the launcher's. launch() has the numbers of this rank.
   virtual const Topology& topology() const = 0;
 
   /// Prints `reason` and ends all ranks, through the watchdog and MPI_Abort.

@@ -1,8 +1,8 @@
 #pragma once
-// Accepts the connections of listening sockets and keeps each one until it has sent its greeting, a fixed number of
-// bytes. Nothing blocks: a connection that sends nothing, or sends slowly, delays no other. Connections that send
-// anything else, that close, or whose greeting is not complete in time are closed and counted. One whose greeting has
-// arrived is read before it has to make room.
+// Accepts the connections of listening sockets and keeps each connection until it has sent its greeting, a fixed number
+// of bytes. Nothing blocks: a connection that sends nothing, or sends slowly, delays no other. Connections that send
+// anything else, that close, or whose greeting is not complete in time are closed and counted. If the queue is full,
+// arrived greetings are read before the oldest connection is closed.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,7 @@ class GreetingQueue {
   std::vector<Caller> serve();
 
   int64_t dropped() const { return silent_ + wrong_ + closed_ + surplus_; }
-  /// "7 connections of strangers were closed: 2 sent something else, 3 did not say who they are within 5 s, …"
+  /// "7 connections of unknown callers closed: 2 sent something else, 3 did not say who they are within 5 s, …"
   std::string report() const;
 
  private:

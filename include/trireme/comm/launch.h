@@ -26,7 +26,7 @@ struct Launch {
 /// (MPI), SLURM_*, alone. Contradictory or missing variables are a ConfigError that names them (fault F35).
 Launch detect_launch(const std::function<const char*(const char*)>& get = nullptr);
 
-/// First host of a Slurm node list: "node[003-005,9],login1" -> "node003".
+/// The first host of a Slurm node list: "node[003-005,9],login1" -> "node003".
 std::string first_slurm_host(const std::string& node_list);
 
 }  // namespace trireme

@@ -1,7 +1,7 @@
 #pragma once
-// Where a rank stands among the ranks of its job: which rows it reads, which slice of a unit it holds.
+// The place of a rank in the groups of its job: which rows it reads, which slice of a unit it holds.
 //
-// The ranks are numbered host by host (topology.h), and every group below is made of them by that number:
+// The ranks are numbered host by host (topology.h), and the groups are formed by these numbers:
 //
 //   data      ranks that read different rows. Rank `data.rank` of `data.size` reads every data.size-th row.
 //   context   `context.size` neighbouring ranks that share their rows. No run divides rows yet: the size is 1.
@@ -11,11 +11,11 @@
 //   host      the ranks of one machine. Hosts may have different numbers of ranks.
 //   host_slice  the ranks of one host that hold the same slice.
 //
-// world = shard x replica = context x data. Who needs the size of a group or a rank's number in it asks the grid, and
-// makes the group with Communicator::split(group). Exceptions, which need the launcher's numbers and not a division of
-// work: launch.h and what joins the ranks, the watchdog, the CPU cores and threads of a host's ranks, and the lines
-// that say how many ranks there are. The rules of the configuration (config/rules.h) check that a batch and a shard
-// size divide over the ranks before a grid can be made.
+// world = shard x replica = context x data. All code reads sizes of groups and a rank's number in them from the grid,
+// and makes the groups with Communicator::split(group). Some code needs the launcher's numbers instead: launch.h and
+// the code that joins the ranks, the watchdog, the CPU cores and threads of a host's ranks, and log lines with the
+// number of ranks. The rules of the configuration (config/rules.h) check that a batch and a shard size divide over the
+// ranks before a grid can be made.
 
 #include <vector>
 
@@ -24,19 +24,19 @@ namespace trireme {
 /// A rank's place in one kind of group.
 struct GridAxis {
   int rank = 0, size = 1;  // in the group
-  int group = 0;           // the number of the group, the same for its ranks only
+  int group = 0;           // the number of the group
 };
 
-/// Which part of a unit's state a rank holds.
+/// The part of a unit's state that a rank holds.
 struct GridSlice {
   int index = 0, count = 1;  // the unit is divided into `count` slices; this rank has slice `index`
-  int copy = 0, copies = 1;  // so many ranks have this slice; this one is number `copy` of them
+  int copy = 0, copies = 1;  // `copies` ranks hold this slice; this rank is number `copy` of them
 };
 
 struct GridSizes {
   int world = 1;    // ranks
   int shard = 1;    // of a shard group; divides world
-  int context = 1;  // of a context group; divides world, and one of shard and context divides the other
+  int context = 1;  // of a context group; divides world, and divides or is divided by shard
   /// Hosts in rank order; empty: all ranks are on one host.
   std::vector<int> ranks_per_host{};
 };
@@ -45,10 +45,10 @@ class RankGrid {
  public:
   /// A single rank.
   RankGrid() : RankGrid(0, {}) {}
-  /// InternalError for sizes that do not divide each other, and for a rank that is not there.
+  /// InternalError for sizes that do not divide each other, and for a rank outside the world.
   RankGrid(int rank, const GridSizes& sizes);
 
-  /// The grid of the same ranks with shard groups of another size, which the plan chooses after the rows are known.
+  /// The grid of the same ranks with shard groups of `size`: the plan chooses the size after the rows are known.
   RankGrid with_shard_size(int size) const;
   /// The slice of a unit that this rank holds; `divided`: the unit is divided over the shard group.
   GridSlice slice_of_unit(bool divided) const;

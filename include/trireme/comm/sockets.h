@@ -13,7 +13,7 @@ struct Listener {
   int fd = -1;  // non-blocking; the caller closes it
   int port = 0;
 };
-/// Listens on `address` alone; "" is every address of both families. `port` 0: any. std::runtime_error with the reason
+/// Listens only on `address`; "" is every address of both families. `port` 0: any. std::runtime_error with the reason
 /// of the system.
 Listener listen_at(const std::string& address, int port, int backlog);
 
@@ -24,21 +24,22 @@ int connect_to_address(const std::string& address, int port, double seconds, std
 void set_timeouts(int fd, double seconds);
 /// Undoes SOCK_NONBLOCK.
 void make_blocking(int fd);
-/// Messages go at once, and a host that vanishes without closing the connection is noticed after a minute.
+/// Messages are sent without delay, and a host that vanishes without closing the connection is noticed after a minute.
 void keep_alive(int fd);
-/// Whether the whole message was sent, or received. errno says why not; it is 0 where the other end has closed.
+/// Whether the whole message was sent or received. On failure errno is set; it is 0 if the other end has closed the
+/// connection.
 bool send_all(int fd, const void* data, size_t size);
 bool receive_all(int fd, void* data, size_t size);
 
-/// The addresses of a host, as this machine resolves its name; none, for the reason in `why`, if it does not.
+/// The addresses to which this machine resolves the name of a host; on failure empty, with the reason in `why`.
 std::vector<std::string> addresses_of(const std::string& host, std::string* why = nullptr);
 bool is_numeric_address(const std::string& text);
 bool is_loopback_address(const std::string& address);
 /// The address of this end of a connection.
 std::string local_address(int fd);
 
-/// Addresses under which other hosts may reach this one: of interfaces that are up, without loopback and link-local
-/// ones; IPv4 first.
+/// Addresses under which other hosts may reach this host: of interfaces that are up, without loopback and link-local
+/// addresses; IPv4 first.
 std::vector<std::string> own_addresses();
 /// The address from which the kernel's routes let this host reach `other`; "" when there is no route. Sends nothing.
 std::string address_towards(const std::string& other);

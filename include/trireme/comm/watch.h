@@ -10,11 +10,11 @@
 
 namespace trireme {
 
-/// The name under which MPI_Finalize is counted as a collective: a watchdog treats a hang in it separately.
+/// The name under which MPI_Finalize counts as a collective; a watchdog treats a hang in it separately.
 inline constexpr const char* kMpiFinalize = "MPI_Finalize";
 
 /// Receives every collective of this process. All ranks of a job issue the same collectives in the same order, so equal
-/// sequence numbers mean the same one. Called from any thread; `kind` and `group` are literals.
+/// sequence numbers mean the same collective. Called from any thread; `kind` and `group` are literals.
 class CollectiveObserver {
  public:
   virtual ~CollectiveObserver() = default;
@@ -27,7 +27,7 @@ class CollectiveObserver {
   virtual void end(uint64_t sequence) = 0;
 };
 
-/// Watches the ranks of a world from one of them.
+/// The part of a watchdog on one rank.
 class RankGuard {
  public:
   virtual ~RankGuard() = default;

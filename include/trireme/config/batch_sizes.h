@@ -1,5 +1,5 @@
 #pragma once
-// How many rows each step of a run has.
+// The number of rows of each step of a run.
 
 #include "trireme/config/config.h"
 
@@ -9,12 +9,12 @@
 namespace trireme {
 
 /// batch.global_batch_size for every step, or with batch.rampup Megatron's rule (core/num_microbatches_calculator.py):
-/// a step before which c rows were seen has global_batch_size rows where c > samples, else start + increment *
-/// int(c / (samples / increments)), in fp64. Depends on nothing but the section, so a resumed run goes on with it.
-/// Steps count from 0.
+/// a step before which c rows were seen has global_batch_size rows where c > samples, else start + increment * int(c /
+/// (samples / increments)), in fp64. The sizes depend only on the section, so a resumed run has the same sizes. Steps
+/// count from 0.
 class BatchSizes {
  public:
-  /// The section has passed the configuration's checks.
+  /// `batch` has passed the configuration's checks.
   explicit BatchSizes(const BatchSection& batch);
 
   bool ramps() const { return stages_.size() > 1; }
@@ -27,7 +27,7 @@ class BatchSizes {
   int64_t first_largest() const { return stages_.back().first_step; }
 
  private:
-  /// Steps of one size; the last goes on for ever.
+  /// A run of steps of one size; the last run has no end.
   struct Stage {
     int64_t first_step, first_row, rows;
   };

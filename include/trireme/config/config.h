@@ -1,6 +1,6 @@
 #pragma once
 // The training configuration as plain structs. A new key is one member here and one entry of
-// src/config/description.cpp, which says everything else about it: words of its choices, limits, meaning, programs.
+// src/config/description.cpp, which has the rest: words of its choices, limits, meaning, programs.
 
 #include <cstdint>
 #include <filesystem>
@@ -21,7 +21,7 @@ struct ModelSection {
   enum class Read { kPerRank, kPerHost } read = Read::kPerRank;
   std::optional<int64_t> vocab_size;         // rows of the vocabulary to train with; null = the model's
   std::optional<int64_t> pad_vocab_to;       // null = ConfigFamily::vocab_multiple
-  std::optional<bool> scaled_residual_init;  // null = as the model's family
+  std::optional<bool> scaled_residual_init;  // null = the default of the model's family
   bool operator==(const ModelSection&) const = default;
 };
 struct LoraSection {
@@ -34,7 +34,7 @@ struct LoraSection {
 };
 struct DataSection {
   std::vector<std::string> train, valid, test;
-  std::vector<double> weights;     // of the entries of train; empty: none, or equal ones where they have names
+  std::vector<double> weights;     // of the entries of train; empty: none, or equal weights if the entries have names
   std::vector<std::string> names;  // of the entries of train
   int64_t seq_length = 0;
   bool shuffle = true;
@@ -44,9 +44,9 @@ struct DataSection {
   std::vector<int64_t> strip_tokens;
   int64_t min_length = 3, logical_shards = 960;
   // For Megatron's indexed files only (data/megatron/); eos_token is their end of a document:
-  std::optional<std::string> splits;  // "99990,8,2": train, valid and test from data.train
+  std::optional<std::string> splits;  // "99990,8,2": shares of data.train for train, valid and test
   enum class IndexRules { kNemo, kCore } index_rules = IndexRules::kNemo;
-  std::optional<std::string> index_cache;  // directory of the index maps; null = that of each file
+  std::optional<std::string> index_cache;  // directory of the index maps; null = the directory of each file
   bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
   bool operator==(const DataSection&) const = default;
 };
@@ -75,8 +75,8 @@ struct OptimizerSection {
 struct ScheduleSection {
   enum class Name { kCosine, kLinear, kConstant, kWsd, kFmsCosine, kAnnealing } name = Name::kCosine;
   int64_t warmup_steps = 0;
-  /// Instead of warmup_steps: a share of train.max_steps. Loading replaces it by warmup_steps, unless train.epochs says
-  /// how long the run is: then resolve_epochs() does.
+  /// In place of warmup_steps: a share of train.max_steps. Loading replaces it by warmup_steps, unless train.epochs
+  /// says how long the run is: then resolve_epochs() does.
   std::optional<double> warmup_ratio;
   int64_t constant_steps = 0;           // cosine: steps at min_lr after the decay; above 0 NeMo's warm-up
   double min_lr = 0;                    // cosine, linear
@@ -100,10 +100,10 @@ struct EvalSection {
   static constexpr int64_t kSkipByMlperf = -1;
   std::optional<int64_t> skip_first;  // a count, or kSkipByMlperf
   std::optional<double> target_loss;
-  std::optional<int64_t> samples;  // the first so many of data.valid; null = all
-  bool shuffle = true;             // Megatron's files: through its shuffled maps; others are read in the file's order
+  std::optional<int64_t> samples;  // number of rows of data.valid, from the first; null = all
+  bool shuffle = true;             // Megatron's files: through its shuffled maps; other files are read in their order
   std::optional<double> target_accuracy;
-  std::optional<int64_t> test_samples;  // the first so many rows of data.test; null = all
+  std::optional<int64_t> test_samples;  // number of rows of data.test, from the first; null = all
   bool operator==(const EvalSection&) const = default;
 };
 struct PrecisionSection {
@@ -112,7 +112,7 @@ struct PrecisionSection {
   enum class Linear { kCompute, kFp8 } linear = Linear::kCompute;  // products of the blocks' matrices
   std::optional<Recipe> fp8_recipe;                                // of trained matrices; null: the program chooses
   int64_t fp8_skip_first = 0, fp8_skip_last = 0;                   // trained blocks that stay in the compute type
-  std::optional<double> loss_scale;                                // fp16: what the dynamic scale starts from
+  std::optional<double> loss_scale;                                // fp16: first value of the dynamic scale
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {
@@ -169,8 +169,9 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// Whose configuration a file is. Keys that it has no feature for are refused where they are set to something else than
-/// their default, and neither offered in messages nor listed in --help.
+/// The program of a configuration file: what its configuration may say. It is no family of models. Keys for which the
+/// program lacks the feature are refused if they differ from their default, and are neither suggested in messages nor
+/// listed in --help.
 struct ConfigFamily {
   std::string program;  // "train_llama", for messages; empty: a file of any program
   FeatureSet features = FeatureSet::all();
@@ -180,19 +181,19 @@ struct ConfigFamily {
 
 /// Reads FILE, applies `--set a.b.c=value` overrides, resolves relative paths against the file's directory, validates
 /// every rule that needs no other file. Overrides: the last of equal keys wins, a value is a YAML scalar or a list in
-/// brackets, `lora=null` removes the section and `lora.r=8` makes it; relative paths count from the file's directory
-/// there, too. `world_size`: the ranks that the batch and parallel.shard_size must divide over; nullopt: not known.
-/// All problems come in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean 'x'?`
+/// brackets, `lora=null` removes the section and `lora.r=8` makes it; relative paths in overrides also start at the
+/// file's directory. `world_size`: number of ranks over which the batch and parallel.shard_size must divide; nullopt:
+/// unknown. All problems are in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean 'x'?`
 /// (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                    const ConfigFamily& family = {}, std::optional<int64_t> world_size = std::nullopt);
 
-/// The same for the text that print_config() gave, `name` standing for the file in messages. Text of earlier versions
-/// is read as what it meant: a key that has another name now becomes that.
+/// Reads the text of print_config(); messages use `name` in place of a file. In text of earlier versions keys that have
+/// been renamed get their new names.
 Config parse_config(const std::string& text, const std::string& name);
 
 /// `config` with train.max_steps in place of train.epochs, and schedule.warmup_steps in place of schedule.warmup_ratio.
-/// `steps`: those of the epochs. ConfigError if a rule that counts steps does not hold.
+/// `steps`: the steps of the epochs. ConfigError if a rule that counts steps does not hold.
 Config with_steps(const Config& config, int64_t steps, const ConfigFamily& family, std::optional<int64_t> world_size);
 
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).

@@ -1,17 +1,18 @@
 #pragma once
-// What a program's configuration takes beside what every program's does. Keys and words of src/config/description.cpp
+// Features of a program's configuration beside those of every program. Keys and words of src/config/description.cpp
 // carry these as tags; --help, checks and did-you-mean follow from them.
 
 #include <cstdint>
 
 namespace trireme {
 
+/// Bits of a FeatureSet. No file holds their numbers.
 enum class Feature : uint32_t {
   kAlways = 0,               // every program's
   kAdapters = 1 << 0,        // lora: adapters over frozen weights
-  kVocabularySize = 1 << 1,  // model.vocab_size: rows of the vocabulary beside those of the model
+  kVocabularySize = 1 << 1,  // model.vocab_size: rows of the vocabulary beyond the model's
   kPackedRows = 1 << 2,      // a row of the data holds several samples
-  kRankMeans = 1 << 3,       // losses and clipping of each rank by itself
+  kRankMeans = 1 << 3,       // losses and clipping of each rank separately
   kAccuracy = 1 << 4,        // an evaluation measures an accuracy
   kRecomputeMlp = 1 << 5,    // backward may recompute the MLP's first projections alone
   kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start

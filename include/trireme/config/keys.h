@@ -1,5 +1,5 @@
 #pragma once
-// What the description of the configuration says, for those that read no configuration themselves.
+// Queries about keys, answered by the description of the configuration.
 
 #include "trireme/config/config.h"
 
@@ -34,31 +34,30 @@ std::optional<Choice> choice_of(std::string_view word) {
 std::vector<std::string> config_keys(const ConfigFamily& family);
 
 /// Sets "section.key" to a value as print_config() writes it, texts without quotes: "8", "full", "[q_proj, v_proj]". An
-/// optional section that is left out is made with its defaults. InternalError: there is no such key or choice.
+/// absent optional section is made with its defaults. InternalError: there is no such key or choice.
 void set_key(Config& config, const std::string& key, const std::string& value);
 
-/// What the description of a key says of its values. `key`: "data.train", or an optional section that is left out,
-/// "lora".
+/// Properties of a key. `key`: "data.train", or an absent optional section, "lora".
 struct KeyTraits {
-  bool path = false;        // a path, or several: may differ from host to host
-  bool may_change = false;  // a run that goes on may have another value
+  bool path = false;        // a path or paths: the value may differ between hosts
+  bool may_change = false;  // a resumed run may have another value
 };
 KeyTraits key_traits(const std::string& key);
 
-/// What data.train may hold, as bits.
+/// The kinds of data in data.train, as bits.
 using DataKinds = uint32_t;
 inline constexpr DataKinds kRowData = 1, kDocumentData = 2, kMegatronData = 4,
                            kAnyData = kRowData | kDocumentData | kMegatronData;
 
-/// The keys of the section data that `config` sets to something else than their default and that have no meaning for
-/// data of `kind`, of those that have one for `others`: "data.splits, data.index_rules"; "": none.
+/// The keys of section data that differ from their default, have a meaning for data of `others` and have none for data
+/// of `kind`: "data.splits, data.index_rules"; "": none.
 std::string keys_without_meaning(const Config& config, DataKinds kind, DataKinds others = kAnyData);
 
 /// Every key of `family` with type, default and meaning, for --help.
 std::string describe_config(const ConfigFamily& family);
 
-/// docs/reference/keys.md: Markdown tables of every key of these programs with what it accepts, its default, the
-/// programs that take it and its meaning.
+/// docs/reference/keys.md: Markdown tables of every key of these programs with its values, default, programs and
+/// meaning.
 std::string key_reference(const std::vector<ConfigFamily>& families);
 
 }  // namespace trireme

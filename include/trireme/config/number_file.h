@@ -15,12 +15,12 @@ struct NumberKey {
 
 struct NumberFile {
   std::map<std::string, std::string> texts;
-  std::map<std::string, double> numbers;  // those that the file gives
+  std::map<std::string, double> numbers;  // of the keys that the file gives
 };
 
 /// Reads a file that has every key of `texts` and any of `numbers`. All problems (unknown and duplicate keys, other
-/// types, numbers out of range, syntax, a file above 1 MiB) come in one ConfigError, one line each:
-/// `file:line:column: what is wrong`.
+/// types, numbers out of range, syntax, a file above 1 MiB) are in one ConfigError, one line each: `file:line:column:
+/// what is wrong`.
 NumberFile read_number_file(const std::filesystem::path& file, const std::vector<std::string>& texts,
                             const std::vector<NumberKey>& numbers);
 

@@ -1,7 +1,7 @@
 #pragma once
-// Parses untrusted JSON: duplicate keys are refused and the nesting is bounded, which the library does not do.
+// Parses untrusted JSON: refuses duplicate keys and bounds the nesting, unlike the library.
 
-#include "trireme/base/error.h"
+#include "trireme/base/file.h"
 
 #include <nlohmann/json.hpp>
 
@@ -13,11 +13,24 @@ namespace trireme {
 /// Throws Error with `code`: "<what>: <reason>".
 nlohmann::json parse_json(std::string_view text, const std::string& what, ExitCode code, int max_depth = 32);
 
-/// The same, with the keys of objects in the order of the text.
+/// parse_json() with the keys of objects in the order of the text.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& what, ExitCode code,
                                           int max_depth = 32);
 
-/// The member `key`; null if there is none or `object` is not an object.
+/// parse_json() of a file of at most `max_bytes`.
+nlohmann::json read_json(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20,
+                         int max_depth = 32);
+/// The same; null where there is no file.
+nlohmann::json read_json_if_there(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);
+/// A file of a model that holds one object. ModelError.
+nlohmann::json read_json_object(const std::filesystem::path& path, size_t max_bytes = 16 << 20);
+
+/// What the library's exceptions say, without its own codes: "line 1, column 7: unexpected '}'; expected '[', '{', or a
+/// literal" from "[json.exception.parse_error.101] parse error at line 1, column 7: syntax error while parsing value -
+/// unexpected '}'; …".
+std::string json_reason(const nlohmann::json::exception& error);
+
+/// The member `key`; null if it is absent or `object` is not an object.
 inline nlohmann::json member(const nlohmann::json& object, const char* key) {
   return object.is_object() && object.contains(key) ? object.at(key) : nlohmann::json();
 }

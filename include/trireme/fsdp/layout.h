@@ -1,6 +1,6 @@
 #pragma once
-// What of a unit is divided among the ranks of a shard group, the position of its parameters in its flat buffer, and
-// the part of that buffer that a rank owns.
+// The division of a unit among the ranks of a shard group, the position of its parameters in its flat buffer, and the
+// part of that buffer that a rank owns.
 
 #include "trireme/nn/unit.h"
 
@@ -11,7 +11,8 @@
 
 namespace trireme {
 
-/// Sharded units that may be gathered at a time: the one that computes and two that are being gathered.
+/// Number of sharded units that may be gathered at a time: the unit that computes and two units that are being
+/// gathered.
 constexpr int kGatherSlots = 3;
 
 struct UnitLayout {
@@ -40,7 +41,7 @@ std::vector<LayoutPiece> pieces_in_range(const UnitSpec& unit, const UnitLayout&
 enum class ShardPolicy {
   kNone,       // nothing: gradients go through an all-reduce (DDP)
   kOptimizer,  // master weights and moments; gradients are whole until the last micro-batch's reduce-scatter (ZeRO-1)
-  kGradients,  // gradients too: every micro-batch's are reduce-scattered into fp32 shards (ZeRO-2)
+  kGradients,  // gradients too: reduce-scattered into fp32 shards in every micro-batch (ZeRO-2)
   kFull,       // weights too: they are gathered for each use (ZeRO-3, FSDP)
 };
 
@@ -49,7 +50,8 @@ const char* policy_name(ShardPolicy policy);
 /// nullopt for any other word, such as "auto".
 std::optional<ShardPolicy> parse_policy(std::string_view word);
 
-/// What of a unit is divided over a shard group of `shard_size` ranks. `resident`: a frozen unit that stays whole.
+/// Which state of a unit is divided over a shard group of `shard_size` ranks. `resident`: a frozen unit that stays
+/// whole.
 struct UnitDivision {
   bool weights = false;  // a rank has its shard of the weights, which are gathered for each use
   bool state = false;    // trained: a rank updates its shard of the master weights and moments only
@@ -58,8 +60,8 @@ struct UnitDivision {
 UnitDivision divide_unit(const UnitSpec& unit, int shard_size, ShardPolicy policy, bool resident);
 
 /// Per unit: whether it is trained, has matrices of linear layers, and these are multiplied with `recipe`, an FP8
-/// recipe. Of the trained units with such matrices, `compute_first` first and `compute_last` last ones stay in the
-/// compute dtype. With kCompute: none.
+/// recipe. Of the trained units with such matrices the first `compute_first` and the last `compute_last` stay in the
+/// compute dtype. With kCompute all entries are false.
 std::vector<bool> trained_in_fp8(const std::vector<UnitSpec>& units, Recipe recipe, int64_t compute_first,
                                  int64_t compute_last);
 

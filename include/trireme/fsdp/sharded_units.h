@@ -45,15 +45,16 @@ struct UnitStorage;
 
 struct ShardingOptions {
   at::ScalarType compute_dtype = at::kFloat;
-  /// Per unit: stays whole although the shard group has several ranks (from the plan). Empty: none. For frozen units
-  /// only.
+  /// Per unit: whether it stays whole although the shard group has several ranks (from the plan). Only for frozen
+  /// units. Empty: no unit stays whole.
   std::vector<bool> resident{};
   /// Recipe of the matrices of linear layers of frozen and of trained units. Delayed scales are part of this store.
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
   /// Dtype in which gradients are summed over ranks.
   at::ScalarType reduce_dtype = at::kFloat;
-  ShardPolicy policy = ShardPolicy::kFull;  // of trained units, where the shard group has several ranks
-  /// Of the trained units with matrices of linear layers, so many first and last ones stay at kCompute.
+  ShardPolicy policy = ShardPolicy::kFull;  // of trained units, if the shard group has several ranks
+  /// Among the trained units that have matrices of linear layers, the first `compute_first` and the last `compute_last`
+  /// units are multiplied with kCompute.
   int64_t compute_first = 0, compute_last = 0;
   /// load() reads each element from the files once per host: ranks of a host that hold the same elements read a share
   /// each and send it to the others. false: each rank reads all of its elements.
@@ -71,9 +72,9 @@ class ShardedUnits : public UnitStore {
   ~ShardedUnits() override;
 
   /// Reads this rank's elements of the checkpoint tensors of all units but replicated ones; check_weights() has
-  /// accepted `source`. `reader_threads` threads copy from the files. Throws ModelError for a non-finite weight that
-  /// must be stored in FP8. When reading fails on a rank, that rank still takes part in the collectives of the others,
-  /// and throws at the end. Collective.
+  /// accepted `source`. `reader_threads` threads copy from the files. Throws ModelError with file and tensor for a
+  /// weight that is not finite in the type that it is kept in. When reading fails on a rank, that rank still takes part
+  /// in the collectives of the others, and throws at the end. Collective.
   void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
   /// Elements that this rank has read from files.
   int64_t elements_read() const { return elements_read_; }
@@ -103,12 +104,12 @@ class ShardedUnits : public UnitStore {
    private:
     ShardedUnits& units_;
   };
-  /// Call before the first forward of a step, also of one that is computed again.
+  /// Call before the first forward of a step, also of a step that is computed again.
   void begin_step();
   /// Fp8Scales::nonfinite() of this rank's operands since begin_step(); undefined if there are no scales.
   at::Tensor nonfinite_operands() const { return scales_ ? scales_->nonfinite() : at::Tensor(); }
-  /// "the input of x.weight", the first operand with a scale that held an infinity or NaN; empty: none did. Waits for
-  /// the device.
+  /// "the input of x.weight", the first operand with a scale that held an infinity or NaN; empty if there is no such
+  /// operand. Waits for the device.
   std::string find_nonfinite_operand() const;
   /// Call after the optimizer step, on all ranks (collective). Updates the scales for the next step. Returns the number
   /// of tensors of FP8 products with values beyond their scale's range, which were saturated (fp64 scalar on the
@@ -120,13 +121,14 @@ class ShardedUnits : public UnitStore {
   bool restore_scales(const std::vector<double>& state);
   int64_t scaled_tensors() const { return scales_ ? scales_->tensors() : 0; }
 
-  /// Call before each micro-batch's forward. `last`: it is the step's last one.
+  /// Call before each micro-batch's forward. `last`: it is the last micro-batch of the step.
   void begin_micro_batch(bool last);
   /// Waits (on the stream) for all reductions. Afterwards every TrainedShard has its gradient and no unit is gathered.
   /// A trained unit without a gradient is an internal error.
   void finish_backward();
-  /// `observer` is called with every gradient of this rank before it is summed and reduced; empty: none.
-  void observe_gradients(std::function<void(const ParameterSpec&, at::Tensor&)> observer);
+  /// From now on `observer` gets every gradient of this rank before it is reduced, and may change it: of a matrix the
+  /// sum over the micro-batches so far, of others one micro-batch's. Empty: none.
+  void observe_gradients(std::function<void(const ParameterSpec&, const at::Tensor&)> observer);
   /// From now on reductions start at the end of backward: each rank first multiplies all its gradients by `factor` of
   /// their squared L2 norm (fp64 device scalar to fp32 device scalar).
   void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor);
@@ -148,7 +150,7 @@ class ShardedUnits : public UnitStore {
   const std::vector<UnitSpec>& units() const { return specs_; }
   /// Device memory of this store in bytes that is not allocated by the caching allocator.
   int64_t memory_outside_allocator() const { return outside_allocator_; }
-  /// How frozen shards are gathered, as text for the log; empty if none is sharded on a GPU.
+  /// How frozen shards are gathered, as text for the log; empty if no frozen unit is sharded on a GPU.
   const std::string& gather_path() const { return gather_path_; }
 
  private:
@@ -159,7 +161,7 @@ class ShardedUnits : public UnitStore {
   bool is_resident(size_t unit) const;
   bool holds_frozen_codes(const UnitSpec& spec) const;
   void use(int unit);
-  /// Fills a unit; weights_changed() then makes codes and whole copies of what is trained.
+  /// Fills a unit; weights_changed() then makes codes and whole copies of trained units.
   void fill(size_t unit, const Filling& filling);
 
   std::vector<UnitSpec> specs_;

@@ -1,8 +1,8 @@
 #pragma once
 // `trireme launch`: a NeMo launcher's configuration as Slurm jobs of the native trainers.
 
-#include "trireme/config/compose.h"
-#include "trireme/config/import.h"
+#include "trireme/compose/compose.h"
+#include "trireme/config_import/import.h"
 
 #include <filesystem>
 #include <optional>
@@ -12,18 +12,18 @@
 
 namespace trireme {
 
-/// What the launcher knows beside the configuration.
+/// Settings of the launcher beside the configuration.
 struct LauncherSettings {
   bool debug = false;           // NEMO_LAUNCHER_DEBUG: files are written, nothing is submitted
   bool ci = false;              // NEMO_LAUNCHER_CI: the job's log is slurm_%j.out
   bool memory_measure = false;  // NEMO_LAUNCHER_MEMORY_MEASURE: nvidia-smi beside the run
   bool in_allocation = false;   // SLURM_JOB_ID: interactive runs start with srun
   bool ignore_unknown = false;
-  std::optional<int64_t> vocab_size = {};  // --vocab-size, as NemoImport has it
+  std::optional<int64_t> vocab_size = {};  // --vocab-size (NemoImport::vocab_size)
   TokenizerReader tokenizer = {};
   std::filesystem::path programs;   // the folder of train_gpt and train_llama
-  std::string program;              // TRIREME_PROGRAM: started instead of them
-  std::filesystem::path directory;  // relative paths count from here
+  std::string program;              // TRIREME_PROGRAM: started in place of these
+  std::filesystem::path directory;  // relative paths start here
   std::string time_tag;             // of the log of an interactive run: 1122_224310
 };
 /// From the environment and the place of this program.
@@ -37,7 +37,7 @@ struct LaunchStage {
   bool interactive = false;          // else sbatch
   std::vector<std::pair<std::filesystem::path, std::string>> files;
   ImportedConfig imported;                // its YAML is one of `files`
-  std::filesystem::path model_directory;  // where imported.model belongs
+  std::filesystem::path model_directory;  // folder of imported.model
 };
 
 /// The stages of a configuration.
@@ -48,12 +48,12 @@ class Launcher {
   size_t stages() const { return stages_.size(); }
   /// `dependency`: "afterany:123" of the stage before; empty: run.dependency.
   LaunchStage stage(size_t index, const std::string& dependency) const;
-  /// Lines for the user: what of the configuration was set aside, and why.
+  /// Lines for the user: ignored parts of the configuration, with reasons.
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   struct JobParts;
-  /// `continues`: a stage before it may have ended the run.
+  /// `continues`: an earlier stage may have finished the run.
   JobParts job_parts(const ConfNode& training, const std::string& dependency, bool continues) const;
   void check_cluster(ConfProblems& problems);
   std::string mounts(const std::filesystem::path& program) const;
@@ -74,10 +74,10 @@ std::vector<std::pair<std::string, std::string>> describe_cluster(const ConfNode
 std::string shell_quote(const std::string& text);
 
 struct CommandResult {
-  int code = 0;  // 128 + the signal where one ended it
+  int code = 0;  // 128 + the signal that ended it
   std::string output;
 };
-/// Runs a program with this process's stderr and, where `capture` is false, stdout. WriteError where it cannot start.
+/// Runs a program with this process's stderr and, if `capture` is false, its stdout. WriteError if it cannot start.
 CommandResult run_command(const std::vector<std::string>& arguments, bool capture);
 
 }  // namespace trireme

@@ -1,6 +1,9 @@
 #pragma once
 // The table of a transformer block: each norm and each matrix product once. The block's unit, biases, LoRA targets,
 // tensors in checkpoint files, FLOPs, memory and forward (models/common/) follow from it.
+//
+// The forward knows these names, in this order. Norms may be missing:
+//   attention_norm, qkv, q_norm, k_norm, output, attention_post_norm, mlp_norm, up, down, mlp_post_norm
 
 #include <cstdint>
 #include <string>
@@ -9,7 +12,7 @@
 
 namespace trireme {
 
-/// Rows of a layer that are a layer of their own in checkpoint files and for adapters.
+/// Rows of a layer that form a separate layer in checkpoint files and for adapters.
 struct LayerPart {
   std::string module;  // inside the block: "self_attn.q_proj"
   int64_t rows = 0;
@@ -17,20 +20,20 @@ struct LayerPart {
 
 enum class LayerKind {
   kProduct,   // y = x W^T + bias
-  kNorm,      // of what the next product reads
+  kNorm,      // of the input of the next product
   kPostNorm,  // of the sum of the residual and the product before it
 };
 
 struct BlockLayer {
-  std::string name;  // of the weight in its unit, and under which the forward asks for it: "qkv"
+  std::string name;  // name of the weight in its unit and in the forward: "qkv"
   LayerKind kind = LayerKind::kProduct;
-  int64_t in = 0;  // columns of its input, which of a norm of each head are those of all heads
+  int64_t in = 0;  // columns of its input; for a norm of each head the columns of all heads
   std::vector<LayerPart> parts;
-  bool bias = false;        // a norm with a bias is a layer norm, another an RMS norm
+  bool bias = false;        // a norm with a bias is a layer norm, without it an RMS norm
   double deviation = 0;     // of a product's initial values; norms start as ones, biases as zeros
-  std::string fused = {};   // module of one LoRA adapter over all parts: "self_attn.qkv_proj"; empty: there is none
-  std::string nemo = {};    // array of NeMo checkpoints, which holds all blocks: "self_attention.linear_qkv.weight"
-  int64_t nemo_groups = 1;  // NeMo interleaves the parts: rows of each part, so many times
+  std::string fused = {};   // module of one LoRA adapter over all parts: "self_attn.qkv_proj"; empty: no such module
+  std::string nemo = {};    // array of all blocks in NeMo checkpoints: "self_attention.linear_qkv.weight"
+  int64_t nemo_groups = 1;  // NeMo interleaves the rows of the parts in so many groups
 
   bool product() const { return kind == LayerKind::kProduct; }
   /// Rows of the weight.
@@ -47,14 +50,14 @@ struct BlockTable {
   bool causal = true, rotary = false;
   bool gated = false;  // the MLP's first product computes gate and up projections
 
-  /// Index of a layer in `layers`; -1: the block has none of this name.
+  /// Index of a layer in `layers`; -1: the block has no layer of this name.
   int find(std::string_view name) const;
   /// A layer that every block has; an internal error otherwise.
   const BlockLayer& at(std::string_view name) const;
-  /// Positions in the unit of the weight and the bias of layers[layer]; -1: it has no bias.
+  /// Positions in the unit of the weight and the bias of layers[layer]; -1: the layer has no bias.
   int weight_position(int layer) const;
   int bias_position(int layer) const;
-  /// Parameters of the unit.
+  /// Number of parameters of the unit.
   int parameters() const;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// What a model is made of, for those who plan its memory and its time (plan/) and count its FLOPs. Everything is of one
-// row of a micro-batch.
+// The parts of a model, from which plan/ computes its memory, time and FLOPs. All figures are for one row of a
+// micro-batch.
 
 #include "trireme/nn/block.h"
 #include "trireme/nn/unit.h"
@@ -17,8 +17,8 @@ struct AdapterShape {
   int64_t in = 0, rows = 0;
 };
 
-/// Bytes of the loss head's working memory: of a row; its logits, of which so many are there at a time; whatever the
-/// rows; and of that from the head's backward to the end of backward.
+/// Bytes of the loss head's working memory. row: per row; logits: of a row's logits; logits_most: limit of the logits
+/// in memory at a time; fixed: for any number of rows; held: from the head's backward to the end of backward.
 struct HeadMemory {
   int64_t row = 0, logits = 0, logits_most = 0, fixed = 0, held = 0;
 };
@@ -42,7 +42,7 @@ struct ModelShape {
   int num_blocks = 0;
   bool trained = true;   // the blocks' matrices have weight gradients
   int64_t tokens = 0;    // of a row
-  double sequences = 1;  // of equal length, into which a row is divided
+  double sequences = 1;  // sequences of equal length in a row
   bool attention_dropout = false;
   int64_t adapter_rank = 0;
   bool adapter_dropout = false;

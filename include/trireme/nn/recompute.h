@@ -8,9 +8,9 @@
 
 namespace trireme {
 
-/// What backward recomputes of a block: nothing; the outputs of norms and of the MLP's activation, of which the
-/// products' weight gradients need the values; these and the first projection of the MLP, whose output is the block's
-/// widest tensor; or the whole block from its input.
+/// What backward recomputes of a block. kNone: nothing. kNorms: the outputs of norms and of the MLP's activation, which
+/// the weight gradients of products read. kMlp: also the first projection of the MLP, whose output is the block's
+/// widest tensor. kFull: the whole block from its input.
 enum class Recompute { kNone, kNorms, kMlp, kFull };
 
 using BlockFunction = std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& parameters)>;
@@ -20,7 +20,7 @@ using BlockFunction = std::function<at::Tensor(const at::Tensor& x, const std::v
 ///
 /// Kept until backward: x, the parameter tensor objects, f. Backward calls f again in grad mode on detached aliases of
 /// x and the parameters, differentiates that graph, and returns the gradients of x and of every parameter that requires
-/// one. Hooks and accumulators of the real parameters therefore see one gradient, from the outer graph. x need not
+/// grad. Hooks and accumulators of the real parameters therefore see only the gradient of the outer graph. x need not
 /// require grad.
 ///
 /// With a unit store, call enter_unit() before and leave_unit() after this function, never inside f. The backward of

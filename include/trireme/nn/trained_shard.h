@@ -10,7 +10,7 @@
 
 namespace trireme {
 
-/// A run of elements of the shard that belongs to one checkpoint tensor.
+/// Consecutive elements of the shard that belong to one checkpoint tensor.
 struct ShardRange {
   int64_t begin, end;  // elements of the shard
   int tensor;          // index of the checkpoint tensor inside the unit, the same on every rank
@@ -31,12 +31,13 @@ struct TrainedShard {
   at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
   int num_tensors = 0;
-  /// Number of the shard's first element among those of all trained units: does not depend on how a unit is divided.
+  /// Index of the shard's first element among the elements of all trained units. It does not depend on the division of
+  /// units.
   int64_t first_element = 0;
   /// The shard's first element and the number of elements in the unit's vector, without the padding of the division.
   int64_t begin = 0, unit_numel = 0;
-  /// Ranks of the world that hold this same shard, and which of them this rank is; sums over the world divide by the
-  /// former.
+  /// Number of ranks of the world that hold this same shard, and the index of this rank among them. Sums over the world
+  /// are divided by the number of holders.
   int copies = 1, copy = 0;
 
   bool has_compute_copy() const { return compute.defined() && !compute.is_same(master); }
@@ -46,13 +47,13 @@ struct TrainedShard {
   }
 };
 
-/// What a tensor of the training state is. The last three are scalars, equal on all ranks.
+/// The kinds of tensors of the training state. The last three are scalars, equal on all ranks.
 enum class StateKind { kMaster, kFirstMoment, kSecondMoment, kOptimizerSteps, kLossScale, kGrowthTracker };
 
-/// A tensor that training goes on from: a vector over the elements of a shard, or a scalar.
+/// A tensor that a checkpoint restores: a vector over the elements of a shard, or a scalar.
 struct StateTensor {
   StateKind kind;
-  const TrainedShard* shard = nullptr;  // whose elements, and where they lie in the unit; null: a scalar
+  const TrainedShard* shard = nullptr;  // the shard that has these elements; null: a scalar
   at::Tensor tensor;                    // [n] or []: the tensor itself, not a copy
 };
 

@@ -2,7 +2,8 @@
 // The interface between models, which know no ranks, and the store of their weights (fsdp/), which knows no models.
 //
 // A model lists its weights as units (embedding, one block, head, adapters). It brackets each use of a unit with
-// enter_unit()/leave_unit(). Between the two the store provides the unit's whole tensors, in forward and in backward.
+// enter_unit()/leave_unit(). Between these calls the store provides the unit's whole tensors, in forward and in
+// backward.
 
 #include "trireme/nn/weight.h"
 
@@ -49,7 +50,7 @@ struct UnitSpec {
   bool backward_reads_weights = true;
   int64_t numel() const;
   bool has_linear() const;  // has a matrix of a linear layer
-  /// The unit with its matrices of linear layers only, and with its other parameters only.
+  /// The unit with only its matrices of linear layers; the unit with only its other parameters.
   UnitSpec matrices() const;
   UnitSpec vectors() const;
 };
@@ -60,7 +61,7 @@ class UnitStore {
   virtual ~UnitStore() = default;
   /// The unit's tensors in the order of its specs: whole, in the compute dtype or as their state says (trained
   /// replicated units too). The tensor objects stay the same for the whole run; their contents are valid only between
-  /// enter_unit() and leave_unit(), and between the corresponding two points of backward.
+  /// enter_unit() and leave_unit(), and between the corresponding points of backward.
   virtual const std::vector<at::Tensor>& parameters(int unit) = 0;
   /// How each parameter is stored and multiplied, in the same order; constant over the run.
   virtual const std::vector<WeightState>& weight_states(int unit) = 0;
@@ -95,8 +96,7 @@ class WholeUnitStore : public UnitStore {
   std::vector<std::vector<WeightState>> states_;
 };
 
-/// A unit's tensors as a block's forward reads them: those of the store, or the aliases that recomputed() passes
-/// instead.
+/// A unit's tensors as a block's forward reads them: the store's tensors, or the aliases that recomputed() passes.
 struct UnitTensors {
   at::TensorList values;
   const std::vector<WeightState>* states;

@@ -18,18 +18,18 @@ struct Fp8Scale {
 /// The scales of a linear layer y = x W^T + b.
 struct Fp8LinearScales {
   Fp8Scale x, weight, dy;
-  const bool* known = nullptr;  // false until the first step has ended: until then each tensor's own amax is used
+  const bool* known = nullptr;  // false in the first step, which uses each tensor's own amax
 };
 
-/// Where a matrix's gradient of one micro-batch goes: [out, in], contiguous, in the compute dtype or fp32. It is
-/// written, or added to what stands there.
+/// Where wgrad writes a matrix's gradient of one micro-batch, or adds it to the content: [out, in], contiguous, in the
+/// compute dtype or fp32.
 struct GradientTarget {
   at::Tensor sum;
   bool adds = false;
 };
 
-/// Takes the gradient of a trained matrix directly, so that wgrad writes to its final place. Autograd does not carry
-/// such a gradient, and the matrix does not require one.
+/// Takes the gradient of a trained matrix directly, so that wgrad writes to its final place. The gradient does not pass
+/// through autograd, and the matrix does not require grad.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
@@ -46,7 +46,7 @@ struct WeightState {
   /// cuBLASLt requires.
   at::Tensor inverse_scale{};
   Fp8LinearScales scales{};      // RecipeTraits::delayed_scales
-  GradientSink* sink = nullptr;  // null: autograd carries the gradient, if the matrix requires one
+  GradientSink* sink = nullptr;  // null: autograd computes the gradient, if the matrix requires grad
 };
 
 struct Weight {

@@ -43,10 +43,10 @@ struct AttentionOptions {
 /// not fit each other or the sequences, and dropout without keys, are internal errors.
 ///
 /// GPU, bf16 and fp16: our kernels (sm_90, H 64 or 128; with dropout sequences of up to 65,536 tokens, and H 64 if not
-/// causal) or the library's, whichever was measured to be faster (table in attention.cpp);
+/// causal) or the library's, whichever is faster by measurement (table in attention.cpp);
 /// TRIREME_ATTENTION=library|ours overrides the table. The library draws dropout from its own generator, seeded from
-/// (seed, stream, first key): a resumed run of the same world size gets the same mask again, but it is another mask
-/// than that of our kernels. The order of the sums of dq varies unless deterministic algorithms are requested.
+/// (seed, stream, first key): a resumed run of the same world size gets the same mask, which differs from our kernels'
+/// mask. The order of the sums of dq varies unless deterministic algorithms are requested.
 ///
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time; with dropout
 /// or without a causal mask separate products and softmax, with the same dropout decisions as our kernels.
@@ -56,11 +56,6 @@ at::Tensor attention(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at:
 /// The same for one contiguous tensor of all heads [T, N + 2 K, H], laid out q | k | v; its gradient is one tensor too.
 at::Tensor attention_of_packed(const at::Tensor& qkv_TPH, int64_t kv_heads, const Sequences& sequences,
                                const AttentionOptions& options);
-
-/// Attention as separate products, mask and softmax for each sequence, without dropout; recorded by autograd. Oracle
-/// for tests.
-at::Tensor attention_reference(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
-                               const Sequences& sequences, const AttentionOptions& options);
 
 /// round(128 p): dropout on probabilities drops an element if its 7-bit draw is below this threshold and multiplies the
 /// others by 128 / (128 - threshold). A p above 0 that rounds to 0, or a p that rounds to 1, is an internal error; the

@@ -1,6 +1,5 @@
 #pragma once
-// The device of a rank: GPU or CPU, its memory and its peak rate. The only place of train/ that knows CUDA
-// (device_cuda.cpp).
+// The device of a rank: GPU or CPU, its memory and its peak rate. Only device_cuda.cpp calls CUDA.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,29 +11,29 @@
 namespace trireme {
 
 /// GPUs that this process can use; 0 in CPU builds, on machines without any, and with TRIREME_DEVICE=cpu. ConfigError
-/// where a run would use the CPU although GPUs are expected: see gpu_visibility_problem().
+/// if a run would use the CPU although GPUs are expected: see gpu_visibility_problem().
 int visible_gpus();
 
-/// The error where GPUs are named and missing, or installed and not usable; nothing where the CPU may be used.
-/// `visible`: CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA reports; `installed`: this machine has
-/// NVIDIA GPUs; `reason`: CUDA's error message when it reports none.
+/// The error if GPUs are named and absent, or installed and not usable; empty if the CPU may be used. `visible`:
+/// CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA reports; `installed`: this machine has NVIDIA GPUs;
+/// `reason`: CUDA's error message when it reports none.
 std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
                                                   const std::string& reason);
 
 struct DeviceInfo {
   std::string name;                  // "NVIDIA H200", or the processor's
   int64_t total_memory = 0;          // bytes; CPU: physical memory / local ranks
-  std::optional<double> peak_flops;  // dense, of the compute dtype; GPUs whose data sheet we know
+  std::optional<double> peak_flops;  // dense, of the compute dtype; nullopt for unknown GPUs
 };
 DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size);
 
-/// Peak bytes since start: GPU: the caching allocator's peak of allocated memory; CPU: peak resident set.
+/// Peak bytes since the start. GPU: the caching allocator's peak of allocated memory; CPU: peak resident set.
 int64_t peak_memory(at::Device device);
 /// GPU: the allocator's peak of reserved memory, fragmentation included; CPU: as peak_memory.
 int64_t peak_reserved_memory(at::Device device);
 
-/// What uses memory now, as a table: on a GPU the allocator's counters and its blocks by size; on a CPU the process's
-/// resident memory.
+/// The current use of memory, as a table: on a GPU the allocator's counters and its blocks by size; on a CPU the
+/// process's resident memory.
 std::string memory_state(at::Device device);
 
 /// Waits for the GPU, then cudaProfilerStart() and cudaProfilerStop(), which `nsys profile
@@ -42,8 +41,8 @@ std::string memory_state(at::Device device);
 void start_device_capture();
 void stop_device_capture();
 
-/// Variables that libraries read, where they are not set. Call it while the process has one thread: a thread that reads
-/// the environment while another changes it may read freed memory.
+/// Sets variables that libraries read, unless they are set. Call it while the process has one thread: a thread that
+/// reads the environment while another changes it may read freed memory.
 void set_library_environment(bool gpu, bool deterministic);
 /// Library settings for speed and determinism, once per process, before the first operation on a GPU.
 /// `deterministic`: an operation without a deterministic form throws.
@@ -52,12 +51,12 @@ void configure_libraries(at::Device device, int local_world_size, bool determini
 /// Cores that this process may use.
 struct UsableCores {
   int online = 1;                                          // of the host
-  int bound = 1;                                           // that a launcher has bound this process to
+  int bound = 1;                                           // to which a launcher has bound this process
   double quota = std::numeric_limits<double>::infinity();  // of its container, over all processes in it
 };
 UsableCores usable_cores();
-/// Threads of LibTorch's CPU operations when OMP_NUM_THREADS is not set: ranks of one host share its cores, and no more
-/// threads are started than cores are there.
+/// Number of threads of LibTorch's CPU operations when OMP_NUM_THREADS is not set: the ranks of a host share its cores,
+/// and there are at most as many threads as cores.
 int threads_of_rank(const UsableCores& cores, int local_world_size);
 
 /// "cuda 13.0" or "".

@@ -1,6 +1,6 @@
 #pragma once
-// Chooses what runs an operation: our kernel, the library's, or a composition of LibTorch operations. Every operation
-// asks here, so that there is one rule, and its reason can be logged.
+// Chooses our kernel, the library's kernel or a composition of LibTorch operations for an operation. All operations use
+// this rule, and its reason can be logged.
 //
 // TRIREME_LOG=dispatch logs each combination of operation and reason when it first occurs:
 //   dispatch: rms_norm of bf16 [8192, 20480] on cuda:0: composition, because rows are wider than 16,384 elements

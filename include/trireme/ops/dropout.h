@@ -30,7 +30,7 @@ struct Dropout {
   Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place}; }
 };
 
-/// The values from which all implementations start.
+/// The inputs of all implementations.
 struct DropoutKey {
   uint32_t t0, t1;
   uint32_t threshold;  // of 65536
@@ -49,7 +49,7 @@ at::Tensor add_dropout(const at::Tensor& addend, const at::Tensor& x, const Drop
 /// sum += apply_dropout(x, …), in one pass where our kernel runs.
 void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout);
 
-/// The same composed of at:: operations, which other GPUs use; public for the test that compares the two.
+/// apply_dropout() composed of at:: operations, for other GPUs; public for the test that compares both.
 at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout);
 
 /// apply_dropout() with autograd.

@@ -25,7 +25,4 @@ inline Norm layer_norm(const at::Tensor& weight, const at::Tensor& bias, double 
 /// norm(x), x [.., D]; differentiable. kNone, or vectors of another width or dtype, are an internal error.
 at::Tensor apply_norm(const at::Tensor& x, const Norm& norm);
 
-/// kRms composed of at:: operations that autograd records; oracle for tests.
-at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps);
-
 }  // namespace trireme

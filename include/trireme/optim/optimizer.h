@@ -23,19 +23,19 @@ class Optimizer {
   /// device scalar by which gradients are multiplied (clipping, normalisation, loss scale). `skip`: fp32 device scalar;
   /// 1 leaves weights, moments and step count unchanged, 0 applies the update.
   virtual void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) = 0;
-  /// What a checkpoint must contain in addition to the masters.
+  /// The state that a checkpoint keeps in addition to the masters.
   virtual std::vector<StateTensor> state() = 0;
 };
 
-/// What others know of an optimizer: the plan, the configuration's hints, the room for checkpoints.
+/// The traits of an optimizer, for the plan, the configuration's hints and the space for checkpoints.
 struct OptimizerTraits {
-  int moments;                  // flat tensors of state beside the master weights, each as long as these
+  int moments;                  // number of flat state tensors, each as long as the master weights
   bool bf16_moments = false;    // optimizer.moments: bf16 is possible
   bool whole_matrices = false;  // a step reads whole matrices: the policy must leave them on each rank
   std::unique_ptr<Optimizer> (*make)(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                      Communicator& world);
 
-  /// Of one element.
+  /// Bytes of all moments of one element.
   int64_t moment_bytes(const OptimizerSection& options) const {
     return moments * (options.moments == OptimizerSection::Moments::kBf16 ? 2 : 4);
   }
@@ -52,7 +52,8 @@ const OptimizerTraits& traits_of(OptimizerSection::Name name);
 /// it. lamb: You et al. 2020 with bias correction and a trust ratio |w| / |update| per checkpoint tensor. The ratio is
 /// 1 if either norm is 0 and, unless trust_ratio is all, for tensors without weight decay (as in apex' FusedLAMB and
 /// the MLPerf submissions). Norms cover all ranks that share a tensor. Empty shards and other options are internal
-/// errors; the configuration rejects them earlier. ConfigError where whole_matrices meet divided ones.
+/// errors; the configuration rejects them earlier. ConfigError if the optimizer needs whole matrices and the policy
+/// divides them.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world);
 
@@ -60,8 +61,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::
 /// square.
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards);
 
-/// Learning rate of step t (from 0) of n = max_steps, with w = warmup_steps. It depends on nothing else: a resumed run
-/// goes on with it.
+/// Learning rate of step t (from 0) of n = max_steps, with w = warmup_steps. It depends on nothing else, so a resumed
+/// run has the same rates.
 ///
 /// cosine, linear, constant: lr (t + 1) / (w + 1) in the warm-up. After it, with f = min(1, (t - w) / (n - w)):
 /// constant lr; linear min_lr + (lr - min_lr) (1 - f); cosine min_lr + (lr - min_lr) (1 + cos(pi f)) / 2.
@@ -82,7 +83,7 @@ at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards);
 /// annealing (fms-fsdp, training_stage annealing): lr (1 - t / n), 0 from step n on.
 double learning_rate(const ScheduleSection& schedule, double lr, int64_t max_steps, int64_t step);
 
-/// The m of learning_rate(), given or not; nullopt: the schedule has none.
+/// m of learning_rate(), with its default; nullopt: the schedule has no m.
 std::optional<double> min_lr_factor(const ScheduleSection& schedule);
 
 }  // namespace trireme

@@ -1,5 +1,5 @@
 #pragma once
-// Measures what the plan's cost model knows of a machine: the rates of its GPUs and of the links between them.
+// Measures the rates of a machine for the plan's cost model: of its GPUs and of the links between them.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/plan/rates.h"
@@ -11,14 +11,14 @@
 namespace trireme {
 
 struct Calibration {
-  MachineRates rates;              // what was not measured is that of the built-in table
+  MachineRates rates;              // rates that were not measured are those of the built-in table
   std::set<std::string> measured;  // RateKey::name
-  std::vector<std::string> notes;  // how, and the parts of what was measured, a line each
+  std::vector<std::string> notes;  // lines for the file: how each rate was measured, and its parts
 };
 
-/// Collective over all ranks of `world`, whose device is a GPU; the same result on each. Every rank works at the same
-/// time, as in a run, and the slowest one counts. `seconds`: how long each measurement lasts, after as long a time in
-/// which clocks and temperature settle. Takes up to 6 GiB of device memory.
+/// Collective over all ranks of `world`, whose device is a GPU; the same result on each. All ranks work at the same
+/// time, as in a run, and the slowest rank counts. `seconds`: length of each measurement, after a warm-up of the same
+/// length in which clocks and temperature settle. Takes up to 6 GiB of device memory.
 Calibration calibrate(World& world, double seconds);
 
 }  // namespace trireme

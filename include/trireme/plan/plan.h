@@ -1,8 +1,7 @@
 #pragma once
-// The memory plan: which units stay whole, over how many ranks the others are sharded, what of the trained units is
-// divided, which blocks backward recomputes, how many rows of a micro-batch are processed at a time, how many bytes per
-// rank that takes, and how long a step is predicted to take.
-// `--dry-run` prints the plan that the run uses, and every run compares it with the allocator's peak.
+// The memory plan: which units stay whole, the size of shard groups, the policy of trained units, which blocks backward
+// recomputes, how many rows of a micro-batch are processed at a time, the bytes per rank, and the predicted time of a
+// step. `--dry-run` prints the plan that the run uses, and every run compares it with the allocator's peak.
 
 #include "trireme/config/config.h"
 #include "trireme/fsdp/layout.h"
@@ -16,26 +15,26 @@
 
 namespace trireme {
 
-/// What a plan needs of a model, beside its work.
+/// Facts of a model that a plan needs beside its shape.
 struct ModelFacts {
   const std::vector<UnitSpec>* units = nullptr;
-  std::vector<std::string> description;          // lines for people: model, data
-  std::vector<std::string> adapter_targets;      // lora.target_modules of a lora section; empty: none is possible
-  bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with a lora section, without one
+  std::vector<std::string> description;      // lines for people: model, data
+  std::vector<std::string> adapter_targets;  // lora.target_modules of a lora section; empty: no adapters are possible
+  bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with, without lora
   Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
 };
 
-/// A model with its rows, as plans see it.
+/// A model with its rows, for a plan.
 class PlannedModel {
  public:
   virtual ~PlannedModel() = default;
   virtual const ModelFacts& facts() const = 0;
-  /// With tokens of data.seq_length, for `config`: this run's, or one that differs from it in data.seq_length, batch,
-  /// precision, or by a lora section. `element_size`: bytes of the compute dtype.
+  /// The shape for `config`, with rows of data.seq_length tokens. `config` may differ from the run's in
+  /// data.seq_length, batch, precision and the lora section. `element_size`: bytes of the compute dtype.
   virtual ModelShape model_shape(const Config& config, int64_t element_size) const = 0;
 };
 
-/// What a plan is made for. Config and model outlive it.
+/// The inputs of a plan. Config and model outlive this struct.
 struct PlanQuestion {
   const Config& config;
   const PlannedModel& model;
@@ -44,17 +43,17 @@ struct PlanQuestion {
   int64_t device_memory = 0;  // bytes of each rank's device
   int ranks_per_host = 0;     // 0: all ranks are on one host
   MachineRates rates{};
-  /// The same for another configuration, which outlives it, and number of ranks.
+  /// The same question for another configuration, which outlives the result, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
     return {other, model, other_ranks, gpu, device_memory, ranks_per_host, rates};
   }
 };
 
-/// Seconds of one step as the plan's cost model predicts them. A communication that computation hides costs
-/// `interference` only: it takes memory bandwidth, multiprocessors and power from the products.
+/// Seconds of one step as the plan's cost model predicts them. Communication that computation hides costs only
+/// `interference`: it takes memory bandwidth, multiprocessors and power from the products.
 struct StepCost {
   double compute = 0, recompute = 0, exposed = 0, interference = 0, optimizer = 0, fixed = 0;
-  bool known = false;  // from rates of the machine; otherwise only ratios mean something
+  bool known = false;  // from rates of the machine; otherwise only ratios are meaningful
   double total() const { return compute + recompute + exposed + interference + optimizer + fixed; }
 };
 
@@ -62,7 +61,7 @@ struct MemoryPlan {
   int shard_size = 1;
   ShardPolicy policy = ShardPolicy::kNone;  // of trained units
   int rows_per_pass = 1;                    // rows processed at a time; divides the rows of a micro-batch
-  std::vector<bool> resident;               // per unit: frozen, stays whole although shard_size > 1
+  std::vector<bool> resident;               // per unit: a frozen unit that stays whole although shard_size > 1
   std::vector<Recompute> recompute;         // per block
   // Bytes per rank.
   int64_t weights = 0, masters = 0, moments = 0, gradients = 0, gather_slots = 0, activations = 0, working = 0,
@@ -74,13 +73,13 @@ struct MemoryPlan {
   }
   int64_t gathered_per_pass = 0;         // bytes a rank receives in one forward pass
   int64_t reduced_per_step = 0;          // bytes of gradients that a rank receives in one step from its shard group
-  int64_t replica_reduced_per_step = 0;  // and from replicas of its part: an all-reduce, which moves each byte twice
+  int64_t replica_reduced_per_step = 0;  // the same from replicas: an all-reduce, which moves each byte twice
   int64_t device_memory = 0;             // 0: unknown
   int64_t accumulated_passes = 1;        // passes whose gradients are summed before they are reduced
   StepCost cost;
   /// Ranks over which checkpoints divide the trained state.
   int state_shards() const { return policy == ShardPolicy::kNone ? 1 : shard_size; }
-  /// Whether the gradients of each pass are reduced by themselves, into fp32 shards.
+  /// Whether the gradients of each pass are reduced separately, into fp32 shards.
   bool reduces_each_pass() const { return state_shards() > 1 && policy >= ShardPolicy::kGradients; }
   /// Memory that a plan must leave free: its byte counts are estimates, and the allocator loses some memory to
   /// fragmentation.
@@ -90,7 +89,8 @@ struct MemoryPlan {
   bool fits() const { return lacking() <= 0; }
 };
 
-/// The plan of the run; ConfigError when none fits, with where the memory goes and the first three hints (hints.h).
+/// The plan of the run. ConfigError if no plan fits; it says where the memory goes and has the first three hints
+/// (hints.h).
 MemoryPlan plan_run(const PlanQuestion& question);
 
 /// "weights 12.6 GiB, master weights 25.1 GiB, …": where the memory goes.

@@ -1,5 +1,5 @@
 #pragma once
-// What a kind of machine sustains: the constants of the plan's cost model, and the files that hold them.
+// The rates of a kind of machine: the constants of the plan's cost model, and the files that hold them.
 
 #include "trireme/config/config.h"
 
@@ -15,9 +15,9 @@ namespace trireme {
 
 struct MachineRates {
   std::string name = "NVIDIA H200";
-  std::string file{};                               // that the rates were read from; empty: the built-in table
+  std::string file{};                               // source of the rates; empty: the built-in table
   double bf16_flops = 675e12, fp8_flops = 1390e12;  // products of a block's matrices, FLOP/s
-  // Forward and backward together, heads of 128 without dropout; of a causal mask the half that is computed counts.
+  // Forward and backward together, heads of 128 without dropout; under a causal mask only the computed half counts.
   double attention_flops = 500e12;
   double memory_bytes = 3.9e12;  // read and written by kernels that do little else, bytes/s
   double link_bytes = 150e9;     // received by one GPU from others of its host in a collective, bytes/s
@@ -31,14 +31,14 @@ struct MachineRates {
   double collective_start = 8.4e-6, ring_link_step = 3.4e-6, ring_network_step = 9.6e-6, tree_link_step = 28e-6,
          tree_network_step = 50e-6;
   double step_overhead = 1e-3;     // seconds of a step without a kernel, and in small kernels
-  double block_overhead = 0.1e-3;  // the same, for each block of the model
-  /// Part of computation and recomputation by which several ranks wait for the slowest of them: fitted to BERT on four
+  double block_overhead = 0.1e-3;  // the same for each block of the model
+  /// Wait of several ranks for the slowest rank, as a part of computation and recomputation; fitted to BERT on four
   /// H200s.
   double waiting = 0.015;
-  double memory_gib = 139.8;  // what CUDA reports as the device's memory; only a simulation reads it
+  double memory_gib = 139.8;  // device memory as CUDA reports it; only a simulation reads it
 };
 
-/// A number of MachineRates as a file of rates names it, and the range in which it can be true of a machine.
+/// A number of MachineRates: its name in a file of rates, and its plausible range.
 struct RateKey {
   const char* name;
   double MachineRates::* value;
@@ -47,8 +47,8 @@ struct RateKey {
 };
 const std::array<RateKey, 16>& rate_keys();
 
-/// Part of attention_flops with heads of another size, or with dropout: what `scripts/bench/attention.sh` shows on an
-/// H200 for sequences of 2,048 (128) and 512 to 2,048 (64).
+/// Part of attention_flops that other head sizes or dropout reach, as measured by `scripts/bench/attention.sh` on an
+/// H200 for sequences of 2,048 (heads of 128) and 512 to 2,048 (heads of 64).
 constexpr double attention_part(int64_t head_size, bool dropout) {
   if (head_size >= 128) return dropout ? 0.89 : 1;
   return dropout ? 0.58 : 0.75;
@@ -57,24 +57,24 @@ constexpr double attention_part(int64_t head_size, bool dropout) {
 /// Part of a network adapter's nominal rate that a collective of large messages reaches.
 constexpr double kNetworkEfficiency = 0.9;
 
-/// Whether the built-in table has rates of the device. The name is the one that its driver gives.
+/// Whether the built-in table has rates of the device. The name is that of its driver.
 bool has_machine_rates(std::string_view device_name);
-/// Rates of the device from the built-in table; those of an H200 where it has none.
+/// Rates of the device from the built-in table; an H200's rates for unknown devices.
 MachineRates machine_rates(std::string_view device_name);
 
-/// "rates: NVIDIA H200, built-in table", or of which file; says what to do where the rates are of another kind of
-/// machine than `device_name`. An empty name: the device is not known.
+/// "rates: NVIDIA H200, built-in table", or the file. Says what to do if the rates belong to another kind of machine
+/// than `device_name`; an empty name: the device is unknown.
 std::string describe_rates(const MachineRates& rates, std::string_view device_name);
 
-/// What `trireme calibrate` writes, and parallel.rates and `trireme simulate --rates` read.
-/// YAML: `name`, the device's name, and any of rate_keys(). A rate that the file does not give is that of the built-in
-/// table for the name. ConfigError with file, line and column of everything that is wrong.
+/// Reads a file of rates (parallel.rates, `trireme simulate --rates`), as `trireme calibrate` writes it. YAML: `name`,
+/// the device's name, and any of rate_keys(). The built-in table for the name supplies the other rates. ConfigError
+/// with file, line and column of every problem.
 MachineRates read_rates(const std::filesystem::path& file);
 
-/// The rates of a run on this device: those of parallel.rates, or of the built-in table.
+/// The rates of a run on this device: from parallel.rates, or from the built-in table.
 MachineRates run_rates(const Config& config, std::string_view device_name);
 
-/// The file's text: `notes` as comments, then the name and those rates that are in `measured`, by RateKey::name.
+/// The file's text: `notes` as comments, then the name and the rates in `measured` (RateKey::name).
 std::string rates_text(const MachineRates& rates, const std::set<std::string>& measured,
                        const std::vector<std::string>& notes);
 

@@ -1,5 +1,5 @@
 #pragma once
-// The search for a plan: what it is given, and the best and the least plan of all that it allows.
+// The search for a plan: its input, the best plan and the smallest plan.
 
 #include "trireme/plan/cost.h"
 #include "trireme/plan/memory.h"
@@ -38,24 +38,24 @@ struct PlanInput {
   /// Per block, for a configuration that names the blocks that are recomputed; empty: `recompute` decides.
   std::vector<Recompute> recompute_blocks;
   MachineRates rates;
-  bool predicted = false;  // `rates` and `times` are those of the machine; otherwise only ratios mean something
+  bool predicted = false;  // `rates` and `times` are the machine's; otherwise only ratios are meaningful
 };
 
 PlanInput plan_input(const PlanQuestion& question);
 
-/// Of the plans that fit, the one with the shortest predicted step, where a shard group over several hosts counts
-/// as 5 percent slower; among equal ones that with the smallest shard group, then the policy that divides
-/// least, then with the most rows per pass, then with the most resident units. nullopt if no plan fits. An input
-/// without units, or a shard size that does not divide world_size, is an internal error.
+/// The plan with the shortest predicted step among the plans that fit; a shard group over several hosts counts as 5
+/// percent slower. Among equal steps it has the smallest shard group, then the policy that divides least, then the most
+/// rows per pass, then the most resident units. nullopt if no plan fits. An input without units, or a shard size that
+/// does not divide world_size, is an internal error.
 std::optional<MemoryPlan> find_plan(const PlanInput& input);
 /// The plan that takes the least memory, whether it fits or not.
 MemoryPlan least_plan(const PlanInput& input);
 
-/// parallel.recompute as a share of the blocks: which of them backward recomputes whole, by
-/// fms-fsdp's rule (selective_checkpointing, at its HEAD): with i from 1 and a threshold c that starts at 1/2, block i
-/// is recomputed if i * fraction >= c, and c then rises by 1. The recomputed blocks are spread evenly: 1/3 of 15 blocks
-/// takes the second of every three. fraction <= 0 takes none, >= 1 all; the comparison is in double, as there. One
-/// entry per block, kFull or kNone.
+/// The blocks that backward recomputes for parallel.recompute as a share, by fms-fsdp's rule (selective_checkpointing,
+/// at its HEAD): with i from 1 and a threshold c that starts at 1/2, block i is recomputed if i * fraction >= c, and c
+/// then rises by 1. The recomputed blocks are spread evenly: 1/3 of 15 blocks recomputes the second of every three
+/// blocks. fraction <= 0 recomputes no block, >= 1 all; the comparison is in double, as in fms-fsdp. One entry per
+/// block, kFull or kNone.
 std::vector<Recompute> recompute_fraction(int num_blocks, double fraction);
 
 }  // namespace trireme

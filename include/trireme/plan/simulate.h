@@ -1,5 +1,5 @@
 #pragma once
-// Steps on machines that are not there: the plan and its cost model (plan.h) for numbers of GPUs over many hosts.
+// Predicts steps on other machines: the plan and its cost model (plan.h) for numbers of GPUs over many hosts.
 
 #include "trireme/config/config.h"
 #include "trireme/plan/plan.h"
@@ -20,18 +20,18 @@ struct SimulationOptions {
   int gpus_per_host = 8;
   std::vector<std::string> policies = {"auto", "none", "optimizer", "gradients", "full"};  // parallel.policy of each
   MachineRates rates;                                                                      // memory_gib: of one GPU
-  /// The global batch of the configuration is that of the smallest number of GPUs and grows with them; otherwise it is
-  /// the same for all (strong scaling).
+  /// The configuration's global batch is that of the smallest number of GPUs and grows with the number of GPUs;
+  /// otherwise it is the same for all (strong scaling).
   bool weak = false;
 };
 
 /// One number of GPUs under one policy.
 struct SimulatedPlan {
-  std::string policy;  // as it was asked for
-  MemoryPlan plan;     // the fastest that fits; else the one that takes the least memory
+  std::string policy;  // as in SimulationOptions
+  MemoryPlan plan;     // the fastest plan that fits; else the smallest plan
   bool fits = true;
-  double tokens_per_s = 0;           // per GPU; 0 where nothing fits, as the next
-  std::optional<double> efficiency;  // tokens_per_s against that of the smallest number of GPUs that fits
+  double tokens_per_s = 0;           // per GPU; 0 if no plan fits
+  std::optional<double> efficiency;  // relative to the smallest number of GPUs that fits
 };
 
 struct SimulatedSize {
@@ -43,15 +43,15 @@ struct SimulatedSize {
 struct Simulation {
   std::vector<std::string> model;  // description lines
   int64_t seq_length = 0;
-  /// No trained weight can be sharded, as with adapters: parallel.policy changes nothing, and only "auto" is there.
+  /// No trained weight can be sharded, as with adapters: parallel.policy changes nothing, and only "auto" is simulated.
   bool policy_free = false;
   std::vector<SimulatedSize> sizes;
 };
 
-/// Reads the configuration as the trainer `family` does. `open` makes the model of a configuration, of whose directory
-/// it reads the shape; data, weights and output.dir are not looked at. ConfigError: numbers of GPUs that fill no hosts,
-/// a batch that does not divide over them (all of them are named, with the next batch that does), whatever
-/// load_config() finds.
+/// Reads the configuration as the trainer `family` does. `open` makes the model of a configuration and reads only its
+/// shape; data, weights and output.dir are not read. ConfigError: numbers of GPUs that fill no whole hosts, numbers of
+/// GPUs over which the batch does not divide (all are named, with the next batch that divides), and problems of
+/// load_config().
 Simulation simulate(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                     const ConfigFamily& family, const std::function<std::unique_ptr<PlannedModel>(const Config&)>& open,
                     const SimulationOptions& options);

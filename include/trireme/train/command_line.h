@@ -14,11 +14,11 @@ struct CommandLine {
   std::filesystem::path config;
   std::vector<std::string> overrides;  // "a.b.c=value"
   bool dry_run = false, print_config = false;
-  bool allow_fresh = false;                 // no whole checkpoint: start afresh rather than refuse
+  bool allow_fresh = false;                 // start a new run if no checkpoint is whole
   bool allow_changed_data = false;          // resume although the training rows changed
   std::optional<int> ranks;                 // --dry-run: plan for that many ranks
   std::optional<double> device_memory_gib;  // --dry-run: plan for GPUs of this memory
-  bool handled = false;                     // --help or --version: printed, nothing else to do
+  bool handled = false;                     // --help or --version has been printed
   int exit_code = 0;
 };
 

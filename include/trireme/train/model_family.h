@@ -1,6 +1,7 @@
 #pragma once
-// The programs that train, one entry each: which keys its configuration takes, which task it trains, how its MLPerf log
-// reads. Everything else follows from the entry; its main() is one line (src/apps/train_llama.cpp).
+// The programs that train, one entry each: which keys its configuration takes, which task it trains, and its MLPerf
+// log. The rest of a program follows from its entry. A ModelFamily is such a program (train_llama); the families of
+// decoders (llama, qwen2) are in models/decoder/family.h.
 
 #include "trireme/config/config.h"
 
@@ -17,8 +18,8 @@ class PlannedModel;
 class TrainingTask;
 struct RankInfo;
 
-/// Makes the task of a run, given who asks and what the program's configuration takes. No GPU is touched. DataError,
-/// ModelError, ConfigError.
+/// Makes the task of a run for a rank and the program's configuration. No GPU is touched. DataError, ModelError,
+/// ConfigError.
 using TaskFactory = std::function<std::unique_ptr<TrainingTask>(const Config&, const RankInfo&, const ConfigFamily&)>;
 
 struct ModelFamily {
@@ -30,11 +31,16 @@ struct ModelFamily {
 };
 
 const std::vector<ModelFamily>& model_families();
-/// The entry of a program; InternalError when there is none.
+/// The entry of a program; InternalError for an unknown program.
 const ModelFamily& model_family(std::string_view program);
 
-/// The model of a configuration without a run, for a plan of ranks with a GPU each: data files are not opened and need
-/// not be there.
+/// The model of a configuration without a run, for a plan of ranks with a GPU each. Data files are not opened and need
+/// not exist.
 std::unique_ptr<PlannedModel> model_to_plan(const Config& config, const ModelFamily& family);
+
+/// From the command line to a finished run: what a program's main() calls. Defined in src/train/run.cpp.
+/// `--config FILE [--set a.b.c=value …] [--dry-run [--ranks N] [--device-memory-gib X]] [--print-config] [--version]
+/// [--help]`. Returns the process exit code; every failure ends in one sentence on stderr.
+int train_main(int argc, char** argv, const ModelFamily& family);
 
 }  // namespace trireme

@@ -1,6 +1,6 @@
 #pragma once
-// The training thread's progress, for the watchdogs of all ranks: the step, the section of its work, and how long that
-// may take.
+// The training thread's progress, for the watchdogs of all ranks: the step, the section of its work, and the time limit
+// of the section.
 
 #include <cstdint>
 #include <string>
@@ -13,7 +13,7 @@ namespace trireme {
 void begin_progress_step(int64_t step);
 
 /// A section of the training thread's work: "data", "forward", "save", … (a literal). A rank inside a section with an
-/// allowance counts as hung only after that many seconds since the section's start: for slow storage and start-up.
+/// allowance counts as hung only when so many seconds have passed since the section's start (slow storage, start-up).
 class ProgressSection {
  public:
   explicit ProgressSection(const char* name, double allowance_seconds = 0);

@@ -9,13 +9,13 @@ namespace trireme {
 
 namespace {
 
-/// The choices of every GPT-2, with the dropout of the published ones.
+/// The choices of every GPT-2, with the dropout of the published models.
 DecoderConfig gpt2_choices() {
   DecoderConfig config;
   config.family = "gpt2";
-  config.norm = DecoderNorm::kLayer;
+  config.norm = NormKind::kLayer;
   config.norm_eps = 1e-5;
-  config.activation = DecoderActivation::kGeluTanh;
+  config.activation = Activation::kGeluTanh;
   config.positions = DecoderPositions::kLearned;
   config.embedding_dropout = config.attention_dropout = config.residual_dropout = 0.1;
   config.scaled_residual_init = true;
@@ -31,7 +31,7 @@ void read_activation_function(ConfigReader& reader, DecoderConfig& config) {
   if (!reader.has("activation_function")) return;
   const nlohmann::json& name = reader.json()["activation_function"];
   if (name == "gelu")
-    config.activation = DecoderActivation::kGeluErf;
+    config.activation = Activation::kGeluErf;
   else if (name != "gelu_new" && name != "gelu_pytorch_tanh" && name != "gelu_fast")
     reader.lacking("activation_function", name);
 }
@@ -69,7 +69,7 @@ nlohmann::json write_gpt2(const DecoderConfig& config) {
                {"n_positions", config.max_position_embeddings},
                {"n_ctx", config.max_position_embeddings},
                {"layer_norm_epsilon", config.norm_eps},
-               {"activation_function", config.activation == DecoderActivation::kGeluErf ? "gelu" : "gelu_new"},
+               {"activation_function", config.activation == Activation::kGeluErf ? "gelu" : "gelu_new"},
                {"embd_pdrop", config.embedding_dropout},
                {"attn_pdrop", config.attention_dropout},
                {"resid_pdrop", config.residual_dropout}});
@@ -77,13 +77,7 @@ nlohmann::json write_gpt2(const DecoderConfig& config) {
 }
 
 Preset gpt2_preset(const char* name, int64_t hidden, int64_t layers, int64_t heads) {
-  DecoderConfig config = gpt2_choices();
-  config.hidden_size = hidden;
-  config.intermediate_size = 4 * hidden;
-  config.num_hidden_layers = layers;
-  config.num_attention_heads = config.num_key_value_heads = heads;
-  config.head_dim = hidden / heads;
-  return {name, config};
+  return {name, with_sizes(gpt2_choices(), hidden, 4 * hidden, layers, heads, heads)};
 }
 
 /// GPT-3 is GPT-2's architecture with rows of 2048 tokens, as NeMo's configurations gpt3/*.yaml have it; `deviation`:

@@ -1,4 +1,5 @@
-// Llama 1, 2 and 3.x.
+// Llama 1, 2 and 3.x. The table of the block and the names of the tensors are in hf_config.cpp: other families share
+// them.
 #include "models/decoder/hf_config.h"
 
 namespace trireme {
@@ -34,26 +35,20 @@ std::vector<Preset> llama_presets() {
   std::vector<Preset> presets;
   for (const Shape& shape : kShapes) {
     const std::string name = shape.name;
-    DecoderConfig config;
-    config.hidden_size = shape.hidden;
-    config.intermediate_size = shape.intermediate;
-    config.num_hidden_layers = shape.layers;
-    config.num_attention_heads = shape.heads;
-    config.num_key_value_heads = shape.kv_heads;
-    config.head_dim = shape.hidden / shape.heads;
+    DecoderConfig config = with_sizes({}, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads);
     config.vocab_size = shape.vocabulary;
     config.max_position_embeddings = shape.positions;
     config.norm_eps = 1e-5;
     config.dtype = name == "llama-tiny" ? "float32" : "bfloat16";
     if (name.starts_with("llama3")) {
-      config.rope_theta = 500000.0;
+      config.rope.theta = 500000.0;
       config.bos_token_id = 128000;
       config.eos_token_ids = {128001};
     }
-    if (name == "llama3.1-8b") config.rope_scaling = {RopeScaling::Type::kLlama3, 8.0, 1.0, 4.0, 8192};
+    if (name == "llama3.1-8b") config.rope = {RopeFrequencies::Scaling::kLlama3, 500000.0, 8.0, 1.0, 4.0, 8192};
     if (name == "llama3.2-1b") {
       config.tie_word_embeddings = true;
-      config.rope_scaling = {RopeScaling::Type::kLlama3, 32.0, 1.0, 4.0, 8192};
+      config.rope = {RopeFrequencies::Scaling::kLlama3, 500000.0, 32.0, 1.0, 4.0, 8192};
     }
     presets.push_back({name, config});
   }

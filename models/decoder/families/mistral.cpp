@@ -46,7 +46,7 @@ nlohmann::json write_mistral(const DecoderConfig& config) {
 std::vector<Preset> mistral_presets() {
   DecoderConfig v03 = mistral_7b();
   v03.vocab_size = 32768;
-  v03.rope_theta = 1e6;
+  v03.rope.theta = 1e6;
   v03.sliding_window = std::nullopt;
   return {{"mistral-7b-v0.1", mistral_7b()}, {"mistral-7b-v0.3", v03}};
 }

@@ -11,40 +11,14 @@ BlockTable qwen2_block(const DecoderConfig& config) {
   return block;
 }
 
-DecoderConfig read_qwen2(ConfigReader& reader) {
-  DecoderConfig defaults;
-  defaults.num_key_value_heads = 32;
-  defaults.max_position_embeddings = 32768;
-  defaults.bos_token_id = std::nullopt;
-  defaults.eos_token_ids = {};
-  DecoderConfig config = read_llama_fields(reader, defaults);
-  read_qwen_window(reader, config);
-  return config;
-}
-
-nlohmann::json write_qwen2(const DecoderConfig& config) {
-  nlohmann::json json = llama_fields_json(config);
-  json.update(qwen_window_json(config));
-  return json;
-}
+DecoderConfig read_qwen2(ConfigReader& reader) { return read_qwen_fields(reader, /*head_dim=*/0); }
 
 Preset qwen2_preset(const char* name, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads,
                     int64_t kv_heads, int64_t vocabulary, bool tied) {
-  DecoderConfig config;
-  config.family = "qwen2";
-  config.hidden_size = hidden;
-  config.intermediate_size = intermediate;
-  config.num_hidden_layers = config.full_attention_layers = layers;
-  config.num_attention_heads = heads;
-  config.num_key_value_heads = kv_heads;
-  config.head_dim = hidden / heads;
+  DecoderConfig config = qwen_preset("qwen2", hidden, intermediate, layers, heads, kv_heads, tied);
   config.vocab_size = vocabulary;
   config.max_position_embeddings = 131072;
-  config.rope_theta = 1e6;
-  config.tie_word_embeddings = tied;
-  config.bos_token_id = 151643;
   config.eos_token_ids = {151643};
-  config.dtype = "bfloat16";
   return {name, config};
 }
 
@@ -58,7 +32,7 @@ std::vector<Preset> qwen2_presets() {
 
 const Family& qwen2_family() {
   static const Family family = {"qwen2",    "Qwen2ForCausalLM", llama_tensor_names(), qwen2_block,
-                                read_qwen2, write_qwen2,        qwen2_presets};
+                                read_qwen2, qwen_fields_json,   qwen2_presets};
   return family;
 }
 

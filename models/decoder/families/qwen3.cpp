@@ -17,40 +17,21 @@ BlockTable qwen3_block(const DecoderConfig& config) {
 
 DecoderConfig read_qwen3(ConfigReader& reader) {
   reader.only("attention_bias", {"false"});
-  DecoderConfig defaults;
-  defaults.num_key_value_heads = 32;
-  defaults.head_dim = 128;
-  defaults.max_position_embeddings = 32768;
-  defaults.bos_token_id = std::nullopt;
-  defaults.eos_token_ids = {};
-  DecoderConfig config = read_llama_fields(reader, defaults);
-  read_qwen_window(reader, config);
-  return config;
+  return read_qwen_fields(reader, /*head_dim=*/128);
 }
 
 nlohmann::json write_qwen3(const DecoderConfig& config) {
-  nlohmann::json json = llama_fields_json(config);
-  json.update(qwen_window_json(config));
+  nlohmann::json json = qwen_fields_json(config);
   json["attention_bias"] = false;
   return json;
 }
 
 Preset qwen3_preset(const char* name, int64_t hidden, int64_t intermediate, int64_t layers, int64_t heads, bool tied) {
-  DecoderConfig config;
-  config.family = "qwen3";
-  config.hidden_size = hidden;
-  config.intermediate_size = intermediate;
-  config.num_hidden_layers = config.full_attention_layers = layers;
-  config.num_attention_heads = heads;
-  config.num_key_value_heads = 8;
+  DecoderConfig config = qwen_preset("qwen3", hidden, intermediate, layers, heads, 8, tied);
   config.head_dim = 128;
   config.vocab_size = 151936;
   config.max_position_embeddings = 40960;
-  config.rope_theta = 1e6;
-  config.tie_word_embeddings = tied;
-  config.bos_token_id = 151643;
   config.eos_token_ids = {151645};
-  config.dtype = "bfloat16";
   return {name, config};
 }
 

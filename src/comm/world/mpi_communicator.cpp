@@ -40,18 +40,31 @@ void initialize_mpi() {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
 }
 
-void finalize_mpi() {
+bool mpi_runs() {
   int initialized = 0, finalized = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
-  if (initialized != 0 && finalized == 0) block_in_collective(kMpiFinalize, 0, "world", [] { MPI_Finalize(); });
+  return initialized != 0 && finalized == 0;
+}
+
+int mpi_rank(MPI_Comm handle) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(handle, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+int mpi_size(MPI_Comm handle) {
+  int size = 0;
+  check_mpi(MPI_Comm_size(handle, &size), "MPI_Comm_size");
+  return size;
+}
+
+void finalize_mpi() {
+  if (mpi_runs()) block_in_collective(kMpiFinalize, 0, "world", [] { MPI_Finalize(); });
 }
 
 void abort_mpi(int exit_code) {
-  int initialized = 0, finalized = 0;
-  MPI_Initialized(&initialized);
-  MPI_Finalized(&finalized);
-  if (initialized != 0 && finalized == 0) MPI_Abort(MPI_COMM_WORLD, exit_code);
+  if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, exit_code);
 }
 
 int64_t& mpi_piece_elements() {
@@ -123,24 +136,22 @@ std::function<void()> copy_back(const at::Tensor& tensor, const Staged& staged) 
   return [target = tensor.detach(), data = staged.data]() mutable { target.copy_(data); };
 }
 
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public GroupCommunicator {
  public:
-  MpiCommunicator(MPI_Comm handle, const char* name, int rank, int size)
-      : Communicator(rank, size), handle_(handle), name_(name) {
+  MpiCommunicator(MPI_Comm handle, const char* name)
+      : GroupCommunicator(mpi_rank(handle), mpi_size(handle), name), handle_(handle) {
+    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
     place_in_job();
   }
   ~MpiCommunicator() override {
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (finalized == 0 && handle_ != mpi_job()) MPI_Comm_free(&handle_);
+    if (mpi_runs() && handle_ != mpi_job()) MPI_Comm_free(&handle_);
   }
   const char* backend() const override { return "mpi"; }
 
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
     check_tensor(out);
     check_tensor(in);
-    TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ",
-                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
+    check_sizes("all_gather", in, out, /*whole=*/out, in);
     const auto bytes = static_cast<int64_t>(in.nbytes());
     const uint64_t sequence = begin("all_gather", in.numel());
     const CollectiveRecord record(facts("all_gather", sequence, in.numel(), out.numel(), in.scalar_type()));
@@ -163,8 +174,7 @@ class MpiCommunicator final : public Communicator {
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
     check_tensor(out);
     check_tensor(in);
-    TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ",
-                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
+    check_sizes("reduce_scatter", in, out, /*whole=*/in, out);
     const uint64_t sequence = begin("reduce_scatter", in.numel());
     const CollectiveRecord record(facts("reduce_scatter", sequence, in.numel(), out.numel(), in.scalar_type()));
     const Staged source = stage(in), target = stage(out);
@@ -213,7 +223,7 @@ class MpiCommunicator final : public Communicator {
 
   WorkPtr broadcast(at::Tensor tensor, int root) override {
     check_tensor(tensor);
-    TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
+    check_root(root);
     const uint64_t sequence = begin("broadcast", tensor.numel());
     const CollectiveRecord record(facts("broadcast", sequence, tensor.numel(), tensor.numel(), tensor.scalar_type()));
     std::vector<MPI_Request> requests;
@@ -287,10 +297,6 @@ class MpiCommunicator final : public Communicator {
     }
     return sequence;
   }
-  CollectiveFacts facts(const char* kind, uint64_t sequence, int64_t in = 0, int64_t out = 0,
-                        at::ScalarType dtype = at::kByte) const {
-    return {kind, sequence, in, out, dtype, name_, rank_, size_, first_rank_, rank_stride_};
-  }
   /// The job's ranks that this group has.
   void place_in_job() {
     MPI_Group world = MPI_GROUP_NULL, own = MPI_GROUP_NULL;
@@ -319,17 +325,12 @@ class MpiCommunicator final : public Communicator {
   }
 
   MPI_Comm handle_;
-  const char* name_;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm handle, const char* name) {
-  int rank = 0, size = 0;
-  check_mpi(MPI_Comm_rank(handle, &rank), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(handle, &size), "MPI_Comm_size");
-  MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
-  return std::make_unique<MpiCommunicator>(handle, name, rank, size);
+  return std::make_unique<MpiCommunicator>(handle, name);
 }
 
 }  // namespace trireme

@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/world/: collectives of CPU tensors through MPI. MPI_THREAD_FUNNELED: only the thread that trains
-// calls MPI.
+// Private to comm/world/: collectives of CPU tensors through MPI. MPI_THREAD_SERIALIZED: besides the thread that
+// trains, autograd's thread may call MPI, never both at a time.
 
 #include "host_exchange.h"
 #include "trireme/comm/communicator.h"
@@ -21,15 +21,20 @@ void finalize_mpi();
 /// MPI_Abort. Returns if MPI is not initialised or already finalised.
 void abort_mpi(int exit_code);
 
-/// Elements of one MPI call at most: counts are ints there, and OpenMPI multiplies them by ranks in int as well. Longer
-/// transfers go in pieces. A reference, for tests.
+/// Between the two.
+bool mpi_runs();
+int mpi_rank(MPI_Comm handle);
+int mpi_size(MPI_Comm handle);
+
+/// Largest number of elements of one MPI call: counts are ints, and OpenMPI multiplies them by the number of ranks in
+/// int. Longer transfers are divided. A reference, for tests.
 int64_t& mpi_piece_elements();
 
 /// All ranks of the job in their order: MPI_COMM_WORLD, or a communicator in which World::join() has numbered them
 /// anew. Never freed. A reference, for World.
 MPI_Comm& mpi_job();
 
-/// fp32, fp64, int32 and int64 are reduced natively. MPI knows no 16-bit floats: these are summed in fp32 and rounded
+/// fp32, fp64, int32 and int64 are reduced natively. MPI has no 16-bit floats: these are summed in fp32 and rounded
 /// once. Takes over `handle` (freed with the communicator unless it is MPI_COMM_WORLD). `name` for messages.
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm handle, const char* name);
 

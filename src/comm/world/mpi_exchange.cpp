@@ -22,19 +22,7 @@ std::vector<double> mpi_all_reduce_host(MPI_Comm handle, std::vector<double> val
 
 namespace {
 
-int rank_in(MPI_Comm handle) {
-  int rank = 0;
-  MPI_Comm_rank(handle, &rank);
-  return rank;
-}
-
-int size_of(MPI_Comm handle) {
-  int size = 0;
-  MPI_Comm_size(handle, &size);
-  return size;
-}
-
-/// Offset of each rank's value in the concatenation, and the end of the last one. MPI takes offsets as int.
+/// Offset of each rank's value in the concatenation, and the end of the last value. MPI takes offsets as int.
 std::vector<int> offsets_of(const std::vector<int>& lengths) {
   std::vector<int> offsets = {0};
   int64_t total = 0;
@@ -63,7 +51,7 @@ std::vector<std::string> cut(const std::string& all, const std::vector<int>& off
 }  // namespace
 
 std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string& value) {
-  std::vector<int> lengths(static_cast<size_t>(size_of(handle)));
+  std::vector<int> lengths(static_cast<size_t>(mpi_size(handle)));
   const int length = length_of(value);
   check_mpi(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, handle), "MPI_Allgather");
   const std::vector<int> offsets = offsets_of(lengths);
@@ -75,8 +63,8 @@ std::vector<std::string> mpi_all_gather_host(MPI_Comm handle, const std::string&
 }
 
 std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& value) {
-  const bool root = rank_in(handle) == 0;
-  std::vector<int> lengths(root ? static_cast<size_t>(size_of(handle)) : 0);
+  const bool root = mpi_rank(handle) == 0;
+  std::vector<int> lengths(root ? static_cast<size_t>(mpi_size(handle)) : 0);
   const int length = length_of(value);
   check_mpi(MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, handle), "MPI_Gather");
   const std::vector<int> offsets = offsets_of(lengths);
@@ -88,7 +76,7 @@ std::vector<std::string> mpi_gather_host(MPI_Comm handle, const std::string& val
 }
 
 std::string mpi_broadcast_host(MPI_Comm handle, const std::string& value) {
-  const bool root = rank_in(handle) == 0;
+  const bool root = mpi_rank(handle) == 0;
   int length = root ? length_of(value) : 0;
   check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, handle), "MPI_Bcast");
   std::string received = root ? value : std::string(static_cast<size_t>(length), '\0');
@@ -111,12 +99,12 @@ namespace {
 
 class MpiExchange final : public HostExchange {
  public:
-  MpiExchange(MPI_Comm handle, bool owned, int rank, int size)
-      : HostExchange(rank, size), handle_(handle), owned_(owned) {}
+  MpiExchange(MPI_Comm handle, bool owned)
+      : HostExchange(mpi_rank(handle), mpi_size(handle)), handle_(handle), owned_(owned) {
+    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
+  }
   ~MpiExchange() override {
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (owned_ && finalized == 0) MPI_Comm_free(&handle_);
+    if (owned_ && mpi_runs()) MPI_Comm_free(&handle_);
   }
   std::vector<std::string> gather(const std::string& mine) override { return mpi_gather_host(handle_, mine); }
   std::string broadcast(const std::string& value) override { return mpi_broadcast_host(handle_, value); }
@@ -125,19 +113,12 @@ class MpiExchange final : public HostExchange {
   std::unique_ptr<HostExchange> split(int colour) override {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split");
-    return make(part, /*owned=*/true);
+    return std::make_unique<MpiExchange>(part, /*owned=*/true);
   }
   std::unique_ptr<HostExchange> renumber(int rank) override {
     MPI_Comm same = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(handle_, 0, rank, &same), "MPI_Comm_split");
-    return make(same, /*owned=*/true);
-  }
-  static std::unique_ptr<HostExchange> make(MPI_Comm handle, bool owned) {
-    int rank = 0, size = 0;
-    MPI_Comm_rank(handle, &rank);
-    MPI_Comm_size(handle, &size);
-    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
-    return std::make_unique<MpiExchange>(handle, owned, rank, size);
+    return std::make_unique<MpiExchange>(same, /*owned=*/true);
   }
 
  private:
@@ -147,6 +128,8 @@ class MpiExchange final : public HostExchange {
 
 }  // namespace
 
-std::unique_ptr<HostExchange> make_mpi_exchange(MPI_Comm handle) { return MpiExchange::make(handle, /*owned=*/false); }
+std::unique_ptr<HostExchange> make_mpi_exchange(MPI_Comm handle) {
+  return std::make_unique<MpiExchange>(handle, /*owned=*/false);
+}
 
 }  // namespace trireme

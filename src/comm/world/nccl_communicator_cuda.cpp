@@ -110,7 +110,7 @@ class NcclWork final : public Work {
   void wait() override {
     if (waited_) return;
     waited_ = true;
-    // The default stream's handle means that of the current device.
+    // The default stream's handle means the current device's default stream.
     const c10::cuda::CUDAGuard guard(device_);
     // Ordered after the collective, the current stream may reuse the memory of tensors that were allocated on it.
     (void)cudaStreamWaitEvent(c10::cuda::getCurrentCUDAStream(device_.index()), cuda_event(done_), 0);
@@ -134,16 +134,15 @@ cudaStream_t make_stream() {
   return stream;
 }
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public GroupCommunicator {
  public:
-  /// Takes over `handle`; the current device is `device`.
-  /// `job_ranks`: the ranks of the group among those of the job, evenly spaced.
+  /// Takes over `handle`; the current device is `device`. `job_ranks`: the group's ranks, evenly spaced among the ranks
+  /// of the job.
   NcclCommunicator(std::unique_ptr<HostExchange> exchange, at::Device device, const char* name, ncclComm_t handle,
                    const std::vector<int>& job_ranks)
-      : Communicator(exchange->rank(), exchange->size()),
+      : GroupCommunicator(exchange->rank(), exchange->size(), name),
         exchange_(std::move(exchange)),
         device_(device),
-        name_(name),
         handle_(handle),
         stream_(make_stream()) {
     first_rank_ = job_ranks.front();
@@ -168,16 +167,14 @@ class NcclCommunicator final : public Communicator {
   const char* backend() const override { return "nccl"; }
 
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
-    TRIREME_CHECK(out.numel() == in.numel() * size_ && out.scalar_type() == in.scalar_type(), "all_gather of ",
-                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
+    check_sizes("all_gather", in, out, /*whole=*/out, in);
     return run("all_gather", {out, in}, in.numel(), out.numel(), [&] {
       return ncclAllGather(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(in.numel()),
                            nccl_type(in.scalar_type()), handle_, stream_);
     });
   }
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
-    TRIREME_CHECK(in.numel() == out.numel() * size_ && out.scalar_type() == in.scalar_type(), "reduce_scatter of ",
-                  in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
+    check_sizes("reduce_scatter", in, out, /*whole=*/in, out);
     return run("reduce_scatter", {out, in}, in.numel(), out.numel(), [&] {
       return ncclReduceScatter(in.const_data_ptr(), out.data_ptr(), static_cast<size_t>(out.numel()),
                                nccl_type(in.scalar_type()), operation(op), handle_, stream_);
@@ -190,7 +187,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
   WorkPtr broadcast(at::Tensor tensor, int root) override {
-    TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
+    check_root(root);
     return run("broadcast", {tensor}, tensor.numel(), tensor.numel(), [&] {
       return ncclBroadcast(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()),
                            nccl_type(tensor.scalar_type()), root, handle_, stream_);
@@ -252,10 +249,6 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  CollectiveFacts facts(const char* kind, uint64_t sequence = 0, int64_t in = 0, int64_t out = 0,
-                        at::ScalarType dtype = at::kByte) const {
-    return {kind, sequence, in, out, dtype, name_, rank_, size_, first_rank_, rank_stride_};
-  }
   static ncclRedOp_t operation(ReduceOp op) { return op == ReduceOp::kSum ? ncclSum : ncclMax; }
 
   template <class Call>
@@ -276,7 +269,7 @@ class NcclCommunicator final : public Communicator {
       check_cuda(cudaEventRecord(cuda_event(ready), c10::cuda::getCurrentCUDAStream(device_.index())),
                  "cudaEventRecord");
       check_cuda(cudaStreamWaitEvent(stream_, cuda_event(ready), 0), "cudaStreamWaitEvent");
-      registry.queue().give_back(ready);  // the wait refers to the record made above, whatever is recorded later
+      registry.queue().give_back(ready);  // the wait refers to the record made above
       check_nccl(call(), kind);
       const DeviceEvent done = registry.take_event(device_.index());
       check_cuda(cudaEventRecord(cuda_event(done), stream_), "cudaEventRecord");
@@ -286,7 +279,6 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<HostExchange> exchange_;
   at::Device device_;
-  const char* name_;
   ncclComm_t handle_;
   cudaStream_t stream_;
 };

@@ -50,8 +50,8 @@ class CpuWorld final : public JoinedWorld {
 void JoinedWorld::adopt_mpi() {
   initialize_mpi();
   const int expected = launch_.world_size;
-  MPI_Comm_rank(MPI_COMM_WORLD, &launch_.rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &launch_.world_size);
+  launch_.rank = mpi_rank(MPI_COMM_WORLD);
+  launch_.world_size = mpi_size(MPI_COMM_WORLD);
   if (launch_.world_size < expected)
     throw ConfigError(fmt::format(
         "the launcher started {} or more ranks but MPI_Init found {}: mpirun belongs to another MPI than this "
@@ -60,8 +60,8 @@ void JoinedWorld::adopt_mpi() {
   MPI_Comm local = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, launch_.rank, MPI_INFO_NULL, &local),
             "MPI_Comm_split_type");
-  MPI_Comm_rank(local, &launch_.local_rank);
-  MPI_Comm_size(local, &launch_.local_world_size);
+  launch_.local_rank = mpi_rank(local);
+  launch_.local_world_size = mpi_size(local);
   MPI_Comm_free(&local);
   topology_ = make_topology(mpi_all_gather_host(MPI_COMM_WORLD, host_identity()));
   if (!topology_.renumbered()) return;

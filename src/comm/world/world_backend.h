@@ -1,6 +1,6 @@
 #pragma once
-// Private to comm/world/: what the CPU and the GPU world share, and the collectives of GPU tensors through NCCL's own
-// API.
+// Private to comm/world/: common parts of the CPU and the GPU world, and the collectives of GPU tensors through NCCL's
+// own API.
 
 #include "host_exchange.h"
 #include "trireme/comm/communicator.h"
@@ -45,7 +45,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<HostExchang
 /// Any thread.
 double nccl_stuck_for();
 
-/// What NCCL's own threads report (a lost peer, a failed link), or empty. Any thread.
+/// A report of NCCL's own threads (a lost peer, a failed link), or empty. Any thread.
 std::string nccl_error();
 #endif
 

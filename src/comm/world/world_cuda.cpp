@@ -81,7 +81,7 @@ class GpuWorld final : public JoinedWorld {
   }
 
  private:
-  /// What is wrong, or "".
+  /// The problem, or "".
   std::string choose_device() {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
@@ -116,7 +116,7 @@ class GpuWorld final : public JoinedWorld {
               i, j, all[i].substr(0, all[i].find(' ')), all[i].substr(all[i].rfind(' ') + 1));
     }
     if (found.empty()) return;
-    // All ranks know it. They leave together, so that none reports another rank as lost.
+    // All ranks know the result. They leave together, so that none reports another rank as lost.
     if (store_)
       store_->leave();
     else

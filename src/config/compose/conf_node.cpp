@@ -1,4 +1,4 @@
-#include "trireme/config/compose.h"
+#include "trireme/compose/compose.h"
 
 #include "conf_scalar.h"
 #include "trireme/base/error.h"

@@ -1,7 +1,7 @@
 #pragma once
 // Types of plain scalars.
 
-#include "trireme/config/compose.h"
+#include "trireme/compose/compose.h"
 
 #include <string>
 #include <string_view>

@@ -97,7 +97,7 @@ void write(const ConfNode& node, const std::string& indent, std::string& out);
 void write_value(const ConfNode& node, const std::string& indent, bool in_list, std::string& out) {
   if (node.is(Kind::kMap) && !node.entries.empty()) {
     if (in_list) {
-      // The first key stands beside the dash.
+      // The first key is beside the dash.
       std::string body;
       write(node, indent + "  ", body);
       out += " " + body.substr(indent.size() + 2);

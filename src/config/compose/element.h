@@ -2,7 +2,7 @@
 // The grammar of values that Hydra's overrides and the arguments of OmegaConf's resolvers share: primitives, quoted
 // texts, [lists], {maps}; interpolations stay texts.
 
-#include "trireme/config/compose.h"
+#include "trireme/compose/compose.h"
 
 #include <string>
 #include <string_view>
@@ -10,7 +10,7 @@
 
 namespace trireme {
 
-/// What is wrong with a value, for the place that its reader knows.
+/// The problem of a value, to which its reader adds the place.
 struct ElementError {
   std::string text;
 };

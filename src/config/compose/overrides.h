@@ -1,7 +1,7 @@
 #pragma once
 // Overrides of the command line.
 
-#include "trireme/config/compose.h"
+#include "trireme/compose/compose.h"
 
 #include <optional>
 #include <string>

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -46,25 +47,53 @@ inline std::string_view text_at(const arrow::Array& array, int64_t index) {
   return static_cast<const arrow::LargeStringArray&>(array).GetView(index);
 }
 
-template <class Array>
-inline void append_integers(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
-  const auto& typed = static_cast<const Array&>(values);
-  for (int64_t i = range.begin; i < range.end; ++i) out.push_back(static_cast<int64_t>(typed.Value(i)));
+inline bool is_integer_list(const arrow::DataType& type) {
+  return is_list(type) && arrow::is_integer(static_cast<const arrow::BaseListType&>(type).value_type()->id());
 }
 
-/// False when the element type is not an integer.
-inline bool integers_of(const arrow::Array& values, ListRow range, std::vector<int64_t>& out) {
+/// DataError for an integer above those of 64 bits with a sign; `place()` is for its message.
+template <class Array, class Place>
+inline void append_integers(const arrow::Array& values, ListRow range, const Place& place, std::vector<int64_t>& out) {
+  const auto& typed = static_cast<const Array&>(values);
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    if (!std::in_range<int64_t>(typed.Value(i)))
+      throw DataError(
+          fmt::format("{}: token {} is {}, more than any id can be", place(), i - range.begin, typed.Value(i)));
+    out.push_back(static_cast<int64_t>(typed.Value(i)));
+  }
+}
+
+/// The elements [begin, end) of `values`; false when they are no integers. DataError with place() for one that is null.
+template <class Place>
+inline bool integers_of(const arrow::Array& values, ListRow range, const Place& place, std::vector<int64_t>& out) {
   out.clear();
+  for (int64_t i = range.begin; i < range.end && values.null_count() > 0; ++i)
+    if (values.IsNull(i)) throw DataError(fmt::format("{}: value {} is null", place(), i - range.begin));
   switch (values.type_id()) {
-    case arrow::Type::INT8: append_integers<arrow::Int8Array>(values, range, out); return true;
-    case arrow::Type::INT16: append_integers<arrow::Int16Array>(values, range, out); return true;
-    case arrow::Type::INT32: append_integers<arrow::Int32Array>(values, range, out); return true;
-    case arrow::Type::INT64: append_integers<arrow::Int64Array>(values, range, out); return true;
-    case arrow::Type::UINT8: append_integers<arrow::UInt8Array>(values, range, out); return true;
-    case arrow::Type::UINT16: append_integers<arrow::UInt16Array>(values, range, out); return true;
-    case arrow::Type::UINT32: append_integers<arrow::UInt32Array>(values, range, out); return true;
+    case arrow::Type::INT8: append_integers<arrow::Int8Array>(values, range, place, out); return true;
+    case arrow::Type::INT16: append_integers<arrow::Int16Array>(values, range, place, out); return true;
+    case arrow::Type::INT32: append_integers<arrow::Int32Array>(values, range, place, out); return true;
+    case arrow::Type::INT64: append_integers<arrow::Int64Array>(values, range, place, out); return true;
+    case arrow::Type::UINT8: append_integers<arrow::UInt8Array>(values, range, place, out); return true;
+    case arrow::Type::UINT16: append_integers<arrow::UInt16Array>(values, range, place, out); return true;
+    case arrow::Type::UINT32: append_integers<arrow::UInt32Array>(values, range, place, out); return true;
+    case arrow::Type::UINT64: append_integers<arrow::UInt64Array>(values, range, place, out); return true;
     default: return false;
   }
+}
+
+/// The integers of row `row` of a list column, none of a null. DataError with place() for a row that does not lie in
+/// its values, and for a null among them.
+template <class Place>
+inline void integers_of_row(const arrow::Array& array, int64_t row, const Place& place, std::vector<int64_t>& out) {
+  out.clear();
+  if (array.IsNull(row)) return;
+  std::shared_ptr<arrow::Array> values;
+  const ListRow range = list_row(array, row, values);
+  if (range.begin < 0 || range.end < range.begin || range.end > values->length())
+    throw DataError(fmt::format("{}: damaged: the row spans the values {} to {} of {}", place(), range.begin, range.end,
+                                values->length()));
+  (void)integers_of(*values, range, place, out);
 }
 
 /// Value `i` as JSON. `level`: of objects in it, members that are null are left out from level 2 on. `place` is for
@@ -118,7 +147,7 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
     default: break;
   }
   std::vector<int64_t> number;
-  if (!integers_of(array, {i, i + 1}, number))
+  if (!integers_of(array, {i, i + 1}, [&] { return place; }, number))
     throw DataError(fmt::format("{}: a value of type {} has no JSON form", place, array.type()->ToString()));
   return number[0];
 }

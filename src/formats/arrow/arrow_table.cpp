@@ -1,4 +1,4 @@
-#include "trireme/formats/arrow/arrow_table.h"
+#include "trireme/arrow/arrow_table.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -48,10 +48,6 @@ T load(std::span<const std::byte> bytes, size_t at) {
   T value;
   std::memcpy(&value, bytes.data() + at, sizeof(T));
   return value;
-}
-
-bool is_integer_ids(const arrow::DataType& type) {
-  return arrow::is_integer(type.id()) && type.id() != arrow::Type::UINT64;
 }
 
 }  // namespace
@@ -112,8 +108,8 @@ void ArrowTable::State::open_file() {
   find_footer_blocks();
 }
 
-// Arrow has verified the footer, but does not tell where its batches lie. It is a FlatBuffers table: its offset, then
-// relative offsets to the fields; field 3 is the vector of blocks {offset, metadata length, body length}.
+// Arrow has verified the footer, but does not give the offsets of its batches. It is a FlatBuffers table: its offset,
+// then relative offsets to the fields; field 3 is the vector of blocks {offset, metadata length, body length}.
 void ArrowTable::State::find_footer_blocks() {
   const auto bytes = map.bytes();
   const size_t tail = bytes.size() - kArrowMagic.size() - 4;
@@ -166,10 +162,9 @@ void ArrowTable::State::choose_column(const std::string& wanted) {
     fail(fmt::format("no column '{}'; it has: {}.{}", column, join(schema->field_names(), ", "),
                      did_you_mean(column, schema->field_names())));
   const arrow::DataType& type = *field->type();
-  const auto list = std::dynamic_pointer_cast<arrow::BaseListType>(field->type());
-  if (is_integer_ids(type))
+  if (arrow::is_integer(type.id()))
     kind = ColumnKind::kBatchOfIntegers;
-  else if (is_list(type) && list && is_integer_ids(*list->value_type()))
+  else if (is_integer_list(type))
     kind = ColumnKind::kListRow;
   else if (trireme::is_text(type))
     kind = ColumnKind::kTextRow;
@@ -257,20 +252,13 @@ void ArrowTable::read_tokens(int64_t document, std::vector<int64_t>& tokens) con
   TRIREME_CHECK(!is_text(), s.path.string(), " holds text");
   const auto [batch, row] = s.locate(document);
   const auto array = s.read_batch(batch);
-  std::shared_ptr<arrow::Array> values = array;
-  ListRow range{0, array->length()};
-  tokens.clear();
-  if (row >= 0) {
+  const auto text = [&] { return fmt::format("{}: {}", s.path.string(), place(document)); };
+  if (row < 0) {
+    integers_of(*array, {0, array->length()}, text, tokens);
+  } else {
     s.check_row(*array, batch, row);
-    if (array->IsNull(row)) return;
-    range = list_row(*array, row, values);
-    if (range.begin < 0 || range.end < range.begin || range.end > values->length())
-      s.fail(fmt::format("{}: damaged: the row spans the values {} to {} of {}", place(document), range.begin,
-                         range.end, values->length()));
+    integers_of_row(*array, row, text, tokens);
   }
-  for (int64_t i = range.begin; i < range.end && values->null_count() > 0; ++i)
-    if (values->IsNull(i)) s.fail(fmt::format("{}: token {} is null", place(document), i - range.begin));
-  (void)integers_of(*values, range, tokens);
 }
 
 void ArrowTable::read_text(int64_t document, std::string& text) const {

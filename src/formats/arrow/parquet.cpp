@@ -1,4 +1,4 @@
-#include "trireme/formats/arrow/parquet.h"
+#include "trireme/arrow/parquet.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -161,7 +161,7 @@ void ParquetFile::read_integer_lists(const std::string& first, const std::string
                                      const ListsVisitor& visit) const {
   for (const std::string& name : {first, second}) {
     const auto field = field_named(state_->path, *state_->schema, name);
-    if (!is_list(*field->type()))
+    if (!is_integer_list(*field->type()))
       fail(state_->path,
            fmt::format("column '{}' is {}, expected a list of integers", name, field->type()->ToString()));
   }
@@ -169,13 +169,8 @@ void ParquetFile::read_integer_lists(const std::string& first, const std::string
   const auto read = [&](const arrow::Array& array, const std::string& name, int64_t i, int64_t row,
                         std::vector<int64_t>& out) {
     if (array.IsNull(i)) fail(state_->path, fmt::format("row {}: column '{}' is null", row, name));
-    std::shared_ptr<arrow::Array> values;
-    const ListRow range = list_row(array, i, values);
-    for (int64_t k = range.begin; k < range.end && values->null_count() > 0; ++k)
-      if (values->IsNull(k)) fail(state_->path, fmt::format("row {}: {}[{}] is null", row, name, k - range.begin));
-    if (!integers_of(*values, range, out))
-      fail(state_->path, fmt::format("column '{}' holds lists of {}, expected int8 to int64 or uint8 to uint32", name,
-                                     values->type()->ToString()));
+    const auto place = [&] { return fmt::format("{}: row {}, column '{}'", state_->path.string(), row, name); };
+    integers_of_row(array, i, place, out);
   };
   for_each_batch(*state_, {first, second}, [&](int64_t begin, const arrow::RecordBatch& batch) {
     const auto a_array = batch.GetColumnByName(first), b_array = batch.GetColumnByName(second);
@@ -189,6 +184,31 @@ void ParquetFile::read_integer_lists(const std::string& first, const std::string
 
 bool ParquetFile::has_column(const std::string& column) const {
   return state_->schema->GetFieldByName(column) != nullptr;
+}
+
+bool ParquetFile::has_integer_lists(const std::string& column) const {
+  const auto field = field_named(state_->path, *state_->schema, column);
+  const bool lists = is_integer_list(*field->type());
+  if (!lists && !is_text(*field->type()))
+    fail(state_->path,
+         fmt::format("column '{}' is {}, expected string or a list of integers", column, field->type()->ToString()));
+  return lists;
+}
+
+std::vector<std::vector<int64_t>> ParquetFile::read_list_group(const std::string& column, int64_t group) const {
+  int64_t before = 0;
+  const std::vector<int64_t> rows = group_rows();
+  for (int64_t i = 0; i < group; ++i) before += rows[static_cast<size_t>(i)];
+  std::vector<std::vector<int64_t>> lists;
+  const auto visit = [&](int64_t first, const arrow::RecordBatch& batch) {
+    const auto array = batch.GetColumnByName(column);
+    for (int64_t i = 0; i < batch.num_rows(); ++i) {
+      const auto place = [&] { return fmt::format("{}: row {}", state_->path.string(), before + first + i); };
+      integers_of_row(*array, i, place, lists.emplace_back());
+    }
+  };
+  for_each_batch(*state_, {column}, visit, group);
+  return lists;
 }
 
 void ParquetFile::read_messages(const std::string& column, const MessagesVisitor& visit) const {
@@ -250,6 +270,8 @@ std::vector<std::string> ParquetFile::read_text_group(const std::string&, int64_
 void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
 void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
 bool ParquetFile::has_column(const std::string&) const { return false; }
+bool ParquetFile::has_integer_lists(const std::string&) const { return false; }
+std::vector<std::vector<int64_t>> ParquetFile::read_list_group(const std::string&, int64_t) const { return {}; }
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
 void ParquetFile::read_json(const std::vector<std::string>&, const JsonVisitor&) const {}
 

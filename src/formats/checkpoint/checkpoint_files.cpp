@@ -35,8 +35,7 @@ uint64_t header_bytes(const SafetensorsFile& file, uint64_t file_size) {
 CheckpointManifest read_manifest_v1(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / kManifestNameV1;
   const std::string where = path.string();
-  const nlohmann::json object =
-      parse_json(read_text_file(path, ExitCode::kModel), where, ExitCode::kModel, /*max_depth=*/4);
+  const nlohmann::json object = read_json(path, ExitCode::kModel, 64 << 20, /*max_depth=*/4);
   const auto integer = [&](const char* key) {
     if (!object.is_object() || !object.contains(key) || !object[key].is_number_unsigned() ||
         object[key].get<uint64_t>() > (1u << 30))
@@ -256,7 +255,7 @@ std::vector<ElementSpan> CheckpointReader::read(const std::string& kind, const s
   std::vector<ElementSpan> spans;
   int64_t next = begin;
   if (const auto found = pieces_.find(name); found != pieces_.end()) {
-    // The pieces follow each other: a rank of many finds its own without looking at those before it.
+    // The pieces follow each other: a rank finds its pieces without a search through earlier ones.
     const auto piece_of = [&](const std::pair<size_t, size_t>& place) -> const CheckpointPiece& {
       return manifest_.files[place.first].pieces[place.second];
     };

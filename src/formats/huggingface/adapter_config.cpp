@@ -146,9 +146,8 @@ AdapterConfig read_adapter_config(const std::filesystem::path& directory) {
   const auto path = directory / "adapter_config.json";
   if (!std::filesystem::exists(path))
     throw ModelError(fmt::format("{} is not a PEFT directory: adapter_config.json is missing", directory.string()));
-  const Json json = parse_json(read_text_file(path, ExitCode::kModel, 16 << 20), path.string(), ExitCode::kModel);
+  const Json json = read_json_object(path);
   Problems problems;
-  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
   if (const Json type = member(json, "peft_type"); type != Json("LORA"))
     problems.push_back(fmt::format("peft_type is {}, only LORA is supported", shown(type)));
   for (const auto& [key, value] : json.items()) {
@@ -227,7 +226,7 @@ std::string adapter_config_json(const AdapterConfig& config) {
                {"task_type", "CAUSAL_LM"},
                {"use_dora", false},
                {"use_rslora", false}};
-  // Older versions of peft do not know these two fields: they are written only if they are not empty.
+  // Older versions of peft do not have these two fields: they are written only if they are not empty.
   if (!config.exclude_modules.empty()) json["exclude_modules"] = config.exclude_modules;
   for (const auto& [module, ids] : config.token_indices)
     json["trainable_token_indices"][module.substr(module.rfind('.') + 1)] = ids;

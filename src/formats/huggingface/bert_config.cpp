@@ -51,8 +51,7 @@ void check_shape(ConfigReader& reader, const BertConfig& c) {
 
 BertConfig read_bert_config(const std::filesystem::path& path) {
   const std::filesystem::path file = find_config(path);
-  const Json json = parse_json(read_text_file(file, ExitCode::kModel, 16 << 20), file.string(), ExitCode::kModel);
-  if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", file.string()));
+  const Json json = read_json_object(file);
   ConfigReader reader(json, file.string());
   const bool tensorflow = !reader.has("model_type") && !reader.has("architectures");
   reader.only("model_type", {"\"bert\""});

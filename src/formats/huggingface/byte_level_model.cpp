@@ -8,6 +8,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <unordered_map>
 
@@ -25,10 +30,29 @@ size_t character_count(std::string_view text) {
 }
 
 nlohmann::json read_json_beside(const fs::path& path) {
-  if (!fs::is_regular_file(path)) return {};
-  return parse_json(read_text_file(path, ExitCode::kData, kMaxTokenizerFile), path.string(), ExitCode::kData);
+  return read_json_if_there(path, ExitCode::kData, kMaxTokenizerFile);
 }
+
 constexpr int64_t kMaxTokenId = 1 << 24;
+
+/// A score as `tokenizers` reads it: serde_json divides the digits by a power of ten, which rounds twice. The last bit
+/// decides between segmentations of equal score.
+double as_serde_reads(double score) {
+  char text[32] = {};  // the shortest digits: 1.2345e-02
+  const auto end = std::to_chars(text, std::end(text), std::abs(score), std::chars_format::scientific).ptr;
+  uint64_t digits = 0;
+  int exponent = 0;
+  const char* at = text;
+  for (; at < end && *at != 'e'; ++at) {
+    if (*at == '.') continue;
+    digits = digits * 10 + static_cast<uint64_t>(*at - '0');
+    exponent -= at > text ? 1 : 0;
+  }
+  exponent += at < end ? std::atoi(at + 1) : 0;
+  if (std::abs(exponent) > std::numeric_limits<double>::max_exponent10) return score;
+  const double power = std::stod(fmt::format("1e{}", std::abs(exponent))), whole = static_cast<double>(digits);
+  return std::copysign(exponent < 0 ? whole / power : whole * power, score);
+}
 
 /// One file's reader: every message begins with its path.
 class TokenizerReader {
@@ -61,6 +85,18 @@ class TokenizerReader {
     if (large || value.get<int64_t>() < 0 || value.get<int64_t>() >= kMaxTokenId)
       fail(fmt::format("the id of {} is {}, expected 0 to {}", what, value.dump(), kMaxTokenId - 1));
     return value.get<int32_t>();
+  }
+
+  /// All of it but the id.
+  AddedToken added_token(const nlohmann::json& entry, const std::string& where) const {
+    AddedToken token;
+    token.content = text(entry, "content", where);
+    token.special = flag(entry, "special", false, where);
+    token.single_word = flag(entry, "single_word", false, where);
+    token.lstrip = flag(entry, "lstrip", false, where);
+    token.rstrip = flag(entry, "rstrip", false, where);
+    token.normalized = flag(entry, "normalized", !token.special, where);
+    return token;
   }
 
   void vocabulary(const nlohmann::json& vocab, ByteLevelModel& model) {
@@ -138,7 +174,7 @@ void TokenizerReader::unigram(const nlohmann::json& json, ByteLevelModel& model)
     if (!entry.is_array() || entry.size() != 2 || !entry[0].is_string() || !entry[1].is_number())
       fail(fmt::format("entry {} of the vocabulary is not a token and its score", i));
     model.tokens.push_back(entry[0].get<std::string>());
-    model.scores.push_back(entry[1].get<double>());
+    model.scores.push_back(as_serde_reads(entry[1].get<double>()));
     if (model.tokens.back().empty()) fail("the vocabulary has an empty token");
     if (!ids_.emplace(model.tokens.back(), static_cast<int32_t>(i)).second)
       fail(fmt::format("the token '{}' is twice in the vocabulary", model.tokens.back()));
@@ -185,15 +221,9 @@ void TokenizerReader::added_tokens(const nlohmann::json& list, ByteLevelModel& m
   if (!list.is_array()) fail("\"added_tokens\" is not a list");
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("added token {}", i);
-    AddedToken token;
-    token.content = text(list[i], "content", where);
+    AddedToken token = added_token(list[i], where);
     if (token.content.empty()) fail(where + " is empty");
     token.id = id(member(list[i], "id"), where);
-    token.special = flag(list[i], "special", false, where);
-    token.single_word = flag(list[i], "single_word", false, where);
-    token.lstrip = flag(list[i], "lstrip", false, where);
-    token.rstrip = flag(list[i], "rstrip", false, where);
-    token.normalized = flag(list[i], "normalized", !token.special, where);
     for (const AddedToken& other : model.added)
       if (other.content == token.content || other.id == token.id)
         fail(fmt::format("added tokens '{}' (id {}) and '{}' (id {}) are the same, or have the same id", other.content,
@@ -381,7 +411,7 @@ void choose_ends(ByteLevelModel& model) {
   if (!model.eos_id) model.eos_id = end;
 }
 
-/// bos_token, eos_token and pad_token of the JSON file `path`, if it is there. A key with null says "none".
+/// bos_token, eos_token and pad_token of the JSON file `path`, if it exists. A key with null says "none".
 void read_named_tokens(const fs::path& path, ByteLevelModel& model) {
   const auto json = read_json_beside(path);
   for (const auto& [key, id] : {std::pair<const char*, std::optional<int32_t>*>{"bos_token", &model.bos_id},
@@ -499,14 +529,7 @@ std::vector<AddedToken> read_added_tokens(const fs::path& folder) {
     const auto id = nlohmann::json::parse(key, nullptr, false);
     const std::string where = "added token " + key;
     if (!id.is_number_unsigned()) reader.fail(where + ": the key is not an id");
-    AddedToken token;
-    token.content = reader.text(entry, "content", where);
-    token.special = reader.flag(entry, "special", false, where);
-    token.single_word = reader.flag(entry, "single_word", false, where);
-    token.lstrip = reader.flag(entry, "lstrip", false, where);
-    token.rstrip = reader.flag(entry, "rstrip", false, where);
-    token.normalized = reader.flag(entry, "normalized", !token.special, where);
-    add(path, id.get<int64_t>(), std::move(token));
+    add(path, id.get<int64_t>(), reader.added_token(entry, where));
   }
   if (decoder.empty()) {
     const auto list = read_json_beside(other);

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme {
 
@@ -15,11 +16,15 @@ constexpr const char* kPrefix = "base_model.model.";
 constexpr const char* kRows = ".token_adapter.trainable_tokens_delta";
 constexpr const char* kBaseHash = "trireme_base_hash";
 
-/// The matrix as fp32.
-std::vector<float> read_matrix(const SafetensorsFile& file, const SafetensorsFile::Entry& entry) {
+/// The matrix as fp32. ModelError for a value that is not finite.
+std::vector<float> read_matrix(const SafetensorsFile& file, const std::string& name,
+                               const SafetensorsFile::Entry& entry) {
   const int64_t count = entry.info.shape[0] * entry.info.shape[1];
   std::vector<float> values(static_cast<size_t>(count));
   convert_floats(file.bytes(entry).data(), entry.info.dtype, values.data(), DType::kF32, count);
+  if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
+    throw ModelError(fmt::format("{} in {} holds a NaN or an infinity: take another copy of the adapter", name,
+                                 file.path().string()));
   return values;
 }
 
@@ -58,7 +63,7 @@ Adapter read_adapter(const std::filesystem::path& directory) {
                                        entry.info.shape[0],
                                        indices == adapter.config.token_indices.end() ? 0 : indices->second.size()));
       else
-        adapter.token_rows[module] = {indices->second, read_matrix(file, entry), entry.info.shape[1]};
+        adapter.token_rows[module] = {indices->second, read_matrix(file, name, entry), entry.info.shape[1]};
       continue;
     }
     if (!is_targeted(adapter.config, module))
@@ -75,7 +80,7 @@ Adapter read_adapter(const std::filesystem::path& directory) {
                                      columns, adapter.config.r));
     pair.r = rank;
     (is_a ? pair.in : pair.out) = is_a ? columns : rows;
-    values = read_matrix(file, entry);
+    values = read_matrix(file, name, entry);
   }
   for (const auto& [module, pair] : adapter.modules)
     if (pair.in == 0 || pair.out == 0)

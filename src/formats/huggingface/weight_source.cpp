@@ -64,7 +64,7 @@ class SafetensorsWeights final : public WeightSource {
 
 std::unique_ptr<WeightSource> open_sharded(const std::filesystem::path& directory,
                                            const std::filesystem::path& index_path) {
-  const auto index = parse_json(read_text_file(index_path, ExitCode::kModel), index_path.string(), ExitCode::kModel, 8);
+  const auto index = read_json(index_path, ExitCode::kModel, 64 << 20, /*max_depth=*/8);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
     throw ModelError(fmt::format("{} has no weight_map", index_path.string()));
   auto source = std::make_unique<SafetensorsWeights>();

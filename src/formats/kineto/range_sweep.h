@@ -20,7 +20,7 @@ bool is_phase(std::string_view name);
 /// Collectives, and waits for them.
 bool is_communication(const Trace& trace, const Trace::Event& event);
 
-/// Host events by thread, outer ones before those inside them.
+/// Host events by thread, outer events before inner events.
 std::vector<std::vector<Trace::Event>> host_threads(const Trace& trace);
 
 /// Calls `visit` for each piece of time between two changes of what is open; `open`: outermost first, not empty.

@@ -1,5 +1,5 @@
 #pragma once
-// Private to formats/megatron: what a type code stands for.
+// Private to formats/megatron: the types of the type codes.
 
 #include "trireme/formats/megatron/indexed_file.h"
 

@@ -48,7 +48,7 @@ class ZarrArray {
  public:
   explicit ZarrArray(std::filesystem::path directory) : directory_(std::move(directory)) {
     const auto path = directory_ / ".zarray";
-    const Json json = parse_json(read_text_file(path, ExitCode::kModel, 1 << 20), path.string(), ExitCode::kModel);
+    const Json json = read_json(path, ExitCode::kModel, 1 << 20);
     const auto fail = [&](const std::string& what) { throw ModelError(fmt::format("{}: {}", path.string(), what)); };
     if (member(json, "zarr_format") != Json(2)) fail("is not zarr format 2");
     if (!member(json, "compressor").is_null()) fail("is compressed; only uncompressed arrays are read");
@@ -79,6 +79,7 @@ class ZarrArray {
 
   DType dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
+  const std::filesystem::path& directory() const { return directory_; }
 
   /// Elements [begin, end) of the matrix at `index` of axis 0 (index 0 and the whole array when `stacked` is false):
   /// one run per chunk of complete rows, or one per row if tensor parallelism divided the columns.
@@ -160,6 +161,10 @@ class ZarrCheckpoint final : public WeightSource {
       begin = stop;
     }
     return spans;
+  }
+  std::string place(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? "" : found->second.second->directory().string();
   }
   std::string description() const override { return fmt::format("NeMo zarr, {} arrays", arrays_.size()); }
 

@@ -1,4 +1,4 @@
-#include "formats/numpy/pickle_stack.h"
+#include "pickle_stack.h"
 
 namespace trireme::pickle {
 

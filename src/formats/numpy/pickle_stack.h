@@ -1,7 +1,7 @@
 #pragma once
 // Private to formats/: a pickle's bytes, stack and memo. The file's size bounds the number of values in them.
 
-#include "formats/numpy/pickle_values.h"
+#include "pickle_values.h"
 
 #include <fmt/format.h>
 

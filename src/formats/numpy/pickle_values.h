@@ -29,8 +29,8 @@ struct Bytes {
 struct Tuple {
   std::vector<ValuePtr> items;
 };
-/// Lists of integers are stored packed, those of loss masks as bytes; any other element converts the list to general
-/// items. Only the vector that `form` names is used.
+/// Lists of integers are stored packed, loss masks as bytes; any other element converts the list to general items. Only
+/// the vector that `form` names is used.
 struct List {
   enum class Form { kSmall, kNumbers, kItems } form = Form::kSmall;
   std::vector<uint8_t> small;

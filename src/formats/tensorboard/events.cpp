@@ -1,19 +1,14 @@
 // Events as protocol buffer messages, written by hand: seven messages of few fields each.
-#include "trireme/base/error.h"
+#include "protobuf.h"
 #include "trireme/formats/tensorboard/event_file.h"
 #include "trireme/formats/tensorflow/tf_checkpoint.h"
 
-#include <bit>
 #include <cstring>
 #include <span>
 
 namespace trireme {
 
 namespace {
-
-static_assert(std::endian::native == std::endian::little);
-
-enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 template <class T>
 void put_raw(std::string& out, T value) {
@@ -22,32 +17,14 @@ void put_raw(std::string& out, T value) {
   out.append(bytes, sizeof value);
 }
 
-void put_varint(std::string& out, uint64_t value) {
-  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
-  out.push_back(static_cast<char>(value));
-}
-
-void put_key(std::string& out, uint32_t field, WireType type) { put_varint(out, field << 3 | type); }
-
-void put_int(std::string& out, uint32_t field, int64_t value) {
-  put_key(out, field, kVarint);
-  put_varint(out, static_cast<uint64_t>(value));
-}
-
 void put_double(std::string& out, uint32_t field, double value) {
-  put_key(out, field, kFixed64);
+  put_key(out, field, WireType::kFixed64);
   put_raw(out, value);
 }
 
 void put_float(std::string& out, uint32_t field, float value) {
-  put_key(out, field, kFixed32);
+  put_key(out, field, WireType::kFixed32);
   put_raw(out, value);
-}
-
-void put_bytes(std::string& out, uint32_t field, std::string_view bytes) {
-  put_key(out, field, kBytes);
-  put_varint(out, bytes.size());
-  out += bytes;
 }
 
 // Field numbers of event.proto and summary.proto.

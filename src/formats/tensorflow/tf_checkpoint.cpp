@@ -1,6 +1,6 @@
 #include "trireme/formats/tensorflow/tf_checkpoint.h"
 
-#include "formats/tensorflow/leveldb_table.h"
+#include "leveldb_table.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ std::optional<DType> dtype_of(uint64_t number) {
 /// Number of data files in the bundle's header.
 uint64_t read_header(std::span<const std::byte> message, const std::string& what) {
   uint64_t files = 0, endianness = 0;
-  for_each_field(message, what, [&](const ProtoField& field) {
+  for_each_field(message, damaged_model(what), [&](const ProtoField& field) {
     if (field.number == 1) files = field.value;
     if (field.number == 2) endianness = field.value;
   });
@@ -43,11 +43,11 @@ uint64_t read_header(std::span<const std::byte> message, const std::string& what
 
 std::vector<int64_t> read_shape(std::span<const std::byte> message, const std::string& what) {
   std::vector<int64_t> shape;
-  for_each_field(message, what, [&](const ProtoField& field) {
+  for_each_field(message, damaged_model(what), [&](const ProtoField& field) {
     if (field.number == 3 && field.value != 0) throw ModelError(fmt::format("{}: its shape is unknown", what));
     if (field.number != 2) return;
     int64_t extent = 0;
-    for_each_field(field.bytes, what, [&](const ProtoField& inner) {
+    for_each_field(field.bytes, damaged_model(what), [&](const ProtoField& inner) {
       if (inner.number == 1) extent = static_cast<int64_t>(inner.value);
     });
     if (extent < 0 || shape.size() == kMaxDimensions)
@@ -62,7 +62,7 @@ std::optional<TfTensor> read_entry(std::span<const std::byte> message, uint64_t 
   TfTensor tensor;
   uint64_t type = 0, file = 0;
   bool sliced = false;
-  for_each_field(message, what, [&](const ProtoField& field) {
+  for_each_field(message, damaged_model(what), [&](const ProtoField& field) {
     switch (field.number) {
       case 1: type = field.value; break;
       case 2: tensor.info.shape = read_shape(field.bytes, what); break;
@@ -151,6 +151,11 @@ std::vector<ElementSpan> TfCheckpoint::read(const std::string& name, int64_t beg
   TRIREME_CHECK(begin >= 0 && begin <= end && end * size <= static_cast<int64_t>(bytes.size()), "elements ", begin,
                 "..", end, " of ", name, " with ", bytes.size(), " bytes");
   return {{bytes.data() + begin * size, end - begin}};
+}
+
+std::string TfCheckpoint::place(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? "" : files_[static_cast<size_t>(found->second.file)].path().string();
 }
 
 std::string TfCheckpoint::description() const {

@@ -1,9 +1,10 @@
 #pragma once
 // Private to ops/: a linear layer as a member of an autograd node. It registers the layer's tensors as inputs of the
-// node, computes the three products with the weight's recipe, and keeps what its backward needs.
+// node, computes the three products with the weight's recipe, and keeps the saved values.
 
 #include "layers/lora.h"
 #include "matmul/recipe.h"
+#include "norm_rows.h"
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/layers/linear.h"
 
@@ -20,9 +21,7 @@ class LinearLayer {
   LinearLayer(const Linear& linear, const at::Tensor& x, const char* what, InputList& inputs);
 
   const at::Tensor& bias() const { return bias_.value; }
-  const Input& bias_input() const { return bias_; }
   int64_t out_features() const { return weight_.matrix.size(0); }
-  int64_t in_features() const { return weight_.matrix.size(1); }
   const RecipeTraits& traits() const { return recipe_->traits(); }
 
   /// Whether backward computes the weight's gradient.
@@ -59,6 +58,34 @@ class LinearLayer {
   const LinearRecipe* recipe_ = nullptr;
   LoraPart lora_;
   LinearRecipe::Kept kept_;
+};
+
+/// The end of a sub-layer, where a linear layer's output is added to the residual stream inside a node:
+///
+///   y = post_norm(residual + dropout(x W^T + b))        post_norm: none, or a layer norm
+///
+/// A member of the nodes of linear_residual() and norm_mlp(). Defined in linear_residual.cpp.
+class ResidualTail {
+ public:
+  ResidualTail() = default;
+  /// Another kind of post-norm, or one that does not fit `residual` [.., out], is an internal error.
+  ResidualTail(const Dropout& dropout, const Norm& post_norm, const at::Tensor& residual, const char* what,
+               InputList& inputs);
+
+  /// y [T, out] of x [T, in] and the residual [T, out].
+  at::Tensor forward(LinearLayer& linear, const Operand& x, const at::Tensor& residual);
+
+  struct Parts {
+    Operand d_branch;       // gradient of the linear layer's output [T, out], in the forms that its backward reads
+    at::Tensor d_residual;  // [T, out]
+  };
+  /// From dy [T, out]; also computes the gradients of the post-norm's vectors.
+  Parts backward(const LinearLayer& linear, const at::Tensor& dy, Gradients& gradients);
+
+ private:
+  Dropout dropout_;
+  NormLayer post_norm_;
+  LayerNormed kept_;
 };
 
 }  // namespace trireme

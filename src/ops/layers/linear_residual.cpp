@@ -1,8 +1,6 @@
 #include "trireme/ops/layers/linear_residual.h"
 
 #include "layers/linear_layer.h"
-#include "layers/residual_tail.h"
-#include "rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
 

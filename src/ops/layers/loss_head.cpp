@@ -64,7 +64,7 @@ void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at:
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
                       const WeightRows& rows) {
-  const at::ScalarType type = loss_type(hidden), narrow_type = hidden.scalar_type();
+  const at::ScalarType type = accumulate_type(hidden), narrow_type = hidden.scalar_type();
   const auto options = hidden.options().dtype(type);
   HeadResult result;
   result.loss = at::zeros({}, options);
@@ -162,7 +162,7 @@ struct LossHead {
       }
       return result;
     }
-    result.loss = at::zeros({}, h.options().dtype(loss_type(h)));
+    result.loss = at::zeros({}, h.options().dtype(accumulate_type(h)));
     result.largest = at::ones({}, result.loss.options());
     if (need_hidden) result.d_hidden = at::zeros_like(h);
     if (need_weight) result.d_weight = at::zeros(rows.shape(w), result.loss.options());
@@ -265,7 +265,7 @@ HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const a
     const at::Tensor target = targets.narrow(0, begin, count), w = token_weight.narrow(0, begin, count);
     // Compares ids, not values: among equal logits the one with the lowest id counts as the prediction.
     score.hits.add_(logits.argmax(-1).eq(target).logical_and(w.ne(0)).sum());
-    const at::Tensor wider = logits.to(loss_type(hidden));
+    const at::Tensor wider = logits.to(accumulate_type(hidden));
     const at::Tensor loss = wider.logsumexp(-1) - wider.gather(1, target.unsqueeze(1)).squeeze(1);
     score.loss.add_(loss.to(at::kDouble).mul(w).sum());
   }

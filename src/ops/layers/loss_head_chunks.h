@@ -1,6 +1,8 @@
 #pragma once
 // Private to ops/: loss and gradients of the loss head, chunk by chunk. Shapes and dtypes as for loss_head().
 
+#include "matmul/operand.h"
+
 #include <ATen/ATen.h>
 
 #include <cstdint>
@@ -25,20 +27,15 @@ struct RelativeWeights {
   RelativeWeights narrow(int64_t begin, int64_t count) const;
 };
 
-/// Gradients are those of loss / largest.
+/// Gradients belong to loss / largest.
 struct HeadResult {
   at::Tensor loss;        // scalar
   at::Tensor d_hidden;    // rows must still be multiplied by `row_factor` if that is defined
   at::Tensor row_factor;  // RelativeWeights::row_factor [T]
-  at::Tensor d_weight;    // in the accumulation type
-  at::Tensor d_bias;      // in the accumulation type
+  at::Tensor d_weight;    // in accumulate_type()
+  at::Tensor d_bias;      // in accumulate_type()
   at::Tensor largest;     // scalar, the largest token weight
 };
-
-/// The type of the loss: fp64 for fp64, otherwise fp32.
-inline at::ScalarType loss_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 /// hidden weight^T (+ bias) [T, V].
 at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias);
@@ -63,8 +60,8 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
 
 namespace launch {
 
-/// The same with our kernels: the logits of a chunk are overwritten by their gradient, so the memory used beyond the
-/// results is one chunk's buffer. No synchronisation with the host.
+/// With our kernels: the logits of a chunk are overwritten by their gradient, so the memory used beyond the results is
+/// one chunk's buffer. No synchronisation with the host.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
                       const WeightRows& rows = {});

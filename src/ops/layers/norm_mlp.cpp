@@ -2,9 +2,6 @@
 
 #include "activations.h"
 #include "layers/linear_layer.h"
-#include "layers/norm_layer.h"
-#include "layers/residual_tail.h"
-#include "rows.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
 

@@ -58,8 +58,8 @@ at::Tensor Fp8Scales::nonfinite() const {
 
 at::Tensor Fp8Scales::update() {
   const at::NoGradGuard no_grad;
-  // Counts infinities and NaN too. In the first step every matrix has the scale of its own amax, not that of the
-  // step's.
+  // Counts infinities and NaN too. In the first step every matrix has the scale of its own amax, not of the whole
+  // step's amax.
   const at::Tensor beyond = known_ ? (amax_ * scale_).le(largest_ * (1 + 1e-6)).logical_not().sum().to(at::kDouble)
                                    : at::zeros({}, amax_.options().dtype(at::kDouble));
   follow_amax(scale_, inverse_, amax_, largest_);

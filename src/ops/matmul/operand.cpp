@@ -101,8 +101,7 @@ Choice column_sum_choice(const at::Tensor& x_TD) {
 
 at::Tensor sum_columns(const at::Tensor& x_TD) {
   TRIREME_LAUNCH(column_sum_choice(x_TD), sum_columns(x_TD));
-  const at::ScalarType type = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return at::sum(x_TD, {0}, false, type).to(x_TD.scalar_type());
+  return at::sum(x_TD, {0}, false, accumulate_type(x_TD)).to(x_TD.scalar_type());
 }
 
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known, bool want_column_sums) {

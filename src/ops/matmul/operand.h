@@ -4,12 +4,14 @@
 
 #include "trireme/nn/weight.h"
 #include "trireme/ops/activation.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/matmul/fp8.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string_view>
 
 namespace trireme {
 
@@ -43,15 +45,32 @@ struct OperandForms {
   const Fp8Scale* codes = nullptr;  // codes with delayed scaling; null: none
   bool codes_known = true;          // Fp8LinearScales::known
   CurrentCodes current = CurrentCodes::kNone;
-  /// Whether a form is wanted that complete() makes from the plain one; the producers' kernels write plain and rows.
+  /// Whether complete() must make a wanted form from the plain form; the producers' kernels write plain and rows.
   bool need_plain() const { return plain || columns || codes != nullptr || current != CurrentCodes::kNone; }
 };
+
+/// The type in which values of x's type are summed.
+inline at::ScalarType accumulate_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// [..., n] as [rows, n].
+inline at::Tensor flatten_tokens(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+/// Whether the kernel of an operation that keeps a row on chip runs.
+inline Choice row_kernel_choice(std::string_view operation, const at::Tensor& x, int64_t widest_bytes) {
+  return Dispatch(operation, x)
+      .needs(x.is_contiguous(), "the rows are not contiguous")
+      .needs(x.size(-1) * x.element_size() <= widest_bytes, "the rows are wider than the kernel's registers")
+      .needs(x.size(0) > 0, "there are no rows")
+      .choice();
+}
 
 /// Each row is scaled so that its largest magnitude becomes 448 (a row of zeros has inverse scale 1). Infinite or NaN
 /// values make their row NaN, so that the non-finite check finds them. x [T, D]; `groups`: number of column groups with
 /// a scale each (2 for gate | up).
 Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups = 1);
-/// The same for the columns of x [T, D], groups of one: data [D, T], inverse_scale [D, 1].
+/// Quantizes the columns of x [T, D], each with its own scale: data [D, T], inverse_scale [D, 1].
 Fp8Rows quantize_columns(const at::Tensor& x_TD);
 /// data * inverse_scale in `dtype`.
 at::Tensor dequantize_rows(const Fp8Rows& rows, at::ScalarType dtype);
@@ -81,10 +100,11 @@ at::Tensor transpose_codes(const at::Tensor& codes);
 /// Adds the forms that the producer of the plain form could not write itself, and frees the plain form if it is not
 /// wanted. On a GPU, rows and columns of codes, and of a matrix in columns, must be multiples of 16.
 void complete(Operand& operand, const OperandForms& wanted);
-/// The same from a plain matrix.
+/// Makes the forms from a plain matrix.
 Operand make_operand(const at::Tensor& plain, const OperandForms& wanted);
 
-/// scale = half the largest code / amax if amax is finite and above 0, otherwise unchanged; inverse = 1 / scale.
+/// The rule of delayed scaling, defined in fp8_scales.cpp: scale = half the largest code / amax if amax is finite and
+/// above 0, otherwise unchanged; inverse = 1 / scale. fp32 of one shape, `largest` too.
 void follow_amax(const at::Tensor& scale, const at::Tensor& inverse, const at::Tensor& amax, const at::Tensor& largest);
 
 namespace launch {

@@ -28,8 +28,8 @@ enum class Accumulate {
   kFast,   // with the 14 bits of mantissa of their accumulators
   kSplit,  // in parts along the inner dimension that are added in fp32
 };
-/// Time of a product with kSplit as a factor of that with kFast: those of Llama2-7B in a step on an H200 with two rows
-/// of 4,096 tokens run at 1,395 (forward, fast), 1,241 (dgrad) and 1,208 TFLOP/s (wgrad).
+/// Time of a product with kSplit as a factor of that with kFast: products of Llama2-7B in a step on an H200 with two
+/// rows of 4,096 tokens run at 1,395 (forward, fast), 1,241 (dgrad) and 1,208 TFLOP/s (wgrad).
 inline constexpr double kSplitSlowdown = 1.14;
 
 /// a b^T (+ bias) (+ addend) in `dtype`. Scales per matrix, or per row on both sides; bias [N], undefined: none. On
@@ -37,7 +37,7 @@ inline constexpr double kSplitSlowdown = 1.14;
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
                        const at::Tensor& bias_N = {}, const Addend& addend = {});
 
-/// The same product, written or added to `target`.
+/// Writes the product to `target`, or adds it.
 void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate);
 
 /// a b (+ bias) (+ addend) by the library, in the operands' dtype. A bias is added before rounding. The addend is added
@@ -45,7 +45,7 @@ void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const F
 at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N = {},
                          const Addend& addend = {});
 
-/// a b, written or added to `target`. Operands of the target's dtype, or 16-bit ones for an fp32 target.
+/// a b, written or added to `target`. Operands of the target's dtype, or 16-bit operands for an fp32 target.
 void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 namespace launch {

@@ -1,13 +1,11 @@
 #pragma once
-// Private to ops/: in which number format, and with whose scales, a linear layer y = x W^T takes the operands of its
-// three products,
+// Private to ops/: the number format and the scales of the operands of the three products of a linear layer y = x W^T,
 //
 //   forward  y = x W^T      dgrad  dx = dy W      wgrad  dW = dy^T x
 //
 // A layer asks its recipe which forms of x and dy it reads, has their producers write only these, and passes them to
 // the recipe. Each recipe is one object without state: what forward keeps for backward is in Kept, scales are in the
-// weight's state. A new number format is a new implementation in its own file, with its traits, and a name in
-// base/recipe.h.
+// weight's state. The names of the recipes are in trireme/base/recipe.h, their traits in trireme/ops/matmul/recipe.h.
 
 #include "matmul/operand.h"
 #include "matmul/product.h"
@@ -23,13 +21,12 @@ class LinearRecipe {
   virtual ~LinearRecipe() = default;
 
   virtual const RecipeTraits& traits() const = 0;
-  /// The forms of x [T, in] that forward reads or keeps for wgrad, and those of dy [T, out] that backward reads
+  /// The forms of x [T, in] that forward reads or keeps for wgrad, and the forms of dy [T, out] that backward reads
   /// (without the bias gradient). `trains`: whether wgrad follows.
   virtual OperandForms input_forms(const Weight& weight, bool trains) const = 0;
   virtual OperandForms gradient_forms(const Weight& weight) const = 0;
 
-  /// What forward keeps for backward in addition to W. weight_transposed: only if forward quantized W; codes of the
-  /// store are transposed in dgrad.
+  /// The saved values beside W. weight_transposed: only if forward quantized W; dgrad transposes codes of the store.
   struct Kept {
     Fp8Matrix x_transposed, weight_transposed;
   };
@@ -52,16 +49,29 @@ const LinearRecipe& fp8_frozen_recipe();
 TRIREME_TRAINED_FP8_RECIPES(TRIREME_DECLARE)
 #undef TRIREME_DECLARE
 
-// Trained weights as FP8 operands with one scale: the store's codes, or codes of a matrix that comes in the compute
-// dtype.
+/// Products in FP8: W, E4M3 with one scale, times x or dy with one scale each (Operand::codes) or one per row
+/// (Operand::rows). Forward accumulates fast. A recipe says which forms it takes.
+class Fp8Recipe : public LinearRecipe {
+ public:
+  const RecipeTraits& traits() const final { return traits_; }
+  at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
+                     const Addend& addend, Kept& kept) const final;
+  at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
+                   const Addend& addend) const final;
+  void wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept, const GradientTarget& target) const final;
 
-/// W as operand of forward, with the scale of its own amax. Keeps the transposed copy for dgrad if it is made here.
-Fp8Matrix current_weight(const Weight& weight, LinearRecipe::Kept& kept);
+ protected:
+  /// `gradients`: how dgrad and wgrad accumulate.
+  Fp8Recipe(const RecipeTraits& traits, Accumulate gradients) : traits_(traits), gradients_(gradients) {}
+  /// What the recipes of trained matrices have in common; they add their scales and their traffic.
+  static RecipeTraits trained_traits(const char* name, Accumulate gradients);
 
-/// The store's codes [out, in].
-Fp8Matrix stored_weight(const Weight& weight);
+ private:
+  /// Codes of a matrix in the compute dtype: with the scale of its own amax.
+  virtual Fp8Codes make_weight_codes(const Weight& weight) const;
 
-/// W^T [in, out] as operand of dgrad: the kept copy, or the store's codes transposed in one pass over their bytes.
-Fp8Matrix transposed_weight(const Weight& weight, const LinearRecipe::Kept& kept);
+  RecipeTraits traits_;
+  Accumulate gradients_;
+};
 
 }  // namespace trireme

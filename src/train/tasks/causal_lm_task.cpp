@@ -1,8 +1,6 @@
 #include "causal_lm_task.h"
 
 #include "data/tokenizer/packed_with.h"
-#include "document_rows.h"
-#include "megatron_rows.h"
 #include "models/decoder/adapter.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
@@ -56,9 +54,9 @@ std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& p
   return batch;
 }
 
-std::string rope_text(const RopeScaling& rope) {
-  if (rope.type == RopeScaling::Type::kNone) return "none";
-  if (rope.type == RopeScaling::Type::kLinear) return "linear " + format_exact(rope.factor);
+std::string rope_text(const RopeFrequencies& rope) {
+  if (rope.scaling == RopeFrequencies::Scaling::kNone) return "none";
+  if (rope.scaling == RopeFrequencies::Scaling::kLinear) return "linear " + format_exact(rope.factor);
   return fmt::format("llama3 {} {} {} {}", format_exact(rope.factor), format_exact(rope.low_freq_factor),
                      format_exact(rope.high_freq_factor), rope.original_max_position);
 }
@@ -75,15 +73,11 @@ std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig
           {"head_dim", text(shape.head_dim)},
           {"vocab_size", text(shape.vocab_size)},
           {"rms_norm_eps", format_exact(shape.norm_eps)},
-          {"rope_theta", format_exact(shape.rope_theta)},
-          {"rope_scaling", rope_text(shape.rope_scaling)},
+          {"rope_theta", format_exact(shape.rope.theta)},
+          {"rope_scaling", rope_text(shape.rope)},
           {"tie_word_embeddings", shape.tie_word_embeddings ? "true" : "false"},
           {"attention_dropout", format_exact(shape.attention_dropout)},
           {"initializer_range", format_exact(shape.initializer_range)}};
-}
-
-RowSet row_set(const char* name, const std::shared_ptr<const TokenDataset>& data) {
-  return {name, data->size(), {}, [data](int64_t row) { (void)data->read(row); }};
 }
 
 }  // namespace
@@ -134,7 +128,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   if (!rank.plan_only) {
     open_rows();
     if (rank.grid.world.rank == 0) warn_of_tokenizers();
-    found.insert(found.end(), {{"format of data.train", has_labels() ? "Megatron" : "rows"},
+    found.insert(found.end(), {{"format of data.train", format().labels ? "Megatron" : "rows"},
                                {"rows of data.train", std::to_string(facts_.train_rows)},
                                {"rows of data.valid", std::to_string(facts_.eval_samples)}});
   }
@@ -147,7 +141,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.trained_parameters = model_->num_trained_parameters();
   facts_.flops_per_row = model_flops(model_->shape(config.data.seq_length, /*element_size=*/1));
   facts_.nominal_denominator =
-      per_token ? samples * static_cast<double>(config.data.seq_length - (has_labels() ? 0 : 1)) : samples;
+      per_token ? samples * static_cast<double>(config.data.seq_length - (format().labels ? 0 : 1)) : samples;
   if (family.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(model_->block());
   facts_.description.insert(
       facts_.description.begin(),
@@ -158,108 +152,22 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
           format_count(facts_.trained_parameters)));
 }
 
-std::shared_ptr<const TokenDataset> CausalLmTask::open_dataset(const std::vector<std::string>& files) const {
-  return open_token_dataset(paths(files), config_.data.seq_length, data_vocab_);
-}
-
-void CausalLmTask::open_train_rows(RowSource<Sample, TokenPack>& rows) {
-  refuse_document_keys(config_);
-  const auto train = open_dataset(config_.data.train);
-  const auto sampler = std::make_shared<Sampler>(train->size(), seed(), config_.data.shuffle);
-  rows.train = [train, sampler](int64_t position) { return train->read(sampler->at(position)); };
-  rows.sets.push_back(row_set("data.train", train));
-  facts_.train_rows = facts_.train_samples = train->size();
-  facts_.description.push_back("train: " + train->description());
-}
-
-void CausalLmTask::open_train_megatron(RowSource<Sample, TokenPack>& rows) {
-  MegatronRows train = open_megatron_train(config_, model_->config().vocab_size, stored_vocab_);
-  rows.train = [data = train.data](int64_t position) { return data->read(position); };
-  rows.sets = std::move(train.sets);
-  facts_.train_rows = facts_.train_samples = train.per_epoch;
-  facts_.description.push_back("train: " + train.data->description());
-}
-
-bool CausalLmTask::has_labels() const { return are_megatron_rows(config_.data.train); }
-
-void CausalLmTask::open_train_documents(RowSource<Sample, TokenPack>& rows) {
-  const auto stream = open_token_stream(stream_files(config_, "data.train"), stream_options(config_, data_vocab_));
-  rows.stream = std::make_shared<StreamLoader>(stream, rank_.grid.data.rank, rank_.grid.data.size);
-  rows.train = [loader = rows.stream](int64_t position) { return stream_sample(loader->row(position)); };
-  rows.sets.push_back(document_rows("data.train", stream));
-  facts_.train_rows = facts_.train_samples = estimate_rows(*stream);
-  facts_.description.push_back(
-      fmt::format("train: {}, about {} rows", describe_stream(*stream), format_count(facts_.train_rows)));
-}
-
-CausalLmTask::EvaluationRows CausalLmTask::open_evaluation(MegatronSplit split, RowSource<Sample, TokenPack>& rows) {
-  const bool test = split == MegatronSplit::kTest;
-  const char* key = test ? "data.test" : "data.valid";
-  const auto& files = test ? config_.data.test : config_.data.valid;
-  const std::string name = test ? "test" : "valid";
-  const auto wanted = [&](int64_t there) {
-    return test ? rows_to_evaluate("eval.test_samples", config_.eval.test_samples, key, there)
-                : rows_to_evaluate("eval.samples", config_.eval.samples, key, there);
-  };
-  if (config_.data.splits || are_megatron_rows(files)) {
-    if (!has_labels())
-      throw ConfigError(fmt::format("{} is Megatron's and data.train is not: both are of one kind",
-                                    config_.data.splits ? "data.splits" : key));
-    MegatronRows opened = open_megatron_evaluation(config_, split, model_->config().vocab_size, stored_vocab_);
-    for (RowSet& set : opened.sets) rows.sets.push_back(std::move(set));
-    facts_.description.push_back(name + ": " + opened.data->description());
-    return {[data = opened.data](int64_t index) { return data->read(index); }, wanted(opened.rows)};
-  }
-  if (has_labels())
-    throw ConfigError(
-        fmt::format("data.train is Megatron's and {}, {}, is not: both are of one kind", key, files.front()));
-  if (are_documents(key, paths(files))) {
-    const auto stream = open_evaluation_stream(config_, key, data_vocab_);
-    const auto packed = std::make_shared<const PackedOnce>(stream);
-    facts_.description.push_back(
-        fmt::format("{}: {}, {} rows", name, describe_stream(*stream), format_count(packed->size())));
-    return {[packed](int64_t index) { return stream_sample(packed->read(index)); }, wanted(packed->size())};
-  }
-  const auto data = open_dataset(files);
-  rows.sets.push_back(row_set(key, data));
-  facts_.description.push_back(name + ": " + data->description());
-  return {[data](int64_t index) { return data->read(index); }, wanted(data->size())};
-}
-
 void CausalLmTask::open_rows() {
-  const int64_t length = config_.data.seq_length, vocab = data_vocab_;
-  refuse_conversations(config_, "data.train", config_.data.train);
-  refuse_conversations(config_, "data.valid", config_.data.valid);
+  const RowReader reader = {data_vocab_, model_->config().vocab_size, stored_vocab_, rank_.grid.data.rank,
+                            rank_.grid.data.size};
   RowSource<Sample, TokenPack> rows;
-  if (!has_labels()) refuse_megatron_keys(config_);
-  if (has_labels())
-    open_train_megatron(rows);
-  else if (are_documents("data.train", paths(config_.data.train)))
-    open_train_documents(rows);
-  else
-    open_train_rows(rows);
-  if (!config_.data.valid.empty() || config_.data.splits) {
-    EvaluationRows valid = open_evaluation(MegatronSplit::kValid, rows);
-    rows.valid = std::move(valid.read);
-    rows.valid_rows = facts_.eval_samples = valid.count;
-  }
-  // Of files that data.splits divides the last part is a test only where its rows are asked for.
-  if (!config_.data.test.empty() || (config_.data.splits && config_.eval.test_samples)) {
-    EvaluationRows test = open_evaluation(MegatronSplit::kTest, rows);
-    rows.test = std::move(test.read);
-    rows.test_rows = facts_.test_samples = test.count;
-  }
+  rows.train = trireme::open_rows(config_, Split::kTrain, reader);
+  rows.valid = trireme::open_rows(config_, Split::kValid, reader);
+  rows.test = trireme::open_rows(config_, Split::kTest, reader);
   rows.collate = [per_token = config_.train.loss == TrainSection::Loss::kTokenMean](
                      const std::vector<Sample>& samples, const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
-  rows.without_target = has_labels() ? "every token is data.eos_token, whose targets count nowhere with "
-                                       "data.eod_mask_loss"
-                                     : "every loss_mask is 0";
-  rows.filler = filler_sample(length);
-  rows.pattern = pattern_sample(length, vocab);
-  if (has_labels()) {
+  rows.without_target = format().without_target;
+  rows.filler = filler_sample(config_.data.seq_length);
+  rows.pattern = pattern_sample(config_.data.seq_length, data_vocab_);
+  if (format().labels) {
     rows.filler = with_labels(std::move(rows.filler));
     rows.pattern = with_labels(std::move(rows.pattern));
   }
@@ -343,11 +251,11 @@ std::unique_ptr<WeightSource> CausalLmTask::open_weights() const {
 
 namespace {
 
-/// Last rows of a matrix that are all but equal, as transformers' resize_token_embeddings() draws those it adds. Fewer
-/// than two, or rows of zeros, which fill a vocabulary up: none.
+/// Number of last rows of a matrix that are almost equal, like rows that transformers' resize_token_embeddings() adds.
+/// Fewer than two, or rows of zeros, which fill a vocabulary up: none.
 int64_t equal_last_rows(const WeightSource& source, const std::string& name, int64_t rows) {
   constexpr int64_t kMost = 1024;
-  constexpr double kClose = 1e-2;  // added rows differ by about 1e-4 of their norm, trained ones by about their norm
+  constexpr double kClose = 1e-2;  // added rows differ by about 1e-4 of their norm, trained rows by about their norm
   const at::Tensor last = matrix_rows(source, name, std::max<int64_t>(0, rows - kMost), rows);
   const at::Tensor reference = last.select(0, last.size(0) - 1);
   const double norm = reference.norm().item<double>();
@@ -370,7 +278,7 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
   if (source != nullptr && rows > stored_vocab_)
     log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
                          format_count(rows - stored_vocab_)));
-  // The trained rows start as those of the weights, or as lora.adapter's, which the weights' type may round.
+  // The trained rows start with the weights' values, or with lora.adapter's, which the weights' type may round.
   if (source != nullptr && model_->lora() && model_->lora()->rows_begin < model_->lora()->rows_end) {
     const int64_t begin = model_->lora()->rows_begin, end = model_->lora()->rows_end;
     for (const std::string& module : token_modules(model_->config())) {

@@ -1,7 +1,6 @@
 #pragma once
 // Next-token prediction on token rows: what is a decoder's own.
 
-#include "data/megatron/megatron_dataset.h"
 #include "data/token_pack.h"
 #include "models/decoder/decoder.h"
 #include "row_task.h"
@@ -34,26 +33,16 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
   EvalSums counts(const TokenPack& pack) const override { return {pack.denominator}; }
   void open_rows();
-  /// Of rows that are packed with another tokenizer than the model's.
+  /// Warns about rows that are packed with another tokenizer than the model's.
   void warn_of_tokenizers() const;
-  std::shared_ptr<const TokenDataset> open_dataset(const std::vector<std::string>& files) const;
-  void open_train_rows(RowSource<Sample, TokenPack>& rows);
-  void open_train_megatron(RowSource<Sample, TokenPack>& rows);
-  void open_train_documents(RowSource<Sample, TokenPack>& rows);
-  struct EvaluationRows {
-    std::function<Sample(int64_t)> read;
-    int64_t count = 0;
-  };
-  /// data.valid (kValid) or data.test (kTest), whose sets are put into `rows`; `count` of its rows are evaluated.
-  EvaluationRows open_evaluation(MegatronSplit split, RowSource<Sample, TokenPack>& rows);
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
-  /// data.train is Megatron's: its rows have labels of their own.
-  bool has_labels() const;
+  /// Of data.train.
+  const RowFormat& format() const { return row_format("data.train", config_.data.train); }
 
   std::unique_ptr<DecoderModel> model_;
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
-  int64_t data_vocab_ = 0;                       // ids that rows may have: without those of padding
+  int64_t data_vocab_ = 0;                       // ids that rows may have: without padding ids
   std::map<std::string, TokenRows> token_rows_;  // LoRA, rank 0: rows of the vocabulary that the adapter holds
   std::map<std::string, at::Tensor> adapter_;    // lora.adapter, from check_start() to weights_loaded()
 };

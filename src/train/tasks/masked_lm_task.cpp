@@ -87,43 +87,34 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Con
 
 void MaskedLmTask::open_rows(int64_t vocab_size) {
   const int64_t length = config_.data.seq_length;
-  const auto open = [&](const std::vector<std::string>& files) -> std::shared_ptr<const BertDataset> {
-    return open_bert_dataset(paths(files), length, vocab_size);
+  const auto open = [&](Split split) -> std::shared_ptr<const BertDataset> {
+    return open_bert_dataset(to_paths(split_keys(config_, split).files), length, vocab_size);
   };
-  const auto set = [](const char* name, const std::shared_ptr<const BertDataset>& data) {
-    return RowSet{name, data->size(), data->shard_rows(), [data](int64_t row) { (void)data->read(row); }};
+  const auto opened = [](const char* name, const std::shared_ptr<const BertDataset>& data) {
+    SplitRows<BertRow> rows = {.rows = data->size(), .description = data->description()};
+    rows.read = [data](int64_t index) { return data->read(index); };
+    rows.sets.push_back({name, data->size(), data->shard_rows(), [data](int64_t row) { (void)data->read(row); }});
+    return rows;
   };
   RowSource<BertRow, BertPack> rows;
-  const auto train = open(config_.data.train);
-  const auto sampler = std::make_shared<BertSampler>(*train, seed(), config_.data.shuffle);
-  rows.train = [train, sampler](int64_t position) { return train->read(sampler->at(position)); };
-  rows.sets.push_back(set("data.train", train));
-  facts_.train_rows = train->size();
-  facts_.train_samples = train->sequences();
-  facts_.description.push_back("train: " + train->description());
-  sequences_per_row_ = static_cast<double>(train->sequences()) / static_cast<double>(train->size());
+  const auto train = open(Split::kTrain);
+  rows.train = opened("data.train", train);
+  rows.train.samples = train->sequences();
+  rows.train.read = [train, sampler = std::make_shared<BertSampler>(*train, seed(), config_.data.shuffle)](
+                        int64_t position) { return train->read(sampler->at(position)); };
+  sequences_per_row_ = static_cast<double>(rows.train.samples) / static_cast<double>(rows.train.rows);
   if (!config_.data.valid.empty()) {
-    const auto valid = open(config_.data.valid);
-    int64_t evaluated = valid->size();
-    if (config_.eval.samples) {
-      if (valid->sequences() != valid->size())
-        throw ConfigError("eval.samples counts sequences: it needs data.valid with one sequence a row, not packs");
-      evaluated = rows_to_evaluate("eval.samples", config_.eval.samples, "data.valid", evaluated);
-    }
-    rows.valid = [valid](int64_t index) { return valid->read(index); };
-    rows.valid_rows = facts_.eval_samples = evaluated;
-    rows.sets.push_back(set("data.valid", valid));
-    facts_.description.push_back(
-        fmt::format("valid: {}{}", valid->description(),
-                    config_.eval.samples ? fmt::format(", the first {}", format_count(evaluated)) : ""));
+    const auto valid = open(Split::kValid);
+    if (config_.eval.samples && valid->sequences() != valid->size())
+      throw ConfigError("eval.samples counts sequences: it needs data.valid with one sequence a row, not packs");
+    rows.valid = opened("data.valid", valid);
+    rows.valid.rows = rows_to_evaluate(config_, Split::kValid, valid->size());
+    if (config_.eval.samples) rows.valid.description += fmt::format(", the first {}", format_count(rows.valid.rows));
   }
   if (!config_.data.test.empty()) {
-    const auto test = open(config_.data.test);
-    rows.test = [test](int64_t index) { return test->read(index); };
-    rows.test_rows = facts_.test_samples =
-        rows_to_evaluate("eval.test_samples", config_.eval.test_samples, "data.test", test->size());
-    rows.sets.push_back(set("data.test", test));
-    facts_.description.push_back("test: " + test->description());
+    const auto test = open(Split::kTest);
+    rows.test = opened("data.test", test);
+    rows.test.rows = rows_to_evaluate(config_, Split::kTest, test->size());
   }
   // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
   constexpr int64_t kGpuMultiple = 256;

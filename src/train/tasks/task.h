@@ -22,7 +22,7 @@
 
 namespace trireme {
 
-/// Who asks for a task.
+/// The rank for which a task is made.
 struct RankInfo {
   RankGrid grid;  // its data axis says which rows; shard groups are not known yet
   at::Device device = at::kCPU;
@@ -30,7 +30,7 @@ struct RankInfo {
   /// No run: data files are not opened and need not be there. facts() has no rows, and only model_shape() may be
   /// called.
   bool plan_only = false;
-  bool planned_for_gpus = false;  // `device` is not the run's: it is planned for GPUs
+  bool planned_for_gpus = false;  // a dry run that plans for GPUs: the checks are those of a GPU, `device` is the CPU
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
@@ -55,7 +55,7 @@ struct EvalResult {
   std::optional<double> mlm_accuracy;  // part of all masked words, 0 to 1
 };
 
-/// What does not change while a task lives.
+/// Constant facts of a task.
 struct TaskFacts : ModelFacts {
   int64_t parameters = 0, trained_parameters = 0;  // elements
   double flops_per_row = 0;                        // of a training step, for a row of data.seq_length tokens
@@ -73,6 +73,7 @@ struct TaskFacts : ModelFacts {
 class TrainingTask : public PlannedModel {
  public:
   const TaskFacts& facts() const final { return facts_; }
+  // Members of facts(). flops_per_sample() is of a row: flops_per_row.
   const std::vector<UnitSpec>& units() const { return *facts_.units; }
   int64_t num_parameters() const { return facts_.parameters; }
   int64_t num_trained_parameters() const { return facts_.trained_parameters; }
@@ -90,16 +91,16 @@ class TrainingTask : public PlannedModel {
   virtual void check_weights() = 0;
   /// Loads or draws the weights of all units; collective, once.
   virtual void load_weights(ShardedUnits& units) = 0;
-  /// data.train and data.valid as rows to check, as long as the task lives.
+  /// The rows of data.train and data.valid to check; valid until the task is destroyed.
   virtual std::vector<RowSet> row_sets() const = 0;
 
   /// Starts reading and collating global batch `step` (0-based) in the background.
   virtual void prefetch(int64_t step) = 0;
   /// This rank's part of global batch `step` (0-based), in micro-batches of set_rows_per_pass() rows. DataError.
   virtual StepBatch batch(int64_t step) = 0;
-  /// Where this rank's data stands after `completed` steps, the last of which batch() has given; empty where the place
-  /// follows from the number of steps. The lists of all ranks, one after the other, are what restore_data_state() takes
-  /// on any number of ranks.
+  /// The position in this rank's data after `completed` steps, the last of which batch() has returned; empty where the
+  /// place follows from the number of steps. The lists of all ranks, one after the other, are what restore_data_state()
+  /// takes on any number of ranks.
   virtual std::vector<double> data_state(int64_t completed) const = 0;
   /// Goes on after `completed` steps from such numbers; none: a checkpoint that has no place in this data. ModelError.
   virtual void restore_data_state(int64_t completed, const std::vector<double>& numbers) = 0;

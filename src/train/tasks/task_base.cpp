@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <thread>
 
 namespace trireme {
@@ -46,19 +47,11 @@ int64_t TrainingTask::rows_per_pass() const {
   return rows_per_pass_;
 }
 
-std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
-
 DataError without_targets(const std::vector<std::string>& files, const char* why) {
   return DataError(
       fmt::format("{}: no row has a target ({}), so there is nothing to evaluate: prepare the rows again, or leave "
                   "data.valid (or data.test) out",
                   join(files, ", "), why));
-}
-
-int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const char* files, int64_t there) {
-  if (wanted.value_or(0) > there)
-    throw ConfigError(fmt::format("{} {} is more than the {} rows of {}", key, *wanted, there, files));
-  return wanted.value_or(there);
 }
 
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
@@ -91,8 +84,14 @@ void TaskBase::check_weights() {
 
 void TaskBase::load_weights(ShardedUnits& units) {
   if (!checked_) check_weights();
-  if (source_) load_units(units, *source_, config_.model.path, rank_.grid.world.size);
+  std::exception_ptr failure;
+  try {
+    if (source_) load_units(units, *source_, config_.model.path, rank_.grid.world.size);
+  } catch (...) {
+    failure = std::current_exception();  // the other ranks wait in initialise()
+  }
   units.initialise(seed(), /*only_replicated=*/source_ != nullptr);
+  if (failure) std::rethrow_exception(failure);
   weights_loaded(units, source_.get());
   source_.reset();
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Private to train/: what the tasks of all model families share: who asks, weights before and while they load, reading
-// a step ahead, files' dtypes.
+// Private to train/: what all tasks share: the rank, checking, loading and exporting weights, reading a step ahead, and
+// whether FP8 is possible.
 
 #include "task.h"
 #include "trireme/base/error.h"
@@ -48,9 +48,6 @@ class ReadAhead {
   int64_t step_ = -1;
 };
 
-/// data.train or data.valid as paths.
-std::vector<std::filesystem::path> paths(const std::vector<std::string>& names);
-
 /// Host values on `device`, of the same type; through pinned memory and without waiting where it is a GPU. [n]
 template <class T>
 at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
@@ -60,13 +57,9 @@ at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
   return host.to(device, /*non_blocking=*/true);
 }
 
-/// For data.valid or data.test (`files`) of which no row has a target: its evaluation would be 0 / 0. `why`: "every
-/// loss_mask is 0".
+/// For data.valid or data.test (`files`) without any target: its evaluation would be 0 / 0. `why`: "every loss_mask is
+/// 0".
 DataError without_targets(const std::vector<std::string>& files, const char* why);
-
-/// How many of the `there` rows of data.valid or data.test (`files`) are evaluated: `wanted` of the setting `key`, or
-/// all. ConfigError where it is more than there are.
-int64_t rows_to_evaluate(const char* key, std::optional<int64_t> wanted, const char* files, int64_t there);
 
 /// Why precision.linear: fp8 cannot multiply with this recipe on this device in this type; empty: it can. `sizes`: of
 /// the matrices, by their names in the model's configuration; `tokens`: of a micro-batch, 0: not asked. A CPU emulates

@@ -14,7 +14,7 @@ struct FinishedRun {
 
 /// WriteError when it cannot be written.
 void record_finish(const std::filesystem::path& output_dir, const FinishedRun& run);
-/// Nothing if no run has finished. WriteError for a damaged record: output.dir may belong to another program.
+/// nullopt if no run has finished. WriteError for a damaged record: output.dir may belong to another program.
 std::optional<FinishedRun> finished_run(const std::filesystem::path& output_dir);
 
 }  // namespace trireme

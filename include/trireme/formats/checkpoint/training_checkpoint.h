@@ -1,12 +1,11 @@
 #pragma once
-// Files of training checkpoints. A checkpoint is a directory step-N with one safetensors file for each rank that has
-// something to write, and MANIFEST.json, which is written last: a directory without a valid manifest is not a
-// checkpoint.
+// Files of training checkpoints. A checkpoint is a directory step-N with one safetensors file for each rank that
+// writes, and MANIFEST.json, which is written last: a directory without a valid manifest is not a checkpoint.
 //
 // The state of a trained unit is a set of flat vectors ("kinds": master, exp_avg, exp_avg_sq) over the unit's elements
 // in memory order, without the padding that depends on the shard size. A file holds runs of elements of such vectors;
-// together the files hold every element once. So a checkpoint can be read with any world size and shard size. Version 1
-// (whole per-rank shards, manifest.json) is read as well.
+// together the files hold every element once. Therefore a checkpoint can be read with any world size and shard size.
+// Version 1 (whole per-rank shards, manifest.json) is read as well.
 
 #include "trireme/base/dtype.h"
 #include "trireme/formats/huggingface/safetensors.h"
@@ -66,9 +65,8 @@ struct CheckpointManifest {
   std::string run_id;
   int64_t step = 0, samples = 0, tokens = 0, evaluations = 0;
   int64_t world_size = 1, shard_size = 1;
-  std::string compute_dtype;  // "BF16"
-  std::string config,
-      config_hash;  // resolved YAML of the run; hash of the keys that decide what is computed
+  std::string compute_dtype;        // "bf16"; version 1 has none
+  std::string config, config_hash;  // resolved YAML; hash of the keys that change the computation
   int64_t seed = 0;
   /// Numbers of the training loop by name, stored exactly: the state of policies and schedules.
   std::map<std::string, std::vector<double>> numbers;
@@ -83,13 +81,13 @@ inline constexpr const char* kManifestName = "MANIFEST.json";
 
 std::string manifest_json(const CheckpointManifest& manifest);
 /// Strict: accepts exactly the bytes that manifest_json() writes, with a correct hash, file names without path
-/// components, and every vector covered once. ModelError naming `path` otherwise; for an unknown version it says which
-/// program reads it.
+/// components, and every vector covered once. ModelError naming `path` otherwise; for an unknown version it names the
+/// program that reads it.
 CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::path& path);
 /// The manifest of a checkpoint directory. Version 1 directories are converted to the same form.
 CheckpointManifest read_manifest(const std::filesystem::path& directory);
 
-/// "step-00000012", and the step of such a name (nullopt for other names, also for temporary directories).
+/// "step-00000012", and the step of such a name (nullopt for other names and for temporary directories).
 std::string checkpoint_name(int64_t step);
 std::optional<int64_t> checkpoint_step(const std::filesystem::path& directory);
 /// Directories step-N below `checkpoints`, newest first.
@@ -102,7 +100,7 @@ std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& di
 /// Compares the hashes of one file's header and tensors, streaming. Returns the differences, naming tensors.
 std::vector<std::string> check_checkpoint_hashes(const std::filesystem::path& directory,
                                                  const CheckpointManifest& manifest, size_t file);
-/// At most `shown` of `differences`, and the number of the others.
+/// At most `shown` of `differences`, and the number of further differences.
 std::string summarise_differences(const std::vector<std::string>& differences, size_t shown = 5);
 
 /// Reads elements of one vector across files; the caller has checked the layout.
@@ -110,7 +108,7 @@ class CheckpointReader {
  public:
   CheckpointReader(std::filesystem::path directory, CheckpointManifest manifest);
   const CheckpointManifest& manifest() const { return manifest_; }
-  /// Contiguous runs of elements [begin, end) of `kind` of `unit`, in order. ModelError when some are missing.
+  /// Contiguous runs of elements [begin, end) of `kind` of `unit`, in order. ModelError when elements are missing.
   std::vector<ElementSpan> read(const std::string& kind, const std::string& unit, int64_t begin, int64_t end);
   DType dtype(const std::string& kind, const std::string& unit) const;
 

@@ -28,7 +28,7 @@ struct BertConfig {
 /// (which has no model_type), as in transformers and google-research/bert; "gelu_new", "gelu_pytorch_tanh" and
 /// "gelu_fast" mean the tanh form in both.
 BertConfig read_bert_config(const std::filesystem::path& path);
-/// config.json that transformers 4 and 5 load.
+/// The text of a config.json that transformers 4 and 5 load.
 std::string bert_config_json(const BertConfig& config);
 
 }  // namespace trireme

@@ -1,7 +1,7 @@
 #pragma once
-// Tokenizers as Hugging Face stores them: tokenizer.json, or GPT-2's vocab.json and merges.txt (openai/gpt-2
+// Hugging Face's files of tokenizers: tokenizer.json, or GPT-2's vocab.json and merges.txt (openai/gpt-2
 // src/encoder.py; huggingface/tokenizers): byte-level BPE, and sentencepiece's BPE and unigram models in
-// tokenizer.json. Reads and writes the files; data/tokenizer computes with them.
+// tokenizer.json. This part reads and writes the files; data/tokenizer encodes and decodes.
 
 #include <array>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// The pre-split of GPT-2: what a ByteLevel pre-tokenizer with use_regex does.
+/// The pre-split of GPT-2, as by a ByteLevel pre-tokenizer with use_regex.
 inline constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 inline constexpr std::string_view kLlama3Pattern =
@@ -25,16 +25,16 @@ inline constexpr std::string_view kQwen2Pattern =
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  bool special = true;       // decode() leaves it out unless asked
-  bool single_word = false;  // only where no word character stands beside it
-  bool lstrip = false;       // takes the white space before it along
+  bool special = true;       // decode() omits it by default
+  bool single_word = false;  // only if no word character is beside it
+  bool lstrip = false;       // includes the white space before it
   bool rstrip = false;       // … after it
-  bool normalized = false;   // looked for in the normalised text
+  bool normalized = false;   // searched in the normalised text
 };
 
 /// One step of the pre-tokenizer: cuts every piece of text into smaller ones.
 struct PreSplitStep {
-  std::string pattern;        // of Oniguruma; empty: does not cut
+  std::string pattern;        // in Oniguruma's syntax; empty: no cut
   bool literal = false;       // the pattern is plain text
   bool invert = false;        // with `removed`: the text between the matches is removed, not the matches
   bool removed = false;       // else matches and the text between them are pieces (Isolated)
@@ -55,21 +55,21 @@ struct NormaliserStep {
 struct Metaspace {
   enum Scheme { kAlways, kFirst, kNever };
   std::string replacement = "\u2581";
-  Scheme scheme = kAlways;  // what gets one before it that has none: each part between added tokens, the text, nothing
-  bool split = true;        // each one begins a word
+  Scheme scheme = kAlways;  // what gets a leading "▁": each part between added tokens, the text, nothing
+  bool split = true;        // each "▁" begins a word
 };
 
 /// One step of the decoder of sentencepiece's kind, over the texts of the tokens.
 struct DecoderStep {
   enum Kind { kReplace, kByteFallback, kFuse, kStrip, kMetaspace } kind = kFuse;
   std::string from = {}, to = {};  // kReplace; kStrip: `from`; kMetaspace: "▁" is `from`
-  int64_t start = 0, stop = 0;     // kStrip: how many `from` go; kMetaspace: 1 if the first token loses its own
+  int64_t start = 0, stop = 0;     // kStrip: number of `from` to remove; kMetaspace: 1 if the first token's is removed
 };
 
 struct ByteLevelModel {
-  /// sentencepiece's kind: tokens are text; else they are in the characters of the byte map.
+  /// Tokens are text (sentencepiece's kind); otherwise they are in the characters of the byte map.
   bool characters = false;
-  bool byte_fallback = false;          // characters: one without a token gives the tokens <0x00> to <0xFF> of its bytes
+  bool byte_fallback = false;          // characters without a token become the tokens <0x00> to <0xFF>
   std::vector<double> scores;          // by id: a unigram model, without merges
   std::vector<DecoderStep> decoder;    // characters; none: spaces between the tokens
   std::optional<Metaspace> metaspace;  // characters
@@ -81,39 +81,39 @@ struct ByteLevelModel {
   std::vector<NormaliserStep> normalisers;
   std::vector<PreSplitStep> steps;
   std::vector<AddedToken> added;
-  std::vector<int32_t> leading, trailing;  // what the post-processor puts before and after a text
+  std::vector<int32_t> leading, trailing;  // tokens that the post-processor puts before and after a text
   /// From tokenizer_config.json or special_tokens_map.json beside the file; else from the post-processor; else
   /// <|endoftext|>, GPT-2's.
   std::optional<int32_t> bos_id, eos_id, pad_id;
 };
 
-/// The character that stands for byte b in the tokens: itself where it is printable Latin-1, else U+0100 and so on.
+/// The character for byte b in tokens: the byte itself if it is printable Latin-1, else a character from U+0100 on.
 const std::array<char32_t, 256>& byte_level_characters();
-/// The bytes that a token stands for; the token itself when one of its characters stands for no byte.
+/// The bytes of a token; the token itself if one of its characters represents no byte.
 std::string byte_level_bytes(std::string_view token);
-/// The token of bytes.
+/// The token of these bytes.
 std::string byte_level_token(std::string_view bytes);
 
-/// Reads tokenizer.json, or vocab.json with the merges.txt beside it, and what tokenizer_config.json and
-/// special_tokens_map.json say of BOS, EOS and padding. DataError with path and place for damaged files, ids twice,
-/// merges of unknown tokens, and by name for what is not supported. With transformers 5's LlamaTokenizer in
-/// tokenizer_config.json, which makes a tokenizer of its own from the vocabulary, `metaspace` is that class's.
+/// Reads tokenizer.json, or vocab.json with the merges.txt beside it, and BOS, EOS and padding from
+/// tokenizer_config.json and special_tokens_map.json. DataError with path and place for damaged files, duplicate ids
+/// and merges of unknown tokens; unsupported features are refused by name. If tokenizer_config.json names
+/// LlamaTokenizer, for which transformers 5 builds a tokenizer from the vocabulary, `metaspace` is that of this class.
 ByteLevelModel read_byte_level_model(const std::filesystem::path& path);
-/// The same from the bytes of a tokenizer.json. `path` is for messages.
+/// Reads the bytes of a tokenizer.json. `path` is for messages.
 ByteLevelModel parse_tokenizer_json(std::string_view bytes, const std::filesystem::path& path);
 ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const std::filesystem::path& vocab_path,
                                       std::string_view merges, const std::filesystem::path& merges_path);
 
-/// The words of a text by `metaspace`. `first`: the text begins with this part.
+/// The words of a part of a text by `metaspace`. `first`: it is the text's first part.
 std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string_view text, bool first);
-/// What transformers' LlamaTokenizer does, with what the tokenizer_config.json in `folder` says of "legacy" and
-/// "add_prefix_space"; nullopt where neither the class nor one of these is named, or (with `checks_model`) the
-/// config.json is of another family than llama: the file alone counts then.
+/// The Metaspace of transformers' LlamaTokenizer with "legacy" and "add_prefix_space" from the tokenizer_config.json in
+/// `folder`. nullopt if that file names neither the class nor these keys, or (with `checks_model`) if config.json is of
+/// another family than llama; then the tokenizer's own file applies.
 std::optional<Metaspace> llama_metaspace(const std::filesystem::path& folder, bool checks_model);
 /// The tokens that tokenizer_config.json ("added_tokens_decoder") or else added_tokens.json in `folder` add, by id.
 std::vector<AddedToken> read_added_tokens(const std::filesystem::path& folder);
 
-/// The files of a model: `tokenizers` and `transformers` read the same ids from them.
+/// The files of a model, from which `tokenizers` and `transformers` get the same ids.
 std::string tokenizer_json(const ByteLevelModel& model);
 std::string vocab_json(const ByteLevelModel& model);
 std::string merges_txt(const ByteLevelModel& model);

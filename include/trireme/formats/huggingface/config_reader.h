@@ -1,5 +1,5 @@
 #pragma once
-// The fields of one JSON configuration, with all its problems in one go.
+// Reads the fields of one JSON configuration and reports all problems together.
 
 #include "trireme/formats/json.h"
 
@@ -11,22 +11,22 @@
 
 namespace trireme {
 
-/// Reads fields of one config.json and collects what is missing, ill-typed or not supported. A field that is null
-/// counts as absent.
+/// Reads fields of one config.json and collects missing, ill-typed and unsupported fields. A null field counts as
+/// absent.
 class ConfigReader {
  public:
   static constexpr int64_t kMaxInteger = INT32_MAX;
 
-  /// `json`, an object, must live as long as the reader; `path` begins the error.
+  /// `json`, an object, must outlive the reader; the error begins with `path`.
   ConfigReader(const nlohmann::json& json, std::string path) : json_(json), path_(std::move(path)) {}
 
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
 
-  /// An integer in [lowest, kMaxInteger]; a problem where it is absent and there is no fallback.
+  /// An integer in [lowest, kMaxInteger]; a problem if it is absent and there is no fallback.
   int64_t integer(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t lowest = 1);
-  /// Ids under `key`: a list, one number, or null for none; `absent` where the key is not there.
+  /// Ids under `key`: a list, one number, or null for none; `absent` if the key is absent.
   std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest = 0);
-  /// The same for at most one id.
+  /// At most one id, read like ids().
   std::optional<int64_t> token_id(const char* key, std::optional<int64_t> absent, int64_t lowest = 0);
   /// A positive finite number.
   double number(const nlohmann::json& from, const char* key, double fallback);
@@ -40,7 +40,7 @@ class ConfigReader {
   void lacking(const std::string& key, const nlohmann::json& value);
   void problem(const std::string& text) { problems_.push_back(text); }
   const nlohmann::json& json() const { return json_; }
-  /// ModelError with all problems, if there are any.
+  /// Throws ModelError with all problems, if any.
   void finish() const;
 
  private:

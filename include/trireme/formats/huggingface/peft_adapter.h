@@ -24,11 +24,11 @@ struct AdapterConfig {
 /// changes what the adapter computes (DoRA, rslora, rank_pattern, bias, initialisations that change the base …), and
 /// each unknown field, unless its value is null, false, "none" or empty.
 AdapterConfig read_adapter_config(const std::filesystem::path& directory);
-/// Whether peft adapts `module` ("model.layers.0.self_attn.q_proj").
+/// Whether peft with this configuration adapts `module` ("model.layers.0.self_attn.q_proj").
 bool is_targeted(const AdapterConfig& config, const std::string& module);
 std::string adapter_config_json(const AdapterConfig& config);
 
-/// One LoRA pair for one Hugging Face module ("model.layers.0.self_attn.q_proj"). fp32 values, row-major.
+/// The matrices A and B of one Hugging Face module ("model.layers.0.self_attn.q_proj"). fp32 values, row-major.
 struct AdapterPair {
   std::vector<float> a;  // [r, in]
   std::vector<float> b;  // [out, r]
@@ -44,7 +44,7 @@ struct TokenRows {
 
 struct Adapter {
   AdapterConfig config;
-  std::string base_hash;  // of the base model's files, in the metadata of the tensors' file; empty: not known
+  std::string base_hash;  // of the base model's files, from the metadata of the tensors' file; empty: unknown
   std::map<std::string, AdapterPair> modules;
   std::map<std::string, TokenRows> token_rows;  // keys as in config.token_indices
 };

@@ -24,7 +24,7 @@ struct SentencepieceModel {
   bool is_unigram = true;
   bool byte_fallback = false;
   int64_t unknown_id = -1;
-  /// Ids of the control pieces named in trainer_spec; none if the model has no such piece.
+  /// Ids of the control pieces named in trainer_spec; nullopt if the model has no such piece.
   std::optional<int64_t> bos_id, eos_id, pad_id;
 };
 
@@ -36,11 +36,11 @@ SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::f
 /// special pieces, BOS before a text if the model has one, no EOS. `max_length`: model_max_length.
 std::string tokenizer_config_json(const SentencepieceModel& model, int64_t max_length);
 
-/// The model (which was read) without changes of the text before it is encoded: neither rules nor spaces.
+/// The model, already read, with a normalizer that does not change the text: no rules, no added spaces.
 std::string without_normaliser(std::string_view bytes);
 
-/// The model with `texts` appended as user-defined pieces: their ids follow the last one. DataError for a text that is
-/// already a piece.
+/// The model with `texts` appended as user-defined pieces: their ids follow the last piece. DataError for a text that
+/// is already a piece.
 std::string add_sentencepiece_pieces(std::string_view bytes, const std::filesystem::path& path,
                                      const std::vector<std::string>& texts);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Replaces the model in a directory as a whole.
+// Replaces all files of the model in a directory together.
 
 #include <filesystem>
 

@@ -32,7 +32,7 @@ class WeightSource {
   virtual std::optional<TensorInfo> find(const std::string& name) const = 0;
   /// Elements [begin, end) of the flattened tensor as contiguous pieces in order.
   virtual std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const = 0;
-  /// Where a tensor of names() lies, for messages: the file, or the directory of an array; empty: not known.
+  /// The place of a tensor of names(), for messages: the file, or the directory of an array; empty: unknown.
   virtual std::string place(const std::string&) const { return ""; }
   /// "safetensors, 15 files", for the log.
   virtual std::string description() const = 0;
@@ -41,14 +41,14 @@ class WeightSource {
 /// The tensor for a message: "model.norm.weight in /models/a/model.safetensors".
 std::string tensor_text(const WeightSource& source, const std::string& name);
 
-/// The type of a tensor that has this shape and holds F32, F16, BF16 or F64; ModelError with its file otherwise.
+/// The type of a tensor, which must have this shape and hold F32, F16, BF16 or F64; ModelError with its file otherwise.
 DType weight_type(const WeightSource& source, const std::string& name, const std::vector<int64_t>& shape);
 
 /// Opens a model directory: model.safetensors, or model.safetensors.index.json + shards. pytorch_model.bin and other
 /// pickles are refused by name with advice. (NeMo directories: open_zarr_checkpoint.)
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory);
 
-/// ModelError: a file stands where the directory of a model is expected.
+/// ModelError for a file in place of a model's directory.
 [[noreturn]] void refuse_file_for_directory(const std::filesystem::path& path);
 
 }  // namespace trireme

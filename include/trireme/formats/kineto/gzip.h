@@ -1,5 +1,5 @@
 #pragma once
-// Gzip files: packing one, and reading one or a plain file as a stream.
+// Packs files with gzip, and reads gzip or plain files as a stream.
 
 #include <cstdint>
 #include <filesystem>
@@ -11,8 +11,8 @@ namespace trireme {
 /// Packs `source` into `target`, which is replaced when it is complete. WriteError naming the path and the reason.
 void gzip_file(const std::filesystem::path& source, const std::filesystem::path& target);
 
-/// The bytes of a gzip file, unpacked, or those of any other file as they are. DataError with file and offset where the
-/// packed bytes are damaged or end early.
+/// The unpacked bytes of a gzip file, or the bytes of any other file. DataError with file and offset if the packed
+/// bytes are damaged or end early.
 class GzipReader {
  public:
   explicit GzipReader(const std::filesystem::path& path);
@@ -20,7 +20,7 @@ class GzipReader {
   std::istream& stream();
   /// Unpacked bytes that the stream's reader has taken.
   uint64_t offset() const;
-  /// Bytes of the file behind them, as far as it was read.
+  /// Bytes of the file that have been read for them.
   uint64_t packed_offset() const;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 // Traces of LibTorch's profiler (Kineto): a JSON object in the format of Chrome's tracing, plain or packed with gzip.
-// Only what a summary needs is kept.
+// Only events that a summary needs are kept.
 
 #include <cstdint>
 #include <filesystem>
@@ -28,7 +28,7 @@ struct Trace {
     uint32_t thread = 0;
     bool gpu = false;
     int64_t bytes = 0;                    // < 0: freed
-    int64_t allocated = 0, reserved = 0;  // by the process after it
+    int64_t allocated = 0, reserved = 0;  // by the process after this event
   };
   std::filesystem::path file;
   int rank = 0, world_size = 1;
@@ -38,7 +38,7 @@ struct Trace {
   std::vector<Allocation> allocations;  // profile.memory
 };
 
-/// DataError naming the file and, for what is wrong inside it, the offset in the unpacked text.
+/// DataError naming the file and, for a problem inside it, the offset in the unpacked text.
 Trace read_trace(const std::filesystem::path& file);
 
 }  // namespace trireme

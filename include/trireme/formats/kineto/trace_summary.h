@@ -1,10 +1,10 @@
 #pragma once
-// Where the time of a trace went: by class of kernels or ranges, communication that nothing hides, idle time.
+// The time in a trace: by class of kernels or ranges, exposed communication, idle time.
 //
-// On a GPU computation is the time in which kernels other than NCCL's run, communication that of NCCL's kernels and of
-// copies between GPUs (gathers from peer memory), copies the rest; idle is the time in which nothing runs, from the
-// first kernel to the last. On a CPU computation is the time inside LibTorch's operations, communication that inside
-// collectives and the waits for them. Communication is exposed while no computation runs.
+// On a GPU computation is the time of kernels other than NCCL's, communication the time of NCCL's kernels and of copies
+// between GPUs (gathers from peer memory), copies the time of other copies; idle is the time in which nothing runs,
+// from the first kernel to the last. On a CPU computation is the time inside LibTorch's operations, communication the
+// time inside collectives and waits for them. Communication is exposed while no computation runs.
 
 #include "trireme/formats/kineto/trace.h"
 
@@ -15,7 +15,7 @@
 
 namespace trireme {
 
-/// The class of a kernel or copy by what its name contains: "attention", "products", "NCCL", … "others".
+/// The class of a kernel or copy, from its name: "attention", "products", "NCCL", … "others".
 const char* kernel_class(std::string_view name);
 
 struct Interval {
@@ -25,7 +25,7 @@ struct Interval {
 using Intervals = std::vector<Interval>;
 Intervals merged(Intervals intervals);
 double total(const Intervals& intervals);
-/// What `a` and `b`, both merged, have in common.
+/// The intersection of `a` and `b`, both merged.
 Intervals intersection(const Intervals& a, const Intervals& b);
 
 struct TimeParts {  // microseconds
@@ -41,7 +41,7 @@ struct ClassTime {
 struct TraceSummary {
   std::filesystem::path file;
   int rank = 0, world_size = 1;
-  int cycle = 0;  // of the profiler, from 1, by the file's name; 0: not known
+  int cycle = 0;  // of the profiler, from 1, from the file's name; 0: unknown
   std::string backend;
   bool gpu = false;
   Interval window;
@@ -63,12 +63,12 @@ struct TraceSummary {
     double at = 0;
     int64_t allocated = 0;
   };
-  std::vector<MemoryPoint> memory;  // of the GPU, or of the CPU where no GPU allocates
+  std::vector<MemoryPoint> memory;  // of the GPU, or of the CPU if no GPU allocates
 };
 
 TraceSummary summarise(const Trace& trace);
 
-/// "rank 0", or "rank 0, cycle 2" where the file's name says the cycle.
+/// "rank 0", or "rank 0, cycle 2" if the file's name has the cycle.
 std::string trace_label(const TraceSummary& summary);
 
 /// Lines of text: the time by class of one trace.
@@ -78,7 +78,7 @@ std::string ranks_table(const std::vector<TraceSummary>& summaries);
 /// One HTML page that needs no network, in light and dark colours.
 std::string summary_page(const std::string& title, const std::vector<TraceSummary>& summaries);
 
-/// Allocations by range: number, bytes, what stayed, and the most that was allocated meanwhile.
+/// Allocations by range: number, bytes, bytes not freed, and the peak during the range.
 std::string memory_table(const Trace& trace);
 /// A line for each allocation and free: microseconds from the first, device, bytes, allocated, reserved, range.
 std::string memory_timeline(const Trace& trace);

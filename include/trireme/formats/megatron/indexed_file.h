@@ -19,14 +19,14 @@
 
 namespace trireme {
 
-/// Codes of the type byte. f64 and f32 are known and refused: tokens are integers.
+/// Codes of the type byte. f64 and f32 are refused: tokens are integers.
 enum class MegatronType : uint8_t { kU8 = 1, kI8 = 2, kI16 = 3, kI32 = 4, kI64 = 5, kF64 = 6, kF32 = 7, kU16 = 8 };
 const char* megatron_type_name(MegatronType type);  // "uint16"
-/// What Megatron's tools write for a vocabulary: u16 below 65,500 ids, else i32.
+/// The type that Megatron's tools write for a vocabulary: u16 below 65,500 ids, else i32.
 MegatronType megatron_type_for(int64_t vocab_size);
 
-/// The index file that `path` names: PREFIX.idx itself, or PREFIX with PREFIX.idx beside it; nullopt where there is
-/// none that begins with Megatron's magic.
+/// The index file that `path` names: PREFIX.idx itself, or PREFIX with PREFIX.idx beside it; nullopt if there is no
+/// such file or it does not begin with Megatron's magic.
 std::optional<std::filesystem::path> megatron_index_path(const std::filesystem::path& path);
 
 /// Both files of a prefix, mapped. Const members are thread-safe.
@@ -48,10 +48,10 @@ class MegatronFile {
   int32_t length(int64_t sequence) const { return load<int32_t>(kHeader + sequence * 4); }
   /// Sequences of document d are [boundary(d), boundary(d + 1)).
   int64_t boundary(int64_t document) const { return load<int64_t>(kHeader + sequences_ * 12 + document * 8); }
-  /// Appends tokens [begin, begin + count) of a sequence, unchecked but for the bounds of the sequence, which are the
-  /// caller's. A u64 above 2^63 cannot occur: the types have at most 63 bits.
+  /// Appends tokens [begin, begin + count) of a sequence, unchecked; the caller checks the bounds of the sequence. A
+  /// u64 above 2^63 cannot occur: the types have at most 63 bits.
   void read(int64_t sequence, int64_t begin, int64_t count, std::vector<int64_t>& out) const;
-  /// Place of a token in the .bin.
+  /// Byte offset of a token in the .bin.
   int64_t byte_of(int64_t sequence, int64_t token) const { return offset(sequence) + token * item_size_; }
   /// The bytes of the .bin that hold a sequence.
   std::span<const std::byte> bytes(int64_t sequence) const;
@@ -77,7 +77,7 @@ class MegatronFile {
   bool has_modes_ = false;
 };
 
-/// Writes a prefix, one sequence a document. Both files appear whole, the .bin first; without commit() none does.
+/// Writes a prefix, one sequence a document. Both files appear whole, the .bin first; without commit() neither does.
 class MegatronWriter {
  public:
   /// Writes PREFIX.bin and PREFIX.idx.
@@ -85,8 +85,8 @@ class MegatronWriter {
   ~MegatronWriter();
   /// Tokens of one document. DataError for an id that the type does not hold, WriteError.
   void append(std::span<const int32_t> tokens);
-  /// All sequences of another file of the same type, as they are; documents of several sequences stay together.
-  /// DataError where it has another type or modes.
+  /// Appends all sequences of another file unchanged; documents of several sequences stay together. DataError if the
+  /// file has another type or modes.
   void append(const MegatronFile& file);
   int64_t documents() const { return static_cast<int64_t>(boundaries_.size()) - 1; }
   int64_t tokens() const { return total_; }

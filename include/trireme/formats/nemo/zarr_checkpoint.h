@@ -13,14 +13,14 @@
 
 namespace trireme {
 
-/// DIR/weights/, DIR/model_weights/ or DIR itself holds the arrays.
+/// Whether DIR/weights/, DIR/model_weights/ or DIR itself holds the arrays.
 bool is_zarr_checkpoint(const std::filesystem::path& directory);
 
 /// The directory of an array ("embedding.word_embeddings.weight"); empty if there is none.
 std::filesystem::path zarr_array(const std::filesystem::path& directory, const std::string& name);
 
-/// A matrix or vector in an array: rows [row_begin, row_begin + rows) of the array, or of its matrix `layer`, and the
-/// same again every `stride` rows, `groups` times.
+/// A matrix or vector in an array: rows [row_begin, row_begin + rows) of the array, or of its matrix `layer`, repeated
+/// `groups` times at a distance of `stride` rows.
 struct ZarrTensor {
   std::string name, array;
   std::vector<int64_t> shape, array_shape;
@@ -28,7 +28,7 @@ struct ZarrTensor {
   int64_t row_begin = 0, rows = 0, stride = 0, groups = 1;
 };
 
-/// These tensors, under their names. ModelError for compressed arrays, missing chunks, arrays of another shape.
+/// Provides `tensors` under their names. ModelError for compressed arrays, missing chunks, arrays of another shape.
 std::unique_ptr<WeightSource> open_zarr_checkpoint(const std::filesystem::path& directory,
                                                    const std::vector<ZarrTensor>& tensors);
 

@@ -64,8 +64,8 @@ class NpyPackedRecords {
   std::unique_ptr<State> state_;
 };
 
-/// Writers. `rows` x `columns` little-endian int32, and the object array exactly as NumPy 1.x pickles it (protocol 3,
-/// numpy.core.multiarray names), byte for byte equal to the output of MLPerf's convert_dataset.py.
+/// Writers of `rows` x `columns` little-endian int32, and of the object array exactly as NumPy 1.x pickles it (protocol
+/// 3, numpy.core.multiarray names), byte for byte equal to the output of MLPerf's convert_dataset.py.
 void write_npy_int32(const std::filesystem::path& path, std::span<const int32_t> values, int64_t rows, int64_t columns);
 
 class NpyPackedRecordWriter {

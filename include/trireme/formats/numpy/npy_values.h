@@ -23,7 +23,7 @@ std::string npy_header_bytes(const std::string& descr, std::span<const int64_t> 
 class NpyValues {
  public:
   NpyValues() = default;
-  /// From a file: <i4, <u4 or <i8. DataError for another content, naming file and fault.
+  /// Maps a file of <i4, <u4 or <i8. DataError for other content, naming file and problem.
   explicit NpyValues(const std::filesystem::path& path);
   /// In memory.
   template <class T>
@@ -46,7 +46,7 @@ class NpyValues {
     }
     return 0;
   }
-  /// Smallest and largest element; {0, -1} of an empty array.
+  /// Smallest and largest element; {0, -1} for an empty array.
   std::pair<int64_t, int64_t> range() const;
   /// "file.npy" or "in memory", for messages.
   std::string name() const;

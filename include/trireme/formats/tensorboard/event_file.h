@@ -24,24 +24,24 @@ using TensorboardScalars = std::vector<std::pair<std::string, double>>;
 /// The framed record of a payload.
 std::string tfrecord(std::string_view payload);
 
-/// Payloads. `time`: seconds since 1970. Values are stored as fp32, as TensorBoard's scalars are.
+/// Functions that make payloads. `time`: seconds since 1970. Values are stored as fp32, as TensorBoard's scalars are.
 std::string version_event(double time);
 std::string scalars_event(double time, int64_t step, const TensorboardScalars& values);
 /// Markdown, shown by the text plugin.
 std::string text_event(double time, int64_t step, const std::string& tag, const std::string& text);
-/// TensorBoard forgets what earlier files of the folder have of this step and later ones.
+/// An event by which TensorBoard drops this step and later steps of earlier files in the folder.
 std::string restart_event(double time, int64_t step);
 
-/// "events.out.tfevents.<time>.<host>.<process>.<number>", another number for every call of a process.
+/// "events.out.tfevents.<time>.<host>.<process>.<number>", with a new number in each call of a process.
 std::string event_file_name(double time);
 
-/// One file of events, made with the first of them. Events are collected and appended together: when `flush_seconds`
-/// have passed since the last time, by flush(), and at the end. A file that cannot be made or written (disk full) does
-/// not end the run: a warning reports it, and where the file is there, events are kept as AppendFile does.
+/// One file of events, created with the first event. Events are collected and appended together: when `flush_seconds`
+/// have passed since the last time, by flush(), and at the end. A file that cannot be created or written (disk full)
+/// does not end the run: a warning reports it, and if the file exists, events are kept as by AppendFile.
 class EventFile {
  public:
   static constexpr double kFlushSeconds = 10;
-  /// `now`: seconds since 1970. The folder is made with the file.
+  /// `now`: seconds since 1970. The folder is created with the file.
   explicit EventFile(std::filesystem::path folder, std::function<double()> now = {},
                      double flush_seconds = kFlushSeconds);
   ~EventFile();

@@ -7,8 +7,8 @@
 // leveldb's doc/table_format.md.
 //
 // Files are untrusted: every offset, length and count is checked, tables and messages are read without recursion, and
-// the checksums of blocks and of the tensors that are read are compared. Compressed (snappy) index blocks, big-endian
-// files, sliced tensors and strings are refused. All errors are ModelError with the file's name.
+// the checksums of blocks and of read tensors are compared. Compressed (snappy) index blocks, big-endian files, sliced
+// tensors and strings are refused. All errors are ModelError with the file's name.
 
 #include "trireme/base/file.h"
 #include "trireme/formats/huggingface/weight_source.h"
@@ -32,7 +32,7 @@ struct TfTensor {
   uint32_t masked_crc = 0;
 };
 
-/// Under TensorFlow's names.
+/// Provides the tensors under TensorFlow's names.
 class TfCheckpoint : public WeightSource {
  public:
   explicit TfCheckpoint(const std::filesystem::path& prefix);
@@ -41,6 +41,7 @@ class TfCheckpoint : public WeightSource {
   std::optional<TensorInfo> find(const std::string& name) const override;
   /// ModelError if the tensor's checksum, which the first read compares, differs.
   std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override;
+  std::string place(const std::string& name) const override;
   std::string description() const override;
 
  private:
@@ -48,7 +49,7 @@ class TfCheckpoint : public WeightSource {
   std::map<std::string, TfTensor> tensors_;
   std::vector<MappedFile> files_;
   mutable std::mutex mutex_;
-  mutable std::set<std::string> checked_;  // tensors whose checksum is compared
+  mutable std::set<std::string> checked_;  // tensors whose checksum has been compared
 };
 
 /// CRC-32C (Castagnoli), and its masked form as stored in LevelDB's formats.

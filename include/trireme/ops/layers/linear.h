@@ -1,6 +1,6 @@
 #pragma once
 // A linear layer as models describe it: weight, optional bias, optional LoRA adapters. The weight's recipe determines
-// how its products take their operands.
+// the format of its products' operands.
 
 #include "trireme/nn/weight.h"
 #include "trireme/ops/dropout.h"

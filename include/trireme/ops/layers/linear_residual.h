@@ -1,6 +1,6 @@
 #pragma once
-// The linear layer that ends a sub-layer, as one autograd node with hand-written backward. It keeps what the weight and
-// the adapters need of x and, with a post-norm, the sum and its statistics; dropout is recomputed.
+// The linear layer that ends a sub-layer, as one autograd node with hand-written backward. It saves the forms of x that
+// the weight and the adapters need and, with a post-norm, the sum and its statistics; dropout is recomputed.
 
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/layers/linear.h"
@@ -10,8 +10,8 @@
 
 namespace trireme {
 
-/// post_norm(residual + dropout(linear(x))); x [.., in], residual and result [.., out], one dtype. `post_norm`: none,
-/// or a layer norm. Shapes that do not fit are an internal error.
+/// post_norm(residual + dropout(linear(x))); x [.., in], residual and result [.., out], one dtype. `post_norm`: kNone
+/// or kLayer. Shapes that do not fit are an internal error.
 at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
                            const Dropout& dropout = {}, const Norm& post_norm = {});
 

@@ -1,7 +1,7 @@
 #pragma once
-// A norm and the linear layer that reads its result, as one autograd node with hand-written backward. It keeps x, the
-// norm's statistics and what the recipe needs. The normalised rows are recomputed where backward reads them, or kept if
-// `keep_input` is set and the weight gradient reads them in their plain form.
+// A norm and the linear layer that reads its result, as one autograd node with hand-written backward. It saves x, the
+// norm's statistics and the operands that the recipe needs. The normalised rows are saved if `keep_input` is set and
+// the weight gradient reads their plain form; otherwise backward recomputes them.
 
 #include "trireme/ops/activation.h"
 #include "trireme/ops/layers/linear.h"
@@ -14,7 +14,7 @@
 namespace trireme {
 
 /// {activation(linear(norm(x))), x}; x [.., in], first result [.., out]. Later users of x (the residual) must take the
-/// second result: its gradient is then added inside the kernel that computes this layer's gradient of x. `activation`:
+/// second result: its gradient is then added in the kernel that computes this layer's gradient of x. `activation`:
 /// none, or a GELU, which requires that the linear layer has a bias. Shapes or dtypes that do not fit are an internal
 /// error.
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, const Linear& linear,

@@ -1,5 +1,5 @@
 #pragma once
-// The MLP of a block, as one autograd node with hand-written backward. It keeps h, the norm's statistics, the up
+// The MLP of a block, as one autograd node with hand-written backward. It saves h, the norm's statistics, the up
 // projection's output (in FP8 if the recipe says so; not if `recompute_up` is set), for GELU the activation, and with
 // `keep_inputs` the outputs of the norm and of SwiGLU. The rest is recomputed.
 

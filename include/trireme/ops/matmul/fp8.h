@@ -1,6 +1,6 @@
 #pragma once
-// E4M3 with one scale per tensor, the format of frozen FP8 weights: value = code * inverse_scale, largest code 448.
-// Scales are computed and used on the device.
+// E4M3 with one scale per tensor, the format of FP8 weights in the store: value = code * inverse_scale, largest code
+// 448. Scales are fp32 scalars, computed and used on the device. Defined in src/ops/matmul/operand.cpp and product.cpp.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,16 +14,17 @@ constexpr double kLargestE4m3 = 448.0, kLargestE5m2 = 57344.0;
 at::Tensor fp8_amax(const at::Tensor& w);
 /// amax / 448 in fp32, at least the smallest normal number; 1 if amax is 0.
 at::Tensor fp8_inverse_scale(const at::Tensor& amax);
-/// target (E4M3) = w / inverse_scale, rounded to nearest and saturated. Any shape; different numbers of elements are an
-/// internal error.
+/// For frozen weights: target (E4M3) = w / inverse_scale, rounded to nearest and saturated. w of any float type and any
+/// shape; different numbers of elements are an internal error.
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale);
 
-/// target (E4M3) = w * scale, rounded to nearest and saturated, in one pass. w fp32, `scale` fp32 scalar on its device;
-/// both matrices contiguous, of the same number of elements.
+/// For trained weights, after each optimizer step: target (E4M3) = w * scale, rounded to nearest and saturated, in one
+/// pass. w fp32, `scale` fp32 scalar on its device. Matrices that are not contiguous, or have different numbers of
+/// elements, are an internal error.
 void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
 
-/// Quantizes both matrices by rows and returns what multiplies the codes, a b^T [M, N] in the matrices' dtype, as the
-/// products of trained layers do: for measurements of their speed. On a GPU K and N must be multiples of 16.
+/// Quantizes both matrices by rows and returns a function that multiplies the codes, a b^T [M, N] in the matrices'
+/// dtype, as the products of trained layers do. For measurements of speed. On a GPU K and N must be multiples of 16.
 std::function<at::Tensor()> fp8_product_of(const at::Tensor& a_MK, const at::Tensor& b_NK);
 
 }  // namespace trireme

@@ -20,10 +20,10 @@ class Fp8Scales {
 
   const Fp8LinearScales& linear(int64_t index) const { return linears_[static_cast<size_t>(index)]; }
   int64_t tensors() const { return amax_.numel(); }
-  /// fp32 [tensors]. A run on several ranks reduces it with a maximum over the ranks before update().
+  /// fp32 [tensors]. With several ranks the caller reduces it with a maximum over the ranks before update().
   const at::Tensor& amax() const { return amax_; }
-  /// Call before a step: clears what passes that were not steps have left (warm-up on generated rows, a step that was
-  /// computed again): the amax, and the scales as long as no step has ended.
+  /// Call before a step. Discards values of passes outside steps (warm-up on generated rows, a step that was computed
+  /// again): the amax and, before the end of the first step, the scales.
   void begin_step();
   /// fp64 scalar: 0 if every amax recorded since begin_step() is finite, otherwise NaN. Products clamp an infinity, so
   /// that a step's results do not show it.

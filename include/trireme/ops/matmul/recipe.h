@@ -1,6 +1,6 @@
 #pragma once
-// What a recipe of linear layers (base/recipe.h) stores, reads and costs, for those who do not multiply: the store of
-// the weights, the plan and the configuration's checks.
+// The traits of the recipes of linear layers (base/recipe.h): what a recipe stores, reads and costs. The store of the
+// weights, the plan and the configuration's checks read them.
 
 #include "trireme/base/recipe.h"
 
@@ -14,7 +14,7 @@ namespace trireme {
 /// One of the three products of a linear layer.
 struct ProductTraits {
   bool fp8 = false;     // operands are FP8 codes: the rate is that of FP8 products
-  double slowdown = 1;  // its time, as a factor of that of the fastest product of its operands' format
+  double slowdown = 1;  // its time relative to the fastest product of its operands' format
 };
 
 struct RecipeTraits {
@@ -23,27 +23,28 @@ struct RecipeTraits {
   ProductTraits forward{}, dgrad{}, wgrad{};
 
   /// The store keeps the matrices as E4M3 codes with one scale each. Codes of frozen matrices are made when the weights
-  /// are loaded, those of trained ones from the fp32 master weights once after each optimizer step. Otherwise the store
+  /// are loaded, codes of trained matrices from the fp32 master weights after each optimizer step. Otherwise the store
   /// has a copy in the compute dtype.
   bool stores_codes = false;
-  /// The scales come from the step before: they are part of the run's state (Fp8Scales) and do not serve an evaluation.
+  /// The scales come from the step before: they are part of the run's state (Fp8Scales) and are not used in an
+  /// evaluation.
   bool delayed_scales = false;
 
   /// On a GPU: compute capability 9.0, and a compute dtype of 16 bits. A CPU emulates every recipe in any dtype.
   bool needs_sm90 = false, needs_16_bit = false;
-  /// On a GPU: both sizes of a matrix, and the tokens of a micro-batch, are multiples of these.
+  /// On a GPU: both sizes of a matrix are multiples of size_multiple, the tokens of a micro-batch of token_multiple.
   int64_t size_multiple = 1, token_multiple = 1;
 
-  /// wgrad reads the layer's input in the compute dtype, so that it is kept or recomputed.
+  /// wgrad reads the layer's input in the compute dtype, so the input is kept or recomputed.
   bool wgrad_reads_plain_input = false;
-  /// Bytes an element: of the codes of the input that forward keeps for wgrad, and of those of the output's gradient
-  /// that backward holds.
+  /// Bytes an element of the input's codes that forward keeps for wgrad, and of the codes of the output's gradient in
+  /// backward.
   int64_t kept_input_bytes = 0, gradient_bytes = 0;
   /// The gate and up projections' output is kept for backward in FP8 rows.
   bool keeps_activations_in_fp8 = false;
 
-  /// Bytes an element that are read and written to bring inputs and output gradients into the operands' form, beyond
-  /// what their producers read and write anyway; and weights, in each forward and backward.
+  /// Bytes an element that conversions to operands read and write in each forward and backward, beyond the traffic of
+  /// their producers: of inputs and output gradients; of weights.
   double operand_traffic = 0, weight_traffic = 0;
 
   bool fp8() const { return forward.fp8 || dgrad.fp8 || wgrad.fp8; }

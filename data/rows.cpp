@@ -1,0 +1,126 @@
+#include "data/rows.h"
+
+#include "data/text_file.h"
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace trireme {
+
+extern const RowFormat kMockRows, kMegatronRows, kDocumentRows, kPackedRows;
+
+const std::vector<const RowFormat*>& row_formats() {
+  static const std::vector<const RowFormat*> formats = {&kMockRows, &kMegatronRows, &kDocumentRows, &kPackedRows};
+  return formats;
+}
+
+const RowFormat& row_format(const std::string& entry) {
+  return **std::find_if(row_formats().begin(), row_formats().end(),
+                        [&](const RowFormat* format) { return format->holds(entry); });
+}
+
+const RowFormat& row_format(const std::string& key, const std::vector<std::string>& entries) {
+  const RowFormat& first = row_format(entries.front());
+  for (const std::string& entry : entries)
+    if (const RowFormat& other = row_format(entry); &other != &first)
+      throw ConfigError(fmt::format("{} has {} ({}) and {} ({}): a set of rows is made of one kind", key, first.what,
+                                    entries.front(), other.what, entry));
+  return first;
+}
+
+SplitKeys split_keys(const Config& config, Split split) {
+  switch (split) {
+    case Split::kTrain: return {"data.train", "train.max_steps", config.data.train, std::nullopt};
+    case Split::kValid: return {"data.valid", "eval.samples", config.data.valid, config.eval.samples};
+    default: return {"data.test", "eval.test_samples", config.data.test, config.eval.test_samples};
+  }
+}
+
+int64_t rows_to_evaluate(const Config& config, Split split, int64_t there) {
+  const SplitKeys keys = split_keys(config, split);
+  if (keys.samples.value_or(0) > there)
+    throw ConfigError(
+        fmt::format("{} {} is more than the {} rows of {}", keys.samples_key, *keys.samples, there, keys.key));
+  return keys.samples.value_or(there);
+}
+
+std::vector<std::filesystem::path> to_paths(const std::vector<std::string>& names) {
+  return {names.begin(), names.end()};
+}
+
+namespace {
+
+void refuse_conversations(const Config& config, const SplitKeys& keys) {
+  if (config.data.column) return;
+  for (const std::string& file : keys.files) {
+    for (const char* field : {"messages", "conversations"}) {
+      if (!has_field(file, field) || has_field(file, "text")) continue;
+      const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
+      throw DataError(
+          fmt::format("{}: holds conversations ('{}'). Make rows of them: trireme data chat --model '{}' --input '{}' "
+                      "--seq-length {} --output {}; then set {} to {}",
+                      file, field, config.model.path, file, config.data.seq_length, rows, keys.key, rows));
+    }
+  }
+}
+
+/// Keys that are set and have a meaning for other formats only.
+void refuse_keys(const Config& config, const RowFormat& format) {
+  const std::string keys = keys_without_meaning(config, format.keys), &first = config.data.train.front();
+  if (keys.empty()) return;
+  std::error_code error;
+  if (&format == row_formats().back() && !std::filesystem::exists(first, error))
+    throw DataError(fmt::format("{0}: neither it nor {0}.idx is there", first));
+  // The formats that the keys are for: one that all are for, else all that some are for.
+  std::vector<std::string> others;
+  DataKinds seen = format.keys;
+  for (auto other = row_formats().rbegin(); other != row_formats().rend(); ++other) {
+    const std::string theirs = keys_without_meaning(config, format.keys, (*other)->keys);
+    if (theirs.empty() || ((*other)->keys & seen) != 0) continue;
+    seen |= (*other)->keys;
+    if (theirs == keys) others.clear();
+    others.emplace_back((*other)->what);
+    if (theirs == keys) break;
+  }
+  throw ConfigError(
+      fmt::format("{}: for {}, but {} is read as {}: leave it out", keys, join(others, " and "), first, format.what));
+}
+
+bool has_split(const Config& config, Split split) {
+  if (!split_keys(config, split).files.empty()) return true;
+  // Of files that data.splits divides the last part is a test only where its rows are asked for.
+  return config.data.splits && (split == Split::kValid || config.eval.test_samples);
+}
+
+}  // namespace
+
+SplitRows<Sample> open_rows(const Config& config, Split split, const RowReader& reader) {
+  if (!has_split(config, split)) return {};
+  const SplitKeys keys = split_keys(config, split);
+  refuse_conversations(config, keys);
+  const RowFormat& train = row_format("data.train", config.data.train);
+  if (split == Split::kTrain) refuse_keys(config, train);
+  const RowFormat& format = config.data.splits ? train : row_format(keys.key, keys.files);
+  if (format.labels != train.labels)
+    throw ConfigError(fmt::format("{}, {}, has {} and data.train has {}: both are of one kind", keys.key,
+                                  keys.files.front(), format.what, train.what));
+  return format.open(config, split, reader);
+}
+
+void fill_row_caches(const Config& config) { row_format(config.data.train.front()).fill_caches(config); }
+
+std::vector<std::string> row_files(const Config& config) {
+  std::vector<std::string> files;
+  for (const std::string& entry : config.data.train)
+    for (std::string& file : row_format(entry).files(entry)) files.push_back(std::move(file));
+  return files;
+}
+
+std::vector<std::string> changed_row_order(const Config& before, const Config& now) {
+  return row_format(now.data.train.front()).changed_order(before, now);
+}
+
+}  // namespace trireme

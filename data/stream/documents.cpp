@@ -1,0 +1,246 @@
+#include "data/stream/documents.h"
+
+#include "data/parquet_rows.h"
+#include "data/text_file.h"
+#include "data/tokenizer/tokenizer.h"
+#include "trireme/arrow/arrow_table.h"
+#include "trireme/arrow/parquet.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace trireme {
+
+namespace fs = std::filesystem;
+
+using Ids = std::vector<int64_t>;
+
+/// What the files of a stream share: the tokenizer, and what was read last. Files are told apart by their number.
+struct TextTokens {
+  TextTokens(fs::path tokenizer_path, const std::string& text_column)
+      : path(std::move(tokenizer_path)), column(text_column.empty() ? "text" : text_column) {}
+  /// `data`: the file whose texts are asked for.
+  const Tokenizer& tokenizer(const fs::path& data) {
+    std::call_once(loaded, [&] {
+      if (!find_tokenizer(path))
+        throw DataError(fmt::format(
+            "{} holds text, and {} has no tokenizer: put the model's {} there, or tokenise the text first with "
+            "`trireme data pack`",
+            data.string(), path.string(), kTokenizerFiles));
+      model = std::make_unique<Tokenizer>(path);
+    });
+    return *model;
+  }
+  const fs::path path;
+  const std::string column;
+  std::once_flag loaded;
+  std::unique_ptr<Tokenizer> model;
+  int64_t files = 0;
+  Recent<std::pair<int64_t, int64_t>, std::vector<int32_t>> ids{size_t{64} << 20};  // by (file, document)
+  std::shared_ptr<TextGroups> groups = std::make_shared<TextGroups>();
+  std::shared_ptr<RowGroups<Ids>> id_groups = std::make_shared<RowGroups<Ids>>();
+};
+
+namespace {
+
+/// The texts of one file, tokenised.
+class TokenisedTexts : public DocumentSet {
+ public:
+  TokenisedTexts(const fs::path& path, std::shared_ptr<TextTokens> tokens)
+      : path_(path), tokens_(std::move(tokens)), number_(tokens_->files++) {
+    (void)tokens_->tokenizer(path);
+    file_ = open_text_file(path, tokens_->column, tokens_->groups);
+  }
+  int64_t size() const override { return file_->size(); }
+  void read(int64_t index, std::vector<int64_t>& tokens) const override {
+    const auto make = [&] {
+      const std::string text = file_->text(index);
+      if (const size_t good = valid_utf8_prefix(text); good < text.size())
+        throw DataError(
+            fmt::format("{}: the text is not UTF-8 from its byte {} on: remove it, or pack the rest with "
+                        "`trireme data pack`, which drops such texts",
+                        place(index), good));
+      return tokens_->tokenizer(path_).encode(text);
+    };
+    const auto ids = tokens_->ids.get(
+        {number_, index}, make, [](const std::vector<int32_t>& made) { return made.size() * sizeof(int32_t) + 128; });
+    tokens.assign(ids->begin(), ids->end());
+  }
+  std::string place(int64_t index) const override { return file_->place(index); }
+  std::string kind() const override { return file_->kind(); }
+
+ private:
+  const fs::path path_;
+  const std::shared_ptr<TextTokens> tokens_;
+  const int64_t number_;
+  std::unique_ptr<TextFile> file_;
+};
+
+class ArrowDocuments : public DocumentSet {
+ public:
+  ArrowDocuments(fs::path path, ArrowTable table) : path_(std::move(path)), table_(std::move(table)) {}
+  int64_t size() const override { return table_.documents(); }
+  void read(int64_t index, std::vector<int64_t>& tokens) const override { table_.read_tokens(index, tokens); }
+  std::string place(int64_t index) const override { return fmt::format("{}: {}", path_.string(), table_.place(index)); }
+  std::string kind() const override { return "Arrow"; }
+
+ private:
+  fs::path path_;
+  ArrowTable table_;
+};
+
+/// Lists of ids in a column of Parquet.
+class ParquetDocuments : public DocumentSet {
+ public:
+  ParquetDocuments(fs::path path, ParquetFile file, std::string column, std::shared_ptr<RowGroups<Ids>> groups)
+      : path_(std::move(path)),
+        rows_(std::move(file), std::move(column), &ParquetFile::read_list_group, std::move(groups)) {}
+  int64_t size() const override { return rows_.size(); }
+  void read(int64_t index, std::vector<int64_t>& tokens) const override { tokens = rows_.at(index); }
+  std::string place(int64_t index) const override { return fmt::format("{}: row {}", path_.string(), index); }
+  std::string kind() const override { return "Parquet"; }
+
+ private:
+  const fs::path path_;
+  const ParquetRows<Ids> rows_;
+};
+
+/// The column of Parquet that is read where data.column names none.
+std::string document_column(const ParquetFile& file, const std::string& wanted) {
+  if (!wanted.empty()) return wanted;
+  for (const char* name : {"text", "tokens", "input_ids"})
+    if (file.has_column(name)) return name;
+  return "text";
+}
+
+/// The data files that datasets.save_to_disk lists.
+std::vector<fs::path> saved_files(const fs::path& directory) {
+  const fs::path state = directory / "state.json";
+  const nlohmann::json json = read_json(state, ExitCode::kData);
+  const auto wrong = [&](const char* what) { return DataError(fmt::format("{}: {}", state.string(), what)); };
+  if (!json.is_object()) throw wrong("not an object, as datasets.save_to_disk writes it");
+  if (const auto indices = json.find("_indices_data_files"); indices != json.end() && !indices->empty())
+    throw wrong("the data set has an index of rows: save it again after Dataset.flatten_indices()");
+  const auto files = json.find("_data_files");
+  if (files == json.end() || !files->is_array() || files->empty())
+    throw wrong("no list _data_files, as datasets.save_to_disk writes it");
+  std::vector<fs::path> paths;
+  for (const nlohmann::json& file : *files) {
+    const auto name = file.is_object() ? file.find("filename") : file.end();
+    if (!file.is_object() || name == file.end() || !name->is_string())
+      throw wrong("_data_files has an entry without a filename");
+    paths.push_back(safe_join(directory, name->get<std::string>(), ExitCode::kData));
+  }
+  return paths;
+}
+
+std::vector<fs::path> files_below(const fs::path& directory) {
+  std::vector<fs::path> arrow, text;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(directory, fs::directory_options::follow_directory_symlink, error);
+  for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
+    const fs::path& path = entry->path();
+    if (entry.depth() > 32)
+      throw DataError(path.string() + ": more than 32 directories deep: do symbolic links turn in a circle?");
+    std::error_code unreadable;
+    if (!entry->is_regular_file(unreadable)) continue;
+    if (path.extension() == ".arrow") arrow.push_back(path);
+    if (path.extension() == ".parquet" || is_json_lines(path)) text.push_back(path);
+  }
+  if (error) throw DataError(fmt::format("{}: cannot be listed: {}", directory.string(), error.message()));
+  auto& found = arrow.empty() ? text : arrow;
+  if (found.empty())
+    throw DataError(fmt::format(
+        "{}: no *.arrow, *.parquet, *.jsonl or *.ndjson below this directory: files of rows (npy, HDF5) are listed one "
+        "by one",
+        directory.string()));
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+ConcatenatedDocuments::ConcatenatedDocuments(std::vector<std::unique_ptr<DocumentSet>> sets) : sets_(std::move(sets)) {
+  for (const auto& set : sets_) ends_.push_back(size() + set->size());
+}
+
+std::pair<const DocumentSet*, int64_t> ConcatenatedDocuments::locate(int64_t index) const {
+  TRIREME_CHECK(index >= 0 && index < size(), "document ", index, " of ", size());
+  const auto set = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin());
+  return {sets_[set].get(), index - (set == 0 ? 0 : ends_[set - 1])};
+}
+
+void ConcatenatedDocuments::read(int64_t index, std::vector<int64_t>& tokens) const {
+  const auto [set, document] = locate(index);
+  set->read(document, tokens);
+}
+
+std::string ConcatenatedDocuments::place(int64_t index) const {
+  const auto [set, document] = locate(index);
+  return set->place(document);
+}
+
+std::string ConcatenatedDocuments::kind() const {
+  std::vector<std::string> kinds;
+  for (const auto& set : sets_)
+    if (std::find(kinds.begin(), kinds.end(), set->kind()) == kinds.end()) kinds.push_back(set->kind());
+  return join(kinds, ", ");
+}
+
+bool holds_documents(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) || looks_like_arrow(path) || looks_like_parquet(path) ||
+         (is_json_lines(path) && fs::is_regular_file(path, error));
+}
+
+std::vector<fs::path> document_files(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return {path};
+  if (fs::exists(path / "dataset_dict.json", error)) {
+    std::vector<std::string> splits;
+    const nlohmann::json json = read_json(path / "dataset_dict.json", ExitCode::kData);
+    if (json.is_object() && json.contains("splits") && json["splits"].is_array())
+      for (const nlohmann::json& split : json["splits"])
+        if (split.is_string()) splits.push_back(split.get<std::string>());
+    throw DataError(fmt::format("{}: holds the splits {}: name one of them, as {}", path.string(), join(splits, ", "),
+                                (path / (splits.empty() ? "train" : splits.front())).string()));
+  }
+  return fs::exists(path / "state.json", error) ? saved_files(path) : files_below(path);
+}
+
+std::shared_ptr<TextTokens> text_tokens(const fs::path& tokenizer, const std::string& column) {
+  return std::make_shared<TextTokens>(tokenizer, column);
+}
+
+std::shared_ptr<const DocumentSet> open_documents(const std::vector<fs::path>& paths, const std::string& column,
+                                                  const std::shared_ptr<TextTokens>& texts) {
+  std::vector<std::unique_ptr<DocumentSet>> sets;
+  for (const fs::path& path : paths)
+    for (const fs::path& file : document_files(path)) {
+      // A file named *.arrow with other content is for Arrow's reader to refuse.
+      if (looks_like_arrow(file) || file.extension() == ".arrow")
+        if (ArrowTable table(file, column); !table.is_text()) {
+          sets.push_back(std::make_unique<ArrowDocuments>(file, std::move(table)));
+          continue;
+        }
+      if (looks_like_parquet(file) || file.extension() == ".parquet") {
+        ParquetFile parquet(file);
+        if (std::string name = document_column(parquet, column); parquet.has_integer_lists(name)) {
+          sets.push_back(
+              std::make_unique<ParquetDocuments>(file, std::move(parquet), std::move(name), texts->id_groups));
+          continue;
+        }
+      }
+      sets.push_back(std::make_unique<TokenisedTexts>(file, texts));
+    }
+  return std::make_shared<const ConcatenatedDocuments>(std::move(sets));
+}
+
+}  // namespace trireme
