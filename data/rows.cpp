@@ -53,16 +53,20 @@ std::vector<std::filesystem::path> to_paths(const std::vector<std::string>& name
 
 namespace {
 
-void refuse_conversations(const Config& config, const SplitKeys& keys) {
+/// Texts that a tool makes rows of.
+void refuse_texts(const Config& config, const SplitKeys& keys) {
   if (config.data.column) return;
   for (const std::string& file : keys.files) {
-    for (const char* field : {"messages", "conversations"}) {
+    for (const char* field : {"messages", "conversations", "chosen"}) {
       if (!has_field(file, field) || has_field(file, "text")) continue;
+      const bool pairs = field == std::string("chosen");
+      if (pairs && !has_field(file, "rejected")) continue;
       const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
       throw DataError(
-          fmt::format("{}: holds conversations ('{}'). Make rows of them: trireme data chat --model '{}' --input '{}' "
+          fmt::format("{}: holds {} ('{}'). Make rows of them: trireme data {} --model '{}' --input '{}' "
                       "--seq-length {} --output {}; then set {} to {}",
-                      file, field, config.model.path, file, config.data.seq_length, rows, keys.key, rows));
+                      file, pairs ? "pairs of answers" : "conversations", field, pairs ? "preference" : "chat",
+                      config.model.path, file, config.data.seq_length, rows, keys.key, rows));
     }
   }
 }
@@ -100,10 +104,16 @@ bool has_split(const Config& config, Split split) {
 SplitRows<Sample> open_rows(const Config& config, Split split, const RowReader& reader) {
   if (!has_split(config, split)) return {};
   const SplitKeys keys = split_keys(config, split);
-  refuse_conversations(config, keys);
+  refuse_texts(config, keys);
   const RowFormat& train = row_format("data.train", config.data.train);
   if (split == Split::kTrain) refuse_keys(config, train);
   const RowFormat& format = config.data.splits ? train : row_format(keys.key, keys.files);
+  if (config.train.objective != TrainSection::Objective::kSft && !format.pairs)
+    throw ConfigError(
+        fmt::format("train.objective {} is for rows of pairs, but {}, {}, has {}: make rows with `trireme data "
+                    "preference`",
+                    word_of(config.train.objective), keys.key, (config.data.splits ? config.data.train : keys.files)[0],
+                    format.what));
   if (format.labels != train.labels)
     throw ConfigError(fmt::format("{}, {}, has {} and data.train has {}: both are of one kind", keys.key,
                                   keys.files.front(), format.what, train.what));

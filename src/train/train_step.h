@@ -56,7 +56,7 @@ enum StepResult {
   kSampleCount,  // samples of the step
   kSaturated,    // FP8 tensors with values beyond their scale
   kLossScale,    // after the step; 1 but for fp16
-  kNumResults
+  kNumResults    // here TaskFacts::metrics begin
 };
 
 /// A step whose results are on the host.
@@ -64,7 +64,7 @@ struct StepRecord {
   int64_t step = 0;  // from 1
   double lr = 0;
   TimePoint end;      // of everything that the step queued
-  at::Tensor values;  // fp64 [kNumResults], host memory
+  at::Tensor values;  // fp64 [kNumResults + metrics], host memory
   double operator[](StepResult which) const { return values.const_data_ptr<double>()[which]; }
   bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
 };
@@ -72,7 +72,7 @@ struct StepRecord {
 /// The results of steps on their way from the device to the host, which reads them a step late. First in, first out.
 class StepsInFlight {
  public:
-  /// Queues the copy of a step's results (fp64 [kNumResults], on its device) to the host; waits for nothing.
+  /// Queues the copy of a step's results (StepRecord::values, on its device) to the host; waits for nothing.
   void push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock);
   size_t size() const { return records_.size(); }
   /// The oldest step; waits for its device work only.
@@ -124,7 +124,7 @@ class TrainStep {
   StepBatch next_batch(int64_t step);
   /// Sum of this rank's losses, fp64 scalar on the device; the gradients are reduced over the ranks.
   at::Tensor forward_backward(const StepBatch& batch);
-  /// The step's StepStat (train_step.cpp), summed over the ranks: fp64 [kNumStats] on the device. Collective.
+  /// The step's StepStat (train_step.cpp), then its metrics, summed over the ranks: fp64 on the device. Collective.
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
   /// The factor of gradients in the optimizer, fp32 scalar on the device: undoes the loss scale, and clips.
   at::Tensor gradient_multiplier(const at::Tensor& unscale, const at::Tensor& grad_norm) const;

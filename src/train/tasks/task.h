@@ -46,6 +46,8 @@ struct StepBatch {
   /// Numbers that the losses of all ranks are normalised with (fp64, on the device), this rank's part; summed over the
   /// ranks before the first forward. The micro-batches refer to the same tensor. Undefined: none.
   at::Tensor counts;
+  /// Sums of TaskFacts::metrics (fp64 [K], on the device, zeros) to which loss() adds: this rank's part. Undefined: none.
+  at::Tensor metrics;
 };
 
 /// Sums of one rank's evaluation, in an order that the task knows; added up over the ranks.
@@ -53,6 +55,7 @@ using EvalSums = std::vector<double>;
 struct EvalResult {
   double loss = 0;
   std::optional<double> mlm_accuracy;  // part of all masked words, 0 to 1
+  std::vector<double> metrics = {};    // of TaskFacts::metrics
 };
 
 /// Constant facts of a task.
@@ -68,6 +71,16 @@ struct TaskFacts : ModelFacts {
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   std::optional<double> nominal_samples_per_step;
   std::string mlperf_division;  // for the MLPerf log: "closed" or "open"
+  std::vector<std::string> metrics;  // names of what is measured beside the loss: "rewards/chosen"
+};
+
+/// What TrainingTask::prepare() needs to know.
+struct BeforeSteps {
+  Communicator& comm;
+  int64_t completed = 0;            // steps of the run
+  std::filesystem::path directory;  // output.dir
+  std::function<void()> claim;      // makes it this run's: to be called before a file is written there
+  std::function<void(int64_t done, int64_t total)> progress;  // called after each forward pass; may throw
 };
 
 class TrainingTask : public PlannedModel {
@@ -91,6 +104,9 @@ class TrainingTask : public PlannedModel {
   virtual void check_weights() = 0;
   /// Loads or draws the weights of all units; collective, once.
   virtual void load_weights(ShardedUnits& units) = 0;
+  /// Between the loading of the weights and the first step of this process: what has to be computed with the weights
+  /// before they change. Collective.
+  virtual void prepare(ShardedUnits& /*units*/, const BeforeSteps& /*before*/) {}
   /// The rows of data.train and data.valid to check; valid until the task is destroyed.
   virtual std::vector<RowSet> row_sets() const = 0;
 
