@@ -19,12 +19,12 @@ struct Sample {
   std::vector<int64_t> input_ids;  // [S]
   /// [S], of the *target* token: without labels of the token at the same place (0 at position 0 and at every sequence
   /// start), with labels of the label there.
-  std::vector<uint8_t> loss_mask;  // 0 or 1
+  std::vector<uint8_t> loss_mask;        // 0 or 1
   std::vector<int64_t> sequence_starts;  // ascending, first 0
   std::vector<int64_t> labels;           // [S], or empty
   std::vector<int64_t> positions;        // [S], or empty: counted from each sequence start
   int64_t pairs = 0;  // sequences 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, from the first on
-  int64_t num_targets() const;           // set bits of loss_mask
+  int64_t num_targets() const;  // set bits of loss_mask
 };
 
 /// Rows by number.

@@ -280,9 +280,9 @@ class ConcatenatedDataset : public TokenDataset {
     const uint8_t most = pairs_ ? kRejected : kTarget;
     const auto bad = std::find_if(mask.begin(), mask.end(), [&](uint8_t value) { return value > most; });
     if (bad != mask.end())
-      fail(file, row, -1, fmt::format("loss_mask[{}] is {}, expected {}{}", bad - mask.begin(), *bad,
-                                      pairs_ ? "0, 1 or 2" : "0 or 1",
-                                      *bad == kRejected ? ": a rejected answer in rows without pairs" : ""));
+      fail(file, row, -1,
+           fmt::format("loss_mask[{}] is {}, expected {}{}", bad - mask.begin(), *bad, pairs_ ? "0, 1 or 2" : "0 or 1",
+                       *bad == kRejected ? ": a rejected answer in rows without pairs" : ""));
   }
 
   /// Counts the pairs of a row, and leaves 0 and 1 in its mask.
@@ -291,19 +291,19 @@ class ConcatenatedDataset : public TokenDataset {
     int64_t last_chosen = -1;
     for (int64_t s = 0; s < sequences; ++s) {
       const auto begin = sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s)],
-                 end = s + 1 < sequences
-                           ? sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s) + 1]
-                           : sample.loss_mask.end();
+                 end = s + 1 < sequences ? sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s) + 1]
+                                         : sample.loss_mask.end();
       const bool chosen = std::find(begin, end, kTarget) != end, rejected = std::find(begin, end, kRejected) != end;
       const bool padding = !chosen && !rejected && s + 1 == sequences && s > 0 && s % 2 == 0;
       if (!padding && (chosen != (s % 2 == 0) || rejected == chosen))
         fail(file, row, begin - sample.loss_mask.begin(),
              fmt::format("sequence {} has {}, but sequences are chosen and rejected answers by turns, with targets 1 "
                          "and 2 in loss_mask (trireme data preference makes such rows)",
-                         s, chosen && rejected ? "targets of both"
-                            : chosen           ? "targets of a chosen answer"
-                            : rejected         ? "targets of a rejected answer"
-                                               : "no target"));
+                         s,
+                         chosen && rejected ? "targets of both"
+                         : chosen           ? "targets of a chosen answer"
+                         : rejected         ? "targets of a rejected answer"
+                                            : "no target"));
       if (chosen) last_chosen = s;
       if (rejected) ++sample.pairs;
       std::replace(begin, end, kRejected, kTarget);

@@ -14,9 +14,9 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Tokenised {
-  RowDocument document;       // mask 1: the token is a target
-  std::string refusal;        // of the template; empty: none
-  bool readable = true;       // false: `refusal` says why it is no conversation
+  RowDocument document;  // mask 1: the token is a target
+  std::string refusal;   // of the template; empty: none
+  bool readable = true;  // false: `refusal` says why it is no conversation
 };
 
 /// `variables`: of the template; those of the conversation win.
@@ -87,7 +87,9 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   };
   make_of_rows<ConversationRow, Tokenised>(
       options, [&](const fs::path& path, const auto& visit) { for_each_conversation(path, options.field, visit); },
-      [&](ConversationRow row) { return tokenise_chat(model.tokenizer, model.chat(), std::move(row), options.variables); },
+      [&](ConversationRow row) {
+        return tokenise_chat(model.tokenizer, model.chat(), std::move(row), options.variables);
+      },
       [&](Tokenised made) { keep(std::move(made), report.conversations++); });
   for (const auto& [chats, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
     if (chats->empty() && !path->empty())

@@ -120,7 +120,7 @@ ChatModel::ChatModel(const ChatRowOptions& options)
     return;
   }
   try {
-    chat_ = ChatTemplate::open(model_directory(options.tokenizer), options.template_name, variables);
+    chat_.emplace(ChatTemplate::open(model_directory(options.tokenizer), options.template_name, variables));
   } catch (const DataError& error) {
     without_chat_ = error.what();
   }

@@ -59,8 +59,8 @@ struct ChatModel {
 double total_size(const std::vector<std::filesystem::path>& files);
 
 /// read(path, visit) visits the rows of each input, whose `bytes_done` is the progress. `make` makes something of each
-/// row, on all threads; `keep` gets the results in the order of the rows. An error of reading comes after the rows before
-/// it.
+/// row, on all threads; `keep` gets the results in the order of the rows. An error of reading comes after the rows
+/// before it.
 template <class Row, class Made>
 void make_of_rows(const ChatRowOptions& options,
                   const std::function<void(const std::filesystem::path&, const std::function<void(Row)>&)>& read,
@@ -102,10 +102,10 @@ struct RowCounts {
   int64_t documents = 0, rows = 0, tokens = 0, targets = 0, padding = 0;
 };
 
-/// Writes rows of whole documents. Each `together` documents, from the first on, are beside each other in one row, which
-/// has room for them. Packed by the best fit: the longest first, each into the fullest row with enough space, or a new
-/// row. Rows are in the order of their first documents. The rest of a row is padding, a sequence of its own without
-/// loss. WriteError.
+/// Writes rows of whole documents. Each `together` documents, from the first on, are beside each other in one row,
+/// which has room for them. Packed by the best fit: the longest first, each into the fullest row with enough space, or
+/// a new row. Rows are in the order of their first documents. The rest of a row is padding, a sequence of its own
+/// without loss. WriteError.
 RowCounts write_whole_rows(const std::filesystem::path& path, const std::vector<RowDocument>& documents,
                            size_t together, int64_t seq_length, bool one_per_row, int32_t padding);
 

@@ -160,16 +160,18 @@ PreferenceRow preference_of(const Json& object, const std::string& place) {
   if (!object.is_object()) fail("not a JSON object");
   for (const char* name : {"chosen", "rejected"})
     if (!object.contains(name))
-      fail(fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it); the "
-                       "object has: {}",
-                       name, join(keys_of(object), ", ")));
+      fail(
+          fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it); the "
+                      "object has: {}",
+                      name, join(keys_of(object), ", ")));
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
   const Json prompt = object.contains("prompt") ? object.at("prompt") : Json();
   PreferenceRow row;
   row.texts = chosen.is_string();
   if (chosen.is_string() != rejected.is_string() || (row.texts && !prompt.is_null() && !prompt.is_string()))
-    fail("'chosen', 'rejected' and 'prompt' are texts and lists of messages: write all of them as lists of {role, "
-         "content}");
+    fail(
+        "'chosen', 'rejected' and 'prompt' are texts and lists of messages: write all of them as lists of {role, "
+        "content}");
   if (row.texts) {
     row.chosen = chosen, row.rejected = rejected;
     if (!prompt.is_null()) {
@@ -203,19 +205,18 @@ PreferenceRow preference_of(const Json& object, const std::string& place) {
 template <class Row>
 void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
                   const std::function<Row(const Json&, const std::string& place)>& read) {
-  for_each_object(path, columns,
-                  [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
-                    Row row;
-                    try {
-                      row = read(object(), place);
-                    } catch (const Error& error) {
-                      if (error.code() != ExitCode::kData) throw;
-                      row.problem = error.what();
-                    }
-                    row.place = place;
-                    row.bytes_done = bytes_done;
-                    visit(std::move(row));
-                  });
+  for_each_object(path, columns, [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
+    Row row;
+    try {
+      row = read(object(), place);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kData) throw;
+      row.problem = error.what();
+    }
+    row.place = place;
+    row.bytes_done = bytes_done;
+    visit(std::move(row));
+  });
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ void for_each_conversation(const std::filesystem::path& path, const std::string&
 /// A prompt and two answers to it: texts, or messages that follow those of the prompt.
 struct PreferenceRow {
   bool texts = false;
-  Conversation prompt;                           // not of texts
-  nlohmann::ordered_json chosen, rejected;       // lists of messages, or texts
+  Conversation prompt;                      // not of texts
+  nlohmann::ordered_json chosen, rejected;  // lists of messages, or texts
   std::string prompt_text;
   std::string place;
   double bytes_done = 0;

@@ -137,9 +137,10 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
   check_row_options(options);
   if (options.max_length == 0) options.max_length = options.seq_length / 2;
   if (options.max_length < 2 || options.max_length >= options.seq_length)
-    throw ConfigError(fmt::format("--max-length {}: expected 2 or more, and room for two answers in the {} tokens of a "
-                                  "row",
-                                  options.max_length, options.seq_length));
+    throw ConfigError(
+        fmt::format("--max-length {}: expected 2 or more, and room for two answers in the {} tokens of a "
+                    "row",
+                    options.max_length, options.seq_length));
   const ChatModel model(options);
   PreferencePackReport report;
   report.vocab_size = model.tokenizer.vocab_size();
@@ -153,10 +154,11 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
       });
   for (const auto& [documents, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
     if (documents->empty() && !path->empty())
-      throw DataError(fmt::format("{}: no pair is left of {}: {} that cannot be read, {} refused by the template, {} "
-                                  "with a prompt that fills --max-length, {} too long, {} without an answer",
-                                  path->string(), report.pairs, report.unreadable.count, report.refused.count,
-                                  report.long_prompts.count, report.too_long.count, report.without_answer.count));
+      throw DataError(
+          fmt::format("{}: no pair is left of {}: {} that cannot be read, {} refused by the template, {} "
+                      "with a prompt that fills --max-length, {} too long, {} without an answer",
+                      path->string(), report.pairs, report.unreadable.count, report.refused.count,
+                      report.long_prompts.count, report.too_long.count, report.without_answer.count));
   const auto write = [&](const fs::path& path, const std::vector<RowDocument>& documents) {
     return write_whole_rows(path, documents, /*together=*/2, options.seq_length, options.one_per_row, model.padding());
   };

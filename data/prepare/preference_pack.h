@@ -24,7 +24,7 @@ struct DroppedPairs {
 struct PreferencePackReport {
   int64_t pairs = 0;  // read
   DroppedPairs unreadable, refused, long_prompts, too_long, without_answer;
-  int64_t cut = 0;           // pairs of which an answer was cut
+  int64_t cut = 0;             // pairs of which an answer was cut
   DroppedPairs other_prompts;  // kept: the tokens of the prompt alone are not the first ones of prompt and answer
   int64_t vocab_size = 0;
   RowCounts train, valid;

@@ -62,8 +62,8 @@ class DecoderModel {
   const std::vector<LoraTarget>& targets() const { return targets_; }
 
   LossOutput loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
-  /// log p of what each position predicts, where loss_weight is 1, and 0 where it is 0: [B * S] fp32, differentiable when
-  /// train.
+  /// log p of what each position predicts, where loss_weight is 1, and 0 where it is 0: [B * S] fp32, differentiable
+  /// when train.
   at::Tensor log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
   at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;

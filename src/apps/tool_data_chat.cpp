@@ -26,7 +26,8 @@ struct ChatArguments {
 void print_chat_split(const std::string& path, const RowCounts& split, int64_t seq_length, const std::string& what) {
   const double places = static_cast<double>(split.rows * seq_length);
   fmt::print("{}: {} of {} tokens from {}; {} tokens, {} with a loss ({:.1f} %), {} padding ({:.1f} %)\n", path,
-             counted(split.rows, "row"), format_count(seq_length), what, format_count(split.tokens), format_count(split.targets),
+             counted(split.rows, "row"), format_count(seq_length), what, format_count(split.tokens),
+             format_count(split.targets),
              100.0 * static_cast<double>(split.targets) / static_cast<double>(split.tokens),
              format_count(split.padding), 100.0 * static_cast<double>(split.padding) / places);
 }
@@ -144,8 +145,8 @@ void preference(PreferenceArguments& arguments) {
   if (report.cut > 0)
     fmt::print("cut {} at the {} of an answer\n", counted(report.cut, "pair"),
                options.longer == Long::kKeepEnd ? "start" : "end");
-  dropped(report.other_prompts,
-          "whose answers begin inside the prompt, because the prompt alone has other last tokens", "note:");
+  dropped(report.other_prompts, "whose answers begin inside the prompt, because the prompt alone has other last tokens",
+          "note:");
   fmt::print("  first prompt: {}\n  chosen: {}\n  rejected: {}\n", on_one_line(report.prompt, 400),
              on_one_line(report.chosen, 200), on_one_line(report.rejected, 200));
 }

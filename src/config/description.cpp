@@ -497,10 +497,10 @@ Section profile_section() {
 }  // namespace
 
 const std::vector<Section>& sections() {
-  static const std::vector<Section> all = {model_section(),     lora_section(),     data_section(),   batch_section(),
-                                           optimizer_section(), schedule_section(), train_section(),
-                                           preference_section(), eval_section(), precision_section(),
-                                           parallel_section(), output_section(), logging_section(), profile_section()};
+  static const std::vector<Section> all = {
+      model_section(),    lora_section(),   data_section(),       batch_section(),  optimizer_section(),
+      schedule_section(), train_section(),  preference_section(), eval_section(),   precision_section(),
+      parallel_section(), output_section(), logging_section(),    profile_section()};
   return all;
 }
 

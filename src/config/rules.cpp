@@ -270,8 +270,8 @@ void check_objective(const Config& config, const ConfigFamily& family, std::vect
     return;
   }
   if (config.train.loss != family.defaults.train.loss)
-    refuse("train.loss", fmt::format("is for train.objective sft; the loss of {} is a mean over pairs: leave it out",
-                                     name));
+    refuse("train.loss",
+           fmt::format("is for train.objective sft; the loss of {} is a mean over pairs: leave it out", name));
   if (config.logging.mlperf) refuse("logging.mlperf", "is for train.objective sft: MLPerf has no benchmark of pairs");
   const PreferenceSection preference = config.preference.value_or(PreferenceSection());
   using LossType = PreferenceSection::LossType;

@@ -20,7 +20,8 @@ namespace trireme {
 
 namespace {
 
-/// Statistics of a step that one all-reduce sums over the ranks: fp64, by position. StepBatch::metrics come behind them.
+/// Statistics of a step that one all-reduce sums over the ranks: fp64, by position. StepBatch::metrics come behind
+/// them.
 enum StepStat { kSquare, kLossSum, kDenominator, kStopVotes, kSaveReady, kSaveClock, kSamples, kNumStats };
 
 /// The results that the host reads. `saturated`: ShardedUnits::end_step().

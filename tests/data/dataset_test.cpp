@@ -162,7 +162,7 @@ class Pairs : public ::testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Formats, Pairs, ::testing::Values(".npy", ".h5"));
 
 TEST_P(Pairs, AlternateAndMayEndWithPadding) {
-  EXPECT_EQ(problem({{{0, 1, 1, 0, 0, 2, 2, 0}, {0, 3, 7}}, {{0, 1, 0, 2, 0, 1, 0, 2}, {0, 2, 4, 6}}}), "");
+  ASSERT_EQ(problem({{{0, 1, 1, 0, 0, 2, 2, 0}, {0, 3, 7}}, {{0, 1, 0, 2, 0, 1, 0, 2}, {0, 2, 4, 6}}}), "");
   ASSERT_TRUE(data_->pairs());
   const Sample first = data_->read(0), second = data_->read(1);
   EXPECT_EQ(first.pairs, 1);
@@ -176,7 +176,9 @@ TEST_P(Pairs, AlternateAndMayEndWithPadding) {
 
 TEST_P(Pairs, AreCheckedInEveryRow) {
   const std::pair<Mask, std::vector<int32_t>> good = {{0, 1, 1, 0, 0, 2, 2, 0}, {0, 3, 7}};
-  const auto bad = [&](const Mask& mask, const std::vector<int32_t>& starts) { return problem({good, {mask, starts}}); };
+  const auto bad = [&](const Mask& mask, const std::vector<int32_t>& starts) {
+    return problem({good, {mask, starts}});
+  };
   const auto has = [](const std::string& text, const char* part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
     EXPECT_NE(text.find("row 1"), std::string::npos) << text;

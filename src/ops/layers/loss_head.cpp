@@ -239,8 +239,7 @@ struct LogProbHead {
       head.give(result, {}, result.row_factor.defined() ? result.row_factor * factor : factor, gradients);
     } else {
       // Since forward the weight may have been gathered anew, without the trained rows.
-      if (head.trained.given())
-        head.weight.value.narrow(0, head.rows.begin, head.rows.count).copy_(head.trained.value);
+      if (head.trained.given()) head.weight.value.narrow(0, head.rows.begin, head.rows.count).copy_(head.trained.value);
       HeadResult again = head.run(d_losses, head.need_hidden, /*d_weight=*/true);
       head.give(again, again.largest, again.row_factor.defined() ? again.row_factor * again.largest : at::Tensor(),
                 gradients);

@@ -65,8 +65,7 @@ at::Tensor PreferenceLoss::dpo_loss(const at::Tensor& margins_P, const at::Tenso
   const double smoothing = section_.label_smoothing;
   const at::Tensor scaled = margins_P * section_.beta;
   switch (section_.loss_type) {
-    case LossType::kSigmoid:
-      return -at::log_sigmoid(scaled) * (1 - smoothing) - at::log_sigmoid(-scaled) * smoothing;
+    case LossType::kSigmoid: return -at::log_sigmoid(scaled) * (1 - smoothing) - at::log_sigmoid(-scaled) * smoothing;
     case LossType::kHinge: return at::relu(1 - scaled);
     case LossType::kIpo: return (mean_margins_P - 1 / (2 * section_.beta)).square();
     case LossType::kRobust:
@@ -112,9 +111,12 @@ PairBatch pair_batch_on(at::Device device, const TokenPack& pack) {
   std::vector<int64_t> lengths;
   for (size_t s = 0; s + 1 < pack.boundaries.size(); ++s)
     lengths.push_back(pack.boundaries[s + 1] - pack.boundaries[s]);
-  return {to_tensor(pack.loss_weights, device),  to_tensor(lengths, device),
-          to_tensor(pack.chosen, device),        to_tensor(pack.rejected, device),
-          to_tensor(pack.chosen_targets, device), to_tensor(pack.rejected_targets, device),
+  return {to_tensor(pack.loss_weights, device),
+          to_tensor(lengths, device),
+          to_tensor(pack.chosen, device),
+          to_tensor(pack.rejected, device),
+          to_tensor(pack.chosen_targets, device),
+          to_tensor(pack.rejected_targets, device),
           {}};
 }
 

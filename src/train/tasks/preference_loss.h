@@ -14,9 +14,9 @@ namespace trireme {
 
 /// The answers of a pack on the device: P pairs, N sequences, T tokens.
 struct PairBatch {
-  at::Tensor targets_T;                           // fp32: 1 at positions that predict a token of an answer, else 0
-  at::Tensor lengths_N;                           // int64: of all sequences, padding included
-  at::Tensor chosen_P, rejected_P;                // int64: their sequences
+  at::Tensor targets_T;                             // fp32: 1 at positions that predict a token of an answer, else 0
+  at::Tensor lengths_N;                             // int64: of all sequences, padding included
+  at::Tensor chosen_P, rejected_P;                  // int64: their sequences
   at::Tensor chosen_targets_P, rejected_targets_P;  // fp64: number of targets
   at::Tensor reference_P2;  // fp64: the reference's sums of log p of both answers; undefined: not computed before
 };
@@ -45,7 +45,8 @@ class PreferenceLoss {
   /// [T] 1 at the positions whose log p the sums need, else 0: targets; ORPO: also in the prompts of chosen answers.
   std::vector<float> counted(const TokenPack& pack) const;
 
-  /// `log_probs_T`: of the policy, 0 where counted() is 0. `reference_P2`: answer_sums() of the reference, undefined without one.
+  /// `log_probs_T`: of the policy, 0 where counted() is 0. `reference_P2`: answer_sums() of the reference, undefined
+  /// without one.
   PairSums sums(const at::Tensor& log_probs_T, const PairBatch& batch, const at::Tensor& reference_P2) const;
   /// Sums of log p over the targets of each pair's chosen and rejected answer: fp64 [P, 2], differentiable.
   static at::Tensor answer_sums(const at::Tensor& log_probs_T, const PairBatch& batch);

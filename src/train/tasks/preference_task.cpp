@@ -133,10 +133,10 @@ StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const 
       for (const uint64_t key : pack.row_keys) {
         const auto found = reference_.find(key);
         if (found == reference_.end())
-          throw DataError(
-              fmt::format("{} has no log-probabilities of a row of {}: the rows changed since it was written before the "
-                          "first step; put the old rows back, or start in another output.dir",
-                          reference_path_.string(), join(config_.data.train, ", ")));
+          throw DataError(fmt::format(
+              "{} has no log-probabilities of a row of {}: the rows changed since it was written before the "
+              "first step; put the old rows back, or start in another output.dir",
+              reference_path_.string(), join(config_.data.train, ", ")));
         reference.insert(reference.end(), found->second.begin(), found->second.end());
       }
       batch->pairs.reference_P2 =
@@ -192,10 +192,11 @@ void PreferenceTask::prepare(ShardedUnits& units, const BeforeSteps& before) {
   });
   if (comm.all_gather_host(state)[0].empty()) {
     if (before.completed > 0)
-      throw CollectiveError(ExitCode::kModel,
-                            fmt::format("{} is not there, and the reference that it was computed with is gone after step "
-                                        "{}: put it back, or start in another output.dir",
-                                        reference_path_.string(), before.completed));
+      throw CollectiveError(
+          ExitCode::kModel,
+          fmt::format("{} is not there, and the reference that it was computed with is gone after step "
+                      "{}: put it back, or start in another output.dir",
+                      reference_path_.string(), before.completed));
     const double begin = steady_seconds();
     const ReferenceRows mine = compute_reference(units, before.progress), all = gather_reference(comm, mine);
     collective_check(comm, [&] {

@@ -117,7 +117,8 @@ std::optional<ReferenceRows> read_reference(const std::filesystem::path& path, c
   read(kAnswers, DType::kI64, all.answers);
   read(kLogProbs, DType::kF64, all.log_probs);
   ReferenceRows rows;
-  if (!add(rows, all)) throw ModelError(fmt::format("{}: is damaged: its vectors do not fit each other", path.string()));
+  if (!add(rows, all))
+    throw ModelError(fmt::format("{}: is damaged: its vectors do not fit each other", path.string()));
   return rows;
 }
 

@@ -46,7 +46,8 @@ struct StepBatch {
   /// Numbers that the losses of all ranks are normalised with (fp64, on the device), this rank's part; summed over the
   /// ranks before the first forward. The micro-batches refer to the same tensor. Undefined: none.
   at::Tensor counts;
-  /// Sums of TaskFacts::metrics (fp64 [K], on the device, zeros) to which loss() adds: this rank's part. Undefined: none.
+  /// Sums of TaskFacts::metrics (fp64 [K], on the device, zeros) to which loss() adds: this rank's part. Undefined:
+  /// none.
   at::Tensor metrics;
 };
 
@@ -70,7 +71,7 @@ struct TaskFacts : ModelFacts {
   /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   std::optional<double> nominal_samples_per_step;
-  std::string mlperf_division;  // for the MLPerf log: "closed" or "open"
+  std::string mlperf_division;       // for the MLPerf log: "closed" or "open"
   std::vector<std::string> metrics;  // names of what is measured beside the loss: "rewards/chosen"
 };
 
