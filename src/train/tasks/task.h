@@ -91,7 +91,7 @@ class TrainingTask : public PlannedModel {
   virtual void check_weights() = 0;
   /// Loads or draws the weights of all units; collective, once.
   virtual void load_weights(ShardedUnits& units) = 0;
-  /// The rows of data.train and data.valid to check; valid until the task is destroyed.
+  /// The rows to check before training; they own what they read.
   virtual std::vector<RowSet> row_sets() const = 0;
 
   /// Starts reading and collating global batch `step` (0-based) in the background.
