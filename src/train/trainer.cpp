@@ -289,7 +289,7 @@ void Trainer::finish() {
   if (comm_.rank() != 0) return;
   // Last: a run that ends before goes on from its last checkpoint and writes the rest.
   try {
-    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps});
+    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps, slurm_job()});
   } catch (const Error& error) {
     log_warn(error.what());
   }

@@ -90,7 +90,11 @@ void TaskBase::load_weights(ShardedUnits& units) {
   } catch (...) {
     failure = std::current_exception();  // the other ranks wait in initialise()
   }
-  units.initialise(seed(), /*only_replicated=*/source_ != nullptr);
+  try {
+    units.initialise(seed(), /*only_replicated=*/source_ != nullptr);
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
   if (failure) std::rethrow_exception(failure);
   weights_loaded(units, source_.get());
   source_.reset();
