@@ -217,7 +217,7 @@ at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const s
   options.train = train;
   options.seed = seed();
   options.recompute = recompute;
-  return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options).loss_sum;
+  return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options);
 }
 
 at::Tensor CausalLmTask::score(UnitStore& units, const MicroBatch& batch) {
