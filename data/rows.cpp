@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 namespace trireme {
 
@@ -32,10 +33,19 @@ const RowFormat& row_format(const std::string& key, const std::vector<std::strin
 }
 
 SplitKeys split_keys(const Config& config, Split split) {
+  static const std::vector<std::string> none;
+  const DataSection& data = config.data;
+  const EvalSection& eval = config.eval;
   switch (split) {
-    case Split::kTrain: return {"data.train", "train.max_steps", config.data.train, std::nullopt};
-    case Split::kValid: return {"data.valid", "eval.samples", config.data.valid, config.eval.samples};
-    default: return {"data.test", "eval.test_samples", config.data.test, config.eval.test_samples};
+    case Split::kTrain: return {"data.train", "train.max_steps", data.train, std::nullopt};
+    case Split::kValid:
+      if (data.splits) return {"the validation part of data.train", "eval.samples", data.train, eval.samples};
+      return {"data.valid", "eval.samples", data.valid, eval.samples};
+    default:
+      if (!data.splits) return {"data.test", "eval.test_samples", data.test, eval.test_samples};
+      // The last part is a test only where its rows are asked for.
+      return {"the test part of data.train", "eval.test_samples", eval.test_samples ? data.train : none,
+              eval.test_samples};
   }
 }
 
@@ -56,14 +66,13 @@ namespace {
 void refuse_conversations(const Config& config, const SplitKeys& keys) {
   if (config.data.column) return;
   for (const std::string& file : keys.files) {
-    for (const char* field : {"messages", "conversations"}) {
-      if (!has_field(file, field) || has_field(file, "text")) continue;
-      const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
-      throw DataError(
-          fmt::format("{}: holds conversations ('{}'). Make rows of them: trireme data chat --model '{}' --input '{}' "
-                      "--seq-length {} --output {}; then set {} to {}",
-                      file, field, config.model.path, file, config.data.seq_length, rows, keys.key, rows));
-    }
+    const std::set<std::string> there = fields_there(file, {"messages", "conversations", "text"});
+    if (there.empty() || there.contains("text")) continue;
+    const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
+    throw DataError(
+        fmt::format("{}: holds conversations ('{}'). Make rows of them: trireme data chat --model '{}' --input '{}' "
+                    "--seq-length {} --output {}; then set {} to {}",
+                    file, *there.rbegin(), config.model.path, file, config.data.seq_length, rows, keys.key, rows));
   }
 }
 
@@ -89,21 +98,14 @@ void refuse_keys(const Config& config, const RowFormat& format) {
       fmt::format("{}: for {}, but {} is read as {}: leave it out", keys, join(others, " and "), first, format.what));
 }
 
-bool has_split(const Config& config, Split split) {
-  if (!split_keys(config, split).files.empty()) return true;
-  // Of files that data.splits divides the last part is a test only where its rows are asked for.
-  return config.data.splits && (split == Split::kValid || config.eval.test_samples);
-}
-
 }  // namespace
 
-SplitRows<Sample> open_rows(const Config& config, Split split, const RowReader& reader) {
-  if (!has_split(config, split)) return {};
+SplitRows<Sample> open_rows(const Config& config, Split split, const RowFormat& train, const RowReader& reader) {
   const SplitKeys keys = split_keys(config, split);
+  if (keys.files.empty()) return {};
   refuse_conversations(config, keys);
-  const RowFormat& train = row_format("data.train", config.data.train);
   if (split == Split::kTrain) refuse_keys(config, train);
-  const RowFormat& format = config.data.splits ? train : row_format(keys.key, keys.files);
+  const RowFormat& format = &keys.files == &config.data.train ? train : row_format(keys.key, keys.files);
   if (format.labels != train.labels)
     throw ConfigError(fmt::format("{}, {}, has {} and data.train has {}: both are of one kind", keys.key,
                                   keys.files.front(), format.what, train.what));
@@ -113,9 +115,10 @@ SplitRows<Sample> open_rows(const Config& config, Split split, const RowReader& 
 void fill_row_caches(const Config& config) { row_format(config.data.train.front()).fill_caches(config); }
 
 std::vector<std::string> row_files(const Config& config) {
+  const RowFormat& format = row_format(config.data.train.front());
   std::vector<std::string> files;
   for (const std::string& entry : config.data.train)
-    for (std::string& file : row_format(entry).files(entry)) files.push_back(std::move(file));
+    for (std::string& file : format.files(entry)) files.push_back(std::move(file));
   return files;
 }
 

@@ -161,7 +161,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   return leave_unit(x_TD, store, adapters);
 }
 
-LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
@@ -174,7 +174,7 @@ LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
   if (!config_.tie_word_embeddings) replace_rows(weight, rows, rows_begin);
   const at::Tensor loss_sum =
       loss_head(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), {}, rows, rows_begin);
-  return {leave_unit(loss_sum, store, head)};
+  return leave_unit(loss_sum, store, head);
 }
 
 at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {

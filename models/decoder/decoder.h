@@ -41,12 +41,6 @@ struct ForwardOptions {
   std::vector<Recompute> recompute;  // per block; empty = none
 };
 
-/// The results of a forward pass. loss_sum = sum of loss_weight * cross-entropy (fp32 scalar, differentiable when
-/// train).
-struct LossOutput {
-  at::Tensor loss_sum;
-};
-
 class DecoderModel {
  public:
   DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora);
@@ -58,7 +52,8 @@ class DecoderModel {
   const std::optional<LoraOptions>& lora() const { return lora_; }
   const std::vector<LoraTarget>& targets() const { return targets_; }
 
-  LossOutput loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// Sum of loss_weight * cross-entropy: fp32 scalar, differentiable when train.
+  at::Tensor loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
   at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
 

@@ -104,7 +104,7 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   metrics.tokens_per_s = rows / seconds * static_cast<double>(config_.data.seq_length);
   metrics.memory_gib = static_cast<double>(memory_in_use()) / (1 << 30);
   if (run_.device.peak_flops)
-    metrics.mfu = run_.task.flops_per_sample() * (rows / seconds) / (*run_.device.peak_flops * run_.grid.world.size);
+    metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device.peak_flops * run_.grid.world.size);
   return metrics;
 }
 
@@ -188,7 +188,7 @@ RunSummary Report::summary() const {
   s.samples_per_s = clock_.run_rate(progress_.samples);
   if (totals_.newest && run_.task.facts().train_rows > 0)
     s.epoch = static_cast<double>(totals_.newest->rows) / static_cast<double>(run_.task.facts().train_rows);
-  s.row_flops = run_.task.flops_per_sample();
+  s.row_flops = run_.task.flops_per_row();
   s.peak_flops = run_.device.peak_flops;
   s.peak_memory = static_cast<double>(memory_in_use());
   if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);

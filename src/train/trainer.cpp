@@ -153,15 +153,8 @@ void Trainer::collect_all_steps() {
 }
 
 void Trainer::guard_numbers(const StepRecord& record) {
-  const StepNumbers numbers{record.step,
-                            progress_.samples,
-                            record[kLoss],
-                            record[kGradNorm],
-                            record[kNonfinite] > 0,
-                            record[kSpiked] > 0,
-                            std::llround(record[kSaturated]),
-                            step_.units().scaled_tensors()};
-  const auto problem = step_.guard().inspect(numbers, [this](int64_t step) { return step_.find_nonfinite(step); });
+  const auto problem = step_.guard().inspect(record, progress_.samples, step_.units().scaled_tensors(),
+                                             [this](int64_t step) { return step_.find_nonfinite(step); });
   if (!problem) return;
   checkpoints_.complete();  // of an earlier step, which was sound
   throw CollectiveError(ExitCode::kInternal, fmt::format("{}; {}", *problem, newest_checkpoint()));
@@ -289,7 +282,7 @@ void Trainer::finish() {
   if (comm_.rank() != 0) return;
   // Last: a run that ends before goes on from its last checkpoint and writes the rest.
   try {
-    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps});
+    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps, slurm_job()});
   } catch (const Error& error) {
     log_warn(error.what());
   }

@@ -37,10 +37,8 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   void warn_of_tokenizers() const;
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
-  /// Of data.train.
-  const RowFormat& format() const { return row_format("data.train", config_.data.train); }
-
   std::unique_ptr<DecoderModel> model_;
+  const RowFormat* format_ = nullptr;            // of data.train; null: a plan, which opens no data
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
   int64_t data_vocab_ = 0;                       // ids that rows may have: without padding ids
   std::map<std::string, TokenRows> token_rows_;  // LoRA, rank 0: rows of the vocabulary that the adapter holds
