@@ -27,6 +27,9 @@ struct EvalMetrics {
   double loss = 0, seconds = 0;
   std::optional<double> mlm_accuracy = {};  // BERT: fraction of the masked tokens predicted right
   int64_t passes = 0;                       // forward passes of a rank; not in metrics.jsonl
+
+  /// The higher, the better: the accuracy where there is one, else the negative loss.
+  double score() const { return mlm_accuracy.value_or(-loss); }
 };
 
 /// The steps between two evaluations, as MLPerf logs count them.

@@ -293,6 +293,7 @@ void restore(const RunParts& run, const ResumedRun& resumed, TrainStep& step, Ru
   progress = loop.progress;
   if (!loop.has_samples) progress.samples = BatchSizes(run.config.batch).before(progress.completed);
   progress.reached_target = progress.reached_target && !extended;
+  progress.out_of_patience = run.config.train.patience && progress.evaluations_since_best >= *run.config.train.patience;
   step.guard().restore(loop.guard);
   run.task.restore_data_state(progress.completed, loop.data_position);
   if (loop.fp8_scales && !step.units().restore_scales(*loop.fp8_scales))

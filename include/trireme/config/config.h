@@ -93,6 +93,7 @@ struct TrainSection {
   enum class OnNonfinite { kStop, kSkip } on_nonfinite = OnNonfinite::kStop;
   enum class OnSpike { kReport, kSkip } on_spike = OnSpike::kReport;
   std::optional<std::string> max_time;  // DD:HH:MM:SS of one process
+  std::optional<int64_t> patience;      // evaluations in a row without a better one that end the run
   bool operator==(const TrainSection&) const = default;
 };
 struct EvalSection {
@@ -134,6 +135,7 @@ struct OutputSection {
   std::optional<double> save_every_minutes;
   bool save_on_stop = true;
   int64_t keep_last = 2;
+  bool keep_best = false;
   bool operator==(const OutputSection&) const = default;
 };
 struct LoggingSection {
