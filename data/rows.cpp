@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 namespace trireme {
 
@@ -32,10 +33,19 @@ const RowFormat& row_format(const std::string& key, const std::vector<std::strin
 }
 
 SplitKeys split_keys(const Config& config, Split split) {
+  static const std::vector<std::string> none;
+  const DataSection& data = config.data;
+  const EvalSection& eval = config.eval;
   switch (split) {
-    case Split::kTrain: return {"data.train", "train.max_steps", config.data.train, std::nullopt};
-    case Split::kValid: return {"data.valid", "eval.samples", config.data.valid, config.eval.samples};
-    default: return {"data.test", "eval.test_samples", config.data.test, config.eval.test_samples};
+    case Split::kTrain: return {"data.train", "train.max_steps", data.train, std::nullopt};
+    case Split::kValid:
+      if (data.splits) return {"the validation part of data.train", "eval.samples", data.train, eval.samples};
+      return {"data.valid", "eval.samples", data.valid, eval.samples};
+    default:
+      if (!data.splits) return {"data.test", "eval.test_samples", data.test, eval.test_samples};
+      // The last part is a test only where its rows are asked for.
+      return {"the test part of data.train", "eval.test_samples", eval.test_samples ? data.train : none,
+              eval.test_samples};
   }
 }
 
@@ -57,17 +67,17 @@ namespace {
 void refuse_texts(const Config& config, const SplitKeys& keys) {
   if (config.data.column) return;
   for (const std::string& file : keys.files) {
-    for (const char* field : {"messages", "conversations", "chosen"}) {
-      if (!has_field(file, field) || has_field(file, "text")) continue;
-      const bool pairs = field == std::string("chosen");
-      if (pairs && !has_field(file, "rejected")) continue;
-      const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
-      throw DataError(
-          fmt::format("{}: holds {} ('{}'). Make rows of them: trireme data {} --model '{}' --input '{}' "
-                      "--seq-length {} --output {}; then set {} to {}",
-                      file, pairs ? "pairs of answers" : "conversations", field, pairs ? "preference" : "chat",
-                      config.model.path, file, config.data.seq_length, rows, keys.key, rows));
-    }
+    const std::set<std::string> there = fields_there(file, {"messages", "conversations", "chosen", "rejected", "text"});
+    const bool chats = there.contains("messages") || there.contains("conversations");
+    if (there.contains("text") || (!chats && !(there.contains("chosen") && there.contains("rejected")))) continue;
+    const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
+    throw DataError(fmt::format(
+        "{}: holds {}. Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output {}; then "
+        "set {} to {}",
+        file,
+        chats ? fmt::format("conversations ('{}')", there.contains("messages") ? "messages" : "conversations")
+              : "pairs of answers ('chosen')",
+        chats ? "chat" : "preference", config.model.path, file, config.data.seq_length, rows, keys.key, rows));
   }
 }
 
@@ -93,27 +103,19 @@ void refuse_keys(const Config& config, const RowFormat& format) {
       fmt::format("{}: for {}, but {} is read as {}: leave it out", keys, join(others, " and "), first, format.what));
 }
 
-bool has_split(const Config& config, Split split) {
-  if (!split_keys(config, split).files.empty()) return true;
-  // Of files that data.splits divides the last part is a test only where its rows are asked for.
-  return config.data.splits && (split == Split::kValid || config.eval.test_samples);
-}
-
 }  // namespace
 
-SplitRows<Sample> open_rows(const Config& config, Split split, const RowReader& reader) {
-  if (!has_split(config, split)) return {};
+SplitRows<Sample> open_rows(const Config& config, Split split, const RowFormat& train, const RowReader& reader) {
   const SplitKeys keys = split_keys(config, split);
+  if (keys.files.empty()) return {};
   refuse_texts(config, keys);
-  const RowFormat& train = row_format("data.train", config.data.train);
   if (split == Split::kTrain) refuse_keys(config, train);
-  const RowFormat& format = config.data.splits ? train : row_format(keys.key, keys.files);
+  const RowFormat& format = &keys.files == &config.data.train ? train : row_format(keys.key, keys.files);
   if (config.train.objective != TrainSection::Objective::kSft && !format.pairs)
     throw ConfigError(
         fmt::format("train.objective {} is for rows of pairs, but {}, {}, has {}: make rows with `trireme data "
                     "preference`",
-                    word_of(config.train.objective), keys.key, (config.data.splits ? config.data.train : keys.files)[0],
-                    format.what));
+                    word_of(config.train.objective), keys.key, keys.files.front(), format.what));
   if (format.labels != train.labels)
     throw ConfigError(fmt::format("{}, {}, has {} and data.train has {}: both are of one kind", keys.key,
                                   keys.files.front(), format.what, train.what));
@@ -123,9 +125,10 @@ SplitRows<Sample> open_rows(const Config& config, Split split, const RowReader& 
 void fill_row_caches(const Config& config) { row_format(config.data.train.front()).fill_caches(config); }
 
 std::vector<std::string> row_files(const Config& config) {
+  const RowFormat& format = row_format(config.data.train.front());
   std::vector<std::string> files;
   for (const std::string& entry : config.data.train)
-    for (std::string& file : row_format(entry).files(entry)) files.push_back(std::move(file));
+    for (std::string& file : format.files(entry)) files.push_back(std::move(file));
   return files;
 }
 

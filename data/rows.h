@@ -82,10 +82,11 @@ const RowFormat& row_format(const std::string& entry);
 /// The one format of the entries of `key` ("data.train"). ConfigError where they have several.
 const RowFormat& row_format(const std::string& key, const std::vector<std::string>& entries);
 
-/// Opens a split as its format does. Without rows where the run has no such split. ConfigError where data.train or the
-/// split is of several formats, where a key is set that has no meaning for the format of data.train, and where one of
-/// data.train and the split has labels. DataError for files of conversations, with the command that makes rows of them.
-SplitRows<Sample> open_rows(const Config& config, Split split, const RowReader& reader);
+/// Opens a split as its format does; `train`: the format of data.train. Without rows where the run has no such split.
+/// ConfigError where the split is of several formats, where a key is set that has no meaning for the format of
+/// data.train, and where one of data.train and the split has labels. DataError for files of conversations, with the
+/// command that makes rows of them.
+SplitRows<Sample> open_rows(const Config& config, Split split, const RowFormat& train, const RowReader& reader);
 
 /// fill_caches(), files() and changed_order() of what data.train holds.
 void fill_row_caches(const Config& config);
@@ -96,9 +97,9 @@ std::vector<std::string> changed_row_order(const Config& before, const Config& n
 
 /// What a configuration says of a split.
 struct SplitKeys {
-  const char* key;          // of its files: "data.valid"
+  const char* key;          // of its files: "data.valid", or with data.splits "the validation part of data.train"
   const char* samples_key;  // of its number of rows: "eval.samples"
-  const std::vector<std::string>& files;
+  const std::vector<std::string>& files;  // with data.splits those of data.train; empty: the run has no such split
   std::optional<int64_t> samples;
 };
 SplitKeys split_keys(const Config& config, Split split);

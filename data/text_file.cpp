@@ -149,7 +149,6 @@ constexpr std::string_view kNotUtf8 = "\xFF";
 
 void visit_json_lines(const fs::path& path, const std::string& field, const Visit& visit) {
   for_each_line(path, [&](std::string_view line, int64_t number, double done) {
-    if (line.ends_with('\r')) line.remove_suffix(1);
     // A line that is not UTF-8 is passed on unchanged: the caller counts and drops such documents.
     if (!is_valid_utf8(line)) return visit({line, number, false, done});
     const auto value = json_line_text(path, number, line, field);
@@ -157,10 +156,11 @@ void visit_json_lines(const fs::path& path, const std::string& field, const Visi
   });
 }
 
-/// The end of the JSON object that begins at `begin`.
-size_t object_end(std::string_view text, size_t begin) {
+/// The JSON object that `text` begins with; empty where it does not, or the object does not end.
+std::string_view first_object(std::string_view text) {
+  if (!text.starts_with('{')) return {};
   bool quoted = false;
-  for (size_t i = begin, depth = 0; i < text.size(); ++i) {
+  for (size_t i = 0, depth = 0; i < text.size(); ++i) {
     if (text[i] == '"')
       quoted = !quoted;
     else if (quoted)
@@ -168,9 +168,9 @@ size_t object_end(std::string_view text, size_t begin) {
     else if (text[i] == '{')
       ++depth;
     else if (text[i] == '}' && --depth == 0)
-      return i + 1;
+      return text.substr(0, i + 1);
   }
-  return text.size();
+  return {};
 }
 
 /// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
@@ -317,10 +317,10 @@ bool is_parquet(const fs::path& path) { return path.extension() == ".parquet" ||
 
 void for_each_line(const fs::path& path,
                    const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit) {
-  if (path.extension() != ".gz") {
-    const MappedFile file(path, ExitCode::kData);
-    refuse_wide_text(path, text_of(file));
-    for (LineReader lines(text_of(file)); lines.next_filled();)
+  const MappedFile file(path, ExitCode::kData);
+  if (const std::string_view text = text_of(file); !text.starts_with("\x1f\x8b")) {
+    refuse_wide_text(path, text);
+    for (LineReader lines(text); lines.next_filled();)
       visit(lines.line(), lines.number(), static_cast<double>(lines.end()));
     return;
   }
@@ -339,16 +339,25 @@ void for_each_line(const fs::path& path,
   }
 }
 
-bool has_field(const fs::path& path, const std::string& field) {
-  if (looks_like_parquet(path)) return ParquetFile(path).has_column(field);
+std::set<std::string> fields_there(const fs::path& path, const std::vector<std::string>& fields) {
+  std::set<std::string> there;
+  const auto keep = [&](const auto& has) {
+    for (const std::string& field : fields)
+      if (has(field)) there.insert(field);
+  };
+  if (looks_like_parquet(path)) {
+    const ParquetFile file(path);
+    keep([&](const std::string& field) { return file.has_column(field); });
+    return there;
+  }
   std::error_code error;
-  if ((path.extension() != ".json" && !is_json_lines(path)) || !fs::is_regular_file(path, error)) return false;
+  if ((path.extension() != ".json" && !is_json_lines(path)) || !fs::is_regular_file(path, error)) return there;
   const MappedFile file(path, ExitCode::kData);
-  const std::string_view text = text_of(file);
-  const size_t begin = std::min(text.find_first_not_of(" \t\r\n\xEF\xBB\xBF["), text.size());
-  const Json object =
-      Json::parse(text.substr(begin, object_end(text, begin) - begin), nullptr, /*allow_exceptions=*/false);
-  return object.is_object() && object.contains(field);
+  const std::string_view head = text_of(file).substr(0, size_t{16} << 20);
+  const size_t begin = std::min(head.find_first_not_of(" \t\r\n\xEF\xBB\xBF["), head.size());
+  const Json object = Json::parse(first_object(head.substr(begin)), nullptr, /*allow_exceptions=*/false);
+  keep([&](const std::string& field) { return object.is_object() && object.contains(field); });
+  return there;
 }
 
 void for_each_document(const fs::path& path, DocumentUnit unit, const std::string& field, const Visit& visit) {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,8 +50,8 @@ bool is_json_lines(const std::filesystem::path& name);
 /// By its name or its content.
 bool is_parquet(const std::filesystem::path& path);
 
-/// Visits the lines of a file that are not blank, in order, with their carriage returns. `number`: from 1;
-/// `bytes_done`: of the file. A file named *.gz is unpacked on the way. DataError for UTF-16, and for damaged gzip.
+/// Visits the lines of a file that are not blank, in order, without their ends. `number`: from 1; `bytes_done`: of the
+/// file. Gzip, recognised by its content, is unpacked on the way. DataError for UTF-16, and for damaged gzip.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit);
 
@@ -72,9 +73,9 @@ using ObjectVisitor = std::function<void(const std::string& place, double bytes_
 void for_each_object(const std::filesystem::path& path, const std::vector<std::string>& columns,
                      const ObjectVisitor& visit);
 
-/// Whether the first object of a file of JSON (lines, or a list), or a Parquet file, has this field or column. The rest
-/// is not read. False for other files and for what is no JSON.
-bool has_field(const std::filesystem::path& path, const std::string& field);
+/// Those of `fields` that the first object of a file of JSON (lines, or a list), or a Parquet file, has. The rest is
+/// not read. None for other files, for what is no JSON, and where the object is longer than 16 MiB.
+std::set<std::string> fields_there(const std::filesystem::path& path, const std::vector<std::string>& fields);
 
 using TextGroups = RowGroups<std::string>;
 

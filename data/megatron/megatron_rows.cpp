@@ -63,17 +63,16 @@ std::shared_ptr<const MegatronDataset> open_evaluated_files(const Config& config
   const DataSection& data = config.data;
   const SplitKeys keys = split_keys(config, split);
   const bool divided = data.splits.has_value();
-  const auto& files = divided ? data.train : keys.files;
-  if (!divided && files.size() > 1)
+  if (!divided && keys.files.size() > 1)
     throw ConfigError(
         fmt::format("{} lists several of Megatron's files: name one, or divide data.train with data.splits", keys.key));
   const int64_t samples = evaluated_samples(config, split);
-  if (files.size() > 1 && samples == 0)
+  if (keys.files.size() > 1 && samples == 0)
     throw ConfigError(
         fmt::format("data.splits of a blend needs {}, the rows of an evaluation, and eval.shuffle", keys.samples_key));
   MegatronOptions options = megatron_options(config, vocab_size);
   options.shuffle = options.shuffle && config.eval.shuffle;
-  return open_megatron_dataset({to_paths(files), divided ? data.weights : std::vector<double>()}, split, samples,
+  return open_megatron_dataset({to_paths(keys.files), divided ? data.weights : std::vector<double>()}, split, samples,
                                options);
 }
 
@@ -84,8 +83,7 @@ SplitRows<Sample> open_megatron_rows(const Config& config, Split split, const Ro
   SplitRows<Sample> rows;
   rows.read = [files](int64_t index) { return files->read(index); };
   rows.rows = rows.samples = train ? files->rows_per_epoch() : rows_to_evaluate(config, split, files->size());
-  const std::string part = split == Split::kTest ? "the test part of data.train" : "the validation part of data.train";
-  rows.sets.push_back({train || !config.data.splits ? split_keys(config, split).key : part,
+  rows.sets.push_back({split_keys(config, split).key,
                        files->documents(),
                        {},
                        [files](int64_t document) { files->check_document(document); },
@@ -118,8 +116,7 @@ std::map<Split, std::shared_ptr<const MegatronDataset>> indexed_sets(const Confi
   sets[Split::kTrain] = open_train_files(config, kAnyId);
   for (const Split split : {Split::kValid, Split::kTest}) {
     const SplitKeys keys = split_keys(config, split);
-    const bool part = config.data.splits && (split == Split::kValid || keys.samples);
-    if (part || (!keys.files.empty() && &row_format(keys.key, keys.files) == &megatron))
+    if (!keys.files.empty() && &row_format(keys.key, keys.files) == &megatron)
       sets[split] = open_evaluated_files(config, split, kAnyId);
   }
   return sets;

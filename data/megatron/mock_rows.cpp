@@ -43,11 +43,10 @@ class MockDataset final : public TokenDataset {
 
 SplitRows<Sample> open_mock_rows(const Config& config, Split split, const RowReader& reader) {
   const SplitKeys keys = split_keys(config, split);
-  if (config.data.train.size() > 1 || keys.files.size() > 1)
+  if (keys.files.size() > 1)
     throw ConfigError("mock stands for random ids, which are not mixed with files: give it alone, or leave it out");
   if (split != Split::kTrain && !keys.samples)
-    throw ConfigError(fmt::format("{} is mock: {} says how many rows an evaluation has",
-                                  config.data.splits ? "data.train" : keys.key, keys.samples_key));
+    throw ConfigError(fmt::format("{} is mock: {} says how many rows an evaluation has", keys.key, keys.samples_key));
   const int64_t rows = keys.samples.value_or(config.train.max_steps * config.batch.global_batch_size);
   const std::shared_ptr<const TokenDataset> data = open_mock_dataset(
       rows, config.data.seq_length, reader.stored_vocab_size, static_cast<uint64_t>(config.train.seed));

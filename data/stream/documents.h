@@ -43,7 +43,8 @@ class ConcatenatedDocuments : public DocumentSet {
 struct TextTokens;
 /// With the tokenizer of a model directory (or a tokenizer file; data/tokenizer/tokenizer.h), which is loaded with the
 /// first file of texts. `column`: the string column or field; empty = "text". Recently read documents and row groups
-/// stay in memory, in all up to 64 MiB of ids and 512 MiB of text. A text that is not UTF-8 is a DataError, and so is a
+/// stay in memory: up to 64 MiB of documents' ids, 512 MiB of row groups of text and 512 MiB of row groups of ids. A
+/// text that is not UTF-8 is a DataError, and so is a
 /// missing tokenizer.
 std::shared_ptr<TextTokens> text_tokens(const std::filesystem::path& tokenizer, const std::string& column);
 

@@ -88,6 +88,11 @@ int64_t TokenStream::choose_part(int64_t shard, const ShardState& state) const {
   return static_cast<int64_t>(best);
 }
 
+bool TokenStream::is_short_class(size_t part, int64_t remainder) const {
+  const std::lock_guard lock(mutex_);
+  return short_classes_.contains({part, remainder});
+}
+
 std::vector<int64_t> TokenStream::open_document(int64_t shard, ShardState& state) const {
   const bool chosen = state.part < 0;
   if (chosen) {
@@ -98,9 +103,12 @@ std::vector<int64_t> TokenStream::open_document(int64_t shard, ShardState& state
   const int64_t size = parts_[part].documents->size(), slots = state.slots[part], offset = state.offset;
   // A shard draws documents at random from all of them, so after so many it has seen any that is long enough. In file
   // order it meets every `classes`-th document over and over; where these are all short it takes the ones after them.
+  // That they are is remembered: finding it out reads them all.
   const int64_t classes = options_.shuffle ? 1 : std::gcd(size, options_.logical_shards);
   const int64_t patience = options_.shuffle ? 1000 + 20 * size : size / classes;
   for (int64_t shift = 0; shift < classes; ++shift) {
+    const int64_t remainder = (shard + shift) % classes;
+    if (is_short_class(part, remainder)) continue;
     state.slots[part] = slots;
     state.offset = offset;
     for (int64_t skipped = 0; skipped <= patience; ++skipped) {
@@ -112,6 +120,8 @@ std::vector<int64_t> TokenStream::open_document(int64_t shard, ShardState& state
       ++state.slots[part];
       state.offset = 0;
     }
+    const std::lock_guard lock(mutex_);
+    short_classes_.emplace(part, remainder);
   }
   fail_all_short(part);
 }

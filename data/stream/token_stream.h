@@ -14,8 +14,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -74,8 +77,12 @@ class TokenStream {
   int64_t choose_part(int64_t shard, const ShardState& state) const;
   std::vector<int64_t> open_document(int64_t shard, ShardState& state) const;
   bool is_stripped(int64_t token) const;
+  bool is_short_class(size_t part, int64_t remainder) const;
   std::vector<StreamPart> parts_;  // weights sum to 1
   StreamOptions options_;
+  // File order: (part, remainder) of documents that are all too short (open_document()).
+  mutable std::set<std::pair<size_t, int64_t>> short_classes_;
+  mutable std::mutex mutex_;
 };
 
 }  // namespace trireme

@@ -176,8 +176,8 @@ at::Tensor DecoderModel::with_head(decltype(loss_head)& run_head, UnitStore& sto
                     head);
 }
 
-LossOutput DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
-  return {with_head(loss_head, store, batch, options)};
+at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+  return with_head(loss_head, store, batch, options);
 }
 
 at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {

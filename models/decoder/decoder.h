@@ -44,12 +44,6 @@ struct ForwardOptions {
   std::vector<Recompute> recompute;  // per block; empty = none
 };
 
-/// The results of a forward pass. loss_sum = sum of loss_weight * cross-entropy (fp32 scalar, differentiable when
-/// train).
-struct LossOutput {
-  at::Tensor loss_sum;
-};
-
 class DecoderModel {
  public:
   DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora);
@@ -61,7 +55,8 @@ class DecoderModel {
   const std::optional<LoraOptions>& lora() const { return lora_; }
   const std::vector<LoraTarget>& targets() const { return targets_; }
 
-  LossOutput loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// Sum of loss_weight * cross-entropy: fp32 scalar, differentiable when train.
+  at::Tensor loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   /// log p of what each position predicts, where loss_weight is 1, and 0 where it is 0: [B * S] fp32, differentiable
   /// when train.
   at::Tensor log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;

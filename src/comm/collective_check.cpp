@@ -6,6 +6,13 @@
 
 namespace trireme {
 
+std::vector<std::string> problems_of_ranks(Communicator& comm, const std::string& mine) {
+  if (comm.all_reduce_host({mine.empty() ? 0.0 : 1.0}, ReduceOp::kMax)[0] == 0) return {};
+  std::vector<std::string> all = comm.all_gather_host(mine);
+  std::erase(all, "");
+  return all;
+}
+
 void collective_check(Communicator& comm, const std::function<void()>& body) {
   std::string failure;
   try {
@@ -16,11 +23,11 @@ void collective_check(Communicator& comm, const std::function<void()>& body) {
     if (comm.rank() != 0)
       failure.insert(failure.rfind('\n') + 1, fmt::format("rank {} on {}: ", comm.rank(), host_name()));
   }
-  for (const std::string& text : comm.all_gather_host(failure)) {
-    if (text.empty()) continue;
-    const size_t newline = text.find('\n');
-    throw CollectiveError(static_cast<ExitCode>(std::stoi(text.substr(0, newline))), text.substr(newline + 1));
-  }
+  const std::vector<std::string> failures = problems_of_ranks(comm, failure);
+  if (failures.empty()) return;
+  const std::string& first = failures.front();
+  const size_t newline = first.find('\n');
+  throw CollectiveError(static_cast<ExitCode>(std::stoi(first.substr(0, newline))), first.substr(newline + 1));
 }
 
 }  // namespace trireme

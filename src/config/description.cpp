@@ -285,6 +285,10 @@ Section train_section() {
         "DD:HH:MM:SS: time limit: the run saves its state and ends with exit code 0 before it is reached; "
         "the same command continues; null = no limit",
         {.may_change = true, .option = {.nemo = "trainer.max_time"}});
+  s.key("patience", &S::patience,
+        "the run ends with success after so many evaluations in a row of which none is better than the best before "
+        "them (by loss, or by accuracy where there is one); null = it does not",
+        {.min = 1, .max = kMaxCount, .may_change = true, .elsewhere = {"early_stopping_patience"}});
   return s.section;
 }
 
@@ -448,7 +452,11 @@ Section output_section() {
   s.key("save_on_stop", &S::save_on_stop,
         "a signal saves a checkpoint before the run ends; false: steps after the last checkpoint are lost");
   s.key("keep_last", &S::keep_last, "how many of the newest whole checkpoints are kept; older ones are removed",
-        {.min = 2, .max = kMaxCount, .elsewhere = {"save_total_limit"}});
+        {.min = 2, .max = kMaxCount, .elsewhere = {"save_total_limit", "output.keep"}});
+  s.key("keep_best", &S::keep_best,
+        "after an evaluation that is better than all before it, the adapter or the model is written to output.dir/best "
+        "too, in place of the one before",
+        {.elsewhere = {"load_best_model_at_end", "save_best"}});
   return s.section;
 }
 

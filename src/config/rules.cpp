@@ -160,6 +160,8 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.eval.target_loss) needs_valid("eval.target_loss");
   if (config.eval.every_samples) needs_valid("eval.every_samples");
   if (config.eval.target_accuracy) needs_valid("eval.target_accuracy");
+  if (config.train.patience) needs_valid("train.patience");
+  if (config.output.keep_best) needs_valid("output.keep_best");
   if (config.eval.samples) needs_valid("eval.samples");
   if (config.eval.test_samples && config.data.test.empty() && !config.data.splits)
     problems.push_back({"eval.test_samples",

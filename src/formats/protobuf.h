@@ -68,6 +68,7 @@ struct ProtoField {
   WireType type = WireType::kVarint;
   uint64_t value = 0;
   std::span<const std::byte> bytes;
+  size_t at = 0;      // of the field in the file
   size_t offset = 0;  // of `bytes`
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 };
@@ -78,9 +79,11 @@ void for_each_field(std::span<const std::byte> message, const DamagedAt& damaged
                     size_t offset = 0) {
   ByteCursor cursor(message, damaged, offset);
   while (!cursor.empty()) {
+    const size_t at = cursor.offset();
     const uint64_t tag = cursor.varint();
     if (tag >> 3 == 0 || tag >> 3 > 0x1fffffff) cursor.fail(fmt::format("a field has the number {}", tag >> 3));
     ProtoField field;
+    field.at = at;
     field.number = static_cast<uint32_t>(tag >> 3);
     field.type = static_cast<WireType>(tag & 7);
     switch (field.type) {

@@ -342,7 +342,6 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
     done += units_[u]->layout.shard_numel;
     if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
   }
-  elements_read_ += reader.elements();
   host.reset();
   slice.reset();
   weights_changed();

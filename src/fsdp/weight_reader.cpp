@@ -99,7 +99,6 @@ void WeightReader::read(const ParameterPart& part, const LayoutPiece& piece, con
     }
     changed_.notify_all();
     TRIREME_CHECK(at == piece.count, "read ", at, " of ", piece.count, " elements of ", part.name);
-    elements_ += at;
   });
 }
 

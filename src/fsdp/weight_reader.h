@@ -38,7 +38,6 @@ class WeightReader {
   void keep_failure(const std::function<void()>& body);
 
   const std::exception_ptr& failure() const { return failure_; }
-  int64_t elements() const { return elements_; }
 
  private:
   struct Task {
@@ -52,7 +51,6 @@ class WeightReader {
 
   const WeightSource& source_;
   at::Device device_;
-  int64_t elements_ = 0;
   std::exception_ptr failure_;  // of the caller's thread
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -106,14 +106,7 @@ class AdamW final : public Optimizer {
       if (!tables_[s].defined()) shards_[s].update_compute();
   }
 
-  std::vector<StateTensor> state() override {
-    std::vector<StateTensor> state = {{StateKind::kOptimizerSteps, nullptr, step_}};
-    for (size_t s = 0; s < shards_.size(); ++s) {
-      state.push_back({StateKind::kFirstMoment, &shards_[s], exp_avg_[s]});
-      state.push_back({StateKind::kSecondMoment, &shards_[s], exp_avg_sq_[s]});
-    }
-    return state;
-  }
+  std::vector<StateTensor> state() override { return moment_state(shards_, step_, exp_avg_, exp_avg_sq_); }
 
  private:
   /// Rounds the moments of the groups with this weight decay where they are not fp32, whose tensors were updated in

@@ -84,14 +84,7 @@ class Lamb final : public Optimizer {
     }
   }
 
-  std::vector<StateTensor> state() override {
-    std::vector<StateTensor> state = {{StateKind::kOptimizerSteps, nullptr, step_}};
-    for (size_t s = 0; s < shards_.size(); ++s) {
-      state.push_back({StateKind::kFirstMoment, &shards_[s], exp_avg_[s]});
-      state.push_back({StateKind::kSecondMoment, &shards_[s], exp_avg_sq_[s]});
-    }
-    return state;
-  }
+  std::vector<StateTensor> state() override { return moment_state(shards_, step_, exp_avg_, exp_avg_sq_); }
 
  private:
   /// Per checkpoint tensor with elements on this rank: 1 if the trust ratio scales its step, otherwise 0.

@@ -31,6 +31,17 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::
   return traits.make(options, shards, world);
 }
 
+std::vector<StateTensor> Optimizer::moment_state(const std::vector<TrainedShard>& shards, const at::Tensor& steps,
+                                                 const std::vector<at::Tensor>& first,
+                                                 const std::vector<at::Tensor>& second) {
+  std::vector<StateTensor> state = {{StateKind::kOptimizerSteps, nullptr, steps}};
+  for (size_t s = 0; s < shards.size(); ++s) {
+    state.push_back({StateKind::kFirstMoment, &shards[s], first[s]});
+    state.push_back({StateKind::kSecondMoment, &shards[s], second[s]});
+  }
+  return state;
+}
+
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
   TRIREME_CHECK(!shards.empty(), "the optimizer got no trained units");
   at::NoGradGuard no_grad;

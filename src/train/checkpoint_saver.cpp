@@ -170,12 +170,9 @@ void CheckpointSaver::end_commit() {
 
 /// Collective. Whether a rank has a problem; the save has failed then, with the first rank's reason.
 bool CheckpointSaver::failed_anywhere(const std::string& problem) {
-  if (comm_.all_reduce_host({problem.empty() ? 0.0 : 1.0}, ReduceOp::kMax)[0] == 0) return false;
-  const auto problems = comm_.gather_host(problem);
-  const auto first =
-      std::find_if(problems.begin(), problems.end(), [](const std::string& text) { return !text.empty(); });
-  failed(first == problems.end() ? "" : *first);
-  return true;
+  const std::vector<std::string> problems = problems_of_ranks(comm_, problem);
+  if (!problems.empty()) failed(problems.front());
+  return !problems.empty();
 }
 
 void CheckpointSaver::failed(const std::string& reason) {

@@ -30,7 +30,7 @@ std::string before_unit(double value) {
 }
 
 std::vector<std::string> cost_lines(const Config& config, const TrainingTask& task, int ranks) {
-  const double flops = task.flops_per_sample();
+  const double flops = task.flops_per_row();
   const int64_t gbs = config.batch.global_batch_size;
   const BatchSizes batches(config.batch);
   const int64_t rows = batches.before(config.train.max_steps);

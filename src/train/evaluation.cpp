@@ -47,7 +47,7 @@ Evaluation::Evaluation(const RunParts& run, ShardedUnits& units, RunClock& clock
 bool Evaluation::due() const { return run_.task.eval_samples() > 0 && clock_.evaluation_due(progress_.completed); }
 
 bool Evaluation::last_missing() const {
-  return all_steps_done() && !progress_.reached_target && run_.task.eval_samples() > 0 &&
+  return all_steps_done() && !progress_.ends_early() && run_.task.eval_samples() > 0 &&
          progress_.evaluated_step != progress_.completed;
 }
 
@@ -67,9 +67,22 @@ void Evaluation::evaluate() {
   clock_.evaluated(metrics->seconds);
   progress_.evaluated_step = progress_.completed;
   progress_.reached_target = reaches_target(run_.config, *metrics);
+  rank_evaluation(*metrics);
   report_.evaluation(*metrics);
-  if (!progress_.reached_target && !all_steps_done()) report_.start_block();
+  if (!progress_.ends_early() && !all_steps_done()) report_.start_block();
   clock_.start_step();
+}
+
+void Evaluation::rank_evaluation(const EvalMetrics& metrics) {
+  if (metrics.score() > progress_.best_score) {
+    progress_.best_score = metrics.score();
+    progress_.best_step = progress_.completed;
+    progress_.evaluations_since_best = 0;
+    return;
+  }
+  const std::optional<int64_t>& patience = run_.config.train.patience;
+  ++progress_.evaluations_since_best;
+  progress_.out_of_patience = patience && progress_.evaluations_since_best >= *patience;
 }
 
 std::optional<EvalMetrics> Evaluation::run_passes(bool over_test) {

@@ -22,7 +22,8 @@ class Evaluation {
   bool due() const;
   /// All steps are done and the evaluation after them is not.
   bool last_missing() const;
-  /// Sets reached_target. A signal interrupts it: evaluation_open, and it is repeated when the run goes on.
+  /// Sets reached_target, out_of_patience and the best evaluation. A signal interrupts it: evaluation_open, and it is
+  /// repeated when the run goes on.
   void evaluate();
   /// TrainingTask::prepare(). A signal interrupts it; then the run stops before its first step.
   void prepare(const std::filesystem::path& directory, const std::function<void()>& claim);
@@ -32,6 +33,8 @@ class Evaluation {
  private:
   /// The passes (`over_test`: over data.test) on all ranks; nothing: interrupted, the same on all ranks.
   std::optional<EvalMetrics> run_passes(bool over_test);
+  /// Compares the evaluation with the best before it.
+  void rank_evaluation(const EvalMetrics& metrics);
   bool all_steps_done() const { return progress_.completed >= run_.config.train.max_steps; }
 
   const RunParts& run_;

@@ -33,6 +33,9 @@ struct EvalMetrics {
   std::optional<double> mlm_accuracy = {};  // BERT: fraction of the masked tokens predicted right
   int64_t passes = 0;                       // forward passes of a rank; not in metrics.jsonl
   NamedMetrics more = {};                   // not of evaluations before a resume
+
+  /// The higher, the better: the accuracy where there is one, else the negative loss.
+  double score() const { return mlm_accuracy.value_or(-loss); }
 };
 
 /// The steps between two evaluations, as MLPerf logs count them.

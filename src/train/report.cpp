@@ -107,7 +107,7 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   for (size_t i = 0; i < names.size(); ++i)
     metrics.more.emplace_back(names[i], record.values.const_data_ptr<double>()[kNumResults + i]);
   if (run_.device.peak_flops)
-    metrics.mfu = run_.task.flops_per_sample() * (rows / seconds) / (*run_.device.peak_flops * run_.grid.world.size);
+    metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device.peak_flops * run_.grid.world.size);
   return metrics;
 }
 
@@ -191,7 +191,7 @@ RunSummary Report::summary() const {
   s.samples_per_s = clock_.run_rate(progress_.samples);
   if (totals_.newest && run_.task.facts().train_rows > 0)
     s.epoch = static_cast<double>(totals_.newest->rows) / static_cast<double>(run_.task.facts().train_rows);
-  s.row_flops = run_.task.flops_per_sample();
+  s.row_flops = run_.task.flops_per_row();
   s.peak_flops = run_.device.peak_flops;
   s.peak_memory = static_cast<double>(memory_in_use());
   if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);

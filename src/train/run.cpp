@@ -141,8 +141,8 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   const at::ScalarType dtype = compute_dtype(config, world.device().is_cuda());
   configure_device(config, world);
   // Directory, and the logs in it.
-  RunDirectory directory(config, world,
-                         {line.allow_fresh, line.allow_changed_data, null_values(config, family.config, dtype)});
+  const NullValues nulls = comm.rank() == 0 ? null_values(config, family.config, dtype) : NullValues();
+  RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, nulls});
   if (directory.nothing_left()) return ExitCode::kDone;
   if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);
   MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");

@@ -79,7 +79,6 @@ class RunClock {
   /// Seconds of the step that ended at `end`, by the device's clock on GPUs. Its event has been waited for. The next
   /// step's time counts from there.
   double end_step(const TimePoint& end);
-  double timed_seconds() const { return timed_seconds_; }
   int64_t timed_steps() const { return timed_steps_; }
   /// Of the steps timed so far, at least one.
   double mean_step_seconds() const { return timed_seconds_ / static_cast<double>(timed_steps_); }

@@ -200,15 +200,16 @@ bool queued_again() {
 }
 
 /// Of a directory that holds what the run trained: WriteError unless the run has more to do and a checkpoint to go on
-/// from, or false where Slurm queued it again and nothing is left. A run that was killed before its record was written
-/// has its end to do.
+/// from, or false where it has finished in this job, which Slurm queued again. A run that was killed before its record
+/// was written has its end to do.
 bool check_extension(const std::filesystem::path& path, const Config& config, const char* artefact) {
   const auto finished = finished_run(path);
   const bool done = finished && finished->max_steps >= config.train.max_steps;
-  if (done && queued_again()) {
-    log_info(fmt::format(
-        "output.dir {} holds this run, finished after step {}: the job was queued again, and nothing is left to do",
-        path.string(), finished->step));
+  if (done && queued_again() && !finished->job.empty() && finished->job == slurm_job()) {
+    log_info(
+        fmt::format("output.dir {} holds this run, finished after step {} in this job ({}): the job was queued again, "
+                    "and nothing is left to do",
+                    path.string(), finished->step, finished->job));
     return false;
   }
   if (done)
@@ -253,6 +254,11 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
 }
 
 }  // namespace
+
+std::string slurm_job() {
+  const char* id = std::getenv("SLURM_JOB_ID");
+  return id == nullptr ? "" : id;
+}
 
 std::string configuration_hash(const Config& config) {
   std::string text;

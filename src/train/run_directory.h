@@ -15,11 +15,11 @@ namespace trireme {
 
 /// The values that null means in this run, as print_config() writes them: "precision.compute" -> "fp32".
 using NullValues = std::map<std::string, std::string>;
-/// Those that the program, the model's config.json and the machine decide. `compute`: the type that the run computes
-/// in.
+/// Those that the program, the model's config.json and the machine decide, for rank 0. `compute`: the type that the run
+/// computes in.
 NullValues null_values(const Config& config, const ConfigFamily& family, at::ScalarType compute);
 
-/// The user's options of the command line, and the values of the configuration's nulls.
+/// The user's options of the command line, and on rank 0 the values of the configuration's nulls.
 struct ResumeChoices {
   bool allow_fresh = false, allow_changed_data = false;
   NullValues nulls = {};
@@ -40,7 +40,7 @@ class RunDirectory {
   const std::string& run_id() const { return run_id_; }
   /// Whether checkpoints were there at the start, whole or not.
   bool has_checkpoints() const { return has_checkpoints_; }
-  /// The run has finished, and Slurm has queued its job again (SLURM_RESTART_COUNT).
+  /// The run has finished in this Slurm job, which was queued again since (SLURM_RESTART_COUNT).
   bool nothing_left() const { return nothing_left_; }
   const ResumeChoices& choices() const { return choices_; }
   /// Makes the directory this run's: writes config.yaml and run.json. To be called when the first step has ended, and
@@ -61,6 +61,9 @@ class RunDirectory {
   std::string run_id_, config_text_;
   bool has_checkpoints_ = false, nothing_left_ = false, write_config_ = false, write_identity_ = false;
 };
+
+/// SLURM_JOB_ID: the job that this process belongs to; empty: none.
+std::string slurm_job();
 
 /// Throws what RunDirectory would throw, and changes nothing. For rank 0 of a dry run.
 void check_run_directory(const Config& config, const NullValues& nulls);

@@ -37,6 +37,7 @@ std::string run_end_text(const RunSummary& summary) {
   switch (summary.end) {
     case RunEnd::kDone: return "all steps are done";
     case RunEnd::kTarget: return "the target of the evaluation was reached";
+    case RunEnd::kPatience: return "train.patience evaluations in a row were not better than the best";
     case RunEnd::kSignal: return "stopped by a signal";
     case RunEnd::kMaxTime: return "stopped before train.max_time had passed; the state is saved";
     case RunEnd::kFailed: return "failed";
@@ -81,10 +82,7 @@ void RunTotals::add(const TrainMetrics& metrics) {
 
 void RunTotals::add(const EvalMetrics& evaluation) {
   if (!first) first = evaluation;
-  const bool better =
-      !best || (evaluation.mlm_accuracy && best->mlm_accuracy ? *evaluation.mlm_accuracy > *best->mlm_accuracy
-                                                              : evaluation.loss < best->loss || std::isnan(best->loss));
-  if (better) best = evaluation;
+  if (!best || evaluation.score() > best->score() || std::isnan(best->score())) best = evaluation;
   last = evaluation;
 }
 
@@ -92,6 +90,7 @@ const char* run_end_word(RunEnd end) {
   switch (end) {
     case RunEnd::kDone: return "done";
     case RunEnd::kTarget: return "target";
+    case RunEnd::kPatience: return "patience";
     case RunEnd::kSignal: return "signal";
     case RunEnd::kMaxTime: return "max_time";
     case RunEnd::kFailed: return "failed";
@@ -182,7 +181,7 @@ std::vector<std::string> summary_lines(const RunSummary& s) {
 std::vector<std::string> left_files(const std::filesystem::path& output) {
   std::vector<std::string> files;
   std::error_code error;
-  for (const char* name : {"adapter", "model", "checkpoints", "tensorboard", "profile"})
+  for (const char* name : {"adapter", "model", kBestFolder, "checkpoints", "tensorboard", "profile"})
     if (std::filesystem::is_directory(output / name, error) && !std::filesystem::is_empty(output / name, error))
       files.push_back(std::string(name) + "/");
   for (const char* name : {"config.yaml", "metrics.jsonl", "mllog.log"})

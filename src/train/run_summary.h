@@ -25,8 +25,8 @@ struct RunTotals {
   void add(const EvalMetrics& evaluation);
 };
 
-enum class RunEnd { kDone, kTarget, kSignal, kMaxTime, kFailed };
-/// "done", "target", "signal", "max_time", "failed".
+enum class RunEnd { kDone, kTarget, kPatience, kSignal, kMaxTime, kFailed };
+/// "done", "target", "patience", "signal", "max_time", "failed".
 const char* run_end_word(RunEnd end);
 
 struct RunSummary {
@@ -55,6 +55,9 @@ struct RunSummary {
   std::optional<double> mfu() const;
   std::optional<double> train_loss() const;  // mean over the steps of this process
 };
+
+/// Folder in output.dir of output.keep_best.
+inline constexpr const char* kBestFolder = "best";
 
 /// `{"event":"end",…}` on one line.
 std::string summary_json(const RunSummary& summary);

@@ -120,34 +120,34 @@ void StepGuard::update_loss_scale(const StepVerdict& verdict) {
   loss_scale_.clamp_max_(kLargestLossScale);
 }
 
-std::optional<std::string> StepGuard::inspect(const StepNumbers& numbers, const FindNonfinite& find_nonfinite) {
-  if (numbers.nonfinite) {
+std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t samples, int64_t scaled_tensors, const FindNonfinite& find_nonfinite) {
+  if (record[kNonfinite] > 0) {
     ++steps_skipped_;
     ++consecutive_skips_;
-    if (auto reason = inspect_nonfinite(numbers, find_nonfinite)) return reason;
+    if (auto reason = inspect_nonfinite(record, find_nonfinite)) return reason;
     (void)loss_window_.add(std::numeric_limits<double>::quiet_NaN());
     return std::nullopt;
   }
   consecutive_skips_ = 0;
-  if (numbers.saturated > 0) report_saturation(numbers);
-  if (numbers.spiked) ++steps_skipped_;
-  const auto z = loss_window_.add(numbers.loss);
-  TRIREME_CHECK(z || !numbers.spiked, "step ", numbers.step, ": the device skipped a loss of ", numbers.loss,
+  if (record[kSaturated] > 0) report_saturation(record, scaled_tensors);
+  if (record[kSpiked] > 0) ++steps_skipped_;
+  const auto z = loss_window_.add(record[kLoss]);
+  TRIREME_CHECK(z || record[kSpiked] == 0, "step ", record.step, ": the device skipped a loss of ", record[kLoss],
                 " that is no spike");
-  if (z) report_spike(numbers, *z);
+  if (z) report_spike(record, samples, *z);
   return std::nullopt;
 }
 
-std::optional<std::string> StepGuard::inspect_nonfinite(const StepNumbers& numbers,
+std::optional<std::string> StepGuard::inspect_nonfinite(const StepRecord& record,
                                                         const FindNonfinite& find_nonfinite) {
   const bool goes_on = skip_nonfinite_ && consecutive_skips_ <= kMaxConsecutiveSkips;
   if (fp16_ && goes_on) {
     log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved",
-                         numbers.step));
+                         record.step));
     return std::nullopt;
   }
   const std::string what = fmt::format("step {}: the loss is {} and the gradient norm {}; {}; no parameter was changed",
-                                       numbers.step, numbers.loss, numbers.grad_norm, find_nonfinite(numbers.step));
+                                       record.step, record[kLoss], record[kGradNorm], find_nonfinite(record.step));
   if (goes_on) {
     log_info(fmt::format("warning: {}, the step is skipped ({} of {} in a row)", what, consecutive_skips_,
                          kMaxConsecutiveSkips));
@@ -157,29 +157,30 @@ std::optional<std::string> StepGuard::inspect_nonfinite(const StepNumbers& numbe
       "{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
       "train.on_nonfinite: skip",
       what, skip_nonfinite_ ? fmt::format(" ({} steps in a row)", consecutive_skips_) : "",
-      batches_.before(numbers.step - 1));
+      batches_.before(record.step - 1));
 }
 
-void StepGuard::report_saturation(const StepNumbers& numbers) {
+void StepGuard::report_saturation(const StepRecord& record, int64_t scaled_tensors) {
   // Delayed scales follow the values by a step, so that some saturation is normal: affected steps 1, 10, 100, … are
   // reported.
-  saturated_tensors_ += numbers.saturated;
+  const auto saturated = std::llround(record[kSaturated]);
+  saturated_tensors_ += saturated;
   if (++saturated_steps_ != next_saturation_report_) return;
   next_saturation_report_ *= 10;
   log_info(
       fmt::format("warning: step {}: {} of {} FP8 tensors had values beyond their scale, which were saturated ({} such "
                   "steps so far in this process, {} tensors); scales follow with the next step",
-                  numbers.step, numbers.saturated, numbers.scaled_tensors, saturated_steps_, saturated_tensors_));
+                  record.step, saturated, scaled_tensors, saturated_steps_, saturated_tensors_));
 }
 
-void StepGuard::report_spike(const StepNumbers& numbers, double z) const {
+void StepGuard::report_spike(const StepRecord& record, int64_t samples, double z) const {
   log_info(fmt::format(
       "warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before "
       "(samples {} to {} of the order){}",
-      numbers.step, numbers.loss, z, numbers.samples - batches_.of(numbers.step - 1), numbers.samples - 1,
-      numbers.spiked ? "; the step is skipped" : ""));
+      record.step, record[kLoss], z, samples - batches_.of(record.step - 1), samples - 1,
+      record[kSpiked] > 0 ? "; the step is skipped" : ""));
   event_(nlohmann::json{
-      {"event", "spike"}, {"step", numbers.step}, {"loss", numbers.loss}, {"z", z}, {"skipped", numbers.spiked}}
+      {"event", "spike"}, {"step", record.step}, {"loss", record[kLoss]}, {"z", z}, {"skipped", record[kSpiked] > 0}}
              .dump());
 }
 

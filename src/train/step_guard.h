@@ -2,6 +2,7 @@
 // Private to train/: protects the weights from bad steps: the loss scale of fp16, and the handling of steps with
 // non-finite numbers, loss spikes and saturated FP8 values.
 
+#include "steps_in_flight.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/config.h"
 #include "trireme/nn/trained_shard.h"
@@ -67,15 +68,6 @@ struct StepVerdict {
   at::Tensor skip;    // nonfinite or spiked: the optimizer must change nothing
 };
 
-/// The numbers of a step as the host reads them, one step late.
-struct StepNumbers {
-  int64_t step = 0;     // from 1
-  int64_t samples = 0;  // of all ranks, this step included
-  double loss = 0, grad_norm = 0;
-  bool nonfinite = false, spiked = false;
-  int64_t saturated = 0, scaled_tensors = 0;  // number of FP8 tensors: with saturated values; in all
-};
-
 /// judge() and update_loss_scale() only queue device work. inspect() sees every step once, in order.
 class StepGuard {
  public:
@@ -103,10 +95,11 @@ class StepGuard {
   /// fp16: halves the loss scale after an overflow, doubles it after kGrowthInterval steps without one.
   void update_loss_scale(const StepVerdict& verdict);
 
-  /// Reports non-finite numbers, spikes and saturation of a step. Returns why the run must end, and what to try;
-  /// nullopt: it goes on. Collective if it calls `find_nonfinite`: for non-finite numbers other than an overflow of
-  /// fp16.
-  [[nodiscard]] std::optional<std::string> inspect(const StepNumbers& numbers, const FindNonfinite& find_nonfinite);
+  /// Reports non-finite numbers, spikes and saturation of a step. `samples`: of all ranks, this step included;
+  /// `scaled_tensors`: number of FP8 tensors. Returns why the run must end, and what to try; nullopt: it goes on.
+  /// Collective if it calls `find_nonfinite`: for non-finite numbers other than an overflow of fp16.
+  [[nodiscard]] std::optional<std::string> inspect(const StepRecord& record, int64_t samples, int64_t scaled_tensors,
+                                                   const FindNonfinite& find_nonfinite);
 
   /// Whether this run may skip a step and go on.
   bool may_skip() const { return skip_nonfinite_ || skip_spikes_; }
@@ -120,9 +113,9 @@ class StepGuard {
   void restore(const GuardState& state);
 
  private:
-  std::optional<std::string> inspect_nonfinite(const StepNumbers& numbers, const FindNonfinite& find_nonfinite);
-  void report_saturation(const StepNumbers& numbers);
-  void report_spike(const StepNumbers& numbers, double z) const;
+  std::optional<std::string> inspect_nonfinite(const StepRecord& record, const FindNonfinite& find_nonfinite);
+  void report_saturation(const StepRecord& record, int64_t scaled_tensors);
+  void report_spike(const StepRecord& record, int64_t samples, double z) const;
 
   BatchSizes batches_;
   bool fp16_, skip_nonfinite_, skip_spikes_;

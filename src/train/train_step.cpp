@@ -3,6 +3,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/comm/collective_check.h"
 #include "trireme/plan/precision.h"
 #include "trireme/watchdog/progress.h"
 
@@ -43,10 +44,6 @@ at::Tensor step_results(const at::Tensor& stats, const at::Tensor& loss, const a
   return results;
 }
 
-void wait_for(const StepRecord& record) {
-  if (record.end.event) record.end.event->synchronize();
-}
-
 void inject_gradient_fault(const std::string& name, const at::Tensor& gradient, int rank, int64_t step) {
   if (fault_point("gradient:" + name, rank, step)) gradient.view(-1)[0] = std::numeric_limits<float>::quiet_NaN();
 }
@@ -76,36 +73,6 @@ std::string list_ranks(const std::vector<std::string>& found, const std::vector<
 }
 
 }  // namespace
-
-void StepsInFlight::push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock) {
-  at::Tensor values = results;
-  if (results.is_cuda()) {
-    values = at::empty(results.sizes(), results.options().device(at::kCPU).pinned_memory(true));
-    values.copy_(results, /*non_blocking=*/true);
-  }
-  records_.push_back({step, lr, clock.mark(), values});
-}
-
-StepRecord StepsInFlight::pop() {
-  StepRecord record = std::move(records_.front());
-  records_.pop_front();
-  wait_for(record);
-  return record;
-}
-
-int64_t StepsInFlight::skipped() const {
-  return std::count_if(records_.begin(), records_.end(), [](const StepRecord& record) {
-    wait_for(record);
-    return record.skipped();
-  });
-}
-
-bool StepsInFlight::updated_after(int64_t step) const {
-  return std::any_of(records_.begin(), records_.end(), [step](const StepRecord& record) {
-    wait_for(record);
-    return record.step > step && !record.skipped();
-  });
-}
 
 TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& progress,
                      std::function<StepVotes()> votes, std::function<void(const std::string&)> event)
@@ -302,10 +269,8 @@ std::string find_nonfinite_state(const std::vector<StateTensor>& state, Communic
   for (const StateTensor& one : state)
     if (mine.empty() && !all_finite(one.tensor))
       mine = fmt::format("{} on rank {} is not finite", stored_name(one), comm.rank());
-  if (comm.all_reduce_host({mine.empty() ? 0.0 : 1.0}, ReduceOp::kMax)[0] == 0) return "";
-  const auto all = comm.gather_host(mine);
-  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
-  return first == all.end() ? "the state of another rank is not finite" : *first;
+  const std::vector<std::string> problems = problems_of_ranks(comm, mine);
+  return problems.empty() ? "" : problems.front();
 }
 
 }  // namespace trireme

@@ -1,10 +1,11 @@
 #pragma once
-// Private to train/: what one step does: its inputs (RunParts), the step itself (TrainStep), and its results on their
-// way to the host (StepsInFlight).
+// Private to train/: what one step does: its inputs (RunParts) and the step itself (TrainStep).
 
 #include "mlperf.h"
 #include "run_clock.h"
 #include "run_directory.h"
+#include "step_guard.h"
+#include "steps_in_flight.h"
 #include "task.h"
 #include "training_state.h"
 #include "trireme/comm/communicator.h"
@@ -18,7 +19,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -41,49 +41,6 @@ struct RunParts {
   std::function<void()> weights_loaded;  // Trainer calls it on every rank when the weights are there; may throw
 
   Communicator& comm() const { return world.communicator(); }
-};
-
-/// Positions in a step's results: fp64, the same on all ranks. kStop to kSampleCount are sums over the ranks; only rank
-/// 0 votes for kClock.
-enum StepResult {
-  kLoss,
-  kGradNorm,
-  kNonfinite,    // 1: the optimizer skipped the step because of non-finite numbers
-  kSpiked,       // 1: it skipped the step as a loss spike
-  kStop,         // ranks that were asked to stop
-  kReady,        // ranks that have finished the phase of the save under way
-  kClock,        // 1: output.save_every_minutes have passed
-  kSampleCount,  // samples of the step
-  kSaturated,    // FP8 tensors with values beyond their scale
-  kLossScale,    // after the step; 1 but for fp16
-  kNumResults    // here TaskFacts::metrics begin
-};
-
-/// A step whose results are on the host.
-struct StepRecord {
-  int64_t step = 0;  // from 1
-  double lr = 0;
-  TimePoint end;      // of everything that the step queued
-  at::Tensor values;  // fp64 [kNumResults + metrics], host memory
-  double operator[](StepResult which) const { return values.const_data_ptr<double>()[which]; }
-  bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
-};
-
-/// The results of steps on their way from the device to the host, which reads them a step late. First in, first out.
-class StepsInFlight {
- public:
-  /// Queues the copy of a step's results (StepRecord::values, on its device) to the host; waits for nothing.
-  void push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock);
-  size_t size() const { return records_.size(); }
-  /// The oldest step; waits for its device work only.
-  StepRecord pop();
-  /// Number of steps in flight that the optimizer skipped; waits for all of them.
-  int64_t skipped() const;
-  /// Whether a step after `step` has changed the weights; waits for all steps in flight.
-  bool updated_after(int64_t step) const;
-
- private:
-  std::deque<StepRecord> records_;
 };
 
 /// This rank's values in a step's all-reduce.
@@ -150,8 +107,8 @@ class TrainStep {
   StepsInFlight in_flight_;
 };
 
-/// The first of these tensors, over all ranks, that is not finite: "NAME on rank R is not finite" (stored_name()), on
-/// rank 0; another sentence on the others. Empty on all ranks: all are finite. Collective.
+/// The first of these tensors, over all ranks, that is not finite: "NAME on rank R is not finite" (stored_name()).
+/// Empty: all are finite. Collective.
 std::string find_nonfinite_state(const std::vector<StateTensor>& state, Communicator& comm);
 
 }  // namespace trireme

@@ -88,8 +88,8 @@ void Trainer::start() {
 
 ExitCode Trainer::train() {
   start();
-  if (std::exchange(progress_.evaluation_open, false)) evaluation_.evaluate();
-  while (!finished() && !stop_vote_.stopping() && !progress_.reached_target) {
+  if (std::exchange(progress_.evaluation_open, false)) evaluate();
+  while (!finished() && !stop_vote_.stopping() && !progress_.ends_early()) {
     if (profiler_)
       profiled_step();
     else
@@ -100,7 +100,7 @@ ExitCode Trainer::train() {
     if (const auto steps = clock_.take_straggler_interval(progress_.completed)) report_stragglers(*steps);
     if (evaluation_.due()) {
       collect_all_steps();
-      evaluation_.evaluate();
+      evaluate();
     }
     if (!clock_.save_due(progress_.completed)) continue;
     collect_all_steps();
@@ -111,12 +111,24 @@ ExitCode Trainer::train() {
   }
   collect_all_steps();
   if (profiler_) profiler_->finish();
-  if (evaluation_.last_missing()) evaluation_.evaluate();
+  if (evaluation_.last_missing()) evaluate();
   // A stop before the last step, or in the evaluation after it.
-  if (!progress_.reached_target && (!finished() || evaluation_.last_missing())) return stop();
+  if (!progress_.ends_early() && (!finished() || evaluation_.last_missing())) return stop();
   if (!evaluation_.test()) return stop();
   finish();
   return ExitCode::kDone;
+}
+
+void Trainer::evaluate() {
+  const int64_t best = progress_.best_step;
+  evaluation_.evaluate();
+  if (!config_.output.keep_best || progress_.best_step == best) return;
+  directory_.claim();
+  const ProgressSection section("save", kStorageAllowance);
+  run_.task.save_artefact(step_.units(), directory_.path() / kBestFolder);
+  comm_.barrier();
+  log_info(fmt::format("wrote {}/: the evaluation after step {} is the best so far", kBestFolder, progress_.best_step));
+  clock_.start_step();
 }
 
 bool Trainer::asked_to_stop() const { return stop_signal() != 0 || (comm_.rank() == 0 && clock_.time_is_up()); }
@@ -154,15 +166,8 @@ void Trainer::collect_all_steps() {
 }
 
 void Trainer::guard_numbers(const StepRecord& record) {
-  const StepNumbers numbers{record.step,
-                            progress_.samples,
-                            record[kLoss],
-                            record[kGradNorm],
-                            record[kNonfinite] > 0,
-                            record[kSpiked] > 0,
-                            std::llround(record[kSaturated]),
-                            step_.units().scaled_tensors()};
-  const auto problem = step_.guard().inspect(numbers, [this](int64_t step) { return step_.find_nonfinite(step); });
+  const auto problem = step_.guard().inspect(record, progress_.samples, step_.units().scaled_tensors(),
+                                             [this](int64_t step) { return step_.find_nonfinite(step); });
   if (!problem) return;
   checkpoints_.complete();  // of an earlier step, which was sound
   throw CollectiveError(ExitCode::kInternal, fmt::format("{}; {}", *problem, newest_checkpoint()));
@@ -285,12 +290,15 @@ void Trainer::finish() {
   comm_.barrier();
   log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
   report_.prediction();
-  report_.end(progress_.reached_target ? RunEnd::kTarget : RunEnd::kDone, 0, "", trained);
+  report_.end(progress_.reached_target    ? RunEnd::kTarget
+              : progress_.out_of_patience ? RunEnd::kPatience
+                                          : RunEnd::kDone,
+              0, "", trained);
   fault_point("finish", comm_.rank(), progress_.completed);
   if (comm_.rank() != 0) return;
   // Last: a run that ends before goes on from its last checkpoint and writes the rest.
   try {
-    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps});
+    record_finish(directory_.path(), {progress_.completed, config_.train.max_steps, slurm_job()});
   } catch (const Error& error) {
     log_warn(error.what());
   }

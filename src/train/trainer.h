@@ -30,6 +30,8 @@ class Trainer {
   /// A signal, or on rank 0 train.max_time: this rank's vote to stop.
   bool asked_to_stop() const;
   bool finished() const { return progress_.completed >= config_.train.max_steps; }
+  /// An evaluation; output.keep_best: writes what was trained if it is the best so far.
+  void evaluate();
   /// The next step of a run with a profile.
   void profiled_step();
   /// Reads the oldest step in flight; waits for that step only. Throws where its numbers end the run.

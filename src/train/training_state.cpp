@@ -16,7 +16,8 @@ namespace {
 constexpr const char *kSamplesName = "samples", *kEvaluatedStepName = "evaluated_step",
                      *kEvaluationOpenName = "evaluation_left", *kReachedTargetName = "reached_target",
                      *kConsecutiveSkipsName = "consecutive_skips", *kSkippedStepsName = "left_out",
-                     *kLossWindowName = "loss_window", *kFp8ScalesName = "task", *kDataName = "data";
+                     *kLossWindowName = "loss_window", *kFp8ScalesName = "task", *kDataName = "data",
+                     *kBestName = "best_evaluation";
 
 /// The checkpoint tensors of the trained units, by their places in the units' vectors.
 std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units) {
@@ -64,6 +65,9 @@ std::map<std::string, std::vector<double>> LoopState::numbers() const {
       {kConsecutiveSkipsName, {static_cast<double>(guard.consecutive_skips)}},
       {kSkippedStepsName, {static_cast<double>(guard.skipped_steps)}},
       {kLossWindowName, guard.loss_window}};
+  if (progress.best_step >= 0)
+    numbers[kBestName] = {progress.best_score, static_cast<double>(progress.best_step),
+                          static_cast<double>(progress.evaluations_since_best), progress.out_of_patience ? 1.0 : 0.0};
   if (fp8_scales) numbers[kFp8ScalesName] = *fp8_scales;
   if (!data_position.empty()) numbers[kDataName] = data_position;
   return numbers;
@@ -87,6 +91,12 @@ LoopState loop_state(const CheckpointManifest& manifest) {
   loop.progress.evaluated_step = count(kEvaluatedStepName, -1);
   loop.progress.evaluation_open = number(kEvaluationOpenName, 0) > 0;
   loop.progress.reached_target = number(kReachedTargetName, 0) > 0;
+  if (const auto best = list(kBestName); best && best->size() == 4) {
+    loop.progress.best_score = (*best)[0];
+    loop.progress.best_step = std::llround((*best)[1]);
+    loop.progress.evaluations_since_best = std::llround((*best)[2]);
+    loop.progress.out_of_patience = (*best)[3] > 0;
+  }
   loop.guard = {static_cast<int>(number(kConsecutiveSkipsName, 0)), count(kSkippedStepsName, 0),
                 list(kLossWindowName).value_or(std::vector<double>())};
   loop.fp8_scales = list(kFp8ScalesName);

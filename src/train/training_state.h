@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -34,6 +35,13 @@ struct RunProgress {
   int64_t evaluated_step = -1;   // the last evaluation was after this step
   bool evaluation_open = false;  // a signal interrupted the evaluation after `completed`: it is repeated
   bool reached_target = false;
+  double best_score = -std::numeric_limits<double>::infinity();  // of the best evaluation: EvalMetrics::score()
+  int64_t best_step = -1;                                        // that it came after
+  int64_t evaluations_since_best = 0;
+  bool out_of_patience = false;  // train.patience
+
+  /// An evaluation ends the run before its last step.
+  bool ends_early() const { return reached_target || out_of_patience; }
 };
 
 /// The numbers of the loop that a checkpoint keeps. Checkpoints of earlier versions lack some of them.

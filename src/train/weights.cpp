@@ -48,19 +48,16 @@ void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, s
 
 /// The results and errors of `find` on all ranks as one text, equal on every rank. Collective.
 std::string shared_problem(Communicator& comm, const std::function<std::string()>& find) {
-  std::string mine, all;
+  std::string mine;
   try {
     mine = find();
   } catch (const Error& error) {
     mine = error.what();
   }
-  size_t shown = 0, problems = 0;
-  for (const std::string& text : comm.all_gather_host(mine)) {
-    if (text.empty() || (problems++, shown == 5)) continue;
-    ++shown;
-    all += (all.empty() ? "" : "; ") + text;
-  }
-  return problems > shown ? fmt::format("{}; and more from {} ranks", all, problems - shown) : all;
+  std::vector<std::string> problems = problems_of_ranks(comm, mine);
+  const size_t more = problems.size() - std::min<size_t>(problems.size(), 5);
+  problems.resize(problems.size() - more);
+  return more > 0 ? fmt::format("{}; and more from {} ranks", join(problems, "; "), more) : join(problems, "; ");
 }
 
 /// Loads one checkpoint, or says why it cannot be gone on from.
@@ -296,6 +293,7 @@ void restore(const RunParts& run, const ResumedRun& resumed, TrainStep& step, Ru
   progress = loop.progress;
   if (!loop.has_samples) progress.samples = BatchSizes(run.config.batch).before(progress.completed);
   progress.reached_target = progress.reached_target && !extended;
+  progress.out_of_patience = run.config.train.patience && progress.evaluations_since_best >= *run.config.train.patience;
   step.guard().restore(loop.guard);
   run.task.restore_data_state(progress.completed, loop.data_position);
   if (loop.fp8_scales && !step.units().restore_scales(*loop.fp8_scales))

@@ -104,6 +104,8 @@ TEST(Override, ASuggestionThatIsFollowedIsTaken) {
            {"output.every_steps=4", "save_every_samples"},
            {"output.save_every_steps=4", "save_every_samples"},
            {"output.keep=3", "keep_last"},
+           {"output.load_best_model_at_end=true", "keep_best"},
+           {"train.early_stopping_patience=3", "patience"},
            {"logging.every_samples=3", "every_steps"},
            {"logging.steps=3", "every_steps"},
            {"train.log_every=3", "logging.every_steps"},

@@ -176,6 +176,13 @@ TEST(TokenStream, FileOrderWithEmptyDocuments) {
       EXPECT_EQ(resumed, state);
     }
   }
+  // That a shard's own documents are all empty is found out once.
+  int64_t reads = 0;
+  const auto half = made(1000, [&](int64_t i) { return ++reads, i % 2 == 0 ? 0 : 8; });
+  const auto counted = stream_of({{"a", 1, half}}, {.seq_length = 8, .logical_shards = 2, .shuffle = false});
+  ShardState of_empty = counted->start();
+  for (int64_t row = 0; row < 100; ++row) EXPECT_EQ(counted->next_row(0, of_empty).front() / kStride, 2 * row + 1);
+  EXPECT_LT(reads, 501 + 2 * 100);
   const auto none = stream_of({{"a", 1, made(6, [](int64_t) { return 2; })}},
                               {.seq_length = 4, .logical_shards = 4, .shuffle = false});
   ShardState state = none->start();

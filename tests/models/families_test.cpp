@@ -111,7 +111,7 @@ TEST(FamilyModel, GradientEqualsDifferencesInTheWeightsWithDropout) {
     const ForwardOptions options{true, 3, {}};
     const auto units = moved_units(model, at::kDouble);
     WholeUnitStore store(units);
-    model.loss(store, batch, options).loss_sum.backward();
+    model.loss(store, batch, options).backward();
     at::NoGradGuard no_grad;
     for (size_t u = 0; u < units.size(); ++u) {
       for (size_t p = 0; p < units[u].size(); ++p) {
@@ -121,7 +121,7 @@ TEST(FamilyModel, GradientEqualsDifferencesInTheWeightsWithDropout) {
         double value[2];
         for (int side = 0; side < 2; ++side) {
           tensor.add_(direction, side == 0 ? -step : step);
-          value[side] = model.loss(store, batch, options).loss_sum.item<double>();
+          value[side] = model.loss(store, batch, options).item<double>();
           tensor.sub_(direction, side == 0 ? -step : step);
         }
         EXPECT_NEAR((value[1] - value[0]) / (2 * step), want, 1e-5 * std::max(1.0, std::abs(want)))
@@ -148,7 +148,7 @@ TEST(FamilyModel, EveryDropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
   const auto units = moved_units(DecoderModel(small_gpt2(0), {}), at::kDouble);
   WholeUnitStore store(units);
   const auto loss = [&](const DecoderConfig& config, bool train, uint64_t seed) {
-    return DecoderModel(config, {}).loss(store, batch, {train, seed, {}}).loss_sum.item<double>();
+    return DecoderModel(config, {}).loss(store, batch, {train, seed, {}}).item<double>();
   };
   const DecoderConfig plain = small_gpt2(0);
   std::vector<double> losses = {loss(plain, true, 1)};
@@ -187,7 +187,7 @@ TEST(FamilyModel, ReadsWeightsOnlyBetweenTheHooks) {
     const TokenBatch batch = batch_of(2, 5, 1);
     const Result want = run(model, batch, options);
     StrictStore store(model, units_of(model, at::kDouble));
-    const at::Tensor loss = model.loss(store, batch, options).loss_sum;
+    const at::Tensor loss = model.loss(store, batch, options);
     loss.backward();
     EXPECT_EQ(loss.item<double>(), want.loss);
     size_t i = 0;

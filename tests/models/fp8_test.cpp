@@ -96,7 +96,7 @@ Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, Recip
   for (int step = 0; step < steps; ++step) {
     units.begin_step();
     units.begin_micro_batch(true);
-    const at::Tensor loss = model.loss(units, batch, {true, 9, {}}).loss_sum;
+    const at::Tensor loss = model.loss(units, batch, {true, 9, {}});
     loss.backward();
     units.finish_backward();
     if (step == 0)

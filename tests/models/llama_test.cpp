@@ -80,7 +80,7 @@ TEST(DecoderModel, GradientEqualsDifferencesInTheWeights) {
     const TokenBatch batch = batch_of(2, 6, 1);
     const auto units = units_of(model, at::kDouble);
     WholeUnitStore store(units);
-    model.loss(store, batch, {}).loss_sum.backward();
+    model.loss(store, batch, {}).backward();
     at::NoGradGuard no_grad;
     for (const auto& unit : units) {
       for (const at::Tensor& tensor : unit) {
@@ -90,7 +90,7 @@ TEST(DecoderModel, GradientEqualsDifferencesInTheWeights) {
         double value[2];
         for (int side = 0; side < 2; ++side) {
           tensor.add_(direction, side == 0 ? -step : step);
-          value[side] = model.loss(store, batch, {}).loss_sum.item<double>();
+          value[side] = model.loss(store, batch, {}).item<double>();
           tensor.sub_(direction, side == 0 ? -step : step);
         }
         EXPECT_NEAR((value[1] - value[0]) / (2 * step), want, 1e-5 * std::max(1.0, std::abs(want)));
@@ -141,7 +141,7 @@ TEST(DecoderModel, DropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
   const auto units = units_of(model, at::kDouble);
   WholeUnitStore store(units);
   const auto loss = [&](const DecoderModel& m, bool train, uint64_t seed) {
-    return m.loss(store, batch, {train, seed, {}}).loss_sum.item<double>();
+    return m.loss(store, batch, {train, seed, {}}).item<double>();
   };
   EXPECT_EQ(loss(model, false, 1), loss(plain, true, 1));
   EXPECT_EQ(loss(model, true, 1), loss(model, true, 1));
@@ -185,7 +185,7 @@ TEST(DecoderModel, LossIsTheCrossEntropyOfItsLogits) {
     for (int64_t t = 0; t < 7; ++t)
       want -= batch.loss_weight_BS[b][t].item<double>() *
               log_p[b][t][batch.tokens_BS[b][t + 1].item<int64_t>()].item<double>();
-  EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).loss_sum.item<double>() / want, 1.0, 1e-6);
+  EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).item<double>() / want, 1.0, 1e-6);
 }
 
 TEST(DecoderModel, LabelsStandInPlaceOfTheNextToken) {
@@ -205,7 +205,7 @@ TEST(DecoderModel, LabelsStandInPlaceOfTheNextToken) {
   const at::Tensor log_p = at::log_softmax(model.logits(store, batch, {}).to(at::kDouble), -1);
   const at::Tensor chosen = log_p.gather(-1, batch.labels_BS.unsqueeze(-1)).squeeze(-1);
   const double want = -(chosen * batch.loss_weight_BS.to(at::kDouble)).sum().item<double>();
-  EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).loss_sum.item<double>() / want, 1.0, 1e-6);
+  EXPECT_NEAR(model.loss(store, batch, {false, 0, {}}).item<double>() / want, 1.0, 1e-6);
   batch.labels_BS = batch.labels_BS.narrow(1, 0, 7);
   EXPECT_THROW(model.loss(store, batch, {false, 0, {}}), InternalError);
 }
@@ -214,8 +214,8 @@ TEST(DecoderModel, EvaluationKeepsNoGraph) {
   const DecoderModel model(small_config(), seven());
   const auto units = units_of(model, at::kFloat);
   WholeUnitStore store(units);
-  EXPECT_FALSE(model.loss(store, batch_of(1, 4, 1), {false, 0, {}}).loss_sum.requires_grad());
-  EXPECT_TRUE(model.loss(store, batch_of(1, 4, 1), {true, 0, {}}).loss_sum.requires_grad());
+  EXPECT_FALSE(model.loss(store, batch_of(1, 4, 1), {false, 0, {}}).requires_grad());
+  EXPECT_TRUE(model.loss(store, batch_of(1, 4, 1), {true, 0, {}}).requires_grad());
 }
 
 TEST(DecoderModel, Bf16FollowsFp32) {
@@ -234,7 +234,7 @@ TEST(DecoderModel, ReadsWeightsOnlyBetweenTheHooks) {
         const TokenBatch batch = batch_of(2, 5, 1);
         const Result want = run(model, batch, options);
         StrictStore store(model, units_of(model, at::kDouble));
-        const at::Tensor loss = model.loss(store, batch, options).loss_sum;
+        const at::Tensor loss = model.loss(store, batch, options);
         loss.backward();
         EXPECT_EQ(loss.item<double>(), want.loss);
         size_t i = 0;

@@ -73,7 +73,7 @@ inline Result run(const DecoderModel& model, const TokenBatch& batch, const Forw
                   at::ScalarType dtype = at::kDouble) {
   const auto units = units_of(model, dtype);
   WholeUnitStore store(units);
-  const at::Tensor loss = model.loss(store, batch, options).loss_sum;
+  const at::Tensor loss = model.loss(store, batch, options);
   loss.backward();
   Result result{loss.item<double>(), {}};
   for (const auto& unit : units)

@@ -5,6 +5,7 @@
 #include "prepare_testing.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/kineto/gzip.h"
 
 namespace trireme {
 namespace {
@@ -35,6 +36,16 @@ TEST_F(Documents, JsonLinesGiveTheirField) {
   const auto file =
       write("a.jsonl", "{\"text\": \"na\\u00efve\\nline\", \"id\": 1}\n\n{\"text\": null}\n{\"text\": \"\"}\n");
   EXPECT_EQ(documents(file, DocumentUnit::kFile), (Found{{"na\xC3\xAFve\nline", 1}, {"", 3}, {"", 4}}));
+}
+
+TEST_F(Documents, GzipIsKnownByItsContent) {
+  const std::string lines = "{\"text\": \"one\"}\r\n\n{\"text\": \"two\"}\n";
+  gzip_file(write("plain", lines), path("packed.jsonl"));
+  write("plain.jsonl.gz", lines);
+  for (const char* name : {"packed.jsonl", "plain.jsonl.gz"})
+    EXPECT_EQ(documents(path(name), DocumentUnit::kFile), (Found{{"one", 1}, {"two", 3}})) << name;
+  write("cut.jsonl", slurp("packed.jsonl").substr(0, 30));
+  EXPECT_THROW(documents(path("cut.jsonl"), DocumentUnit::kFile), DataError);
 }
 
 std::string complaint(const std::filesystem::path& path, const std::string& field = "text") {

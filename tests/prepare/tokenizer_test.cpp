@@ -115,6 +115,10 @@ TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
   EXPECT_NE(tokenizer_complaint("Plain text is no model.").find("not a complete sentencepiece model"),
             std::string::npos);
   EXPECT_NE(tokenizer_complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
+  const std::string wrong = small_model() + "\x08\x01";  // a number where a piece is expected
+  EXPECT_NE(tokenizer_complaint(wrong).find(
+                fmt::format("field 1 at byte {} has wire type 0, expected 2", small_model().size())),
+            std::string::npos);
   EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
 }
 

@@ -120,6 +120,8 @@ def kinds(site):
     assert len(glob.glob(f"{site.work}/cache/*_core_*")) == 12, glob.glob(f"{site.work}/cache/*")
     done = site.tool("data", "verify", "--config", "run.yaml")
     assert "60 documents" in done.stdout, done.stdout
+    assert "is mock" in site.tool("data", "verify", "--config", "run.yaml", "--set", "data.train=mock", expect=2).stderr
+    assert "is mock" in site.tool("data", "verify", "--bert", "--seq-length", 8, "--vocab-size", 9, "mock", expect=2).stderr
     for keys, code, text in ((["data.train=[corpus, code]"], 2, "give each a weight"), (["data.eod_mask_loss=true"], 2, "needs data.eos_token"),
                              (["data.valid=corpus"], 2, "remove data.valid or data.splits"), (["data.bos_token=1"], 2, "data.bos_token"),
                              (["data.splits=1,1"], 2, "has 2 shares"), (["data.train=[corpus, run.yaml]", "data.weights=[1, 1]"], 2, "made of one kind"),

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -113,6 +114,15 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
           << error.what();
     }
   }
+}
+
+/// Opening a pipe that nobody writes to would block.
+TEST_F(Gpt, PlansWithoutOpeningItsData) {
+  write_decoder();
+  std::filesystem::remove(root_ / "rows");
+  ASSERT_EQ(mkfifo((root_ / "rows").c_str(), 0600), 0);
+  const ModelFamily& gpt = model_family("train_gpt");
+  EXPECT_NE(model_to_plan(load(gpt.config, {}), gpt), nullptr);
 }
 
 TEST(SavedConfiguration, OfAnEarlierVersionIsTheSameRunInItsNewWords) {

@@ -1,7 +1,7 @@
 // Losses of pairs from log-probabilities of tokens, compared with their formulas written out for one pair at a time.
 #include "preference_loss.h"
 
-#include "task_base.h"
+#include "row_task.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

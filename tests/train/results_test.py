@@ -180,5 +180,30 @@ def failed(site):
     print("a run that failed says so")
 
 
+def best(site):
+    """output.keep_best and train.patience: the best evaluation's adapter, the end, and the same with a stop in between."""
+    common = ("optimizer.lr=0.05", "schedule.name=constant", "lora.dropout=0", "eval.every_samples=8", "train.patience=3", "output.keep_best=true", "output.save_every_samples=8")
+    read = lambda run: open(f"{site.work}/{run}/adapter_model.safetensors", "rb").read()
+    done = site.train("train.max_steps=200", *common)
+    evals = [(m["loss"], m["step"]) for m in site.metrics("run", "eval")]
+    loss, step = min(evals)
+    summary = json.load(open(f"{site.work}/run/summary.json"))
+    assert summary["outcome"] == "patience" and summary["exit_code"] == 0 and summary["step"] == evals[-1][1] == step + 3 < 200, (summary, evals)
+    assert summary["eval_best"] == {"step": step, "loss": loss} and "best/" in done.stdout, done.stdout
+    assert "train.patience evaluations in a row were not better" in done.stdout, done.stdout
+    # The steps up to the best evaluation alone, and two starts of which the second goes on.
+    site.train(f"train.max_steps={step}", *common, "output.dir=short")
+    assert read("run/best/adapter") == read("short/adapter") == read("short/best/adapter") != read("run/adapter")
+    site.train(f"train.max_steps={step + 1}", *common, "output.dir=parts")
+    site.train("train.max_steps=200", *common, "output.dir=parts")
+    assert [(m["loss"], m["step"]) for m in site.metrics("parts", "eval")] == evals
+    assert read("parts/best/adapter") == read("run/best/adapter") and read("parts/adapter") == read("run/adapter")
+    # On two ranks; without data.valid it is refused.
+    site.train("train.max_steps=200", *common, "output.dir=ranks", ranks=2)
+    assert [m["step"] for m in site.metrics("ranks", "eval")] == [s for _, s in evals]
+    done = site.train(*common[-3:], "data.valid=null", expect=2)
+    assert "train.patience needs data.valid" in done.stderr and "output.keep_best needs data.valid" in done.stderr, done.stderr
+
+
 if __name__ == "__main__":
-    sys.exit(main({"summary": summary, "nemo": nemo, "max-time": max_time, "failed": failed}, Site))
+    sys.exit(main({"best": best, "summary": summary, "nemo": nemo, "max-time": max_time, "failed": failed}, Site))

@@ -60,17 +60,21 @@ def exit_codes(site):
     done = site.train("model.path=biased", "output.dir=g", expect=4)
     assert "attention_bias" in last_line(done.stderr)
     site.train("output.dir=/proc/none/run", expect=73)
-    site.train("train.max_steps=1")
+    site.train("train.max_steps=1", SLURM_JOB_ID="7")
     done = site.train("train.max_steps=2", expect=73)
     assert "finished after step 1, and no checkpoint to go on from" in last_line(done.stderr), done.stderr
     done = site.train("train.max_steps=1", expect=73)
     assert "finished after step 1 (" in last_line(done.stderr), done.stderr
     # Slurm queued the job again after its run had finished.
     metrics = open(f"{work}/run/metrics.jsonl").read()
-    done = site.train("train.max_steps=1", SLURM_RESTART_COUNT="1")
-    assert "finished after step 1: the job was queued again, and nothing is left to do" in done.stderr + done.stdout, done.stderr
+    again = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    done = site.train("train.max_steps=1", **again)
+    assert "finished after step 1 in this job (7): the job was queued again, and nothing is left to do" in done.stderr + done.stdout, done.stderr
+    for other in ({"SLURM_JOB_ID": "7"}, {"SLURM_RESTART_COUNT": "1"}, {**again, "SLURM_JOB_ID": "8"}):
+        done = site.train("train.max_steps=1", expect=73, **other)
+        assert "finished after step 1 (" in last_line(done.stderr), done.stderr
     assert open(f"{work}/run/metrics.jsonl").read() == metrics
-    done = site.train("train.max_steps=1", "optimizer.lr=1", expect=73, SLURM_RESTART_COUNT="1")
+    done = site.train("train.max_steps=1", "optimizer.lr=1", expect=73, **again)
     assert "another run" in last_line(done.stderr) and "optimizer.lr was 0.001, is 1" in last_line(done.stderr), done.stderr
     done = site.train("batch.global_batch_size=9", "output.dir=h", ranks=2, expect=2)
     assert "nearest" in done.stderr, done.stderr

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -16,6 +17,19 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std
 
 at::Tensor scalar(double value) { return at::full({}, value, at::kDouble); }
 double ordinary_loss(int64_t step) { return 2.0 + 0.05 * std::sin(1.7 * static_cast<double>(step)); }
+
+StepRecord record_of(int64_t step, double loss, double grad_norm, bool nonfinite, bool spiked, int64_t saturated) {
+  StepRecord record;
+  record.step = step;
+  record.values = at::zeros({kNumResults}, at::kDouble);
+  const std::pair<StepResult, double> values[] = {{kLoss, loss},
+                                                  {kGradNorm, grad_norm},
+                                                  {kNonfinite, nonfinite ? 1 : 0},
+                                                  {kSpiked, spiked ? 1 : 0},
+                                                  {kSaturated, static_cast<double>(saturated)}};
+  for (const auto& [which, value] : values) record.values[which] = value;
+  return record;
+}
 
 /// A guard with the steps that it has seen, as the Trainer drives it.
 class GuardedRun {
@@ -29,7 +43,8 @@ class GuardedRun {
     guard.update_loss_scale(verdict);
     const bool spiked = verdict.spiked.defined() && verdict.spiked.item<float>() > 0;
     ++steps;
-    ended = guard.inspect({steps, 8 * steps, loss, grad_norm, verdict.nonfinite.item<float>() > 0, spiked, 0, 0},
+    const bool nonfinite = verdict.nonfinite.item<float>() > 0;
+    ended = guard.inspect(record_of(steps, loss, grad_norm, nonfinite, spiked, 0), 8 * steps, 0,
                           [this](int64_t step) {
                             searched.push_back(step);
                             return std::string("not finite: the gradient of w");
@@ -220,7 +235,7 @@ TEST(StepGuard, ReportsSaturatedTensorsEverMoreRarely) {
   testing::internal::CaptureStderr();
   StepGuard guard(config_with(OnNonfinite::kStop), at::kBFloat16, at::kCPU, [](const std::string&) {});
   for (int64_t step = 1; step <= 99; ++step)
-    (void)guard.inspect({step, 8 * step, 2.0, 1.0, false, false, step % 2, 12}, {});
+    (void)guard.inspect(record_of(step, 2.0, 1.0, false, false, step % 2), 8 * step, 12, {});
   const std::string err = testing::internal::GetCapturedStderr();
   EXPECT_NE(err.find("step 1: 1 of 12 FP8 tensors"), std::string::npos) << err;
   EXPECT_NE(err.find("step 19: 1 of 12 FP8 tensors had values beyond their scale, which were saturated (10 such"),

@@ -28,8 +28,15 @@ CheckpointManifest manifest_of(const LoopState& loop) {
 
 TEST(TrainingState, NumbersHaveTheNamesOfOlderCheckpointsAndComeBack) {
   LoopState loop;
-  loop.progress = {
-      .completed = 12, .reported = 12, .samples = 96, .evaluations = 3, .evaluated_step = 10, .evaluation_open = true};
+  loop.progress = {.completed = 12,
+                   .reported = 12,
+                   .samples = 96,
+                   .evaluations = 3,
+                   .evaluated_step = 10,
+                   .evaluation_open = true,
+                   .best_score = -2.5,
+                   .best_step = 8,
+                   .evaluations_since_best = 1};
   loop.guard = {2, 7, {2.5, 2.25, -1}};
   loop.fp8_scales = {};
   loop.fp8_scales.emplace({0.5, 4.0});
@@ -40,6 +47,7 @@ TEST(TrainingState, NumbersHaveTheNamesOfOlderCheckpointsAndComeBack) {
                                                                         {"reached_target", {0}},
                                                                         {"consecutive_skips", {2}},
                                                                         {"left_out", {7}},
+                                                                        {"best_evaluation", {-2.5, 8, 1, 0}},
                                                                         {"loss_window", {2.5, 2.25, -1}},
                                                                         {"task", {0.5, 4}},
                                                                         {"data", {3, 1, 4}}}));

@@ -1,12 +1,18 @@
 #pragma once
-// Makes an error of one rank an error of all ranks.
+// Makes a problem of one rank known to all ranks.
 
 #include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
 
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace trireme {
+
+/// The problems of all ranks, in their order, on every rank; an empty `mine` is none. Collective. Texts are exchanged
+/// only where there is one.
+std::vector<std::string> problems_of_ranks(Communicator& comm, const std::string& mine);
 
 /// An error that every rank throws with the same code and sentence, so that no rank waits for another.
 struct CollectiveError : Error {

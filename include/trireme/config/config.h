@@ -94,6 +94,7 @@ struct TrainSection {
   enum class OnNonfinite { kStop, kSkip } on_nonfinite = OnNonfinite::kStop;
   enum class OnSpike { kReport, kSkip } on_spike = OnSpike::kReport;
   std::optional<std::string> max_time;  // DD:HH:MM:SS of one process
+  std::optional<int64_t> patience;      // evaluations in a row without a better one that end the run
   bool operator==(const TrainSection&) const = default;
 };
 /// Of train.objective dpo and orpo; the names are TRL's.
@@ -144,6 +145,7 @@ struct OutputSection {
   std::optional<double> save_every_minutes;
   bool save_on_stop = true;
   int64_t keep_last = 2;
+  bool keep_best = false;
   bool operator==(const OutputSection&) const = default;
 };
 struct LoggingSection {

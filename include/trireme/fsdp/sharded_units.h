@@ -76,8 +76,6 @@ class ShardedUnits : public UnitStore {
   /// weight that is not finite in the type that it is kept in. When reading fails on a rank, that rank still takes part
   /// in the collectives of the others, and throws at the end. Collective.
   void load(const WeightSource& source, int reader_threads, const std::function<void(double fraction)>& progress = {});
-  /// Elements that this rank has read from files.
-  int64_t elements_read() const { return elements_read_; }
   /// Fills units with random weights as their specs say. Values depend only on (seed, tensor name, element), not on the
   /// sharding. `only_replicated`: only replicated units, for adapters on a loaded base model.
   void initialise(uint64_t seed, bool only_replicated);
@@ -170,7 +168,6 @@ class ShardedUnits : public UnitStore {
   at::Device device_;
   ShardingOptions options_;
   std::unique_ptr<Communicator> shard_group_, replica_group_;  // null: a group of one rank
-  int64_t elements_read_ = 0;
   std::unique_ptr<PeerMemory> peers_;
   std::vector<int64_t> peer_offsets_;  // per unit, in the peer memory; -1: not there
   std::string gather_path_;

@@ -25,6 +25,12 @@ class Optimizer {
   virtual void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) = 0;
   /// The state that a checkpoint keeps in addition to the masters.
   virtual std::vector<StateTensor> state() = 0;
+
+ protected:
+  /// state() of a step count and two moments of each shard.
+  static std::vector<StateTensor> moment_state(const std::vector<TrainedShard>& shards, const at::Tensor& steps,
+                                               const std::vector<at::Tensor>& first,
+                                               const std::vector<at::Tensor>& second);
 };
 
 /// The traits of an optimizer, for the plan, the configuration's hints and the space for checkpoints.

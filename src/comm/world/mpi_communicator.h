@@ -21,7 +21,7 @@ void finalize_mpi();
 /// MPI_Abort. Returns if MPI is not initialised or already finalised.
 void abort_mpi(int exit_code);
 
-/// Between the two.
+/// Whether MPI is initialised and not yet finalised.
 bool mpi_runs();
 int mpi_rank(MPI_Comm handle);
 int mpi_size(MPI_Comm handle);

@@ -13,8 +13,9 @@ constexpr const char* kName = "finished.json";
 }
 
 void record_finish(const std::filesystem::path& output_dir, const FinishedRun& run) {
-  write_file_atomic(output_dir / kName,
-                    nlohmann::json({{"step", run.step}, {"max_steps", run.max_steps}}).dump(2) + "\n");
+  write_file_atomic(
+      output_dir / kName,
+      nlohmann::json({{"step", run.step}, {"max_steps", run.max_steps}, {"slurm_job_id", run.job}}).dump(2) + "\n");
 }
 
 std::optional<FinishedRun> finished_run(const std::filesystem::path& output_dir) {
@@ -27,7 +28,9 @@ std::optional<FinishedRun> finished_run(const std::filesystem::path& output_dir)
       throw WriteError(fmt::format("{} is damaged: it should hold the integers step and max_steps", path.string()));
     return record[key];
   };
-  return FinishedRun{number("step"), number("max_steps")};
+  FinishedRun run{number("step"), number("max_steps")};
+  if (record.contains("slurm_job_id") && record["slurm_job_id"].is_string()) run.job = record["slurm_job_id"];
+  return run;
 }
 
 }  // namespace trireme

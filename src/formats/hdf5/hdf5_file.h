@@ -59,8 +59,8 @@ uint64_t hdf5_user_block(hid_t file, const std::string& path);
 /// The innermost reason on HDF5's error stack; clears the stack.
 std::string hdf5_reason();
 
-/// A file that is written: it appears at commit(); without commit() nothing remains. WriteError. Each member takes an
-/// Hdf5Lock.
+/// A file that is written: it appears at commit(); without commit() nothing remains. WriteError. Construction, commit()
+/// and destruction take an Hdf5Lock; the other members are called under one.
 class Hdf5Output {
  public:
   /// HDF5's own lock of the file is off: on NFS it would conflict with TemporaryFile's.

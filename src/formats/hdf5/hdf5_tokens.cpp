@@ -95,6 +95,10 @@ std::vector<int64_t> Hdf5TokenFile::read_seq_start_id(int64_t row) const {
 
 struct Hdf5TokenWriter::State {
   explicit State(const std::filesystem::path& path) : file(path) {}
+  ~State() {
+    const Hdf5Lock lock;
+    for (Hdf5Handle* handle : {&input_ids, &loss_mask, &seq_start_id, &start_type}) (void)handle->reset();
+  }
   Hdf5Output file;
   Hdf5Handle input_ids, loss_mask, seq_start_id, start_type;
   Columns columns;

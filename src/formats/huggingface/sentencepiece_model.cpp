@@ -28,8 +28,8 @@ DamagedAt damaged_at(const std::filesystem::path& path) {
 
 void expect_wire(const ProtoField& field, WireType type, const std::filesystem::path& path) {
   if (field.type != type)
-    fail(path, fmt::format("field {} has wire type {}, expected {}", field.number, static_cast<int>(field.type),
-                           static_cast<int>(type)));
+    fail(path, fmt::format("field {} at byte {} has wire type {}, expected {}", field.number, field.at,
+                           static_cast<int>(field.type), static_cast<int>(type)));
 }
 
 SentencepiecePiece read_piece(const ProtoField& message, size_t id, const std::filesystem::path& path) {

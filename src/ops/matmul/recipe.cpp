@@ -80,6 +80,7 @@ at::Tensor Fp8Recipe::forward(const Operand& x, const Weight& weight, at::Scalar
   if (weight.quantized()) {
     w = stored_codes(weight);
   } else {
+    TRIREME_CHECK(traits_.trains, "a frozen FP8 weight ", weight.matrix.sizes(), " has no codes");
     const Fp8Codes codes = make_weight_codes(weight);
     w = {codes.data, codes.inverse};
     kept.weight_transposed = {codes.transposed, codes.inverse};

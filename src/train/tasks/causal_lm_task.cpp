@@ -127,9 +127,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
       throw ConfigError(problem);
   }
   if (!rank.plan_only) {
+    format_ = &row_format("data.train", config.data.train);
     open_rows();
     if (rank.grid.world.rank == 0) warn_of_tokenizers();
-    found.insert(found.end(), {{"format of data.train", format().labels ? "Megatron" : "rows"},
+    found.insert(found.end(), {{"format of data.train", format_->labels ? "Megatron" : "rows"},
                                {"rows of data.train", std::to_string(facts_.train_rows)},
                                {"rows of data.valid", std::to_string(facts_.eval_samples)}});
   }
@@ -142,7 +143,9 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.trained_parameters = model_->num_trained_parameters();
   facts_.flops_per_row = model_flops(model_->shape(config.data.seq_length, /*element_size=*/1));
   facts_.nominal_denominator =
-      per_token ? samples * static_cast<double>(config.data.seq_length - (format().labels ? 0 : 1)) : samples;
+      per_token
+          ? samples * static_cast<double>(config.data.seq_length - (format_ != nullptr && format_->labels ? 0 : 1))
+          : samples;
   if (family.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(model_->block());
   facts_.description.insert(
       facts_.description.begin(),
@@ -153,26 +156,27 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
           format_count(facts_.trained_parameters)));
 }
 
-RowReader CausalLmTask::row_reader() const {
-  return {data_vocab_, model_->config().vocab_size, stored_vocab_, rank_.grid.data.rank, rank_.grid.data.size};
+SplitRows<Sample> CausalLmTask::open_split(Split split) const {
+  return trireme::open_rows(
+      config_, split, *format_,
+      {data_vocab_, model_->config().vocab_size, stored_vocab_, rank_.grid.data.rank, rank_.grid.data.size});
 }
 
 void CausalLmTask::open_rows() {
-  const RowReader reader = row_reader();
   RowSource<Sample, TokenPack> rows;
-  rows.train = trireme::open_rows(config_, Split::kTrain, reader);
-  rows.valid = trireme::open_rows(config_, Split::kValid, reader);
-  rows.test = trireme::open_rows(config_, Split::kTest, reader);
+  rows.train = open_split(Split::kTrain);
+  rows.valid = open_split(Split::kValid);
+  rows.test = open_split(Split::kTest);
   const bool pairs = config_.train.objective != TrainSection::Objective::kSft;
   rows.collate = [per_token = pairs || config_.train.loss == TrainSection::Loss::kTokenMean](
                      const std::vector<Sample>& samples, const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
-  rows.without_target = format().without_target;
+  rows.without_target = format_->without_target;
   rows.filler = filler_sample(config_.data.seq_length);
   rows.pattern = pattern_sample(config_.data.seq_length, data_vocab_);
-  if (format().labels) {
+  if (format_->labels) {
     rows.filler = with_labels(std::move(rows.filler));
     rows.pattern = with_labels(std::move(rows.pattern));
   }
@@ -221,7 +225,7 @@ at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const s
   options.train = train;
   options.seed = seed();
   options.recompute = recompute;
-  return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options).loss_sum;
+  return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options);
 }
 
 at::Tensor CausalLmTask::score(UnitStore& units, const MicroBatch& batch) {
@@ -229,7 +233,7 @@ at::Tensor CausalLmTask::score(UnitStore& units, const MicroBatch& batch) {
 }
 
 EvalResult CausalLmTask::eval_result(const EvalSums& sums) const {
-  if (sums.at(1) == 0) throw without_targets(config_.data.valid, rows().without_target);
+  if (sums.at(1) == 0) throw without_targets(split_keys(config_, Split::kValid).files, rows().without_target);
   return {sums.at(0) / sums.at(1), {}};
 }
 

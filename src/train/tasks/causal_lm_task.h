@@ -30,7 +30,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   StepBatch to_device(const std::vector<TokenPack>& passes) const override;
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
   EvalSums counts(const TokenPack& pack) const override { return {pack.denominator}; }
-  RowReader row_reader() const;
+  SplitRows<Sample> open_split(Split split) const;
 
   std::unique_ptr<DecoderModel> model_;
 
@@ -42,9 +42,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   void warn_of_tokenizers() const;
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
-  /// Of data.train.
-  const RowFormat& format() const { return row_format("data.train", config_.data.train); }
-
+  const RowFormat* format_ = nullptr;            // of data.train; null: a plan, which opens no data
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
   int64_t data_vocab_ = 0;                       // ids that rows may have: without padding ids
   std::map<std::string, TokenRows> token_rows_;  // LoRA, rank 0: rows of the vocabulary that the adapter holds

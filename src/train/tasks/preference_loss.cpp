@@ -1,6 +1,6 @@
 #include "preference_loss.h"
 
-#include "task_base.h"
+#include "row_task.h"
 
 #include <ATen/ATen.h>
 

@@ -223,7 +223,7 @@ ReferenceRows PreferenceTask::compute_reference(ShardedUnits& units,
   std::vector<SplitRows<Sample>> splits;
   int64_t total = 0, done = 0;
   for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
-    splits.push_back(trireme::open_rows(config_, split, row_reader()));
+    splits.push_back(open_split(split));
     if (splits.back().read) total += passes_over(splits.back(), count);
   }
   ForwardOptions options;

@@ -4,19 +4,71 @@
 // into passes and evaluation over a rank's share are common.
 
 #include "data/rows.h"
-#include "task_base.h"
+#include "task.h"
+#include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace trireme {
+
+/// A step's data, read in the background. One step is under way at a time; its reading is waited for before another
+/// starts or this ends.
+template <class T>
+class ReadAhead {
+ public:
+  ~ReadAhead() {
+    if (next_.valid()) next_.wait();
+  }
+  void start(int64_t step, const std::function<T(int64_t)>& read) {
+    if (step_ == step && next_.valid()) return;
+    if (next_.valid()) next_.wait();
+    step_ = step;
+    next_ = std::async(std::launch::async, read, step);
+  }
+  T take() { return next_.get(); }
+  /// Waits for what is under way and forgets it.
+  void drop() {
+    if (next_.valid()) next_.wait();
+    next_ = {};
+  }
+
+ private:
+  std::future<T> next_;
+  int64_t step_ = -1;
+};
+
+/// Host values on `device`, of the same type; through pinned memory and without waiting where it is a GPU. [n]
+template <class T>
+at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
+  at::Tensor host = at::empty({static_cast<int64_t>(values.size())},
+                              at::TensorOptions(c10::CppTypeToScalarType<T>::value).pinned_memory(device.is_cuda()));
+  std::copy(values.begin(), values.end(), host.template mutable_data_ptr<T>());
+  return host.to(device, /*non_blocking=*/true);
+}
+
+/// For data.valid or data.test (`files`) without any target: its evaluation would be 0 / 0. `why`: "every loss_mask is
+/// 0".
+inline DataError without_targets(const std::vector<std::string>& files, const char* why) {
+  return DataError(
+      fmt::format("{}: no row has a target ({}), so there is nothing to evaluate: prepare the rows again, or leave "
+                  "data.valid (or data.test) out",
+                  join(files, ", "), why));
+}
 
 /// Reads rows of type Row and collates several of them to a Pack. The functions own their sources.
 template <class Row, class Pack>
@@ -33,7 +85,7 @@ struct RowSource {
 };
 
 template <class Row, class Pack>
-class RowTask : public TaskBase {
+class RowTask : public TrainingTask {
  public:
   std::vector<RowSet> row_sets() const final {
     std::vector<RowSet> sets;
@@ -81,7 +133,7 @@ class RowTask : public TaskBase {
   }
 
  protected:
-  RowTask(const Config& config, const RankInfo& rank) : TaskBase(config, rank), batches_(config.batch) {}
+  RowTask(const Config& config, const RankInfo& rank) : TrainingTask(config, rank), batches_(config.batch) {}
 
   /// In the constructor of a family. DataError where data.valid or data.test has no target. An MLPerf run reads no row
   /// before its clock runs: there the first evaluation reports it.

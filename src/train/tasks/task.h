@@ -5,10 +5,12 @@
 #include "data/row_scan.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/config/config.h"
+#include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 #include "trireme/plan/plan.h"
+#include "trireme/plan/precision.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -18,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -32,6 +35,12 @@ struct RankInfo {
   bool plan_only = false;
   bool planned_for_gpus = false;  // a dry run that plans for GPUs: the checks are those of a GPU, `device` is the CPU
 };
+
+/// Why precision.linear: fp8 cannot multiply with this recipe on this device in this type; empty: it can. `sizes`: of
+/// the matrices, by their names in the model's configuration; `tokens`: of a micro-batch, 0: not asked. A CPU emulates
+/// any.
+std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
+                        std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens = 0);
 
 /// One forward's worth of rows on the device; the task knows what is inside.
 struct MicroBatch {
@@ -87,11 +96,11 @@ struct BeforeSteps {
 class TrainingTask : public PlannedModel {
  public:
   const TaskFacts& facts() const final { return facts_; }
-  // Members of facts(). flops_per_sample() is of a row: flops_per_row.
+  // Members of facts().
   const std::vector<UnitSpec>& units() const { return *facts_.units; }
   int64_t num_parameters() const { return facts_.parameters; }
   int64_t num_trained_parameters() const { return facts_.trained_parameters; }
-  double flops_per_sample() const { return facts_.flops_per_row; }
+  double flops_per_row() const { return facts_.flops_per_row; }
   int64_t eval_samples() const { return facts_.eval_samples; }
   double nominal_denominator() const { return facts_.nominal_denominator; }
   std::optional<double> nominal_samples_per_step() const { return facts_.nominal_samples_per_step; }
@@ -102,13 +111,13 @@ class TrainingTask : public PlannedModel {
 
   /// Compares the files that training starts from with the model: the headers of the weights, the adapter whole. No
   /// weights of the base are read. ModelError.
-  virtual void check_weights() = 0;
+  void check_weights();
   /// Loads or draws the weights of all units; collective, once.
-  virtual void load_weights(ShardedUnits& units) = 0;
+  void load_weights(ShardedUnits& units);
   /// Between the loading of the weights and the first step of this process: what has to be computed with the weights
   /// before they change. Collective.
   virtual void prepare(ShardedUnits& /*units*/, const BeforeSteps& /*before*/) {}
-  /// The rows of data.train and data.valid to check; valid until the task is destroyed.
+  /// The rows to check before training; they own what they read.
   virtual std::vector<RowSet> row_sets() const = 0;
 
   /// Starts reading and collating global batch `step` (0-based) in the background.
@@ -139,13 +148,39 @@ class TrainingTask : public PlannedModel {
   virtual void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) = 0;
 
  protected:
+  TrainingTask(const Config& config, const RankInfo& rank) : config_(config), rank_(rank) {}
+
+  /// Reads what the run starts from beside the weights of model.path: an adapter. ModelError.
+  virtual void check_start() {}
+  /// Opens the weights of model.path for the model. ModelError.
+  virtual std::unique_ptr<WeightSource> open_weights() const = 0;
+  /// All units have their weights, from `source` or, null, drawn at random. Collective.
+  virtual void weights_loaded(ShardedUnits&, const WeightSource*) {}
+
+  uint64_t seed() const { return static_cast<uint64_t>(config_.train.seed); }
+
+  /// Writes all weights in the compute dtype with a Writer that has append(name, tensor), called on rank 0 in the order
+  /// of the units; collective. `make` is called on rank 0. Returns the writer there, null elsewhere.
+  template <class MakeWriter>
+  auto export_model(ShardedUnits& units, const MakeWriter& make) const {
+    auto writer = rank_.grid.world.rank == 0 ? make() : nullptr;
+    units.export_tensors(
+        rank_.compute_dtype, [](int) { return true; },
+        [&](const std::string& name, const at::Tensor& value) { writer->append(name, value); });
+    return writer;
+  }
+
   /// InternalError while set_rows_per_pass() has not been called.
   int64_t rows_per_pass() const;
 
+  const Config config_;
+  const RankInfo rank_;
   TaskFacts facts_;  // filled by the constructors of families
 
  private:
   int64_t rows_per_pass_ = 0;
+  bool checked_ = false;
+  std::unique_ptr<WeightSource> source_;  // from check_weights() to load_weights()
 };
 
 /// Next-token prediction on token rows: decoders, with adapters or without (models/decoder).

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 namespace trireme {
 
 struct FinishedRun {
   int64_t step = 0;       // the last step: max_steps, or the step that reached the target
   int64_t max_steps = 0;  // train.max_steps
+  std::string job = {};   // SLURM_JOB_ID of its process; empty: none
 };
 
 /// WriteError when it cannot be written.

@@ -1,4 +1,4 @@
-#include "task_base.h"
+#include "task.h"
 
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -47,13 +47,6 @@ int64_t TrainingTask::rows_per_pass() const {
   return rows_per_pass_;
 }
 
-DataError without_targets(const std::vector<std::string>& files, const char* why) {
-  return DataError(
-      fmt::format("{}: no row has a target ({}), so there is nothing to evaluate: prepare the rows again, or leave "
-                  "data.valid (or data.test) out",
-                  join(files, ", "), why));
-}
-
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
   if (!rank.device.is_cuda() && !rank.planned_for_gpus) return "";
@@ -74,7 +67,7 @@ std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                      std::max(multiple, recipe.token_multiple), join(all, ", "));
 }
 
-void TaskBase::check_weights() {
+void TrainingTask::check_weights() {
   checked_ = true;
   check_start();
   if (config_.model.init == ModelSection::Init::kRandom) return;
@@ -82,7 +75,7 @@ void TaskBase::check_weights() {
   trireme::check_weights(units(), *source_, config_.model.path);
 }
 
-void TaskBase::load_weights(ShardedUnits& units) {
+void TrainingTask::load_weights(ShardedUnits& units) {
   if (!checked_) check_weights();
   std::exception_ptr failure;
   try {
@@ -90,7 +83,11 @@ void TaskBase::load_weights(ShardedUnits& units) {
   } catch (...) {
     failure = std::current_exception();  // the other ranks wait in initialise()
   }
-  units.initialise(seed(), /*only_replicated=*/source_ != nullptr);
+  try {
+    units.initialise(seed(), /*only_replicated=*/source_ != nullptr);
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
   if (failure) std::rethrow_exception(failure);
   weights_loaded(units, source_.get());
   source_.reset();

@@ -1,0 +1,104 @@
+// The rows of a configuration's splits.
+#include "data/rows.h"
+#include "data/megatron/megatron_dataset.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+class Rows : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / fmt::format("trireme_rows_{}", getpid());
+    std::filesystem::remove_all(folder_);
+    make_directories(folder_);
+    for (const char* name : {"a", "b"}) {
+      MegatronWriter writer(folder_ / name, MegatronType::kU16);
+      for (int document = 0; document < 20; ++document) writer.append(std::vector<int32_t>(40, 1));
+      writer.commit();
+    }
+    config_.data.seq_length = 8;
+    config_.train.max_steps = 2;
+    config_.batch.global_batch_size = 4;
+    config_.data.train = {path("a"), path("b")};
+    config_.data.weights = {1, 1};
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  SplitRows<Sample> open(Split split) const {
+    return open_rows(config_, split, row_format("data.train", config_.data.train),
+                     {.vocab_size = 16, .padded_vocab_size = 16, .stored_vocab_size = 16});
+  }
+  std::string refusal(Split split) const {
+    try {
+      (void)open(split);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::filesystem::path folder_;
+  Config config_;
+};
+
+TEST_F(Rows, MockRowsEvaluateABlend) {
+  config_.data.valid = {"mock"};
+  config_.eval.samples = 3;
+  EXPECT_GT(open(Split::kTrain).rows, 0);
+  EXPECT_EQ(open(Split::kValid).rows, 3);
+  config_.data.valid = {"mock", "mock"};
+  EXPECT_NE(refusal(Split::kValid).find("mock stands for random ids"), std::string::npos);
+  config_.data.train = {path("a")};
+  config_.data.weights = {};
+  config_.data.valid = {path("a"), "mock"};
+  EXPECT_NE(refusal(Split::kValid).find("data.valid has"), std::string::npos);
+}
+
+TEST_F(Rows, PartsOfDividedFilesAreCalledSo) {
+  config_.data.train = {path("a")};
+  config_.data.weights = {};
+  config_.data.splits = {8, 1, 1};
+  config_.eval.shuffle = false;
+  EXPECT_FALSE(open(Split::kTest).read) << "nobody asked for its rows";
+  config_.eval.samples = config_.eval.test_samples = 2;
+  EXPECT_EQ(open(Split::kValid).sets[0].name, "the validation part of data.train");
+  EXPECT_EQ(open(Split::kTest).sets[0].name, "the test part of data.train");
+  config_.eval.samples = config_.eval.test_samples = 1000;
+  EXPECT_NE(refusal(Split::kValid).find("eval.samples 1000 is more than the "), std::string::npos);
+  EXPECT_NE(refusal(Split::kValid).find(" rows of the validation part of data.train"), std::string::npos);
+  EXPECT_NE(refusal(Split::kTest).find(" rows of the test part of data.train"), std::string::npos);
+  EXPECT_EQ(row_files(config_), (std::vector<std::string>{path("a.idx"), path("a.bin")}));
+}
+
+TEST_F(Rows, ConversationsAreKnownByTheirFirstObject) {
+  const auto refused = [&](const std::string& name, const std::string& text) {
+    write_file_atomic(path(name), text);
+    config_.data.train = {path(name)};
+    config_.data.weights = {};
+    return refusal(Split::kTrain).find("trireme data chat") != std::string::npos;
+  };
+  const std::string talk = R"({"messages": [{"role": "user", "content": "a } \" {"}]})";
+  EXPECT_TRUE(refused("a.jsonl", talk + "\n"));
+  EXPECT_TRUE(refused("a.jsonl", "\xEF\xBB\xBF\n" + talk));
+  EXPECT_TRUE(refused("a.json", "[\n" + talk + ",\n" + talk + "]"));
+  EXPECT_TRUE(refused("a.json", R"([{"id": 1, "conversations": []}, "not read)"));
+  EXPECT_FALSE(refused("a.jsonl", R"({"text": "a", "messages": []})"));
+  EXPECT_FALSE(refused("a.json", "}}" + talk));
+  EXPECT_FALSE(refused("a.json", R"({"messages": "no end)"));
+  EXPECT_FALSE(refused("a.json", ""));
+  EXPECT_FALSE(refused("a.txt", talk));
+}
+
+}  // namespace
+}  // namespace trireme
