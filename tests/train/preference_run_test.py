@@ -200,6 +200,24 @@ def reference(site):
     site.train("lora=null", "output.dir=changed", "train.max_steps=30")
 
 
+def trained_rows(site):
+    """Rows of the vocabulary that are trained beside the adapters keep their first values in the reference, sharded or not."""
+    path = f"{site.work}/base/config.json"
+    config = json.load(open(path))
+    json.dump({**config, "trireme_added_rows": {"first": VOCAB - 60}}, open(path, "w"))
+    base = None
+    for name, number, settings in (("step", 0, []), ("file", 0, ["preference.precompute_ref_log_probs=true"]), ("sharded", 2, ["parallel.shard_size=2"])):
+        done = site.train(*settings, f"output.dir={name}", "optimizer.weight_decay=0", ranks=number)
+        assert f"rows {VOCAB - 60} to {VOCAB - 1} were added to the base and are trained" in done.stdout, done.stdout
+        steps = site.metrics(name)
+        base = base or steps
+        assert abs(steps[0]["rewards/margins"]) < 1e-9 and abs(steps[-1]["rewards/margins"]) > 1e-3
+        close(steps, base)
+    json.dump(config, open(path, "w"))
+    site.train("output.dir=frozen", "optimizer.weight_decay=0")
+    assert abs(site.metrics("frozen")[-1]["loss"] - base[-1]["loss"]) > 1e-4, "the rows are not trained"
+
+
 def results(site):
     done = site.train("eval.every_samples=16", "logging.tensorboard=true", "preference.rpo_alpha=0.1", "train.max_steps=8")
     assert "rewards/accuracies" in done.stdout and "rewards/margins" in done.stdout, done.stdout
@@ -227,4 +245,4 @@ def results(site):
     site.train("lora=null", "train.max_steps=2", "output.dir=gpt", program="train_gpt")
 
 
-main({"exit-codes": exit_codes, "ranks": ranks, "resume": resume, "reference": reference, "results": results}, Site)
+main({"exit-codes": exit_codes, "ranks": ranks, "resume": resume, "reference": reference, "results": results, "trained-rows": trained_rows}, Site)
