@@ -115,7 +115,7 @@ void Reader::read_section(const Section& section, Config& config) {
     if (const YamlEntry* given = is_map ? entry->value.find(key.name) : nullptr) {
       read_key(section, key, given->value, config);
     } else if (broken || key.required) {
-      const std::string expected = expectation(key.offered(family_.features));
+      const std::string expected = expectation(key.offered(program_.features));
       if (!broken)
         problems_.add(place_of(section.name), fmt::format("{} is missing: {}", qualified(section, key), expected));
       unreadable_.insert(qualified(section, key));
@@ -126,18 +126,18 @@ void Reader::read_section(const Section& section, Config& config) {
 
 void Reader::read_key(const Section& section, const Key& key, const YamlNode& node, Config& config) {
   const std::string name = qualified(section, key);
-  const Key offered = key.offered(family_.features);
+  const Key offered = key.offered(program_.features);
   places_[name] = node.place;
   const KeyChoice* choice = key.choice(node.text);
-  if (choice != nullptr && !family_.features.has(choice->feature)) {
+  if (choice != nullptr && !program_.features.has(choice->feature)) {
     refuse_for_family(node.place, fmt::format("{} {}", name, choice->word), choice->feature,
                       "use " + expectation(offered));
     unreadable_.insert(name);
     return;
   }
   const std::optional<Value> read = value(name, offered, node);
-  // A resolved configuration names every key: those that this family lacks have their defaults.
-  const bool foreign = read && !family_.features.has(key.feature) && *read != section.get(config, key);
+  // A resolved configuration names every key: those that this program lacks have their defaults.
+  const bool foreign = read && !program_.features.has(key.feature) && *read != section.get(config, key);
   if (foreign) refuse_for_family(node.place, name, key.feature, key.instead);
   if (!read || foreign)
     unreadable_.insert(name);
@@ -214,7 +214,7 @@ std::nullopt_t Reader::refuse(const std::string& name, const YamlNode& node, con
 
 void Reader::refuse_for_family(const Place& place, const std::string& what, Feature feature,
                                const std::string& instead) {
-  problems_.add(place, fmt::format("{} is not for {}, which {}{}{}", what, family_.program, without_feature(feature),
+  problems_.add(place, fmt::format("{} is not for {}, which {}{}{}", what, program_.name, without_feature(feature),
                                    instead.empty() ? "" : ": ", instead));
 }
 

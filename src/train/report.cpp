@@ -54,7 +54,7 @@ void Report::start_run() {
 
 std::string Report::description() const {
   nlohmann::json devices = nlohmann::json::array();
-  for (int rank = 0; rank < run_.comm().size(); ++rank) devices.push_back(run_.device.name);
+  for (int rank = 0; rank < run_.comm().size(); ++rank) devices.push_back(run_.device_info.name);
   const nlohmann::json run = {
       {"event", "run"},
       {"time", utc_timestamp()},
@@ -103,8 +103,8 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   metrics.samples_per_s = record[kSampleCount] / seconds;
   metrics.tokens_per_s = rows / seconds * static_cast<double>(config_.data.seq_length);
   metrics.memory_gib = static_cast<double>(memory_in_use()) / (1 << 30);
-  if (run_.device.peak_flops)
-    metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device.peak_flops * run_.grid.world.size);
+  if (run_.device_info.peak_flops)
+    metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device_info.peak_flops * run_.grid.world.size);
   return metrics;
 }
 
@@ -189,7 +189,7 @@ RunSummary Report::summary() const {
   if (totals_.newest && run_.task.facts().train_rows > 0)
     s.epoch = static_cast<double>(totals_.newest->rows) / static_cast<double>(run_.task.facts().train_rows);
   s.row_flops = run_.task.flops_per_row();
-  s.peak_flops = run_.device.peak_flops;
+  s.peak_flops = run_.device_info.peak_flops;
   s.peak_memory = static_cast<double>(memory_in_use());
   if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);
   s.target_loss = config_.eval.target_loss;

@@ -267,11 +267,11 @@ std::string configuration_hash(const Config& config) {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
-NullValues null_values(const Config& config, const ConfigFamily& family, at::ScalarType compute) {
+NullValues null_values(const Config& config, const ProgramKeys& program, at::ScalarType compute) {
   NullValues nulls = {{"precision.compute", type_name(compute)},
                       {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
-                      {"model.pad_vocab_to", std::to_string(family.vocab_multiple)}};
-  if (!family.features.has(Feature::kVocabularySize)) return nulls;
+                      {"model.pad_vocab_to", std::to_string(program.vocab_multiple)}};
+  if (!program.features.has(Feature::kVocabularySize)) return nulls;
   try {
     const std::filesystem::path path = config.model.path;
     const DecoderConfig shape =
