@@ -153,6 +153,10 @@ void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
 }
 
 void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
+  if (config.eval.test_samples && config.data.test.empty() && !config.data.splits)
+    problems.push_back({"eval.test_samples",
+                        {"eval.test_samples", "data.test"},
+                        "eval.test_samples needs data.test or data.splits, which are null"});
   if (!config.data.valid.empty() || config.data.splits) return;
   const auto needs_valid = [&](const char* key) {
     problems.push_back({key, {key, "data.valid"}, fmt::format("{} needs data.valid, which is not given", key)});
@@ -163,10 +167,6 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.train.patience) needs_valid("train.patience");
   if (config.output.keep_best) needs_valid("output.keep_best");
   if (config.eval.samples) needs_valid("eval.samples");
-  if (config.eval.test_samples && config.data.test.empty() && !config.data.splits)
-    problems.push_back({"eval.test_samples",
-                        {"eval.test_samples", "data.test"},
-                        "eval.test_samples needs data.test or data.splits, which are null"});
 }
 
 void check_data(const Config& config, std::vector<RuleProblem>& problems) {

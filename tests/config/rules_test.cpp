@@ -206,6 +206,9 @@ TEST(Rules, AMaximumTimeHasFourParts) {
 
 TEST(Rules, ATestNeedsItsRows) {
   EXPECT_NE(refused("eval: {test_samples: 8}\n").find("eval.test_samples needs data.test"), std::string::npos);
+  const TextFile file(std::string(kMinimal) + "eval: {test_samples: 8}\n");
+  EXPECT_THROW(load_config(file.path(), {"data.valid=v"}), ConfigError);
+  EXPECT_NO_THROW(load_config(file.path(), {"data.valid=v", "data.test=t"}));
 }
 
 /// A benchmark of MLPerf: the configuration that its closed division has, changes that it allows, and ones that it does
