@@ -52,13 +52,50 @@ bool in_range(const Key& key, double value) {
          (key.below_max ? value < key.max : value <= key.max);
 }
 
+constexpr const char *kAccumulation =
+                         " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) "
+                         "micro-batches.",
+                     *kRows = " data.train has rows: trireme data chat, data pack and others make them.",
+                     *kPacking = " Rows are packed before the run: trireme data chat, trireme data pack.",
+                     *kTemplate = " trireme data chat writes conversations by the model's template (--template).",
+                     *kLossMask = " trireme data chat decides which tokens have a loss.",
+                     *kFewBits = " Frozen weights have the compute type, or FP8 with precision.linear: fp8.",
+                     *kAttention = " Attention always runs in fused kernels.",
+                     *kAdapter = " A section lora trains an adapter; without it all parameters are trained.";
+
 /// Other trainers' names for what is no key here.
 const std::map<std::string_view, const char*> kNoKeys = {
-    {"gradient_accumulation_steps",
-     " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) micro-batches."},
-    {"accumulate_grad_batches",
-     " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) micro-batches."},
-    {"resume_from_checkpoint", " A run resumes by itself when output.dir holds its checkpoints."}};
+    {"gradient_accumulation_steps", kAccumulation},
+    {"accumulate_grad_batches", kAccumulation},
+    {"resume_from_checkpoint", " A run resumes by itself when output.dir holds its checkpoints."},
+    {"auto_resume_from_checkpoints", " A run resumes by itself when output.dir holds its checkpoints."},
+    {"datasets", kRows},
+    {"dataset_dir", kRows},
+    {"dataset_name", kRows},
+    {"packing", kPacking},
+    {"sample_packing", kPacking},
+    {"group_by_length", kPacking},
+    {"chat_template", kTemplate},
+    {"template", kTemplate},
+    {"assistant_only_loss", kLossMask},
+    {"completion_only_loss", kLossMask},
+    {"train_on_inputs", kLossMask},
+    {"train_on_prompt", kLossMask},
+    {"val_set_size", " trireme data chat and data pack divide the data: --valid-fraction."},
+    {"val_size", " trireme data chat and data pack divide the data: --valid-fraction."},
+    {"load_in_4bit", kFewBits},
+    {"load_in_8bit", kFewBits},
+    {"quantization_bit", kFewBits},
+    {"deepspeed", " The plan shards what is trained: parallel.policy, parallel.shard_size."},
+    {"report_to", " logging.tensorboard: true writes TensorBoard's event files."},
+    {"flash_attention", kAttention},
+    {"flash_attn", kAttention},
+    {"attn_implementation", kAttention},
+    {"dataloader_num_workers", " Rows are read ahead without a setting."},
+    {"metric_for_best_model", " The best evaluation is that of the lowest loss, for BERT of the highest accuracy."},
+    {"finetuning_type", kAdapter},
+    {"peft_type", kAdapter},
+    {"neftune_noise_alpha", " Noise on embeddings is not supported."}};
 
 /// What to write in place of a key that has another name now; "": it never was a key.
 std::string retired_advice(const Section& section, const YamlEntry& entry) {
