@@ -212,8 +212,9 @@ ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
   head.memory.row = tokens * (2 * d * element_size + 4);
   head.memory.logits = tokens * v * element_size;
-  head.memory.logits_most = int64_t{256} << 20;       // a chunk of the loss head's kernel
-  head.memory.fixed = shape.trained ? 4 * v * d : 0;  // the matrix' gradient in fp32
+  head.memory.logits_most = int64_t{256} << 20;  // a chunk of the loss head's kernel
+  // The gradient of the matrix, or of its trained rows, in fp32.
+  head.memory.fixed = 4 * d * (shape.trained ? v : lora_->rows_end - lora_->rows_begin);
   // Tied: autograd holds it until the embedding's comes, at the end of backward.
   head.memory.held = shape.trained && config_.tie_word_embeddings ? v * d * element_size : 0;
   return shape;

@@ -5,7 +5,7 @@
 #include "trireme/base/text.h"
 #include "trireme/plan/rates.h"
 #include "trireme/plan/simulate.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>
@@ -54,7 +54,7 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
     options.rates = machine_rates("NVIDIA " + arguments.device);
   else
     options.rates = run_rates(
-        load_config(arguments.config, arguments.overrides, model_family(arguments.trainer).config), "NVIDIA H200");
+        load_config(arguments.config, arguments.overrides, training_program(arguments.trainer).keys), "NVIDIA H200");
   if (arguments.link_gb_s) options.rates.network_bytes = *arguments.link_gb_s * 1e9 * kNetworkEfficiency;
   if (arguments.nvlink_gb_s) options.rates.link_bytes = *arguments.nvlink_gb_s * 1e9;
   if (arguments.memory_gib) options.rates.memory_gib = *arguments.memory_gib;
@@ -197,11 +197,11 @@ void write_told(const std::string& path, const std::string& content) {
 }
 
 void run_simulate(const SimulateArguments& arguments) {
-  const ModelFamily& family = model_family(arguments.trainer);
+  const TrainingProgram& program = training_program(arguments.trainer);
   const SimulationOptions options = simulation_options(arguments);
   const Simulation simulation = simulate(
-      arguments.config, arguments.overrides, family.config,
-      [&](const Config& config) { return model_to_plan(config, family); }, options);
+      arguments.config, arguments.overrides, program.keys,
+      [&](const Config& config) { return model_to_plan(config, program); }, options);
   std::string text;
   for (const std::string& line : simulation.model) text += line + '\n';
   text += machine_text(options) + '\n' + describe_rates(options.rates, options.rates.name) + '\n';
@@ -219,7 +219,7 @@ void run_simulate(const SimulateArguments& arguments) {
 void add_simulate_tool(CLI::App& app) {
   auto arguments = std::make_shared<SimulateArguments>();
   std::vector<std::string> trainers;
-  for (const ModelFamily& family : model_families()) trainers.push_back(family.config.program);
+  for (const TrainingProgram& program : training_programs()) trainers.push_back(program.keys.name);
   CLI::App* tool = app.add_subcommand(
       "simulate", "Predict step time, memory and scaling of a run on GPUs that this machine does not have");
   tool->add_option("--config", arguments->config, "YAML configuration; its data and weights need not be there")

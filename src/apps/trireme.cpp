@@ -1,6 +1,6 @@
 // One program under several names: the trainers, the tool `trireme`, and trireme-calibrate for `trireme calibrate`.
-// train_llama, train_bert and train_gpt are links to it. main() finds the entry of such a name in model_families() and
-// calls train_main() (src/train/run.cpp).
+// train_llama, train_bert and train_gpt are links to it. main() finds the entry of such a name in training_programs()
+// and calls train_main() (src/train/run.cpp).
 #include "tools.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -8,7 +8,7 @@
 #include "trireme/cli/help.h"
 #include "trireme/cli/interface.h"
 #include "trireme/cli/problem.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>
@@ -73,10 +73,10 @@ int run(int argc, char** argv) {
 std::string_view name_of(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
 /// The trainer of this name, null of another name.
-const trireme::ModelFamily* trainer_of(std::string_view path) {
+const trireme::TrainingProgram* trainer_of(std::string_view path) {
   const std::string_view name = name_of(path);
-  for (const trireme::ModelFamily& family : trireme::model_families())
-    if (family.config.program == name) return &family;
+  for (const trireme::TrainingProgram& program : trireme::training_programs())
+    if (program.keys.name == name) return &program;
   return nullptr;
 }
 
@@ -87,12 +87,12 @@ int main(int argc, char** argv) {
   const auto* file = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
   const std::string_view started = argc > 0 ? argv[0] : "", executed = file != nullptr ? file : "";
   for (const std::string_view path : {started, executed})
-    if (const trireme::ModelFamily* family = trainer_of(path)) return trireme::train_main(argc, argv, *family);
+    if (const trireme::TrainingProgram* program = trainer_of(path)) return trireme::train_main(argc, argv, *program);
   // A link of another name, such as train_lama, would be the tools and refuse what the trainer takes.
   if (!name_of(started).starts_with("trireme") && !name_of(executed).starts_with("trireme"))
     return trireme::run_main("trireme", [&]() -> int {
       std::string names = "trireme, trireme-calibrate";
-      for (const trireme::ModelFamily& family : trireme::model_families()) names += ", " + family.config.program;
+      for (const trireme::TrainingProgram& program : trireme::training_programs()) names += ", " + program.keys.name;
       throw trireme::ConfigError("the program acts by the name that it is started under, and has none for '" +
                                  std::string(name_of(executed)) + "': name it one of " + names);
     });

@@ -167,7 +167,7 @@ void replace_retired_keys(YamlNode& root) {
 }
 
 Config read_config(const std::string& text, const std::filesystem::path& directory,
-                   const std::vector<std::string>& overrides, const ConfigFamily& family,
+                   const std::vector<std::string>& overrides, const ProgramKeys& program,
                    std::optional<int64_t> world_size, Problems& problems, bool saved = false) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
@@ -186,8 +186,8 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
 
   if (saved) replace_retired_keys(root);
   expand_train_parts(root, problems);
-  Config config = family.defaults;
-  Reader reader(root, directory, family, problems);
+  Config config = program.defaults;
+  Reader reader(root, directory, program, problems);
   reader.read(config);
   if (config.train.epochs) {
     if (reader.given("train.max_steps"))
@@ -197,7 +197,7 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   } else {
     resolve_warmup(config);
   }
-  for (const RuleProblem& problem : check_rules(config, family, world_size))
+  for (const RuleProblem& problem : check_rules(config, program, world_size))
     if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
   problems.throw_if_any();
   return config;
@@ -206,7 +206,7 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
 }  // namespace
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                   const ConfigFamily& family, std::optional<int64_t> world_size) {
+                   const ProgramKeys& program, std::optional<int64_t> world_size) {
   Problems problems(file.string(), overrides);
   std::error_code ignored;
   const auto size = std::filesystem::file_size(file, ignored);
@@ -214,17 +214,17 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
     problems.add({}, fmt::format("the file has {} bytes; a configuration may have {}", size, kMaxFile));
     problems.throw_if_any();
   }
-  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, family,
+  return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program,
                      world_size, problems);
 }
 
-Config with_steps(const Config& config, int64_t steps, const ConfigFamily& family, std::optional<int64_t> world_size) {
+Config with_steps(const Config& config, int64_t steps, const ProgramKeys& program, std::optional<int64_t> world_size) {
   Config counted = config;
   counted.train.max_steps = steps;
   counted.train.epochs.reset();
   resolve_warmup(counted);
   std::string text;
-  for (const RuleProblem& problem : check_rules(counted, family, world_size)) text += "; " + problem.text;
+  for (const RuleProblem& problem : check_rules(counted, program, world_size)) text += "; " + problem.text;
   if (!text.empty())
     throw ConfigError(fmt::format("train.epochs {} is train.max_steps {}{}",
                                   format_exact(config.train.epochs.value_or(0)), steps, text));

@@ -13,7 +13,9 @@ Section model_section() {
   described::SectionKeys<S> s(&Config::model, "model", "the model and its weights");
   s.key("path", &S::path,
         "Hugging Face directory, or NeMo zarr checkpoint directory; BERT: also a TensorFlow checkpoint",
-        {.required = true, .path = true, .elsewhere = {"model_name_or_path", "model.name", "model.name_or_path"}});
+        {.required = true,
+         .path = true,
+         .elsewhere = {"model_name_or_path", "base_model", "model_name", "model.name", "model.name_or_path"}});
   s.key("init", &S::init, "weights from the checkpoint, or random (config.json alone is enough)",
         {.choices = {{"checkpoint", S::Init::kCheckpoint}, {"random", S::Init::kRandom}}});
   s.key("read", &S::read,
@@ -87,7 +89,7 @@ Section data_section() {
          .max = 16777216,
          .required = true,
          .option = {.fms = "seq_length", .torchtitan = "training.seq_len", .nemo = "model.data.seq_length"},
-         .elsewhere = {"max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len"}});
+         .elsewhere = {"max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len", "sequence_len"}});
   s.key("shuffle", &S::shuffle, "shuffle the rows; false = the order of the file");
   s.key("column", &S::column,
         "documents: column or field that holds them; null = tokens, input_ids or text, whichever is there",

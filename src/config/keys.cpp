@@ -89,14 +89,14 @@ const Key& key_of(const std::type_info& type) {
   throw InternalError(fmt::format("no key has the type {}", type.name()));
 }
 
-/// What --help says of a key: its own text and those of the words that the family takes.
-std::string help_text(const Key& key, const ConfigFamily& family) {
+/// What --help says of a key: its own text and those of the words that the program takes.
+std::string help_text(const Key& key, const ProgramKeys& program) {
   std::string text = key.help;
   for (const KeyChoice& choice : key.choices)
-    if (family.features.has(choice.feature)) text += choice.help;
+    if (program.features.has(choice.feature)) text += choice.help;
   const std::string variable = "{vocab_multiple}";
   if (const size_t at = text.find(variable); at != std::string::npos)
-    text.replace(at, variable.size(), std::to_string(family.vocab_multiple));
+    text.replace(at, variable.size(), std::to_string(program.vocab_multiple));
   return text;
 }
 
@@ -106,11 +106,11 @@ struct KeyEntry {
 };
 
 /// nullopt: the program lacks the key. `defaults` has all sections.
-std::optional<KeyEntry> entry_of(const Section& section, const Key& key, const ConfigFamily& family,
+std::optional<KeyEntry> entry_of(const Section& section, const Key& key, const ProgramKeys& program,
                                  const Config& defaults) {
-  if (!family.features.has(section.feature) || !family.features.has(key.feature)) return std::nullopt;
-  return KeyEntry{expectation(key.offered(family.features)),
-                  key.required ? "required" : value_text(key, section.get(defaults, key)), help_text(key, family)};
+  if (!program.features.has(section.feature) || !program.features.has(key.feature)) return std::nullopt;
+  return KeyEntry{expectation(key.offered(program.features)),
+                  key.required ? "required" : value_text(key, section.get(defaults, key)), help_text(key, program)};
 }
 
 /// Text in a cell of a Markdown table.
@@ -246,7 +246,7 @@ std::string value_text(const Key& key, const Value& value) {
   return key.list ? fmt::format("[{}]", join(items, ", ")) : items.front();
 }
 
-std::string key_reference(const std::vector<ConfigFamily>& families) {
+std::string key_reference(const std::vector<ProgramKeys>& every) {
   std::string page =
       "# Configuration keys\n\nEvery key of the programs that train. The programs write this page themselves; a test "
       "compares it with what they write.\nThe file is YAML. A relative path counts from its directory, in `--set` "
@@ -258,17 +258,16 @@ std::string key_reference(const std::vector<ConfigFamily>& families) {
     for (const Key& key : section.keys) {
       std::vector<std::pair<std::string, KeyEntry>> programs;
       std::vector<std::string> names;
-      for (const ConfigFamily& family : families) {
-        const auto entry = entry_of(section, key, family, with_all_sections(family.defaults));
+      for (const ProgramKeys& program : every) {
+        const auto entry = entry_of(section, key, program, with_all_sections(program.defaults));
         if (!entry) continue;
-        programs.emplace_back(family.program, *entry);
-        names.push_back(family.program);
+        programs.emplace_back(program.name, *entry);
+        names.push_back(program.name);
       }
       if (programs.empty()) continue;
-      page +=
-          fmt::format("| `{}.{}` | {} | {} | {} | {} |\n", section.name, key.name, column(programs, &KeyEntry::accepts),
-                      column(programs, &KeyEntry::otherwise),
-                      names.size() == families.size() ? "all" : join(names, ", "), column(programs, &KeyEntry::help));
+      page += fmt::format("| `{}.{}` | {} | {} | {} | {} |\n", section.name, key.name,
+                          column(programs, &KeyEntry::accepts), column(programs, &KeyEntry::otherwise),
+                          names.size() == every.size() ? "all" : join(names, ", "), column(programs, &KeyEntry::help));
     }
   }
   return page;
@@ -340,14 +339,14 @@ std::string keys_without_meaning(const Config& config, DataKinds kind, DataKinds
   return join(keys, ", ");
 }
 
-std::string describe_config(const ConfigFamily& family) {
-  const Config defaults = with_all_sections(family.defaults);
+std::string describe_config(const ProgramKeys& program) {
+  const Config defaults = with_all_sections(program.defaults);
   std::string text;
   for (const Section& section : sections()) {
-    if (!family.features.has(section.feature)) continue;
+    if (!program.features.has(section.feature)) continue;
     text += fmt::format("{:<23} # {}\n", std::string(section.name) + ":", section.help);
     for (const Key& key : section.keys) {
-      const auto entry = entry_of(section, key, family, defaults);
+      const auto entry = entry_of(section, key, program, defaults);
       if (!entry) continue;
       const std::string otherwise = key.required ? "required" : "default " + entry->otherwise;
       text += fmt::format("  {:<20}   {}\n", key.name, wrap(entry->help, kHelpWidth, 25));
@@ -358,16 +357,16 @@ std::string describe_config(const ConfigFamily& family) {
          "\nA relative path counts from the directory of the configuration file, in --set too.\n"
          "--set SECTION.KEY=VALUE takes a YAML scalar or a list in brackets: --set "
          "optimizer.lr=3e-4\n" +
-         (family.features.has(Feature::kAdapters)
+         (program.features.has(Feature::kAdapters)
               ? "--set lora.target_modules='[q_proj, v_proj]'; --set lora=null removes the section.\n"
               : "");
 }
 
-std::vector<std::string> config_keys(const ConfigFamily& family) {
+std::vector<std::string> config_keys(const ProgramKeys& program) {
   std::vector<std::string> names;
   for (const Section& section : sections())
     for (const Key& key : section.keys)
-      if (family.features.has(section.feature) && family.features.has(key.feature))
+      if (program.features.has(section.feature) && program.features.has(key.feature))
         names.push_back(fmt::format("{}.{}", section.name, key.name));
   return names;
 }

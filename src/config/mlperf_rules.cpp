@@ -145,9 +145,9 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-const Benchmark* benchmark_of(const Config& config, const ConfigFamily& family) {
-  if (family.program.empty() || !config.logging.mlperf || !family.features.has(Feature::kMlperfLog)) return nullptr;
-  if (family.features.has(Feature::kPackedRows)) return &kBert;
+const Benchmark* benchmark_of(const Config& config, const ProgramKeys& program) {
+  if (program.name.empty() || !config.logging.mlperf || !program.features.has(Feature::kMlperfLog)) return nullptr;
+  if (program.features.has(Feature::kPackedRows)) return &kBert;
   return config.lora ? &kLora : &kPretraining;
 }
 
@@ -221,8 +221,8 @@ std::vector<std::pair<std::string, std::string>> differing_keys(const Config& co
 
 }  // namespace
 
-void check_mlperf_rules(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
-  const Benchmark* benchmark = benchmark_of(config, family);
+void check_mlperf_rules(const Config& config, const ProgramKeys& program, std::vector<RuleProblem>& problems) {
+  const Benchmark* benchmark = benchmark_of(config, program);
   if (benchmark == nullptr) return;
   const auto refuse = [&](const std::string& key, const std::string& text) {
     problems.push_back({key, {key, "logging.mlperf"}, text});
@@ -235,9 +235,9 @@ void check_mlperf_rules(const Config& config, const ConfigFamily& family, std::v
   for (const auto& [key, text] : differing_keys(config, *benchmark)) refuse(key, text + kWayOut);
 }
 
-std::string check_mlperf_model(const Config& config, const ConfigFamily& family,
+std::string check_mlperf_model(const Config& config, const ProgramKeys& program,
                                const std::vector<std::pair<std::string, std::string>>& found) {
-  const Benchmark* benchmark = benchmark_of(config, family);
+  const Benchmark* benchmark = benchmark_of(config, program);
   const std::optional<bool> closed = benchmark == nullptr ? std::nullopt : closed_division(*benchmark);
   if (benchmark == nullptr || closed == false) return "open";
   std::vector<std::string> problems;

@@ -52,13 +52,51 @@ bool in_range(const Key& key, double value) {
          (key.below_max ? value < key.max : value <= key.max);
 }
 
+constexpr const char *kAccumulation =
+                         " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) "
+                         "micro-batches.",
+                     *kRows = " data.train has rows: trireme data chat, data pack and others make them.",
+                     *kPacking = " Rows are packed before the run: trireme data chat, trireme data pack.",
+                     *kTemplate = " trireme data chat writes conversations by the model's template (--template).",
+                     *kLossMask = " trireme data chat decides which tokens have a loss.",
+                     *kFewBits = " Frozen weights have the compute type, or FP8 with precision.linear: fp8.",
+                     *kAttention = " Attention always runs in fused kernels.",
+                     *kAdapter = " A section lora trains an adapter; without it all parameters are trained.";
+
 /// Other trainers' names for what is no key here.
 const std::map<std::string_view, const char*> kNoKeys = {
-    {"gradient_accumulation_steps",
-     " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) micro-batches."},
-    {"accumulate_grad_batches",
-     " Gradients accumulate over batch.global_batch_size / (batch.micro_batch_size x ranks) micro-batches."},
-    {"resume_from_checkpoint", " A run resumes by itself when output.dir holds its checkpoints."}};
+    {"gradient_accumulation_steps", kAccumulation},
+    {"accumulate_grad_batches", kAccumulation},
+    {"resume_from_checkpoint", " A run resumes by itself when output.dir holds its checkpoints."},
+    {"auto_resume_from_checkpoints", " A run resumes by itself when output.dir holds its checkpoints."},
+    {"datasets", kRows},
+    {"dataset_dir", kRows},
+    {"dataset_name", kRows},
+    {"packing", kPacking},
+    {"sample_packing", kPacking},
+    {"group_by_length", kPacking},
+    {"chat_template", kTemplate},
+    {"template", kTemplate},
+    {"assistant_only_loss", kLossMask},
+    {"completion_only_loss", kLossMask},
+    {"train_on_inputs", kLossMask},
+    {"train_on_prompt", kLossMask},
+    {"truncation_mode", " trireme data preference cuts pairs of answers: --max-length, --truncation-mode."},
+    {"val_set_size", " trireme data chat and data pack divide the data: --valid-fraction."},
+    {"val_size", " trireme data chat and data pack divide the data: --valid-fraction."},
+    {"load_in_4bit", kFewBits},
+    {"load_in_8bit", kFewBits},
+    {"quantization_bit", kFewBits},
+    {"deepspeed", " The plan shards what is trained: parallel.policy, parallel.shard_size."},
+    {"report_to", " logging.tensorboard: true writes TensorBoard's event files."},
+    {"flash_attention", kAttention},
+    {"flash_attn", kAttention},
+    {"attn_implementation", kAttention},
+    {"dataloader_num_workers", " Rows are read ahead without a setting."},
+    {"metric_for_best_model", " The best evaluation is that of the lowest loss, for BERT of the highest accuracy."},
+    {"finetuning_type", kAdapter},
+    {"peft_type", kAdapter},
+    {"neftune_noise_alpha", " Noise on embeddings is not supported."}};
 
 /// What to write in place of a key that has another name now; "": it never was a key.
 std::string retired_advice(const Section& section, const YamlEntry& entry) {
@@ -115,7 +153,7 @@ void Reader::read_section(const Section& section, Config& config) {
     if (const YamlEntry* given = is_map ? entry->value.find(key.name) : nullptr) {
       read_key(section, key, given->value, config);
     } else if (broken || key.required) {
-      const std::string expected = expectation(key.offered(family_.features));
+      const std::string expected = expectation(key.offered(program_.features));
       if (!broken)
         problems_.add(place_of(section.name), fmt::format("{} is missing: {}", qualified(section, key), expected));
       unreadable_.insert(qualified(section, key));
@@ -126,18 +164,18 @@ void Reader::read_section(const Section& section, Config& config) {
 
 void Reader::read_key(const Section& section, const Key& key, const YamlNode& node, Config& config) {
   const std::string name = qualified(section, key);
-  const Key offered = key.offered(family_.features);
+  const Key offered = key.offered(program_.features);
   places_[name] = node.place;
   const KeyChoice* choice = key.choice(node.text);
-  if (choice != nullptr && !family_.features.has(choice->feature)) {
+  if (choice != nullptr && !program_.features.has(choice->feature)) {
     refuse_for_family(node.place, fmt::format("{} {}", name, choice->word), choice->feature,
                       "use " + expectation(offered));
     unreadable_.insert(name);
     return;
   }
   const std::optional<Value> read = value(name, offered, node);
-  // A resolved configuration names every key: those that this family lacks have their defaults.
-  const bool foreign = read && !family_.features.has(key.feature) && *read != section.get(config, key);
+  // A resolved configuration names every key: those that this program lacks have their defaults.
+  const bool foreign = read && !program_.features.has(key.feature) && *read != section.get(config, key);
   if (foreign) refuse_for_family(node.place, name, key.feature, key.instead);
   if (!read || foreign)
     unreadable_.insert(name);
@@ -214,7 +252,7 @@ std::nullopt_t Reader::refuse(const std::string& name, const YamlNode& node, con
 
 void Reader::refuse_for_family(const Place& place, const std::string& what, Feature feature,
                                const std::string& instead) {
-  problems_.add(place, fmt::format("{} is not for {}, which {}{}{}", what, family_.program, without_feature(feature),
+  problems_.add(place, fmt::format("{} is not for {}, which {}{}{}", what, program_.name, without_feature(feature),
                                    instead.empty() ? "" : ": ", instead));
 }
 

@@ -17,8 +17,8 @@ namespace trireme {
 class Reader {
  public:
   /// `base`: absolute directory that relative paths count from.
-  Reader(const YamlNode& root, std::filesystem::path base, const ConfigFamily& family, Problems& problems)
-      : root_(root), base_(std::move(base)), family_(family), problems_(problems) {}
+  Reader(const YamlNode& root, std::filesystem::path base, const ProgramKeys& program, Problems& problems)
+      : root_(root), base_(std::move(base)), program_(program), problems_(problems) {}
 
   void read(Config& config);
 
@@ -32,8 +32,8 @@ class Reader {
   Place place_of(const std::string& qualified) const;
 
  private:
-  bool has(const Section& section) const { return family_.features.has(section.feature); }
-  bool has(const Section& section, const Key& key) const { return has(section) && family_.features.has(key.feature); }
+  bool has(const Section& section) const { return program_.features.has(section.feature); }
+  bool has(const Section& section, const Key& key) const { return has(section) && program_.features.has(key.feature); }
   void read_section(const Section& section, Config& config);
   void read_key(const Section& section, const Key& key, const YamlNode& node, Config& config);
   void check_keys(const Section& section, const YamlNode& node);
@@ -41,7 +41,7 @@ class Reader {
   std::string suggest(const Section* section, const std::string& key) const;
   std::string name_elsewhere(const Section* section, const std::string& key) const;
 
-  // nullopt: refused and reported. `key` has the choices of the family.
+  // nullopt: refused and reported. `key` has the choices of the program.
   std::optional<Value> value(const std::string& name, const Key& key, const YamlNode& node);
   std::optional<Value> list(const std::string& name, const Key& key, const YamlNode& node);
   std::optional<std::string> item(const std::string& name, const Key& key, const YamlNode& node,
@@ -51,12 +51,12 @@ class Reader {
   /// "NAME must be EXPECTED, not NODE." and a hint.
   std::nullopt_t refuse(const std::string& name, const YamlNode& node, const std::string& expected,
                         const std::string& hint = "");
-  /// Reports that the family has no `what`, a key, a word of one or a section.
+  /// Reports that the program has no `what`, a key, a word of one or a section.
   void refuse_for_family(const Place& place, const std::string& what, Feature feature, const std::string& instead);
 
   const YamlNode& root_;
   std::filesystem::path base_;
-  const ConfigFamily& family_;
+  const ProgramKeys& program_;
   Problems& problems_;
   std::map<std::string, Place> places_;
   std::set<std::string> unreadable_;

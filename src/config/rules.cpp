@@ -153,6 +153,10 @@ void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
 }
 
 void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
+  if (config.eval.test_samples && config.data.test.empty() && !config.data.splits)
+    problems.push_back({"eval.test_samples",
+                        {"eval.test_samples", "data.test"},
+                        "eval.test_samples needs data.test or data.splits, which are null"});
   if (!config.data.valid.empty() || config.data.splits) return;
   const auto needs_valid = [&](const char* key) {
     problems.push_back({key, {key, "data.valid"}, fmt::format("{} needs data.valid, which is not given", key)});
@@ -163,10 +167,6 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.train.patience) needs_valid("train.patience");
   if (config.output.keep_best) needs_valid("output.keep_best");
   if (config.eval.samples) needs_valid("eval.samples");
-  if (config.eval.test_samples && config.data.test.empty() && !config.data.splits)
-    problems.push_back({"eval.test_samples",
-                        {"eval.test_samples", "data.test"},
-                        "eval.test_samples needs data.test or data.splits, which are null"});
 }
 
 void check_data(const Config& config, std::vector<RuleProblem>& problems) {
@@ -201,19 +201,19 @@ void check_data(const Config& config, std::vector<RuleProblem>& problems) {
          fmt::format("data.seq_length {} has no room beside data.bol_token and data.eol_token", data.seq_length)});
 }
 
-void check_precision(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
+void check_precision(const Config& config, const ProgramKeys& program, std::vector<RuleProblem>& problems) {
   const PrecisionSection& precision = config.precision;
   if (precision.loss_scale && precision.compute != PrecisionSection::Compute::kFp16)
     problems.push_back({"precision.loss_scale",
                         {"precision.loss_scale", "precision.compute"},
                         "precision.loss_scale is for precision.compute fp16; the other types need none"});
   const bool fp8 = precision.linear == PrecisionSection::Linear::kFp8;
-  if (fp8 && !config.lora && !family.features.has(Feature::kFp8Training))
+  if (fp8 && !config.lora && !program.features.has(Feature::kFp8Training))
     problems.push_back(
         {"precision.linear",
          {"precision.linear"},
          fmt::format("precision.linear fp8 without a 'lora' section is not for {}, which {}: leave it at compute",
-                     family.program, without_feature(Feature::kFp8Training))});
+                     program.name, without_feature(Feature::kFp8Training))});
   const auto for_trained = [&](const char* key, const std::string& value) {
     const auto refuse = [&](const char* why) {
       problems.push_back({key, {key, "precision.linear"}, fmt::format("{} {} {}", key, value, why)});
@@ -259,7 +259,7 @@ void check_moments(const Config& config, std::vector<RuleProblem>& problems) {
                                     word_of(config.optimizer.name))});
 }
 
-void check_objective(const Config& config, const ConfigFamily& family, std::vector<RuleProblem>& problems) {
+void check_objective(const Config& config, const ProgramKeys& program, std::vector<RuleProblem>& problems) {
   using Objective = TrainSection::Objective;
   const Objective objective = config.train.objective;
   const char* name = word_of(objective);
@@ -271,7 +271,7 @@ void check_objective(const Config& config, const ConfigFamily& family, std::vect
       refuse("preference", "is a section for train.objective dpo and orpo: set one of them, or leave the section out");
     return;
   }
-  if (config.train.loss != family.defaults.train.loss)
+  if (config.train.loss != program.defaults.train.loss)
     refuse("train.loss",
            fmt::format("is for train.objective sft; the loss of {} is a mean over pairs: leave it out", name));
   if (config.logging.mlperf) refuse("logging.mlperf", "is for train.objective sft: MLPerf has no benchmark of pairs");
@@ -318,11 +318,11 @@ void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
                                     policy)});
 }
 
-void check_profile(const Config& config, const ConfigFamily& family, std::optional<int64_t> world_size,
+void check_profile(const Config& config, const ProgramKeys& program, std::optional<int64_t> world_size,
                    std::vector<RuleProblem>& problems) {
   if (!config.profile) return;
   const ProfileSection& profile = *config.profile;
-  if (profile.stacks && !family.program.empty())
+  if (profile.stacks && !program.name.empty())
     problems.push_back({"profile.stacks",
                         {"profile.stacks"},
                         "profile.stacks: true is not available: LibTorch's profiler takes stacks of Python and "
@@ -366,7 +366,7 @@ void check_shard_size(const Config& config, int64_t world_size, std::vector<Rule
 
 }  // namespace
 
-std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& family,
+std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& program,
                                      std::optional<int64_t> world_size) {
   std::vector<RuleProblem> problems;
   check_batch(config, world_size.value_or(1), problems);
@@ -375,14 +375,14 @@ std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& f
   check_lora(config, problems);
   check_data(config, problems);
   check_eval(config, problems);
-  check_precision(config, family, problems);
+  check_precision(config, program, problems);
   check_logging(config, problems);
-  check_objective(config, family, problems);
+  check_objective(config, program, problems);
   check_policy(config, problems);
   check_moments(config, problems);
   check_max_time(config, problems);
-  check_mlperf_rules(config, family, problems);
-  check_profile(config, family, world_size, problems);
+  check_mlperf_rules(config, program, problems);
+  check_profile(config, program, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
   return problems;
 }

@@ -18,7 +18,7 @@ struct RuleProblem {
 
 /// All broken rules, in the order of the checks. `world_size`: nullopt where the number of ranks is not known. A
 /// configuration that passes with the number of ranks has sizes that a RankGrid (comm/rank_grid.h) takes.
-std::vector<RuleProblem> check_rules(const Config& config, const ConfigFamily& family,
+std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& program,
                                      std::optional<int64_t> world_size);
 
 }  // namespace trireme

@@ -23,13 +23,13 @@ void check_gelu(const at::Tensor& x, const at::Tensor& bias, Activation form) {
 
 at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation form) {
   check_gelu(x, bias, form);
-  TRIREME_LAUNCH(row_kernel_choice("gelu", x, kWidestGeluBytes), gelu_forward(x, bias, form));
+  TRIREME_RETURN_LAUNCH(row_kernel_choice("gelu", x, kWidestGeluBytes), gelu_forward(x, bias, form));
   return at::gelu(x + bias, approximation(form));
 }
 
 GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form) {
   check_gelu(x, bias, form);
-  TRIREME_LAUNCH(row_kernel_choice("gelu_backward", x, kWidestGeluBytes), gelu_backward(dy, x, bias, form));
+  TRIREME_RETURN_LAUNCH(row_kernel_choice("gelu_backward", x, kWidestGeluBytes), gelu_backward(dy, x, bias, form));
   const at::Tensor dx = at::gelu_backward(dy, x + bias, approximation(form));
   return {dx, sum_columns(dx)};
 }
@@ -77,14 +77,14 @@ Operand compose_backward(const at::Tensor& dy, const at::Tensor& gate_up, const 
 }
 
 SwigluForward forward_plain_and_rows(const at::Tensor& gate_up, bool want_plain, bool want_rows, bool keep_fp8) {
-  TRIREME_LAUNCH(Dispatch("swiglu", gate_up).choice(), swiglu_forward(gate_up, want_plain, want_rows, keep_fp8));
+  TRIREME_RETURN_LAUNCH(Dispatch("swiglu", gate_up).choice(), swiglu_forward(gate_up, want_plain, want_rows, keep_fp8));
   return compose_forward(gate_up, keep_fp8);
 }
 
 Operand backward_plain_and_rows(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
                                 bool want_plain, bool want_rows) {
-  TRIREME_LAUNCH(Dispatch("swiglu_backward", kept_fp8.defined() ? kept_fp8.data : gate_up).choice(),
-                 swiglu_backward(dy, gate_up, kept_fp8, want_plain, want_rows));
+  TRIREME_RETURN_LAUNCH(Dispatch("swiglu_backward", kept_fp8.defined() ? kept_fp8.data : gate_up).choice(),
+                        swiglu_backward(dy, gate_up, kept_fp8, want_plain, want_rows));
   return compose_backward(dy, gate_up, kept_fp8);
 }
 

@@ -163,7 +163,7 @@ at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout)
 
 at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout) {
   const int64_t sample = count_sample(x, dropout);
-  TRIREME_LAUNCH(dropout_choice(x), dropout(x.contiguous(), dropout));
+  TRIREME_RETURN_LAUNCH(dropout_choice(x), dropout(x.contiguous(), dropout));
   if (!x.is_cpu()) return apply_dropout_tensor_ops(x, dropout);
   at::NoGradGuard no_grad;
   const at::Tensor& ids = dropout.sample_ids_B;
@@ -175,14 +175,14 @@ at::Tensor add_dropout(const at::Tensor& addend, const at::Tensor& x, const Drop
   at::NoGradGuard no_grad;
   count_sample(x, dropout);
   TRIREME_CHECK(addend.sizes() == x.sizes(), "add_dropout: ", addend.sizes(), " + ", x.sizes());
-  TRIREME_LAUNCH(dropout_choice(x), add_dropout(addend.contiguous(), x.contiguous(), dropout));
+  TRIREME_RETURN_LAUNCH(dropout_choice(x), add_dropout(addend.contiguous(), x.contiguous(), dropout));
   return at::add(addend, apply_dropout(x, dropout));
 }
 
 void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout) {
   at::NoGradGuard no_grad;
   count_sample(x, dropout);
-  if (sum.is_contiguous()) TRIREME_LAUNCH(dropout_choice(x), add_dropout_(sum, x.contiguous(), dropout));
+  if (sum.is_contiguous()) TRIREME_RETURN_LAUNCH(dropout_choice(x), add_dropout_(sum, x.contiguous(), dropout));
   sum.add_(apply_dropout(x, dropout));
 }
 

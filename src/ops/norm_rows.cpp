@@ -17,8 +17,8 @@ constexpr int64_t kWidestLayerNormBytes = 16384, kWidestNormRow = 16384;
 LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,
                        bool want_rows) {
   const bool plain_input = !branch.bias.defined() && !branch.dropout.active() && !branch.residual.defined();
-  TRIREME_LAUNCH(row_kernel_choice("layer_norm", x, kWidestLayerNormBytes),
-                 layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
+  TRIREME_RETURN_LAUNCH(row_kernel_choice("layer_norm", x, kWidestLayerNormBytes),
+                        layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
   at::Tensor sum = branch.bias.defined() ? x + branch.bias : x;
   if (branch.dropout.active()) sum = apply_dropout(sum, branch.dropout);
   if (branch.residual.defined()) sum = sum + branch.residual;
@@ -49,8 +49,8 @@ LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch
 at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, const at::Tensor& rstd,
                                 const Norm& norm) {
   // The kernel recomputes the statistics to the same bits: one pass over the sum is cheaper than reading them.
-  TRIREME_LAUNCH(row_kernel_choice("layer_norm", sum, kWidestLayerNormBytes),
-                 layer_norm_forward(sum, {}, norm, false, true, false).y.plain);
+  TRIREME_RETURN_LAUNCH(row_kernel_choice("layer_norm", sum, kWidestLayerNormBytes),
+                        layer_norm_forward(sum, {}, norm, false, true, false).y.plain);
   const at::Tensor normed = (sum.to(accumulate_type(sum)) - mean.unsqueeze(-1)).mul_(rstd.unsqueeze(-1));
   return (normed * norm.weight + norm.bias).to(sum.scalar_type());
 }
@@ -58,8 +58,8 @@ at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, c
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
                                        bool want_branch_bias) {
-  TRIREME_LAUNCH(row_kernel_choice("layer_norm_backward", kept.sum, kWidestLayerNormBytes),
-                 layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
+  TRIREME_RETURN_LAUNCH(row_kernel_choice("layer_norm_backward", kept.sum, kWidestLayerNormBytes),
+                        layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
   const at::ScalarType type = accumulate_type(kept.sum), narrow = kept.sum.scalar_type();
   const at::Tensor rstd = kept.rstd.unsqueeze(-1), d = dy.to(type);
   const at::Tensor normed = (kept.sum.to(type) - kept.mean.unsqueeze(-1)).mul_(rstd);
@@ -87,7 +87,7 @@ Choice rms_norm_choice(const at::Tensor& x) {
 
 RmsNormed normed_rows(const at::Tensor& x, const at::Tensor& weight, double eps, bool want_plain, bool want_rows) {
   const Choice choice = rms_norm_choice(x);
-  TRIREME_LAUNCH(choice, rms_norm_forward(x, weight, eps, want_plain, want_rows));
+  TRIREME_RETURN_LAUNCH(choice, rms_norm_forward(x, weight, eps, want_plain, want_rows));
   RmsNormed result;
   if (choice.who == Runs::kLibrary) {
     std::tie(result.y.plain, result.rstd) = at::_fused_rms_norm(x, {x.size(-1)}, weight, eps);
@@ -116,7 +116,7 @@ at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
                              const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight) {
   const Choice choice = rms_norm_choice(x);
-  TRIREME_LAUNCH(choice, rms_norm_backward(dy, x, rstd, weight, d_residual, d_weight));
+  TRIREME_RETURN_LAUNCH(choice, rms_norm_backward(dy, x, rstd, weight, d_residual, d_weight));
   if (choice.who == Runs::kLibrary) {
     const auto [dx, dw] =
         at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight, {true, d_weight != nullptr});

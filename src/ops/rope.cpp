@@ -40,7 +40,7 @@ Dispatch dispatch(const at::Tensor& x_TnH, const RopeTable& table) {
 void rotate_heads_(const at::Tensor& heads_TnH, const RopeTable& table, int64_t rotated) {
   const Choice choice =
       dispatch(heads_TnH, table).needs(on_boundaries(heads_TnH), "heads are not 16-byte aligned").choice();
-  TRIREME_LAUNCH(choice, rope_rotate(heads_TnH, table, rotated));
+  TRIREME_RETURN_LAUNCH(choice, rope_rotate(heads_TnH, table, rotated));
   rotate_(heads_TnH.narrow(1, 0, rotated), table.cos, table.sin, 1);
 }
 
@@ -50,7 +50,7 @@ at::Tensor merge(const Heads& d, const RopeTable& table) {
       dispatch(d.q, table)
           .needs(on_boundaries(d.q) && on_boundaries(d.k) && on_boundaries(d.v), "heads are not 16-byte aligned")
           .choice();
-  TRIREME_LAUNCH(choice, rope_merge(d, table));
+  TRIREME_RETURN_LAUNCH(choice, rope_merge(d, table));
   const int64_t n = d.q.size(1), k = d.k.size(1);
   at::Tensor heads = at::empty({d.q.size(0), n + 2 * k, d.q.size(2)}, d.q.options());
   heads.narrow(1, 0, n).copy_(d.q);

@@ -19,8 +19,8 @@ struct Candidate {
 
 /// The part of a shard size's and policy's memory that does not depend on the other decisions.
 struct PolicyMemory {
-  RankGrid grid;     // its shard groups divide the trained state
-  MemoryPlan bytes;  // with no resident unit and no activations
+  RankGrid grid;       // its shard groups divide the trained state
+  TrainingPlan bytes;  // with no resident unit and no activations
   int64_t largest_slot = 0;
   int64_t whole_elements = 0, shard_elements = 0;   // of trained units' gradients
   int64_t copied_bytes = 0;                         // read and written to make their compute copies or codes
@@ -43,9 +43,9 @@ struct PolicyMemory {
 PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy);
 
 /// The bytes of a candidate: its plan without the lists of units and blocks, and without the cost.
-MemoryPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate);
+TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate);
 /// The predicted step of `plan`, which memory_of() has made.
 StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate,
-                 const MemoryPlan& plan);
+                 const TrainingPlan& plan);
 
 }  // namespace trireme

@@ -141,7 +141,7 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
 }
 
 StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate,
-                 const MemoryPlan& plan) {
+                 const TrainingPlan& plan) {
   const RowTimes& times = input.times;
   const MachineRates& rates = input.rates;
   StepCost cost;

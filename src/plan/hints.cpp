@@ -34,7 +34,7 @@ const RecipeTraits& block_traits(const PlanQuestion& question, const Config& con
   return traits_of(block_recipe(config, question.model.facts().automatic_fp8));
 }
 
-MemoryPlan least(const PlanQuestion& question) { return least_plan(plan_input(question)); }
+TrainingPlan least(const PlanQuestion& question) { return least_plan(plan_input(question)); }
 
 /// The changes that are worth a thought for a configuration, from the least to the most intrusive; each is one setting.
 class Changes {
@@ -146,7 +146,7 @@ class Changes {
 std::vector<PlanHint> single_hints(const PlanQuestion& question, int64_t total) {
   std::vector<PlanHint> hints = Changes(question).take();
   for (PlanHint& hint : hints) {
-    const MemoryPlan plan = least(question.with(hint.config, hint.ranks));
+    const TrainingPlan plan = least(question.with(hint.config, hint.ranks));
     hint.saved = total - plan.total();
     hint.lacking = plan.lacking();
   }

@@ -103,7 +103,7 @@ std::vector<bool> trained_codes(const PlanInput& input) {
 }
 
 /// Bytes of gradients at their peak; `plan.reused` is the part of them that grows while backward frees activations.
-void count_gradients(const PlanInput& input, const PolicyMemory& storage, int passes, MemoryPlan& plan) {
+void count_gradients(const PlanInput& input, const PolicyMemory& storage, int passes, TrainingPlan& plan) {
   const bool divided = plan.state_shards() > 1;
   const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
   int64_t kept = 0;
@@ -133,7 +133,7 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
 
 PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy) {
   PolicyMemory storage;
-  MemoryPlan& plan = storage.bytes;
+  TrainingPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
   plan.policy = policy;
   storage.grid = RankGrid(0, {.world = input.world_size, .shard = plan.state_shards()});
@@ -175,8 +175,8 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   return storage;
 }
 
-MemoryPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
-  MemoryPlan plan = storage.bytes;
+TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
+  TrainingPlan plan = storage.bytes;
   plan.rows_per_pass = candidate.rows;
   const int passes = input.micro_batches * (input.rows / candidate.rows);
   if (storage.frozen_gathered(candidate) > 0 || storage.gathered.empty())

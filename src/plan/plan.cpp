@@ -35,8 +35,8 @@ bool inside_hosts(const PlanInput& input, int size) {
 }
 
 /// Completes the plan with what a run reads.
-MemoryPlan finish(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
-  MemoryPlan plan = memory_of(input, storage, candidate);
+TrainingPlan finish(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
+  TrainingPlan plan = memory_of(input, storage, candidate);
   plan.resident.assign(input.units->size(), false);
   for (size_t i = 0; i < storage.gathered.size(); ++i)
     plan.resident[storage.gathered[i]] = storage.is_resident(i, candidate.resident);
@@ -134,7 +134,7 @@ std::string size_text(int64_t bytes) { return format_bytes(static_cast<double>(b
 const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
 
 /// "backward recomputes 3 of 32 blocks and the MLPs of 2", or "backward recomputes nothing".
-std::string recomputation(const MemoryPlan& plan) {
+std::string recomputation(const TrainingPlan& plan) {
   const auto count = [&](Recompute what) { return std::count(plan.recompute.begin(), plan.recompute.end(), what); };
   std::vector<std::string> parts;
   if (const auto full = count(Recompute::kFull); full > 0) parts.push_back(fmt::format("{} whole", full));
@@ -149,8 +149,8 @@ std::string recomputation(const MemoryPlan& plan) {
 
 }  // namespace
 
-std::optional<MemoryPlan> find_plan(const PlanInput& input) {
-  std::optional<MemoryPlan> best;
+std::optional<TrainingPlan> find_plan(const PlanInput& input) {
+  std::optional<TrainingPlan> best;
   std::tuple<double, int, ShardPolicy, int, int> best_rank;
   for (const int size : shard_sizes(input)) {
     const double margin = inside_hosts(input, size) ? 1 : 1 + kOverHostsMargin;
@@ -175,8 +175,8 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
   return best;
 }
 
-MemoryPlan least_plan(const PlanInput& input) {
-  std::optional<MemoryPlan> least;
+TrainingPlan least_plan(const PlanInput& input) {
+  std::optional<TrainingPlan> least;
   for (const int size : shard_sizes(input)) {
     for (const ShardPolicy policy : policies(input, size)) {
       const PolicyMemory storage = policy_memory(input, size, policy);
@@ -255,13 +255,13 @@ std::vector<Recompute> recompute_fraction(int num_blocks, double fraction) {
   return blocks;
 }
 
-MemoryPlan plan_run(const PlanQuestion& question) {
+TrainingPlan plan_run(const PlanQuestion& question) {
   const PlanInput input = plan_input(question);
   if (auto plan = find_plan(input)) return *std::move(plan);
   const std::vector<PlanHint> hints = plan_hints(question);
   std::vector<std::string> shown;
   for (size_t i = 0; i < std::min(kShownHints, hints.size()); ++i) shown.push_back(hints[i].text());
-  const MemoryPlan least = least_plan(input);
+  const TrainingPlan least = least_plan(input);
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
       long_rows ? fmt::format(
@@ -274,7 +274,7 @@ MemoryPlan plan_run(const PlanQuestion& question) {
                   shown.empty() ? "a smaller model: no setting saves memory here" : join(shown, ", or ")));
 }
 
-std::string describe_parts(const MemoryPlan& plan) {
+std::string describe_parts(const TrainingPlan& plan) {
   const std::string why =
       plan.accumulated_passes > 1 && plan.shard_size > 1 && plan.gradients > plan.total() / 10
           ? fmt::format(", in fp32 and whole on every rank because the gradients of {} forward passes are summed",
@@ -287,12 +287,12 @@ std::string describe_parts(const MemoryPlan& plan) {
       size_text(plan.gather_slots), size_text(plan.activations), size_text(plan.working), size_text(plan.overhead));
 }
 
-std::string describe_need(const MemoryPlan& plan) {
+std::string describe_need(const TrainingPlan& plan) {
   return fmt::format("the run needs {} per rank and {} of headroom, {} is available ({})", size_text(plan.total()),
                      size_text(plan.headroom()), size_text(plan.device_memory), describe_parts(plan));
 }
 
-std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units) {
+std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>& units) {
   int sharded = 0, whole = 0;
   bool divides = false;
   for (size_t u = 0; u < units.size(); ++u) {

@@ -72,11 +72,11 @@ SimulatedPlan simulate_one(const PlanQuestion& question, const std::string& poli
 }  // namespace
 
 Simulation simulate(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                    const ConfigFamily& family, const std::function<std::unique_ptr<PlannedModel>(const Config&)>& open,
+                    const ProgramKeys& program, const std::function<std::unique_ptr<PlannedModel>(const Config&)>& open,
                     const SimulationOptions& options) {
   TRIREME_CHECK(!options.gpus.empty() && !options.policies.empty(), "a simulation of nothing");
   check_gpus(options);
-  const Config config = load_config(file, overrides, family);
+  const Config config = load_config(file, overrides, program);
   check_batch(config, options);
   const std::unique_ptr<PlannedModel> model = open(config);
 
@@ -93,7 +93,7 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
     // The rules of a run of so many ranks: parallel.shard_size divides them.
     std::vector<std::string> settings = overrides;
     settings.push_back(fmt::format("batch.global_batch_size={}", batch_for(config, options, gpus)));
-    Config sized = load_config(file, settings, family, gpus);
+    Config sized = load_config(file, settings, program, gpus);
     SimulatedSize size{.gpus = gpus,
                        .hosts = (gpus + options.gpus_per_host - 1) / options.gpus_per_host,
                        .global_batch_size = sized.batch.global_batch_size,

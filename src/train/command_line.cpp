@@ -6,7 +6,7 @@
 #include "trireme/cli/problem.h"
 #include "trireme/config/config.h"
 #include "trireme/config/keys.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 #include "trireme/version.h"
 
 #include <fmt/format.h>
@@ -18,24 +18,24 @@ namespace trireme {
 
 namespace {
 
-std::vector<ConfigFamily> config_families() {
-  std::vector<ConfigFamily> families;
-  for (const ModelFamily& family : model_families()) families.push_back(family.config);
-  return families;
+std::vector<ProgramKeys> all_program_keys() {
+  std::vector<ProgramKeys> all;
+  for (const TrainingProgram& program : training_programs()) all.push_back(program.keys);
+  return all;
 }
 
 }  // namespace
 
-CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family) {
-  const std::string& program = family.config.program;
+CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& program) {
+  const std::string& name = program.keys.name;
   CommandLine line;
   bool version = false, help = false;
   std::string config;
   CLI::App app(fmt::format(
       "{} trains {}. It reads one YAML file (examples: {}); run it alone, under mpirun, or under srun with one process "
       "per rank.",
-      program, family.trains, family.presets));
-  app.name(program);
+      name, program.trains, program.presets));
+  app.name(name);
   app.formatter(help_formatter());
   app.set_help_flag();
   app.add_option("--config", config, "configuration file (YAML)")->type_name("FILE");
@@ -53,9 +53,9 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
   refuse_endless_numbers(app);
-  const std::string version_line = fmt::format("{} {} ({})", program, kVersion, kCommit);
-  add_interface_option(app, {version_line, config_keys(family.config), describe_config(family.config),
-                             key_reference(config_families())});
+  const std::string version_line = fmt::format("{} {} ({})", name, kVersion, kCommit);
+  add_interface_option(
+      app, {version_line, config_keys(program.keys), describe_config(program.keys), key_reference(all_program_keys())});
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success&) {
@@ -65,13 +65,13 @@ CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family)
     throw ConfigError(command_line_problem(app, argc, argv, error));
   }
   if (help) {
-    std::printf("%sConfiguration keys:\n%s", app.help().c_str(), describe_config(family.config).c_str());
+    std::printf("%sConfiguration keys:\n%s", app.help().c_str(), describe_config(program.keys).c_str());
     line.handled = true;
   } else if (version) {
     std::printf("%s\n", version_line.c_str());
     line.handled = true;
   } else if (config.empty()) {
-    throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", program));
+    throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", name));
   }
   if (!line.dry_run && !line.handled && (line.ranks || line.device_memory_gib))
     throw ConfigError(fmt::format(

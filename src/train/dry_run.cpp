@@ -55,7 +55,7 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
 }
 
 /// Which rates the prediction is made of; nothing where there is none and no file was asked for.
-std::string rates_line(const Config& config, const MemoryPlan& plan, const std::string& device_name) {
+std::string rates_line(const Config& config, const TrainingPlan& plan, const std::string& device_name) {
   if (!plan.cost.known && !config.parallel.rates) return "";
   const MachineRates rates = run_rates(config, device_name);
   return describe_rates(rates, device_name) +
@@ -64,7 +64,7 @@ std::string rates_line(const Config& config, const MemoryPlan& plan, const std::
 
 }  // namespace
 
-std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
+std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const TrainingPlan& plan,
                                     const DeviceInfo& device, World& world) {
   const int ranks = world.communicator().size();
   const std::string group = ranks == 1 ? ""
@@ -89,11 +89,11 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
   return lines;
 }
 
-int dry_run(const Config& given, const CommandLine& line, const Launch& launch, const ModelFamily& family) {
+int dry_run(const Config& given, const CommandLine& line, const Launch& launch, const TrainingProgram& program) {
   const int ranks = line.ranks.value_or(launch.world_size);
   if (launch.rank != 0) return 0;
   // The order of a run, so that the dry run reports the same problem first.
-  const Config config = resolve_epochs(given, family, ranks);
+  const Config config = resolve_epochs(given, program, ranks);
   // With --ranks the run is for other machines, whose disks this one does not show.
   const bool elsewhere = line.ranks.has_value();
   std::string disk;
@@ -108,9 +108,9 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   };
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
-  check_disk([&] { check_run_directory(config, null_values(config, family.config, dtype)); });
-  const auto task = family.make_task(
-      config, {.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu}, family.config);
+  check_disk([&] { check_run_directory(config, null_values(config, program.keys, dtype)); });
+  const auto task = program.make_task(
+      config, {.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu}, program.keys);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
   if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
   PlanQuestion question{config, *task, ranks, gpu, 0};
@@ -118,7 +118,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
       gpu ? static_cast<int64_t>(*line.device_memory_gib * (1 << 30))
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
   question.rates = run_rates(config, "");
-  const MemoryPlan plan = plan_run(question);
+  const TrainingPlan plan = plan_run(question);
   check_disk([&] {
     const std::string warning =
         check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir), task->units(), ranks);

@@ -8,7 +8,7 @@
 #include "trireme/plan/plan.h"
 #include "trireme/plan/precision.h"
 #include "trireme/train/command_line.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 
 #include <string>
 #include <vector>
@@ -16,10 +16,10 @@
 namespace trireme {
 
 /// Lines at the start of a run: version, ranks, devices, model, data, steps, cost, plan.
-std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const MemoryPlan& plan,
+std::vector<std::string> run_banner(const Config& config, const TrainingTask& task, const TrainingPlan& plan,
                                     const DeviceInfo& device, World& world);
 
 /// Resolves and checks everything, prints the plan and the cost of a step on stdout. Returns the exit code.
-int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const ModelFamily& family);
+int dry_run(const Config& config, const CommandLine& line, const Launch& launch, const TrainingProgram& program);
 
 }  // namespace trireme

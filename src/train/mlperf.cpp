@@ -3,6 +3,7 @@
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/config/keys.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -142,7 +143,7 @@ class PretrainingEvents final : public LlamaEvents {
     log_.event("eval_samples", std::to_string(run.eval_samples));
     log_.event("train_samples", std::to_string(run.train_samples));
     log_.event("init_checkpoint_step", "0");
-    log_.event("opt_name", nlohmann::json(optimizer.name).dump());
+    log_.event("opt_name", nlohmann::json(word_of(optimizer.name)).dump());
     log_.event("opt_base_learning_rate", format_exact(optimizer.lr));
     log_.event("opt_adamw_beta_1", format_exact(optimizer.betas[0]));
     log_.event("opt_adamw_beta_2", format_exact(optimizer.betas[1]));

@@ -54,7 +54,7 @@ void Report::start_run() {
 
 std::string Report::description() const {
   nlohmann::json devices = nlohmann::json::array();
-  for (int rank = 0; rank < run_.comm().size(); ++rank) devices.push_back(run_.device.name);
+  for (int rank = 0; rank < run_.comm().size(); ++rank) devices.push_back(run_.device_info.name);
   const nlohmann::json run = {
       {"event", "run"},
       {"time", utc_timestamp()},
@@ -106,8 +106,8 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   const std::vector<std::string>& names = run_.task.facts().metrics;
   for (size_t i = 0; i < names.size(); ++i)
     metrics.more.emplace_back(names[i], record.values.const_data_ptr<double>()[kNumResults + i]);
-  if (run_.device.peak_flops)
-    metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device.peak_flops * run_.grid.world.size);
+  if (run_.device_info.peak_flops)
+    metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device_info.peak_flops * run_.grid.world.size);
   return metrics;
 }
 
@@ -192,7 +192,7 @@ RunSummary Report::summary() const {
   if (totals_.newest && run_.task.facts().train_rows > 0)
     s.epoch = static_cast<double>(totals_.newest->rows) / static_cast<double>(run_.task.facts().train_rows);
   s.row_flops = run_.task.flops_per_row();
-  s.peak_flops = run_.device.peak_flops;
+  s.peak_flops = run_.device_info.peak_flops;
   s.peak_memory = static_cast<double>(memory_in_use());
   if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);
   s.target_loss = config_.eval.target_loss;

@@ -133,38 +133,39 @@ void check_base(const Config& config, const RunDirectory& directory, TrainingTas
 
 /// The stages of a start, each with the results of earlier stages, then the loop. Each ends with the same error on all
 /// ranks, or on none.
-ExitCode train(const Config& given, World& world, const ModelFamily& family, const CommandLine& line) {
+ExitCode train(const Config& given, World& world, const TrainingProgram& program, const CommandLine& line) {
   Communicator& comm = world.communicator();
   // Configuration: epochs become steps.
   Config config;
-  collective_check(comm, [&] { config = resolve_epochs(given, family, comm.size()); });
+  collective_check(comm, [&] { config = resolve_epochs(given, program, comm.size()); });
   const at::ScalarType dtype = compute_dtype(config, world.device().is_cuda());
   configure_device(config, world);
   // Directory, and the logs in it.
-  const NullValues nulls = comm.rank() == 0 ? null_values(config, family.config, dtype) : NullValues();
+  const NullValues nulls = comm.rank() == 0 ? null_values(config, program.keys, dtype) : NullValues();
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, nulls});
   if (directory.nothing_left()) return ExitCode::kDone;
   if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);
   MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");
   start_mlperf(mlperf);
   // Rows.
-  RunRows rows(config, world, family, dtype);
-  const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf, config);
+  RunRows rows(config, world, program, dtype);
+  const std::unique_ptr<MlperfEvents> events = program.mlperf_events(mlperf, config);
   events->configuration(config, mlperf_run(config, rows, world));
   // Plan.
   check_base(config, directory, rows.task(), comm);
-  const RunPlan plan(config, rows.task(), world, dtype);
-  rows.start_reading(plan.memory().rows_per_pass);
+  const RunPlan run_plan(config, rows.task(), world, dtype);
+  const TrainingPlan& plan = run_plan.plan();
+  rows.start_reading(plan.rows_per_pass);
   watch_out_of_memory(world.device(), directory.path() / "profile", comm.rank());
-  for (const std::string& text : run_banner(config, rows.task(), plan.memory(), plan.device(), world)) log_info(text);
+  for (const std::string& text : run_banner(config, rows.task(), plan, run_plan.device_info(), world)) log_info(text);
   // Weights and loop.
   const RunParts parts{config,
                        world,
-                       rows.grid().with_shard_size(plan.memory().shard_size),
+                       rows.grid().with_shard_size(plan.shard_size),
                        rows.task(),
-                       plan.memory(),
+                       plan,
                        dtype,
-                       plan.device(),
+                       run_plan.device_info(),
                        directory,
                        *events,
                        [&] { rows.finish_scan(); }};
@@ -173,12 +174,13 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    rethrow_readably(error, plan);
+    rethrow_readably(error, run_plan);
   }
 }
 
 /// Joins the world, trains, and sees to it that a failure of one rank ends all of them.
-int join_and_train(const Config& config, const Launch& launch, const ModelFamily& family, const CommandLine& line) {
+int join_and_train(const Config& config, const Launch& launch, const TrainingProgram& program,
+                   const CommandLine& line) {
   install_signal_handlers();
   const bool gpu = visible_gpus() > 0;
   set_library_environment(gpu, config.train.deterministic);
@@ -189,8 +191,8 @@ int join_and_train(const Config& config, const Launch& launch, const ModelFamily
   set_stack_speaker(fmt::format("rank {} on {}", rank, world->hosts()[static_cast<size_t>(size > 1 ? rank : 0)]));
   try {
     // MPI may have more ranks than the environment gave.
-    if (size != launch.world_size) (void)load_config(line.config, line.overrides, family.config, size);
-    const ExitCode code = train(config, *world, family, line);
+    if (size != launch.world_size) (void)load_config(line.config, line.overrides, program.keys, size);
+    const ExitCode code = train(config, *world, program, line);
     world->leave();
     return static_cast<int>(code);
   } catch (const CollectiveError& error) {
@@ -208,28 +210,28 @@ int join_and_train(const Config& config, const Launch& launch, const ModelFamily
 
 }  // namespace
 
-int train_main(int argc, char** argv, const ModelFamily& family) {
-  return run_main(family.config.program.c_str(), [&]() -> int {
+int train_main(int argc, char** argv, const TrainingProgram& program) {
+  return run_main(program.keys.name.c_str(), [&]() -> int {
     install_stack_handlers();
     check_fault_specifications();
     const Launch launch = detect_launch();
     set_log_rank(launch.rank, launch.world_size);
     bool joining = false;  // until then the ranks mostly find the same problems: the others say the first one
     try {
-      const CommandLine line = parse_command_line(argc, argv, family);
+      const CommandLine line = parse_command_line(argc, argv, program);
       if (line.handled) return line.exit_code;
       // --print-config by itself may prepare a run of any number of ranks.
       std::optional<int64_t> ranks = line.dry_run ? line.ranks.value_or(launch.world_size) : launch.world_size;
       if (line.print_config && !line.dry_run && launch.world_size == 1) ranks = std::nullopt;
-      const Config config = load_config(line.config, line.overrides, family.config, ranks);
+      const Config config = load_config(line.config, line.overrides, program.keys, ranks);
       if (line.print_config) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
       (void)run_rates(config, "");  // what is wrong with the file is found before the ranks join
-      if (line.dry_run) return dry_run(config, line, launch, family);
+      if (line.dry_run) return dry_run(config, line, launch, program);
       joining = true;
-      return join_and_train(config, launch, family, line);
+      return join_and_train(config, launch, program, line);
     } catch (const Error& error) {
       const std::string text = error.what();
       const auto more = std::count(text.begin(), text.end(), '\n');

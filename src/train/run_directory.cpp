@@ -158,6 +158,20 @@ std::string lock_owner(const std::filesystem::path& lock_path) {
                                path.string(), lock_owner(path / ".lock")));
 }
 
+[[noreturn]] void refuse_foreign(const std::filesystem::path& path, const std::string& name) {
+  throw WriteError(
+      fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose another output.dir",
+                  path.string(), name));
+}
+
+/// Whether an earlier start, which was not refused, has left its lock file.
+bool started_before(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path / ".lock")) return false;
+  const std::string text = read_text_file(path / ".lock", ExitCode::kCannotWrite, 4096);
+  if (!text.empty() && !text.starts_with("run ")) refuse_foreign(path, ".lock");
+  return true;
+}
+
 /// The content of output.dir at a start.
 struct DirectoryState {
   std::string run_id;      // of the run that the directory belongs to, or empty
@@ -227,9 +241,8 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
   return true;
 }
 
-/// Reads an existing directory. `started_before`: an earlier start has left its lock file. WriteError.
-DirectoryState inspect(const std::filesystem::path& path, const Config& config, const NullValues& nulls,
-                       bool started_before) {
+/// Reads an existing directory. `ours`: it was started_before(). WriteError.
+DirectoryState inspect(const std::filesystem::path& path, const Config& config, const NullValues& nulls, bool ours) {
   DirectoryState state;
   state.run_id = known_run_id(path);
   if (std::filesystem::exists(path / "config.yaml")) {
@@ -243,11 +256,7 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
     const std::string name = entry.path().filename().string();
     // profile_logs: nsys writes there from before the start on (`trireme launch`).
     if (name == ".lock" || name == "run.json" || name == "profile_logs") continue;
-    if (!started_before || !is_leftover(entry))
-      throw WriteError(
-          fmt::format("output.dir {} is not empty and holds no run of ours (found {}): choose "
-                      "another output.dir",
-                      path.string(), name));
+    if (!ours || !is_leftover(entry)) refuse_foreign(path, name);
     state.leftovers.push_back(entry.path());
   }
   return state;
@@ -267,11 +276,11 @@ std::string configuration_hash(const Config& config) {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
-NullValues null_values(const Config& config, const ConfigFamily& family, at::ScalarType compute) {
+NullValues null_values(const Config& config, const ProgramKeys& program, at::ScalarType compute) {
   NullValues nulls = {{"precision.compute", type_name(compute)},
                       {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
-                      {"model.pad_vocab_to", std::to_string(family.vocab_multiple)}};
-  if (!family.features.has(Feature::kVocabularySize)) return nulls;
+                      {"model.pad_vocab_to", std::to_string(program.vocab_multiple)}};
+  if (!program.features.has(Feature::kVocabularySize)) return nulls;
   try {
     const std::filesystem::path path = config.model.path;
     const DecoderConfig shape =
@@ -346,11 +355,18 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   } catch (const Error& error) {
     throw WriteError(fmt::format("{}: choose another output.dir", error.what()));
   }
-  const bool started_before = std::filesystem::exists(path_ / ".lock");
+  const bool ours = started_before(path_);
   run_id_ = known_run_id(path_);
   if (run_id_.empty()) run_id_ = new_run_id();
   take_lock(run_id_);
-  const DirectoryState state = inspect(path_, config, choices_.nulls, started_before);
+  DirectoryState state;
+  try {
+    state = inspect(path_, config, choices_.nulls, ours);
+  } catch (const Error&) {
+    // Otherwise the next start would take the files of the directory for what this one left, and remove them.
+    if (!ours) unlink((path_ / ".lock").c_str());
+    throw;
+  }
   if (!state.run_id.empty()) run_id_ = state.run_id;
   nothing_left_ = state.nothing_left;
   for (const std::filesystem::path& leftover : state.leftovers) {
@@ -409,7 +425,7 @@ void check_run_directory(const Config& config, const NullValues& nulls) {
     close(lock);
     if (taken) refuse_locked(path);
   }
-  (void)inspect(path, config, nulls, lock >= 0);
+  (void)inspect(path, config, nulls, started_before(path));
 }
 
 }  // namespace trireme

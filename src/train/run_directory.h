@@ -17,7 +17,7 @@ namespace trireme {
 using NullValues = std::map<std::string, std::string>;
 /// Those that the program, the model's config.json and the machine decide, for rank 0. `compute`: the type that the run
 /// computes in.
-NullValues null_values(const Config& config, const ConfigFamily& family, at::ScalarType compute);
+NullValues null_values(const Config& config, const ProgramKeys& program, at::ScalarType compute);
 
 /// The user's options of the command line, and on rank 0 the values of the configuration's nulls.
 struct ResumeChoices {

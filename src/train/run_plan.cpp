@@ -36,7 +36,7 @@ std::string common_configuration(const Config& config) {
 }
 
 /// The parts of a plan that all ranks must share, as text, and a hash of all its numbers.
-std::string plan_summary(const MemoryPlan& plan) {
+std::string plan_summary(const TrainingPlan& plan) {
   std::string all =
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
                   plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
@@ -116,17 +116,17 @@ std::string free_memory(at::Device device) {
 
 RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype)
     : world_(world),
-      device_(describe_device(world.device(), compute_dtype, world.launch().local_world_size)),
+      device_info_(describe_device(world.device(), compute_dtype, world.launch().local_world_size)),
       question_{config,
                 task,
                 world.communicator().size(),
                 world.device().is_cuda(),
-                device_.total_memory,
+                device_info_.total_memory,
                 world.topology().largest_group(),
-                run_rates(config, device_.name)} {
+                run_rates(config, device_info_.name)} {
   Communicator& comm = world.communicator();
   if (const auto bytes = fault_value("device-memory", comm.rank()))
-    question_.device_memory = device_.total_memory = static_cast<int64_t>(*bytes);
+    question_.device_memory = device_info_.total_memory = static_cast<int64_t>(*bytes);
   require_equal(comm.all_gather_host(common_configuration(config)), world.hosts(),
                 [](const std::string& others, const std::string&, const std::string& first, const std::string&) {
                   return fmt::format(

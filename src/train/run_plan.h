@@ -20,10 +20,9 @@ class RunPlan {
   /// naming ranks and hosts when they run different configurations or come to different plans, as model or data files
   /// that differ between hosts make them. Config, task and world outlive it.
   RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype);
-  /// The plan, with shard size, policy, recomputation and rows per pass beside the bytes.
-  const MemoryPlan& memory() const { return plan_; }
+  const TrainingPlan& plan() const { return plan_; }
   /// Of this rank.
-  const DeviceInfo& device() const { return device_; }
+  const DeviceInfo& device_info() const { return device_info_; }
 
   /// A sentence when `error` says that memory ran out (std::bad_alloc, LibTorch's allocators of CPU and GPU), with the
   /// plan's parts, what is free now, and three settings to try; otherwise nothing.
@@ -31,9 +30,9 @@ class RunPlan {
 
  private:
   World& world_;
-  DeviceInfo device_;
+  DeviceInfo device_info_;
   PlanQuestion question_;
-  MemoryPlan plan_;
+  TrainingPlan plan_;
 };
 
 }  // namespace trireme

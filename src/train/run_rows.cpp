@@ -56,21 +56,21 @@ double rows_of_epochs(double epochs, int64_t rows) {
   return whole ? nearest : std::ceil(product);
 }
 
-Config resolve_epochs(const Config& config, const ModelFamily& family, int ranks) {
+Config resolve_epochs(const Config& config, const TrainingProgram& program, int ranks) {
   if (!config.train.epochs) return config;
-  if (family.config.features.has(Feature::kDocumentStreams))  // else the rows are BERT's
+  if (program.keys.features.has(Feature::kDocumentStreams))  // else the rows are BERT's
     if (const std::string uncounted = row_format("data.train", config.data.train).uncounted; !uncounted.empty())
       refuse_epochs(uncounted);
   Config one_step = config;
   one_step.train.max_steps = 1;
-  const auto task = family.make_task(one_step, {RankGrid(0, {.world = ranks}), at::kCPU, at::kFloat}, family.config);
+  const auto task = program.make_task(one_step, {RankGrid(0, {.world = ranks}), at::kCPU, at::kFloat}, program.keys);
   const int64_t train_rows = task->facts().train_rows;
   const double rows = rows_of_epochs(*config.train.epochs, train_rows);
   if (!(rows < 0x1p62)) refuse_epochs(fmt::format("has {} rows, too many to count", train_rows));
   const int64_t steps = steps_for(BatchSizes(config.batch), static_cast<int64_t>(rows));
   log_info(fmt::format("train.epochs {} of {}: train.max_steps {}", format_exact(*config.train.epochs),
                        counted(train_rows, "row"), steps));
-  return with_steps(config, steps, family.config, ranks);
+  return with_steps(config, steps, program.keys, ranks);
 }
 
 RowScanReport scan_rows(const TrainingTask& task) {
@@ -80,7 +80,7 @@ RowScanReport scan_rows(const TrainingTask& task) {
   return report;
 }
 
-RunRows::RunRows(const Config& config, World& world, const ModelFamily& family, at::ScalarType compute_dtype)
+RunRows::RunRows(const Config& config, World& world, const TrainingProgram& program, at::ScalarType compute_dtype)
     : config_(config), world_(world) {
   Communicator& comm = world.communicator();
   grid_ = RankGrid(comm.rank(), {.world = comm.size(), .ranks_per_host = world.topology().ranks_per_host});
@@ -92,7 +92,7 @@ RunRows::RunRows(const Config& config, World& world, const ModelFamily& family, 
     });
   }
   collective_check(comm,
-                   [&] { task_ = family.make_task(config, {grid_, world.device(), compute_dtype}, family.config); });
+                   [&] { task_ = program.make_task(config, {grid_, world.device(), compute_dtype}, program.keys); });
 }
 
 void RunRows::start_reading(int rows_per_pass) {

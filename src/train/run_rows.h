@@ -6,7 +6,7 @@
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/config/config.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -22,7 +22,7 @@ double rows_of_epochs(double epochs, int64_t rows);
 /// said in the log. Steps run on from one pass into the next, so only the run's last step can have rows of a further
 /// pass. Opens the files of data.train, loads no weights. ConfigError for data whose rows are not counted: streams of
 /// documents and Megatron's files. Without train.epochs `config` as it is.
-Config resolve_epochs(const Config& config, const ModelFamily& family, int ranks);
+Config resolve_epochs(const Config& config, const TrainingProgram& program, int ranks);
 
 /// For a dry run: looks at rows for ten seconds at most. DataError for a bad row.
 RowScanReport scan_rows(const TrainingTask& task);
@@ -31,7 +31,7 @@ RowScanReport scan_rows(const TrainingTask& task);
 class RunRows {
  public:
   /// Writes the index maps of Megatron's files that are not there, and opens the data. CollectiveError.
-  RunRows(const Config& config, World& world, const ModelFamily& family, at::ScalarType compute_dtype);
+  RunRows(const Config& config, World& world, const TrainingProgram& program, at::ScalarType compute_dtype);
   /// With shard groups of one rank.
   const RankGrid& grid() const { return grid_; }
   TrainingTask& task() { return *task_; }

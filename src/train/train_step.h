@@ -33,9 +33,9 @@ struct RunParts {
   World& world;
   RankGrid grid;  // with the plan's shard groups
   TrainingTask& task;
-  const MemoryPlan& plan;
+  const TrainingPlan& plan;
   at::ScalarType compute_dtype;
-  const DeviceInfo& device;
+  const DeviceInfo& device_info;
   RunDirectory& directory;
   MlperfEvents& mlperf;
   std::function<void()> weights_loaded;  // Trainer calls it on every rank when the weights are there; may throw

@@ -1,5 +1,6 @@
 #include "trainer.h"
 
+#include "resume.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
@@ -8,7 +9,6 @@
 #include "trireme/comm/collective_check.h"
 #include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/watchdog/progress.h"
-#include "weights.h"
 
 #include <fmt/format.h>
 

@@ -151,10 +151,10 @@ TEST(Rules, TokensOfARunMustBeCountable) {
 }
 
 /// The problems of a file that a program refuses; empty: it takes it.
-std::string refused(const std::string& text, const ConfigFamily& family = {}) {
+std::string refused(const std::string& text, const ProgramKeys& program = {}) {
   const TextFile file(std::string(kMinimal) + text);
   try {
-    load_config(file.path(), {}, family);
+    load_config(file.path(), {}, program);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -189,7 +189,7 @@ TEST(Rules, AProfileRecordsStepsAndRanksOfTheRun) {
             std::string::npos);
   EXPECT_NE(refused("logging: {profile_step: 2}\nprofile: {ranks: all}\n").find("is a short form of section 'profile'"),
             std::string::npos);
-  EXPECT_NE(refused("profile: {stacks: true}\n", {.program = "train_x"}).find("profile.stacks: true is not available"),
+  EXPECT_NE(refused("profile: {stacks: true}\n", {.name = "train_x"}).find("profile.stacks: true is not available"),
             std::string::npos);
   EXPECT_EQ(refused("profile: {ranks: 3}\n"), "");
 }
@@ -206,24 +206,27 @@ TEST(Rules, AMaximumTimeHasFourParts) {
 
 TEST(Rules, ATestNeedsItsRows) {
   EXPECT_NE(refused("eval: {test_samples: 8}\n").find("eval.test_samples needs data.test"), std::string::npos);
+  const TextFile file(std::string(kMinimal) + "eval: {test_samples: 8}\n");
+  EXPECT_THROW(load_config(file.path(), {"data.valid=v"}), ConfigError);
+  EXPECT_NO_THROW(load_config(file.path(), {"data.valid=v", "data.test=t"}));
 }
 
 /// A benchmark of MLPerf: the configuration that its closed division has, changes that it allows, and ones that it does
 /// not.
 struct ClosedDivision {
   const char* name;
-  ConfigFamily family;
+  ProgramKeys program;
   std::string text;
   std::vector<std::string> allowed, refused;
 };
 
 const std::vector<ClosedDivision>& closed_divisions() {
-  const ConfigFamily llama{
-      .program = "train_llama",
+  const ProgramKeys llama{
+      .name = "train_llama",
       .features = FeatureSet(Feature::kAdapters, Feature::kMlperfLog, Feature::kMlperfSkip, Feature::kMegatronData,
                              Feature::kDocumentStreams, Feature::kVocabularySize)};
-  const ConfigFamily bert{
-      .program = "train_bert",
+  const ProgramKeys bert{
+      .name = "train_bert",
       .features = FeatureSet(Feature::kPackedRows, Feature::kRankMeans, Feature::kAccuracy, Feature::kMlperfLog)};
   const std::string start = "output: {dir: o}\nlogging: {mlperf: true}\n";
   static const std::vector<ClosedDivision> all = {
@@ -321,7 +324,7 @@ TEST(Rules, AnMlperfRunHasTheValuesOfItsClosedDivision) {
     setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
     const auto problems = [&](const std::string& change) {
       try {
-        load_config(file.path(), {change}, benchmark.family);
+        load_config(file.path(), {change}, benchmark.program);
         return std::string();
       } catch (const ConfigError& error) {
         return std::string(error.what());
@@ -352,20 +355,20 @@ TEST(Rules, AnMlperfRunHasTheValuesOfItsClosedDivision) {
 
 TEST(Rules, AnMlperfRunHasItsBenchmarksModelAndRows) {
   const ClosedDivision& lora = closed_divisions()[1];
-  const Config config = load_config(TextFile(lora.text).path(), {}, lora.family);
-  EXPECT_EQ(check_mlperf_model(config, lora.family,
+  const Config config = load_config(TextFile(lora.text).path(), {}, lora.program);
+  EXPECT_EQ(check_mlperf_model(config, lora.program,
                                {{"num_hidden_layers", "80"}, {"rms_norm_eps", "1e-05"}, {"rows of data.valid", "173"}}),
             "closed");
-  const Config wrong = load_config(TextFile(lora.text).path(), {"eval.target_loss=1"}, lora.family);
-  EXPECT_EQ(check_mlperf_model(wrong, lora.family, {{"num_hidden_layers", "80"}}), "open");
-  EXPECT_EQ(check_mlperf_model(config, lora.family, {{"num_hidden_layers", "80"}}), "closed");
-  EXPECT_EQ(check_mlperf_model(config, lora.family, {{"rows of data.valid", "100"}}), "open");
+  const Config wrong = load_config(TextFile(lora.text).path(), {"eval.target_loss=1"}, lora.program);
+  EXPECT_EQ(check_mlperf_model(wrong, lora.program, {{"num_hidden_layers", "80"}}), "open");
+  EXPECT_EQ(check_mlperf_model(config, lora.program, {{"num_hidden_layers", "80"}}), "closed");
+  EXPECT_EQ(check_mlperf_model(config, lora.program, {{"rows of data.valid", "100"}}), "open");
   setenv("MLPERF_SUBMISSION_BENCHMARK", "bert", 1);
-  EXPECT_EQ(check_mlperf_model(config, lora.family, {{"num_hidden_layers", "80"}}), "open");
+  EXPECT_EQ(check_mlperf_model(config, lora.program, {{"num_hidden_layers", "80"}}), "open");
   unsetenv("MLPERF_SUBMISSION_BENCHMARK");
   setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
   try {
-    check_mlperf_model(config, lora.family, {{"num_hidden_layers", "2"}, {"rows of data.valid", "100"}});
+    check_mlperf_model(config, lora.program, {{"num_hidden_layers", "2"}, {"rows of data.valid", "100"}});
     FAIL();
   } catch (const ConfigError& error) {
     const std::string text = error.what();
@@ -399,7 +402,7 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
   expect("precision: {linear: fp8, fp8_recipe: delayed}\nlora: {r: 4}\n",
          ":4:38: precision.fp8_recipe delayed is for trained matrices");
   // A program that trains in the compute type only.
-  const ConfigFamily plain{.program = "train_x", .features = FeatureSet(Feature::kAdapters)};
+  const ProgramKeys plain{.name = "train_x", .features = FeatureSet(Feature::kAdapters)};
   EXPECT_NE(refused("precision: {linear: fp8}\n", plain)
                 .find(":4:21: precision.linear fp8 without a 'lora' section is not for train_x"),
             std::string::npos);

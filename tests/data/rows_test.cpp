@@ -15,7 +15,7 @@
 namespace trireme {
 namespace {
 
-class Rows : public ::testing::Test {
+class RowsOfSplits : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = std::filesystem::temp_directory_path() / fmt::format("trireme_rows_{}", getpid());
@@ -52,7 +52,7 @@ class Rows : public ::testing::Test {
   Config config_;
 };
 
-TEST_F(Rows, MockRowsEvaluateABlend) {
+TEST_F(RowsOfSplits, MockRowsEvaluateABlend) {
   config_.data.valid = {"mock"};
   config_.eval.samples = 3;
   EXPECT_GT(open(Split::kTrain).rows, 0);
@@ -65,10 +65,10 @@ TEST_F(Rows, MockRowsEvaluateABlend) {
   EXPECT_NE(refusal(Split::kValid).find("data.valid has"), std::string::npos);
 }
 
-TEST_F(Rows, PartsOfDividedFilesAreCalledSo) {
+TEST_F(RowsOfSplits, PartsOfDividedFilesAreCalledSo) {
   config_.data.train = {path("a")};
   config_.data.weights = {};
-  config_.data.splits = {8, 1, 1};
+  config_.data.splits = "8,1,1";
   config_.eval.shuffle = false;
   EXPECT_FALSE(open(Split::kTest).read) << "nobody asked for its rows";
   config_.eval.samples = config_.eval.test_samples = 2;
@@ -81,7 +81,7 @@ TEST_F(Rows, PartsOfDividedFilesAreCalledSo) {
   EXPECT_EQ(row_files(config_), (std::vector<std::string>{path("a.idx"), path("a.bin")}));
 }
 
-TEST_F(Rows, ConversationsAreKnownByTheirFirstObject) {
+TEST_F(RowsOfSplits, ConversationsAreKnownByTheirFirstObject) {
   const auto refused = [&](const std::string& name, const std::string& text) {
     write_file_atomic(path(name), text);
     config_.data.train = {path(name)};

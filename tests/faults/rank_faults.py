@@ -102,6 +102,10 @@ def absent(site):
     for process in ranks:
         text = process.communicate(timeout=20)[0]
         assert process.returncode == 71 and "rank 1 of 3 did not arrive" in text, text
+    # MPI itself waits without a limit for a rank that is stopped before MPI_Init.
+    stopped = ["sh", "-c", '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || kill -STOP $$; exec "$0" "$@"', *site.command(ranks=0)]
+    done = subprocess.run([*site.launch(2), *stopped], capture_output=True, text=True, timeout=60, env=site.environment(TRIREME_RENDEZVOUS_SECONDS="2"))
+    assert done.returncode == 71 and re.search(rf"train_llama: rank 0 on {HOST}: the ranks have not met in MPI_Init within 2 s", done.stderr), done
     ranks = [rank(0, 2), rank(1, 3)]
     texts = [process.communicate(timeout=20)[0] for process in ranks]
     assert "make WORLD_SIZE the same everywhere" in texts[1], texts

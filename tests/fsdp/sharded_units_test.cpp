@@ -390,7 +390,7 @@ TEST(Network, BytesOfAStepAreThoseOfThePlan) {
       input.shard_size = shard_size;
       input.policy = policy;
       input.recompute = Recompute::kNone;
-      const MemoryPlan plan = find_plan(input).value();
+      const TrainingPlan plan = find_plan(input).value();
       int64_t whole = 0, shard = 0;
       for (const UnitSpec& unit : specs) {
         const UnitLayout layout = make_layout(unit, plan.state_shards());

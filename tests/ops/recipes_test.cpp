@@ -1,6 +1,8 @@
 // FP8 recipes in the CPU's emulation: rounding, the formulas of their gradients, and the update of delayed scales.
 #include "block_testing.h"
 #include "matmul/operand.h"
+#include "matmul/recipe.h"
+#include "trireme/base/error.h"
 
 #include <gtest/gtest.h>
 
@@ -39,6 +41,12 @@ TEST(FrozenFp8, RecomputedAndKeptProjectionsGiveTheSameForward) {
   const TestBlock kept(frozen_lora(kLlamaBlock, false), {}), again(frozen_lora(kLlamaBlock, true), {});
   const TestBlock::Recipes recipes{Recipe::kFp8Frozen, nullptr};
   EXPECT_TRUE(at::equal(kept.run(at::kCPU, at::kDouble, recipes)[0], again.run(at::kCPU, at::kDouble, recipes)[0]));
+}
+
+TEST(FrozenFp8, AWeightWithoutCodesIsAnError) {
+  const Weight plain{at::ones({16, 16}), {.recipe = Recipe::kFp8Frozen}};
+  LinearRecipe::Kept kept;
+  EXPECT_THROW((void)recipe_of(Recipe::kFp8Frozen).forward({}, plain, at::kFloat, {}, {}, kept), InternalError);
 }
 
 TEST(DelayedFp8, GradientsAreThoseOfThePlainBlockButForRounding) {

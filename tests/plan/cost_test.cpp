@@ -175,6 +175,8 @@ TEST(RowMemory, FollowsWhatIsKept) {
   EXPECT_EQ(memory(full, s, Recipe::kFp8Rowwise).saved_norms, 0);
   EXPECT_EQ(memory(full, s).saved_input, s * 2 * 4096);
   EXPECT_GT(with({"down_proj"}).working, with({"o_proj"}).working);
+  const DecoderModel rows(config, LoraOptions{8, 16, 0, {"o_proj"}, 31000, 32000});
+  EXPECT_EQ(rows.shape(s, 2).head.memory.fixed, 4 * 1000 * 4096) << "gradients of added rows";
 }
 
 TEST(RowMemory, OfBertsLayers) {

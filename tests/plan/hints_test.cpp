@@ -6,7 +6,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
 #include "trireme/plan/search.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 namespace trireme {
 namespace {
 
-const ModelFamily& kLlama = model_family("train_llama");
+const TrainingProgram& kLlama = training_program("train_llama");
 constexpr const char* kLora = "lora.r=16";
 
 struct Case {
@@ -103,7 +103,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
   int fitting = 0;
   for (const Case& c : kCases) {
     const auto file = write(c);
-    const Config config = load_config(file, c.settings, kLlama.config, c.ranks);
+    const Config config = load_config(file, c.settings, kLlama.keys, c.ranks);
     const auto model = model_to_plan(config, kLlama);
     const auto memory = static_cast<int64_t>(c.memory_gib * (1 << 30));
     std::string message;
@@ -122,7 +122,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
     settings.insert(settings.end(), advice.overrides.begin(), advice.overrides.end());
     const int ranks = advice.ranks > 0 ? advice.ranks : c.ranks;
     // What the user would do: the rules of the configuration hold for the advice, too.
-    const Config followed = load_config(file, settings, kLlama.config, ranks);
+    const Config followed = load_config(file, settings, kLlama.keys, ranks);
     const PlanInput input = plan_input({followed, *model, ranks, /*gpu=*/true, memory});
     if (advice.lacking.empty()) {
       ++fitting;
@@ -137,7 +137,7 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
 
 TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
   const Case& c = kCases[1];
-  const Config config = load_config(write(c), c.settings, kLlama.config, c.ranks);
+  const Config config = load_config(write(c), c.settings, kLlama.keys, c.ranks);
   const auto model = model_to_plan(config, kLlama);
   try {
     (void)plan_run({config, *model, c.ranks, /*gpu=*/true, int64_t{80} << 30});
@@ -164,7 +164,7 @@ std::string refusal(const Config& config, const PlannedModel& model, double memo
 TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
   const auto file = write({"gpt3-126m", 1, 1, 2048, {}});
   const auto with = [&](const std::vector<std::string>& settings) {
-    return load_config(file, settings, kLlama.config, 1);
+    return load_config(file, settings, kLlama.keys, 1);
   };
   const Config plain = with({}), fp8 = with({"precision.linear=fp8", "precision.fp8_recipe=delayed"});
   const auto model = model_to_plan(plain, kLlama);
@@ -183,7 +183,7 @@ TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
 
 TEST_F(Hints, ALongRowIsSaidToBeOnOneRank) {
   const Case c = {"llama2-7b", 1, 80, 262144, {kLora}};
-  const Config config = load_config(write(c), c.settings, kLlama.config, 1);
+  const Config config = load_config(write(c), c.settings, kLlama.keys, 1);
   const auto model = model_to_plan(config, kLlama);
   EXPECT_NE(refusal(config, *model, c.memory_gib).find("a row of 262144 tokens is on one rank"), std::string::npos)
       << refusal(config, *model, c.memory_gib);
@@ -197,7 +197,7 @@ TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {
     for (const char* linear : {"precision.linear=fp8", "precision.linear=compute"}) {
       std::vector<std::string> settings = c.settings;
       settings.insert(settings.end(), {linear, "optimizer.moments=bf16"});
-      const Config config = load_config(file, settings, kLlama.config, 1);
+      const Config config = load_config(file, settings, kLlama.keys, 1);
       const auto model = model_to_plan(config, kLlama);
       const PlanInput input = plan_input({config, *model, 1, /*gpu=*/true, static_cast<int64_t>(gib * (1 << 30))});
       for (const auto& plan : {find_plan(input), std::optional(least_plan(input))}) {

@@ -47,16 +47,16 @@ PlanInput input_for(const std::vector<UnitSpec>& units, int world, int64_t memor
   return input;
 }
 
-MemoryPlan best_plan(const PlanInput& input) { return find_plan(input).value(); }
+TrainingPlan best_plan(const PlanInput& input) { return find_plan(input).value(); }
 
-int recomputed(const MemoryPlan& plan) {
+int recomputed(const TrainingPlan& plan) {
   return static_cast<int>(plan.recompute.size() -
                           std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kNone));
 }
 
 TEST(Plan, KeepsEverythingWholeWhereItFits) {
   const auto units = frozen_model();
-  const MemoryPlan plan = best_plan(input_for(units, 4, 4096 * kMiB));
+  const TrainingPlan plan = best_plan(input_for(units, 4, 4096 * kMiB));
   EXPECT_EQ(plan.shard_size, 1);
   EXPECT_EQ(recomputed(plan), 0);
   EXPECT_EQ(plan.gathered_per_pass, 0);
@@ -71,7 +71,7 @@ TEST(Plan, TheHeadHoldsLogitsOfAllRowsOrOfAsManyAsFit) {
   const auto working = [&](int64_t logits, int64_t most) {
     input.row.head.logits = logits;
     input.row.head.logits_most = most;
-    const MemoryPlan plan = best_plan(input);
+    const TrainingPlan plan = best_plan(input);
     EXPECT_EQ(plan.rows_per_pass, 4);
     return plan.working;
   };
@@ -93,7 +93,7 @@ TEST(Plan, WorkingMemoryIsThatOfTheBlockOrOfTheHead) {
 
 TEST(Plan, ShardsBeforeItRecomputesAndLeavesUnitsResidentWithTheRest) {
   const auto units = frozen_model();
-  const MemoryPlan plan = best_plan(input_for(units, 4, 1240 * kMiB));
+  const TrainingPlan plan = best_plan(input_for(units, 4, 1240 * kMiB));
   EXPECT_GT(plan.shard_size, 1);
   EXPECT_EQ(recomputed(plan), 0);
   EXPECT_TRUE(plan.fits());
@@ -104,7 +104,7 @@ TEST(Plan, RecomputesOnlyAsManyBlocksAsItMust) {
   const auto units = frozen_model();
   int before = 0;
   for (int64_t memory = 1120; memory >= 800; memory -= 20) {
-    const MemoryPlan plan = best_plan(input_for(units, 4, memory * kMiB));
+    const TrainingPlan plan = best_plan(input_for(units, 4, memory * kMiB));
     EXPECT_LE(plan.total(), memory * kMiB);
     EXPECT_GE(recomputed(plan), before);
     before = recomputed(plan);
@@ -117,7 +117,7 @@ TEST(Plan, ExplicitSettingsAreObeyed) {
   PlanInput input = input_for(units, 4, 4096 * kMiB);
   input.shard_size = 2;
   input.recompute = Recompute::kFull;
-  const MemoryPlan plan = best_plan(input);
+  const TrainingPlan plan = best_plan(input);
   EXPECT_EQ(plan.shard_size, 2);
   EXPECT_EQ(recomputed(plan), kBlocks);
   EXPECT_EQ(std::count(plan.resident.begin(), plan.resident.end(), true), 0);
@@ -158,7 +158,7 @@ TEST(Plan, NamesAccumulationWhereItIsTheCause) {
   EXPECT_EQ(least_plan(input).policy, ShardPolicy::kFull) << "sums of gradients are shards";
   EXPECT_EQ(least_plan(input).accumulated_passes, 1);
   input.policy = ShardPolicy::kOptimizer;
-  const MemoryPlan least = least_plan(input);
+  const TrainingPlan least = least_plan(input);
   EXPECT_EQ(least.accumulated_passes, 4);
   EXPECT_NE(describe_need(least).find("whole on every rank because the gradients of 4 forward passes are summed"),
             std::string::npos)
@@ -188,7 +188,7 @@ TEST(Plan, RecomputesTheMlpBeforeWholeBlocks) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 1, 1400 * kMiB);
   input.row.saved_mlp = 20 * kMiB;
-  const MemoryPlan plan = best_plan(input);
+  const TrainingPlan plan = best_plan(input);
   EXPECT_GT(std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kMlp), 0);
   EXPECT_EQ(std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kFull), 0);
   EXPECT_TRUE(plan.fits());
@@ -198,7 +198,7 @@ TEST(Plan, FewerRowsAPassRatherThanRecomputation) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 2, 1500 * kMiB);
   input.rows = 8;
-  const MemoryPlan plan = best_plan(input);
+  const TrainingPlan plan = best_plan(input);
   EXPECT_EQ(recomputed(plan), 0);
   EXPECT_LT(plan.rows_per_pass, 8);
   EXPECT_EQ(8 % plan.rows_per_pass, 0);
@@ -334,7 +334,7 @@ TEST(Plan, TrainedCodesTakeTheirBytesAndMasters) {
   const int64_t matrix = int64_t{8192} * 8192, matrices = kBlocks * matrix;
   PlanInput input = input_for(units, 1, 0);
   input.trained = Recipe::kFp8Rowwise;
-  MemoryPlan plan = best_plan(input);
+  TrainingPlan plan = best_plan(input);
   // The codes have a place for the vector, which is stored beside them.
   EXPECT_EQ(plan.weights, matrices + 8192 + 2 * 8192);
   EXPECT_EQ(plan.masters, 4 * (matrices + 8192));
@@ -362,7 +362,7 @@ TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   for (auto& unit : units) unit.trained = true;
   units.pop_back();
   PlanInput input = input_for(units, 1, 0);
-  const MemoryPlan plan = best_plan(input);
+  const TrainingPlan plan = best_plan(input);
   const int64_t elements = kBlocks * int64_t{8192} * 8192;
   EXPECT_EQ(plan.weights, elements * 2);
   EXPECT_EQ(plan.masters, elements * 4);

@@ -54,7 +54,7 @@ TEST(RecomputeFraction, ThePlanTakesTheShareAsItIsAndCountsItsMemory) {
   input.row.saved_input = 100;
   for (const char* share : {"0", "1/5", "1/3", "1/2", "2/3", "1"}) {
     input.recompute_blocks = recompute_fraction(15, *parse_fraction(share));
-    const MemoryPlan plan = find_plan(input).value();
+    const TrainingPlan plan = find_plan(input).value();
     EXPECT_EQ(plan.recompute, input.recompute_blocks) << share;
     const auto full = std::count(plan.recompute.begin(), plan.recompute.end(), Recompute::kFull);
     // One recomputed block is whole again while backward runs through it.

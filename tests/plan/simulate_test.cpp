@@ -5,7 +5,7 @@
 #include "models/decoder/family.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 
 #include <gtest/gtest.h>
 
@@ -37,11 +37,11 @@ class Simulated : public testing::Test {
     options.weak = weak;
     return options;
   }
-  Simulation run_as(const char* program, const char* file, const SimulationOptions& options,
+  Simulation run_as(const char* name, const char* file, const SimulationOptions& options,
                     const std::vector<std::string>& overrides = {}) const {
-    const ModelFamily& family = model_family(program);
+    const TrainingProgram& program = training_program(name);
     return simulate(
-        root_ / file, overrides, family.config, [&](const Config& config) { return model_to_plan(config, family); },
+        root_ / file, overrides, program.keys, [&](const Config& config) { return model_to_plan(config, program); },
         options);
   }
   Simulation run(const SimulationOptions& options, const std::vector<std::string>& overrides = {}) const {
@@ -114,7 +114,7 @@ TEST_F(Simulated, ASlowerNetworkAndSmallerGpusShow) {
 
 TEST_F(Simulated, OneHostIsWhatADryRunPlans) {
   SimulationOptions one = options({2});
-  const MemoryPlan plan = run(one, {"batch.global_batch_size=2"}).sizes[0].plans[0].plan;
+  const TrainingPlan plan = run(one, {"batch.global_batch_size=2"}).sizes[0].plans[0].plan;
   // 2 of 8 GPUs of a host: no network is in the plan.
   one.gpus_per_host = 2;
   one.rates.network_bytes = 1;

@@ -280,6 +280,11 @@ def mlperf_log(site):
     assert positions == sorted(positions), keys
     stop = events[keys.index("run_stop")]
     assert stop["metadata"]["status"] == "success" and stop["metadata"]["samples_count"] == 32, stop
+    # llama31_8b, in the words of the compliance checker.
+    site.train("lora=null", "logging.mlperf=true", "eval.every_samples=16", "train.max_steps=2", "output.dir=pretraining", MLPERF_SUBMISSION_DIVISION="open")
+    said = {event["key"]: event["value"] for event in (json.loads(line[len(":::MLLOG "):]) for line in open(f"{site.work}/pretraining/mllog.log"))}
+    assert (said["submission_benchmark"], said["submission_division"], said["opt_name"], said["init_checkpoint_step"]) == ("llama31_8b", "open", "adamw", 0), said
+    assert said["opt_learning_rate_decay_schedule"] == "cosine with linear warmup" and said["opt_base_learning_rate"] == 1e-3, said
     try:
         import mlperf_logging  # noqa: F401
     except ImportError:

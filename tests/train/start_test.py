@@ -97,8 +97,13 @@ def claim(site):
     # What somebody else keeps under our names is not ours to remove.
     os.makedirs(f"{work}/theirs")
     open(f"{work}/theirs/metrics.jsonl", "w").write("mine\n")
+    for start in range(2):  # a refused start leaves nothing that makes the directory look like ours to the next
+        done = site.run("output.dir=theirs", expect=73)
+        assert "metrics.jsonl" in last_line(done.stderr) and open(f"{work}/theirs/metrics.jsonl").read() == "mine\n", (start, done.stderr)
+        assert os.listdir(f"{work}/theirs") == ["metrics.jsonl"]
+    os.rename(f"{work}/theirs/metrics.jsonl", f"{work}/theirs/.lock")
     done = site.run("output.dir=theirs", expect=73)
-    assert "metrics.jsonl" in last_line(done.stderr) and open(f"{work}/theirs/metrics.jsonl").read() == "mine\n", done.stderr
+    assert "(found .lock)" in last_line(done.stderr) and open(f"{work}/theirs/.lock").read() == "mine\n", done.stderr
 
 
 def checks(site):

@@ -27,9 +27,9 @@ void check_order(TrainingTask& task) {
 
 class Task : public TaskTest {
  protected:
-  static std::unique_ptr<TrainingTask> make(const char* program, const Config& config, const RankInfo& rank = {}) {
-    const ModelFamily& family = model_family(program);
-    return family.make_task(config, rank, family.config);
+  static std::unique_ptr<TrainingTask> make(const char* name, const Config& config, const RankInfo& rank = {}) {
+    const TrainingProgram& program = training_program(name);
+    return program.make_task(config, rank, program.keys);
   }
 };
 
@@ -43,11 +43,11 @@ TEST_F(Task, OfBertKnowsItsRowsPerPassBeforeABatch) {
 }
 
 /// Sums of a whole evaluation on `ranks` ranks, one after the other in this process.
-EvalSums evaluate_on(const char* program, const Config& config, int ranks, int rows_per_pass, int* passes) {
+EvalSums evaluate_on(const char* name, const Config& config, int ranks, int rows_per_pass, int* passes) {
   EvalSums all;
   for (int rank = 0; rank < ranks; ++rank) {
-    const ModelFamily& family = model_family(program);
-    const auto task = family.make_task(config, {RankGrid(rank, {.world = ranks}), at::kCPU, at::kFloat}, family.config);
+    const TrainingProgram& program = training_program(name);
+    const auto task = program.make_task(config, {RankGrid(rank, {.world = ranks}), at::kCPU, at::kFloat}, program.keys);
     task->set_rows_per_pass(rows_per_pass);
     const auto world = World::join(Launch{}, /*use_gpu=*/false, nullptr);
     ShardedUnits units(task->units(), world->communicator(), RankGrid(), at::kCPU, {});
@@ -67,11 +67,11 @@ EvalSums evaluate_on(const char* program, const Config& config, int ranks, int r
 }
 
 /// Whatever the ranks and the split, every row counts once: fillers count nowhere.
-void check_evaluation(const char* program, const Config& config) {
+void check_evaluation(const char* name, const Config& config) {
   int passes = 0;
-  const EvalSums whole = evaluate_on(program, config, 1, 4, &passes);
+  const EvalSums whole = evaluate_on(name, config, 1, 4, &passes);
   EXPECT_EQ(passes, 2);
-  const EvalSums cut = evaluate_on(program, config, 3, 2, &passes);
+  const EvalSums cut = evaluate_on(name, config, 3, 2, &passes);
   EXPECT_EQ(passes, 2);
   ASSERT_EQ(cut.size(), whole.size());
   for (size_t i = 0; i < cut.size(); ++i) EXPECT_NEAR(cut[i], whole[i], 1e-5 * std::abs(whole[i])) << "sum " << i;

@@ -8,7 +8,7 @@
 #include "trireme/formats/hdf5/hdf5_rows.h"
 #include "trireme/formats/huggingface/bert_config.h"
 #include "trireme/formats/numpy/npy.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 
 #include <gtest/gtest.h>
 
@@ -30,9 +30,9 @@ class TaskTest : public testing::Test {
   }
   ~TaskTest() override { std::filesystem::remove_all(root_); }
 
-  /// The configuration that write_decoder() or write_bert() has left, as `family` reads it.
-  Config load(const ConfigFamily& family, const std::vector<std::string>& overrides) const {
-    return load_config(root_ / "run.yaml", overrides, family);
+  /// The configuration that write_decoder() or write_bert() has left, as `program` reads it.
+  Config load(const ProgramKeys& program, const std::vector<std::string>& overrides) const {
+    return load_config(root_ / "run.yaml", overrides, program);
   }
 
   /// A decoder of random weights and kRows rows of kLength tokens, each of another id; loss on every position.

@@ -20,7 +20,7 @@ struct ModelSection {
   enum class Init { kCheckpoint, kRandom } init = Init::kCheckpoint;
   enum class Read { kPerRank, kPerHost } read = Read::kPerRank;
   std::optional<int64_t> vocab_size;         // rows of the vocabulary to train with; null = the model's
-  std::optional<int64_t> pad_vocab_to;       // null = ConfigFamily::vocab_multiple
+  std::optional<int64_t> pad_vocab_to;       // null = ProgramKeys::vocab_multiple
   std::optional<bool> scaled_residual_init;  // null = the default of the model's family
   bool operator==(const ModelSection&) const = default;
 };
@@ -182,11 +182,11 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// The program of a configuration file: what its configuration may say. It is no family of models. Keys for which the
+/// The program of a configuration file: what its configuration may say. Keys for which the
 /// program lacks the feature are refused if they differ from their default, and are neither suggested in messages nor
 /// listed in --help.
-struct ConfigFamily {
-  std::string program;  // "train_llama", for messages; empty: a file of any program
+struct ProgramKeys {
+  std::string name;  // "train_llama", for messages; empty: a file of any program
   FeatureSet features = FeatureSet::all();
   int64_t vocab_multiple = 1;  // rows fill the vocabulary up to a multiple of this where model.pad_vocab_to is null
   Config defaults = {};        // of keys that a file does not give
@@ -199,7 +199,7 @@ struct ConfigFamily {
 /// unknown. All problems are in one ConfigError: one line each, `file:line:column: what is wrong. Did you mean 'x'?`
 /// (overrides: `--set a.b.c=value: …`), and a closing line that counts them.
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                   const ConfigFamily& family = {}, std::optional<int64_t> world_size = std::nullopt);
+                   const ProgramKeys& program = {}, std::optional<int64_t> world_size = std::nullopt);
 
 /// Reads the text of print_config(); messages use `name` in place of a file. In text of earlier versions keys that have
 /// been renamed get their new names.
@@ -207,7 +207,7 @@ Config parse_config(const std::string& text, const std::string& name);
 
 /// `config` with train.max_steps in place of train.epochs, and schedule.warmup_steps in place of schedule.warmup_ratio.
 /// `steps`: the steps of the epochs. ConfigError if a rule that counts steps does not hold.
-Config with_steps(const Config& config, int64_t steps, const ConfigFamily& family, std::optional<int64_t> world_size);
+Config with_steps(const Config& config, int64_t steps, const ProgramKeys& program, std::optional<int64_t> world_size);
 
 /// YAML that load_config() reads back to the same Config (absolute paths, all keys, exact numbers).
 std::string print_config(const Config& config);

@@ -31,7 +31,7 @@ std::optional<Choice> choice_of(std::string_view word) {
 }
 
 /// The names of the keys that describe_config() explains: "optimizer.lr".
-std::vector<std::string> config_keys(const ConfigFamily& family);
+std::vector<std::string> config_keys(const ProgramKeys& program);
 
 /// Sets "section.key" to a value as print_config() writes it, texts without quotes: "8", "full", "[q_proj, v_proj]". An
 /// absent optional section is made with its defaults. InternalError: there is no such key or choice.
@@ -53,11 +53,11 @@ inline constexpr DataKinds kRowData = 1, kDocumentData = 2, kMegatronData = 4,
 /// of `kind`: "data.splits, data.index_rules"; "": none.
 std::string keys_without_meaning(const Config& config, DataKinds kind, DataKinds others = kAnyData);
 
-/// Every key of `family` with type, default and meaning, for --help.
-std::string describe_config(const ConfigFamily& family);
+/// Every key of `program` with type, default and meaning, for --help.
+std::string describe_config(const ProgramKeys& program);
 
 /// docs/reference/keys.md: Markdown tables of every key of these programs with its values, default, programs and
 /// meaning.
-std::string key_reference(const std::vector<ConfigFamily>& families);
+std::string key_reference(const std::vector<ProgramKeys>& every);
 
 }  // namespace trireme

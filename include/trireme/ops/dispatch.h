@@ -46,7 +46,7 @@ class Dispatch {
 }  // namespace trireme
 
 /// Returns the result of our kernel if `choice` selects it. Without CUDA the call is compiled but never linked.
-#define TRIREME_LAUNCH(choice, call)              \
+#define TRIREME_RETURN_LAUNCH(choice, call)       \
   do {                                            \
     if constexpr (::trireme::kCudaBuild) {        \
       if ((choice).kernel()) return launch::call; \

@@ -57,7 +57,8 @@ struct StepCost {
   double total() const { return compute + recompute + exposed + interference + optimizer + fixed; }
 };
 
-struct MemoryPlan {
+/// How a run uses the memory of its ranks, and the time that a step takes.
+struct TrainingPlan {
   int shard_size = 1;
   ShardPolicy policy = ShardPolicy::kNone;  // of trained units
   int rows_per_pass = 1;                    // rows processed at a time; divides the rows of a micro-batch
@@ -91,18 +92,18 @@ struct MemoryPlan {
 
 /// The plan of the run. ConfigError if no plan fits; it says where the memory goes and has the first three hints
 /// (hints.h).
-MemoryPlan plan_run(const PlanQuestion& question);
+TrainingPlan plan_run(const PlanQuestion& question);
 
 /// "weights 12.6 GiB, master weights 25.1 GiB, …": where the memory goes.
-std::string describe_parts(const MemoryPlan& plan);
+std::string describe_parts(const TrainingPlan& plan);
 
 /// For a plan that does not fit: "the run needs 80.0 GiB per rank and 1.6 GiB of headroom, 79.1 GiB is available (…)".
-std::string describe_need(const MemoryPlan& plan);
+std::string describe_need(const TrainingPlan& plan);
 
 /// "predicted step: 610.2 ms (computation 580.1, …)".
 std::string describe_cost(const StepCost& cost);
 
 /// The plan as a table for the console and the log.
-std::string describe_plan(const MemoryPlan& plan, const std::vector<UnitSpec>& units);
+std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>& units);
 
 }  // namespace trireme

@@ -47,9 +47,9 @@ PlanInput plan_input(const PlanQuestion& question);
 /// percent slower. Among equal steps it has the smallest shard group, then the policy that divides least, then the most
 /// rows per pass, then the most resident units. nullopt if no plan fits. An input without units, or a shard size that
 /// does not divide world_size, is an internal error.
-std::optional<MemoryPlan> find_plan(const PlanInput& input);
+std::optional<TrainingPlan> find_plan(const PlanInput& input);
 /// The plan that takes the least memory, whether it fits or not.
-MemoryPlan least_plan(const PlanInput& input);
+TrainingPlan least_plan(const PlanInput& input);
 
 /// The blocks that backward recomputes for parallel.recompute as a share, by fms-fsdp's rule (selective_checkpointing,
 /// at its HEAD): with i from 1 and a threshold c that starts at 1/2, block i is recomputed if i * fraction >= c, and c

@@ -28,7 +28,7 @@ struct SimulationOptions {
 /// One number of GPUs under one policy.
 struct SimulatedPlan {
   std::string policy;  // as in SimulationOptions
-  MemoryPlan plan;     // the fastest plan that fits; else the smallest plan
+  TrainingPlan plan;   // the fastest plan that fits; else the smallest plan
   bool fits = true;
   double tokens_per_s = 0;           // per GPU; 0 if no plan fits
   std::optional<double> efficiency;  // relative to the smallest number of GPUs that fits
@@ -48,12 +48,12 @@ struct Simulation {
   std::vector<SimulatedSize> sizes;
 };
 
-/// Reads the configuration as the trainer `family` does. `open` makes the model of a configuration and reads only its
+/// Reads the configuration as the trainer `program` does. `open` makes the model of a configuration and reads only its
 /// shape; data, weights and output.dir are not read. ConfigError: numbers of GPUs that fill no whole hosts, numbers of
 /// GPUs over which the batch does not divide (all are named, with the next batch that divides), and problems of
 /// load_config().
 Simulation simulate(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                    const ConfigFamily& family, const std::function<std::unique_ptr<PlannedModel>(const Config&)>& open,
+                    const ProgramKeys& program, const std::function<std::unique_ptr<PlannedModel>(const Config&)>& open,
                     const SimulationOptions& options);
 
 }  // namespace trireme

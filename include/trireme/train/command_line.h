@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-struct ModelFamily;
+struct TrainingProgram;
 
 struct CommandLine {
   std::filesystem::path config;
@@ -22,7 +22,8 @@ struct CommandLine {
   int exit_code = 0;
 };
 
-/// ConfigError for unknown options (with the nearest known one) and missing values. --help prints the keys of `family`.
-CommandLine parse_command_line(int argc, char** argv, const ModelFamily& family);
+/// ConfigError for unknown options (with the nearest known one) and missing values. --help prints the keys of
+/// `program`.
+CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& program);
 
 }  // namespace trireme

@@ -9,11 +9,49 @@
 #include "world_backend.h"
 
 #include <fmt/format.h>
+#include <sys/time.h>
 #include <unistd.h>
+
+#include <cmath>
+#include <csignal>
 
 namespace trireme {
 
 namespace {
+
+/// While it lives: the process ends with 71 after TRIREME_RENDEZVOUS_SECONDS. MPI_Init itself waits without a limit for
+/// a rank that is stopped before it, and the watchdog needs ranks that have met.
+class MeetingLimit {
+ public:
+  explicit MeetingLimit(int rank) {
+    const double seconds = positive_seconds("TRIREME_RENDEZVOUS_SECONDS", 300);
+    text() = fmt::format(
+        "{}: rank {} on {}: the ranks have not met in MPI_Init within {:g} s (TRIREME_RENDEZVOUS_SECONDS): a rank has "
+        "not started or is stopped, or a host cannot be reached; run again\n",
+        program_invocation_short_name, rank, host_name(), seconds);
+    std::signal(SIGALRM, [](int) {
+      (void)!::write(STDERR_FILENO, text().data(), text().size());
+      _exit(static_cast<int>(ExitCode::kHang));
+    });
+    set(seconds);
+  }
+  ~MeetingLimit() {
+    set(0);
+    std::signal(SIGALRM, SIG_DFL);
+  }
+
+ private:
+  static std::string& text() {
+    static std::string text;
+    return text;
+  }
+  static void set(double seconds) {
+    itimerval timer{};
+    timer.it_value.tv_sec = static_cast<time_t>(seconds);
+    timer.it_value.tv_usec = static_cast<suseconds_t>((seconds - std::floor(seconds)) * 1e6);
+    setitimer(ITIMER_REAL, &timer, nullptr);
+  }
+};
 
 /// One rank, or ranks joined by MPI, on CPUs.
 class CpuWorld final : public JoinedWorld {
@@ -48,6 +86,7 @@ class CpuWorld final : public JoinedWorld {
 }  // namespace
 
 void JoinedWorld::adopt_mpi() {
+  const MeetingLimit limit(launch_.rank);
   initialize_mpi();
   const int expected = launch_.world_size;
   launch_.rank = mpi_rank(MPI_COMM_WORLD);

@@ -33,8 +33,8 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const a
 }
 
 at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
-  TRIREME_LAUNCH(Dispatch("scale_rows", x).needs(x.is_contiguous(), "the matrix is not contiguous").choice(),
-                 scaled_rows(x, factors.contiguous()));
+  TRIREME_RETURN_LAUNCH(Dispatch("scale_rows", x).needs(x.is_contiguous(), "the matrix is not contiguous").choice(),
+                        scaled_rows(x, factors.contiguous()));
   at::Tensor out = at::empty(x.sizes(), x.options());
   constexpr int64_t kRows = 4096;
   for (int64_t begin = 0; begin < x.size(0); begin += kRows) {
@@ -119,8 +119,8 @@ namespace {
 /// x * factor in `dtype`, a few rows at a time. A plain GPU multiplication would round the zero-dimensional fp32 factor
 /// to bf16 first.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
-  TRIREME_LAUNCH(Dispatch("scale", x).needs(x.is_contiguous(), "the matrix is not contiguous").choice(),
-                 scaled(x, factor.contiguous(), dtype));
+  TRIREME_RETURN_LAUNCH(Dispatch("scale", x).needs(x.is_contiguous(), "the matrix is not contiguous").choice(),
+                        scaled(x, factor.contiguous(), dtype));
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
   constexpr int64_t kRows = 4096;
   for (int64_t begin = 0; begin < x.size(0); begin += kRows) {

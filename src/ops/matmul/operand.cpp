@@ -67,13 +67,13 @@ Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups) {
   const Choice choice = Dispatch("quantize_rows", x_TD)
                             .needs(groups == 1, "this kernel writes one scale per row; SwiGLU's writes several")
                             .choice();
-  TRIREME_LAUNCH(choice, quantize_rows(x_TD.contiguous()));
+  TRIREME_RETURN_LAUNCH(choice, quantize_rows(x_TD.contiguous()));
   return compose_rows(x_TD, groups);
 }
 
 Fp8Rows quantize_columns(const at::Tensor& x_TD) {
   TRIREME_CHECK(x_TD.dim() == 2, "quantize_columns: ", x_TD.sizes());
-  TRIREME_LAUNCH(codes_choice("quantize_columns", x_TD), quantize_columns(x_TD.contiguous()));
+  TRIREME_RETURN_LAUNCH(codes_choice("quantize_columns", x_TD), quantize_columns(x_TD.contiguous()));
   return compose_rows(x_TD.t().contiguous(), 1);
 }
 
@@ -100,7 +100,7 @@ Choice column_sum_choice(const at::Tensor& x_TD) {
 }  // namespace
 
 at::Tensor sum_columns(const at::Tensor& x_TD) {
-  TRIREME_LAUNCH(column_sum_choice(x_TD), sum_columns(x_TD));
+  TRIREME_RETURN_LAUNCH(column_sum_choice(x_TD), sum_columns(x_TD));
   return at::sum(x_TD, {0}, false, accumulate_type(x_TD)).to(x_TD.scalar_type());
 }
 
@@ -109,14 +109,14 @@ Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known,
   if (!known)
     follow_amax(scale.scale, scale.inverse, fp8_amax(values_of(source)),
                 at::full_like(scale.scale, largest_code(scale)));
-  TRIREME_LAUNCH(codes_choice("fp8_codes", source.x), make_codes(source, scale, want_column_sums));
+  TRIREME_RETURN_LAUNCH(codes_choice("fp8_codes", source.x), make_codes(source, scale, want_column_sums));
   return compose_codes(values_of(source), scale, want_column_sums);
 }
 
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums) {
   TRIREME_CHECK(x_TD.dim() == 2 && format != CurrentCodes::kNone, "make_current_codes: ", x_TD.sizes());
-  TRIREME_LAUNCH(codes_choice("fp8_current_codes", x_TD),
-                 make_current_codes(x_TD.contiguous(), format, want_column_sums));
+  TRIREME_RETURN_LAUNCH(codes_choice("fp8_current_codes", x_TD),
+                        make_current_codes(x_TD.contiguous(), format, want_column_sums));
   const bool gradient = format == CurrentCodes::kE5m2;
   const at::Tensor amax = fp8_amax(x_TD), inverse = inverse_scale_of(amax, largest_code(gradient));
   return compose_codes(x_TD, {inverse.reciprocal(), inverse, amax, gradient}, want_column_sums);
@@ -126,7 +126,7 @@ at::Tensor transpose_codes(const at::Tensor& codes) {
   const Choice choice = Dispatch("transpose_bytes", codes)
                             .needs(codes.size(0) % 16 == 0 && codes.size(1) % 16 == 0, "sizes are not multiples of 16")
                             .choice();
-  TRIREME_LAUNCH(choice, transpose_bytes(codes));
+  TRIREME_RETURN_LAUNCH(choice, transpose_bytes(codes));
   return transposed_bytes(codes);
 }
 
@@ -191,7 +191,7 @@ void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor&
                     target.is_contiguous() && w.is_contiguous(),
                 "fp8_codes_: ", w.numel(), ' ', w.scalar_type(), " values for ", target.numel(), ' ',
                 target.scalar_type());
-  TRIREME_LAUNCH(Dispatch("fp8_weight_codes", w).choice(), write_codes(target, w, scale));
+  TRIREME_RETURN_LAUNCH(Dispatch("fp8_weight_codes", w).choice(), write_codes(target, w, scale));
   cast_parts(target, w, [&](const at::Tensor& part) { return part.mul(scale); });
 }
 

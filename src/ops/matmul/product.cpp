@@ -57,7 +57,7 @@ Fp8Matrix of_rows(const Fp8Rows& rows) {
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
                        const at::Tensor& bias_N, const Addend& addend) {
   const Choice choice = fp8_choice(a_MK, b_NK);
-  TRIREME_LAUNCH(choice, fp8_product(a_MK, b_NK, accumulate, dtype, bias_N, addend, {}));
+  TRIREME_RETURN_LAUNCH(choice, fp8_product(a_MK, b_NK, accumulate, dtype, bias_N, addend, {}));
   at::Tensor product = composed_fp8_product(a_MK, b_NK);
   if (bias_N.defined()) product.add_(bias_N);
   if (addend.sum.defined()) product.add_(addend.sum);

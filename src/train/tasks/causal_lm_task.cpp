@@ -13,6 +13,7 @@
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/nn/scalar_type.h"
+#include "trireme/plan/cost.h"
 #include "trireme/plan/precision.h"
 
 #include <fmt/format.h>
@@ -83,7 +84,7 @@ TokenBatch token_batch_on(at::Device device, const TokenPack& pack) {
   return batch;
 }
 
-CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family)
+CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program)
     : RowTask(config, rank) {
   DecoderConfig shape = read_shape(config);
   auto found = shape_facts(shape);
@@ -100,7 +101,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   shape.scaled_residual_init = config.model.scaled_residual_init.value_or(shape.scaled_residual_init);
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
-      resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(family.vocab_multiple));
+      resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(program.vocab_multiple));
   data_vocab_ = config.model.vocab_size.value_or(stored_vocab_);
   std::optional<LoraOptions> lora = lora_options(config);
   if (lora) {
@@ -120,7 +121,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   const RecipeTraits &frozen = traits_of(Recipe::kFp8Frozen),
                      &trained = traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8));
   facts_.frozen_fp8 = fp8_problem(rank, frozen, sizes).empty();
-  facts_.trained_fp8 = family.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
+  facts_.trained_fp8 = program.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
   if (config.precision.linear == PrecisionSection::Linear::kFp8) {
     const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length;
     if (const std::string problem = fp8_problem(rank, config.lora ? frozen : trained, sizes, tokens); !problem.empty())
@@ -134,7 +135,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
                                {"rows of data.train", std::to_string(facts_.train_rows)},
                                {"rows of data.valid", std::to_string(facts_.eval_samples)}});
   }
-  facts_.mlperf_division = check_mlperf_model(config, family, found);
+  facts_.mlperf_division = check_mlperf_model(config, program, found);
 
   const bool per_token = config.train.loss == TrainSection::Loss::kTokenMean;
   const auto samples = static_cast<double>(config.batch.global_batch_size);
@@ -146,7 +147,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
       per_token
           ? samples * static_cast<double>(config.data.seq_length - (format_ != nullptr && format_->labels ? 0 : 1))
           : samples;
-  if (family.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(model_->block());
+  if (program.features.has(Feature::kAdapters)) facts_.adapter_targets = default_lora_targets(model_->block());
   facts_.description.insert(
       facts_.description.begin(),
       fmt::format(
@@ -345,10 +346,10 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
 }
 
 std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, const RankInfo& rank,
-                                                  const ConfigFamily& family) {
+                                                  const ProgramKeys& program) {
   if (config.train.objective != TrainSection::Objective::kSft)
-    return std::make_unique<PreferenceTask>(config, rank, family);
-  return std::make_unique<CausalLmTask>(config, rank, family);
+    return std::make_unique<PreferenceTask>(config, rank, program);
+  return std::make_unique<CausalLmTask>(config, rank, program);
 }
 
 }  // namespace trireme

@@ -5,6 +5,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/nn/scalar_type.h"
+#include "trireme/plan/cost.h"
 #include "trireme/plan/precision.h"
 
 #include <fmt/format.h>
@@ -39,15 +40,15 @@ BertBatch bert_batch_on(at::Device device, const BertPack& pack) {
 
 }  // namespace
 
-MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family)
+MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program)
     : RowTask(config, rank) {
   const BertConfig shape = read_bert_config(bert_config_path(config.model.path));
   if (config.data.seq_length > shape.max_position_embeddings)
     throw ConfigError(fmt::format("data.seq_length {} is more than the model's max_position_embeddings {}",
                                   config.data.seq_length, shape.max_position_embeddings));
-  model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(family.vocab_multiple));
+  model_ = std::make_unique<BertModel>(shape, config.model.pad_vocab_to.value_or(program.vocab_multiple));
   facts_.mlperf_division =
-      check_mlperf_model(config, family,
+      check_mlperf_model(config, program,
                          {{"num_hidden_layers", std::to_string(shape.num_hidden_layers)},
                           {"hidden_size", std::to_string(shape.hidden_size)},
                           {"intermediate_size", std::to_string(shape.intermediate_size)},
@@ -201,8 +202,8 @@ void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
 }
 
 std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, const RankInfo& rank,
-                                                  const ConfigFamily& family) {
-  return std::make_unique<MaskedLmTask>(config, rank, family);
+                                                  const ProgramKeys& program) {
+  return std::make_unique<MaskedLmTask>(config, rank, program);
 }
 
 }  // namespace trireme

@@ -17,7 +17,7 @@ namespace trireme {
 class MaskedLmTask final : public RowTask<BertRow, BertPack> {
  public:
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
-  MaskedLmTask(const Config& config, const RankInfo& rank, const ConfigFamily& family);
+  MaskedLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program);
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,

@@ -46,8 +46,8 @@ class ReferenceStore final : public UnitStore {
 
 }  // namespace
 
-PreferenceTask::PreferenceTask(const Config& config, const RankInfo& rank, const ConfigFamily& family)
-    : CausalLmTask(config, rank, family),
+PreferenceTask::PreferenceTask(const Config& config, const RankInfo& rank, const ProgramKeys& program)
+    : CausalLmTask(config, rank, program),
       loss_(config.train.objective, config.preference.value_or(PreferenceSection())) {
   const PreferenceSection section = config.preference.value_or(PreferenceSection());
   precomputes_ = loss_.has_reference() && section.precompute_ref_log_probs.value_or(!config.lora);

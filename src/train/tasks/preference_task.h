@@ -18,7 +18,7 @@ namespace trireme {
 
 class PreferenceTask final : public CausalLmTask {
  public:
-  PreferenceTask(const Config& config, const RankInfo& rank, const ConfigFamily& family);
+  PreferenceTask(const Config& config, const RankInfo& rank, const ProgramKeys& program);
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
   void prepare(ShardedUnits& units, const BeforeSteps& before) override;

@@ -1,5 +1,6 @@
 #include "task.h"
 
+#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
@@ -7,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <thread>
 

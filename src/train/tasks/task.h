@@ -9,8 +9,8 @@
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
+#include "trireme/ops/matmul/recipe.h"
 #include "trireme/plan/plan.h"
-#include "trireme/plan/precision.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -185,9 +185,9 @@ class TrainingTask : public PlannedModel {
 
 /// Next-token prediction on token rows: decoders, with adapters or without (models/decoder).
 std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, const RankInfo& rank,
-                                                  const ConfigFamily& family);
+                                                  const ProgramKeys& program);
 /// Masked words and next sentence on packed rows (models/bert).
 std::unique_ptr<TrainingTask> make_masked_lm_task(const Config& config, const RankInfo& rank,
-                                                  const ConfigFamily& family);
+                                                  const ProgramKeys& program);
 
 }  // namespace trireme

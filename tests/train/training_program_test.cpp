@@ -1,5 +1,5 @@
 // The registry of programs: what an entry says is what its program takes, and a program more is an entry more.
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 #include "run_directory.h"
 #include "task_testing.h"
 #include "trireme/base/error.h"
@@ -34,33 +34,33 @@ std::string program_of(const fs::path& preset) {
   return text.substr(begin, end - begin);
 }
 
-std::string help_of(const ModelFamily& family) {
-  std::string name = family.config.program, option = "--help";
+std::string help_of(const TrainingProgram& program) {
+  std::string name = program.keys.name, option = "--help";
   char* arguments[] = {name.data(), option.data()};
   testing::internal::CaptureStdout();
-  EXPECT_TRUE(parse_command_line(2, arguments, family).handled);
+  EXPECT_TRUE(parse_command_line(2, arguments, program).handled);
   return testing::internal::GetCapturedStdout();
 }
 
-TEST(ModelFamilies, EachProgramHasOneEntryWithPresetsThatItTakes) {
+TEST(TrainingPrograms, EachProgramHasOneEntryWithPresetsThatItTakes) {
   std::set<std::string> programs;
-  for (const ModelFamily& family : model_families()) {
-    EXPECT_TRUE(programs.insert(family.config.program).second) << family.config.program;
-    EXPECT_EQ(&model_family(family.config.program), &family);
+  for (const TrainingProgram& program : training_programs()) {
+    EXPECT_TRUE(programs.insert(program.keys.name).second) << program.keys.name;
+    EXPECT_EQ(&training_program(program.keys.name), &program);
     int presets = 0;
-    for (const auto& file : fs::directory_iterator(fs::path(TRIREME_SOURCE_DIR) / family.presets)) {
-      if (file.path().extension() != ".yaml" || program_of(file.path()) != family.config.program) continue;
-      EXPECT_NO_THROW(load_config(file.path(), {}, family.config)) << file.path();
+    for (const auto& file : fs::directory_iterator(fs::path(TRIREME_SOURCE_DIR) / program.presets)) {
+      if (file.path().extension() != ".yaml" || program_of(file.path()) != program.keys.name) continue;
+      EXPECT_NO_THROW(load_config(file.path(), {}, program.keys)) << file.path();
       ++presets;
     }
-    EXPECT_GE(presets, 1) << family.config.program;
+    EXPECT_GE(presets, 1) << program.keys.name;
   }
   EXPECT_EQ(programs, (std::set<std::string>{"train_bert", "train_gpt", "train_llama"}));
-  EXPECT_THROW(model_family("train_gtp"), InternalError);
+  EXPECT_THROW(training_program("train_gtp"), InternalError);
 }
 
-TEST(ModelFamilies, HelpIsOfTheProgramsOwnKeys) {
-  const std::string llama = help_of(model_family("train_llama")), bert = help_of(model_family("train_bert"));
+TEST(TrainingPrograms, HelpIsOfTheProgramsOwnKeys) {
+  const std::string llama = help_of(training_program("train_llama")), bert = help_of(training_program("train_bert"));
   for (const char* key : {"\nlora:", "\n  vocab_size ", "norms, mlp, full or"}) {
     EXPECT_NE(llama.find(key), std::string::npos) << key;
     EXPECT_EQ(bert.find(key), std::string::npos) << key;
@@ -80,24 +80,24 @@ TEST(ModelFamilies, HelpIsOfTheProgramsOwnKeys) {
 class Gpt : public TaskTest {};
 
 TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
-  const ModelFamily& gpt = model_family("train_gpt");
+  const TrainingProgram& gpt = training_program("train_gpt");
   write_decoder();
-  const Config config = load(gpt.config, {});
+  const Config config = load(gpt.keys, {});
   EXPECT_EQ(config.train.loss, TrainSection::Loss::kTokenMean);
-  const auto task = gpt.make_task(config, {}, gpt.config);
+  const auto task = gpt.make_task(config, {}, gpt.keys);
   EXPECT_EQ(task->facts().train_rows, kRows);
-  EXPECT_EQ(task->nominal_denominator(), 8.0 * (kLength - 1)) << "the loss is the family's default";
+  EXPECT_EQ(task->nominal_denominator(), 8.0 * (kLength - 1)) << "the loss is the program's default";
   EXPECT_TRUE(task->facts().adapter_targets.empty());
   EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
   EXPECT_EQ(config.optimizer.weight_decay, 0.1);
   EXPECT_EQ(config.optimizer.grad_clip, 1.0);
   const auto embedding = task->units().front().parameters.front();
-  EXPECT_EQ(embedding.shape[0] % 128, 0) << "the vocabulary is padded by the family's default";
+  EXPECT_EQ(embedding.shape[0] % 128, 0) << "the vocabulary is padded by the program's default";
   task->set_rows_per_pass(4);
   EXPECT_EQ(task->batch(0).micro_batches.size(), 2U);
-  // Another family's defaults are another run.
-  const ModelFamily& llama = model_family("train_llama");
-  EXPECT_EQ(llama.make_task(load(llama.config, {}), {}, llama.config)->nominal_denominator(), 8.0);
+  // Another program's defaults are another run.
+  const TrainingProgram& llama = training_program("train_llama");
+  EXPECT_EQ(llama.make_task(load(llama.keys, {}), {}, llama.keys)->nominal_denominator(), 8.0);
 
   const std::string help = help_of(gpt);
   EXPECT_TRUE(help.starts_with("train_gpt trains GPT-3 family models, all parameters")) << help.substr(0, 100);
@@ -107,7 +107,7 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
   for (const auto& [setting, why] :
        {std::pair("lora.r=4", "trains all parameters"), {"logging.mlperf=true", "is of no benchmark of MLPerf"}}) {
     try {
-      (void)load(gpt.config, {setting});
+      (void)load(gpt.keys, {setting});
       FAIL() << setting;
     } catch (const ConfigError& error) {
       EXPECT_NE(std::string(error.what()).find(std::string("is not for train_gpt, which ") + why), std::string::npos)
@@ -121,8 +121,8 @@ TEST_F(Gpt, PlansWithoutOpeningItsData) {
   write_decoder();
   std::filesystem::remove(root_ / "rows");
   ASSERT_EQ(mkfifo((root_ / "rows").c_str(), 0600), 0);
-  const ModelFamily& gpt = model_family("train_gpt");
-  EXPECT_NE(model_to_plan(load(gpt.config, {}), gpt), nullptr);
+  const TrainingProgram& gpt = training_program("train_gpt");
+  EXPECT_NE(model_to_plan(load(gpt.keys, {}), gpt), nullptr);
 }
 
 TEST(SavedConfiguration, OfAnEarlierVersionIsTheSameRunInItsNewWords) {
@@ -135,7 +135,7 @@ TEST(SavedConfiguration, OfAnEarlierVersionIsTheSameRunInItsNewWords) {
 }
 
 Config changed(const std::vector<std::string>& settings) {
-  ConfigFamily every;
+  ProgramKeys every;
   every.features = FeatureSet::all();
   const std::string text =
       "model: {path: /m}\nlora: {r: 4, adapter: /a}\ndata: {train: /t, seq_length: 8}\nbatch: {global_batch_size: 4}\n"
@@ -167,7 +167,7 @@ TEST(SavedConfiguration, PlacesAndReportsDoNotDecideWhatIsComputed) {
 }
 
 TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
-  const ConfigFamily& llama = model_family("train_llama").config;
+  const ProgramKeys& llama = training_program("train_llama").keys;
   const auto changed_by = [&](const std::vector<std::string>& first, std::vector<std::string> added,
                               at::ScalarType type) {
     added.insert(added.begin(), first.begin(), first.end());

@@ -7,14 +7,14 @@
 namespace trireme {
 namespace {
 
-const ConfigFamily kPlain{.program = "train_plain", .features = FeatureSet()};
-const ConfigFamily kRich{.program = "train_rich"};
+const ProgramKeys kPlain{.name = "train_plain", .features = FeatureSet()};
+const ProgramKeys kRich{.name = "train_rich"};
 
-std::vector<std::string> problems(const std::string& text, const ConfigFamily& family,
+std::vector<std::string> problems(const std::string& text, const ProgramKeys& program,
                                   const std::vector<std::string>& overrides = {}) {
   const TextFile file(std::string(kMinimal) + text);
   try {
-    load_config(file.path(), overrides, family);
+    load_config(file.path(), overrides, program);
     return {};
   } catch (const ConfigError& error) {
     std::vector<std::string> lines = split(error.what(), '\n');
@@ -66,10 +66,10 @@ TEST(Family, ItsKeysAloneAreOffered) {
 }
 
 TEST(Family, HelpListsItsKeysWordsAndDefaults) {
-  ConfigFamily family = kPlain;
-  family.vocab_multiple = 48;
-  family.defaults.optimizer.betas = {0.9, 0.95};
-  const std::string help = describe_config(family), all = describe_config(kRich);
+  ProgramKeys program = kPlain;
+  program.vocab_multiple = 48;
+  program.defaults.optimizer.betas = {0.9, 0.95};
+  const std::string help = describe_config(program), all = describe_config(kRich);
   for (const char* key : {"\nlora:", "\n  vocab_size", "\n  packing_rate", "\n  clip ", "rank_mean", "mlperf or",
                           "\n  target_accuracy", "--set lora", "Megatron", "none, norms, mlp, full or"}) {
     EXPECT_NE(all.find(key), std::string::npos) << key;
@@ -83,11 +83,11 @@ TEST(Family, HelpListsItsKeysWordsAndDefaults) {
 }
 
 TEST(Family, ItsDefaultsHoldWhereAFileSaysNothing) {
-  ConfigFamily family = kRich;
-  family.defaults.optimizer.grad_clip = 1;
-  family.defaults.train.loss = TrainSection::Loss::kTokenMean;
+  ProgramKeys program = kRich;
+  program.defaults.optimizer.grad_clip = 1;
+  program.defaults.train.loss = TrainSection::Loss::kTokenMean;
   const TextFile file(std::string(kMinimal) + "train: {seed: 3}\n");
-  const Config config = load_config(file.path(), {}, family);
+  const Config config = load_config(file.path(), {}, program);
   EXPECT_EQ(config.optimizer.grad_clip, 1);
   EXPECT_EQ(config.train.loss, TrainSection::Loss::kTokenMean);
   // A resolved configuration means the same without them.

@@ -1,4 +1,4 @@
-#include "weights.h"
+#include "resume.h"
 
 #include "checkpoint_writer.h"
 #include "data/rows.h"
