@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,12 @@ struct Sample {
   std::vector<int64_t> input_ids;  // [S]
   /// [S], of the *target* token: without labels of the token at the same place (0 at position 0 and at every sequence
   /// start), with labels of the label there.
-  std::vector<uint8_t> loss_mask;
+  std::vector<uint8_t> loss_mask;        // 0 or 1
   std::vector<int64_t> sequence_starts;  // ascending, first 0
   std::vector<int64_t> labels;           // [S], or empty
   std::vector<int64_t> positions;        // [S], or empty: counted from each sequence start
-  int64_t num_targets() const;           // set bits of loss_mask
+  int64_t pairs = 0;  // sequences 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, from the first on
+  int64_t num_targets() const;  // set bits of loss_mask
 };
 
 /// Rows by number.
@@ -30,6 +32,8 @@ class TokenDataset {
  public:
   virtual ~TokenDataset() = default;
   virtual int64_t size() const = 0;
+  /// Whether the rows are pairs of a chosen and a rejected answer (Sample::pairs).
+  virtual bool pairs() const { return false; }
   /// Row `index`, checked: length, ids in [0, vocab_size), mask, starts. DataError with file, row, byte offset and
   /// value. Thread-safe.
   virtual Sample read(int64_t index) const = 0;
@@ -38,8 +42,12 @@ class TokenDataset {
 
 /// Rows of npy and HDF5 files, concatenated in the given order. The content of a file decides its format, never its
 /// name. DataError for a file of another format, with a guess of it, and for rows of another length.
+///
+/// In rows of pairs the answers alternate as sequences, chosen, rejected, chosen, …; the last sequence may be padding.
+/// The file's loss_mask is 1 at the targets of chosen answers, 2 at those of rejected ones, and every answer has one.
+/// `pairs`: whether all rows have to be such; null: as the first row is.
 std::unique_ptr<TokenDataset> open_token_dataset(const std::vector<std::filesystem::path>& files, int64_t seq_length,
-                                                 int64_t vocab_size);
+                                                 int64_t vocab_size, std::optional<bool> pairs = std::nullopt);
 
 /// The stream of sample indices: one permutation per epoch, concatenated. shuffle: np.random.RandomState(seed)
 /// shuffling arange(size) once per epoch (MLPerf's order); otherwise file order. Independent of the world size.

@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// A row as stored in the file, unchecked. Empty loss_mask: every position counts. Empty sequence_starts: one sequence.
+/// loss_mask 2: the target of a rejected answer.
 struct StoredRow {
   std::vector<int64_t> input_ids;
   std::vector<uint8_t> loss_mask;
@@ -201,7 +202,8 @@ std::unique_ptr<RowFile> open_row_file(const fs::path& path, int64_t seq_length)
 
 class ConcatenatedDataset : public TokenDataset {
  public:
-  ConcatenatedDataset(const std::vector<std::filesystem::path>& files, int64_t seq_length, int64_t vocab_size)
+  ConcatenatedDataset(const std::vector<std::filesystem::path>& files, int64_t seq_length, int64_t vocab_size,
+                      std::optional<bool> pairs)
       : seq_length_(seq_length), vocab_size_(vocab_size) {
     for (const auto& path : files) {
       files_.push_back(open_row_file(path, seq_length));
@@ -209,7 +211,10 @@ class ConcatenatedDataset : public TokenDataset {
         throw DataError(fmt::format("{}: holds no rows: pack more text, or a shorter --seq-length", path.string()));
       ends_.push_back(size() + files_.back()->rows());
     }
+    pairs_ = pairs.value_or(!pairs && std::ranges::count(files_.front()->read(0).loss_mask, kRejected) > 0);
   }
+
+  bool pairs() const override { return pairs_; }
 
   int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
 
@@ -225,6 +230,7 @@ class ConcatenatedDataset : public TokenDataset {
     sample.loss_mask =
         stored.has_loss_mask ? std::move(stored.loss_mask) : std::vector<uint8_t>(static_cast<size_t>(seq_length_), 1);
     for (const int64_t start : sample.sequence_starts) sample.loss_mask[static_cast<size_t>(start)] = 0;
+    if (pairs_) take_pairs(*files_[file], row, sample);
     return sample;
   }
 
@@ -233,7 +239,7 @@ class ConcatenatedDataset : public TokenDataset {
     for (const auto& file : files_)
       parts.push_back(fmt::format("{} ({}, {} row{})", file->path().filename().string(), file->kind(),
                                   format_count(file->rows()), file->rows() == 1 ? "" : "s"));
-    return join(parts, ", ");
+    return join(parts, ", ") + (pairs_ ? " of pairs" : "");
   }
 
  private:
@@ -255,7 +261,7 @@ class ConcatenatedDataset : public TokenDataset {
              fmt::format("token id {} is outside the model's vocabulary of {} (0 to {}){}", id, vocab_size_,
                          vocab_size_ - 1, vocabulary_remedy(id)));
     }
-    if (stored.has_loss_mask) check_mask(file, row, stored.loss_mask);
+    if (stored.has_loss_mask || pairs_) check_mask(file, row, stored.loss_mask);
     if (stored.has_sequence_starts) check_starts(file, row, stored.sequence_starts);
   }
 
@@ -271,9 +277,39 @@ class ConcatenatedDataset : public TokenDataset {
   void check_mask(const RowFile& file, int64_t row, const std::vector<uint8_t>& mask) const {
     if (static_cast<int64_t>(mask.size()) != seq_length_)
       fail(file, row, -1, fmt::format("loss_mask has {} entries for {} tokens", mask.size(), seq_length_));
-    const auto bad = std::find_if(mask.begin(), mask.end(), [](uint8_t value) { return value > 1; });
+    const uint8_t most = pairs_ ? kRejected : kTarget;
+    const auto bad = std::find_if(mask.begin(), mask.end(), [&](uint8_t value) { return value > most; });
     if (bad != mask.end())
-      fail(file, row, -1, fmt::format("loss_mask[{}] is {}, expected 0 or 1", bad - mask.begin(), *bad));
+      fail(file, row, -1,
+           fmt::format("loss_mask[{}] is {}, expected {}{}", bad - mask.begin(), *bad, pairs_ ? "0, 1 or 2" : "0 or 1",
+                       *bad == kRejected ? ": a rejected answer in rows without pairs" : ""));
+  }
+
+  /// Counts the pairs of a row, and leaves 0 and 1 in its mask.
+  static void take_pairs(const RowFile& file, int64_t row, Sample& sample) {
+    const auto sequences = static_cast<int64_t>(sample.sequence_starts.size());
+    int64_t last_chosen = -1;
+    for (int64_t s = 0; s < sequences; ++s) {
+      const auto begin = sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s)],
+                 end = s + 1 < sequences ? sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s) + 1]
+                                         : sample.loss_mask.end();
+      const bool chosen = std::find(begin, end, kTarget) != end, rejected = std::find(begin, end, kRejected) != end;
+      const bool padding = !chosen && !rejected && s + 1 == sequences && s > 0 && s % 2 == 0;
+      if (!padding && (chosen != (s % 2 == 0) || rejected == chosen))
+        fail(file, row, begin - sample.loss_mask.begin(),
+             fmt::format("sequence {} has {}, but sequences are chosen and rejected answers by turns, with targets 1 "
+                         "and 2 in loss_mask (trireme data preference makes such rows)",
+                         s,
+                         chosen && rejected ? "targets of both"
+                         : chosen           ? "targets of a chosen answer"
+                         : rejected         ? "targets of a rejected answer"
+                                            : "no target"));
+      if (chosen) last_chosen = s;
+      if (rejected) ++sample.pairs;
+      std::replace(begin, end, kRejected, kTarget);
+    }
+    if (last_chosen + 1 == sequences)
+      fail(file, row, sample.sequence_starts.back(), "the last chosen answer has no rejected one beside it");
   }
 
   void check_starts(const RowFile& file, int64_t row, const std::vector<int64_t>& starts) const {
@@ -289,7 +325,10 @@ class ConcatenatedDataset : public TokenDataset {
                        seq_length_));
   }
 
+  static constexpr uint8_t kTarget = 1, kRejected = 2;
+
   int64_t seq_length_, vocab_size_;
+  bool pairs_ = false;
   std::vector<std::unique_ptr<RowFile>> files_;
   std::vector<int64_t> ends_;  // rows through file i
 };
@@ -300,8 +339,18 @@ RowSet packed_set(const std::string& name, const std::shared_ptr<const TokenData
 
 SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader& reader) {
   const SplitKeys keys = split_keys(config, split);
+  const bool pairs = config.train.objective != TrainSection::Objective::kSft;
+  // A run of MLPerf touches no row before its clock runs.
   const std::shared_ptr<const TokenDataset> data =
-      open_token_dataset(to_paths(keys.files), config.data.seq_length, reader.vocab_size);
+      open_token_dataset(to_paths(keys.files), config.data.seq_length, reader.vocab_size,
+                         config.logging.mlperf ? std::optional(pairs) : std::nullopt);
+  if (data->pairs() != pairs)
+    throw ConfigError(pairs ? fmt::format("train.objective {}: {}, {}, has no pairs of a chosen and a rejected answer: "
+                                          "make such rows with `trireme data preference`",
+                                          word_of(config.train.objective), keys.key, keys.files.front())
+                            : fmt::format("{}, {}, has pairs of a chosen and a rejected answer: set train.objective to "
+                                          "dpo or orpo, or train on other rows",
+                                          keys.key, keys.files.front()));
   SplitRows<Sample> rows = {.sets = {packed_set(keys.key, data)}, .description = data->description()};
   if (split != Split::kTrain) {
     rows.read = [data](int64_t index) { return data->read(index); };
@@ -326,6 +375,7 @@ RowContents packed_contents(const ContentsRequest& request) {
 extern const RowFormat kPackedRows;
 const RowFormat kPackedRows = {.what = "rows that are packed already",
                                .keys = kRowData,
+                               .pairs = true,
                                .without_target = "every loss_mask is 0",
                                .holds = [](const std::string&) { return true; },
                                .open = open_packed,
@@ -342,11 +392,11 @@ const char* split_name(Split split) {
 int64_t Sample::num_targets() const { return std::count(loss_mask.begin(), loss_mask.end(), uint8_t{1}); }
 
 std::unique_ptr<TokenDataset> open_token_dataset(const std::vector<std::filesystem::path>& files, int64_t seq_length,
-                                                 int64_t vocab_size) {
+                                                 int64_t vocab_size, std::optional<bool> pairs) {
   TRIREME_CHECK(!files.empty(), "no data file given");
   TRIREME_CHECK(seq_length >= 2, "seq_length is ", seq_length, ", but a row of fewer than 2 tokens predicts nothing");
   TRIREME_CHECK(vocab_size > 0, "vocabulary of ", vocab_size);
-  return std::make_unique<ConcatenatedDataset>(files, seq_length, vocab_size);
+  return std::make_unique<ConcatenatedDataset>(files, seq_length, vocab_size, pairs);
 }
 
 struct Sampler::Generator {

@@ -63,16 +63,21 @@ std::vector<std::filesystem::path> to_paths(const std::vector<std::string>& name
 
 namespace {
 
-void refuse_conversations(const Config& config, const SplitKeys& keys) {
+/// Texts that a tool makes rows of.
+void refuse_texts(const Config& config, const SplitKeys& keys) {
   if (config.data.column) return;
   for (const std::string& file : keys.files) {
-    const std::set<std::string> there = fields_there(file, {"messages", "conversations", "text"});
-    if (there.empty() || there.contains("text")) continue;
+    const std::set<std::string> there = fields_there(file, {"messages", "conversations", "chosen", "rejected", "text"});
+    const bool chats = there.contains("messages") || there.contains("conversations");
+    if (there.contains("text") || (!chats && !(there.contains("chosen") && there.contains("rejected")))) continue;
     const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
-    throw DataError(
-        fmt::format("{}: holds conversations ('{}'). Make rows of them: trireme data chat --model '{}' --input '{}' "
-                    "--seq-length {} --output {}; then set {} to {}",
-                    file, *there.rbegin(), config.model.path, file, config.data.seq_length, rows, keys.key, rows));
+    throw DataError(fmt::format(
+        "{}: holds {}. Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output {}; then "
+        "set {} to {}",
+        file,
+        chats ? fmt::format("conversations ('{}')", there.contains("messages") ? "messages" : "conversations")
+              : "pairs of answers ('chosen')",
+        chats ? "chat" : "preference", config.model.path, file, config.data.seq_length, rows, keys.key, rows));
   }
 }
 
@@ -103,9 +108,14 @@ void refuse_keys(const Config& config, const RowFormat& format) {
 SplitRows<Sample> open_rows(const Config& config, Split split, const RowFormat& train, const RowReader& reader) {
   const SplitKeys keys = split_keys(config, split);
   if (keys.files.empty()) return {};
-  refuse_conversations(config, keys);
+  refuse_texts(config, keys);
   if (split == Split::kTrain) refuse_keys(config, train);
   const RowFormat& format = &keys.files == &config.data.train ? train : row_format(keys.key, keys.files);
+  if (config.train.objective != TrainSection::Objective::kSft && !format.pairs)
+    throw ConfigError(
+        fmt::format("train.objective {} is for rows of pairs, but {}, {}, has {}: make rows with `trireme data "
+                    "preference`",
+                    word_of(config.train.objective), keys.key, keys.files.front(), format.what));
   if (format.labels != train.labels)
     throw ConfigError(fmt::format("{}, {}, has {} and data.train has {}: both are of one kind", keys.key,
                                   keys.files.front(), format.what, train.what));

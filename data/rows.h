@@ -58,6 +58,7 @@ struct RowFormat {
   const char* what;                         // for messages: "documents"
   DataKinds keys;                           // the keys of the section data that have a meaning for it
   bool labels = false;                      // its rows say what each position predicts
+  bool pairs = false;                       // its rows may be pairs of answers
   const char* without_target;               // why a row may have no target
   const char* uncounted = "";               // why its rows do not say how long train.epochs is; "": they do
   bool (*holds)(const std::string& entry);  // whether this entry of data.train is of the format

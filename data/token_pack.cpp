@@ -1,6 +1,7 @@
 #include "data/token_pack.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,6 +9,31 @@
 namespace trireme {
 
 namespace {
+
+/// Equal for equal rows, wherever they come from.
+uint64_t row_key(const Sample& sample) {
+  const auto hash = [](const auto& values, uint64_t seed) {
+    return xxh3_64(values.data(), values.size() * sizeof(values[0]), seed);
+  };
+  return hash(sample.loss_mask, hash(sample.sequence_starts, hash(sample.input_ids, 0)));
+}
+
+/// `first`: of the row's sequences among those of the pack.
+void append_pairs(TokenPack& pack, const Sample& sample, int64_t first) {
+  if (sample.pairs == 0) return;
+  pack.row_keys.push_back(row_key(sample));
+  pack.row_pairs.push_back(sample.pairs);
+  for (int64_t s = 0; s < 2 * sample.pairs; ++s) {
+    const auto at = [&](int64_t sequence) {
+      const auto index = static_cast<size_t>(sequence);
+      return sample.loss_mask.begin() +
+             (index < sample.sequence_starts.size() ? sample.sequence_starts[index] : pack.length);
+    };
+    (s % 2 == 0 ? pack.chosen : pack.rejected).push_back(first + s);
+    (s % 2 == 0 ? pack.chosen_targets : pack.rejected_targets)
+        .push_back(static_cast<double>(std::count(at(s), at(s + 1), uint8_t{1})));
+  }
+}
 
 void append_sample(TokenPack& pack, const Sample& sample, int64_t position, bool per_token) {
   const int64_t length = pack.length;
@@ -18,6 +44,7 @@ void append_sample(TokenPack& pack, const Sample& sample, int64_t position, bool
   TRIREME_CHECK(sample.labels.empty() == pack.labels.empty() || pack.rows == 0, "rows with and without labels");
   pack.labels.insert(pack.labels.end(), sample.labels.begin(), sample.labels.end());
   pack.positions.insert(pack.positions.end(), sample.positions.begin(), sample.positions.end());
+  append_pairs(pack, sample, static_cast<int64_t>(pack.sequence_keys.size()));
   for (size_t s = 0; s < sample.sequence_starts.size(); ++s) {
     const int64_t begin = sample.sequence_starts[s];
     const int64_t end = s + 1 < sample.sequence_starts.size() ? sample.sequence_starts[s + 1] : length;

@@ -19,6 +19,12 @@ struct TokenPack {
   std::vector<int32_t> boundaries = {0};  // cumulative lengths of all sequences of all rows
   std::vector<int64_t> sequence_keys;     // [sequences] place of the sequence's row * S + position of its first token
   double denominator = 0;                 // divisor of the loss sum: number of targets, or of rows with a target
+
+  /// Rows of pairs: for each pair the sequences of its answers, and their targets.
+  std::vector<int64_t> chosen, rejected;
+  std::vector<double> chosen_targets, rejected_targets;
+  std::vector<uint64_t> row_keys;  // of rows with pairs: hashes of their tokens, sequences and masks
+  std::vector<int64_t> row_pairs;  // of the same rows: how many they have
 };
 
 /// `positions[i]`: place of row i in the run's order. `per_token`: every target weighs 1, and the denominator counts

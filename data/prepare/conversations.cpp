@@ -83,52 +83,159 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
   return message;
 }
 
+Json messages_of(const Json& list, const std::string& name, const std::string& place) {
+  if (!list.is_array())
+    throw DataError(fmt::format("{}: '{}' is a JSON {}, expected a list", place, name, list.type_name()));
+  Json messages = Json::array();
+  for (size_t i = 0; i < list.size(); ++i) messages.push_back(message_of(list[i], i, place));
+  return messages;
+}
+
+/// Tools and variables of the template.
+void read_extras(const Json& object, const std::string& place, Conversation& conversation) {
+  const auto found = [&](const char* key) {
+    return object.contains(key) ? unwrapped(object.at(key), key, place) : Json();
+  };
+  if (const Json tools = found("tools"); !tools.is_null()) conversation.tools = objects_of(tools, "tools", place);
+  conversation.variables = found("chat_template_kwargs");
+  if (!conversation.variables.is_null() && !conversation.variables.is_object())
+    throw DataError(fmt::format("{}: \"chat_template_kwargs\" is a JSON {}, expected an object", place,
+                                conversation.variables.type_name()));
+}
+
+std::vector<std::string> keys_of(const Json& object) {
+  std::vector<std::string> names;
+  for (const auto& entry : object.items()) names.push_back(entry.key());
+  return names;
+}
+
 Conversation conversation_of(const Json& object, const std::string& field, const std::string& place) {
   if (!object.is_object()) throw DataError(place + ": not a JSON object");
   std::string name = field;
   if (name.empty()) name = object.contains("messages") ? "messages" : "conversations";
   if (!object.contains(name)) {
-    std::vector<std::string> names;
-    for (const auto& entry : object.items()) names.push_back(entry.key());
+    const std::vector<std::string> names = keys_of(object);
     throw DataError(fmt::format("{}: no field '{}' (name it with --field); the object has: {}.{}", place,
                                 field.empty() ? "messages" : field, join(names, ", "), did_you_mean(name, names)));
   }
-  const auto found = [&](const char* key) {
-    return object.contains(key) ? unwrapped(object.at(key), key, place) : Json();
-  };
-  const Json list = unwrapped(object.at(name), name, place);
-  if (!list.is_array())
-    throw DataError(fmt::format("{}: '{}' is a JSON {}, expected a list", place, name, list.type_name()));
   Conversation result;
-  for (size_t i = 0; i < list.size(); ++i) result.messages.push_back(message_of(list[i], i, place));
-  if (const Json tools = found("tools"); !tools.is_null()) result.tools = objects_of(tools, "tools", place);
-  result.variables = found("chat_template_kwargs");
-  if (!result.variables.is_null() && !result.variables.is_object())
-    throw DataError(fmt::format("{}: \"chat_template_kwargs\" is a JSON {}, expected an object", place,
-                                result.variables.type_name()));
+  result.messages = messages_of(unwrapped(object.at(name), name, place), name, place);
+  read_extras(object, place, result);
   return result;
+}
+
+/// TRL's extract_prompt() of texts: the length in bytes of the common beginning, of whole characters.
+size_t common_text(const std::string& a, const std::string& b) {
+  const size_t least = std::min(a.size(), b.size());
+  size_t same = 0;
+  while (same < least && a[same] == b[same]) ++same;
+  const auto inside = [&](const std::string& text) {
+    return same < text.size() && (static_cast<unsigned char>(text[same]) & 0xC0u) == 0x80u;
+  };
+  if (same == least) {  // the last character of the shorter one stays its answer
+    if (same > 0) --same;
+    while (same > 0 && (inside(a) || inside(b))) --same;
+    return same;
+  }
+  while (same > 0 && (inside(a) || inside(b))) --same;
+  return same > 0 && a[same - 1] == ' ' ? same - 1 : same;
+}
+
+/// The same of messages.
+size_t common_messages(const Json& a, const Json& b) {
+  const size_t least = std::min(a.size(), b.size());
+  for (size_t i = 0; i < least; ++i)
+    if (nlohmann::json(a[i]) != nlohmann::json(b[i])) return i;
+  return least - 1;
+}
+
+Json rest_of(const Json& list, size_t first) {
+  Json rest = Json::array();
+  for (size_t i = first; i < list.size(); ++i) rest.push_back(list[i]);
+  return rest;
+}
+
+PreferenceRow preference_of(const Json& object, const std::string& place) {
+  const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
+  if (!object.is_object()) fail("not a JSON object");
+  for (const char* name : {"chosen", "rejected"})
+    if (!object.contains(name))
+      fail(
+          fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it); the "
+                      "object has: {}",
+                      name, join(keys_of(object), ", ")));
+  const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
+  const Json prompt = object.contains("prompt") ? object.at("prompt") : Json();
+  PreferenceRow row;
+  row.texts = chosen.is_string();
+  if (chosen.is_string() != rejected.is_string() || (row.texts && !prompt.is_null() && !prompt.is_string()))
+    fail(
+        "'chosen', 'rejected' and 'prompt' are texts and lists of messages: write all of them as lists of {role, "
+        "content}");
+  if (row.texts) {
+    row.chosen = chosen, row.rejected = rejected;
+    if (!prompt.is_null()) {
+      row.prompt_text = prompt.get<std::string>();
+      return row;
+    }
+    const auto &a = chosen.get_ref<const std::string&>(), &b = rejected.get_ref<const std::string&>();
+    const size_t same = common_text(a, b);
+    row.prompt_text = a.substr(0, same);
+    row.chosen = a.substr(same), row.rejected = b.substr(same);
+    return row;
+  }
+  row.chosen = messages_of(chosen, "chosen", place);
+  row.rejected = messages_of(rejected, "rejected", place);
+  read_extras(object, place, row.prompt);
+  if (prompt.is_array()) {
+    row.prompt.messages = messages_of(prompt, "prompt", place);
+    if (row.prompt.messages.empty()) fail("'prompt' is an empty list");
+    return row;
+  }
+  if (row.chosen.empty() || row.rejected.empty()) fail("'chosen' or 'rejected' is an empty list");
+  const size_t same = common_messages(row.chosen, row.rejected);
+  if (same == 0) fail("'chosen' and 'rejected' do not begin with the same message, and there is no list 'prompt'");
+  for (size_t i = 0; i < same; ++i) row.prompt.messages.push_back(row.chosen[i]);
+  row.chosen = rest_of(row.chosen, same);
+  row.rejected = rest_of(row.rejected, same);
+  return row;
+}
+
+/// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
+template <class Row>
+void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
+                  const std::function<Row(const Json&, const std::string& place)>& read) {
+  for_each_object(path, columns, [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
+    Row row;
+    try {
+      row = read(object(), place);
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kData) throw;
+      row.problem = error.what();
+    }
+    row.place = place;
+    row.bytes_done = bytes_done;
+    visit(std::move(row));
+  });
 }
 
 }  // namespace
 
 void for_each_conversation(const fs::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit) {
-  const auto give = [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
-    ConversationRow row{{}, place, bytes_done, {}};
-    try {
-      row.conversation = conversation_of(object(), field, place);
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::kData) throw;
-      row.problem = error.what();
-    }
-    visit(std::move(row));
-  };
   std::vector<std::string> columns = {field, "tools", "chat_template_kwargs"};
   if (field.empty()) {
     columns[0] = "messages";
     columns.emplace_back("conversations");
   }
-  for_each_object(path, columns, give);
+  for_each_row<ConversationRow>(path, columns, visit, [&](const Json& object, const std::string& place) {
+    return ConversationRow{conversation_of(object, field, place), {}, 0, {}};
+  });
+}
+
+void for_each_preference(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
+  for_each_row<PreferenceRow>(path, {"prompt", "chosen", "rejected", "tools", "chat_template_kwargs"}, visit,
+                              preference_of);
 }
 
 }  // namespace trireme

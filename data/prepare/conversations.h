@@ -25,4 +25,22 @@ struct ConversationRow {
 void for_each_conversation(const std::filesystem::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit);
 
+/// A prompt and two answers to it: texts, or messages that follow those of the prompt.
+struct PreferenceRow {
+  bool texts = false;
+  Conversation prompt;                      // not of texts
+  nlohmann::ordered_json chosen, rejected;  // lists of messages, or texts
+  std::string prompt_text;
+  std::string place;
+  double bytes_done = 0;
+  std::string problem;  // why it is none, with the place; empty: it is one
+};
+
+/// Visits the pairs of a file in order, as TRL takes them: the fields "prompt", "chosen" and "rejected" are texts, or
+/// lists of messages as for_each_conversation() reads them. Without a prompt, or with one that is a text beside lists,
+/// chosen and rejected are whole conversations or texts, and the prompt is their common beginning: all equal messages
+/// (characters, but for a space at the end) from the first on, but never the whole of one. DataError with the place for
+/// a file that cannot be read on.
+void for_each_preference(const std::filesystem::path& path, const std::function<void(PreferenceRow)>& visit);
+
 }  // namespace trireme

@@ -4,7 +4,6 @@
 #include "models/decoder/family.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/layers/loss_head.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -122,7 +121,7 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
 at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   check_batch(batch);
   const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
-    if (!options.train || p == 0) return {};
+    if (!options.train || !options.dropout || p == 0) return {};
     return {p, options.seed, batch.sample_ids_B, stream};
   };
   const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
@@ -144,7 +143,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
                  .residual = dropout(config_.residual_dropout),
                  .first_stream = kFirstStream,
                  .streams = kStreams,
-                 .targets = targets_};
+                 .targets = options.adapters ? targets_ : std::vector<LoraTarget>()};
   if (block_->rotary)
     pass.rope = rope_table(rope_inverse_frequencies(config_.rope, config_.head_dim), positions, x_TD.scalar_type());
   const bool drops = pass.attention.active();
@@ -156,12 +155,13 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   if (!lora_) return run_blocks(x_TD, store, pass, blocks, options.recompute);
   const int adapters = static_cast<int>(blocks) + 2;
   pass.lora_scale = lora_->alpha / static_cast<double>(lora_->r);
-  if (options.train && lora_->dropout > 0) pass.lora_dropout = {lora_->dropout, options.seed, batch.sample_ids_B};
+  pass.lora_dropout = dropout(lora_->dropout);
   x_TD = run_blocks(enter_unit(x_TD, store, adapters), store, pass, blocks, options.recompute, adapters);
   return leave_unit(x_TD, store, adapters);
 }
 
-at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+at::Tensor DecoderModel::with_head(decltype(loss_head)& run_head, UnitStore& store, const TokenBatch& batch,
+                                   const ForwardOptions& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
@@ -172,9 +172,16 @@ at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
   const at::Tensor weight = output_weight(*this, store, head), rows = trained_rows(*this, store, 1);
   const int64_t rows_begin = lora_ ? lora_->rows_begin : 0;
   if (!config_.tie_word_embeddings) replace_rows(weight, rows, rows_begin);
-  const at::Tensor loss_sum =
-      loss_head(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), {}, rows, rows_begin);
-  return leave_unit(loss_sum, store, head);
+  return leave_unit(run_head(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), {}, rows, rows_begin), store,
+                    head);
+}
+
+at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+  return with_head(loss_head, store, batch, options);
+}
+
+at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+  return with_head(token_log_probs, store, batch, options);
 }
 
 at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {

@@ -12,6 +12,7 @@
 #include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
+#include "trireme/ops/layers/loss_head.h"
 
 #include <cstdint>
 #include <memory>
@@ -36,7 +37,9 @@ struct TokenBatch {
 };
 
 struct ForwardOptions {
-  bool train = true;                 // dropout on
+  bool train = true;                 // gradients, and dropout
+  bool dropout = true;               // false: none in training either
+  bool adapters = true;              // false: without adapters, as if B were zero; trained rows stay those of the store
   uint64_t seed = 0;                 // of dropout
   std::vector<Recompute> recompute;  // per block; empty = none
 };
@@ -54,6 +57,9 @@ class DecoderModel {
 
   /// Sum of loss_weight * cross-entropy: fp32 scalar, differentiable when train.
   at::Tensor loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// log p of what each position predicts, where loss_weight is 1, and 0 where it is 0: [B * S] fp32, differentiable
+  /// when train.
+  at::Tensor log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
   at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
 
@@ -64,6 +70,9 @@ class DecoderModel {
 
  private:
   at::Tensor decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// The forward up to the loss head, and `head` (loss_head(), token_log_probs()).
+  at::Tensor with_head(decltype(loss_head)& head, UnitStore& store, const TokenBatch& batch,
+                       const ForwardOptions& options) const;
 
   DecoderConfig config_;
   std::shared_ptr<const BlockTable> block_;

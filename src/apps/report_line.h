@@ -8,8 +8,9 @@
 namespace trireme {
 
 /// The values of a step that a report draws, in the order of StepLine::values.
-inline constexpr std::array<std::string_view, 7> kStepKeys = {"loss",        "lr",         "grad_norm", "tokens_per_s",
-                                                              "step_time_s", "memory_gib", "mfu"};
+inline constexpr std::array<std::string_view, 9> kStepKeys = {
+    "loss",       "lr",  "grad_norm",          "tokens_per_s",   "step_time_s",
+    "memory_gib", "mfu", "rewards/accuracies", "rewards/margins"};
 
 struct StepLine {
   double step = 0;

@@ -55,8 +55,9 @@ std::string listed(const nlohmann::json& line, const char* key, bool count_each)
 
 /// Destinations of the values of kStepKeys.
 constexpr std::array<ReportSeries ReportRun::*, kStepKeys.size()> kStepSeries = {
-    &ReportRun::loss,      &ReportRun::lr,         &ReportRun::grad_norm, &ReportRun::tokens_per_s,
-    &ReportRun::step_time, &ReportRun::memory_gib, &ReportRun::mfu};
+    &ReportRun::loss,         &ReportRun::lr,         &ReportRun::grad_norm, &ReportRun::tokens_per_s,
+    &ReportRun::step_time,    &ReportRun::memory_gib, &ReportRun::mfu,       &ReportRun::reward_accuracy,
+    &ReportRun::reward_margin};
 
 void add(ReportSeries& series, double step, const nlohmann::json& line, std::string_view key) {
   const auto found = line.find(key);
@@ -106,7 +107,8 @@ void add_line(ReportRun& run, const nlohmann::json& line, double step) {
     run.process_steps_s += finite_of(line, "step_time_s").value_or(0);
   } else if (event == "eval") {
     add(run.eval_loss, step, line, "loss");
-    add(run.eval_accuracy, step, line, "mlm_accuracy");
+    add(run.eval_accuracy, step, line, line.contains("mlm_accuracy") ? "mlm_accuracy" : "rewards/accuracies");
+    add(run.eval_margin, step, line, "rewards/margins");
   } else if (event == "test") {
     add(run.test_loss, step, line, "loss");
   } else if (event == "save") {

@@ -30,6 +30,7 @@ struct ReportEnd {
 struct ReportRun {
   std::string name;
   ReportSeries loss, eval_loss, eval_accuracy, test_loss, lr, grad_norm, tokens_per_s, step_time, memory_gib, mfu;
+  ReportSeries reward_accuracy, reward_margin, eval_margin;  // of pairs of answers
   std::vector<ReportEvent> events;
   std::optional<ReportEnd> end;
   std::string commit, hosts, devices;

@@ -228,6 +228,7 @@ void add_data_tool(CLI::App& app) {
   add_mlperf(*tool);
   add_ultrachat(*tool);
   add_chat_data_tool(*tool);
+  add_preference_data_tool(*tool);
   add_bert_data_tool(*tool);
   add_megatron_data_tool(*tool);
 }

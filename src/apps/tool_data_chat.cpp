@@ -1,7 +1,8 @@
-// `trireme data chat`: conversations to training rows.
+// `trireme data chat` and `trireme data preference`: conversations and pairs of answers to training rows.
 #include "tools.h"
 
 #include "data/prepare/chat_pack.h"
+#include "data/prepare/preference_pack.h"
 #include "data/tokenizer/packed_with.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -22,11 +23,11 @@ struct ChatArguments {
   std::vector<std::string> variables;
 };
 
-void print_chat_split(const std::string& path, const ChatSplit& split, int64_t seq_length) {
+void print_chat_split(const std::string& path, const RowCounts& split, int64_t seq_length, const std::string& what) {
   const double places = static_cast<double>(split.rows * seq_length);
   fmt::print("{}: {} of {} tokens from {}; {} tokens, {} with a loss ({:.1f} %), {} padding ({:.1f} %)\n", path,
-             counted(split.rows, "row"), format_count(seq_length), counted(split.conversations, "conversation"),
-             format_count(split.tokens), format_count(split.targets),
+             counted(split.rows, "row"), format_count(seq_length), what, format_count(split.tokens),
+             format_count(split.targets),
              100.0 * static_cast<double>(split.targets) / static_cast<double>(split.tokens),
              format_count(split.padding), 100.0 * static_cast<double>(split.padding) / places);
 }
@@ -43,12 +44,9 @@ std::string on_one_line(const std::string& text, size_t most) {
   return line;
 }
 
-void chat(ChatArguments& arguments) {
-  ChatPackOptions& options = arguments.options;
-  if (arguments.long_conversations != "cut" && arguments.long_conversations != "drop")
-    throw ConfigError(fmt::format("--long {}: expected cut or drop", arguments.long_conversations));
-  options.drop_long = arguments.long_conversations == "drop";
-  for (const std::string& each : arguments.variables) {
+/// Variables of the template from NAME=VALUE.
+void read_variables(const std::vector<std::string>& texts, ChatRowOptions& options) {
+  for (const std::string& each : texts) {
     const size_t equals = each.find('=');
     if (equals == 0 || equals == std::string::npos)
       throw ConfigError(fmt::format("--variable {}: expected NAME=VALUE", each));
@@ -59,13 +57,28 @@ void chat(ChatArguments& arguments) {
     if (value.is_discarded() || value.is_string() || (value.is_number() && value.dump() != text)) value = text;
     options.variables[each.substr(0, equals)] = std::move(value);
   }
-  const double start = steady_seconds();
-  const ChatPackReport report = pack_conversations(options);
+}
+
+void write_origin(const ChatRowOptions& options) {
   const Tokenizer tokenizer{std::filesystem::path(options.tokenizer)};
   write_packed_with(options.output, tokenizer, options.tokenizer);
   if (!options.valid_output.empty()) write_packed_with(options.valid_output, tokenizer, options.tokenizer);
-  print_chat_split(options.output.string(), report.train, options.seq_length);
-  if (!options.valid_output.empty()) print_chat_split(options.valid_output.string(), report.valid, options.seq_length);
+}
+
+void chat(ChatArguments& arguments) {
+  ChatPackOptions& options = arguments.options;
+  if (arguments.long_conversations != "cut" && arguments.long_conversations != "drop")
+    throw ConfigError(fmt::format("--long {}: expected cut or drop", arguments.long_conversations));
+  options.drop_long = arguments.long_conversations == "drop";
+  read_variables(arguments.variables, options);
+  const double start = steady_seconds();
+  const ChatPackReport report = pack_conversations(options);
+  write_origin(options);
+  const auto print = [&](const std::filesystem::path& path, const RowCounts& split) {
+    print_chat_split(path.string(), split, options.seq_length, counted(split.documents, "conversation"));
+  };
+  print(options.output, report.train);
+  if (!options.valid_output.empty()) print(options.valid_output, report.valid);
   fmt::print("read {} in {}; template {}; vocabulary {}\n", counted(report.conversations, "conversation"),
              format_duration(steady_seconds() - start), report.template_name, format_count(report.vocab_size));
   fmt::print("loss: {}\n", report.by_generation_blocks
@@ -93,32 +106,101 @@ constexpr const char* kChatHelp =
     "with "
     "a loss on what the assistant says, packed whole into rows of --seq-length tokens";
 
+// ---- preference
+
+struct PreferenceArguments {
+  PreferencePackOptions options;
+  std::string truncation = "keep_start";
+  std::vector<std::string> variables;
+};
+
+void preference(PreferenceArguments& arguments) {
+  PreferencePackOptions& options = arguments.options;
+  using Long = PreferencePackOptions::Long;
+  if (arguments.truncation == "keep_end")
+    options.longer = Long::kKeepEnd;
+  else if (arguments.truncation == "drop")
+    options.longer = Long::kDrop;
+  else if (arguments.truncation != "keep_start")
+    throw ConfigError(fmt::format("--truncation-mode {}: expected keep_start, keep_end or drop", arguments.truncation));
+  read_variables(arguments.variables, options);
+  const double start = steady_seconds();
+  const PreferencePackReport report = pack_preferences(options);
+  write_origin(options);
+  const auto print = [&](const std::filesystem::path& path, const RowCounts& split) {
+    print_chat_split(path.string(), split, options.seq_length, counted(split.documents / 2, "pair"));
+  };
+  print(options.output, report.train);
+  if (!options.valid_output.empty()) print(options.valid_output, report.valid);
+  fmt::print("read {} in {}; vocabulary {}\n", counted(report.pairs, "pair"), format_duration(steady_seconds() - start),
+             format_count(report.vocab_size));
+  const auto dropped = [](const DroppedPairs& pairs, const char* why, const char* what = "dropped") {
+    if (pairs.count > 0) fmt::print("{} {} {}, the first: {}\n", what, counted(pairs.count, "pair"), why, pairs.first);
+  };
+  dropped(report.unreadable, "that cannot be read");
+  dropped(report.refused, "that the template refuses");
+  dropped(report.long_prompts, "whose prompt fills --max-length");
+  dropped(report.too_long, "that are too long");
+  dropped(report.without_answer, "with an answer of no tokens");
+  if (report.cut > 0)
+    fmt::print("cut {} at the {} of an answer\n", counted(report.cut, "pair"),
+               options.longer == Long::kKeepEnd ? "start" : "end");
+  dropped(report.other_prompts, "whose answers begin inside the prompt, because the prompt alone has other last tokens",
+          "note:");
+  fmt::print("  first prompt: {}\n  chosen: {}\n  rejected: {}\n", on_one_line(report.prompt, 400),
+             on_one_line(report.chosen, 200), on_one_line(report.rejected, 200));
+}
+
+constexpr const char* kPreferenceHelp =
+    "Pairs of a chosen and a rejected answer (JSON lines, a JSON list, Parquet, Arrow) to training rows for "
+    "train.objective dpo and orpo: fields prompt, chosen and rejected as TRL has them, rendered by the model's chat "
+    "template, with a loss on the answers, packed whole into rows of --seq-length tokens";
+
+/// Options of both commands.
+void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std::string>& variables) {
+  command.add_option("--model", options.tokenizer, "Model directory: its tokenizer and chat template")->required();
+  command.add_option("--input", options.inputs, "Files to read, in this order")->required();
+  command.add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
+  command.add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
+  command.add_option("--template", options.template_file, "A Jinja file instead of the model's template");
+  command.add_option("--template-name", options.template_name, "Which of the model's templates (default: default)");
+  command.add_option("--variable", variables,
+                     "NAME=VALUE: a variable of the template, such as enable_thinking=false (JSON, else a text)");
+  command.add_option("--valid-output", options.valid_output, "Second token file, for validation");
+  command.add_flag("--skip-refused", options.skip_refused,
+                   "Drop and count what cannot be read or is refused by the template");
+  command.add_option("--threads", options.threads, "Threads (default: one per core)");
+}
+
 }  // namespace
 
 void add_chat_data_tool(CLI::App& data) {
   auto arguments = std::make_shared<ChatArguments>();
   ChatPackOptions& options = arguments->options;
   CLI::App* command = data.add_subcommand("chat", kChatHelp);
-  command->add_option("--model", options.tokenizer, "Model directory: its tokenizer and chat template")->required();
-  command->add_option("--input", options.inputs, "Files to read, in this order")->required();
-  command->add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
-  command->add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
+  add_row_options(*command, options, arguments->variables);
   command->add_option("--field", options.field,
                       "Field or column with the messages (default: messages, else conversations)");
-  command->add_option("--template", options.template_file, "A Jinja file instead of the model's template");
-  command->add_option("--template-name", options.template_name, "Which of the model's templates (default: default)");
-  command->add_option("--variable", arguments->variables,
-                      "NAME=VALUE: a variable of the template, such as enable_thinking=false (JSON, else a text)");
-  command->add_option("--valid-output", options.valid_output, "Second token file, for validation");
   command->add_option("--valid-fraction", options.valid_fraction,
                       "Fraction of the conversations in the validation file");
   command->add_option("--long", arguments->long_conversations,
                       "A conversation longer than a row: cut (loses its end, the default) or drop");
   command->add_flag("--one-per-row", options.one_per_row, "No packing: one conversation in a row");
-  command->add_flag("--skip-refused", options.skip_refused,
-                    "Drop and count what is no conversation or is refused by the template");
-  command->add_option("--threads", options.threads, "Threads (default: one per core)");
   command->callback([arguments] { chat(*arguments); });
+}
+
+void add_preference_data_tool(CLI::App& data) {
+  auto arguments = std::make_shared<PreferenceArguments>();
+  PreferencePackOptions& options = arguments->options;
+  CLI::App* command = data.add_subcommand("preference", kPreferenceHelp);
+  add_row_options(*command, options, arguments->variables);
+  command->add_option("--max-length", options.max_length,
+                      "Tokens of a prompt with one answer (TRL's max_length; default: half of --seq-length)");
+  command->add_option("--truncation-mode", arguments->truncation,
+                      "A longer one: keep_start (loses its end, the default), keep_end, or drop (the pair)");
+  command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the pairs in the validation file");
+  command->add_flag("--one-per-row", options.one_per_row, "No packing: one pair in a row");
+  command->callback([arguments] { preference(*arguments); });
 }
 
 }  // namespace trireme

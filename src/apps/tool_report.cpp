@@ -139,6 +139,11 @@ std::string charts(const std::vector<ReportRun>& runs) {
   options.events = {};
   options.title = "Evaluation accuracy";
   text += chart(lines_of(runs, &ReportRun::eval_accuracy, /*points=*/true), options);
+  text += draw("Reward accuracy", "part of the pairs", &ReportRun::reward_accuracy);
+  text += draw("Reward margin", "chosen over rejected", &ReportRun::reward_margin);
+  options.title = "Evaluation reward margin";
+  options.unit = "over steps";
+  text += chart(lines_of(runs, &ReportRun::eval_margin, /*points=*/true), options);
   text += draw("Learning rate", "", &ReportRun::lr, /*from_zero=*/true);
   options.events = events;
   text += draw("Gradient norm", "before clipping", &ReportRun::grad_norm);

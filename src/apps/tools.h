@@ -22,6 +22,7 @@ void add_tokenizer_train_tool(CLI::App& tool);  // tool_tokenizer_train.cpp
 void add_data_tool(CLI::App& app);              // tool_data.cpp
 void add_bert_data_tool(CLI::App& data);        // tool_data_bert.cpp: `data bert`
 void add_chat_data_tool(CLI::App& data);        // tool_data_chat.cpp: `data chat`
+void add_preference_data_tool(CLI::App& data);  // tool_data_chat.cpp: `data preference`
 void add_megatron_data_tool(CLI::App& data);    // tool_data_megatron.cpp: `data megatron`
 void add_data_verify_tool(CLI::App& data);      // tool_data_verify.cpp: `data verify`
 void add_adapter_tool(CLI::App& app);           // tool_adapter.cpp

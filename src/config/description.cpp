@@ -265,6 +265,12 @@ Section train_section() {
         "on GPUs: every run of the same configuration has the same bits, a resumed one too; attention's "
         "backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
         {.may_change = true, .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"}});
+  s.key("objective", &S::objective,
+        "sft: predict the targets; dpo, orpo: prefer the chosen to the rejected answer of each pair (section "
+        "preference); data.train then has rows of pairs (trireme data preference)",
+        {.choices = {{"sft", S::Objective::kSft}, {"dpo", S::Objective::kDpo}, {"orpo", S::Objective::kOrpo}},
+         .feature = Feature::kPairs,
+         .elsewhere = {"rl", "stage"}});
   s.key("loss", &S::loss,
         "sample_mean: mean of each sample's mean over its targets; token_mean: mean over all targets of the step",
         {.choices = {
@@ -285,6 +291,36 @@ Section train_section() {
         "the run ends with success after so many evaluations in a row of which none is better than the best before "
         "them (by loss, or by accuracy where there is one); null = it does not",
         {.min = 1, .max = kMaxCount, .may_change = true, .elsewhere = {"early_stopping_patience"}});
+  return s.section;
+}
+
+Section preference_section() {
+  using S = PreferenceSection;
+  described::SectionKeys<S> s(&Config::preference, "preference", "the loss of train.objective dpo and orpo",
+                              {.feature = Feature::kPairs, .instead = "leave 'preference' out"});
+  s.key("beta", &S::beta,
+        "dpo: factor of the log-probability ratios to the reference (ipo: its tau); orpo: weight of the odds ratio",
+        {.min = 0, .above_min = true, .elsewhere = {"dpo_beta", "pref_beta", "rl_beta", "orpo_alpha"}});
+  s.key("loss_type", &S::loss_type,
+        "dpo, with the margin m of the ratios: sigmoid = -log sigmoid(beta m); hinge = max(0, 1 - beta m); ipo = "
+        "(m - 1 / (2 beta))^2, m of means over tokens; robust = sigmoid for labels of which label_smoothing are wrong",
+        {.choices = {{"sigmoid", S::LossType::kSigmoid},
+                     {"hinge", S::LossType::kHinge},
+                     {"ipo", S::LossType::kIpo},
+                     {"robust", S::LossType::kRobust}},
+         .elsewhere = {"dpo_loss", "pref_loss"}});
+  s.key("label_smoothing", &S::label_smoothing,
+        "dpo: share of pairs whose order is taken to be wrong; with sigmoid conservative DPO, which TRL had before "
+        "its version 1",
+        {.min = 0, .max = 0.5, .below_max = true, .elsewhere = {"dpo_label_smoothing"}});
+  s.key("rpo_alpha", &S::rpo_alpha,
+        "dpo: weight of the chosen answers' mean negative log-probability a token, added to the loss (TRL's loss_type "
+        "[sigmoid, sft])",
+        {.min = 0, .elsewhere = {"pref_ftx"}});
+  s.key("precompute_ref_log_probs", &S::precompute_ref_log_probs,
+        "dpo: the reference's log-probabilities of all rows are computed before the first step, into output.dir; false "
+        "= in every step; null = true where all parameters are trained, false with adapters");
+  s.key("disable_dropout", &S::disable_dropout, "no dropout in training, whatever model and lora.dropout say");
   return s.section;
 }
 
@@ -471,10 +507,10 @@ Section profile_section() {
 }  // namespace
 
 const std::vector<Section>& sections() {
-  static const std::vector<Section> all = {model_section(),     lora_section(),     data_section(),   batch_section(),
-                                           optimizer_section(), schedule_section(), train_section(),  eval_section(),
-                                           precision_section(), parallel_section(), output_section(), logging_section(),
-                                           profile_section()};
+  static const std::vector<Section> all = {
+      model_section(),    lora_section(),   data_section(),       batch_section(),  optimizer_section(),
+      schedule_section(), train_section(),  preference_section(), eval_section(),   precision_section(),
+      parallel_section(), output_section(), logging_section(),    profile_section()};
   return all;
 }
 

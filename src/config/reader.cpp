@@ -81,6 +81,7 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"completion_only_loss", kLossMask},
     {"train_on_inputs", kLossMask},
     {"train_on_prompt", kLossMask},
+    {"truncation_mode", " trireme data preference cuts pairs of answers: --max-length, --truncation-mode."},
     {"val_set_size", " trireme data chat and data pack divide the data: --valid-fraction."},
     {"val_size", " trireme data chat and data pack divide the data: --valid-fraction."},
     {"load_in_4bit", kFewBits},

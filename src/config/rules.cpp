@@ -259,6 +259,47 @@ void check_moments(const Config& config, std::vector<RuleProblem>& problems) {
                                     word_of(config.optimizer.name))});
 }
 
+void check_objective(const Config& config, const ProgramKeys& program, std::vector<RuleProblem>& problems) {
+  using Objective = TrainSection::Objective;
+  const Objective objective = config.train.objective;
+  const char* name = word_of(objective);
+  const auto refuse = [&](const char* key, const std::string& why) {
+    problems.push_back({key, {key, "train.objective"}, fmt::format("{} {}", key, why)});
+  };
+  if (objective == Objective::kSft) {
+    if (config.preference)
+      refuse("preference", "is a section for train.objective dpo and orpo: set one of them, or leave the section out");
+    return;
+  }
+  if (config.train.loss != program.defaults.train.loss)
+    refuse("train.loss",
+           fmt::format("is for train.objective sft; the loss of {} is a mean over pairs: leave it out", name));
+  if (config.logging.mlperf) refuse("logging.mlperf", "is for train.objective sft: MLPerf has no benchmark of pairs");
+  const PreferenceSection preference = config.preference.value_or(PreferenceSection());
+  using LossType = PreferenceSection::LossType;
+  if (objective == Objective::kOrpo) {
+    const auto only_dpo = [&](const char* key, bool given) {
+      if (given) refuse(key, "is for train.objective dpo: leave it out");
+    };
+    only_dpo("preference.loss_type", preference.loss_type != LossType::kSigmoid);
+    only_dpo("preference.label_smoothing", preference.label_smoothing > 0);
+    only_dpo("preference.rpo_alpha", preference.rpo_alpha > 0);
+    only_dpo("preference.precompute_ref_log_probs", preference.precompute_ref_log_probs.has_value());
+    return;
+  }
+  if (preference.label_smoothing > 0 &&
+      (preference.loss_type == LossType::kIpo || preference.loss_type == LossType::kHinge))
+    problems.push_back({"preference.label_smoothing",
+                        {"preference.label_smoothing", "preference.loss_type"},
+                        fmt::format("preference.label_smoothing is for loss_type sigmoid and robust, not {}",
+                                    word_of(preference.loss_type))});
+  if (!config.lora && !preference.precompute_ref_log_probs.value_or(true))
+    problems.push_back({"preference.precompute_ref_log_probs",
+                        {"preference.precompute_ref_log_probs", "lora"},
+                        "preference.precompute_ref_log_probs false needs a 'lora' section: where all parameters are "
+                        "trained the reference is gone after the first step"});
+}
+
 void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
   using Policy = ParallelSection::Policy;
   if (config.parallel.policy == Policy::kAuto || config.parallel.policy == Policy::kNone) return;
@@ -336,6 +377,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& pr
   check_eval(config, problems);
   check_precision(config, program, problems);
   check_logging(config, problems);
+  check_objective(config, program, problems);
   check_policy(config, problems);
   check_moments(config, problems);
   check_max_time(config, problems);

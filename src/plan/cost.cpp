@@ -108,8 +108,10 @@ Route route(const MachineRates& rates, int size, int members) {
 
 double model_flops(const ModelShape& shape) {
   const ForwardFlops flops = forward_flops(shape);
-  return shape.num_blocks * ((shape.trained ? 3 : 2) * flops.products + 3 * flops.adapters + 3.5 * flops.attention) +
-         (shape.head.trained ? 3 : 2) * flops.head;
+  const double reference = shape.reference ? 1 : 0;
+  return shape.num_blocks * (((shape.trained ? 3 : 2) + reference) * flops.products + 3 * flops.adapters +
+                             (3.5 + reference) * flops.attention) +
+         ((shape.head.trained ? 3 : 2) + reference) * flops.head;
 }
 
 RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,
@@ -129,11 +131,12 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
   const BlockLayer& up = shape.block->at("up");
   times.mlp = product(recipe.forward, 2 * static_cast<double>(shape.tokens) * static_cast<double>(up.in * up.out()));
   times.pass = shape.num_blocks * bytes.weights / rates.memory_bytes;
-  times.head = (shape.head.trained ? 3 : 2) * flops.head / rates.bf16_flops;
+  times.head = (shape.head.trained ? (shape.head.again ? 4 : 3) : 2) * flops.head / rates.bf16_flops;
   for (const HeadShape::Product& one : shape.head.products)
     times.head += unhidden_bytes(one.tokens, static_cast<double>(one.out), static_cast<double>(one.in),
                                  static_cast<double>(element_size)) /
                   rates.memory_bytes;
+  if (shape.reference) times.reference = shape.num_blocks * times.forward + flops.head / rates.bf16_flops;
   return times;
 }
 
@@ -146,7 +149,7 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
   const double passes = input.micro_batches * (input.rows / candidate.rows), rows = candidate.rows,
                blocks = input.num_blocks;
   const double forward = rows * blocks * times.forward, backward = rows * blocks * times.backward;
-  cost.compute = passes * (forward + backward + rows * times.head + times.pass);
+  cost.compute = passes * (forward + backward + rows * (times.head + times.reference) + times.pass);
   // A pass after the first reads the fp32 sums that it adds to, or adds a reduced shard to the shard's sum.
   const double summed = plan.reduces_each_pass() ? 12.0 * static_cast<double>(storage.shard_elements)
                                                  : 4.0 * static_cast<double>(storage.whole_elements);
@@ -190,6 +193,7 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
     const double arriving = pass == 0 ? static_cast<double>(storage.whole_trained) * byte : 0;
     const int arrivals = pass == 0 && storage.whole_trained > 0 ? storage.divided_units : 0;
     hide(gathered + arriving, gather_latency + arrivals * shards.ring, gathered > 0 ? computes : forward);
+    if (times.reference > 0) hide(gathered, gather_latency, computes);
     const bool reduces = each || pass + 1 == passes;
     hide(gathered + (reduces ? reduced : 0), gather_latency + (reduces ? storage.divided_units * shards.ring : 0),
          gathered > 0 ? 2 * computes : backward);

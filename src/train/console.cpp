@@ -30,6 +30,9 @@ bool can_redraw() {
   return isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0 && kind != nullptr &&
          std::string_view(kind) != "dumb" && *kind != '\0';
 }
+
+/// Of the metrics beside the loss those that a line has room for.
+bool shown(const std::string& name) { return name == "rewards/accuracies" || name == "rewards/margins"; }
 }  // namespace
 
 Console::Console() : terminal_(can_redraw()), last_line_(steady_seconds()) {}
@@ -81,6 +84,8 @@ std::string console_line(const TrainMetrics& m, double eta_seconds, size_t colum
                              {0, format_duration(m.step_time_s)},
                              {1, fmt::format("{:.3g} samples/s", m.samples_per_s)},
                              {0, format_short(m.tokens_per_s) + " tok/s"}};
+  for (const auto& [name, value] : m.more)
+    if (shown(name)) parts.push_back({2, fmt::format("{} {:.3g}", name, value)});
   if (m.mfu) parts.push_back({3, fmt::format("MFU {:.1f}%", *m.mfu * 100)});
   parts.push_back({2, fmt::format("{:.1f} GiB", m.memory_gib)});
   if (const std::string eta = eta_text(eta_seconds); !eta.empty()) parts.push_back({0, eta});
@@ -107,6 +112,8 @@ std::string console_line(const EvalMetrics& m, std::optional<double> target, std
   std::string text =
       fmt::format("eval after step {} ({} samples) | loss {:.5f}", m.step, format_count(m.samples), m.loss);
   if (m.mlm_accuracy) text += fmt::format(" | accuracy {:.5f}", *m.mlm_accuracy);
+  for (const auto& [name, value] : m.more)
+    if (shown(name)) text += fmt::format(" | {} {:.5g}", name, value);
   if (m.mlm_accuracy && target_accuracy)
     text += fmt::format(" | target {:.4g}{}", *target_accuracy, *m.mlm_accuracy >= *target_accuracy ? " reached" : "");
   if (target) text += fmt::format(" | target {:.4g}{}", *target, m.loss <= *target ? " reached" : "");

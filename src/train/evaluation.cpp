@@ -95,7 +95,7 @@ std::optional<EvalMetrics> Evaluation::run_passes(bool over_test) {
   const auto pass_done = [&](int64_t done, int64_t total) {
     passes = total;
     fault_point("evaluation", comm.rank(), progress_.completed);
-    report_.evaluation_status(over_test, done, total);
+    report_.evaluation_status(over_test ? "test" : "evaluation", done, total);
     if (vote_.cast(asked_to_stop_()) && done < total) throw EvaluationInterrupted();
   };
   const ShardedUnits::Evaluation evaluating(units_);
@@ -107,8 +107,26 @@ std::optional<EvalMetrics> Evaluation::run_passes(bool over_test) {
     return std::nullopt;
   }
   const EvalResult result = evaluation_result(run_.task, comm.all_reduce_host(local));
-  return EvalMetrics{progress_.completed,      progress_.samples,   result.loss,
-                     steady_seconds() - begin, result.mlm_accuracy, passes};
+  EvalMetrics metrics{progress_.completed,      progress_.samples,   result.loss,
+                      steady_seconds() - begin, result.mlm_accuracy, passes};
+  for (size_t i = 0; i < result.metrics.size(); ++i)
+    metrics.more.emplace_back(run_.task.facts().metrics[i], result.metrics[i]);
+  return metrics;
+}
+
+void Evaluation::prepare(const std::filesystem::path& directory, const std::function<void()>& claim) {
+  const ProgressSection section("reference");
+  const auto pass_done = [&](int64_t done, int64_t total) {
+    fault_point("reference", run_.comm().rank(), done);
+    report_.evaluation_status("reference", done, total);
+    if (vote_.cast(asked_to_stop_()) && done < total) throw EvaluationInterrupted();
+  };
+  try {
+    run_.task.prepare(units_, {run_.comm(), progress_.completed, directory, claim, pass_done});
+  } catch (const EvaluationInterrupted&) {
+    units_.release();
+    log_info("the computation of the reference is interrupted, because the run was asked to stop");
+  }
 }
 
 bool Evaluation::test() {

@@ -5,6 +5,7 @@
 #include "stop.h"
 #include "trireme/fsdp/sharded_units.h"
 
+#include <filesystem>
 #include <functional>
 #include <optional>
 
@@ -24,6 +25,8 @@ class Evaluation {
   /// Sets reached_target, out_of_patience and the best evaluation. A signal interrupts it: evaluation_open, and it is
   /// repeated when the run goes on.
   void evaluate();
+  /// TrainingTask::prepare(). A signal interrupts it; then the run stops before its first step.
+  void prepare(const std::filesystem::path& directory, const std::function<void()>& claim);
   /// After the last step, where data.test is given. Returns false when it was interrupted.
   bool test();
 

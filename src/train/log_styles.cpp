@@ -156,6 +156,7 @@ void TensorboardLog::step(const TrainMetrics& m, bool due) {
               {"perf/memory_gib", m.memory_gib}};
     if (m.mfu) values.emplace_back("perf/mfu", *m.mfu);
     if (fp16_) values.emplace_back("train/loss_scale", m.loss_scale);
+    for (const auto& [metric, value] : m.more) values.emplace_back("train/" + metric, value);
   }
   file_.scalars(m.step, values);
 }
@@ -172,6 +173,7 @@ void TensorboardLog::evaluated(const EvalMetrics& m, const char* name, const cha
     const std::string prefix = std::string(name) + "/";
     values = {{prefix + "loss", m.loss}, {prefix + "time_s", m.seconds}};
     if (m.mlm_accuracy) values.emplace_back(prefix + "accuracy", *m.mlm_accuracy);
+    for (const auto& [metric, value] : m.more) values.emplace_back(prefix + metric, value);
   }
   file_.scalars(m.step, values);
   file_.flush();

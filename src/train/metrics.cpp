@@ -20,6 +20,11 @@ std::string number(double value) {
   const std::string text = format_exact(value);
   return std::isfinite(value) ? text : '"' + text + '"';
 }
+std::string named(const NamedMetrics& metrics) {
+  std::string text;
+  for (const auto& [name, value] : metrics) text += fmt::format(R"(,"{}":{})", name, number(value));
+  return text;
+}
 double read_number(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_number()) return std::numeric_limits<double>::quiet_NaN();
@@ -67,10 +72,10 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
 void MetricsFile::write(const TrainMetrics& m) {
   lines_.write(fmt::format(
       R"({{"event":"train","step":{},"samples":{},"tokens":{},"loss":{},"grad_norm":{},"lr":{},"step_time_s":{},)"
-      R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}{}}})",
+      R"("samples_per_s":{},"tokens_per_s":{},"mfu":{},"memory_gib":{}{}{}}})",
       m.step, m.samples, m.tokens, number(m.loss), number(m.grad_norm), number(m.lr), number(m.step_time_s),
       number(m.samples_per_s), number(m.tokens_per_s), m.mfu ? number(*m.mfu) : "null", number(m.memory_gib),
-      m.global_batch_size ? fmt::format(R"(,"global_batch_size":{})", *m.global_batch_size) : ""));
+      m.global_batch_size ? fmt::format(R"(,"global_batch_size":{})", *m.global_batch_size) : "", named(m.more)));
 }
 
 void MetricsFile::write(const EvalMetrics& m) { write("eval", m); }
@@ -79,8 +84,8 @@ void MetricsFile::write_test(const EvalMetrics& m) { write("test", m); }
 
 void MetricsFile::write(const char* event, const EvalMetrics& m) {
   const std::string accuracy = m.mlm_accuracy ? fmt::format(R"("mlm_accuracy":{},)", number(*m.mlm_accuracy)) : "";
-  lines_.write(fmt::format(R"({{"event":"{}","step":{},"samples":{},"loss":{},{}"eval_time_s":{}}})", event, m.step,
-                           m.samples, number(m.loss), accuracy, number(m.seconds)));
+  lines_.write(fmt::format(R"({{"event":"{}","step":{},"samples":{},"loss":{},{}"eval_time_s":{}{}}})", event, m.step,
+                           m.samples, number(m.loss), accuracy, number(m.seconds), named(m.more)));
 }
 
 }  // namespace trireme

@@ -7,9 +7,13 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
+
+/// Values of TaskFacts::metrics by their names.
+using NamedMetrics = std::vector<std::pair<std::string, double>>;
 
 struct TrainMetrics {
   int64_t step = 0, max_steps = 0, samples = 0, tokens = 0;
@@ -20,6 +24,7 @@ struct TrainMetrics {
   int64_t rows = 0, step_rows = 0, epoch = 0;
   int64_t skipped_steps = 0;  // so far, this one included
   double loss_scale = 1;      // after the step
+  NamedMetrics more = {};     // in metrics.jsonl
 };
 
 struct EvalMetrics {
@@ -27,6 +32,7 @@ struct EvalMetrics {
   double loss = 0, seconds = 0;
   std::optional<double> mlm_accuracy = {};  // BERT: fraction of the masked tokens predicted right
   int64_t passes = 0;                       // forward passes of a rank; not in metrics.jsonl
+  NamedMetrics more = {};                   // not of evaluations before a resume
 
   /// The higher, the better: the accuracy where there is one, else the negative loss.
   double score() const { return mlm_accuracy.value_or(-loss); }

@@ -103,6 +103,9 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   metrics.samples_per_s = record[kSampleCount] / seconds;
   metrics.tokens_per_s = rows / seconds * static_cast<double>(config_.data.seq_length);
   metrics.memory_gib = static_cast<double>(memory_in_use()) / (1 << 30);
+  const std::vector<std::string>& names = run_.task.facts().metrics;
+  for (size_t i = 0; i < names.size(); ++i)
+    metrics.more.emplace_back(names[i], record.values.const_data_ptr<double>()[kNumResults + i]);
   if (run_.device_info.peak_flops)
     metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device_info.peak_flops * run_.grid.world.size);
   return metrics;
@@ -141,8 +144,8 @@ void Report::end_block() {
     run_.mlperf.end_block(*block);
 }
 
-void Report::evaluation_status(bool over_test, int64_t done, int64_t total) {
-  if (writes_) console_.eval_status(over_test ? "test" : "evaluation", done, total);
+void Report::evaluation_status(const char* what, int64_t done, int64_t total) {
+  if (writes_) console_.eval_status(what, done, total);
 }
 
 void Report::evaluation(const EvalMetrics& metrics) {

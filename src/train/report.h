@@ -32,7 +32,7 @@ class Report {
   void end_block();
   void start_evaluation() { run_.mlperf.start_evaluation(progress_.samples); }
   /// Passes of an evaluation that are done.
-  void evaluation_status(bool over_test, int64_t done, int64_t total);
+  void evaluation_status(const char* what, int64_t done, int64_t total);
   void evaluation(const EvalMetrics& metrics);
   void test(const EvalMetrics& metrics);
   void flush();

@@ -18,7 +18,7 @@ void wait_for(const StepRecord& record) {
 void StepsInFlight::push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock) {
   at::Tensor values = results;
   if (results.is_cuda()) {
-    values = at::empty({kNumResults}, results.options().device(at::kCPU).pinned_memory(true));
+    values = at::empty(results.sizes(), results.options().device(at::kCPU).pinned_memory(true));
     values.copy_(results, /*non_blocking=*/true);
   }
   records_.push_back({step, lr, clock.mark(), values});

@@ -24,7 +24,7 @@ enum StepResult {
   kSampleCount,  // samples of the step
   kSaturated,    // FP8 tensors with values beyond their scale
   kLossScale,    // after the step; 1 but for fp16
-  kNumResults
+  kNumResults    // here TaskFacts::metrics begin
 };
 
 /// A step whose results are on the host.
@@ -32,7 +32,7 @@ struct StepRecord {
   int64_t step = 0;  // from 1
   double lr = 0;
   TimePoint end;      // of everything that the step queued
-  at::Tensor values;  // fp64 [kNumResults], host memory
+  at::Tensor values;  // fp64 [kNumResults + metrics], host memory
   double operator[](StepResult which) const { return values.const_data_ptr<double>()[which]; }
   bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
 };
@@ -40,7 +40,7 @@ struct StepRecord {
 /// The results of steps on their way from the device to the host, which reads them a step late. First in, first out.
 class StepsInFlight {
  public:
-  /// Queues the copy of a step's results (fp64 [kNumResults], on its device) to the host; waits for nothing.
+  /// Queues the copy of a step's results (StepRecord::values, on its device) to the host; waits for nothing.
   void push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock);
   size_t size() const { return records_.size(); }
   /// The oldest step; waits for its device work only.

@@ -21,7 +21,8 @@ namespace trireme {
 
 namespace {
 
-/// Statistics of a step that one all-reduce sums over the ranks: fp64, by position.
+/// Statistics of a step that one all-reduce sums over the ranks: fp64, by position. StepBatch::metrics come behind
+/// them.
 enum StepStat { kSquare, kLossSum, kDenominator, kStopVotes, kSaveReady, kSaveClock, kSamples, kNumStats };
 
 /// The results that the host reads. `saturated`: ShardedUnits::end_step().
@@ -29,7 +30,8 @@ at::Tensor step_results(const at::Tensor& stats, const at::Tensor& loss, const a
                         const StepVerdict& verdict, const at::Tensor& saturated, const at::Tensor& loss_scale) {
   static_assert(kSaveReady - kStopVotes == kReady - kStop && kSaveClock - kStopVotes == kClock - kStop &&
                 kSamples - kStopVotes == kSampleCount - kStop);
-  at::Tensor results = at::zeros({kNumResults}, stats.options());
+  const int64_t metrics = stats.size(0) - kNumStats;
+  at::Tensor results = at::zeros({kNumResults + metrics}, stats.options());
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kNonfinite].copy_(verdict.nonfinite);
@@ -38,6 +40,7 @@ at::Tensor step_results(const at::Tensor& stats, const at::Tensor& loss, const a
   results.narrow(0, kStop, 4).copy_(stats.narrow(0, kStopVotes, 4));
   if (saturated.defined()) results[kSaturated].copy_(saturated);
   results[kLossScale].copy_(loss_scale);
+  if (metrics > 0) results.narrow(0, kNumResults, metrics).copy_(stats.narrow(0, kNumStats, metrics));
   return results;
 }
 
@@ -166,7 +169,9 @@ at::Tensor TrainStep::forward_backward(const StepBatch& batch) {
 
 at::Tensor TrainStep::reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch) {
   const at::Device device = run_.world.device();
-  at::Tensor host = at::zeros({kNumStats}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device.is_cuda()));
+  const int64_t metrics = batch.metrics.defined() ? batch.metrics.size(0) : 0;
+  at::Tensor host =
+      at::zeros({kNumStats + metrics}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device.is_cuda()));
   host[kDenominator] = batch.denominator;
   host[kSamples] = batch.samples;
   const StepVotes votes = votes_();
@@ -177,6 +182,7 @@ at::Tensor TrainStep::reduce_statistics(const at::Tensor& loss_sum, const StepBa
   stats[kSquare].copy_(local_gradient_square(units_->trained()));
   if (const at::Tensor nonfinite = units_->nonfinite_operands(); nonfinite.defined()) stats[kSquare].add_(nonfinite);
   stats[kLossSum].copy_(loss_sum);
+  if (metrics > 0) stats.narrow(0, kNumStats, metrics).copy_(batch.metrics);
   if (comm_.size() > 1) comm_.all_reduce(stats)->wait();
   return stats;
 }

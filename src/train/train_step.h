@@ -81,7 +81,7 @@ class TrainStep {
   StepBatch next_batch(int64_t step);
   /// Sum of this rank's losses, fp64 scalar on the device; the gradients are reduced over the ranks.
   at::Tensor forward_backward(const StepBatch& batch);
-  /// The step's StepStat (train_step.cpp), summed over the ranks: fp64 [kNumStats] on the device. Collective.
+  /// The step's StepStat (train_step.cpp), then its metrics, summed over the ranks: fp64 on the device. Collective.
   at::Tensor reduce_statistics(const at::Tensor& loss_sum, const StepBatch& batch);
   /// The factor of gradients in the optimizer, fp32 scalar on the device: undoes the loss scale, and clips.
   at::Tensor gradient_multiplier(const at::Tensor& unscale, const at::Tensor& grad_norm) const;

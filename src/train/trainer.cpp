@@ -73,6 +73,7 @@ void Trainer::start() {
     run_.weights_loaded();
   }
   report_.open();
+  evaluation_.prepare(directory_.path(), [this] { directory_.claim(); });
   if (config_.logging.mlperf) {
     const ProgressSection section("warm-up");
     fault_point("warm-up", comm_.rank());

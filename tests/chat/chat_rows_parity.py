@@ -361,4 +361,5 @@ def main():
             check_errors(args, work)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,12 @@
 // Token files through the trainer's interface: contents of rows, and messages for invalid files.
 
 #include "data/dataset.h"
+#include "data/prepare/row_output.h"
 #include "trireme/base/error.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 namespace trireme {
 namespace {
@@ -133,6 +136,65 @@ TEST(Dataset, VocabularyBoundIsExclusive) {
   EXPECT_NO_THROW(open({"rows.npy"}, 8, 24)->read(2));
   EXPECT_THROW(open({"rows.npy"}, 8, 23)->read(2), DataError);
   EXPECT_THROW(open({"rows.npy"}, 9), DataError);
+}
+
+/// Writes rows of eight tokens, and says what is wrong with one of them.
+class Pairs : public ::testing::TestWithParam<const char*> {
+ protected:
+  using Mask = std::vector<uint8_t>;
+  std::string problem(const std::vector<std::pair<Mask, std::vector<int32_t>>>& rows,
+                      std::optional<bool> pairs = std::nullopt) {
+    write_masked_rows(path_, 8, static_cast<int64_t>(rows.size()), [&](int64_t row) {
+      const auto& [mask, starts] = rows[static_cast<size_t>(row)];
+      return PackedRecord{{1, 2, 3, 4, 5, 6, 7, 8}, mask, starts};
+    });
+    try {
+      data_ = open_token_dataset({path_}, 8, 100, pairs);
+      for (int64_t row = 0; row < data_->size(); ++row) data_->read(row);
+    } catch (const DataError& error) {
+      return error.what();
+    }
+    return "";
+  }
+  const fs::path path_ = fs::path(::testing::TempDir()) / fmt::format("pairs-{}{}", getpid(), GetParam());
+  std::unique_ptr<TokenDataset> data_;
+};
+INSTANTIATE_TEST_SUITE_P(Formats, Pairs, ::testing::Values(".npy", ".h5"));
+
+TEST_P(Pairs, AlternateAndMayEndWithPadding) {
+  ASSERT_EQ(problem({{{0, 1, 1, 0, 0, 2, 2, 0}, {0, 3, 7}}, {{0, 1, 0, 2, 0, 1, 0, 2}, {0, 2, 4, 6}}}), "");
+  ASSERT_TRUE(data_->pairs());
+  const Sample first = data_->read(0), second = data_->read(1);
+  EXPECT_EQ(first.pairs, 1);
+  EXPECT_EQ(first.loss_mask, (Bytes{0, 1, 1, 0, 0, 1, 1, 0}));
+  EXPECT_EQ(second.pairs, 2);
+  EXPECT_EQ(second.loss_mask, (Bytes{0, 1, 0, 1, 0, 1, 0, 1}));
+  EXPECT_NE(data_->description().find("2 rows) of pairs"), std::string::npos) << data_->description();
+  EXPECT_EQ(problem({{{0, 1, 1, 0, 0, 1, 1, 0}, {0, 3, 7}}}), "");
+  EXPECT_FALSE(data_->pairs());
+}
+
+TEST_P(Pairs, AreCheckedInEveryRow) {
+  const std::pair<Mask, std::vector<int32_t>> good = {{0, 1, 1, 0, 0, 2, 2, 0}, {0, 3, 7}};
+  const auto bad = [&](const Mask& mask, const std::vector<int32_t>& starts) {
+    return problem({good, {mask, starts}});
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_NE(text.find("row 1"), std::string::npos) << text;
+  };
+  has(bad({0, 1, 1, 0, 2, 2, 0, 1}, {0, 3, 6}), "the last chosen answer has no rejected one beside it");
+  has(bad({0, 1, 1, 1, 1, 1, 1, 1}, {0}), "no rejected one");
+  has(bad({0, 2, 2, 0, 1, 1, 0, 0}, {0, 3, 6}), "sequence 0 has targets of a rejected answer");
+  has(bad({0, 1, 2, 0, 2, 2, 0, 0}, {0, 3, 6}), "sequence 0 has targets of both");
+  has(bad({0, 1, 1, 0, 0, 0, 0, 0}, {0, 3, 6}), "sequence 1 has no target");
+  has(bad({0, 1, 1, 2, 0, 0, 0, 0}, {0, 3, 6}), "sequence 1 has no target");  // the first token is none
+  has(bad({0, 0, 0, 0, 0, 0, 0, 0}, {0}), "sequence 0 has no target");
+  has(bad({0, 1, 0, 2, 0, 0, 0, 0}, {0, 2, 4, 6}), "sequence 2 has no target");
+  has(bad({0, 1, 1, 1, 0, 1, 1, 1}, {0, 4}), "sequence 1 has targets of a chosen answer");
+  const std::string mixed = problem({{{0, 1, 1, 1, 1, 1, 1, 1}, {0}}, good});
+  has(mixed, "loss_mask[5] is 2, expected 0 or 1: a rejected answer in rows without pairs");
+  EXPECT_NE(problem({good}, false).find("is 2, expected 0 or 1"), std::string::npos);
 }
 
 }  // namespace

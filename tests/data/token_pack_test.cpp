@@ -44,5 +44,26 @@ TEST(TokenPack, RefusesRowsOfUnequalLength) {
   EXPECT_THROW(make_token_pack({packed()}, {0, 1}, false), InternalError);
 }
 
+TEST(TokenPack, NamesTheAnswersOfPairs) {
+  Sample one = packed(), two = packed();
+  one.pairs = 1;
+  two.sequence_starts = {0, 2, 4, 5, 7};  // the last one is padding
+  two.loss_mask = {0, 1, 0, 1, 0, 0, 1, 0};
+  two.pairs = 2;
+  const TokenPack pack = make_token_pack({one, filler_sample(8), two}, {3, -1, 4}, /*per_token=*/true);
+  EXPECT_EQ(pack.chosen, (std::vector<int64_t>{0, 3, 5}));
+  EXPECT_EQ(pack.rejected, (std::vector<int64_t>{1, 4, 6}));
+  EXPECT_EQ(pack.chosen_targets, (std::vector<double>{2, 1, 0}));
+  EXPECT_EQ(pack.rejected_targets, (std::vector<double>{2, 1, 1}));
+  EXPECT_EQ(pack.row_pairs, (std::vector<int64_t>{1, 2}));
+  ASSERT_EQ(pack.row_keys.size(), 2u);
+  EXPECT_NE(pack.row_keys[0], pack.row_keys[1]);
+  // A key is the row's content's alone.
+  EXPECT_EQ(make_token_pack({one}, {70}, true).row_keys[0], pack.row_keys[0]);
+  one.input_ids[7] = 5;
+  EXPECT_NE(make_token_pack({one}, {3}, true).row_keys[0], pack.row_keys[0]);
+  EXPECT_TRUE(make_token_pack({packed()}, {0}, true).row_keys.empty());
+}
+
 }  // namespace
 }  // namespace trireme

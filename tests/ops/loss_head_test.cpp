@@ -123,5 +123,76 @@ TEST(LossHead, WithBias) {
   EXPECT_EQ(score.hits.item<double>(), right.sum().item<double>());
 }
 
+/// log p of each token by itself.
+at::Tensor plain_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets) {
+  return at::log_softmax(at::linear(hidden, weight), -1).gather(1, targets.unsqueeze(1)).squeeze(1);
+}
+
+TEST(TokenLogProbs, FactorsOfTokensMayDependOnAllLogProbs) {
+  // As in a loss of pairs: the factor of each token follows from sums over tokens, and may have any sign.
+  const at::Tensor targets = targets_of(9, 13), counted = at::tensor({1, 0, 1, 1, 0, 1, 1, 1, 0}, at::kDouble);
+  const std::vector<at::Tensor> inputs = {random({9, 5}, 1), random({13, 5}, 2)};
+  const auto loss = [](const at::Tensor& log_probs) {
+    return -at::log_sigmoid(log_probs.narrow(0, 0, 5).sum() - 2 * log_probs.narrow(0, 5, 4).sum()) * 3.0;
+  };
+  const auto ours = [&](const std::vector<at::Tensor>& t) {
+    return loss(token_log_probs(t[0], t[1], targets, counted));
+  };
+  const auto reference = [&](const std::vector<at::Tensor>& t) {
+    return loss(plain_log_probs(t[0], t[1], targets) * counted);
+  };
+  EXPECT_LT(max_difference(token_log_probs(inputs[0], inputs[1], targets, counted),
+                           plain_log_probs(inputs[0], inputs[1], targets) * counted),
+            1e-13);
+  const auto a = gradients(ours, inputs), b = gradients(reference, inputs);
+  for (int i = 0; i < 2; ++i) EXPECT_LT(max_difference(a[i], b[i]), 1e-13) << i;
+  EXPECT_LT(gradient_error(ours, inputs), 1e-7);
+  // A frozen weight: the gradient comes from forward.
+  const at::Tensor hidden = inputs[0].clone().requires_grad_();
+  loss(token_log_probs(hidden, inputs[1], targets, counted)).backward();
+  EXPECT_LT(max_difference(hidden.grad(), b[0]), 1e-13);
+  // No token counts.
+  const at::Tensor none = token_log_probs(hidden, inputs[1], targets, at::zeros_like(counted));
+  EXPECT_EQ(none.abs().max().item<double>(), 0);
+  hidden.mutable_grad() = at::Tensor();
+  none.sum().backward();
+  EXPECT_EQ(hidden.grad().abs().max().item<double>(), 0);
+}
+
+TEST(TokenLogProbs, ChunksAndTrainedRows) {
+  const int64_t vocabulary = 1 << 20, tokens = loss_head_chunk(vocabulary, false) + 5, begin = vocabulary - 3;
+  const at::Tensor targets = targets_of(tokens, vocabulary), ones = at::ones({tokens}, at::kDouble);
+  targets[2] = begin + 1;
+  const at::Tensor factors = random({tokens}, 5);
+  const std::vector<at::Tensor> inputs = {random({tokens, 2}, 1), random({vocabulary, 2}, 2)};
+  const auto reference =
+      gradients([&](const auto& t) { return (plain_log_probs(t[0], t[1], targets) * factors).sum(); }, inputs);
+  const auto trained =
+      gradients([&](const auto& t) { return (token_log_probs(t[0], t[1], targets, ones) * factors).sum(); }, inputs);
+  for (int i = 0; i < 2; ++i) EXPECT_LT(relative_difference(trained[i], reference[i]), 1e-12) << i;
+  // Rows of a frozen weight, which is gathered without them between forward and backward.
+  const at::Tensor hidden = inputs[0].clone().requires_grad_(), weight = inputs[1].clone();
+  const at::Tensor rows = weight.narrow(0, begin, 3).clone().requires_grad_();
+  const at::Tensor log_probs = token_log_probs(hidden, weight, targets, ones, {}, rows, begin);
+  weight.narrow(0, begin, 3).zero_();
+  (log_probs * factors).sum().backward();
+  EXPECT_LT(relative_difference(hidden.grad(), reference[0]), 1e-12);
+  EXPECT_LT(relative_difference(rows.grad(), reference[1].narrow(0, begin, 3)), 1e-12);
+}
+
+TEST(TokenLogProbs, HalfPrecisionKeepsSmallFactors) {
+  const double scale = 1024;
+  const at::Tensor factors = at::tensor({1.0, 1e-5, -3e-4}, at::kFloat), targets = targets_of(3, 50);
+  for (const bool trained : {false, true}) {
+    const at::Tensor hidden = random({3, 4}, 1, at::kHalf).requires_grad_();
+    const at::Tensor weight = random({50, 4}, 2, at::kHalf).requires_grad_(trained);
+    (token_log_probs(hidden, weight, targets, at::ones({3}, at::kFloat)) * factors * scale).sum().backward();
+    const at::Tensor exact = hidden.detach().to(at::kDouble).requires_grad_();
+    (plain_log_probs(exact, weight.detach().to(at::kDouble), targets) * factors * scale).sum().backward();
+    for (int t = 0; t < 3; ++t)
+      EXPECT_LT(relative_difference(hidden.grad()[t] / factors[t], exact.grad()[t] / factors[t]), 1e-2) << trained << t;
+  }
+}
+
 }  // namespace
 }  // namespace trireme

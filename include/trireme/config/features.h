@@ -17,6 +17,7 @@ enum class Feature : uint32_t {
   kRecomputeMlp = 1 << 5,    // backward may recompute the MLP's first projections alone
   kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start
   kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
+  kPairs = 1 << 8,           // train.objective: losses of pairs of answers
 
   kMlperfLog = 1 << 16,  // MLPerf has a benchmark of the program
 

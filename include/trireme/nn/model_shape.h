@@ -32,6 +32,7 @@ struct HeadShape {
   };
   std::vector<Product> products;
   bool trained = true;  // the matrices have weight gradients
+  bool again = false;   // trained ones: backward computes the products again
   HeadMemory memory;
 };
 
@@ -48,6 +49,7 @@ struct ModelShape {
   bool adapter_dropout = false;
   std::vector<AdapterShape> adapters{};
   HeadShape head{};
+  bool reference = false;  // a step has a second forward, of a frozen reference without adapters
 };
 
 }  // namespace trireme

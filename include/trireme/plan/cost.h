@@ -15,7 +15,8 @@ struct RowTimes {
   // For one row of a micro-batch: a block's forward and backward, the recomputation of each Recompute, the head with
   // its loss, forward and backward.
   double forward = 1, backward = 2, norms = 0.05, mlp = 0.5, head = 0;
-  double pass = 0;  // of a forward and backward, independent of the rows
+  double pass = 0;       // of a forward and backward, independent of the rows
+  double reference = 0;  // a row's forward of a reference, through all blocks and the head
 };
 /// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
 RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,
@@ -24,9 +25,9 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
 /// FLOPs of forward and backward of one row; a multiply-add is 2. Products: 2 for each element of a matrix and token in
 /// forward, the same for the input's gradient and for a trained matrix's gradient; adapters count in full. Attention: 4
 /// S^2 N H a layer in forward for sequences of S tokens (both products; half of it under a causal mask), and 2.5 times
-/// as many in backward, which has five products and keeps no S x S matrix. The published figures of Llama2-70B LoRA
-/// count in the same way (284 GFLOP a token at 2,048 tokens, 313 at 8,192). Recomputed blocks, embeddings, norms,
-/// activations and softmax do not count.
+/// as many in backward, which has five products and keeps no S x S matrix; the forward of a reference counts too. The
+/// published figures of Llama2-70B LoRA count in the same way (284 GFLOP a token at 2,048 tokens, 313 at 8,192).
+/// Recomputed blocks, embeddings, norms, activations and softmax do not count.
 double model_flops(const ModelShape& shape);
 
 }  // namespace trireme

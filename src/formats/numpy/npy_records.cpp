@@ -123,8 +123,8 @@ PackedRecord NpyPackedRecords::read(int64_t index) const {
                                 state_->file.path().string(), index, record_offset(index), record.input_ids.size(),
                                 record.loss_mask.size()));
   for (size_t i = 0; i < record.loss_mask.size(); ++i)
-    if (record.loss_mask[i] > 1)
-      throw DataError(fmt::format("{}: record {} (byte {}): loss_mask[{}] is {}, expected 0 or 1",
+    if (record.loss_mask[i] > kMostLossMask)
+      throw DataError(fmt::format("{}: record {} (byte {}): loss_mask[{}] is {}, expected 0, 1 or 2",
                                   state_->file.path().string(), index, record_offset(index), i, record.loss_mask[i]));
   return record;
 }

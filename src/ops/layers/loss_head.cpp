@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace trireme {
 
@@ -68,12 +69,13 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   const auto options = hidden.options().dtype(type);
   HeadResult result;
   result.loss = at::zeros({}, options);
+  result.losses = at::empty({hidden.size(0)}, options);
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
   if (need_weight) result.d_weight = at::zeros(rows.shape(weight), options);
   if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
   const at::Tensor all_weights = token_weight.to(type);
   // Avoids a division by zero in a batch without targets.
-  result.largest = all_weights.max().clamp_min(1e-30);
+  result.largest = all_weights.abs().max().clamp_min(1e-30);
   const RelativeWeights relative(all_weights / result.largest, narrow_type);
   result.row_factor = relative.row_factor;
 
@@ -84,7 +86,9 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
     const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1);
     at::Tensor logits = logits_of(h, weight, bias).to(type);
     const at::Tensor log_sum = logits.logsumexp(-1, true);
-    result.loss.add_((log_sum - logits.gather(1, target)).squeeze(1).mul_(all_weights.narrow(0, begin, count)).sum());
+    const at::Tensor losses = (log_sum - logits.gather(1, target)).squeeze(1).mul_(all_weights.narrow(0, begin, count));
+    result.losses.narrow(0, begin, count).copy_(losses);
+    result.loss.add_(losses.sum());
     if (!need_hidden && !need_weight) continue;
     const RelativeWeights w = relative.narrow(begin, count);
     const at::Tensor in_logits = w.in_logits.unsqueeze(1);
@@ -126,15 +130,15 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
   return out;
 }
 
-struct LossHead {
+/// The arguments of both nodes, and what their gradients have in common.
+struct Head {
   Input hidden, weight, bias, trained;  // `trained`: some rows of a frozen weight
   WeightRows rows;
-  at::Tensor targets, token_weight;
+  at::Tensor targets;
   bool need_hidden, need_weight;
   at::ScalarType dtype;
-  at::Tensor d_hidden, row_factor, d_weight, d_bias, largest;
 
-  HeadResult run() const {
+  HeadResult run(const at::Tensor& token_weight, bool d_hidden, bool d_weight) const {
     const at::Tensor &h = hidden.value, &w = weight.value;
     const Choice choice =
         Dispatch("loss_head", h)
@@ -142,61 +146,104 @@ struct LossHead {
             .needs(h.size(0) > 0, "there are no tokens")
             .choice();
     if constexpr (kCudaBuild)
-      if (choice.kernel())
-        return launch::run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight, rows);
-    at::Tensor counted;  // indices of the tokens with weight > 0, if some have weight 0
+      if (choice.kernel()) return launch::run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows);
+    at::Tensor counted;  // indices of the tokens with a weight, if some have weight 0
     if (h.is_cpu()) {
       counted = token_weight.nonzero().squeeze(1);
       if (counted.size(0) == h.size(0)) counted = at::Tensor();
     }
-    if (!counted.defined()) return run_chunks(h, w, bias.value, targets, token_weight, need_hidden, need_weight, rows);
+    if (!counted.defined()) return run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows);
     HeadResult result;
     if (counted.size(0) > 0) {
       result = run_chunks(h.index_select(0, counted), w, bias.value, targets.index_select(0, counted),
-                          token_weight.index_select(0, counted), need_hidden, need_weight, rows);
-      if (need_hidden) {
+                          token_weight.index_select(0, counted), d_hidden, d_weight, rows);
+      const auto spread = [&](at::Tensor& values) {
+        if (values.defined()) values = at::zeros({h.size(0)}, values.options()).index_copy_(0, counted, values);
+      };
+      spread(result.losses);
+      if (d_hidden) {
         result.d_hidden = at::zeros_like(h).index_copy_(0, counted, result.d_hidden);
-        if (result.row_factor.defined())
-          result.row_factor =
-              at::zeros({h.size(0)}, result.row_factor.options()).index_copy_(0, counted, result.row_factor);
+        spread(result.row_factor);
       }
       return result;
     }
     result.loss = at::zeros({}, h.options().dtype(accumulate_type(h)));
+    result.losses = at::zeros({h.size(0)}, result.loss.options());
     result.largest = at::ones({}, result.loss.options());
-    if (need_hidden) result.d_hidden = at::zeros_like(h);
-    if (need_weight) result.d_weight = at::zeros(rows.shape(w), result.loss.options());
-    if (need_weight && bias.given()) result.d_bias = at::zeros(bias.value.sizes(), result.loss.options());
+    if (d_hidden) result.d_hidden = at::zeros_like(h);
+    if (d_weight) result.d_weight = at::zeros(rows.shape(w), result.loss.options());
+    if (d_weight && bias.given()) result.d_bias = at::zeros(bias.value.sizes(), result.loss.options());
     return result;
   }
 
-  variable_list forward() {
-    const ProfileRange range("loss_head");
-    HeadResult result = run();
-    d_hidden = result.d_hidden;
-    row_factor = result.row_factor;
-    d_weight = result.d_weight;
-    d_bias = result.d_bias;
-    largest = result.largest;
-    hidden.value = weight.value = bias.value = trained.value = targets = token_weight = at::Tensor();
-    return {result.loss};
-  }
-
-  void backward(const variable_list& d_outputs, Gradients& gradients) {
-    const ProfileRange range("loss_head");
-    const at::Tensor factor = d_outputs[0] * largest;
+  /// Gives the gradients of `result`, times `factor` (of each row of d_hidden, or of all), and frees them.
+  void give(HeadResult& result, const at::Tensor& factor, const at::Tensor& row_factor, Gradients& gradients) const {
     const auto set = [&](const Input& input, at::Tensor& value) {
       if (gradients.wanted(input)) gradients.set(input, scaled(value, factor, dtype));
       value = at::Tensor();
     };
     if (row_factor.defined()) {
-      if (gradients.wanted(hidden)) gradients.set(hidden, scaled_rows(d_hidden, row_factor * factor));
-      d_hidden = row_factor = at::Tensor();
+      if (gradients.wanted(hidden)) gradients.set(hidden, scaled_rows(result.d_hidden, row_factor));
+      result.d_hidden = at::Tensor();
     } else {
-      set(hidden, d_hidden);
+      set(hidden, result.d_hidden);
     }
-    set(trained.given() ? trained : weight, d_weight);
-    set(bias, d_bias);
+    set(trained.given() ? trained : weight, result.d_weight);
+    set(bias, result.d_bias);
+  }
+
+  void forget() { hidden.value = weight.value = bias.value = trained.value = targets = at::Tensor(); }
+};
+
+struct LossHead {
+  Head head;
+  at::Tensor token_weight;
+  HeadResult result;
+
+  variable_list forward() {
+    const ProfileRange range("loss_head");
+    result = head.run(token_weight, head.need_hidden, head.need_weight);
+    head.forget();
+    token_weight = result.losses = at::Tensor();
+    return {std::exchange(result.loss, at::Tensor())};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("loss_head");
+    const at::Tensor factor = d_outputs[0] * result.largest;
+    head.give(result, factor, result.row_factor.defined() ? result.row_factor * factor : at::Tensor(), gradients);
+  }
+};
+
+/// The gradient of hidden of each token is a factor times a row that forward knows. The gradient of the weight is a sum
+/// over tokens with their factors, which only backward knows: it computes the logits again.
+struct LogProbHead {
+  Head head;
+  at::Tensor counted;
+  HeadResult result;
+
+  variable_list forward() {
+    const ProfileRange range("log_prob_head");
+    result = head.run(counted, head.need_hidden && !head.need_weight, /*d_weight=*/false);
+    if (!head.need_weight) head.forget();
+    const at::Tensor log_probs = result.losses.neg();
+    result.losses = result.loss = at::Tensor();
+    return {log_probs};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("log_prob_head");
+    const at::Tensor d_losses = (d_outputs[0] * counted).neg();
+    if (!head.need_weight) {
+      const at::Tensor factor = d_losses * result.largest;
+      head.give(result, {}, result.row_factor.defined() ? result.row_factor * factor : factor, gradients);
+    } else {
+      // Since forward the weight may have been gathered anew, without the trained rows.
+      if (head.trained.given()) head.weight.value.narrow(0, head.rows.begin, head.rows.count).copy_(head.trained.value);
+      HeadResult again = head.run(d_losses, head.need_hidden, /*d_weight=*/true);
+      head.give(again, again.largest, again.row_factor.defined() ? again.row_factor * again.largest : at::Tensor(),
+                gradients);
+    }
   }
 };
 
@@ -221,35 +268,42 @@ void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const a
                 weight.sizes(), ", bias ", bias.sizes());
 }
 
-}  // namespace
-
-at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias, const at::Tensor& rows,
-                     int64_t rows_begin) {
+Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+               const at::Tensor& token_weight, const at::Tensor& bias, const at::Tensor& rows, int64_t rows_begin) {
   check_arguments(hidden, weight, targets, token_weight, bias);
   TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows_begin >= 0 &&
                                     rows_begin + rows.size(0) <= weight.size(0)),
                 "loss head: trained rows ", rows_begin, " and ", rows.defined() ? rows.size(0) : 0, " more of ",
                 weight.sizes());
   const bool gradients = at::GradMode::is_enabled();
-  InputList inputs;
   const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias), r = inputs.add(rows);
-  LossHead node{h,
-                w,
-                b,
-                r,
-                rows.defined() ? WeightRows{rows_begin, rows.size(0)} : WeightRows{},
-                targets,
-                token_weight,
-                gradients && hidden.requires_grad(),
-                gradients && (weight.requires_grad() || (rows.defined() && rows.requires_grad())),
-                weight.scalar_type(),
-                {},
-                {},
-                {},
-                {},
-                {}};
-  return run_node(std::move(node), inputs)[0];
+  return {h,
+          w,
+          b,
+          r,
+          rows.defined() ? WeightRows{rows_begin, rows.size(0)} : WeightRows{},
+          targets,
+          gradients && hidden.requires_grad(),
+          gradients && (weight.requires_grad() || (rows.defined() && rows.requires_grad())),
+          weight.scalar_type()};
+}
+
+}  // namespace
+
+at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                     const at::Tensor& token_weight, const at::Tensor& bias, const at::Tensor& rows,
+                     int64_t rows_begin) {
+  InputList inputs;
+  Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows, rows_begin);
+  return run_node(LossHead{std::move(head), token_weight, {}}, inputs)[0];
+}
+
+at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                           const at::Tensor& counted, const at::Tensor& bias, const at::Tensor& rows,
+                           int64_t rows_begin) {
+  InputList inputs;
+  Head head = make_head(inputs, hidden, weight, targets, counted, bias, rows, rows_begin);
+  return run_node(LogProbHead{std::move(head), counted, {}}, inputs)[0];
 }
 
 HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,

@@ -10,9 +10,9 @@
 
 namespace trireme {
 
-/// Token weights relative to the largest one, [T], as a product of two factors. The first multiplies d_logits. The
-/// second (`row_factor`) multiplies rows of d_hidden, and of the hidden states from which d_weight is computed, where
-/// nothing underflows.
+/// Token weights relative to the largest one, [T], which may be negative, as a product of two factors. The first
+/// multiplies d_logits. The second (`row_factor`) multiplies rows of d_hidden, and of the hidden states from which
+/// d_weight is computed, where nothing underflows.
 ///
 /// With bf16 and fp32 the first factor is the whole weight and the second is undefined. fp16 has no positive value
 /// below 6e-8: for a token with 1/2000 of the largest weight, all logits but the target's would have gradient 0. With
@@ -30,11 +30,12 @@ struct RelativeWeights {
 /// Gradients belong to loss / largest.
 struct HeadResult {
   at::Tensor loss;        // scalar
+  at::Tensor losses;      // [T] weighted, in accumulate_type(); `loss` is their sum
   at::Tensor d_hidden;    // rows must still be multiplied by `row_factor` if that is defined
   at::Tensor row_factor;  // RelativeWeights::row_factor [T]
   at::Tensor d_weight;    // in accumulate_type()
   at::Tensor d_bias;      // in accumulate_type()
-  at::Tensor largest;     // scalar, the largest token weight
+  at::Tensor largest;     // scalar, the largest token weight, without its sign
 };
 
 /// hidden weight^T (+ bias) [T, V].

@@ -71,7 +71,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   const auto options = hidden.options().dtype(at::kFloat);
   HeadResult result;
   const at::Tensor w = token_weight.to(at::kFloat).contiguous(), target = targets.contiguous();
-  result.largest = w.max().clamp_min(1e-30);
+  result.largest = w.abs().max().clamp_min(1e-30);
   const RelativeWeights relative(w * result.largest.reciprocal(), hidden.scalar_type());
   result.row_factor = relative.row_factor;
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
@@ -121,6 +121,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
     }
   }
   result.loss = launch::sum(losses);
+  result.losses = losses;
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
+#include "preference_task.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -42,19 +43,6 @@ std::optional<LoraOptions> lora_options(const Config& config) {
   return LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
 }
 
-std::unique_ptr<MicroBatch> token_batch_on(at::Device device, const TokenPack& pack) {
-  auto batch = std::make_unique<TokenMicroBatch>();
-  const std::vector<int64_t> shape = {pack.rows, pack.length};
-  batch->tokens.cu_seqlens = pack.boundaries;
-  batch->tokens.sequence_keys = pack.sequence_keys;
-  batch->tokens.tokens_BS = to_tensor(pack.tokens, device).view(shape);
-  if (!pack.labels.empty()) batch->tokens.labels_BS = to_tensor(pack.labels, device).view(shape);
-  batch->tokens.positions_BS = to_tensor(pack.positions, device).view(shape);
-  batch->tokens.loss_weight_BS = to_tensor(pack.loss_weights, device).view(shape);
-  batch->tokens.sample_ids_B = to_tensor(pack.sample_ids, device);
-  return batch;
-}
-
 std::string rope_text(const RopeFrequencies& rope) {
   if (rope.scaling == RopeFrequencies::Scaling::kNone) return "none";
   if (rope.scaling == RopeFrequencies::Scaling::kLinear) return "linear " + format_exact(rope.factor);
@@ -82,6 +70,19 @@ std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig
 }
 
 }  // namespace
+
+TokenBatch token_batch_on(at::Device device, const TokenPack& pack) {
+  TokenBatch batch;
+  const std::vector<int64_t> shape = {pack.rows, pack.length};
+  batch.cu_seqlens = pack.boundaries;
+  batch.sequence_keys = pack.sequence_keys;
+  batch.tokens_BS = to_tensor(pack.tokens, device).view(shape);
+  if (!pack.labels.empty()) batch.labels_BS = to_tensor(pack.labels, device).view(shape);
+  batch.positions_BS = to_tensor(pack.positions, device).view(shape);
+  batch.loss_weight_BS = to_tensor(pack.loss_weights, device).view(shape);
+  batch.sample_ids_B = to_tensor(pack.sample_ids, device);
+  return batch;
+}
 
 CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program)
     : RowTask(config, rank) {
@@ -156,14 +157,19 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
           format_count(facts_.trained_parameters)));
 }
 
+SplitRows<Sample> CausalLmTask::open_split(Split split) const {
+  return trireme::open_rows(
+      config_, split, *format_,
+      {data_vocab_, model_->config().vocab_size, stored_vocab_, rank_.grid.data.rank, rank_.grid.data.size});
+}
+
 void CausalLmTask::open_rows() {
-  const RowReader reader = {data_vocab_, model_->config().vocab_size, stored_vocab_, rank_.grid.data.rank,
-                            rank_.grid.data.size};
   RowSource<Sample, TokenPack> rows;
-  rows.train = trireme::open_rows(config_, Split::kTrain, *format_, reader);
-  rows.valid = trireme::open_rows(config_, Split::kValid, *format_, reader);
-  rows.test = trireme::open_rows(config_, Split::kTest, *format_, reader);
-  rows.collate = [per_token = config_.train.loss == TrainSection::Loss::kTokenMean](
+  rows.train = open_split(Split::kTrain);
+  rows.valid = open_split(Split::kValid);
+  rows.test = open_split(Split::kTest);
+  const bool pairs = config_.train.objective != TrainSection::Objective::kSft;
+  rows.collate = [per_token = pairs || config_.train.loss == TrainSection::Loss::kTokenMean](
                      const std::vector<Sample>& samples, const std::vector<int64_t>& positions, bool) {
     return make_token_pack(samples, positions, per_token);
   };
@@ -207,7 +213,9 @@ StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
   for (const TokenPack& pack : passes) {
     batch.samples += static_cast<double>(pack.rows);
     batch.denominator += pack.denominator;
-    batch.micro_batches.push_back(token_batch_on(rank_.device, pack));
+    auto micro_batch = std::make_unique<TokenMicroBatch>();
+    micro_batch->tokens = token_batch_on(rank_.device, pack);
+    batch.micro_batches.push_back(std::move(micro_batch));
   }
   return batch;
 }
@@ -339,6 +347,8 @@ void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path
 
 std::unique_ptr<TrainingTask> make_causal_lm_task(const Config& config, const RankInfo& rank,
                                                   const ProgramKeys& program) {
+  if (config.train.objective != TrainSection::Objective::kSft)
+    return std::make_unique<PreferenceTask>(config, rank, program);
   return std::make_unique<CausalLmTask>(config, rank, program);
 }
 

@@ -14,7 +14,7 @@
 
 namespace trireme {
 
-class CausalLmTask final : public RowTask<Sample, TokenPack> {
+class CausalLmTask : public RowTask<Sample, TokenPack> {
  public:
   /// Opens the data and reads the model's configuration; no weights, no GPU. DataError / ModelError / ConfigError.
   CausalLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program);
@@ -25,24 +25,31 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
   EvalResult eval_result(const EvalSums& sums) const override;  // {loss, denominator}
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
 
- private:
-  void check_start() override;
-  std::unique_ptr<WeightSource> open_weights() const override;
+ protected:
   void weights_loaded(ShardedUnits& units, const WeightSource* source) override;
   StepBatch to_device(const std::vector<TokenPack>& passes) const override;
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
   EvalSums counts(const TokenPack& pack) const override { return {pack.denominator}; }
+  SplitRows<Sample> open_split(Split split) const;
+
+  std::unique_ptr<DecoderModel> model_;
+
+ private:
+  void check_start() override;
+  std::unique_ptr<WeightSource> open_weights() const override;
   void open_rows();
   /// Warns about rows that are packed with another tokenizer than the model's.
   void warn_of_tokenizers() const;
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
-  std::unique_ptr<DecoderModel> model_;
   const RowFormat* format_ = nullptr;            // of data.train; null: a plan, which opens no data
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
   int64_t data_vocab_ = 0;                       // ids that rows may have: without padding ids
   std::map<std::string, TokenRows> token_rows_;  // LoRA, rank 0: rows of the vocabulary that the adapter holds
   std::map<std::string, at::Tensor> adapter_;    // lora.adapter, from check_start() to weights_loaded()
 };
+
+/// The rows of a pack on `device`.
+TokenBatch token_batch_on(at::Device device, const TokenPack& pack);
 
 }  // namespace trireme

@@ -152,6 +152,24 @@ class RowTask : public TrainingTask {
     }
   }
   const RowSource<Row, Pack>& rows() const { return *rows_; }
+  /// Forward passes of `count` rows over this rank's share of a split that is read by number; as many on every rank.
+  int64_t passes_over(const SplitRows<Row>& source, int64_t count) const {
+    const int64_t per_rank = (source.rows + rank_.grid.data.size - 1) / rank_.grid.data.size;
+    return (per_rank + count - 1) / count;
+  }
+  /// The rows of one of these passes. Where a rank has fewer rows than others, there are fillers.
+  Pack rows_of_pass(const SplitRows<Row>& source, int64_t pass, int64_t count) const {
+    std::vector<Row> rows;
+    std::vector<int64_t> positions;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t index = (pass * count + i) * rank_.grid.data.size + rank_.grid.data.rank;
+      const bool there = index < source.rows;
+      if (!there && !rows_->whole_passes && !rows.empty()) break;
+      rows.push_back(there ? source.read(index) : rows_->filler);
+      positions.push_back(there ? index : -1);
+    }
+    return rows_->collate(rows, positions, /*train=*/false);
+  }
 
   /// The micro-batches of a step's passes, and the divisor of their losses.
   virtual StepBatch to_device(const std::vector<Pack>& passes) const = 0;
@@ -174,8 +192,7 @@ class RowTask : public TrainingTask {
     // As many samples at a time as a packed micro-batch has.
     const auto rows =
         static_cast<int64_t>(std::ceil(static_cast<double>(rows_per_pass()) * config_.batch.packing_rate));
-    const int64_t per_rank = (source.rows + rank_.grid.data.size - 1) / rank_.grid.data.size;
-    const int64_t passes = (per_rank + rows - 1) / rows;
+    const int64_t passes = passes_over(source, rows);
     at::Tensor sums;
     EvalSums counted;
     for (int64_t pass = 0; pass < passes; ++pass) {
@@ -220,17 +237,8 @@ class RowTask : public TrainingTask {
   }
 
   EvalPass read_evaluation_pass(const SplitRows<Row>& source, int64_t pass, int64_t count) const {
-    std::vector<Row> rows;
-    std::vector<int64_t> positions;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t index = (pass * count + i) * rank_.grid.data.size + rank_.grid.data.rank;
-      const bool there = index < source.rows;
-      if (!there && !rows_->whole_passes && !rows.empty()) break;
-      rows.push_back(there ? source.read(index) : rows_->filler);
-      positions.push_back(there ? index : -1);
-    }
     std::vector<Pack> packs;
-    packs.push_back(rows_->collate(rows, positions, /*train=*/false));
+    packs.push_back(rows_of_pass(source, pass, count));
     return {std::move(to_device(packs).micro_batches.front()), counts(packs.front())};
   }
 

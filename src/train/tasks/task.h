@@ -55,6 +55,9 @@ struct StepBatch {
   /// Numbers that the losses of all ranks are normalised with (fp64, on the device), this rank's part; summed over the
   /// ranks before the first forward. The micro-batches refer to the same tensor. Undefined: none.
   at::Tensor counts;
+  /// Sums of TaskFacts::metrics (fp64 [K], on the device, zeros) to which loss() adds: this rank's part. Undefined:
+  /// none.
+  at::Tensor metrics;
 };
 
 /// Sums of one rank's evaluation, in an order that the task knows; added up over the ranks.
@@ -62,6 +65,7 @@ using EvalSums = std::vector<double>;
 struct EvalResult {
   double loss = 0;
   std::optional<double> mlm_accuracy;  // part of all masked words, 0 to 1
+  std::vector<double> metrics = {};    // of TaskFacts::metrics
 };
 
 /// Constant facts of a task.
@@ -76,7 +80,17 @@ struct TaskFacts : ModelFacts {
   /// Samples that a step counts for where evaluations are due, when rows and samples are not the same; evaluation i
   /// then comes after step ceil(i * eval.every_samples / this) instead of every so many steps.
   std::optional<double> nominal_samples_per_step;
-  std::string mlperf_division;  // for the MLPerf log: "closed" or "open"
+  std::string mlperf_division;       // for the MLPerf log: "closed" or "open"
+  std::vector<std::string> metrics;  // names of what is measured beside the loss: "rewards/chosen"
+};
+
+/// What TrainingTask::prepare() needs to know.
+struct BeforeSteps {
+  Communicator& comm;
+  int64_t completed = 0;            // steps of the run
+  std::filesystem::path directory;  // output.dir
+  std::function<void()> claim;      // makes it this run's: to be called before a file is written there
+  std::function<void(int64_t done, int64_t total)> progress;  // called after each forward pass; may throw
 };
 
 class TrainingTask : public PlannedModel {
@@ -100,6 +114,9 @@ class TrainingTask : public PlannedModel {
   void check_weights();
   /// Loads or draws the weights of all units; collective, once.
   void load_weights(ShardedUnits& units);
+  /// Between the loading of the weights and the first step of this process: what has to be computed with the weights
+  /// before they change. Collective.
+  virtual void prepare(ShardedUnits& /*units*/, const BeforeSteps& /*before*/) {}
   /// The rows to check before training; they own what they read.
   virtual std::vector<RowSet> row_sets() const = 0;
 

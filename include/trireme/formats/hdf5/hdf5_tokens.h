@@ -1,8 +1,8 @@
 #pragma once
 // Token rows in HDF5: input_ids [N, S] (any integer type); optional loss_mask [N, S]; optional seq_start_id,
-// variable-length rows. External links and external raw files are refused; the writer uses chunks of whole rows, with
-// Fletcher-32 checksums for tokens and masks (HDF5 has none for variable-length rows). DataError with file, dataset and
-// row.
+// variable-length rows. loss_mask is 0, 1 or 2 (the target of a rejected answer). External links and external raw files
+// are refused; the writer uses chunks of whole rows, with Fletcher-32 checksums for tokens and masks (HDF5 has none for
+// variable-length rows). DataError with file, dataset and row.
 
 #include <cstdint>
 #include <filesystem>

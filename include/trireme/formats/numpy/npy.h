@@ -42,10 +42,13 @@ class NpyIntegerArray {
   size_t data_offset_ = 0;
 };
 
+/// 1: a target; 2: the target of a rejected answer (data/dataset.h).
+inline constexpr uint8_t kMostLossMask = 2;
+
 /// One element of MLPerf's 1-D object array of dicts. Views into the mapped file or into the reader's own storage.
 struct PackedRecord {
   std::vector<int32_t> input_ids;
-  std::vector<uint8_t> loss_mask;     // as stored: aligned with input_ids
+  std::vector<uint8_t> loss_mask;     // as stored: aligned with input_ids, 0 to kMostLossMask
   std::vector<int32_t> seq_start_id;  // ascending, first is 0
 };
 

@@ -29,6 +29,15 @@ at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const a
                      const at::Tensor& token_weight, const at::Tensor& bias = {}, const at::Tensor& rows = {},
                      int64_t rows_begin = 0);
 
+/// log p of each token's target, l_t[target_t] - logsumexp(l_t): [T] in fp32 (fp64), 0 where `counted` [T] (fp32, 0 or
+/// 1) is 0. Memory, dtypes and the other arguments as for loss_head(), but gradients are those of each token by itself,
+/// whose factors backward knows. With a frozen weight forward keeps the d_hidden of every token, and backward
+/// multiplies its rows: as many FLOPs as loss_head(). With a trained weight (or `rows`) forward keeps the hidden
+/// states, and backward computes the logits again: 2 V D FLOPs more for each token.
+at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                           const at::Tensor& counted, const at::Tensor& bias = {}, const at::Tensor& rows = {},
+                           int64_t rows_begin = 0);
+
 /// The same loss without gradients, and the number of counted tokens whose target has the largest logit (fp64 scalars).
 struct HeadScore {
   at::Tensor loss, hits;

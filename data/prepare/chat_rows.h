@@ -1,0 +1,112 @@
+#pragma once
+// What `data chat` and `data preference` share: options, the model's tokenizer and template, reading of files, and rows
+// of whole documents.
+
+#include "data/chat/chat_template.h"
+#include "data/prepare/parallel.h"
+#include "data/prepare/progress.h"
+#include "data/tokenizer/tokenizer.h"
+#include "trireme/base/error.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+struct ChatRowOptions {
+  std::vector<std::filesystem::path> inputs;
+  std::filesystem::path tokenizer;      // a model directory, or a tokenizer file beside tokenizer_config.json
+  std::filesystem::path template_file;  // empty: the model's
+  std::string template_name;
+  nlohmann::ordered_json variables;  // of the template: an object
+  int64_t seq_length = 0;
+  std::filesystem::path output, valid_output;  // .npy (MLPerf's records), .h5 or .hdf5
+  double valid_fraction = 0;                   // of the conversations
+  bool one_per_row = false;
+  bool skip_refused = false;  // drops what is no conversation or is refused by the template; else they are errors
+  unsigned threads = 0;       // 0: one per core
+};
+
+/// ConfigError. Makes the folders of the outputs.
+void check_row_options(const ChatRowOptions& options);
+/// Whether conversation `number` of the inputs belongs to the validation rows.
+bool is_valid_chat(int64_t number, double fraction);
+
+/// The tokenizer of a model with the tokens that it added, and its template.
+struct ChatModel {
+  Tokenizer tokenizer;
+  std::map<std::string, std::string> variables;  // of the template: special tokens, "eos_token" -> "</s>"
+
+  explicit ChatModel(const ChatRowOptions& options);
+  /// DataError where the model has none.
+  const ChatTemplate& chat() const;
+  int32_t padding() const { return tokenizer.pad_id().value_or(tokenizer.eos_id().value_or(0)); }
+
+ private:
+  std::optional<ChatTemplate> chat_;
+  std::string without_chat_;  // why there is none
+};
+
+/// Sum of the files' sizes. DataError for one that is not there.
+double total_size(const std::vector<std::filesystem::path>& files);
+
+/// read(path, visit) visits the rows of each input, whose `bytes_done` is the progress. `make` makes something of each
+/// row, on all threads; `keep` gets the results in the order of the rows. An error of reading comes after the rows
+/// before it.
+template <class Row, class Made>
+void make_of_rows(const ChatRowOptions& options,
+                  const std::function<void(const std::filesystem::path&, const std::function<void(Row)>&)>& read,
+                  const std::function<Made(Row)>& make, const std::function<void(Made)>& keep) {
+  constexpr size_t kBatch = 512;
+  std::vector<Row> batch;
+  const auto flush = [&] {
+    std::vector<Made> made(batch.size());
+    parallel_for(batch.size(), options.threads, [&](size_t i) { made[i] = make(std::move(batch[i])); });
+    for (Made& each : made) keep(std::move(each));
+    batch.clear();
+  };
+  double before = 0;
+  Progress progress("rendering", total_size(options.inputs), "MB", 1e6);
+  for (const std::filesystem::path& path : options.inputs) {
+    try {
+      read(path, [&](Row row) {
+        progress.update(before + row.bytes_done);
+        batch.push_back(std::move(row));
+        if (batch.size() >= kBatch) flush();
+      });
+    } catch (const Error&) {
+      flush();  // an error of an earlier row is the first
+      throw;
+    }
+    flush();
+    before += total_size({path});
+  }
+  progress.finish();
+}
+
+/// A document of a row.
+struct RowDocument {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> mask;  // as PackedRecord::loss_mask
+};
+
+struct RowCounts {
+  int64_t documents = 0, rows = 0, tokens = 0, targets = 0, padding = 0;
+};
+
+/// Writes rows of whole documents. Each `together` documents, from the first on, are beside each other in one row,
+/// which has room for them. Packed by the best fit: the longest first, each into the fullest row with enough space, or
+/// a new row. Rows are in the order of their first documents. The rest of a row is padding, a sequence of its own
+/// without loss. WriteError.
+RowCounts write_whole_rows(const std::filesystem::path& path, const std::vector<RowDocument>& documents,
+                           size_t together, int64_t seq_length, bool one_per_row, int32_t padding);
+
+}  // namespace trireme

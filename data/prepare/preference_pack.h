@@ -1,0 +1,37 @@
+#pragma once
+// Pairs of a chosen and a rejected answer to training rows (data/dataset.h): rendered by the model's chat template,
+// tokenised and cut as TRL's DPOTrainer does it.
+
+#include "data/prepare/chat_rows.h"
+
+#include <cstdint>
+#include <string>
+
+namespace trireme {
+
+struct PreferencePackOptions : ChatRowOptions {
+  int64_t max_length = 0;  // tokens of a prompt with one answer; 0: half a row
+  /// A longer one keeps its start or its end, or the pair is dropped. Pairs whose prompts leave no room are dropped.
+  enum class Long { kKeepStart, kKeepEnd, kDrop } longer = Long::kKeepStart;
+};
+
+/// Pairs that were dropped for one reason.
+struct DroppedPairs {
+  int64_t count = 0;
+  std::string first;  // its place, or a sentence with it
+};
+
+struct PreferencePackReport {
+  int64_t pairs = 0;  // read
+  DroppedPairs unreadable, refused, long_prompts, too_long, without_answer;
+  int64_t cut = 0;             // pairs of which an answer was cut
+  DroppedPairs other_prompts;  // kept: the tokens of the prompt alone are not the first ones of prompt and answer
+  int64_t vocab_size = 0;
+  RowCounts train, valid;
+  std::string prompt, chosen, rejected;  // of the first pair of the training rows: context, and the texts with a loss
+};
+
+/// Keeps all tokens in memory. ConfigError, DataError with the place of the pair, WriteError.
+PreferencePackReport pack_preferences(const PreferencePackOptions& options);
+
+}  // namespace trireme

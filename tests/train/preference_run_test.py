@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""train_llama on pairs of answers as a user starts it: what is refused, ranks and micro-batches, stop and resume, the reference's file, what a run
+leaves. Exit code 77 = skipped."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+try:
+    import h5py
+    import numpy as np
+except ImportError as error:
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    sys.exit(77)
+
+from run_site import RunSite, last_line, main  # noqa: E402
+
+SEQ, VOCAB = 48, 120
+METRICS = ["rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected"]
+
+
+def pair_rows(count, rng):
+    """Rows of one to three pairs, whose answers share a prompt; most end with padding."""
+    for row in range(count):
+        ids, mask, starts = [], [], []
+        for _ in range(1 + row % 3):
+            prompt = rng.integers(0, VOCAB, rng.integers(1, 4)).tolist()
+            for target in (1, 2):
+                answer = rng.integers(0, VOCAB, rng.integers(1, 5)).tolist()
+                starts.append(len(ids))
+                ids += prompt + answer
+                mask += [0] * len(prompt) + [target] * len(answer)
+        starts.append(len(ids))
+        yield ids + [0] * (SEQ - len(ids)), mask + [0] * (SEQ - len(ids)), starts
+
+
+def write_rows(path, rows):
+    with h5py.File(path, "w") as file:
+        rows = list(rows)
+        file["input_ids"] = np.array([ids for ids, _, _ in rows], np.int32)
+        file["loss_mask"] = np.array([mask for _, mask, _ in rows], np.uint8)
+        starts = file.create_dataset("seq_start_id", (len(rows),), h5py.vlen_dtype(np.int32))
+        for i, (_, _, one) in enumerate(rows):
+            starts[i] = np.array(one, np.int32)
+
+
+class Site(RunSite):
+    program = "train_llama"
+
+    def __init__(self, args, work):
+        super().__init__(args, work)
+        self.make_llama(2, VOCAB, 128)
+        rng = np.random.default_rng(5)
+        write_rows(f"{work}/train.h5", pair_rows(24, rng))
+        write_rows(f"{work}/valid.h5", pair_rows(7, rng))
+        np.save(f"{work}/plain.npy", rng.integers(0, VOCAB, size=(24, SEQ)).astype(np.int32))
+        with open(f"{work}/run.yaml", "w") as out:
+            out.write(f"""model: {{path: base}}
+lora: {{r: 4, alpha: 8, dropout: 0.1, target_modules: [q_proj, k_proj, v_proj, o_proj]}}
+data: {{train: train.h5, valid: valid.h5, seq_length: {SEQ}}}
+batch: {{global_batch_size: 8, micro_batch_size: 2}}
+optimizer: {{lr: 3.0e-3}}
+train: {{max_steps: 6, objective: dpo}}
+output: {{dir: run}}
+""")
+
+
+def exit_codes(site):
+    def refused(says, *settings, code=2, **more):
+        text = site.train(*settings, "output.dir=refused", expect=code, **more).stderr
+        assert says in text, (says, text)
+
+    refused("has pairs of a chosen and a rejected answer: set train.objective to dpo or orpo", "train.objective=sft")
+    refused("has no pairs of a chosen and a rejected answer: make such rows with `trireme data preference`", "data.train=plain.npy")
+    refused("has no pairs", "data.valid=plain.npy")
+    refused("train.objective orpo is for rows of pairs, but data.train, mock, has", "data.train=mock", "data.valid=[]", "train.objective=orpo")
+    refused("preference is a section for train.objective dpo and orpo", "train.objective=sft", "preference.beta=0.2")
+    refused("train.loss is for train.objective sft; the loss of dpo is a mean over pairs", "train.loss=token_mean")
+    refused("preference.rpo_alpha is for train.objective dpo", "train.objective=orpo", "preference.rpo_alpha=0.1")
+    refused("preference.loss_type is for train.objective dpo", "train.objective=orpo", "preference.loss_type=ipo")
+    refused("preference.label_smoothing is for loss_type sigmoid and robust, not hinge", "preference.loss_type=hinge", "preference.label_smoothing=0.1")
+    refused("preference.label_smoothing", "preference.label_smoothing=0.5")
+    refused("preference.beta", "preference.beta=0")
+    refused("needs a 'lora' section", "lora=null", "preference.precompute_ref_log_probs=false")
+    refused("logging.mlperf is for train.objective sft", "logging.mlperf=true")
+    refused("Did you mean 'beta'", "preference.dpo_beta=0.1")
+    refused("train.objective", "train.objective=kto")
+    refused("preference", "preference.beta=0.1", "lora=null", program="train_bert")
+    with open(f"{site.work}/pairs.jsonl", "w") as out:
+        out.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    refused("holds pairs of answers ('chosen'). Make rows of them: trireme data preference", "data.train=pairs.jsonl", code=3)
+    rows = list(pair_rows(3, np.random.default_rng(1)))
+    rows[2] = (rows[2][0], [value if value != 2 else 0 for value in rows[2][1]], rows[2][2])
+    write_rows(f"{site.work}/bad.h5", rows)
+    refused("bad.h5: row 2, position", "data.train=bad.h5", "batch.global_batch_size=2", code=3)
+    refused("sequence 1 has no target", "data.train=bad.h5", "batch.global_batch_size=2", code=3)
+    site.tool("data", "verify", "train.h5", "--seq-length", SEQ, "--vocab-size", VOCAB)
+    assert "sequence 1 has no target" in site.tool("data", "verify", "bad.h5", "--seq-length", SEQ, "--vocab-size", VOCAB, expect=3).stdout
+    text = site.train("output.dir=refused", extra=["--dry-run"]).stdout
+    assert "24 rows) of pairs" in text, text
+
+
+def close(a, b, tolerance=2e-5):
+    for one, two in zip(a, b, strict=True):
+        for key in ["loss", "grad_norm", *METRICS]:
+            assert abs(one[key] - two[key]) <= tolerance * max(1.0, abs(two[key])), (one["step"], key, one[key], two[key])
+
+
+def ranks(site):
+    """One rank and several, one row a pass and several: the mean over the pairs of the global batch."""
+    for name, settings in (("dpo", ["preference.rpo_alpha=0.3"]), ("full", ["lora=null", "parallel.policy=full"]), ("orpo", ["train.objective=orpo"])):
+        reference = None
+        for number, micro in ((1, 8), (1, 1), (2, 2), (4, 2)):
+            policy = [setting for setting in settings if number > 1 or not setting.startswith("parallel")]
+            site.train(*policy, f"output.dir={name}-{number}-{micro}", f"batch.micro_batch_size={micro}", ranks=number if number > 1 else 0)
+            steps, evals = site.metrics(f"{name}-{number}-{micro}"), site.metrics(f"{name}-{number}-{micro}", "eval")
+            assert len(steps) == 6 and len(evals) == 1
+            if reference:
+                close(steps, reference[0])
+                assert abs(evals[0]["loss"] - reference[1]["loss"]) < 2e-5 and abs(evals[0]["rewards/margins"] - reference[1]["rewards/margins"]) < 2e-5
+            reference = reference or (steps, evals[0])
+        first = reference[0][0]
+        if name != "orpo":  # the reference is the model
+            assert abs(first["rewards/margins"]) < 1e-9 and first["rewards/accuracies"] == 0, first
+    # The same rows in the other order are other steps, and dropout is off unless it is asked for.
+    base = site.metrics("dpo-1-1")
+    site.train("preference.rpo_alpha=0.3", "lora.dropout=0", "output.dir=still", "batch.micro_batch_size=1")
+    assert [m["loss"] for m in site.metrics("still")] == [m["loss"] for m in base]
+    site.train("preference.rpo_alpha=0.3", "preference.disable_dropout=false", "output.dir=drops", "batch.micro_batch_size=1")
+    assert site.metrics("drops")[1]["loss"] != base[1]["loss"]
+
+
+def stop_at(site, step, *settings):
+    with open(f"{site.work}/stopped.log", "w") as log:
+        process = subprocess.Popen(site.command(*settings), stdout=subprocess.PIPE, stderr=log, text=True)
+        for line in process.stdout:
+            if line.startswith(f"step {step}/"):
+                process.send_signal(signal.SIGTERM)
+        assert process.wait() == 75, open(f"{site.work}/stopped.log").read()[-2000:]
+
+
+def resume(site):
+    for name, settings in (("lora", []), ("full", ["lora=null"]), ("precomputed", ["preference.precompute_ref_log_probs=true"])):
+        long = [*settings, "train.max_steps=30"]
+        site.train(*long, f"output.dir={name}-whole")
+        stop_at(site, 4, *long, f"output.dir={name}-parts")
+        if name == "full":  # the base need not be there any more, the reference's file must
+            file = f"{site.work}/{name}-parts/reference_log_probs.safetensors"
+            os.rename(file, file + ".away")
+            line = last_line(site.train(*long, f"output.dir={name}-parts", expect=4).stderr)
+            assert "reference_log_probs.safetensors is not there" in line and "put it back" in line, line
+            content = open(file + ".away", "rb").read()
+            open(file, "wb").write(content[:-9])
+            assert "reference_log_probs" in last_line(site.train(*long, f"output.dir={name}-parts", expect=4).stderr)
+            os.rename(file + ".away", file)
+        site.train(*long, f"output.dir={name}-parts")
+        whole, parts = site.metrics(f"{name}-whole"), site.metrics(f"{name}-parts")
+        assert [m["step"] for m in parts] == list(range(1, 31))
+        for a, b in zip(whole, parts):
+            assert all(a[key] == b[key] for key in ["loss", "grad_norm", *METRICS]), (name, a, b)
+    for a, b in zip(site.metrics("lora-whole"), site.metrics("precomputed-whole")):
+        assert abs(a["loss"] - b["loss"]) < 1e-6 and abs(a["rewards/margins"] - b["rewards/margins"]) < 1e-6, (a, b)
+
+
+def reference(site):
+    """The file of a start that ended before its first step is taken where rows and base are the same."""
+    killed = {"TRIREME_FAULT": "sigkill@step:step1"}
+    computed = "log-probabilities of the reference computed"
+    site.train("lora=null", expect=-9, **killed)
+    assert os.path.exists(f"{site.work}/run/reference_log_probs.safetensors")
+    done = site.train("lora=null", expect=-9, **killed)
+    assert computed not in done.stdout + done.stderr
+    rng = np.random.default_rng(6)
+    write_rows(f"{site.work}/valid.h5", pair_rows(5, rng))
+    done = site.train("lora=null")
+    assert computed in done.stdout + done.stderr, done.stdout
+    # A signal while it is computed: nothing is lost, and the same command begins again.
+    process = subprocess.Popen(site.command("lora=null", "output.dir=stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "TRIREME_FAULT": "sleep@reference:step3:2s"})
+    for line in process.stdout:
+        if "train:" in line or "step" in line or "plan" in line:
+            break
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 75, (process.returncode, out, err)
+    assert not os.path.exists(f"{site.work}/stopped/reference_log_probs.safetensors")
+    site.train("lora=null", "output.dir=stopped")
+    assert [m["loss"] for m in site.metrics("stopped")] == [m["loss"] for m in site.metrics("run")]
+    # New rows in place of the old ones, after the first steps.
+    shutil.copy(f"{site.work}/train.h5", f"{site.work}/old.h5")
+    stop_at(site, 2, "lora=null", "output.dir=changed", "train.max_steps=30")
+    write_rows(f"{site.work}/train.h5", pair_rows(24, rng))
+    line = last_line(site.train("lora=null", "output.dir=changed", "train.max_steps=30", extra=["--allow-changed-data"], expect=3).stderr)
+    assert "has no log-probabilities of a row" in line, line
+    shutil.copy(f"{site.work}/old.h5", f"{site.work}/train.h5")
+    site.train("lora=null", "output.dir=changed", "train.max_steps=30")
+
+
+def trained_rows(site):
+    """Rows of the vocabulary that are trained beside the adapters keep their first values in the reference, sharded or not."""
+    path = f"{site.work}/base/config.json"
+    config = json.load(open(path))
+    json.dump({**config, "trireme_added_rows": {"first": VOCAB - 60}}, open(path, "w"))
+    base = None
+    for name, number, settings in (("step", 0, []), ("file", 0, ["preference.precompute_ref_log_probs=true"]), ("sharded", 2, ["parallel.shard_size=2"])):
+        done = site.train(*settings, f"output.dir={name}", "optimizer.weight_decay=0", ranks=number)
+        assert f"rows {VOCAB - 60} to {VOCAB - 1} were added to the base and are trained" in done.stdout, done.stdout
+        steps = site.metrics(name)
+        base = base or steps
+        assert abs(steps[0]["rewards/margins"]) < 1e-9 and abs(steps[-1]["rewards/margins"]) > 1e-3
+        close(steps, base)
+    json.dump(config, open(path, "w"))
+    site.train("output.dir=frozen", "optimizer.weight_decay=0")
+    assert abs(site.metrics("frozen")[-1]["loss"] - base[-1]["loss"]) > 1e-4, "the rows are not trained"
+
+
+def results(site):
+    done = site.train("eval.every_samples=16", "logging.tensorboard=true", "preference.rpo_alpha=0.1", "train.max_steps=8")
+    assert "rewards/accuracies" in done.stdout and "rewards/margins" in done.stdout, done.stdout
+    steps, evals = site.metrics("run"), site.metrics("run", "eval")
+    assert len(evals) == 4
+    for line in steps + evals:
+        assert all(np.isfinite(line[key]) for key in [*METRICS, "nll_loss"]), line
+        assert abs(line["rewards/margins"] - (line["rewards/chosen"] - line["rewards/rejected"])) < 1e-9
+    assert steps[-1]["rewards/margins"] > 0.005 and steps[-1]["loss"] < steps[0]["loss"], (steps[0], steps[-1])
+    assert evals[-1]["loss"] == json.load(open(f"{site.work}/run/summary.json"))["eval_last"]["loss"]
+    events = b"".join(open(f"{site.work}/run/tensorboard/{name}", "rb").read() for name in os.listdir(f"{site.work}/run/tensorboard"))
+    for tag in (b"train/rewards/chosen", b"train/logps/rejected", b"train/nll_loss", b"eval/rewards/accuracies", b"eval/rewards/margins"):
+        assert tag in events, tag
+    site.tool("report", "run")
+    page = open(f"{site.work}/report.html").read()
+    assert "Reward accuracy" in page and "Reward margin" in page and "Evaluation reward margin" in page
+    # An adapter to start from is the reference: the first margins are zero again.
+    site.train("lora.adapter=run/adapter", "output.dir=on", "eval.target_loss=0.1")
+    assert site.metrics("on")[0]["rewards/margins"] == 0 and abs(site.metrics("on")[0]["logps/chosen"] - steps[0]["logps/chosen"]) > 1e-4
+    site.train("train.objective=orpo", "preference.beta=0.3", "output.dir=orpo", "train.max_steps=8")
+    steps = site.metrics("orpo")
+    assert all(key in steps[0] for key in [*METRICS, "nll_loss", "log_odds_ratio", "log_odds_chosen"]) and steps[-1]["loss"] < steps[0]["loss"]
+    for line in steps:
+        assert abs(line["loss"] - (line["nll_loss"] - 0.3 * line["log_odds_ratio"])) < 1e-5, line
+    site.train("lora=null", "train.max_steps=2", "output.dir=gpt", program="train_gpt")
+
+
+main({"exit-codes": exit_codes, "ranks": ranks, "resume": resume, "reference": reference, "results": results, "trained-rows": trained_rows}, Site)
