@@ -81,7 +81,8 @@ std::vector<AttentionTile> backward_tiles(const std::vector<AttentionTile>& sequ
 
 bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTile* tiles, int64_t count,
            const int32_t* counters) {
-  if (d.threshold >= 128 || (d.threshold > 0 && ((s.d != 64 && !s.causal) || d.sample_ids == nullptr))) return false;
+  if (d.threshold >= 128 || (d.threshold > 0 && ((s.d != 64 && !s.causal) || s.window > 0 || d.sample_ids == nullptr)))
+    return false;
   return tiles != nullptr && counters != nullptr && count > 0 && count * s.q_heads < INT32_MAX / 2;
 }
 
@@ -166,7 +167,8 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
 
 cudaError_t check_attention(const AttentionShape& s) {
   if ((s.d != 64 && s.d != 128) || s.tokens <= 0 || s.q_heads <= 0 || s.kv_heads <= 0 || s.q_heads % s.kv_heads != 0 ||
-      s.tokens > INT32_MAX / 2 || (s.element != Element::kBF16 && s.element != Element::kF16))
+      s.tokens > INT32_MAX / 2 || (s.element != Element::kBF16 && s.element != Element::kF16) || s.window < 0 ||
+      s.window > INT32_MAX / 4 || (s.window > 0 && !s.causal))
     return cudaErrorInvalidValue;
   int device = 0, major = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||

@@ -1,7 +1,7 @@
 #pragma once
 // Fused self-attention for Hopper (sm_90a), forward and backward:
 //
-//   s_ij = scale q_i . k_j        for j in the sequence of i, and j <= i when causal
+//   s_ij = scale q_i . k_j        for j in the sequence of i, and j <= i when causal, and j > i - window with a window
 //   p_ij = exp(s_ij - lse_i),     lse_i = log sum_j exp(s_ij)
 //   o_i  = sum_j z_ij p_ij v_j    z: dropout multiplier, 0 or 1 / (1 - p); 1 without dropout
 //   dv_j = sum_i z_ij p_ij do_i
@@ -103,6 +103,7 @@ struct AttentionShape {
   bool causal = false;
   float scale = 1;
   Element element = Element::kBF16;
+  int window = 0;  // causal only, without dropout: keys that a row sees, its own included; 0: all before it
 };
 
 struct AttentionForward {

@@ -65,12 +65,14 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
     rows.length = info.end - info.begin;
     rows.first_row = step_info(at_step).block * C::kRows;
     rows.masked =
-        uniform(rows.first + C::kKeys > rows.length || (C::kCausal && rows.first_row < rows.first + 64 * group + 63));
+        uniform(rows.first + C::kKeys > rows.length || (C::kCausal && rows.first_row < rows.first + 64 * group + 63) ||
+                (C::kWindow && rows.first_row + C::kRows > rows.first + 64 * group + p.window));
     if constexpr (!C::kWide) load_statistics(rows.lse, lse_of(at_step));
     return rows;
   };
   const auto to_probabilities = [&](uint32_t at_step, const Rows<C>& rows) {
-    if (rows.masked) mask_scores<C>(s, rows.first + warp_key + lane / 4, rows.first_row + 2 * (lane % 4), rows.length);
+    if (rows.masked)
+      mask_scores<C>(s, rows.first + warp_key + lane / 4, rows.first_row + 2 * (lane % 4), rows.length, p.window);
     probabilities<C>(s, rows.lse, lse_of(at_step), p.scale_log2);
   };
 

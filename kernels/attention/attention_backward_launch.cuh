@@ -90,6 +90,7 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.padded_rows = padded;
   p.row_blocks = static_cast<int>(padded / C::kRows);
   p.group = s.q_heads / s.kv_heads;
+  p.window = s.window;
   p.scale = s.scale * keep_scale;
   p.scale_log2 = s.scale * kLog2E;
   p.sample_ids = a.dropout.sample_ids;
@@ -113,6 +114,9 @@ constexpr int64_t kBlocksPerShort = 8;
 /// Launches the configuration for this head size and element type that the arguments select.
 template <class T, int kDim>
 cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
+  if (a.shape.window > 0)
+    return a.deterministic ? launch<Config<T, kDim, true, false, Sums::kKeyOrder, false, true>>(a, stream)
+                           : launch<Config<T, kDim, true, false, Sums::kAnyOrder, false, true>>(a, stream);
   const auto by_sums = [&]<bool kCausal, bool kDropout>(std::bool_constant<kCausal>, std::bool_constant<kDropout>) {
     if constexpr (kDim == 64 && !(kCausal && kDropout))
       if (keeps_sums_on_chip(a)) return launch<Config<T, kDim, kCausal, kDropout, Sums::kOnChip>>(a, stream);

@@ -17,8 +17,11 @@ enum class Sums {
 
 /// kFinishes: for short causal sequences, the key tile on the diagonal comes last, adds the sums of the other tiles to
 /// its own and stores dQ. This is faster only if such sequences are a large enough share of the batch.
-template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kFinishes_ = false>
+template <class T_, int kDim_, bool kCausal_, bool kDropout_, Sums kSums_, bool kFinishes_ = false,
+          bool kWindow_ = false>
 struct Config {
+  static constexpr bool kWindow = kWindow_;
+  static_assert(!kWindow || (kCausal_ && !kDropout_ && !kFinishes_ && kSums_ != Sums::kOnChip));
   static constexpr bool kFinishes = kFinishes_;
   static_assert(!kFinishes_ || (kCausal_ && kSums_ == Sums::kAnyOrder));
   static constexpr Sums kSums = kSums_;
@@ -84,6 +87,7 @@ struct Parameters {
   int64_t dq_token, dq_head, dk_token, dk_head, dv_token, dv_head, padded_rows;
   int row_blocks;  // padded_rows / kRows, precomputed to save registers
   int group;
+  int window;  // keys that a row sees; kWindow only
   // scale: of dq and dk, includes keep_scale, which dS does not; scale_log2: of the scores, times log2 e
   float scale, scale_log2;
   const int64_t* sample_ids;

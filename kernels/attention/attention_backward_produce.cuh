@@ -31,7 +31,10 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
       const int first_block = C::kCausal ? (first - tile.begin) / C::kRows : 0;
       // At least two steps: the first step stores dK and dV of the previous tile, and the last step may wait for that
       // tile's slot to be refilled. Rows beyond a sequence contribute zero; statistics and sums have padding for them.
-      const int blocks = max((tile.end - tile.begin + C::kRows - 1) / C::kRows, first_block + (p.group == 1 ? 2 : 1));
+      int blocks = max((tile.end - tile.begin + C::kRows - 1) / C::kRows, first_block + (p.group == 1 ? 2 : 1));
+      // At least the two blocks of the tile's own rows.
+      if constexpr (C::kWindow)
+        blocks = min(blocks, Window{p.window}.row_blocks(first - tile.begin, C::kKeys, C::kRows));
       infos[info] = {first,
                      tile.begin,
                      tile.end,
@@ -170,7 +173,8 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       bool store = false;
       if constexpr (C::kSums == Sums::kKeyOrder) {
         // Waits only for tiles with smaller item numbers (see SectionQueue).
-        const int tile = (info.first - info.begin) / C::kKeys;
+        const int tile = (info.first - info.begin) / C::kKeys -
+                         (C::kWindow ? Window{p.window}.first_tile(walk.block, C::kKeys, C::kRows) : 0);
         wait_for_turn(turn, tile);
         store = tile == 0;
       } else if (!p.zeroed && turn_now(turn) < kStored) {

@@ -24,17 +24,21 @@ __device__ inline void load_statistics(float2 (&x)[kCount], uint32_t from) {
   for (int j = 0; j < kCount; ++j) x[j] = hopper::load_shared_float2(from + 32 * j);
 }
 
-/// Sets masked scores to -inf: with a causal mask the query rows before the key; for a key beyond the sequence all
-/// rows.
+/// Sets masked scores to -inf: with a causal mask the query rows before the key; with a window the rows from key +
+/// window on; for a key beyond the sequence all rows.
 template <class C>
-__device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, int length) {
+__device__ inline void mask_scores(float (&s)[C::kRows / 2], int key, int row, int length,
+                                   [[maybe_unused]] int window) {
   const bool here0 = key < length, here1 = key + 8 < length;
   const int low0 = (here0 ? key : INT_MAX) - row, low1 = (here1 ? key + 8 : INT_MAX) - row;
+  [[maybe_unused]] const int high = key - row + window;
 #pragma unroll
   for (int j = 0; j < C::kRows / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      if (C::kCausal ? 8 * j + e % 2 < (e < 2 ? low0 : low1) : !(e < 2 ? here0 : here1)) s[4 * j + e] = -INFINITY;
+      if ((C::kCausal ? 8 * j + e % 2 < (e < 2 ? low0 : low1) : !(e < 2 ? here0 : here1)) ||
+          (C::kWindow && 8 * j + e % 2 >= high + (e < 2 ? 0 : 8)))
+        s[4 * j + e] = -INFINITY;
   }
 }
 

@@ -8,6 +8,8 @@
 #include "kernels/attention/attention_forward_rows.cuh"
 #include "kernels/launch.h"
 
+#include <type_traits>
+
 namespace trireme::kernels::forward {
 
 /// s = Q K^T of this warpgroup's rows.
@@ -46,7 +48,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto next_tile = [&] {
     // The thread that loads the queries has waited for the tile's description, so this wait covers it too.
     barrier_wait(q_full(round), (round / C::kSlots) & 1);
-    return Work<C>::read(infos[round % C::kInfoSlots], unit_of<C>(group, round), shift);
+    return Work<C>::read(infos[round % C::kInfoSlots], unit_of<C>(group, round), shift, p.window);
   };
   const auto skip_to = [&](const Work<C>& work) {
 #pragma unroll 1
@@ -65,7 +67,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     for (;;) {
       if (work.head < 0) return false;
       skip_to(work);
-      if (work.top >= 0) break;
+      if (work.top >= work.bottom) break;
       barrier_arrive(left(round));
       barrier_arrive(barriers.info_empty(round % C::kInfoSlots));
       ++round;
@@ -92,13 +94,15 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     uint32_t probabilities[C::kKeys / 4];
     Softmax softmax;
 
-    // The scores of the top block are complete. Only this block can hold keys that a mask or the end of the sequence
-    // excludes.
+    // The scores of the top block are complete. Only this block can hold keys that the causal mask or the end of the
+    // sequence excludes. A window excludes keys of the blocks up to `edge`, which may be this one.
     arrive(barriers.k_empty(block % C::kStages));
     const int offset = work.begin + n * C::kKeys + 2 * (lane % 4), end = work.end - 1 - offset,
               first = work.first - offset;
     const int limit0 = C::kCausal ? min(first + (row >> shift), end) : end,
               limit1 = C::kCausal ? min(first + ((row + 8) >> shift), end) : end;
+    // The last key that a row does not see, in the columns of the block.
+    [[maybe_unused]] int hidden0 = limit0 - p.window, hidden1 = limit1 - p.window;
     softmax.maximum[0] = softmax.maximum[1] = -INFINITY;
     softmax.sum[0] = softmax.sum[1] = 0;
     // In parts of 32 columns: a part that is masked for all rows costs only its share of the matrix products.
@@ -111,7 +115,9 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
         for (int j = 4 * part; j < 4 * (part + 1); ++j) {
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            if (8 * j + e % 2 > (e < 2 ? limit0 : limit1)) s[4 * j + e] = -INFINITY;
+            if (8 * j + e % 2 > (e < 2 ? limit0 : limit1) ||
+                (C::kWindow && 8 * j + e % 2 <= (e < 2 ? hidden0 : hidden1)))
+              s[4 * j + e] = -INFINITY;
         }
       }
 #pragma unroll
@@ -133,9 +139,10 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       }
     }
     bool accumulate = false;
-    if (n > 0) barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
-#pragma unroll 1
-    for (--n; n >= 0; --n) {
+    const int bottom = C::kWindow ? work.bottom : 0;
+    if (n > bottom) barrier_wait(barriers.k_full((block + 1) % C::kStages), phase(block + 1));
+    // The block below, with the values of this one. kEdge: the window hides keys from some of these rows.
+    const auto descend = [&]<bool kEdge>(std::bool_constant<kEdge>) {
       pin(s);
       pin(o);
       mma_fence();
@@ -149,11 +156,20 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       mma_wait<1>();
       pin(s);
       arrive(barriers.k_empty((block + 1) % C::kStages));
+      if constexpr (kEdge) {
+        const int shift0 = hidden0 + (work.top - n) * C::kKeys, shift1 = hidden1 + (work.top - n) * C::kKeys;
+#pragma unroll
+        for (int j = 0; j < C::kKeys / 8; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            if (8 * j + e % 2 <= (e < 2 ? shift0 : shift1)) s[4 * j + e] = -INFINITY;
+        }
+      }
       float alpha[2];
       const bool raised = softmax.update(s, p.scale_log2, alpha);
       pin(s);
       // This wait also acts as a branch: without it ptxas moves exponentials behind the mma_wait that follows.
-      if (n > 0) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
+      if (n > bottom) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
       mma_wait<0>();
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
@@ -168,6 +184,17 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
         }
       }
       ++block;
+    };
+    --n;
+    if constexpr (C::kWindow) {
+      const int edge = work.edge;
+#pragma unroll 1
+      for (; n > edge; --n) descend(std::false_type{});
+#pragma unroll 1
+      for (; n >= bottom; --n) descend(std::true_type{});
+    } else {
+#pragma unroll 1
+      for (; n >= 0; --n) descend(std::false_type{});
     }
     // If the next tile is loaded, its first scores run during the last product with values and while this tile is
     // written. If not, this tile is written while the next one loads. The warps of a warpgroup decide together, because

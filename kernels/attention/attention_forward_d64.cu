@@ -12,6 +12,7 @@ cudaError_t pick(const AttentionForward& a, cudaStream_t stream) {
   // last tiles of all sequences come first.
   const int64_t tokens = a.shape.causal || a.longest == 0 ? a.shape.tokens : std::min(a.shape.tokens, 8 * a.longest);
   const int section = section_heads(a.shape, tokens);
+  if (a.shape.window > 0) return forward::launch<Config<T, 64, 3, 128, 2, 4, true, false, true>>(a, section, stream);
   if (a.dropout.threshold > 0)
     return a.shape.causal ? forward::launch<Config<T, 64, 3, 128, 2, 4, true, true>>(a, section, stream)
                           : forward::launch<Config<T, 64, 4, 64, 3, 6, false, true>>(a, section, stream);

@@ -29,6 +29,7 @@ cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) 
   p.o_token = a.o.strides.token;
   p.o_head = a.o.strides.head;
   p.tokens = static_cast<int32_t>(s.tokens);
+  p.window = s.window;
   p.scale = s.scale;
   p.scale_log2 = s.scale * kLog2E;
   p.sample_ids = a.dropout.sample_ids;

@@ -22,8 +22,11 @@ __device__ inline bool all_of_warpgroup(int id, bool value) {
 
 /// Shared memory holds kSlots units of 64 query rows for each consumer warpgroup, and kStages blocks of keys and of
 /// values.
-template <class T_, int kDim_, int kConsumers_, int kKeys_, int kSlots_, int kStages_, bool kCausal_, bool kDropout_>
+template <class T_, int kDim_, int kConsumers_, int kKeys_, int kSlots_, int kStages_, bool kCausal_, bool kDropout_,
+          bool kWindow_ = false>
 struct Config {
+  static constexpr bool kWindow = kWindow_;
+  static_assert(!kWindow || (kCausal_ && !kDropout_));
   using T = T_;
   static constexpr int kDim = kDim_, kConsumers = kConsumers_, kKeys = kKeys_, kSlots = kSlots_, kStages = kStages_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
@@ -60,15 +63,16 @@ struct Parameters {
   int64_t o_token, o_head;
   int32_t tokens;
   int group, pack_shift;  // query heads per key head; log2 of the number of heads that share a tile
+  int window;             // keys that a row sees; kWindow only
   float scale, scale_log2;
   const int64_t* sample_ids;
   uint32_t t0, t1, keep_bias;
   float keep_scale;
 };
 
-/// Description of a tile for all threads; head -1: no more tiles.
+/// Description of a tile for all threads; head -1: no more tiles. It reads key blocks bottom … blocks - 1.
 struct alignas(16) TileInfo {
-  int32_t first, begin, end, head, blocks, unused;
+  int32_t first, begin, end, head, blocks, bottom;
   AttentionDraws draws;
 };
 

@@ -104,7 +104,8 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
       const int part = head & ((1 << shift) - 1), first = tile.first + ((1 << shift) - 1 - part) * tile_tokens;
       if (first >= tile.end) continue;
       const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
-      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, 0, {}};
+      const int bottom = C::kWindow ? Window{p.window}.bottom(first - tile.begin, C::kKeys) : 0;
+      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, bottom, {}};
       if constexpr (C::kDropout) info.draws = AttentionDraws::of(p.sample_ids[tile.sequence], p.t0, p.t1, head);
       break;
     }
@@ -128,13 +129,14 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, const TileI
   for (uint32_t round = 0;; ++round) {
     const uint32_t slot = round % C::kInfoSlots;
     barrier_wait(barriers.info_full(slot), (round / C::kInfoSlots) & 1);
-    const int head = infos[slot].head, begin = infos[slot].begin, blocks = infos[slot].blocks;
+    const int head = infos[slot].head, begin = infos[slot].begin, blocks = infos[slot].blocks,
+              bottom = C::kWindow ? infos[slot].bottom : 0;
     if (head < 0) break;
     barrier_arrive(barriers.info_empty(slot));
     barrier_arrive(barriers.begun());
     const int kv_head = head / p.group;
 #pragma unroll 1
-    for (int n = blocks - 1; n >= 0; --n, ++block) {
+    for (int n = blocks - 1; n >= bottom; --n, ++block) {
       const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
       const int token = begin + n * C::kKeys;
       barrier_wait(barriers.k_empty(stage), parity ^ 1);

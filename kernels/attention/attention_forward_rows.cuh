@@ -90,11 +90,12 @@ template <class C>
 struct Work {
   int first, begin, end, head;
   int keys;  // keys of block `top` that some of these rows see
-  // key blocks of the tile; last block that these 64 rows see, -1 if the rows lie beyond the sequence
-  int blocks, top;
+  // key blocks of the tile: bottom … blocks - 1; last block that these 64 rows see, bottom - 1 if the rows lie beyond
+  // the sequence; last block of which the window hides a part from some of these rows, bottom - 1 if there is none
+  int blocks, bottom, top, edge;
   AttentionDraws draws;
 
-  __device__ static Work read(const TileInfo& info, int unit, int shift) {
+  __device__ static Work read(const TileInfo& info, int unit, int shift, [[maybe_unused]] int window) {
     Work w;
     w.first = hopper::uniform(info.first) + (64 * unit >> shift);
     w.begin = hopper::uniform(info.begin);
@@ -102,8 +103,10 @@ struct Work {
     w.head = hopper::uniform(info.head);
     w.blocks = hopper::uniform(info.blocks);
     if constexpr (C::kDropout) w.draws = info.draws;
+    w.bottom = C::kWindow ? hopper::uniform(info.bottom) : 0;
     const int last = C::kCausal ? min(w.end, w.first + (64 >> shift)) : w.end;
-    w.top = w.first < w.end ? static_cast<int>(static_cast<uint32_t>(last - w.begin - 1) / C::kKeys) : -1;
+    w.top = w.first < w.end ? static_cast<int>(static_cast<uint32_t>(last - w.begin - 1) / C::kKeys) : w.bottom - 1;
+    if constexpr (C::kWindow) w.edge = max(Window{window}.edge(last - w.begin - 1, C::kKeys), w.bottom - 1);
     w.keys = last - w.begin - w.top * C::kKeys;
     return w;
   }

@@ -20,8 +20,8 @@ cudaError_t check_attention(const AttentionShape& shape);
 bool valid_tensor(const AttentionTensor& tensor);
 
 inline bool keeps_sums_on_chip(const AttentionBackward& a) {
-  // Not for causal attention with dropout: it serves long sequences and has no on-chip variant.
-  return a.sequence_count > 0 && a.shape.d == 64 && a.shape.q_heads == a.shape.kv_heads &&
+  // Not for causal attention with dropout or a window: it serves long sequences and has no on-chip variant.
+  return a.sequence_count > 0 && a.shape.d == 64 && a.shape.q_heads == a.shape.kv_heads && a.shape.window == 0 &&
          !(a.shape.causal && a.dropout.threshold > 0);
 }
 

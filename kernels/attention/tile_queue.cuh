@@ -5,6 +5,30 @@
 
 namespace trireme::kernels {
 
+/// Which blocks a window leaves of the triangle under a causal mask; row i sees keys i - tokens + 1 … i. Rows and keys
+/// count from the start of a sequence.
+struct Window {
+  int tokens;
+
+  /// Forward: the first block of keys that `row` sees.
+  __host__ __device__ constexpr int bottom(int row, int block_keys) const {
+    return row < tokens ? 0 : (row - tokens + 1) / block_keys;
+  }
+  /// The last block of keys of which `row` does not see all keys before it; -1: there is none.
+  __host__ __device__ constexpr int edge(int row, int block_keys) const {
+    return row < tokens ? -1 : (row - tokens) / block_keys;
+  }
+  /// Backward: the number of blocks of rows up to the last that sees a key of the tile from key `first` on.
+  __host__ __device__ constexpr int row_blocks(int first, int tile_keys, int block_rows) const {
+    return (first + tile_keys + tokens - 2) / block_rows + 1;
+  }
+  /// The first tile with a key that a row of the block sees.
+  __host__ __device__ constexpr int first_tile(int block, int tile_keys, int block_rows) const {
+    const int row = block * block_rows;
+    return row < tokens ? 0 : (row - tokens + 1) / tile_keys;
+  }
+};
+
 /// The forward kernel's queue. Heads are processed in sections whose keys and values fit the L2 cache together. In a
 /// section all heads of one tile are consecutive, and tiles come longest first. A block's first item is its block
 /// index; the counter hands out the others, because no tile waits for another one.

@@ -14,7 +14,7 @@ constexpr int kManyPacks = 4, kFewPacks = 2, kFewThreads = 256;
 template <class T>
 constexpr int kElements = kManyPacks * 16 / static_cast<int>(sizeof(T));
 
-template <class T, bool kWeight, int kPacks>
+template <class T, bool kWeight, int kPacks, bool kPlusOne>
 __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThreads, kPacks == kFewPacks ? 3 : 1)
     backward_kernel(const RmsNormBackward a) {
   extern __shared__ __align__(16) char shared[];
@@ -47,6 +47,10 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
       to_floats(dy[p], g);
       to_floats(x[p], s);
       to_floats(weight.get(p, cursor), w);
+      if constexpr (kPlusOne) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) w[i] += 1.0f;
+      }
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         if constexpr (kWeight) {
@@ -67,6 +71,10 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
       to_floats(packed(dy[p]), g);
       to_floats(packed(x[p]), s);
       to_floats(weight.get(p, cursor), w);
+      if constexpr (kPlusOne) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) w[i] += 1.0f;
+      }
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) g[i] = g[i] * rstd * w[i] - s[i] * factor;
       if (residual) {
@@ -95,7 +103,10 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
   __shared__ float scratch[2][32];
   const int columns = static_cast<int>(a.columns);
   const bool weight = a.dw != nullptr;
-  const T *dy = static_cast<const T*>(a.dy), *x = static_cast<const T*>(a.x), *w = static_cast<const T*>(a.weight);
+  const T *dy = static_cast<const T*>(a.dy), *x = static_cast<const T*>(a.x);
+  const auto factor_of = [&](int c) {
+    return to_float(static_cast<const T*>(a.weight)[c]) + (a.plus_one ? 1.0f : 0.0f);
+  };
   if (weight)
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) sums[c] = 0.0f;
   int turn = 0;
@@ -104,11 +115,11 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const R
     const float rstd = a.rstd[row];
     float dot[1] = {0.0f};
     for (int c = threadIdx.x; c < columns; c += kScalarThreads)
-      dot[0] += to_float(dy[base + c]) * to_float(w[c]) * to_float(x[base + c]);
+      dot[0] += to_float(dy[base + c]) * factor_of(c) * to_float(x[base + c]);
     row_sum(dot, kScalarThreads, scratch[turn]);
     const float factor = dot[0] * rstd * rstd / static_cast<float>(columns);
     const auto gradient = [&](int c) {
-      const float d = rstd * (to_float(dy[base + c]) * to_float(w[c]) - to_float(x[base + c]) * factor);
+      const float d = rstd * (to_float(dy[base + c]) * factor_of(c) - to_float(x[base + c]) * factor);
       return from_float<T>(a.d_residual != nullptr ? d + to_float(static_cast<const T*>(a.d_residual)[base + c]) : d);
     };
     for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
@@ -143,8 +154,10 @@ cudaError_t launch(const RmsNormBackward& a, cudaStream_t stream) {
   int64_t blocks = 0;
   RowLaunch extra;
   if (kWeight) extra = {block_sums_bytes(g.rows, a.columns, 1), kBlocksPerSm, &blocks};
-  const cudaError_t error = launch_rows(backward_kernel<T, kWeight, kPacks>, a, a.rows, g,
-                                        (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
+  const auto kernel =
+      a.plus_one ? backward_kernel<T, kWeight, kPacks, true> : backward_kernel<T, kWeight, kPacks, false>;
+  const cudaError_t error =
+      launch_rows(kernel, a, a.rows, g, (a.d_residual != nullptr ? 48 : 32) * kPacks, stream, extra);
   return error != cudaSuccess ? error : finish(a, blocks, stream);
 }
 

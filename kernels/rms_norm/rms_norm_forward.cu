@@ -11,9 +11,23 @@ constexpr int kMaxThreads = 512, kScalarThreads = 256;
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
 
+/// y of the normalised values u.
+template <class T, bool kPlusOne, int kWidth>
+__device__ inline Vec<T, kWidth> weighted(float (&u)[kWidth], const Vec<T, kWidth>& weight) {
+  if constexpr (kPlusOne) {
+    float w[kWidth];
+    to_floats(weight, w);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) u[i] = fmaf(u[i], w[i], u[i]);
+    return from_floats<T>(u);
+  } else {
+    return multiply(from_floats<T>(u), weight);
+  }
+}
+
 /// kCodesOnly: whole rows whose only output is FP8 codes. Their registers are limited (bf16 only), so that more rows
 /// are in flight.
-template <class T, bool kFp8, bool kWhole, bool kCodesOnly = false>
+template <class T, bool kFp8, bool kWhole, bool kCodesOnly = false, bool kPlusOne = false>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ? 1
                                                : kCodesOnly                    ? 3
                                                             : 2) forward_kernel(const RmsNormForward a) {
@@ -57,7 +71,8 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
       to_floats(packed(as_pack<T>(s[p])), u);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
-    const Pack y = multiply(from_floats<T>(u), load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
+    const Pack y =
+        weighted<T, kPlusOne>(u, load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
     if constexpr (!kFp8)
       store_whole(static_cast<T*>(a.y) + base + column, y, once);
     else
@@ -88,7 +103,8 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[row] = rstd;
   float amax = 0.0f;
   for (int c = threadIdx.x; c < columns; c += kScalarThreads) {
-    const T y = from_float<T>(to_float(from_float<T>(values[c] * rstd)) * to_float(static_cast<const T*>(a.weight)[c]));
+    const float normed = values[c] * rstd, weight = to_float(static_cast<const T*>(a.weight)[c]);
+    const T y = from_float<T>(a.plus_one ? fmaf(normed, weight, normed) : to_float(from_float<T>(normed)) * weight);
     if (a.y != nullptr) static_cast<T*>(a.y)[base + c] = y;
     values[c] = to_float(y);
     amax = amax_of(amax, values[c]);
@@ -105,6 +121,8 @@ template <class T, bool kFp8>
 cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
+  if constexpr (!kFp8)
+    if (a.plus_one) return launch_each_row(forward_kernel<T, false, false, false, true>, a, a.rows, g, stream);
   if constexpr (sizeof(T) == 2) {
     if (whole_rows(a.columns / kWidth, kPacks)) {
       if constexpr (kFp8) {
@@ -129,7 +147,8 @@ cudaError_t launch_scalar(const RmsNormForward& a, cudaStream_t stream) {
 
 cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
-  if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr)) return cudaErrorInvalidValue;
+  if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr) || (a.plus_one && a.fp8.data != nullptr))
+    return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||

@@ -2,6 +2,7 @@
 // The arithmetic of swiglu.h on the device, and what its forward and backward share.
 
 #include "kernels/fp8/fp8.cuh"
+#include "kernels/gelu/gelu.cuh"
 #include "kernels/row_prefetch.cuh"
 #include "kernels/swiglu/swiglu.h"
 
@@ -17,17 +18,31 @@ __device__ inline float sigmoid(float x) {
     return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
-template <class T>
+template <class T, GateKind kGate = GateKind::kSilu>
 __device__ inline float swiglu(float g, float u) {
-  return g * sigmoid<T>(g) * u;
+  if constexpr (kGate == GateKind::kSilu) {
+    return g * sigmoid<T>(g) * u;
+  } else {
+    float share, slope;
+    gelu_share<T, GeluKind::kTanh>(g, share, slope);
+    return g * share * u;
+  }
 }
 
 /// Replaces g and u by dg and du.
-template <class T>
+template <class T, GateKind kGate = GateKind::kSilu>
 __device__ inline void swiglu_gradient(float d, float& g, float& u) {
-  const float s = sigmoid<T>(g), ds = d * s, dg = ds * u * fmaf(g, 1.0f - s, 1.0f);
-  u = ds * g;
-  g = dg;
+  if constexpr (kGate == GateKind::kSilu) {
+    const float s = sigmoid<T>(g), ds = d * s, dg = ds * u * fmaf(g, 1.0f - s, 1.0f);
+    u = ds * g;
+    g = dg;
+  } else {
+    float share, slope;
+    gelu_share<T, GeluKind::kTanh>(g, share, slope);
+    const float dg = d * u * fmaf(g, slope, share);
+    u = d * g * share;
+    g = dg;
+  }
 }
 
 namespace swiglu_rows {
@@ -44,9 +59,12 @@ bool suits_packs(int64_t f, P... pointers) {
 
 constexpr int kPlainThreads = 256, kUnroll = 2;
 
-/// Launches the kernels without FP8: run(zero of the element type, width, grid, first token).
+template <GateKind kGate>
+using Gate = std::integral_constant<GateKind, kGate>;
+
+/// Launches the kernels without FP8: run(zero of the element type, gate, width, grid, first token).
 template <class F>
-cudaError_t launch_plain(int64_t tokens, int64_t f, Element element, bool aligned, const F& run) {
+cudaError_t launch_plain(int64_t tokens, int64_t f, Element element, GateKind gate, bool aligned, const F& run) {
   if (tokens == 0 || f == 0) return cudaSuccess;
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
@@ -55,10 +73,16 @@ cudaError_t launch_plain(int64_t tokens, int64_t f, Element element, bool aligne
     const unsigned blocks = static_cast<unsigned>(ceil_div(f, kPlainThreads * kUnroll * (packed ? kPack : 1)));
     return launch_pieces(tokens, [&](int64_t begin, unsigned count) {
       const dim3 grid(blocks, count);
-      if (packed)
-        run(zero, std::integral_constant<int, kPack>{}, grid, begin);
+      const auto with_gate = [&](auto kind) {
+        if (packed)
+          run(zero, kind, std::integral_constant<int, kPack>{}, grid, begin);
+        else
+          run(zero, kind, std::integral_constant<int, 1>{}, grid, begin);
+      };
+      if (gate == GateKind::kSilu)
+        with_gate(Gate<GateKind::kSilu>{});
       else
-        run(zero, std::integral_constant<int, 1>{}, grid, begin);
+        with_gate(Gate<GateKind::kGeluTanh>{});
       return cudaGetLastError();
     });
   });

@@ -4,6 +4,8 @@
 //   forward   y[t, f] = silu(g) * u                       g = gate_up[t, f], u = gate_up[t, F + f]
 //   backward  dg = dy * u * (s + g * s * (1 - s)),  du = dy * g * s,  s = 1 / (1 + exp(-g))
 //
+// or, without FP8, GeGLU: the tanh form of GELU (kernels/gelu) of g in the place of silu(g).
+//
 // gate_up, d_gate_up: [tokens, 2F]; y, dy: [tokens, F]; device, one element type; d_gate_up may be gate_up. Arithmetic
 // is fp32 with one rounding at the end. Any F and alignment; fast with 16-byte aligned rows. No allocation, no
 // synchronisation, deterministic.
@@ -20,6 +22,8 @@
 
 namespace trireme::kernels {
 
+enum class GateKind { kSilu, kGeluTanh };
+
 /// FP8 codes [tokens, 2F] of gate_up, inverse scales fp32 [tokens, 2]: one for the gate half and one for the up half of
 /// a row.
 struct SwigluCodes {
@@ -34,6 +38,7 @@ struct SwigluForward {
   void* y = nullptr;    // null: not written
   Fp8Output fp8{};      // FP8 codes of y
   SwigluCodes saved{};  // FP8 codes of gate_up, saved for backward
+  GateKind gate = GateKind::kSilu;
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
 };
@@ -45,6 +50,7 @@ struct SwigluBackward {
   SwigluCodes saved{};
   void* d_gate_up = nullptr;  // null: not written; may be gate_up
   Fp8Output fp8{};            // FP8 codes of d_gate_up; one scale for the whole row of 2F
+  GateKind gate = GateKind::kSilu;
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
 };

@@ -213,7 +213,7 @@ cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) 
   return launch_each_row(backward_codes_kernel<T, true, false>, a, a.tokens, g, stream);
 }
 
-template <class T, int kWidth>
+template <class T, GateKind kGate, int kWidth>
 __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* dy, const T* gate_up, T* d_gate_up, int64_t f) {
   const int64_t token = blockIdx.y,
                 first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kPlainThreads + threadIdx.x) * kWidth;
@@ -237,20 +237,20 @@ __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* dy, cons
     to_floats(up[k], u);
     to_floats(grad[k], d);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) swiglu_gradient<T>(d[i], g[i], u[i]);
+    for (int i = 0; i < kWidth; ++i) swiglu_gradient<T, kGate>(d[i], g[i], u[i]);
     store(out + column, from_floats<T>(g));
     store(out + f + column, from_floats<T>(u));
   }
 }
 
-cudaError_t plain(const void* dy, const void* gate_up, void* d_gate_up, int64_t tokens, int64_t f, Element element,
-                  cudaStream_t stream) {
-  return launch_plain(tokens, f, element, aligned16(dy, gate_up, d_gate_up),
-                      [&](auto zero, auto width, dim3 grid, int64_t begin) {
+cudaError_t plain(const SwigluBackward& a, cudaStream_t stream) {
+  return launch_plain(a.tokens, a.f, a.element, a.gate, aligned16(a.dy, a.gate_up, a.d_gate_up),
+                      [&](auto zero, auto gate, auto width, dim3 grid, int64_t begin) {
                         using T = decltype(zero);
-                        swiglu_kernel<T, decltype(width)::value><<<grid, kPlainThreads, 0, stream>>>(
-                            static_cast<const T*>(dy) + begin * f, static_cast<const T*>(gate_up) + begin * 2 * f,
-                            static_cast<T*>(d_gate_up) + begin * 2 * f, f);
+                        swiglu_kernel<T, decltype(gate)::value, decltype(width)::value>
+                            <<<grid, kPlainThreads, 0, stream>>>(static_cast<const T*>(a.dy) + begin * a.f,
+                                                                 static_cast<const T*>(a.gate_up) + begin * 2 * a.f,
+                                                                 static_cast<T*>(a.d_gate_up) + begin * 2 * a.f, a.f);
                       });
 }
 
@@ -260,8 +260,8 @@ cudaError_t swiglu_backward(const SwigluBackward& a, cudaStream_t stream) {
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
   if ((a.gate_up == nullptr) == (a.saved.data == nullptr) || (a.d_gate_up == nullptr && a.fp8.data == nullptr))
     return cudaErrorInvalidValue;
-  if (a.gate_up != nullptr && a.fp8.data == nullptr)
-    return plain(a.dy, a.gate_up, a.d_gate_up, a.tokens, a.f, a.element, stream);
+  if (a.gate_up != nullptr && a.fp8.data == nullptr) return plain(a, stream);
+  if (a.gate != GateKind::kSilu) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {

@@ -121,7 +121,7 @@ cudaError_t launch_forward(const SwigluForward& a, cudaStream_t stream) {
                      kManyPacks * 32, stream);
 }
 
-template <class T, int kWidth>
+template <class T, GateKind kGate, int kWidth>
 __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* gate_up, T* y, int64_t f) {
   const int64_t token = blockIdx.y,
                 first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kPlainThreads + threadIdx.x) * kWidth;
@@ -142,17 +142,19 @@ __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* gate_up,
     to_floats(gate[k], g);
     to_floats(up[k], u);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) g[i] = swiglu<T>(g[i], u[i]);
+    for (int i = 0; i < kWidth; ++i) g[i] = swiglu<T, kGate>(g[i], u[i]);
     store(y + token * f + column, from_floats<T>(g));
   }
 }
 
-cudaError_t plain(const void* gate_up, void* y, int64_t tokens, int64_t f, Element element, cudaStream_t stream) {
-  return launch_plain(tokens, f, element, aligned16(gate_up, y), [&](auto zero, auto width, dim3 grid, int64_t begin) {
-    using T = decltype(zero);
-    swiglu_kernel<T, decltype(width)::value><<<grid, kPlainThreads, 0, stream>>>(
-        static_cast<const T*>(gate_up) + begin * 2 * f, static_cast<T*>(y) + begin * f, f);
-  });
+cudaError_t plain(const SwigluForward& a, cudaStream_t stream) {
+  return launch_plain(a.tokens, a.f, a.element, a.gate, aligned16(a.gate_up, a.y),
+                      [&](auto zero, auto gate, auto width, dim3 grid, int64_t begin) {
+                        using T = decltype(zero);
+                        swiglu_kernel<T, decltype(gate)::value, decltype(width)::value>
+                            <<<grid, kPlainThreads, 0, stream>>>(static_cast<const T*>(a.gate_up) + begin * 2 * a.f,
+                                                                 static_cast<T*>(a.y) + begin * a.f, a.f);
+                      });
 }
 
 }  // namespace
@@ -160,7 +162,8 @@ cudaError_t plain(const void* gate_up, void* y, int64_t tokens, int64_t f, Eleme
 cudaError_t swiglu_forward(const SwigluForward& a, cudaStream_t stream) {
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
   if (a.fp8.data == nullptr && a.saved.data == nullptr)
-    return a.y == nullptr ? cudaErrorInvalidValue : plain(a.gate_up, a.y, a.tokens, a.f, a.element, stream);
+    return a.y == nullptr ? cudaErrorInvalidValue : plain(a, stream);
+  if (a.gate != GateKind::kSilu) return cudaErrorInvalidValue;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {

@@ -23,7 +23,7 @@ class BlockTensors {
   Norm norm(const char* name) {
     const int layer = find(name);
     if (layer < 0) return {};
-    return norm_of(unit_[block_.weight_position(layer)], bias(layer), pass_.norm_eps);
+    return norm_of(unit_[block_.weight_position(layer)], bias(layer), pass_.norm_eps, block_.norms_plus_one);
   }
   Linear linear(const char* name) {
     const int layer = find(name);
@@ -67,24 +67,27 @@ class BlockTensors {
 };
 
 /// Attention of a projection [T, (N + 2 K) H] laid out q | k | v, which is given up: [T, N H].
-at::Tensor attend(const BlockPass& pass, const at::Tensor& qkv, const AttentionOptions& options) {
+at::Tensor attend(const BlockPass& pass, int rope, const at::Tensor& qkv, const AttentionOptions& options) {
   const BlockTable& block = *pass.block;
-  if (!block.rotary)
+  if (!block.rotary || rope < 0)
     return attention_of_packed(qkv.view({qkv.size(0), block.heads + 2 * block.kv_heads, block.head_dim}),
                                block.kv_heads, pass.sequences, options)
         .flatten(1);
-  const auto [q, k, v] = rope_split_qkv_(qkv, pass.rope, block.heads, block.kv_heads, block.head_dim);
+  const auto [q, k, v] =
+      rope_split_qkv_(qkv, pass.ropes.at(static_cast<size_t>(rope)), block.heads, block.kv_heads, block.head_dim);
   return attention(q, k, v, pass.sequences, options).flatten(1);
 }
 
-/// `qkv` as attend() takes it, with q and k normalised by head where there are norms for them.
+/// `qkv` as attend() takes it, with q and k normalised where there are norms for them: by head, or all heads together
+/// where the norm has as many columns.
 at::Tensor norm_heads(const BlockTable& block, const at::Tensor& qkv, const Norm& q_norm, const Norm& k_norm) {
   if (q_norm.kind == NormKind::kNone && k_norm.kind == NormKind::kNone) return qkv;
-  const at::Tensor heads_TPH = qkv.view({qkv.size(0), block.heads + 2 * block.kv_heads, block.head_dim});
-  std::vector<at::Tensor> parts = heads_TPH.split_with_sizes({block.heads, block.kv_heads, block.kv_heads}, 1);
-  if (q_norm.kind != NormKind::kNone) parts[0] = apply_norm(parts[0], q_norm);
-  if (k_norm.kind != NormKind::kNone) parts[1] = apply_norm(parts[1], k_norm);
-  return at::cat(parts, 1).flatten(1);
+  const int64_t q = block.heads * block.head_dim, kv = block.kv_heads * block.head_dim;
+  std::vector<at::Tensor> parts = qkv.split_with_sizes({q, kv, kv}, 1);
+  const auto normed = [](const at::Tensor& x, const Norm& norm) {
+    return norm.kind == NormKind::kNone ? x : apply_norm(x.unflatten(1, {-1, norm.weight.size(0)}), norm).flatten(1);
+  };
+  return at::cat({normed(parts[0], q_norm), normed(parts[1], k_norm), parts[2]}, 1);
 }
 
 at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor& x_TD, const UnitTensors& unit,
@@ -94,19 +97,27 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
   const uint64_t stream = pass.first_stream + static_cast<uint64_t>(index) * pass.streams;
   const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm"), block.linear("qkv"),
                                               Activation::kNone, recompute == Recompute::kNone);
-  const at::Tensor normed = norm_heads(*pass.block, qkv, block.norm("q_norm"), block.norm("k_norm"));
-  const at::Tensor attended = attend(pass, normed,
-                                     {.scale = 1.0 / std::sqrt(static_cast<double>(pass.block->head_dim)),
-                                      .causal = pass.block->causal,
-                                      .dropout = pass.attention.at(stream)});
-  const at::Tensor h_TD = linear_residual(attended, residual_TD, block.linear("output"), pass.residual.at(stream + 1),
-                                          block.norm("attention_post_norm"));
+  const BlockTable& table = *pass.block;
+  const BlockAttention& own = table.attention_of(index);
+  const at::Tensor normed = norm_heads(table, qkv, block.norm("q_norm"), block.norm("k_norm"));
+  const double scale =
+      table.attention_scale > 0 ? table.attention_scale : 1.0 / std::sqrt(static_cast<double>(table.head_dim));
+  const at::Tensor attended =
+      attend(pass, own.rope, normed,
+             {.scale = scale, .causal = table.causal, .window = own.window, .dropout = pass.attention.at(stream)});
+  const at::Tensor h_TD = linear_residual(attended, residual_TD, block.linear("output"),
+                                          {.dropout = pass.residual.at(stream + 1),
+                                           .norm = block.norm("attention_branch_norm"),
+                                           .multiplier = table.branch_multiplier,
+                                           .post_norm = block.norm("attention_post_norm")});
   const at::Tensor y_TD = norm_mlp(h_TD, {.norm = block.norm("mlp_norm"),
                                           .up = block.linear("up"),
                                           .activation = pass.activation,
                                           .down = block.linear("down"),
-                                          .dropout = pass.residual.at(stream + 2),
-                                          .post_norm = block.norm("mlp_post_norm"),
+                                          .join = {.dropout = pass.residual.at(stream + 2),
+                                                   .norm = block.norm("mlp_branch_norm"),
+                                                   .multiplier = table.branch_multiplier,
+                                                   .post_norm = block.norm("mlp_post_norm")},
                                           .recompute_up = recompute == Recompute::kMlp,
                                           .keep_inputs = recompute == Recompute::kNone});
   block.check_complete();
@@ -115,8 +126,9 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
 
 }  // namespace
 
-Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps) {
-  return bias.defined() ? layer_norm(weight, bias, eps) : rms_norm(weight, eps);
+Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps, bool plus_one) {
+  if (bias.defined()) return layer_norm(weight, bias, eps);
+  return plus_one ? rms_norm_plus_one(weight, eps) : rms_norm(weight, eps);
 }
 
 at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
@@ -135,8 +147,8 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
     }
     const std::vector<WeightState>* states = &store.weight_states(unit);
     const Recompute what = recompute.empty() ? Recompute::kNone : recompute[static_cast<size_t>(block)];
-    TRIREME_CHECK(what != Recompute::kMlp || pass.block->find("mlp_norm") >= 0,
-                  "the MLP alone is recomputed from its norm, which the block lacks");
+    TRIREME_CHECK(what != Recompute::kMlp || pass.block->find("attention_post_norm") < 0,
+                  "the MLP alone is recomputed from the residual, which the block norms");
     if (what == Recompute::kFull)
       y_TD = recomputed(
           [pass, block, states](const at::Tensor& x, const std::vector<at::Tensor>& t) {

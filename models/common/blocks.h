@@ -22,7 +22,7 @@ struct BlockPass {
   std::shared_ptr<const BlockTable> block{};
   Activation activation = Activation::kSwiglu;
   double norm_eps = 0;
-  RopeTable rope{};  // of a table with rotary positions
+  std::vector<RopeTable> ropes{};  // of a table with rotary positions: BlockAttention::rope counts them
   Sequences sequences{};
   /// Dropout of attention's probabilities, and of both projections that end in the residual. In block b, attention, the
   /// output projection and the MLP draw from streams first_stream + b * streams and the two behind it.
@@ -39,7 +39,7 @@ struct BlockPass {
 at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
                       const std::vector<Recompute>& recompute, int adapters = -1);
 
-/// rms_norm() without a bias, layer_norm() with one.
-Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps);
+/// layer_norm() with a bias, without one rms_norm() or, `plus_one`, rms_norm_plus_one().
+Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps, bool plus_one = false);
 
 }  // namespace trireme

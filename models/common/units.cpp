@@ -14,8 +14,9 @@ ParameterSpec vector_spec(const std::string& name, int64_t width, const std::str
   return {name, {width}, {{tensor, width}}, init, 0, false};
 }
 
-void add_norm(UnitSpec& unit, const std::string& name, int64_t width, const std::string& module, bool bias) {
-  unit.parameters.push_back(vector_spec(name, width, module + ".weight", Init::kOnes));
+void add_norm(UnitSpec& unit, const std::string& name, int64_t width, const std::string& module, bool bias,
+              bool plus_one) {
+  unit.parameters.push_back(vector_spec(name, width, module + ".weight", plus_one ? Init::kZeros : Init::kOnes));
   if (bias) unit.parameters.push_back(vector_spec(name + ".bias", width, module + ".bias"));
 }
 
@@ -37,7 +38,8 @@ UnitSpec block_unit(const BlockTable& block, const std::string& name, const std:
       return list;
     };
     ParameterSpec& weight = unit.parameters[static_cast<size_t>(block.weight_position(l))];
-    weight = {layer.name, {layer.out()}, parts(".weight"), Init::kOnes, 0, false};
+    const Init identity = block.norms_plus_one ? Init::kZeros : Init::kOnes;
+    weight = {layer.name, {layer.out()}, parts(".weight"), identity, 0, false};
     if (layer.product()) {
       weight = {layer.name, {layer.out(), layer.in}, parts(".weight"), Init::kNormal, layer.deviation, true, true};
       weight.transposed = block.transposed;

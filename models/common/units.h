@@ -17,8 +17,10 @@ ParameterSpec matrix_spec(const std::string& name, int64_t rows, int64_t columns
                           double deviation);
 /// A vector stored as `tensor`.
 ParameterSpec vector_spec(const std::string& name, int64_t width, const std::string& tensor, Init init = Init::kZeros);
-/// Weight and, where there is one, bias of a norm and of a linear layer stored as `module`.
-void add_norm(UnitSpec& unit, const std::string& name, int64_t width, const std::string& module, bool bias);
+/// Weight and, where there is one, bias of a norm and of a linear layer stored as `module`. `plus_one`: the norm is a
+/// rms_norm_plus_one().
+void add_norm(UnitSpec& unit, const std::string& name, int64_t width, const std::string& module, bool bias,
+              bool plus_one = false);
 void add_linear(UnitSpec& unit, const std::string& name, int64_t rows, int64_t columns, const std::string& module,
                 double deviation);
 

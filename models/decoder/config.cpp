@@ -37,6 +37,24 @@ const Family* named_family(ConfigReader& reader) {
   return nullptr;
 }
 
+void check_rotation(const RopeFrequencies& rope, int64_t head_dim, std::vector<std::string>& problems) {
+  const int64_t rotated = rope.rotated(head_dim), pairs = rotated / 2;
+  if (head_dim % 2 != 0)
+    problems.push_back(fmt::format("head_dim {} is odd: rotary positions need pairs", head_dim));
+  else if (rotated % 2 != 0 || pairs < 1)
+    problems.push_back(
+        fmt::format("partial_rotary_factor {} of heads of {} makes {} elements rotate: rotary positions "
+                    "need pairs",
+                    rope.part, head_dim, rotated));
+  else if (rope.scaling == RopeFrequencies::Scaling::kLongrope)
+    for (const auto& [name, factors] :
+         {std::pair("short_factor", &rope.short_factor), {"long_factor", &rope.long_factor}})
+      if (static_cast<int64_t>(factors->size()) != pairs)
+        problems.push_back(fmt::format("{} has {} numbers, {} pairs of a head rotate", name, factors->size(), pairs));
+  if (rope.scaling == RopeFrequencies::Scaling::kDynamic && rotated <= 2)
+    problems.push_back(fmt::format("dynamic rope scaling needs more than {} elements that rotate", rotated));
+}
+
 }  // namespace
 
 std::vector<std::string> shape_problems(const DecoderConfig& config) {
@@ -44,15 +62,24 @@ std::vector<std::string> shape_problems(const DecoderConfig& config) {
   if (config.num_hidden_layers > kMaxLayers)
     problems.push_back(
         fmt::format("num_hidden_layers is {}, at most {} are supported", config.num_hidden_layers, kMaxLayers));
+  for (const auto& [what, count] :
+       {std::pair("layer_types", config.windowed.size()), {"no_rope_layers", config.without_rope.size()}})
+    if (count != 0 && static_cast<int64_t>(count) != config.num_hidden_layers)
+      problems.push_back(
+          fmt::format("{} names {} layers, num_hidden_layers is {}", what, count, config.num_hidden_layers));
+  if (!problems.empty()) return problems;
   if (config.num_attention_heads % config.num_key_value_heads != 0)
     problems.push_back(fmt::format("num_attention_heads {} is no multiple of num_key_value_heads {}",
                                    config.num_attention_heads, config.num_key_value_heads));
-  if (config.positions == DecoderPositions::kRope && config.head_dim % 2 != 0)
-    problems.push_back(fmt::format("head_dim {} is odd: rotary positions need pairs", config.head_dim));
+  if (config.positions == DecoderPositions::kRope) {
+    check_rotation(config.rope, config.head_dim, problems);
+    if (config.window_rope) check_rotation(*config.window_rope, config.head_dim, problems);
+  }
   const BlockTable block = decoder_block(config);
-  // One matrix for q, k and v: its config.json has no words for other heads.
-  if (block.at("qkv").parts.size() == 1 && (config.num_key_value_heads != config.num_attention_heads ||
-                                            config.head_dim * config.num_attention_heads != config.hidden_size))
+  // GPT-2's config.json has no words for other heads.
+  if (config.positions == DecoderPositions::kLearned &&
+      (config.num_key_value_heads != config.num_attention_heads ||
+       config.head_dim * config.num_attention_heads != config.hidden_size))
     problems.push_back(fmt::format(
         "a {} model has as many key/value heads as heads, of hidden size / heads each, not "
         "{} of {} for {} heads and a hidden size of {}",
@@ -93,18 +120,31 @@ void check_sequence_length(const DecoderConfig& config, int64_t length, const st
   if (config.positions == DecoderPositions::kLearned && length > config.max_position_embeddings)
     throw ConfigError(fmt::format("{} is {}, and this {} has learned positions for {} tokens: at most that many work",
                                   what, length, config.family, config.max_position_embeddings));
-  if (config.sliding_window && config.full_attention_layers < config.num_hidden_layers &&
-      length > *config.sliding_window)
-    throw ConfigError(
-        fmt::format("{} is {}, and this {} has a sliding_window of {} tokens: attention beyond the window is not "
-                    "supported, at most {} tokens work",
-                    what, length, config.family, *config.sliding_window, *config.sliding_window));
 }
 
 bool extend_positions(DecoderConfig& config, int64_t length) {
-  if (config.positions != DecoderPositions::kRope || length <= config.max_position_embeddings) return false;
+  if (config.positions != DecoderPositions::kRope || length <= config.max_position_embeddings ||
+      config.rope.scaling == RopeFrequencies::Scaling::kDynamic)
+    return false;
   config.max_position_embeddings = length;
+  config.rope.factor_stated = true;  // it was the ratio of the old one
   return true;
+}
+
+void set_layers(DecoderConfig& config, int64_t layers) {
+  const auto continued = [&](std::vector<bool>& blocks) {
+    const size_t count = blocks.size();
+    size_t period = 1;  // the smallest
+    while (period < count &&
+           !std::equal(blocks.begin() + static_cast<std::ptrdiff_t>(period), blocks.end(), blocks.begin()))
+      ++period;
+    if (count == 0) return;
+    blocks.resize(static_cast<size_t>(layers));
+    for (size_t i = count; i < blocks.size(); ++i) blocks[i] = blocks[i - period];
+  };
+  continued(config.windowed);
+  continued(config.without_rope);
+  config.num_hidden_layers = layers;
 }
 
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config) {

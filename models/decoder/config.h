@@ -26,16 +26,28 @@ struct DecoderConfig {
   RopeFrequencies rope;
   bool tie_word_embeddings = false;
 
-  NormKind norm = NormKind::kRms;  // of the head; kLayer has a bias
+  NormKind norm = NormKind::kRms;  // of the head and, without biases, of the blocks; kLayer has a bias
   Activation activation = Activation::kSwiglu;
   DecoderPositions positions = DecoderPositions::kRope;
+  /// Of the embedding (rounded to the compute dtype), and of what attention and MLP add to the residual; the logits'
+  /// divisor; the factor of attention's scores (0: 1 / sqrt(head_dim)).
+  double embedding_multiplier = 1, residual_multiplier = 1, logits_divisor = 1, attention_multiplier = 0;
   /// Dropout of the embeddings' sum, of attention's probabilities, and of both projections that end in the residual.
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   /// The projections that end in the residual start with initializer_range / sqrt(2 num_hidden_layers) (GPT-2).
   bool scaled_residual_init = false;
-  /// Tokens that a position sees, itself included, in the blocks from full_attention_layers on; nullopt: all before it.
+  /// Tokens that a position sees, itself included, in the blocks that have a window; nullopt: all before it.
   std::optional<int64_t> sliding_window;
+  /// The blocks with a window: by block, or where that is empty those from full_attention_layers on.
+  std::vector<bool> windowed;
   int64_t full_attention_layers = 0;
+  std::optional<RopeFrequencies> window_rope;  // of the blocks with a window, where it is not `rope`
+  std::vector<bool> without_rope;              // by block: has no rotary positions; empty: all have
+
+  bool has_window(int64_t block) const {
+    if (!sliding_window) return false;
+    return windowed.empty() ? block >= full_attention_layers : windowed.at(static_cast<size_t>(block));
+  }
 
   std::optional<int64_t> bos_token_id = 1, pad_token_id;
   std::vector<int64_t> eos_token_ids = {2};  // each ends a text
@@ -58,17 +70,23 @@ std::string generation_config_json(const DecoderConfig& config);
 /// neither.
 DecoderConfig read_model_config(const std::filesystem::path& directory);
 
+/// The scaling's name in config.json.
+const char* rope_type(RopeFrequencies::Scaling scaling);
+
 /// Problems of a shape whose fields are positive; empty if there are none. A shape without problems has at most 2^50
 /// parameters, so sizes computed from it fit 64 bits.
 std::vector<std::string> shape_problems(const DecoderConfig& config);
 
-/// ConfigError where the model cannot take sequences of `length` tokens: more than its learned positions, or than its
-/// sliding window (inside the window, windowed and full attention are the same). `what` names the length's setting:
-/// "data.seq_length".
+/// ConfigError where the model cannot take sequences of `length` tokens: more than its learned positions. `what` names
+/// the length's setting: "data.seq_length".
 void check_sequence_length(const DecoderConfig& config, int64_t length, const std::string& what);
 
 /// Raises max_position_embeddings to `length` where rotary positions are trained beyond it, so that a config.json
-/// written from `config` does not cap what was trained. Returns whether it did.
+/// written from `config` does not cap what was trained. Returns whether it did; not with dynamic scaling, which is made
+/// for longer sequences and counts from max_position_embeddings.
 bool extend_positions(DecoderConfig& config, int64_t length);
+
+/// Changes the number of blocks; blocks that are new continue the pattern of windows and rotary positions.
+void set_layers(DecoderConfig& config, int64_t layers);
 
 }  // namespace trireme

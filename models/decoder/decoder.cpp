@@ -37,7 +37,8 @@ UnitSpec embed_unit(const DecoderConfig& config, const TensorNames& names) {
 UnitSpec head_unit(const DecoderConfig& config, const TensorNames& names) {
   UnitSpec unit;
   unit.name = "head";
-  add_norm(unit, "norm", config.hidden_size, names.final_norm, config.norm == NormKind::kLayer);
+  add_norm(unit, "norm", config.hidden_size, names.final_norm, config.norm == NormKind::kLayer,
+           config.norm == NormKind::kRmsPlusOne);
   if (!config.tie_word_embeddings)
     unit.parameters.push_back(
         matrix_spec("lm_head", config.vocab_size, config.hidden_size, names.head, config.initializer_range));
@@ -90,11 +91,20 @@ const at::Tensor& output_weight(const DecoderModel& model, UnitStore& store, int
   return model.config().tie_word_embeddings ? store.parameters(kEmbed)[kTokenTable] : store.parameters(head).back();
 }
 
-at::Tensor final_norm(const DecoderModel& model, UnitStore& store, int head, const at::Tensor& x_TD) {
+/// What the output matrix reads: the logits' divisor divides it instead of them.
+at::Tensor head_input(const DecoderModel& model, UnitStore& store, int head, const at::Tensor& x_TD) {
   const std::vector<at::Tensor>& tensors = store.parameters(head);
-  const bool has_bias = model.config().norm == NormKind::kLayer;
-  return apply_norm(
-      x_TD, norm_of(tensors[kFinalNorm], has_bias ? tensors[kFinalNormBias] : at::Tensor(), model.config().norm_eps));
+  const DecoderConfig& config = model.config();
+  const at::Tensor bias = config.norm == NormKind::kLayer ? tensors[kFinalNormBias] : at::Tensor();
+  const at::Tensor hidden =
+      apply_norm(x_TD, norm_of(tensors[kFinalNorm], bias, config.norm_eps, config.norm == NormKind::kRmsPlusOne));
+  return config.logits_divisor == 1 ? hidden : hidden / config.logits_divisor;
+}
+
+/// x times the embedding's multiplier as the type of x has it, which is how Gemma was trained.
+at::Tensor scaled_embedding(const at::Tensor& x_TD, double multiplier) {
+  if (multiplier == 1) return x_TD;
+  return x_TD * at::scalar_tensor(multiplier, at::TensorOptions(x_TD.scalar_type())).item();
 }
 
 }  // namespace
@@ -130,6 +140,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   replace_rows(store.parameters(kEmbed)[kTokenTable], rows, lora_ ? lora_->rows_begin : 0);
   at::Tensor x_TD = embed(store.parameters(kEmbed)[kTokenTable], tokens);
   if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows, lora_->rows_begin);
+  x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
   if (config_.positions == DecoderPositions::kLearned)
     x_TD = x_TD + embed(store.parameters(kEmbed)[kPositionTable], positions);
   if (const Dropout drop = dropout(config_.embedding_dropout, kEmbeddingStream); drop.active())
@@ -145,7 +156,9 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
                  .streams = kStreams,
                  .targets = options.adapters ? targets_ : std::vector<LoraTarget>()};
   if (block_->rotary)
-    pass.rope = rope_table(rope_inverse_frequencies(config_.rope, config_.head_dim), positions, x_TD.scalar_type());
+    for (const RopeFrequencies* rope : {&config_.rope, config_.window_rope ? &*config_.window_rope : nullptr})
+      if (rope != nullptr)
+        pass.ropes.push_back(rope_table(*rope, config_.head_dim, positions, batch.cu_seqlens, x_TD.scalar_type()));
   const bool drops = pass.attention.active();
   TRIREME_CHECK(!drops || batch.sequence_keys.size() + 1 == batch.cu_seqlens.size(), "dropout of attention needs ",
                 batch.cu_seqlens.size() - 1, " sequence keys, there are ", batch.sequence_keys.size());
@@ -165,7 +178,7 @@ at::Tensor DecoderModel::with_head(decltype(loss_head)& run_head, UnitStore& sto
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
-  const at::Tensor hidden = final_norm(*this, store, head, x_TD);
+  const at::Tensor hidden = head_input(*this, store, head, x_TD);
   // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets =
       batch.labels_BS.defined() ? batch.labels_BS.reshape({-1}) : batch.tokens_BS.roll(-1, 1).view({-1});
@@ -188,7 +201,7 @@ at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const
   at::NoGradGuard no_grad;
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
-  const at::Tensor hidden = final_norm(*this, store, head, x_TD);
+  const at::Tensor hidden = head_input(*this, store, head, x_TD);
   const at::Tensor weight = output_weight(*this, store, head);
   if (!config_.tie_word_embeddings) replace_rows(weight, trained_rows(*this, store, 1), lora_ ? lora_->rows_begin : 0);
   const at::Tensor logits_TV = at::linear(hidden, weight).to(at::kFloat);

@@ -7,11 +7,24 @@
 
 namespace trireme {
 
+/// What a family's rotary parameters may say beyond a Llama's.
+struct RopeWords {
+  bool partial = false;        // a part of each head's elements rotates
+  bool longrope_only = false;  // no other scaling; "su" and "yarn" are names of it
+  int64_t original = 0;        // where original_max_position_embeddings beside the parameters is absent
+};
+
 /// Fields of a Llama and its descendants: sizes, RMS norm, SwiGLU, rotary positions, dropout of attention, special
-/// tokens. `defaults`: values of absent fields (the sizes without a default are 0 and must be there).
-DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defaults);
+/// tokens. `defaults`: values of absent fields (the sizes without a default are 0 and must be there); with window_rope
+/// there is a set of rotary parameters for each kind of block.
+DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defaults, const RopeWords& words = {});
 /// Writes these fields, with model_type and architectures of config.family.
 nlohmann::json llama_fields_json(const DecoderConfig& config);
+/// An entry of rope_parameters.
+nlohmann::json rope_set_json(const RopeFrequencies& rope);
+/// layer_types as DecoderConfig::windowed, empty where it is absent; and back.
+std::vector<bool> read_layer_types(ConfigReader& reader, int64_t layers);
+nlohmann::json layer_types_json(const DecoderConfig& config);
 /// The same of a Qwen, whose blocks from max_window_layers on have a sliding window where use_sliding_window is set.
 /// `head_dim`: where config.json has none; 0: hidden size / heads.
 DecoderConfig read_qwen_fields(ConfigReader& reader, int64_t head_dim);

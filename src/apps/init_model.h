@@ -11,7 +11,7 @@ namespace trireme {
 struct InitModelOptions {
   std::string preset, config, output, tokenizer, dtype;
   std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, vocab_size, max_positions;
-  bool tie = false, force = false;
+  bool tie = false, force = false, config_only = false;
   uint64_t seed = 0;
 };
 

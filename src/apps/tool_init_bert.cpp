@@ -105,8 +105,9 @@ void init_bert(const InitModelOptions& options) {
       fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
                   format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),
                   config.dtype));
-  BertDirectoryWriter writer(output, stored_tensors(model.units(), dtype));
-  writer.append_initial(model.units(), options.seed);
+  BertDirectoryWriter writer(output,
+                             options.config_only ? std::vector<StoredTensor>() : stored_tensors(model.units(), dtype));
+  if (!options.config_only) writer.append_initial(model.units(), options.seed);
   writer.finish(options.tokenizer.empty() ? output : std::filesystem::path(options.tokenizer), config);
   log_info(fmt::format("wrote {}", options.output));
 }

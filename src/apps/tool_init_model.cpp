@@ -56,7 +56,7 @@ DecoderConfig shape_of(const InitModelOptions& options) {
   }
   config.hidden_size = options.hidden_size.value_or(config.hidden_size);
   config.intermediate_size = options.intermediate_size.value_or(config.intermediate_size);
-  config.num_hidden_layers = options.layers.value_or(config.num_hidden_layers);
+  set_layers(config, options.layers.value_or(config.num_hidden_layers));
   config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
   config.num_key_value_heads = options.kv_heads.value_or(
       options.heads && (old_heads == 0 || old_heads == config.num_key_value_heads) ? *options.heads
@@ -84,7 +84,9 @@ DecoderConfig shape_of(const InitModelOptions& options) {
                     "must be a multiple of "
                     "--kv-heads",
                     config.num_attention_heads, config.num_key_value_heads));
-  if (!options.head_dim && config.head_dim * config.num_attention_heads != config.hidden_size && options.config.empty())
+  const bool own_heads = !options.heads && !options.hidden_size;  // the preset's, of any size
+  if (!options.head_dim && !own_heads && config.head_dim * config.num_attention_heads != config.hidden_size &&
+      options.config.empty())
     throw ConfigError(
         fmt::format("init-model: hidden size {} is no multiple of {} heads; change one or give --head-dim",
                     config.hidden_size, config.num_attention_heads));
@@ -122,8 +124,9 @@ void init_model(const InitModelOptions& options) {
       fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
                   format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),
                   config.dtype));
-  ModelDirectoryWriter writer(output, stored_tensors(model.units(), dtype));
-  writer.append_initial(model.units(), options.seed);
+  ModelDirectoryWriter writer(output,
+                              options.config_only ? std::vector<StoredTensor>() : stored_tensors(model.units(), dtype));
+  if (!options.config_only) writer.append_initial(model.units(), options.seed);
   if (tokenizer) writer.copy_tokenizer(options.tokenizer);
   writer.write_companion("generation_config.json", generation_config_json(config));
   writer.finish(config);
@@ -155,6 +158,7 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_option("--seed", options->seed, "Seed of the weights")->capture_default_str();
   tool->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: that of the shape)");
   tool->add_flag("--force", options->force, "Replace the model in --output");
+  tool->add_flag("--config-only", options->config_only, "No weights: for runs with model.init: random");
   tool->add_option("--output", options->output, "Directory to write")->required();
   tool->callback([options] { asks_for_bert(*options) ? init_bert(*options) : init_model(*options); });
 }

@@ -23,6 +23,11 @@ const BlockLayer& BlockTable::at(std::string_view name) const {
   return layers[static_cast<size_t>(layer)];
 }
 
+const BlockAttention& BlockTable::attention_of(int64_t block) const {
+  static constexpr BlockAttention kPlain;
+  return attention.empty() ? kPlain : attention.at(static_cast<size_t>(block));
+}
+
 int BlockTable::weight_position(int layer) const {
   if (biases_last) return layer;
   const auto before = layers.begin() + layer;

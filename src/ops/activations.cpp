@@ -57,48 +57,65 @@ namespace {
 /// Forms that no kernel writes are derived from the plain one.
 bool needs_plain(const OperandForms& wanted) { return wanted.need_plain() || wanted.column_sums; }
 
-SwigluForward compose_forward(const at::Tensor& gate_up, bool keep_fp8) {
+at::Tensor gate_of(const at::Tensor& gate, Activation form) {
+  return form == Activation::kSwiglu ? at::silu(gate) : at::gelu(gate, "tanh");
+}
+
+GatedForward compose_forward(const at::Tensor& gate_up, Activation form, bool keep_fp8) {
   const int64_t f = gate_up.size(-1) / 2;
-  SwigluForward result;
-  result.y.plain = at::silu(gate_up.narrow(-1, 0, f)).mul_(gate_up.narrow(-1, f, f));
+  GatedForward result;
+  result.y.plain = gate_of(gate_up.narrow(-1, 0, f), form).mul_(gate_up.narrow(-1, f, f));
   if (keep_fp8) result.kept_fp8 = quantize_rows(gate_up, 2);
   return result;
 }
 
-Operand compose_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8) {
-  const at::Tensor both = kept_fp8.defined() ? dequantize_rows(kept_fp8, dy.scalar_type()) : gate_up;
+at::Tensor plain_gate_up(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8) {
+  return kept_fp8.defined() ? dequantize_rows(kept_fp8, dy.scalar_type()) : gate_up;
+}
+
+Operand compose_backward(const at::Tensor& dy, const at::Tensor& both, Activation form) {
   const int64_t f = both.size(-1) / 2;
-  const at::Tensor gate = both.narrow(-1, 0, f), up = both.narrow(-1, f, f);
+  const at::Tensor gate = both.narrow(-1, 0, f), up = both.narrow(-1, f, f), d_gate = dy * up;
   Operand result;
   result.plain = at::empty_like(both);
-  result.plain.narrow(-1, 0, f).copy_(at::silu_backward(dy * up, gate));
-  result.plain.narrow(-1, f, f).copy_(at::silu(gate).mul_(dy));
+  result.plain.narrow(-1, 0, f).copy_(form == Activation::kSwiglu ? at::silu_backward(d_gate, gate)
+                                                                  : at::gelu_backward(d_gate, gate, "tanh"));
+  result.plain.narrow(-1, f, f).copy_(gate_of(gate, form).mul_(dy));
   return result;
 }
 
-SwigluForward forward_plain_and_rows(const at::Tensor& gate_up, bool want_plain, bool want_rows, bool keep_fp8) {
-  TRIREME_RETURN_LAUNCH(Dispatch("swiglu", gate_up).choice(), swiglu_forward(gate_up, want_plain, want_rows, keep_fp8));
-  return compose_forward(gate_up, keep_fp8);
+GatedForward forward_plain_and_rows(const at::Tensor& gate_up, Activation form, bool want_plain, bool want_rows,
+                                    bool keep_fp8) {
+  TRIREME_RETURN_LAUNCH(Dispatch("gated_activation", gate_up).choice(),
+                        gated_forward(gate_up, form, want_plain, want_rows, keep_fp8));
+  return compose_forward(gate_up, form, keep_fp8);
 }
 
 Operand backward_plain_and_rows(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
-                                bool want_plain, bool want_rows) {
-  TRIREME_RETURN_LAUNCH(Dispatch("swiglu_backward", kept_fp8.defined() ? kept_fp8.data : gate_up).choice(),
-                        swiglu_backward(dy, gate_up, kept_fp8, want_plain, want_rows));
-  return compose_backward(dy, gate_up, kept_fp8);
+                                Activation form, bool want_plain, bool want_rows) {
+  TRIREME_RETURN_LAUNCH(Dispatch("gated_activation_backward", kept_fp8.defined() ? kept_fp8.data : gate_up).choice(),
+                        gated_backward(dy, gate_up, kept_fp8, form, want_plain, want_rows));
+  return compose_backward(dy, plain_gate_up(dy, gate_up, kept_fp8), form);
 }
 
 }  // namespace
 
-SwigluForward swiglu_forward(const at::Tensor& gate_up, const OperandForms& wanted, bool keep_fp8) {
-  SwigluForward result = forward_plain_and_rows(gate_up, needs_plain(wanted), wanted.rows, keep_fp8);
+GatedForward gated_forward(const at::Tensor& gate_up, Activation form, const OperandForms& wanted, bool keep_fp8) {
+  TRIREME_CHECK(is_gated(form), "gated_forward: the activation has no gate");
+  // The kernel for GeGLU writes the plain form; FP8 codes are made of it.
+  const bool codes = form == Activation::kSwiglu;
+  GatedForward result = forward_plain_and_rows(gate_up, form, needs_plain(wanted) || (wanted.rows && !codes),
+                                               wanted.rows && codes, keep_fp8 && codes);
+  if (keep_fp8 && !codes) result.kept_fp8 = quantize_rows(gate_up, 2);
   complete(result.y, wanted);
   return result;
 }
 
-Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
-                        const OperandForms& wanted) {
-  Operand result = backward_plain_and_rows(dy, gate_up, kept_fp8, needs_plain(wanted), wanted.rows);
+Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, Activation form,
+                       const OperandForms& wanted) {
+  const bool codes = form == Activation::kSwiglu;
+  Operand result = codes ? backward_plain_and_rows(dy, gate_up, kept_fp8, form, needs_plain(wanted), wanted.rows)
+                         : backward_plain_and_rows(dy, plain_gate_up(dy, gate_up, kept_fp8), {}, form, true, false);
   complete(result, wanted);
   return result;
 }

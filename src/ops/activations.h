@@ -27,23 +27,24 @@ at::Tensor gelu_forward(const at::Tensor& x, const at::Tensor& bias, Activation 
 GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, Activation form);
 }  // namespace launch
 
-// SwiGLU (Shazeer 2020) of a fused projection gate_up [T, 2F], laid out gate | up, in one pass over the rows. Autograd
-// is not recorded.
+// A gated activation of a fused projection gate_up [T, 2F], laid out gate | up, in one pass over the rows. Autograd is
+// not recorded.
 
-struct SwigluForward {
-  Operand y;         // silu(gate) * up [T, F], in the forms `wanted`
+struct GatedForward {
+  Operand y;         // activation(gate) * up [T, F], in the forms `wanted`
   Fp8Rows kept_fp8;  // if requested: gate_up in FP8, one scale for each half of a row
 };
-SwigluForward swiglu_forward(const at::Tensor& gate_up, const OperandForms& wanted, bool keep_fp8);
+GatedForward gated_forward(const at::Tensor& gate_up, Activation form, const OperandForms& wanted, bool keep_fp8);
 
 /// The gradient of gate_up from dy [T, F] and the kept gate_up: the plain matrix, or `kept_fp8` if that is undefined.
-Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
-                        const OperandForms& wanted);
+Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, Activation form,
+                       const OperandForms& wanted);
 
 namespace launch {
-SwigluForward swiglu_forward(const at::Tensor& gate_up, bool want_plain, bool want_rows, bool keep_fp8);
-Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, bool want_plain,
-                        bool want_rows);
+/// With codes, of y or of gate_up, kSwiglu only.
+GatedForward gated_forward(const at::Tensor& gate_up, Activation form, bool want_plain, bool want_rows, bool keep_fp8);
+Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, Activation form,
+                       bool want_plain, bool want_rows);
 }  // namespace launch
 
 }  // namespace trireme

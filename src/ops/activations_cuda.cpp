@@ -55,6 +55,10 @@ GeluGradients gelu_backward(const at::Tensor& dy, const at::Tensor& x, const at:
 
 namespace {
 
+kernels::GateKind gate_kind(Activation form) {
+  return form == Activation::kGegluTanh ? kernels::GateKind::kGeluTanh : kernels::GateKind::kSilu;
+}
+
 kernels::SwigluCodes codes(const Fp8Rows& rows) {
   kernels::SwigluCodes out;
   out.data = bytes(rows.data);
@@ -64,11 +68,12 @@ kernels::SwigluCodes codes(const Fp8Rows& rows) {
 
 }  // namespace
 
-SwigluForward swiglu_forward(const at::Tensor& gate_up, bool want_plain, bool want_rows, bool keep_fp8) {
+GatedForward gated_forward(const at::Tensor& gate_up, Activation form, bool want_plain, bool want_rows, bool keep_fp8) {
   const c10::cuda::CUDAGuard guard(gate_up.device());
   const int64_t tokens = gate_up.size(0), f = gate_up.size(1) / 2;
-  SwigluForward result;
+  GatedForward result;
   kernels::SwigluForward a;
+  a.gate = gate_kind(form);
   a.gate_up = gate_up.const_data_ptr();
   allocate_forms(result.y, gate_up, tokens, f, want_plain, want_rows, a.y, a.fp8);
   if (keep_fp8) {
@@ -82,13 +87,14 @@ SwigluForward swiglu_forward(const at::Tensor& gate_up, bool want_plain, bool wa
   return result;
 }
 
-Operand swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, bool want_plain,
-                        bool want_rows) {
+Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, Activation form,
+                       bool want_plain, bool want_rows) {
   const c10::cuda::CUDAGuard guard(dy.device());
   const at::Tensor gradient = dy.contiguous();
   const int64_t tokens = dy.size(0), f = dy.size(1);
   Operand result;
   kernels::SwigluBackward a;
+  a.gate = gate_kind(form);
   a.dy = gradient.const_data_ptr();
   if (kept_fp8.defined())
     a.saved = codes(kept_fp8);

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -38,7 +39,7 @@ Preference preference() {
 /// Causal shapes without dropout for which our kernels were measured to be faster than the library's in one process
 /// (docs/benchmarks.md; scripts/bench/attention.sh --torch measures again). The library's implementation is cuDNN for
 /// sequences of equal length and LibTorch's variable-length flash attention for others. Full attention and attention
-/// with dropout were faster in our kernels for every mix of sequences tried.
+/// with dropout were faster in our kernels for every mix of sequences tried. Windows are not measured.
 struct MeasuredShape {
   int64_t head_dim;
   bool equal_lengths;
@@ -48,6 +49,7 @@ constexpr MeasuredShape kKernelsFaster[] = {{128, true, 2048}, {128, false, 200}
 
 bool measured_faster(const at::Tensor& q, const Sequences& sequences, const AttentionOptions& options) {
   if (preference() != Preference::kMeasured) return preference() == Preference::kKernels;
+  if (options.window > 0) return false;
   if (!options.causal || options.dropout.active()) return true;
   const int64_t mean = sequences.tokens() / sequences.count();
   return std::any_of(std::begin(kKernelsFaster), std::end(kKernelsFaster), [&](const MeasuredShape& m) {
@@ -64,6 +66,7 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
   return Dispatch("attention", heads.q)
       .needs(two_bytes, "heads are not bf16 or fp16")
       .needs(fits, "the head size is neither 64 nor 128, or heads are not 16-byte aligned")
+      .needs(!dropout || options.window == 0, "with dropout the kernels support no window")
       .needs(!dropout || options.causal || heads.q.size(2) == 64,
              "without a causal mask the kernels support dropout for head size 64 only")
       .needs(!dropout || sequences.longest <= kLongestWithDropout,
@@ -83,6 +86,12 @@ void prefer_cudnn() {
   }();
 }
 
+/// Whether the row sees the column [rows, rows], under a causal mask and a window.
+at::Tensor visible(int64_t rows, int64_t window, at::Device device) {
+  const at::Tensor before = at::ones({rows, rows}, at::TensorOptions(at::kBool).device(device)).tril_();
+  return window > 0 ? before.triu_(1 - window) : before;
+}
+
 /// q, k, v [B, S, heads, H] with one sequence per row, through LibTorch's dispatcher, which records autograd.
 at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOptions& options) {
@@ -93,8 +102,11 @@ at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tens
     return repeat_heads(x.flatten(0, 1), q.size(2)).view(q.sizes());
   };
   const at::Tensor keys = for_queries(k), values = for_queries(v);
-  return at::scaled_dot_product_attention(q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), {}, 0.0,
-                                          options.causal, options.scale, grouped && q.size(2) != k.size(2))
+  const bool windowed = options.window > 0 && options.window < q.size(1);
+  const std::optional<at::Tensor> mask =
+      windowed ? std::optional(visible(q.size(1), options.window, q.device())) : std::nullopt;
+  return at::scaled_dot_product_attention(q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), mask, 0.0,
+                                          options.causal && !windowed, options.scale, grouped && q.size(2) != k.size(2))
       .transpose(1, 2);
 }
 
@@ -122,19 +134,23 @@ void check_heads(const Heads& heads, const Sequences& sequences, const Attention
                 sequences.boundaries.empty() ? -1 : sequences.tokens(), ", but q has ", q.size(0), " tokens");
   TRIREME_CHECK(!options.dropout.active() || !sequences.keys.empty(),
                 "attention with dropout needs a key for each sequence");
+  TRIREME_CHECK(options.window >= 0 && (options.window == 0 || options.causal), "attention: a window of ",
+                options.window, " tokens, causal ", options.causal);
 }
 
 at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& inputs, const Sequences& sequences,
-                         const AttentionOptions& options) {
+                         AttentionOptions options) {
   const ProfileRange range("attention");
   check_heads(heads, sequences, options);
+  if (options.window >= sequences.longest) options.window = 0;
   const Choice choice = attention_choice(heads, sequences, options);
   if constexpr (kCudaBuild)
     if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options);
   if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options);
   if (heads.q.is_cuda()) {
     prefer_cudnn();
-    if (heads.q.element_size() == 2 && (!sequences.equal_lengths || !options.causal || options.dropout.active()))
+    if (heads.q.element_size() == 2 &&
+        (!sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active()))
       return flash_attention(node_inputs, inputs, sequences, options);
   }
   return library_attention(heads, sequences, options);
@@ -268,10 +284,9 @@ struct ComposedAttention {
   /// Softmax in at least fp32, then converted to the dtype of the products.
   at::Tensor probabilities(const Part& p) const {
     at::Tensor scores = at::matmul(p.q, p.k.transpose(1, 2)).mul_(options.scale);
-    if (options.causal) {
-      const at::Tensor hidden = at::ones({p.length, p.length}, p.q.options().dtype(at::kBool)).triu_(1);
-      scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
-    }
+    if (options.causal)
+      scores.masked_fill_(visible(p.length, options.window, p.q.device()).logical_not_(),
+                          -std::numeric_limits<double>::infinity());
     const at::ScalarType type = accumulate_type(p.q);
     return at::softmax(scores, -1, type).to(p.q.scalar_type());
   }

@@ -9,6 +9,7 @@
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -35,7 +36,8 @@ kernels::AttentionShape shape_of(const Heads& heads, const AttentionOptions& opt
           static_cast<int>(heads.q.size(2)),
           options.causal,
           static_cast<float>(options.scale),
-          element(heads.q)};
+          element(heads.q),
+          static_cast<int>(std::min<int64_t>(options.window, heads.q.size(0)))};
 }
 
 kernels::AttentionDropout dropout_of(const Sequences& sequences, const AttentionOptions& options) {

@@ -7,6 +7,7 @@
 #include <ATen/Context.h>
 
 #include <mutex>
+#include <optional>
 #include <tuple>
 
 namespace trireme {
@@ -20,6 +21,11 @@ struct FlashAttention {
   at::Tensor out, log_sum, rng_state, unused;
 
   double p() const { return options.dropout.active() ? options.dropout.p : 0.0; }
+  /// Tokens that a row sees before and after itself; the library's values for no window.
+  std::optional<int64_t> before() const {
+    return options.window > 0 ? std::optional(options.window - 1) : std::nullopt;
+  }
+  std::optional<int64_t> after() const { return options.window > 0 ? std::optional<int64_t>(0) : std::nullopt; }
 
   variable_list forward() {
     const Heads heads = inputs.heads();
@@ -33,7 +39,7 @@ struct FlashAttention {
     at::Tensor result, mask;
     std::tie(result, log_sum, rng_state, unused, mask) = at::_flash_attention_forward(
         heads.q, heads.k, heads.v, bounds, bounds, sequences.longest, sequences.longest, p(), options.causal,
-        /*return_debug_mask=*/false, options.scale);
+        /*return_debug_mask=*/false, options.scale, before(), after());
     out = result.detach();
     return {result};
   }
@@ -46,10 +52,10 @@ struct FlashAttention {
       const int64_t count = part.tokens();
       const Heads x = tokens_of(heads, first, count), dx = tokens_of(d, first, count);
       const at::Tensor& bounds = part.boundaries_device;
-      const auto [dq, dk, dv] =
-          at::_flash_attention_backward(tokens_of(d_o, first, count), x.q, x.k, x.v, tokens_of(out, first, count),
-                                        log_sum.narrow(1, first, count).contiguous(), bounds, bounds, part.longest,
-                                        part.longest, p(), options.causal, rng_state, unused, options.scale);
+      const auto [dq, dk, dv] = at::_flash_attention_backward(
+          tokens_of(d_o, first, count), x.q, x.k, x.v, tokens_of(out, first, count),
+          log_sum.narrow(1, first, count).contiguous(), bounds, bounds, part.longest, part.longest, p(), options.causal,
+          rng_state, unused, options.scale, before(), after());
       dx.q.copy_(dq);
       dx.k.copy_(dk);
       dx.v.copy_(dv);

@@ -79,56 +79,73 @@ LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& 
 
 namespace {
 
-Choice rms_norm_choice(const at::Tensor& x) {
+Choice rms_norm_choice(const at::Tensor& x, const Norm& norm) {
+  TRIREME_CHECK(norm.kind == NormKind::kRms || norm.kind == NormKind::kRmsPlusOne, "rms_norm of another kind of norm");
+  // The library rounds as kRms.
+  const bool library = x.is_cuda() && norm.kind == NormKind::kRms;
   return Dispatch("rms_norm", x)
       .needs(x.size(-1) <= kWidestNormRow, "rows are wider than 16,384 elements")
-      .choice(x.is_cuda() ? Runs::kLibrary : Runs::kComposition);
+      .choice(library ? Runs::kLibrary : Runs::kComposition);
 }
 
-RmsNormed normed_rows(const at::Tensor& x, const at::Tensor& weight, double eps, bool want_plain, bool want_rows) {
-  const Choice choice = rms_norm_choice(x);
-  TRIREME_RETURN_LAUNCH(choice, rms_norm_forward(x, weight, eps, want_plain, want_rows));
+/// The factor of a kRmsPlusOne norm, in the type of its arithmetic.
+at::Tensor one_plus(const at::Tensor& weight) { return weight.to(accumulate_type(weight)).add(1); }
+
+/// y from the normalised values, which may be overwritten.
+at::Tensor weighted(const at::Tensor& normed, at::ScalarType type, const Norm& norm) {
+  if (norm.kind == NormKind::kRmsPlusOne) return (normed * one_plus(norm.weight)).to(type);
+  return normed.to(type).mul_(norm.weight);
+}
+
+RmsNormed normed_rows(const at::Tensor& x, const Norm& norm, bool want_plain, bool want_rows) {
+  const Choice choice = rms_norm_choice(x, norm);
+  TRIREME_RETURN_LAUNCH(choice, rms_norm_forward(x, norm, want_plain, want_rows));
   RmsNormed result;
   if (choice.who == Runs::kLibrary) {
-    std::tie(result.y.plain, result.rstd) = at::_fused_rms_norm(x, {x.size(-1)}, weight, eps);
+    std::tie(result.y.plain, result.rstd) = at::_fused_rms_norm(x, {x.size(-1)}, norm.weight, norm.eps);
     return result;
   }
   const at::Tensor wide = x.to(accumulate_type(x));
-  result.rstd = at::rsqrt(wide.square().mean(-1, true).add_(eps));
-  result.y.plain = wide.mul(result.rstd).to(x.scalar_type()).mul_(weight);
+  result.rstd = at::rsqrt(wide.square().mean(-1, true).add_(norm.eps));
+  result.y.plain = weighted(wide.mul(result.rstd), x.scalar_type(), norm);
   return result;
 }
 
 }  // namespace
 
-RmsNormed rms_norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps, const OperandForms& wanted) {
-  RmsNormed result = normed_rows(x, weight, eps, wanted.need_plain(), wanted.rows);
+RmsNormed rms_norm_forward(const at::Tensor& x, const Norm& norm, const OperandForms& wanted) {
+  // The kernel of kRmsPlusOne writes no codes.
+  const bool codes = wanted.rows && norm.kind == NormKind::kRms;
+  RmsNormed result = normed_rows(x, norm, wanted.need_plain() || (wanted.rows && !codes), codes);
   complete(result.y, wanted);
   return result;
 }
 
-at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const at::Tensor& weight, double eps) {
+at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const Norm& norm) {
   // The kernel recomputes rstd to the same bits: one pass over x is cheaper than reading it.
-  if (rms_norm_choice(x).who != Runs::kComposition) return normed_rows(x, weight, eps, true, false).y.plain;
-  return x.to(accumulate_type(x)).mul(rstd).to(x.scalar_type()).mul_(weight);
+  if (rms_norm_choice(x, norm).who != Runs::kComposition) return normed_rows(x, norm, true, false).y.plain;
+  return weighted(x.to(accumulate_type(x)).mul(rstd), x.scalar_type(), norm);
 }
 
-at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
-                             const at::Tensor& weight, const at::Tensor& d_residual, at::Tensor* d_weight) {
-  const Choice choice = rms_norm_choice(x);
-  TRIREME_RETURN_LAUNCH(choice, rms_norm_backward(dy, x, rstd, weight, d_residual, d_weight));
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd, const Norm& norm,
+                             const at::Tensor& d_residual, at::Tensor* d_weight) {
+  const Choice choice = rms_norm_choice(x, norm);
+  TRIREME_RETURN_LAUNCH(choice, rms_norm_backward(dy, x, rstd, norm, d_residual, d_weight));
   if (choice.who == Runs::kLibrary) {
     const auto [dx, dw] =
-        at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, weight, {true, d_weight != nullptr});
+        at::_fused_rms_norm_backward(dy.contiguous(), x, {x.size(-1)}, rstd, norm.weight, {true, d_weight != nullptr});
     if (d_weight != nullptr) *d_weight = dw;
     return d_residual.defined() ? dx.add(d_residual) : dx;
   }
   const at::ScalarType type = accumulate_type(x);
   const at::Tensor normed = x.to(type).mul(rstd);
-  // Forward multiplied the weight by the rounded normalised value.
-  if (d_weight != nullptr)
-    *d_weight = dy.to(type).mul(normed.to(x.scalar_type()).to(type)).sum(0).to(weight.scalar_type());
-  const at::Tensor dn = dy.mul(weight).to(type);
+  const bool plus_one = norm.kind == NormKind::kRmsPlusOne;
+  if (d_weight != nullptr) {
+    // Forward of kRms multiplied the weight by the rounded normalised value.
+    const at::Tensor factor = plus_one ? normed : normed.to(x.scalar_type()).to(type);
+    *d_weight = dy.to(type).mul(factor).sum(0).to(norm.weight.scalar_type());
+  }
+  const at::Tensor dn = plus_one ? dy.to(type) * one_plus(norm.weight) : dy.mul(norm.weight).to(type);
   const at::Tensor mean = dn.mul(normed).mean(-1, true);
   at::Tensor dx = dn.sub(normed.mul(mean)).mul_(rstd);
   if (d_residual.defined()) dx.add_(d_residual);
@@ -148,35 +165,31 @@ NormLayer::NormLayer(const Norm& norm, const at::Tensor& x, const char* what, In
 }
 
 Operand NormLayer::forward(const at::Tensor& x, const OperandForms& wanted) {
-  if (norm_.kind == NormKind::kRms) {
-    RmsNormed normed = rms_norm_forward(x, norm_.weight, norm_.eps, wanted);
-    rstd_ = normed.rstd;
-    return std::move(normed.y);
-  }
+  if (!present()) return make_operand(x, wanted);
   if (norm_.kind == NormKind::kLayer) {
     LayerNormed normed = layer_norm_forward(x, {}, norm_, wanted);
     mean_ = normed.mean;
     rstd_ = normed.rstd;
     return std::move(normed.y);
   }
-  return make_operand(x, wanted);
+  RmsNormed normed = rms_norm_forward(x, norm_, wanted);
+  rstd_ = normed.rstd;
+  return std::move(normed.y);
 }
 
 Operand NormLayer::recompute(const at::Tensor& x, const OperandForms& wanted) const {
   // The forward kernel writes forms other than the plain one in the same pass.
-  if (norm_.kind == NormKind::kRms && !wanted.rows)
-    return make_operand(rms_norm_recompute(x, rstd_, norm_.weight, norm_.eps), wanted);
-  if (norm_.kind == NormKind::kLayer && !wanted.rows)
-    return make_operand(layer_norm_recompute(x, mean_, rstd_, norm_), wanted);
-  return NormLayer(*this).forward(x, wanted);
+  if (!present() || wanted.rows) return NormLayer(*this).forward(x, wanted);
+  if (norm_.kind == NormKind::kLayer) return make_operand(layer_norm_recompute(x, mean_, rstd_, norm_), wanted);
+  return make_operand(rms_norm_recompute(x, rstd_, norm_), wanted);
 }
 
 at::Tensor NormLayer::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_residual,
                                Gradients& gradients) {
-  if (norm_.kind == NormKind::kRms) {
+  if (norm_.kind != NormKind::kLayer) {
     at::Tensor d_weight;
     const at::Tensor dx =
-        rms_norm_backward(dy, x, rstd_, norm_.weight, d_residual, gradients.wanted(weight_) ? &d_weight : nullptr);
+        rms_norm_backward(dy, x, rstd_, norm_, d_residual, gradients.wanted(weight_) ? &d_weight : nullptr);
     gradients.set(weight_, d_weight);
     return dx;
   }

@@ -8,6 +8,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
 #include <numbers>
 
 namespace trireme {
@@ -16,7 +19,7 @@ namespace {
 
 /// Rotates x_TnH (any strides) in place; direction -1 rotates back.
 void rotate_(const at::Tensor& x_TnH, const at::Tensor& cos, const at::Tensor& sin, int direction) {
-  const int64_t half = x_TnH.size(-1) / 2;
+  const int64_t half = cos.size(-1);
   const at::Tensor x1 = x_TnH.narrow(-1, 0, half), x2 = x_TnH.narrow(-1, half, half);
   const at::Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);
   const at::Tensor from_x2 = x2 * s, from_x1 = x1 * s;
@@ -34,6 +37,7 @@ bool on_boundaries(const at::Tensor& x_TnH) {
 Dispatch dispatch(const at::Tensor& x_TnH, const RopeTable& table) {
   return Dispatch("rope", x_TnH)
       .needs(x_TnH.size(2) % 16 == 0, "the head size is not a multiple of 16")
+      .needs(x_TnH.size(2) == 2 * table.cos.size(-1), "a part of each head's elements rotates")
       .needs(table.cos.scalar_type() == x_TnH.scalar_type(), "the table's dtype differs from the heads'");
 }
 
@@ -78,15 +82,9 @@ struct RopeSplit {
   }
 };
 
-}  // namespace
+using Scaling = RopeFrequencies::Scaling;
 
-at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim) {
-  TRIREME_CHECK(head_dim % 2 == 0, "head_dim ", head_dim, " is odd; rotary embedding rotates pairs of elements");
-  at::NoGradGuard no_grad;
-  const at::Tensor exponent = at::arange(0, head_dim, 2, at::TensorOptions(at::kFloat)) / static_cast<double>(head_dim);
-  const at::Tensor inverse = at::reciprocal(at::pow(rope.theta, exponent));
-  if (rope.scaling == RopeFrequencies::Scaling::kNone) return inverse;
-  if (rope.scaling == RopeFrequencies::Scaling::kLinear) return inverse / rope.factor;
+at::Tensor llama3_frequencies(const RopeFrequencies& rope, const at::Tensor& inverse) {
   const double old_context = static_cast<double>(rope.original_max_position);
   const double low_wavelength = old_context / rope.low_freq_factor,
                high_wavelength = old_context / rope.high_freq_factor;
@@ -100,13 +98,99 @@ at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_di
   return at::where(medium, blended, outer);
 }
 
-RopeTable rope_table(const at::Tensor& inverse_frequencies, const at::Tensor& positions_T, at::ScalarType dtype) {
+/// Peng et al. 2023: frequencies that turn often within the original context stay, slow ones are stretched.
+at::Tensor yarn_frequencies(const RopeFrequencies& rope, const at::Tensor& powers, int64_t rotated) {
+  const double size = static_cast<double>(rotated), context = static_cast<double>(rope.original_max_position);
+  // The index of the frequency that turns so often.
+  const auto index_of = [&](double turns) {
+    return size * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
+  };
+  double low = index_of(rope.beta_fast), high = index_of(rope.beta_slow);
+  if (rope.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, size - 1);
+  if (low == high) high += 0.001;
+  const at::Tensor ramp = ((at::arange(rotated / 2, at::TensorOptions(at::kFloat)) - low) / (high - low)).clamp(0, 1);
+  const at::Tensor kept = 1 - ramp;
+  return at::reciprocal(powers * rope.factor) * (1 - kept) + at::reciprocal(powers) * kept;
+}
+
+/// The base of kDynamic. transformers computes that of a longer sequence in fp32.
+at::Tensor dynamic_powers(const RopeFrequencies& rope, const at::Tensor& exponent, int64_t rotated, int64_t length) {
+  const double size = static_cast<double>(rotated), longest = static_cast<double>(rope.original_max_position);
+  if (length <= rope.original_max_position)
+    return at::pow(rope.theta * std::pow(rope.factor * longest / longest - (rope.factor - 1), size / (size - 2)),
+                   exponent);
+  const at::Tensor grown =
+      at::scalar_tensor(length, at::TensorOptions(at::kFloat)) * rope.factor / longest - (rope.factor - 1);
+  return at::pow(grown.pow(size / (size - 2)) * rope.theta, exponent);
+}
+
+/// The frequencies of each token of sequences of different lengths [T, R / 2], or of all tokens [R / 2].
+at::Tensor token_frequencies(const RopeFrequencies& rope, int64_t head_dim, const std::vector<int32_t>& boundaries) {
+  if (!rope.by_length()) return rope_inverse_frequencies(rope, head_dim);
+  std::map<int64_t, int64_t> rows;  // of a length
+  std::vector<at::Tensor> frequencies;
+  std::vector<int64_t> index;
+  for (size_t i = 0; i + 1 < boundaries.size(); ++i) {
+    const int64_t length = boundaries[i + 1] - boundaries[i];
+    // Lengths whose frequencies are the same count as one.
+    const bool is_long = length > rope.original_max_position;
+    const int64_t key = is_long && rope.scaling == Scaling::kDynamic ? length : is_long;
+    const auto [row, inserted] = rows.try_emplace(key, static_cast<int64_t>(frequencies.size()));
+    if (inserted) frequencies.push_back(rope_inverse_frequencies(rope, head_dim, length));
+    index.insert(index.end(), static_cast<size_t>(length), row->second);
+  }
+  if (frequencies.size() == 1) return frequencies[0];
+  return at::stack(frequencies).index_select(0, at::tensor(index, at::kLong));
+}
+
+}  // namespace
+
+at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim, int64_t length) {
+  const int64_t rotated = rope.rotated(head_dim);
+  TRIREME_CHECK(rotated % 2 == 0, "head_dim ", head_dim, ", of which ", rotated,
+                " elements rotate; rotary embedding rotates pairs of elements");
   at::NoGradGuard no_grad;
+  const at::Tensor exponent = at::arange(0, rotated, 2, at::TensorOptions(at::kFloat)) / static_cast<double>(rotated);
+  if (rope.scaling == Scaling::kDynamic) return at::reciprocal(dynamic_powers(rope, exponent, rotated, length));
+  const at::Tensor powers = at::pow(rope.theta, exponent);
+  switch (rope.scaling) {
+    case Scaling::kLinear: return at::reciprocal(powers) / rope.factor;
+    case Scaling::kLlama3: return llama3_frequencies(rope, at::reciprocal(powers));
+    case Scaling::kYarn: return yarn_frequencies(rope, powers, rotated);
+    case Scaling::kLongrope: {
+      const std::vector<double>& factors = length > rope.original_max_position ? rope.long_factor : rope.short_factor;
+      TRIREME_CHECK(static_cast<int64_t>(factors.size()) == rotated / 2, "longrope has ", factors.size(),
+                    " factors for ", rotated / 2, " frequencies");
+      return at::reciprocal(at::tensor(factors, at::kDouble).to(at::kFloat) * powers);
+    }
+    default: return at::reciprocal(powers);
+  }
+}
+
+double rope_attention_factor(const RopeFrequencies& rope) {
+  if (rope.attention_factor) return *rope.attention_factor;
+  const double log_factor = std::log(rope.factor);
+  if (rope.factor <= 1) return 1;
+  if (rope.scaling == Scaling::kLongrope)
+    return std::sqrt(1 + log_factor / std::log(static_cast<double>(rope.original_max_position)));
+  if (rope.scaling != Scaling::kYarn) return 1;
+  const auto scale = [&](double weight) { return 0.1 * weight * log_factor + 1; };
+  return rope.mscale > 0 && rope.mscale_all_dim > 0 ? scale(rope.mscale) / scale(rope.mscale_all_dim) : scale(1);
+}
+
+RopeTable rope_table(const RopeFrequencies& rope, int64_t head_dim, const at::Tensor& positions_T,
+                     const std::vector<int32_t>& boundaries, at::ScalarType dtype) {
+  at::NoGradGuard no_grad;
+  at::Tensor inverse = token_frequencies(rope, head_dim, boundaries);
+  TRIREME_CHECK(inverse.dim() == 1 || inverse.size(0) == positions_T.size(0), "rope: sequences of ", inverse.size(0),
+                " tokens, positions of ", positions_T.size(0));
   // Copied from pinned memory, so that the host does not wait.
-  const at::Tensor inverse =
-      positions_T.is_cuda() ? inverse_frequencies.pin_memory().to(positions_T.device(), true) : inverse_frequencies;
+  if (positions_T.is_cuda()) inverse = inverse.pin_memory().to(positions_T.device(), true);
   const at::Tensor angles = positions_T.to(at::kFloat).unsqueeze(-1) * inverse;
-  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  const double factor = rope_attention_factor(rope);
+  if (factor == 1) return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  return {angles.cos().mul_(factor).to(dtype), angles.sin().mul_(factor).to(dtype)};
 }
 
 std::array<at::Tensor, 3> rope_split_qkv_(const at::Tensor& qkv, const RopeTable& table, int64_t num_heads,

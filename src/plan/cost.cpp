@@ -17,6 +17,18 @@ double unhidden_bytes(double rows, double columns, double inner, double element_
   return rows * columns * element_size * std::max(0.0, 1 - inner / 4096);
 }
 
+/// Tokens that a position sees, on average over a sequence and the blocks.
+double visible_tokens(const ModelShape& shape) {
+  const double length = static_cast<double>(shape.tokens) / shape.sequences;
+  if (!shape.block->causal) return length;
+  double sum = 0;
+  for (int b = 0; b < shape.num_blocks; ++b) {
+    const auto window = static_cast<double>(shape.block->attention_of(b).window);
+    sum += window > 0 && window < length ? window - window * window / (2 * length) : length / 2;
+  }
+  return sum / shape.num_blocks;
+}
+
 /// FLOPs of forward for one row: of a block's matrices, of its adapters, of its attention; of the head.
 struct ForwardFlops {
   double products = 0, adapters = 0, attention = 0, head = 0;
@@ -28,8 +40,8 @@ ForwardFlops forward_flops(const ModelShape& shape) {
     if (layer.product()) flops.products += 2 * tokens * static_cast<double>(layer.in * layer.out());
   for (const AdapterShape& adapter : shape.adapters)
     flops.adapters += 2 * tokens * static_cast<double>(shape.adapter_rank * (adapter.in + adapter.rows));
-  flops.attention = (shape.block->causal ? 2 : 4) * tokens * (tokens / shape.sequences) *
-                    static_cast<double>(shape.block->heads * shape.block->head_dim);
+  flops.attention =
+      4 * tokens * visible_tokens(shape) * static_cast<double>(shape.block->heads * shape.block->head_dim);
   for (const HeadShape::Product& product : shape.head.products)
     flops.head += 2 * product.tokens * static_cast<double>(product.in * product.out);
   return flops;
@@ -58,7 +70,15 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
       case LayerKind::kNorm:  // x and y; dy, x, the residual's gradient and dx
         forward += 2 * in;
         backward += 4 * in;
-        if (in == out) norms += 2 * in;  // a head's norm is not repeated: no product reads its result
+        norms += 2 * in;
+        break;
+      case LayerKind::kHeadNorm:  // the same, not repeated: no product reads its result
+        forward += 2 * in;
+        backward += 4 * in;
+        break;
+      case LayerKind::kBranchNorm:  // x, y, and the addition of y to the residual; dy, x and dx
+        forward += 5 * in;
+        backward += 3 * in;
         break;
       case LayerKind::kPostNorm:  // the product, the residual, their sum and y; dy, the sum and both gradients
         forward += 4 * in;
@@ -70,6 +90,10 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
   // is computed again.
   const auto up = static_cast<double>(block.at("up").out()), f = static_cast<double>(block.at("down").in);
   const double rotated = block.rotary ? 2 * static_cast<double>(block.at("qkv").out()) : 0;
+  if (block.branch_multiplier != 1) {  // the addition of both branches; their gradients
+    forward += 6 * static_cast<double>(block.at("output").out());
+    backward += 4 * static_cast<double>(block.at("output").out());
+  }
   forward += rotated + up + f;
   backward += rotated + 2 * up + f;
   if (block.gated) norms += up + f;

@@ -12,9 +12,9 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t d = block.at("qkv").in, qkv = block.at("qkv").out(), q = block.at("output").in,
                 up = block.at("up").out(), f = block.at("down").in;
   int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
-  int64_t normed_inputs = 0;         // of norms' results that a product reads: not of head norms
-  int64_t statistics = block.heads;  // fp32 numbers a token: log-sum-exp of each head, norms'
-  bool post_norms = false;
+  int64_t normed_inputs = 0;                                 // of norms' results that a product reads
+  int64_t statistics = block.heads;                          // fp32 numbers a token: log-sum-exp of each head, norms'
+  bool post_norms = false, branch_norms = false;
   for (const BlockLayer& layer : block.layers) {
     if (layer.product()) {
       inputs += layer.in;
@@ -22,9 +22,10 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
       largest = std::max(largest, layer.in * layer.out());
     } else {
       norms += layer.in;
-      if (layer.in == layer.out()) normed_inputs += layer.in;
+      if (layer.kind == LayerKind::kNorm || layer.kind == LayerKind::kPostNorm) normed_inputs += layer.in;
       statistics += (layer.bias ? 2 : 1) * (layer.in / layer.out());  // a layer norm has a mean, too
       post_norms = post_norms || layer.kind == LayerKind::kPostNorm;
+      branch_norms = branch_norms || layer.kind == LayerKind::kBranchNorm;
     }
   }
   const auto adapted = [&](const char* layer) {
@@ -32,6 +33,12 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   };
   const bool up_adapter = adapted("up"), down_adapter = adapted("down");
   const bool plain_inputs = shape.trained && recipe.wgrad_reads_plain_input;
+  // Without a norm in front of it a product reads the residual, which is kept if its weight gradient or an adapter
+  // reads it.
+  const auto reads_residual = [&](const char* norm, const char* product, bool kept) {
+    return !post_norms && block.find(norm) < 0 && kept == (plain_inputs || adapted(product)) ? d : 0;
+  };
+  norms += reads_residual("attention_norm", "qkv", true) + reads_residual("mlp_norm", "up", true);
 
   // Per token: the inputs of the norms, q k v, the attention's output (also the output projection's input), the
   // adapters' products, codes of what wgrad reads.
@@ -49,7 +56,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // Values after the residual are not computed again.
   if (!post_norms) {
     memory.saved_norms = normed > 0 ? shape.tokens * (kept + gate_up) : 0;
-    memory.saved_mlp = shape.tokens * kept;
+    memory.saved_mlp = shape.tokens * (kept + reads_residual("mlp_norm", "up", false) * element_size);
   }
   memory.saved_input = shape.tokens * d * element_size;
 
@@ -58,9 +65,11 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // masked copy; then the gradient of the normalised rows; codes of both products' gradients. Frozen products in FP8
   // without an adapter have the gradient of gate_up as codes only.
   const int64_t masked = shape.adapter_dropout ? 1 : 0;
-  const int64_t forward = (up + f + 2 * d) * element_size + (recipe.forward.fp8 ? up + f : 0);
+  // A branch that is normed or multiplied by itself is a tensor beside the sum.
+  const int64_t branch = branch_norms || block.branch_multiplier != 1 ? d : 0;
+  const int64_t forward = (up + f + 2 * d + branch) * element_size + (recipe.forward.fp8 ? up + f : 0);
   const bool only_codes = recipe.dgrad.fp8 && !shape.trained && !up_adapter;
-  int64_t backward = (up + f + 3 * d + (only_codes || post_norms ? 0 : up)) * element_size;
+  int64_t backward = (up + f + 3 * d + branch + (only_codes || post_norms ? 0 : up)) * element_size;
   backward += recipe.gradient_bytes * (up + d);
   if (down_adapter || (shape.trained && !post_norms)) backward += f * (1 + masked) * element_size;
   if (up_adapter || shape.trained) backward += d * (1 + masked) * element_size;

@@ -42,6 +42,7 @@ struct AttentionInputs {
   int q_heads, kv_heads, d;
   bool causal;
   double scale;
+  int64_t window = 0;
   std::vector<double> q, k, v, d_o;  // [tokens, heads, d]
   // Dropout: threshold of 128, 0 for none; see kernels/attention/attention_dropout.cuh.
   uint32_t threshold = 0, t0 = 0, t1 = 0;
@@ -96,6 +97,7 @@ struct Row {
     for (size_t j = 0; j < p.size(); ++j) {
       const size_t key = at(in, begin + static_cast<int64_t>(j), in.kv_heads, kv);
       p[j] = in.scale * dot(q, &in.k[key], in.d);
+      if (in.window > 0 && static_cast<int64_t>(j) <= i - in.window) p[j] = -INFINITY;
       maximum = std::max(maximum, p[j]);
       z[j] = multiplier(in, sequence, head, i, static_cast<int64_t>(j));
       dp[j] = dot(d_o, &in.v[key], in.d);
@@ -208,7 +210,8 @@ inline AttentionOutputs attention_at(const AttentionInputs& in, const std::vecto
     const size_t sequence = sequence_of(token), key = at(in, token, in.kv_heads, kv);
     const int64_t begin = in.cu_seqlens[sequence], end = in.cu_seqlens[sequence + 1];
     for (int64_t head = kv * group; head < (kv + 1) * group; ++head) {
-      for (int64_t row = in.causal ? token : begin; row < end; ++row) {
+      for (int64_t row = in.causal ? token : begin; row < (in.window > 0 ? std::min(end, token + in.window) : end);
+           ++row) {
         const size_t query = at(in, row, in.q_heads, head), stat = static_cast<size_t>(head * tokens + row);
         const double p = std::exp(in.scale * dot(&in.q[query], &in.k[key], d) - out.lse[stat]);
         const double z = multiplier(in, sequence, static_cast<int>(head), row - begin, token - begin);

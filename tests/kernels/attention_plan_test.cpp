@@ -27,6 +27,37 @@ AttentionPlan backward_plan(const std::vector<int32_t>& bounds, bool causal = tr
   return plan_attention(bounds.data(), static_cast<int64_t>(bounds.size()) - 1, 128, causal);
 }
 
+TEST(AttentionPlanTest, AWindowLeavesTheBlocksWithVisibleKeys) {
+  constexpr int kLength = 700, kRows = 64, kTile = kAttentionBackwardKeys;
+  for (const int tokens : {1, 2, 63, 64, 65, 127, 128, 129, 300, 699, 900}) {
+    const Window window{tokens};
+    const auto sees = [&](int row, int key) { return key <= row && key > row - tokens; };
+    // Whether some, or all, of the pairs of rows and keys are visible; keys behind a row do not count.
+    const auto any = [&](int row, int rows, int key, int keys) {
+      for (int i = row; i < row + rows; ++i)
+        for (int j = key; j < key + keys; ++j)
+          if (sees(i, j)) return true;
+      return false;
+    };
+    for (const int keys : {64, 128})
+      for (int row = 0; row < kLength; ++row) {
+        EXPECT_TRUE(any(row, 1, window.bottom(row, keys) * keys, keys));
+        for (int block = 0; block <= row / keys; ++block) {
+          EXPECT_EQ(block >= window.bottom(row, keys), any(row, 1, block * keys, keys)) << row << " " << block;
+          bool whole = true;
+          for (int key = block * keys; key < (block + 1) * keys; ++key) whole = whole && (key > row || sees(row, key));
+          EXPECT_EQ(block > window.edge(row, keys), whole) << row << " " << block << " window " << tokens;
+        }
+      }
+    for (int tile = 0; tile * kTile < kLength; ++tile)
+      for (int block = tile * kTile / kRows; block * kRows < kLength; ++block) {
+        const bool visited = any(block * kRows, kRows, tile * kTile, kTile);
+        EXPECT_EQ(block < window.row_blocks(tile * kTile, kTile, kRows), visited) << tile << " " << block;
+        EXPECT_EQ(tile >= window.first_tile(block, kTile, kRows), visited) << tile << " " << block;
+      }
+  }
+}
+
 TEST(AttentionPlanTest, TilesCoverEverySequenceOnce) {
   const std::vector<int32_t> bounds{0, 1, 130, 1000, 1064, 3113};
   for (const int d : {64, 128}) {

@@ -20,12 +20,14 @@ struct AttentionCase {
   bool causal;
   double size = 1;         // of q and k
   uint32_t threshold = 0;  // of dropout, of 128
+  int window = 0;
 };
 
 inline std::string name_of(const AttentionCase& c, Element element) {
   std::string name = std::string(testing::name_of(element)) + " d " + std::to_string(c.d) +
                      (c.causal ? " causal" : " full") + " heads " + std::to_string(c.q_heads) + "/" +
-                     std::to_string(c.kv_heads) + " dropout " + std::to_string(c.threshold) + " bounds";
+                     std::to_string(c.kv_heads) + " dropout " + std::to_string(c.threshold) + " window " +
+                     std::to_string(c.window) + " bounds";
   for (const int32_t b : c.cu_seqlens) name += " " + std::to_string(b);
   return name;
 }
@@ -42,6 +44,7 @@ class AttentionProblem {
     in_.causal = c.causal;
     in_.scale = 1 / std::sqrt(static_cast<double>(c.d));
     in_.threshold = c.threshold;
+    in_.window = c.window;
     in_.t0 = 0x1234567;
     in_.t1 = 0x89abcdef;
     for (size_t i = 0; i + 1 < c.cu_seqlens.size(); ++i)
@@ -70,7 +73,7 @@ class AttentionProblem {
     blocks_ = std::make_unique<DeviceIntegers<AttentionBlock>>(plan_.blocks);
     counters_ = std::make_unique<DeviceIntegers<int32_t>>(std::vector<int32_t>{0, 0});
     ids_ = std::make_unique<DeviceIntegers<int64_t>>(in_.sample_ids);
-    shape_ = {tokens, c.q_heads, c.kv_heads, c.d, c.causal, static_cast<float>(in_.scale), element};
+    shape_ = {tokens, c.q_heads, c.kv_heads, c.d, c.causal, static_cast<float>(in_.scale), element, c.window};
     sequences_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.sequences);
     workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(backward_arguments(false)));
   }

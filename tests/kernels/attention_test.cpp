@@ -50,6 +50,17 @@ std::vector<Case> cases(bool backward) {
     all.push_back({{0, 1, 64, 65, 193, 386, 500}, 4, 2, d, true, 1, 13});
     all.push_back({{0, 700}, 6, 1, d, true, 1, 64});
   }
+  // Windows inside a block of keys, at the edges of blocks and over several, shorter and longer than sequences.
+  for (const int d : {64, 128}) {
+    for (const int window : {1, 2, 31, 64, 65, 127, 128, 129, 200, 300})
+      all.push_back({{0, 1, 130, 430, 1000}, 4, 2, d, true, 1, 0, window});
+    all.push_back({{0, 1000}, 2, 2, d, true, 1, 0, 100});
+    all.push_back({{0, 1000}, 8, 1, d, true, 1, 0, 64});
+    all.push_back({{0, 900}, 12, 2, d, true, 1, 0, 250});
+    all.push_back({{0, 900}, 2, 1, d, true, 30.0, 0, 90});
+    all.push_back({many, 4, 4, d, true, 1, 0, 17});
+    all.push_back({many, 16, 2, d, true, 1, 0, 50});
+  }
   if (!backward) all.push_back({{0, 2047}, 2, 1, 128, true});
   return all;
 }
@@ -105,8 +116,14 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
 }
 
 TEST_F(AttentionTest, DeterministicRunsRepeatTheirBits) {
-  for (const auto& [d, threshold] : {std::pair{64, 0U}, {64, 13U}, {128, 0U}, {128, 13U}}) {
-    Problem run({{0, 700, 2048, 3000}, 8, 2, d, true, 1, threshold}, Element::kBF16);
+  struct Kind {
+    int d;
+    uint32_t threshold;
+    int window;
+  };
+  for (const auto& [d, threshold, window] :
+       {Kind{64, 0U, 0}, {64, 13U, 0}, {128, 0U, 0}, {128, 13U, 0}, {64, 0U, 333}, {128, 0U, 333}}) {
+    Problem run({{0, 700, 2048, 3000}, 8, 2, d, true, 1, threshold, window}, Element::kBF16);
     CUDA_OK(run.forward());
     const std::vector<unsigned char> o = run.o_bytes();
     CUDA_OK(run.backward(true));

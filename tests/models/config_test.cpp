@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cmath>
+
 namespace trireme {
 namespace {
 
@@ -114,7 +116,11 @@ TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {
                                                           {"architectures", {"MistralForCausalLM"}},
                                                           {"quantization_config", {{"bits", 4}}},
                                                           {"sliding_window", 4096},
-                                                          {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}},
+                                                          {"rope_scaling", {{"rope_type", "mrope"}, {"factor", 2.0}}},
+                                                          {"rope_scaling", {{"rope_type", "yarn"}}},
+                                                          {"rope_scaling", {{"rope_type", "dynamic"}}},
+                                                          {"rope_scaling", {{"rope_type", "longrope"}}},
+                                                          {"partial_rotary_factor", 0.5},
                                                           {"num_key_value_heads", 7},
                                                           {"hidden_size", "big"},
                                                           {"vocab_size", -5}};
@@ -207,11 +213,14 @@ TEST_F(DecoderConfigFile, AnUnknownFamilyIsRefusedWithTheKnownOnes) {
   const auto read = [&](const nlohmann::json& json) {
     return failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); });
   };
-  expect_contains(read({{"model_type", "mixtral"}}),
-                  "model_type: \"mixtral\" is not supported; known are gpt2, llama, mistral, qwen2, qwen3");
+  expect_contains(
+      read({{"model_type", "mixtral"}}),
+      "model_type: \"mixtral\" is not supported; known are gemma3_text, gpt2, granite, llama, mistral, olmo2, "
+      "phi3, qwen2, qwen3, smollm3");
   expect_contains(
       read({{"architectures", {"FalconForCausalLM"}}}),
-      "known are GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM");
+      "known are Gemma3ForCausalLM, GPT2LMHeadModel, GraniteForCausalLM, LlamaForCausalLM, MistralForCausalLM, "
+      "Olmo2ForCausalLM, Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM");
   auto json = config_of("mistral-7b-v0.1");
   json["architectures"] = {"MistralForSequenceClassification"};
   expect_contains(read(json), "of a mistral it is [\"MistralForCausalLM\"]");
@@ -224,20 +233,39 @@ TEST_F(DecoderConfigFile, WhatAFamilyLacksIsRefusedByName) {
   const struct {
     const char *preset, *key;
     nlohmann::json value;
-  } cases[] = {{"mistral-7b-v0.1", "hidden_act", "gelu"},
-               {"mistral-7b-v0.1", "layer_types", {"full_attention"}},
-               {"mistral-7b-v0.1", "sliding_window", 0},
-               {"qwen2-7b", "layer_types", {"sliding_attention"}},
-               {"qwen2-7b", "rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}},
-               {"qwen2-7b", "attention_dropout", 0.001},
-               {"gpt2", "activation_function", "relu"},
-               {"gpt2", "scale_attn_by_inverse_layer_idx", true},
-               {"gpt2", "resid_pdrop", 1.5},
-               {"gpt2", "n_head", 7}};
+  } cases[] = {
+      {"mistral-7b-v0.1", "hidden_act", "gelu"},
+      {"mistral-7b-v0.1", "layer_types", {"full_attention"}},
+      {"mistral-7b-v0.1", "sliding_window", 0},
+      {"qwen2-7b", "layer_types", {"sliding_attention"}},
+      {"qwen2-7b", "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}, {"original_max_position_embeddings", 0.5}}},
+      {"qwen2-7b", "rope_parameters", {{"rope_type", "yarn"}, {"factor", 4.0}, {"truncate", 1}}},
+      {"phi3-mini-4k", "rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}},
+      {"phi3-mini-4k", "embd_pdrop", 0.1},
+      {"phi3-mini-4k", "partial_rotary_factor", -1},
+      {"phi4-mini", "head_dim", 64},
+      {"olmo2-7b", "attention_bias", true},
+      {"smollm3-3b", "no_rope_layers", {1, 0}},
+      {"smollm3-3b", "mlp_bias", true},
+      {"granite3.3-2b", "residual_multiplier", 0},
+      {"gemma3-1b", "final_logit_softcapping", 30.0},
+      {"gemma3-1b", "attn_logit_softcapping", 50.0},
+      {"gemma3-1b", "hidden_activation", "gelu"},
+      {"gemma3-1b", "use_bidirectional_attention", true},
+      {"gemma3-1b", "sliding_window", nullptr},
+      {"gemma3-1b", "layer_types", {"full_attention"}},
+      {"gemma3-1b", "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}}},
+      {"qwen2-7b", "attention_dropout", 0.001},
+      {"gpt2", "activation_function", "relu"},
+      {"gpt2", "scale_attn_by_inverse_layer_idx", true},
+      {"gpt2", "resid_pdrop", 1.5},
+      {"gpt2", "n_head", 7}};
   for (const auto& c : cases) {
     auto json = config_of(c.preset);
     json[c.key] = c.value;
-    const std::string part = c.key == std::string("n_head") ? "heads" : c.key;
+    const std::string part = c.key == std::string("n_head")     ? "heads"
+                             : c.key == std::string("head_dim") ? "long_factor has 48 numbers, 24 pairs"
+                                                                : c.key;
     expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), part);
   }
 }
@@ -256,29 +284,130 @@ TEST_F(DecoderConfigFile, DefaultsOfAbsentFieldsAreThoseOfTransformers) {
   EXPECT_EQ(read().intermediate_size, 3072);
 }
 
-TEST_F(DecoderConfigFile, ASlidingWindowBoundsTheSequence) {
-  auto json = config_of("mistral-7b-v0.1");
-  const auto message = [&](int64_t length) {
+TEST_F(DecoderConfigFile, LearnedPositionsBoundTheSequence) {
+  const DecoderConfig config = decoder_preset("gpt2");
+  check_sequence_length(config, 1024, "data.seq_length");
+  expect_contains(failure(ExitCode::kConfig, [&] { check_sequence_length(config, 1025, "data.seq_length"); }),
+                  "learned positions for 1024 tokens");
+  check_sequence_length(decoder_preset("mistral-7b-v0.1"), 100'000, "data.seq_length");
+}
+
+std::string windows_of(const DecoderConfig& config) {
+  std::string text;
+  const BlockTable block = decoder_block(config);
+  for (int64_t b = 0; b < config.num_hidden_layers; ++b) {
+    const BlockAttention& own = block.attention_of(b);
+    text += std::to_string(own.window) + (own.rope < 0 ? "n" : own.rope > 0 ? "w" : "") + " ";
+  }
+  return text;
+}
+
+TEST_F(DecoderConfigFile, WindowsAndRotaryPositionsOfEachBlock) {
+  const auto read = [&](const nlohmann::json& json) {
     const DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
-    return failure(ExitCode::kConfig, [&] { check_sequence_length(config, length, "data.seq_length"); });
+    const DecoderConfig again = read_decoder_config(write("again.json", decoder_config_json(config)));
+    EXPECT_EQ(windows_of(config), windows_of(again)) << json;
+    return windows_of(config);
   };
-  const auto passes = [&](int64_t length) {
-    check_sequence_length(read_decoder_config(write("config.json", json.dump())), length, "data.seq_length");
-  };
-  passes(4096);
-  expect_contains(message(4097), "data.seq_length is 4097, and this mistral has a sliding_window of 4096 tokens");
+  auto json = config_of("mistral-7b-v0.1");
+  json["num_hidden_layers"] = 2;
+  EXPECT_EQ(read(json), "4096 4096 ");
   json["sliding_window"] = nullptr;
-  passes(100'000);
+  EXPECT_EQ(read(json), "0 0 ");
   json = config_of("qwen2-7b");
+  json["num_hidden_layers"] = 3;
   json["sliding_window"] = 64;
-  passes(65);  // use_sliding_window is false
+  json["max_window_layers"] = 1;
+  EXPECT_EQ(read(json), "0 0 0 ") << "use_sliding_window is false";
   json["use_sliding_window"] = true;
-  passes(65);  // max_window_layers is the number of layers
-  json["max_window_layers"] = 27;
-  expect_contains(message(65), "sliding_window of 64");
-  json = config_of("gpt2");
-  passes(1024);
-  expect_contains(message(1025), "learned positions for 1024 tokens");
+  EXPECT_EQ(read(json), "0 64 64 ");
+  json["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention"};
+  EXPECT_EQ(read(json), "0 64 64 ");
+  json["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(read(json), "64 0 64 ");
+  json = config_of("smollm3-3b");
+  json["num_hidden_layers"] = 4;
+  for (const char* key : {"no_rope_layers", "layer_types"}) json.erase(key);
+  EXPECT_EQ(read(json), "0 0 0 0n ");
+  json["no_rope_layer_interval"] = 2;
+  json["use_sliding_window"] = true;
+  json["sliding_window"] = 9;
+  EXPECT_EQ(read(json), "0 9n 0 9n ");
+  json["no_rope_layers"] = {0, 1, 1, 1, 0, 0};
+  json["layer_types"] = {"full_attention", "sliding_attention", "full_attention", "full_attention"};
+  EXPECT_EQ(read(json), "0n 9 0 0 ");
+  json = config_of("gemma3-1b");
+  json["num_hidden_layers"] = 7;
+  json.erase("layer_types");
+  EXPECT_EQ(read(json), "512w 512w 512w 512w 512w 0 512w ");
+  json["sliding_window_pattern"] = 2;
+  EXPECT_EQ(read(json), "512w 0 512w 0 512w 0 512w ");
+}
+
+TEST_F(DecoderConfigFile, OtherNumbersOfBlocksContinueThePattern) {
+  DecoderConfig config = decoder_preset("gemma3-1b");
+  set_layers(config, 3);
+  EXPECT_EQ(windows_of(config), "512w 512w 512w ");
+  config = decoder_preset("gemma3-1b");
+  set_layers(config, 31);
+  EXPECT_EQ(config.windowed.size(), 31u);
+  for (int64_t b = 0; b < 31; ++b) EXPECT_EQ(config.has_window(b), (b + 1) % 6 != 0) << b;
+}
+
+TEST_F(DecoderConfigFile, RopeOfGemma3InTheWordsOfBothVersions) {
+  auto flat = config_of("gemma3-4b"), nested = flat;
+  flat.erase("rope_parameters");
+  for (const char* key : {"rope_theta", "rope_local_base_freq", "rope_scaling"}) nested.erase(key);
+  flat["rope_theta"] = 5e5;
+  flat["rope_local_base_freq"] = 2e4;
+  nested["rope_parameters"]["full_attention"]["rope_theta"] = 5e5;
+  nested["rope_parameters"]["sliding_attention"] = {{"rope_theta", 2e4}};
+  for (const auto& json : {flat, nested}) {
+    const DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
+    EXPECT_EQ(config.rope.theta, 5e5);
+    EXPECT_EQ(config.rope.scaling, RopeFrequencies::Scaling::kLinear);
+    EXPECT_EQ(config.rope.factor, 8);
+    EXPECT_EQ(config.window_rope->theta, 2e4);
+    EXPECT_EQ(config.window_rope->scaling, RopeFrequencies::Scaling::kNone);
+    EXPECT_DOUBLE_EQ(config.attention_multiplier, 1.0 / 16);
+  }
+}
+
+TEST_F(DecoderConfigFile, ScaledRotaryPositions) {
+  const auto read = [&](const nlohmann::json& json) {
+    const DecoderConfig config = read_decoder_config(write("config.json", json.dump()));
+    const DecoderConfig again = read_decoder_config(write("again.json", decoder_config_json(config)));
+    EXPECT_EQ(decoder_config_json(again), decoder_config_json(config));
+    EXPECT_EQ(rope_attention_factor(again.rope), rope_attention_factor(config.rope));
+    return config;
+  };
+  auto json = llama2();
+  json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  DecoderConfig config = read(json);
+  EXPECT_EQ(config.rope.original_max_position, 4096) << "max_position_embeddings";
+  EXPECT_DOUBLE_EQ(rope_attention_factor(config.rope), 0.1 * std::log(4.0) + 1);
+  json["max_position_embeddings"] = 32768;
+  json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 4096}};
+  config = read(json);
+  EXPECT_EQ(config.rope.factor, 8) << "the ratio";
+  // What is trained on longer sequences keeps its frequencies.
+  EXPECT_TRUE(extend_positions(config, 65536));
+  EXPECT_EQ(config.max_position_embeddings, 65536);
+  EXPECT_EQ(read_decoder_config(write("config.json", decoder_config_json(config))).rope.factor, 8);
+  json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
+  config = read(json);
+  EXPECT_EQ(config.rope.original_max_position, 32768);
+  EXPECT_FALSE(extend_positions(config, 65536)) << "it is made for longer sequences";
+  EXPECT_EQ(config.max_position_embeddings, 32768);
+  json = config_of("phi4-mini");
+  EXPECT_EQ(json["rope_scaling"].size(), 3) << "transformers 4 takes three fields";
+  json["rope_scaling"]["type"] = "su";
+  config = read(json);
+  EXPECT_EQ(config.rope.factor, 32);
+  EXPECT_EQ(config.rope.rotated(config.head_dim), 96);
+  EXPECT_DOUBLE_EQ(rope_attention_factor(config.rope), std::sqrt(1 + std::log(32.0) / std::log(4096.0)));
+  EXPECT_TRUE(extend_positions(config, 200'000));
+  EXPECT_EQ(read_decoder_config(write("config.json", decoder_config_json(config))).rope.factor, 32);
 }
 
 TEST_F(DecoderConfigFile, Qwen3HasItsOwnHeadSize) {

@@ -38,6 +38,34 @@ DecoderConfig small_qwen3() {
   return config;
 }
 
+/// With windows shorter than the sequences, and dropout of attention.
+DecoderConfig small_gemma3() {
+  DecoderConfig config = decoder_preset("gemma3-1b"), small = small_config();
+  set_layers(config, 3);
+  config.windowed = {true, false, true};
+  config.sliding_window = 3;
+  config.hidden_size = small.hidden_size;
+  config.intermediate_size = small.intermediate_size;
+  config.num_attention_heads = small.num_attention_heads;
+  config.num_key_value_heads = small.num_key_value_heads;
+  config.head_dim = small.head_dim;
+  config.vocab_size = small.vocab_size;
+  config.initializer_range = 0.2;
+  config.attention_dropout = 0.25;
+  return config;
+}
+
+DecoderConfig small_granite() {
+  DecoderConfig config = small_config();
+  config.family = "granite";
+  config.embedding_multiplier = 3;
+  config.residual_multiplier = 0.22;
+  config.attention_multiplier = 0.3;
+  config.logits_divisor = 1.7;
+  config.residual_dropout = 0.25;
+  return config;
+}
+
 /// Biases start as zeros, norms as ones: moved, so that an exchange of two would be seen.
 std::vector<std::vector<at::Tensor>> moved_units(const DecoderModel& model, at::ScalarType dtype) {
   auto units = units_of(model, dtype);
@@ -50,13 +78,17 @@ std::vector<std::vector<at::Tensor>> moved_units(const DecoderModel& model, at::
 }
 
 TEST(FamilyUnits, PublishedParameterCounts) {
-  const std::pair<const char*, int64_t> counts[] = {{"mistral-7b-v0.1", 7241732096},
-                                                    {"mistral-7b-v0.3", 7248023552},
-                                                    {"qwen2-0.5b", 494032768},
-                                                    {"qwen2-7b", 7615616512},
-                                                    {"qwen3-0.6b", 596049920},
-                                                    {"qwen3-8b", 8190735360},
-                                                    {"gpt2", 124439808},
+  const std::pair<const char*, int64_t> counts[] = {{"mistral-7b-v0.1", 7241732096}, {"mistral-7b-v0.3", 7248023552},
+                                                    {"qwen2-0.5b", 494032768},       {"qwen2-7b", 7615616512},
+                                                    {"qwen3-0.6b", 596049920},       {"qwen3-8b", 8190735360},
+                                                    {"llama3.1-70b", 70553706496},   {"llama3.2-3b", 3212749824},
+                                                    {"phi3-mini-4k", 3821079552},    {"phi4", 14659507200},
+                                                    {"phi4-mini", 3836021760},       {"olmo2-1b", 1484916736},
+                                                    {"olmo2-7b", 7298617344},        {"olmo2-32b", 32234279936},
+                                                    {"smollm3-3b", 3075098624},      {"granite3.3-2b", 2533539840},
+                                                    {"granite3.3-8b", 8170864640},   {"gemma3-270m", 268098176},
+                                                    {"gemma3-1b", 999885952},        {"gemma3-12b", 11766034176},
+                                                    {"gemma3-27b", 27009346304},     {"gpt2", 124439808},
                                                     {"gpt2-xl", 1557611200}};
   for (const auto& [name, count] : counts) EXPECT_EQ(DecoderModel(decoder_preset(name), {}).num_parameters(), count);
   // NeMo counts with the vocabulary filled up to a multiple of 128.
@@ -105,7 +137,8 @@ TEST(FamilyUnits, TargetsOfLora) {
 }
 
 TEST(FamilyModel, GradientEqualsDifferencesInTheWeightsWithDropout) {
-  for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2(), small_qwen3()}) {
+  for (const DecoderConfig& config :
+       {small_gpt2(0.25), small_qwen2(), small_qwen3(), small_gemma3(), small_granite()}) {
     const DecoderModel model(config, {});
     const TokenBatch batch = batch_of(2, 6, 1);
     const ForwardOptions options{true, 3, {}};

@@ -21,6 +21,7 @@ struct Case {
   int64_t heads, kv_heads, head_dim;
   bool causal;
   double p;
+  int64_t window = 0;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -41,6 +42,7 @@ std::vector<at::Tensor> run(const Case& c, const at::Tensor& heads, at::Device d
   const at::Tensor out = attention_of_packed(leaf, c.kv_heads, sequences,
                                              {.scale = 1 / std::sqrt(static_cast<double>(c.head_dim)),
                                               .causal = c.causal,
+                                              .window = c.window,
                                               .dropout = c.p > 0 ? Dropout{c.p, 5, {}, 3} : Dropout{}});
   (out.to(at::kDouble) * random(out.sizes(), 9).to(device)).sum().backward();
   return {out.detach().to(at::kCPU, at::kDouble), leaf.grad().to(at::kCPU, at::kDouble)};
@@ -77,6 +79,12 @@ std::vector<Case> cases() {
       if (causal || d == 64) all.push_back({size + mask + "_short_dropout", short_ones, 4, 2, d, causal, 0.1});
     }
   }
+  for (const int64_t d : {64, 96, 128, 256})
+    for (const int64_t window : {1, 100, 256}) {
+      const std::string name = "d" + std::to_string(d) + "_window" + std::to_string(window);
+      all.push_back({name + "_pack", pack, 4, 2, d, true, 0, window});
+      all.push_back({name + "_equal", equal, 4, 4, d, true, 0, window});
+    }
   return all;
 }
 

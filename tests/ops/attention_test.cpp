@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -44,8 +45,19 @@ std::vector<int64_t> keys_of(const Shape& s, int64_t first = 70) {
 }
 Sequences sequences_of(const Shape& s) { return make_sequences(s.bounds, keys_of(s), at::kCPU); }
 
-AttentionOptions options(bool causal, double p = 0) {
-  return {.scale = 0.4, .causal = causal, .dropout = p > 0 ? Dropout{p, 3, {}, 4} : Dropout{}};
+AttentionOptions options(bool causal, double p = 0, int64_t window = 0) {
+  return {.scale = 0.4, .causal = causal, .window = window, .dropout = p > 0 ? Dropout{p, 3, {}, 4} : Dropout{}};
+}
+/// A causal mask, one with windows shorter and longer than sequences, and no mask.
+const std::vector<std::pair<bool, int64_t>> kMasks = {{false, 0}, {true, 0}, {true, 1},
+                                                      {true, 3},  {true, 6}, {true, 90}};
+
+at::Tensor hidden_by(const AttentionOptions& options, int64_t length) {
+  at::Tensor seen = at::zeros({length, length}, at::kBool);
+  for (int64_t row = 0; row < length; ++row)
+    for (int64_t column = 0; column < length; ++column)
+      seen[row][column] = !options.causal || (column <= row && (options.window == 0 || column > row - options.window));
+  return seen.logical_not();
 }
 
 /// Products, mask and softmax of each sequence apart, without dropout; recorded by autograd.
@@ -58,10 +70,7 @@ at::Tensor attention_reference(const std::vector<at::Tensor>& qkv, const Shape& 
       return x.narrow(0, begin, length).repeat_interleave(shape.heads / x.size(1), 1).transpose(0, 1);
     };
     at::Tensor scores = at::matmul(heads(qkv[0]), heads(qkv[1]).transpose(1, 2)) * options.scale;
-    if (options.causal) {
-      const at::Tensor mask = at::ones({length, length}, scores.options().dtype(at::kBool)).tril_();
-      scores = scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity());
-    }
+    scores = scores.masked_fill(hidden_by(options, length), -std::numeric_limits<double>::infinity());
     outputs.push_back(at::matmul(at::softmax(scores, -1), heads(qkv[2])).transpose(0, 1));
   }
   return at::cat(outputs);
@@ -69,24 +78,25 @@ at::Tensor attention_reference(const std::vector<at::Tensor>& qkv, const Shape& 
 
 TEST(Attention, EqualsScoresWrittenOut) {
   for (const Shape& s : kShapes) {
-    for (const bool causal : {false, true}) {
+    for (const auto& [causal, window] : kMasks) {
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
         const at::Tensor packed = packed_heads(s, dtype);
         const auto t = apart(s, packed);
         const Sequences sequences = sequences_of(s);
-        const at::Tensor expected = attention_reference(t, s, options(causal));
+        const AttentionOptions o = options(causal, 0, window);
+        const at::Tensor expected = attention_reference(t, s, o);
         const double bound = dtype == at::kDouble ? 1e-12 : 1e-5;
-        EXPECT_LT(max_difference(attention(t[0], t[1], t[2], sequences, options(causal)), expected), bound)
-            << s.tokens() << " tokens, causal " << causal << " " << c10::toString(dtype);
-        EXPECT_LT(max_difference(attention_of_packed(packed, s.kv_heads, sequences, options(causal)), expected), bound);
+        EXPECT_LT(max_difference(attention(t[0], t[1], t[2], sequences, o), expected), bound)
+            << s.tokens() << " tokens, causal " << causal << ", window " << window << " " << c10::toString(dtype);
+        EXPECT_LT(max_difference(attention_of_packed(packed, s.kv_heads, sequences, o), expected), bound);
       }
     }
   }
 }
 
 /// Attention of each sequence as separate scores, mask, dropout decisions and softmax.
-at::Tensor with_decisions(const Shape& s, const at::Tensor& packed, bool causal, double p) {
-  const AttentionOptions o = options(causal, p);
+at::Tensor with_decisions(const Shape& s, const at::Tensor& packed, const AttentionOptions& o) {
+  const double p = o.dropout.p;
   const auto t = apart(s, packed);
   const uint32_t threshold = attention_dropout_threshold(p);
   std::vector<at::Tensor> parts;
@@ -98,7 +108,7 @@ at::Tensor with_decisions(const Shape& s, const at::Tensor& packed, bool causal,
       const at::Tensor q = t[0].narrow(0, begin, length).select(1, n), k = t[1].narrow(0, begin, length).select(1, kv),
                        v = t[2].narrow(0, begin, length).select(1, kv);
       at::Tensor scores = at::matmul(q, k.t()) * o.scale;
-      if (causal) scores = scores.masked_fill(at::ones({length, length}, at::kBool).triu_(1), -INFINITY);
+      scores = scores.masked_fill(hidden_by(o, length), -INFINITY);
       at::Tensor kept = at::empty({length, length}, at::kBool);
       attention_keeps(dropout_key(o.dropout), keys_of(s)[i], static_cast<uint32_t>(n), length, threshold,
                       kept.mutable_data_ptr<bool>());
@@ -112,27 +122,30 @@ at::Tensor with_decisions(const Shape& s, const at::Tensor& packed, bool causal,
 
 TEST(Attention, DropsTheDecidedProbabilities) {
   for (const Shape& s : kShapes) {
-    for (const bool causal : {false, true}) {
+    for (const auto& [causal, window] : kMasks) {
       const at::Tensor packed = packed_heads(s);
-      const at::Tensor ours = attention_of_packed(packed, s.kv_heads, sequences_of(s), options(causal, 0.3));
-      EXPECT_LT(max_difference(ours, with_decisions(s, packed, causal, 0.3)), 1e-12);
+      const AttentionOptions o = options(causal, 0.3, window);
+      const at::Tensor ours = attention_of_packed(packed, s.kv_heads, sequences_of(s), o);
+      EXPECT_LT(max_difference(ours, with_decisions(s, packed, o)), 1e-12) << "window " << window;
     }
   }
 }
 
 TEST(Attention, GradientsEqualDifferences) {
   for (const Shape& s : {kShapes[1], kShapes[3]}) {
-    for (const bool causal : {false, true}) {
+    for (const auto& [causal, window] : kMasks) {
       for (const double p : {0.0, 0.3}) {
         const Sequences sequences = sequences_of(s);
+        const AttentionOptions o = options(causal, p, window);
         const auto together = [&](const std::vector<at::Tensor>& t) {
-          return project(attention_of_packed(t[0], s.kv_heads, sequences, options(causal, p)).square());
+          return project(attention_of_packed(t[0], s.kv_heads, sequences, o).square());
         };
         const auto separately = [&](const std::vector<at::Tensor>& t) {
-          return project(attention(t[0], t[1], t[2], sequences, options(causal, p)).square());
+          return project(attention(t[0], t[1], t[2], sequences, o).square());
         };
-        EXPECT_LT(gradient_error(together, {packed_heads(s)}), 1e-6) << "causal " << causal << ", p " << p;
-        EXPECT_LT(gradient_error(separately, apart(s, packed_heads(s))), 1e-6) << "causal " << causal << ", p " << p;
+        EXPECT_LT(gradient_error(together, {packed_heads(s)}), 1e-6) << causal << ", " << window << ", p " << p;
+        EXPECT_LT(gradient_error(separately, apart(s, packed_heads(s))), 1e-6)
+            << causal << ", " << window << ", p " << p;
       }
     }
   }

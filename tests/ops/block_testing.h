@@ -15,6 +15,7 @@
 #include <limits>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trireme::testing {
@@ -37,6 +38,7 @@ inline at::Tensor linear_reference(const at::Tensor& x, const Linear& linear) {
 inline at::Tensor norm_reference(const at::Tensor& x, const Norm& norm) {
   if (norm.kind == NormKind::kNone) return x;
   if (norm.kind == NormKind::kRms) return rms_norm_reference(x, norm.weight, norm.eps);
+  if (norm.kind == NormKind::kRmsPlusOne) return rms_norm_reference(x, norm.weight + 1, norm.eps);
   const at::Tensor centred = x - x.mean(-1, true);
   return centred / (centred.square().mean(-1, true) + norm.eps).sqrt() * norm.weight + norm.bias;
 }
@@ -46,6 +48,8 @@ inline at::Tensor activation_reference(const at::Tensor& z, Activation activatio
   switch (activation) {
     case Activation::kNone: return z;
     case Activation::kSwiglu: return at::silu(z.narrow(-1, 0, half)) * z.narrow(-1, half, half);
+    case Activation::kGegluTanh:
+      return activation_reference(z.narrow(-1, 0, half), Activation::kGeluTanh) * z.narrow(-1, half, half);
     case Activation::kGeluErf: return z * 0.5 * (1 + at::erf(z / std::sqrt(2.0)));
     case Activation::kGeluTanh: break;
   }
@@ -59,11 +63,13 @@ inline at::Tensor dropout_reference(const at::Tensor& x, const Dropout& dropout)
 struct BlockChoices {
   std::string name;
   NormKind norm = NormKind::kRms;
-  bool post_norm = false;  // the norm follows the residual
+  bool pre_norm = true, branch_norm = false;
+  bool post_norm = false;  // the norm follows the residual, and nothing else is normed
   bool biases = false;
   Activation activation = Activation::kSwiglu;
-  double dropout = 0;  // of both residual branches
-  int64_t rank = 0;    // rank of adapters on all four matrices; 0: none
+  double dropout = 0;     // of both residual branches
+  double multiplier = 1;  // the same
+  int64_t rank = 0;       // rank of adapters on all four matrices; 0: none
   double lora_dropout = 0;
   bool trained = true;  // whether weights, norms and biases are trained
   bool recompute_up = false;
@@ -80,6 +86,10 @@ inline const BlockChoices kBertBlock{.name = "bert",
                                      .dropout = 0.1};
 inline const BlockChoices kGptBlock{
     .name = "gpt", .norm = NormKind::kLayer, .biases = true, .activation = Activation::kGeluTanh, .dropout = 0.1};
+inline const BlockChoices kGemmaBlock{
+    .name = "gemma", .norm = NormKind::kRmsPlusOne, .branch_norm = true, .activation = Activation::kGegluTanh};
+inline const BlockChoices kOlmoBlock{.name = "olmo", .pre_norm = false, .branch_norm = true};
+inline const BlockChoices kGraniteBlock{.name = "granite", .dropout = 0.1, .multiplier = 0.22};
 
 struct BlockShape {
   int64_t samples = 2, length = 5, width = 16, inner = 24, extra = 8;  // extra: columns of qkv in addition to the width
@@ -90,7 +100,7 @@ struct BlockShape {
 class TestBlock {
  public:
   TestBlock(const BlockChoices& choices, const BlockShape& shape) : c_(choices), s_(shape) {
-    const int64_t d = s_.width, f = s_.inner, up = c_.activation == Activation::kSwiglu ? 2 * f : f;
+    const int64_t d = s_.width, f = s_.inner, up = is_gated(c_.activation) ? 2 * f : f;
     const auto by = [](int64_t in) { return 1 / std::sqrt(static_cast<double>(in)); };
     x_ = add("x", {s_.tokens(), d}, 1, true);
     other_ = add("other", {s_.tokens(), d}, 1, true);
@@ -98,7 +108,12 @@ class TestBlock {
     out_ = add("out", {d, d}, by(d), c_.trained);
     up_ = add("up", {up, d}, by(d), c_.trained);
     down_ = add("down", {d, f}, by(f), c_.trained);
-    for (const char* name : {"norm1", "norm2"}) {
+    for (const char* name : {"norm1", "norm2", "branch_norm1", "branch_norm2"}) {
+      const bool branch = std::string_view(name).starts_with("branch");
+      if (branch ? !c_.branch_norm : !c_.pre_norm && !c_.post_norm) {
+        norms_.push_back(-1), norm_biases_.push_back(-1);
+        continue;
+      }
       norms_.push_back(add(std::string(name) + ".weight", {d}, 0.1, c_.trained, 1));
       norm_biases_.push_back(c_.norm == NormKind::kLayer ? add(std::string(name) + ".bias", {d}, 0.1, c_.trained) : -1);
     }
@@ -193,6 +208,7 @@ class TestBlock {
   }
 
   Norm norm(const Built& built, size_t number) const {
+    if (norms_[number] < 0) return {};
     return {c_.norm, at_index(built, norms_[number]), at_index(built, norm_biases_[number]), 1e-5};
   }
   at::Tensor samples(const Built& built) const {
@@ -208,27 +224,30 @@ class TestBlock {
 
   at::Tensor forward(const Built& b) const {
     const Norm none;
+    const auto join = [&](size_t i) -> ResidualJoin {
+      return {dropout(b, i + 1), norm(b, i + 2), c_.multiplier, c_.post_norm ? norm(b, i) : none};
+    };
     const auto [qkv, residual] = norm_linear(at_index(b, x_), c_.post_norm ? none : norm(b, 0), linear(b, qkv_, 0));
-    const at::Tensor h =
-        linear_residual(mix(b, qkv), residual, linear(b, out_, 1), dropout(b, 1), c_.post_norm ? norm(b, 0) : none);
+    const at::Tensor h = linear_residual(mix(b, qkv), residual, linear(b, out_, 1), join(0));
     return norm_mlp(h, {.norm = c_.post_norm ? none : norm(b, 1),
                         .up = linear(b, up_, 2),
                         .activation = c_.activation,
                         .down = linear(b, down_, 3),
-                        .dropout = dropout(b, 2),
-                        .post_norm = c_.post_norm ? norm(b, 1) : none,
+                        .join = join(1),
                         .recompute_up = c_.recompute_up});
   }
 
   at::Tensor reference(const Built& b) const {
     const auto before = [&](const at::Tensor& x, size_t i) { return c_.post_norm ? x : norm_reference(x, norm(b, i)); };
     const auto after = [&](const at::Tensor& x, size_t i) { return c_.post_norm ? norm_reference(x, norm(b, i)) : x; };
+    const auto join = [&](const at::Tensor& to, const at::Tensor& y, size_t i) {
+      return after(to + c_.multiplier * dropout_reference(norm_reference(y, norm(b, i + 2)), dropout(b, i + 1)), i);
+    };
     const at::Tensor& x = at_index(b, x_);
     const at::Tensor qkv = linear_reference(before(x, 0), linear(b, qkv_, 0));
-    const at::Tensor h =
-        after(x + dropout_reference(linear_reference(mix(b, qkv), linear(b, out_, 1)), dropout(b, 1)), 0);
+    const at::Tensor h = join(x, linear_reference(mix(b, qkv), linear(b, out_, 1)), 0);
     const at::Tensor active = activation_reference(linear_reference(before(h, 1), linear(b, up_, 2)), c_.activation);
-    return after(h + dropout_reference(linear_reference(active, linear(b, down_, 3)), dropout(b, 2)), 1);
+    return join(h, linear_reference(active, linear(b, down_, 3)), 1);
   }
 
   std::vector<at::Tensor> outcome(const at::Tensor& y, const Built& built) const {
@@ -274,7 +293,7 @@ inline double cosine(const at::Tensor& a, const at::Tensor& b) {
 /// The combinations that models use, and some that no model uses yet.
 inline std::vector<BlockChoices> all_blocks() {
   std::vector<BlockChoices> all;
-  for (const BlockChoices& base : {kLlamaBlock, kBertBlock, kGptBlock}) {
+  for (const BlockChoices& base : {kLlamaBlock, kBertBlock, kGptBlock, kGemmaBlock, kOlmoBlock, kGraniteBlock}) {
     for (const bool recompute : {false, true}) {
       BlockChoices c = base;
       c.recompute_up = recompute;

@@ -130,9 +130,8 @@ TEST_P(KernelsGpu, RopeSplitAndItsInverse) {
   for (const Shape& shape : {Shape{1, 1, 1, 1, 16}, Shape{2, 37, 4, 2, 64}, Shape{1, 300, 8, 8, 128},
                              Shape{1, 65, 6, 1, 32}, Shape{1, 9, 2, 1, 20}}) {
     const int64_t width = (shape.n + 2 * shape.k) * shape.h;
-    const at::Tensor inverse = rope_inverse_frequencies({}, shape.h);
     const at::Tensor positions = at::arange(shape.s, at::TensorOptions(at::kLong)).repeat({shape.b}) * 7;
-    const RopeTable table = rope_table(inverse, positions.to(at::kCUDA), GetParam());
+    const RopeTable table = rope_table({}, shape.h, positions.to(at::kCUDA), {}, GetParam());
     const at::Tensor x = random({shape.b * shape.s, width}).requires_grad_(true);
     const at::Tensor copy = x * 1;  // the split rotates in place
     const auto [q, k, v] = rope_split_qkv_(copy, table, shape.n, shape.k, shape.h);

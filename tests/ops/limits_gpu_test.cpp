@@ -127,8 +127,9 @@ TEST_F(LimitsGpu, APostNormWiderThanTheKernelsIsComposedForAnyNumberOfTokens) {
                    keys = (at::arange(tokens, at::TensorOptions(at::kLong)) * 31).to(at::kCUDA);
   at::NoGradGuard no_grad;
   const auto normed = [&](int64_t first, int64_t count) {
-    return linear_residual(x.narrow(0, first, count), residual.narrow(0, first, count), {{w, {}}, bias, {}},
-                           {0.1, 21, keys.narrow(0, first, count), 2}, layer_norm(gamma, beta, 1e-12));
+    return linear_residual(
+        x.narrow(0, first, count), residual.narrow(0, first, count), {{w, {}}, bias, {}},
+        {.dropout = {0.1, 21, keys.narrow(0, first, count), 2}, .post_norm = layer_norm(gamma, beta, 1e-12)});
   };
   const at::Tensor all = normed(0, tokens).narrow(0, tokens - last_rows, last_rows),
                    last = normed(tokens - last_rows, last_rows);

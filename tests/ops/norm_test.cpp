@@ -50,6 +50,18 @@ TEST(RmsNorm, RowsWiderThanTheKernelsAreComposed) {
   EXPECT_LT(relative_difference(apply_norm(x, rms_norm(w, 1e-5)), rms_norm_reference(x, w, 1e-5)), 1e-6);
 }
 
+TEST(RmsNorm, PlusOneRoundsOnceAsGemmas) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = random({3, 5, 37}, 1, dtype), w = random({37}, 2, dtype);
+    const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor normed = x.to(wide) * at::rsqrt(x.to(wide).square().mean(-1, true) + 1e-5);
+    const at::Tensor expected = (normed * (1.0 + w.to(wide))).to(dtype);
+    EXPECT_EQ(max_difference(apply_norm(x, rms_norm_plus_one(w, 1e-5)), expected), 0) << c10::toString(dtype);
+  }
+  const auto call = [](const auto& t) { return project(apply_norm(t[0], rms_norm_plus_one(t[1], 1e-5)).square()); };
+  EXPECT_LT(gradient_error(call, {random({2, 3, 7}, 1), random({7}, 2)}), 1e-7);
+}
+
 TEST(LayerNorm, ValueAndGradients) {
   const std::vector<at::Tensor> in = {random({5, 6}, 1), random({6}, 2), random({6}, 3)};
   const auto call = [](const std::vector<at::Tensor>& t) { return apply_norm(t[0], layer_norm(t[1], t[2], 1e-3)); };

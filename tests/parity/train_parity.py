@@ -13,7 +13,8 @@ try:
     import numpy as np
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+    from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config,
+                              Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -36,6 +37,24 @@ def model_config(kind):
                 num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)
     if kind == "mistral":
         return MistralConfig(**base, sliding_window=SEQ)
+    if kind == "window":
+        return MistralConfig(**base, sliding_window=7)
+    if kind == "yarn":
+        base.update(max_position_embeddings=64, rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=1e4))
+        return LlamaConfig(**base)
+    if kind == "phi3":
+        factors = dict(short_factor=[1.0, 1.5, 2.0], long_factor=[1.0, 3.0, 8.0])
+        return Phi3Config(**base, pad_token_id=None, original_max_position_embeddings=16, sliding_window=20,
+                          rope_parameters=dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.5, **factors))
+    if kind == "olmo2":
+        return Olmo2Config(**base, pad_token_id=None)
+    if kind == "smollm3":
+        return SmolLM3Config(**base, pad_token_id=None, no_rope_layers=[1, 0, 1], bos_token_id=1, eos_token_id=2)
+    if kind == "granite":
+        return GraniteConfig(**base, embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.125, logits_scaling=3.0)
+    if kind == "gemma3":
+        return Gemma3TextConfig(**base, head_dim=16, query_pre_attn_scalar=24, sliding_window=7, pad_token_id=None,
+                                layer_types=["sliding_attention", "full_attention", "sliding_attention"])
     if kind == "qwen2":
         return Qwen2Config(**base)
     if kind == "qwen3":
@@ -96,7 +115,8 @@ def main():
         valid = write_data(f"{work}/valid.npy", 7, 2)
         lr, warmup, minimum, clip, decay, seed = 3e-3, 2, 1e-4, 0.5, 0.05, 4321
         lora = ""
-        targets = {"mha": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"]}.get(kind, SEVEN)
+        targets = {"mha": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"],
+                   "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}.get(kind, SEVEN)
         if mode == "lora":
             peft_config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
             model = get_peft_model(model, peft_config)

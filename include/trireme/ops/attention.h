@@ -1,5 +1,6 @@
 #pragma once
-// Attention inside each of several packed sequences: causal or full, grouped query heads, dropout on the probabilities.
+// Attention inside each of several packed sequences: causal, over all tokens before or a window of them, or full;
+// grouped query heads, dropout on the probabilities.
 
 #include "trireme/ops/dropout.h"
 
@@ -33,6 +34,7 @@ Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> k
 struct AttentionOptions {
   double scale = 1;
   bool causal = true;
+  int64_t window = 0;  // causal only: tokens that a row sees, itself included; 0: all before it
   /// p, seed and stream; sample_ids_B is ignored. A decision depends on (seed, stream, key of the sequence, query head,
   /// row and column in the sequence), see attention_keeps().
   Dropout dropout{};
@@ -43,13 +45,15 @@ struct AttentionOptions {
 /// not fit each other or the sequences, and dropout without keys, are internal errors.
 ///
 /// GPU, bf16 and fp16: our kernels (sm_90, H 64 or 128; with dropout sequences of up to 65,536 tokens, and H 64 if not
-/// causal) or the library's, whichever is faster by measurement (table in attention.cpp);
-/// TRIREME_ATTENTION=library|ours overrides the table. The library draws dropout from its own generator, seeded from
-/// (seed, stream, first key): a resumed run of the same world size gets the same mask, which differs from our kernels'
-/// mask. The order of the sums of dq varies unless deterministic algorithms are requested.
+/// causal, and no window) or the library's, whichever is faster by measurement (table in attention.cpp);
+/// TRIREME_ATTENTION=library|ours overrides the table. Both skip the tiles outside a window. The library draws dropout
+/// from its own generator, seeded from (seed, stream, first key): a resumed run of the same world size gets the same
+/// mask, which differs from our kernels' mask. The order of the sums of dq varies unless deterministic algorithms are
+/// requested.
 ///
-/// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time; with dropout
-/// or without a causal mask separate products and softmax, with the same dropout decisions as our kernels.
+/// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
+/// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,
+/// with the same dropout decisions as our kernels.
 at::Tensor attention(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
                      const Sequences& sequences, const AttentionOptions& options);
 

@@ -5,11 +5,12 @@
 
 namespace trireme {
 
-enum class NormKind { kNone, kRms, kLayer };
+enum class NormKind { kNone, kRms, kRmsPlusOne, kLayer };
 
-/// kRms:   to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the multiplication
-///         (Zhang & Sennrich 2019; rounding as in Hugging Face's LlamaRMSNorm)
-/// kLayer: (x - mean) / sqrt(var + eps) * weight + bias, biased variance (Ba et al. 2016)
+/// kRms:        to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the multiplication
+///              (Zhang & Sennrich 2019; rounding as in Hugging Face's LlamaRMSNorm)
+/// kRmsPlusOne: to(T, x / sqrt(mean(x^2) + eps) * (1 + weight)), as in Hugging Face's Gemma3RMSNorm
+/// kLayer:      (x - mean) / sqrt(var + eps) * weight + bias, biased variance (Ba et al. 2016)
 /// weight and bias [D] have x's dtype; statistics are fp32 (fp64 for fp64).
 struct Norm {
   NormKind kind = NormKind::kNone;
@@ -18,6 +19,7 @@ struct Norm {
 };
 
 inline Norm rms_norm(const at::Tensor& weight, double eps) { return {NormKind::kRms, weight, {}, eps}; }
+inline Norm rms_norm_plus_one(const at::Tensor& weight, double eps) { return {NormKind::kRmsPlusOne, weight, {}, eps}; }
 inline Norm layer_norm(const at::Tensor& weight, const at::Tensor& bias, double eps) {
   return {NormKind::kLayer, weight, bias, eps};
 }

@@ -30,8 +30,9 @@ std::vector<Preset> llama_presets() {
       {"llama-tiny", 128, 352, 4, 4, 2, 4096, 1024},           {"llama2-7b", 4096, 11008, 32, 32, 32, 32000, 4096},
       {"llama2-13b", 5120, 13824, 40, 40, 40, 32000, 4096},    {"llama2-34b", 8192, 22016, 48, 64, 8, 32000, 4096},
       {"llama2-70b", 8192, 28672, 80, 64, 8, 32000, 4096},     {"llama3-8b", 4096, 14336, 32, 32, 8, 128256, 8192},
-      {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128256, 131072}, {"llama3.2-1b", 2048, 8192, 16, 32, 8, 128256, 131072},
-  };
+      {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128256, 131072}, {"llama3.1-70b", 8192, 28672, 80, 64, 8, 128256, 131072},
+      {"llama3.2-1b", 2048, 8192, 16, 32, 8, 128256, 131072},  {"llama3.2-3b", 3072, 8192, 28, 24, 8, 128256, 131072},
+      {"llama3.3-70b", 8192, 28672, 80, 64, 8, 128256, 131072}};
   std::vector<Preset> presets;
   for (const Shape& shape : kShapes) {
     const std::string name = shape.name;
@@ -45,11 +46,11 @@ std::vector<Preset> llama_presets() {
       config.bos_token_id = 128000;
       config.eos_token_ids = {128001};
     }
-    if (name == "llama3.1-8b") config.rope = {RopeFrequencies::Scaling::kLlama3, 500000.0, 8.0, 1.0, 4.0, 8192};
-    if (name == "llama3.2-1b") {
-      config.tie_word_embeddings = true;
-      config.rope = {RopeFrequencies::Scaling::kLlama3, 500000.0, 32.0, 1.0, 4.0, 8192};
-    }
+    // Of the published models from 3.1 on those of 1 and 3 billion parameters are tied, and stretch further.
+    config.tie_word_embeddings = name.starts_with("llama3.2");
+    if (name.starts_with("llama3."))
+      config.rope = {
+          RopeFrequencies::Scaling::kLlama3, 500000.0, config.tie_word_embeddings ? 32.0 : 8.0, 1.0, 4.0, 8192};
     presets.push_back({name, config});
   }
   return presets;

@@ -10,8 +10,8 @@ BlockTable qwen3_block(const DecoderConfig& config) {
   BlockTable block = llama_block(config);
   const auto output = block.layers.begin() + block.find("output");
   block.layers.insert(output,
-                      {{"q_norm", LayerKind::kNorm, config.num_attention_heads * h, {{"self_attn.q_norm", h}}},
-                       {"k_norm", LayerKind::kNorm, config.num_key_value_heads * h, {{"self_attn.k_norm", h}}}});
+                      {{"q_norm", LayerKind::kHeadNorm, config.num_attention_heads * h, {{"self_attn.q_norm", h}}},
+                       {"k_norm", LayerKind::kHeadNorm, config.num_key_value_heads * h, {{"self_attn.k_norm", h}}}});
   return block;
 }
 

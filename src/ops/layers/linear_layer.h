@@ -6,7 +6,7 @@
 #include "matmul/recipe.h"
 #include "norm_rows.h"
 #include "trireme/nn/autograd_node.h"
-#include "trireme/ops/layers/linear.h"
+#include "trireme/ops/layers/linear_residual.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -62,15 +62,14 @@ class LinearLayer {
 
 /// The end of a sub-layer, where a linear layer's output is added to the residual stream inside a node:
 ///
-///   y = post_norm(residual + dropout(x W^T + b))        post_norm: none, or a layer norm
+///   y = post_norm(residual + multiplier * dropout(norm(x W^T + b)))
 ///
 /// A member of the nodes of linear_residual() and norm_mlp(). Defined in linear_residual.cpp.
 class ResidualTail {
  public:
   ResidualTail() = default;
-  /// Another kind of post-norm, or one that does not fit `residual` [.., out], is an internal error.
-  ResidualTail(const Dropout& dropout, const Norm& post_norm, const at::Tensor& residual, const char* what,
-               InputList& inputs);
+  /// Norms that ResidualJoin rules out, or that do not fit `residual` [.., out], are an internal error.
+  ResidualTail(const ResidualJoin& join, const at::Tensor& residual, const char* what, InputList& inputs);
 
   /// y [T, out] of x [T, in] and the residual [T, out].
   at::Tensor forward(LinearLayer& linear, const Operand& x, const at::Tensor& residual);
@@ -79,13 +78,15 @@ class ResidualTail {
     Operand d_branch;       // gradient of the linear layer's output [T, out], in the forms that its backward reads
     at::Tensor d_residual;  // [T, out]
   };
-  /// From dy [T, out]; also computes the gradients of the post-norm's vectors.
+  /// From dy [T, out]; also computes the gradients of the norms' vectors.
   Parts backward(const LinearLayer& linear, const at::Tensor& dy, Gradients& gradients);
 
  private:
   Dropout dropout_;
-  NormLayer post_norm_;
-  LayerNormed kept_;
+  double multiplier_ = 1;
+  NormLayer norm_, post_norm_;
+  at::Tensor branch_;  // input of norm_
+  LayerNormed kept_;   // of post_norm_
 };
 
 }  // namespace trireme

@@ -8,10 +8,14 @@
 
 namespace trireme {
 
-ResidualTail::ResidualTail(const Dropout& dropout, const Norm& post_norm, const at::Tensor& residual, const char* what,
-                           InputList& inputs)
-    : dropout_(dropout), post_norm_(post_norm, residual, what, inputs) {
-  TRIREME_CHECK(post_norm.kind != NormKind::kRms, what, ": the norm after the residual must be a layer norm");
+ResidualTail::ResidualTail(const ResidualJoin& join, const at::Tensor& residual, const char* what, InputList& inputs)
+    : dropout_(join.dropout),
+      multiplier_(join.multiplier),
+      norm_(join.norm, residual, what, inputs),
+      post_norm_(join.post_norm, residual, what, inputs) {
+  const bool plain = !norm_.present() && multiplier_ == 1;
+  TRIREME_CHECK(!post_norm_.present() || (join.post_norm.kind == NormKind::kLayer && plain), what,
+                ": the norm after the residual must be a layer norm, without a norm of the branch or a multiplier");
 }
 
 at::Tensor ResidualTail::forward(LinearLayer& linear, const Operand& x, const at::Tensor& residual) {
@@ -21,6 +25,15 @@ at::Tensor ResidualTail::forward(LinearLayer& linear, const Operand& x, const at
     const at::Tensor y = std::move(normed.y.plain);
     kept_ = std::move(normed);
     return y;
+  }
+  if (norm_.present() || multiplier_ != 1) {
+    at::Tensor branch = linear.forward(x, LinearLayer::Bias::kAdd);
+    if (norm_.present()) {
+      branch_ = branch;
+      branch = norm_.forward(branch_, {.plain = true}).plain;
+    }
+    if (dropout_.active()) branch = apply_dropout(branch, dropout_);
+    return at::add(residual, branch, multiplier_);
   }
   if (!dropout_.active()) return linear.forward(x, LinearLayer::Bias::kAdd, residual);
   return add_dropout(residual, linear.forward(x, LinearLayer::Bias::kAdd), dropout_);
@@ -41,6 +54,16 @@ ResidualTail::Parts ResidualTail::backward(const LinearLayer& linear, const at::
     return parts;
   }
   parts.d_residual = dy;
+  if (norm_.present() || multiplier_ != 1) {
+    at::Tensor d_branch = dropout_.active() ? apply_dropout(dy, dropout_) : dy;
+    if (multiplier_ != 1) d_branch = d_branch * multiplier_;
+    if (norm_.present()) {
+      d_branch = norm_.backward(d_branch, branch_, {}, gradients);
+      branch_ = at::Tensor();
+    }
+    parts.d_branch = make_operand(d_branch, forms);
+    return parts;
+  }
   parts.d_branch = make_dropped_operand(dy, dropout_, forms);
   return parts;
 }
@@ -76,7 +99,7 @@ struct LinearResidualNode {
 }  // namespace
 
 at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
-                           const Dropout& dropout, const Norm& post_norm) {
+                           const ResidualJoin& join) {
   TRIREME_CHECK(residual.size(-1) == linear.weight.matrix.size(0) &&
                     residual.numel() / residual.size(-1) == x.numel() / x.size(-1),
                 "linear_residual: x ", x.sizes(), ", weight ", linear.weight.matrix.sizes(), ", residual ",
@@ -86,7 +109,7 @@ at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, cons
   LinearResidualNode node{input,
                           added,
                           {linear, x, "linear_residual", inputs},
-                          {dropout, post_norm, residual, "linear_residual", inputs},
+                          {join, residual, "linear_residual", inputs},
                           x.sizes().vec()};
   return run_node(std::move(node), inputs)[0];
 }

@@ -66,7 +66,7 @@ struct NormLinearNode {
 
 std::array<at::Tensor, 2> norm_linear(const at::Tensor& x, const Norm& norm, const Linear& linear,
                                       Activation activation, bool keep_input) {
-  TRIREME_CHECK(activation == Activation::kNone || (activation != Activation::kSwiglu && linear.bias.defined()),
+  TRIREME_CHECK(activation == Activation::kNone || (!is_gated(activation) && linear.bias.defined()),
                 "norm_linear: the activation must be a GELU and the linear layer must have a bias");
   InputList inputs;
   const Input input = inputs.add(x.contiguous());

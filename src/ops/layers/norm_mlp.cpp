@@ -26,14 +26,15 @@ struct NormMlpNode {
   at::Tensor projected, activated, kept_normed;
   Fp8Rows projected_fp8;
 
-  bool gated() const { return activation == Activation::kSwiglu; }
+  bool gated() const { return is_gated(activation); }
 
   at::Tensor project_up(const Operand& normed, bool recompute) {
     return up.forward(normed, gated() ? LinearLayer::Bias::kAdd : LinearLayer::Bias::kLeave, {}, recompute);
   }
 
   Operand activate(const at::Tensor& z, const OperandForms& wanted) const {
-    return gated() ? swiglu_forward(z, wanted, false).y : gelu_forward_operand(z, up.bias(), activation, wanted);
+    return gated() ? gated_forward(z, activation, wanted, false).y
+                   : gelu_forward_operand(z, up.bias(), activation, wanted);
   }
 
   variable_list forward() {
@@ -44,7 +45,7 @@ struct NormMlpNode {
     if (keep_inputs && norm.present() && up.wgrad_reads_plain_input()) kept_normed = normed.plain;
     Operand active;
     if (gated() && down.traits().keeps_activations_in_fp8 && !recompute_up) {
-      SwigluForward both = swiglu_forward(z, down.input_forms(), /*keep_fp8=*/true);
+      GatedForward both = gated_forward(z, activation, down.input_forms(), /*keep_fp8=*/true);
       active = std::move(both.y);
       projected_fp8 = both.kept_fp8;
     } else {
@@ -74,7 +75,7 @@ struct NormMlpNode {
         down.backward(parts.d_branch, [&] { return plain_activation(h_dtype); }, /*want_dx=*/true, {}, gradients);
     activated = at::Tensor();
     const OperandForms forms = up.gradient_forms(gradients);
-    const Operand d_projected = gated() ? swiglu_backward(d_active, projected, projected_fp8, forms)
+    const Operand d_projected = gated() ? gated_backward(d_active, projected, projected_fp8, activation, forms)
                                         : gelu_backward_operand(d_active, projected, up.bias(), activation, forms);
     d_active = projected = at::Tensor();
     projected_fp8 = {};
@@ -101,10 +102,9 @@ struct NormMlpNode {
 
 at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
   TRIREME_CHECK(mlp.activation != Activation::kNone, "norm_mlp: the activation is kNone");
-  TRIREME_CHECK(mlp.activation == Activation::kSwiglu || mlp.up.bias.defined(),
-                "norm_mlp: with GELU the up projection must have a bias");
-  const int64_t width =
-      mlp.activation == Activation::kSwiglu ? mlp.up.weight.matrix.size(0) / 2 : mlp.up.weight.matrix.size(0);
+  const bool gated = is_gated(mlp.activation);
+  TRIREME_CHECK(gated || mlp.up.bias.defined(), "norm_mlp: with GELU the up projection must have a bias");
+  const int64_t width = gated ? mlp.up.weight.matrix.size(0) / 2 : mlp.up.weight.matrix.size(0);
   TRIREME_CHECK(mlp.down.weight.matrix.size(1) == width && mlp.down.weight.matrix.size(0) == h.size(-1), "norm_mlp: h ",
                 h.sizes(), ", up ", mlp.up.weight.matrix.sizes(), ", down ", mlp.down.weight.matrix.sizes());
   InputList inputs;
@@ -116,7 +116,7 @@ at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
                    {mlp.up, h, "norm_mlp", inputs},
                    mlp.activation,
                    {mlp.down, active, "norm_mlp", inputs},
-                   {mlp.dropout, mlp.post_norm, h, "norm_mlp", inputs},
+                   {mlp.join, h, "norm_mlp", inputs},
                    mlp.recompute_up,
                    mlp.keep_inputs && !mlp.recompute_up,
                    h.sizes().vec(),

@@ -45,7 +45,8 @@ std::optional<LoraOptions> lora_options(const Config& config) {
 
 std::string rope_text(const RopeFrequencies& rope) {
   if (rope.scaling == RopeFrequencies::Scaling::kNone) return "none";
-  if (rope.scaling == RopeFrequencies::Scaling::kLinear) return "linear " + format_exact(rope.factor);
+  if (rope.scaling != RopeFrequencies::Scaling::kLlama3)
+    return fmt::format("{} {}", rope_type(rope.scaling), format_exact(rope.factor));
   return fmt::format("llama3 {} {} {} {}", format_exact(rope.factor), format_exact(rope.low_freq_factor),
                      format_exact(rope.high_freq_factor), rope.original_max_position);
 }

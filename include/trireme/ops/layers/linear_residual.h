@@ -1,6 +1,7 @@
 #pragma once
 // The linear layer that ends a sub-layer, as one autograd node with hand-written backward. It saves the forms of x that
-// the weight and the adapters need and, with a post-norm, the sum and its statistics; dropout is recomputed.
+// the weight and the adapters need, with a branch norm the linear layer's output, with a post-norm the sum, and these
+// norms' statistics; dropout is recomputed.
 
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/layers/linear.h"
@@ -10,9 +11,17 @@
 
 namespace trireme {
 
-/// post_norm(residual + dropout(linear(x))); x [.., in], residual and result [.., out], one dtype. `post_norm`: kNone
-/// or kLayer. Shapes that do not fit are an internal error.
+/// How a sub-layer joins the residual: post_norm(residual + multiplier * dropout(norm(linear(x)))). `norm`: of any kind;
+/// `post_norm`: kNone or kLayer, kNone beside a norm or a multiplier.
+struct ResidualJoin {
+  Dropout dropout{};
+  Norm norm{};
+  double multiplier = 1;
+  Norm post_norm{};
+};
+
+/// x [.., in], residual and result [.., out], one dtype. Shapes that do not fit are an internal error.
 at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
-                           const Dropout& dropout = {}, const Norm& post_norm = {});
+                           const ResidualJoin& join = {});
 
 }  // namespace trireme

@@ -1,11 +1,11 @@
 #pragma once
 // The MLP of a block, as one autograd node with hand-written backward. It saves h, the norm's statistics, the up
-// projection's output (in FP8 if the recipe says so; not if `recompute_up` is set), for GELU the activation, and with
-// `keep_inputs` the outputs of the norm and of SwiGLU. The rest is recomputed.
+// projection's output (in FP8 if the recipe says so; not if `recompute_up` is set), for GELU the activation, with
+// `keep_inputs` the outputs of the norm and of the gated activation, and what linear_residual() saves. The rest is
+// recomputed.
 
 #include "trireme/ops/activation.h"
-#include "trireme/ops/dropout.h"
-#include "trireme/ops/layers/linear.h"
+#include "trireme/ops/layers/linear_residual.h"
 #include "trireme/ops/norm.h"
 
 #include <ATen/core/Tensor.h>
@@ -14,19 +14,18 @@ namespace trireme {
 
 struct Mlp {
   Norm norm{};
-  Linear up;  // kSwiglu: gate and up projections stacked, [2F, D]
+  Linear up;  // of a gated activation: gate and up projections stacked, [2F, D]
   Activation activation = Activation::kSwiglu;
   Linear down;
-  Dropout dropout{};
-  Norm post_norm{};
+  ResidualJoin join{};
   bool recompute_up = false;  // backward recomputes the up projection instead of keeping it
   /// Forward keeps the inputs of both projections where their weight gradients read them in their plain form; otherwise
   /// backward recomputes them.
   bool keep_inputs = false;
 };
 
-/// post_norm(h + dropout(down(activation(up(norm(h)))))); h and result [.., D]. GELU requires that the up projection
-/// has a bias. Shapes or dtypes that do not fit are an internal error.
+/// down(activation(up(norm(h)))) joined to h; h and result [.., D]. GELU requires that the up projection has a bias.
+/// Shapes or dtypes that do not fit are an internal error.
 at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp);
 
 }  // namespace trireme
