@@ -36,9 +36,9 @@ struct TokenBatch {
 };
 
 struct ForwardOptions {
-  bool train = true;                 // dropout on
-  uint64_t seed = 0;                 // of dropout
-  std::vector<Recompute> recompute;  // per block; empty = none
+  bool train = true;  // dropout on
+  uint64_t seed = 0;  // of dropout
+  Recomputation recompute{};
 };
 
 /// The results of a forward pass. loss_sum = sum of loss_weight * cross-entropy (fp32 scalar, differentiable when

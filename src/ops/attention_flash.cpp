@@ -17,11 +17,13 @@ struct FlashAttention {
   HeadInputs inputs;
   Sequences sequences;
   AttentionOptions options;
+  KeptAttention* kept;  // read and written in forward
   at::Tensor out, log_sum, rng_state, unused;
 
   double p() const { return options.dropout.active() ? options.dropout.p : 0.0; }
 
   variable_list forward() {
+    if (take_kept(kept, {&out, &log_sum, &rng_state, &unused})) return {out.detach()};
     const Heads heads = inputs.heads();
     if (p() > 0) {
       at::Generator generator = at::globalContext().defaultGenerator(heads.q.device());
@@ -30,12 +32,12 @@ struct FlashAttention {
                                              "attention dropout", options.dropout.stream));
     }
     const at::Tensor& bounds = sequences.boundaries_device;
-    at::Tensor result, mask;
-    std::tie(result, log_sum, rng_state, unused, mask) = at::_flash_attention_forward(
+    at::Tensor mask;
+    std::tie(out, log_sum, rng_state, unused, mask) = at::_flash_attention_forward(
         heads.q, heads.k, heads.v, bounds, bounds, sequences.longest, sequences.longest, p(), options.causal,
         /*return_debug_mask=*/false, options.scale);
-    out = result.detach();
-    return {result};
+    if (kept != nullptr) *kept = {out, log_sum, rng_state, unused};
+    return {out.detach()};
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
@@ -66,8 +68,8 @@ struct FlashAttention {
 }  // namespace
 
 at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                           const AttentionOptions& options) {
-  return run_node(FlashAttention{heads, sequences, options, {}, {}, {}, {}}, inputs)[0];
+                           const AttentionOptions& options, KeptAttention* kept) {
+  return run_node(FlashAttention{heads, sequences, options, kept, {}, {}, {}, {}}, inputs)[0];
 }
 
 }  // namespace trireme

@@ -112,7 +112,8 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       comm_(run.comm()),
       clock_(clock),
       progress_(progress),
-      votes_(std::move(votes)) {
+      votes_(std::move(votes)),
+      recomputation_{run.plan.recompute} {
   const at::Device device = run.world.device();
   units_ = std::make_unique<ShardedUnits>(
       task_.units(), comm_, run.grid, device,
@@ -184,7 +185,7 @@ at::Tensor TrainStep::forward_backward(const StepBatch& batch) {
     {
       const ProgressSection section("forward");
       const ProfileRange range("forward");
-      loss = task_.loss(*units_, *batch.micro_batches[i], run_.plan.recompute, /*train=*/true);
+      loss = task_.loss(*units_, *batch.micro_batches[i], recomputation_, /*train=*/true);
     }
     const ProgressSection section("backward");
     const ProfileRange range("backward");

@@ -144,6 +144,7 @@ class TrainStep {
   const RunClock& clock_;
   RunProgress& progress_;
   std::function<StepVotes()> votes_;
+  Recomputation recomputation_;
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepGuard> guard_;

@@ -178,10 +178,13 @@ TEST(Bert, RecomputationGivesTheSameGradients) {
   options.seed = 4;
   model.loss(store, batch, options).backward();
   const auto expected = all_gradients(units);
-  options.recompute = {Recompute::kFull, Recompute::kNone};
-  model.loss(store, batch, options).backward();
-  const auto gradients = all_gradients(units);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(max_difference(gradients[i], expected[i]), 0) << i;
+  for (const auto& blocks :
+       {std::vector{Recompute::kFull, Recompute::kNone}, {Recompute::kNone, Recompute::kAttention}}) {
+    options.recompute.blocks = blocks;
+    model.loss(store, batch, options).backward();
+    const auto gradients = all_gradients(units);
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(max_difference(gradients[i], expected[i]), 0) << i;
+  }
 }
 
 TEST(Bert, ScoreIsTheLossWithoutDropout) {

@@ -135,8 +135,8 @@ TEST(FamilyModel, RecomputationGivesTheSameBitsWithDropout) {
   const DecoderModel model(small_gpt2(0.2), {});
   const TokenBatch batch = batch_of(2, 9, 1);
   const Result kept = run(model, batch, {true, 5, {}}, at::kFloat);
-  for (const Recompute recompute : {Recompute::kNorms, Recompute::kMlp, Recompute::kFull}) {
-    const Result again = run(model, batch, {true, 5, std::vector<Recompute>(3, recompute)}, at::kFloat);
+  for (const Recompute recompute : {Recompute::kNorms, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {
+    const Result again = run(model, batch, {true, 5, {std::vector<Recompute>(3, recompute)}}, at::kFloat);
     EXPECT_EQ(kept.loss, again.loss);
     for (size_t i = 0; i < kept.gradients.size(); ++i)
       EXPECT_EQ(max_difference(kept.gradients[i], again.gradients[i]), 0) << i;

@@ -11,8 +11,8 @@
 namespace trireme {
 
 /// post_norm(residual + dropout(linear(x))); x [.., in], residual and result [.., out], one dtype. `post_norm`: kNone
-/// or kLayer. Shapes that do not fit are an internal error.
+/// or kLayer. Shapes that do not fit are an internal error. `tile_tokens`: as in norm_linear().
 at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
-                           const Dropout& dropout = {}, const Norm& post_norm = {});
+                           const Dropout& dropout = {}, const Norm& post_norm = {}, int64_t tile_tokens = 0);
 
 }  // namespace trireme
