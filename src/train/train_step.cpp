@@ -3,6 +3,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/comm/collective_check.h"
 #include "trireme/plan/precision.h"
 #include "trireme/watchdog/progress.h"
 
@@ -113,8 +114,13 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       clock_(clock),
       progress_(progress),
       votes_(std::move(votes)),
-      recomputation_{run.plan.recompute} {
+      recomputation_{run.plan.recompute, run.plan.tile_tokens} {
   const at::Device device = run.world.device();
+  if (run.plan.offloaded > 0) {
+    offload_ = std::make_unique<OffloadStore>(OffloadStore::Options{.device = device, .blocks = run.plan.offloaded});
+    collective_check(comm_, [&] { offload_->reserve(run.plan.host); });
+    recomputation_.offload = offload_.get();
+  }
   units_ = std::make_unique<ShardedUnits>(
       task_.units(), comm_, run.grid, device,
       ShardingOptions{

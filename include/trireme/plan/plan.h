@@ -50,6 +50,11 @@ struct PlanQuestion {
   }
 };
 
+/// Bytes that each of `ranks` ranks of a host may pin of its available memory (a simulation: all its memory). The rest
+/// is for the processes, their data and the files that they read and write. CUDA's pinned memory does not count against
+/// RLIMIT_MEMLOCK.
+constexpr int64_t pinnable_memory(int64_t available, int ranks) { return available / 100 * 85 / ranks; }
+
 /// Seconds of one step as the plan's cost model predicts them. Communication that computation hides costs only
 /// `interference`: it takes memory bandwidth, multiprocessors and power from the products.
 struct StepCost {
