@@ -156,9 +156,8 @@ double recomputation_time(const PlanInput& input, const Candidate& c) {
   const RowTimes& times = input.times;
   // A model that never keeps the outputs of norms has their recomputation in `backward`.
   const double norms = input.row.saved_norms > 0 ? times.norms : 0;
-  double seconds =
-      c.rows * ((c.norms + c.mlp) * norms + c.mlp * times.mlp + (c.attention + c.host_attention) * times.attention +
-                (c.full + c.host_full) * times.full);
+  double seconds = c.rows * ((c.norms + c.mlp) * norms + c.mlp * times.mlp +
+                             (c.attention + c.host_attention) * times.attention + (c.full + c.host_full) * times.full);
   if (c.tile > 0) {
     const double tiles = std::ceil(static_cast<double>(c.rows * input.row_tokens) / static_cast<double>(c.tile));
     seconds += c.whole() * (c.rows * times.tile_row + (tiles - 1) * times.tile_sums);

@@ -13,7 +13,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t d = block.at("qkv").in, qkv = block.at("qkv").out(), q = block.at("output").in,
                 up = block.at("up").out(), f = block.at("down").in;
   int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
-  int64_t normed_inputs = 0;         // of norms' results that a product reads: not of head norms
+  int64_t normed_inputs = 0;  // of norms' results that a product reads: not of head norms
   int64_t head_norms = 0;
   int64_t statistics = block.heads;  // fp32 numbers a token: log-sum-exp of each head, norms'
   bool post_norms = false;
@@ -71,15 +71,15 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   if (down_adapter || (shape.trained && !post_norms)) backward += f * (1 + masked) * element_size;
   if (up_adapter || shape.trained) backward += d * (1 + masked) * element_size;
   // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq, the normalised
-  // rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of 64 stay on chip, beside 8
-  // bytes for each head and each of the 128 rows that a sequence takes at least.
+  // rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of 64 stay on chip, beside
+  // 8 bytes for each head and each of the 128 rows that a sequence takes at least.
   const bool on_chip = !block.causal && block.head_dim == 64 && shape.tokens <= 512;
   const int64_t sums = on_chip ? 4 * q * shape.tokens : 4 * q * attention_sum_rows(shape.tokens);
   const int64_t attention = (d + q + 2 * qkv + d * (1 + masked)) * element_size;
   memory.working = std::max(shape.tokens * std::max({forward, backward, attention}), shape.tokens * attention + sums);
   if (recipe.rows_apart) {
-    // Backward of attention: the gradients of the block's result, of the residual and of attention's output; q, k, v and
-    // their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
+    // Backward of attention: the gradients of the block's result, of the residual and of attention's output; q, k, v
+    // and their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
     const int64_t beside = shape.adapter_rank * static_cast<int64_t>(shape.adapters.size()) * element_size +
                            statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
     memory.working_whole = shape.tokens * ((2 * d + q + 2 * qkv + 2 * head_norms) * element_size + beside) + sums;

@@ -25,8 +25,9 @@ constexpr size_t kShownHints = 3;
 /// Part by which a shard group over several hosts must be predicted faster than one inside a host to be chosen: its
 /// gathers wait for the slowest host of the group and for the network that others use, which the prediction ignores.
 constexpr double kOverHostsMargin = 0.05;
-/// Parts of a pass by which tiles or Recompute::kAttention, and offload, must be predicted to save time to be chosen where
-/// a plan fits without them: the prediction ignores what smaller products lose, and the memory bandwidth of copies.
+/// Parts of a pass by which tiles or Recompute::kAttention, and offload, must be predicted to save time to be chosen
+/// where a plan fits without them: the prediction ignores what smaller products lose, and the memory bandwidth of
+/// copies.
 constexpr double kTileMargin = 0.01, kOffloadMargin = 0.03;
 constexpr int64_t kLeastTile = 1024, kMostTile = 65536;
 
@@ -128,24 +129,38 @@ void empty_host(const PlanInput& input, const PolicyMemory& storage, Candidate& 
   move(&Candidate::host_attention, &Candidate::attention);
 }
 
+/// The smallest number from `low` to `high` for which `holds` returns true, which all larger ones do, too; it is called
+/// with that number last.
+template <class F>
+std::optional<int> smallest(int low, int high, const F& holds) {
+  if (!holds(high)) return std::nullopt;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (holds(middle))
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  (void)holds(high);
+  return high;
+}
+
 /// `whole` blocks are recomputed whole, from `full` to `most_full` of them with attention: the fewest with which the
 /// candidate fits.
 std::optional<Candidate> fit_whole(const PlanInput& input, const PolicyMemory& storage, Candidate c, int whole,
-                                   int full, int most_full) {
+                                   int full, int most_full, PlanInput::Offload offload) {
   using Offload = PlanInput::Offload;
-  for (; full <= most_full; ++full) {
-    c.attention = whole - full;
-    c.full = full;
+  const auto fits = [&](int count) {
+    c.attention = whole - count;
+    c.full = count;
     c.host_attention = c.host_full = 0;
-    if (input.offload != Offload::kAll && fits_both(input, storage, c)) return c;
-    if (input.offload == Offload::kNone) continue;
-    fill_host(input, c);
-    if (input.offload == Offload::kAll && c.attention + c.full > 0) continue;
-    if (!fits_both(input, storage, c)) continue;
-    if (input.offload == Offload::kAuto) empty_host(input, storage, c);
-    return c;
-  }
-  return std::nullopt;
+    if (offload != Offload::kNone) fill_host(input, c);
+    return (offload != Offload::kAll || c.attention + c.full == 0) && fits_both(input, storage, c);
+  };
+  // The first block that recomputes attention needs the memory of its output.
+  if (!fits(full) && !(full < most_full && smallest(full + 1, most_full, fits))) return std::nullopt;
+  if (offload == Offload::kAuto) empty_host(input, storage, c);
+  return c;
 }
 
 /// The tiles that the input allows for blocks that are all recomputed whole, the largest first.
@@ -163,31 +178,50 @@ std::vector<int64_t> tiles(const PlanInput& input, int rows) {
 std::optional<Candidate> best_whole(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
   const int blocks = input.num_blocks;
   const bool spares = input.row.saved_attention > 0;
+  using Offload = PlanInput::Offload;
   std::optional<Candidate> best;
-  const auto keep = [&](const std::optional<Candidate>& c) {
-    const auto seconds = [&](const Candidate& one) {
-      return recomputation_time(input, one) + host_transfer(input, one).exposed;
-    };
-    if (c && (!best || seconds(*c) < seconds(*best))) best = c;
+  const auto seconds = [&](const Candidate& one) {
+    return recomputation_time(input, one) + host_transfer(input, one).exposed;
+  };
+  // Among equal times the fewest blocks on the host.
+  const auto rank = [&](const Candidate& one) { return std::pair(seconds(one), one.host()); };
+  const auto consider = [&](const Candidate& c, int whole, int full, int most_full) {
+    for (const Offload offload : {Offload::kNone, Offload::kAuto, Offload::kAll}) {
+      if (input.offload == Offload::kAuto ? offload == Offload::kAll : offload != input.offload) continue;
+      const auto found = fit_whole(input, storage, c, whole, full, most_full, offload);
+      if (found && (!best || rank(*found) < rank(*best))) best = found;
+    }
   };
   for (const int64_t tile : tiles(input, candidate.rows)) {
     Candidate c = candidate;
     c.tile = tile;
     const int least = input.recompute == Recompute::kFull || !spares ? blocks : 0;
-    keep(fit_whole(input, storage, c, blocks, least, input.recompute == Recompute::kAttention ? least : blocks));
+    consider(c, blocks, least, input.recompute == Recompute::kAttention ? least : blocks);
   }
-  if (input.recompute || input.offload == PlanInput::Offload::kAll) return best;
+  if (input.recompute || input.offload == Offload::kAll || blocks == 1) return best;
   for (const Recompute rest : {Recompute::kNone, Recompute::kNorms, Recompute::kMlp}) {
     if ((rest == Recompute::kNorms && input.row.saved_norms == 0) ||
         (rest == Recompute::kMlp && input.row.saved_mlp == 0))
       continue;
-    for (int whole = 1; whole < blocks; ++whole) {
-      Candidate c = candidate;
+    Candidate c = candidate;
+    c.tile = input.tile.value_or(0);
+    const auto others = [&](int whole) {
       c.norms = rest == Recompute::kNorms ? blocks - whole : 0;
       c.mlp = rest == Recompute::kMlp ? blocks - whole : 0;
-      c.tile = input.tile.value_or(0);
-      keep(fit_whole(input, storage, c, whole, spares ? 0 : whole, whole));
-    }
+    };
+    const Offload most = input.offload;
+    // The fewest blocks that must be recomputed whole, with attention and without it.
+    const auto few = smallest(1, blocks - 1, [&](int whole) {
+      others(whole);
+      return fit_whole(input, storage, c, whole, whole, whole, most).has_value();
+    });
+    if (few) consider(c, *few, spares ? 0 : *few, *few);
+    if (!few || !spares) continue;
+    const auto spared = smallest(1, blocks - 1, [&](int whole) {
+      others(whole);
+      return fit_whole(input, storage, c, whole, 0, 0, most).has_value();
+    });
+    if (spared) consider(c, *spared, 0, 0);
   }
   return best;
 }
@@ -234,8 +268,8 @@ std::optional<Candidate> fit(const PlanInput& input, const PolicyMemory& storage
   const std::optional<Candidate> whole = best_whole(input, storage, candidate);
   if (!best || !whole) return best ? best : whole;
   const double pass = best->rows * input.num_blocks * (input.times.forward + input.times.backward);
-  const double gain = recomputation_time(input, *best) - recomputation_time(input, *whole) -
-                      host_transfer(input, *whole).exposed;
+  const double gain =
+      recomputation_time(input, *best) - recomputation_time(input, *whole) - host_transfer(input, *whole).exposed;
   return gain > (whole->host() > 0 ? kOffloadMargin : kTileMargin) * pass ? whole : best;
 }
 
@@ -293,7 +327,8 @@ std::optional<MemoryPlan> find_plan(const PlanInput& input) {
       for (int rows = input.rows; rows >= 1; --rows) {
         if (!may_split(input, rows)) continue;
         for (int resident = 0; resident <= most; ++resident) {
-          const auto candidate = fit(input, storage, {.shard_size = size, .policy = policy, .rows = rows, .resident = resident});
+          const auto candidate =
+              fit(input, storage, {.shard_size = size, .policy = policy, .rows = rows, .resident = resident});
           if (!candidate) break;  // more resident units leave even less memory
           const StepCost cost = cost_of(input, storage, *candidate, memory_of(input, storage, *candidate));
           const std::tuple rank{cost.total() * margin, size, policy, -rows, -resident};
@@ -380,7 +415,14 @@ PlanInput plan_input(const PlanQuestion& question) {
       break;
   }
   input.row_tokens = shape.tokens;
+  // A tile may be a part of one row.
+  const bool whole_codes = !question.gpu || config.data.seq_length % recipe.token_multiple == 0;
+  if (!whole_codes) input.row.tile_token = 0;
   if (const int64_t tile = config.parallel.tile_tokens; tile != ParallelSection::kAutoTile) {
+    if (!whole_codes)
+      throw ConfigError(
+          fmt::format("parallel.tile_tokens: {}: FP8 products need {} tokens or a multiple, and data.seq_length is {}",
+                      tile, recipe.token_multiple, config.data.seq_length));
     if (!recipe.rows_apart)
       throw ConfigError(fmt::format(
           "parallel.tile_tokens: {}: the FP8 recipe {} has one scale for all tokens of a product, which tiles would "
@@ -391,7 +433,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   using Offload = ParallelSection::Offload;
   if (config.parallel.offload == Offload::kActivations) input.offload = PlanInput::Offload::kAll;
   // CPU ranks' activations are in host memory already.
-  if (config.parallel.offload == Offload::kAuto && question.gpu) input.offload = PlanInput::Offload::kAuto;
+  if (config.parallel.offload == Offload::kAuto && question.gpu && question.host_memory > 0)
+    input.offload = PlanInput::Offload::kAuto;
   input.host_memory = question.gpu ? question.host_memory : std::numeric_limits<int64_t>::max() / 4;
   input.moment_bytes = traits_of(config.optimizer.name).moment_bytes(config.optimizer);
   input.policy = parse_policy(word_of(config.parallel.policy));
