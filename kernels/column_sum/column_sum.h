@@ -47,6 +47,7 @@ struct MatrixColumnSum {
   void* dropped = nullptr;       // null: no dropout; the fields below are not read
   const int64_t* ids = nullptr;  // [samples] global sample ids; sample s has rows s * rows_of_sample, ...
   int64_t rows_of_sample = 0;    // divides rows
+  int64_t first_row = 0;         // index in its sample of each sample's first row here
   uint32_t t0 = 0, t1 = 0, threshold = 0;
   float scale = 1;
 };

@@ -1,13 +1,14 @@
 #pragma once
 // Counter-keyed dropout (the hash is specified in include/trireme/ops/dropout.h).
 //
-//   out[b, e] = (addend ? addend[b, e] : 0) + (kept(b, e) ? x[b, e] * scale : 0)
+//   out[b, e] = (addend ? addend[b, e] : 0) + (kept(b, first + e) ? x[b, e] * scale : 0)
 //
 // x, addend, out   [rows, row_size], device, same type; out may be x or addend; any size and alignment, fast with
 //          16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type)
 // ids      [rows] int64, device: global sample ids
+// first    index in its sample of each row's first element, even
 // No allocation, no synchronisation. Deterministic: each element is written by one thread, and its decision depends on
-// (key, id, e) only.
+// (key, id, first + e) only.
 
 #include "kernels/element.h"
 
@@ -26,6 +27,7 @@ struct DropoutArguments {
   uint32_t t0, t1, threshold;
   float scale;
   Element element;
+  int64_t first = 0;
 };
 
 cudaError_t dropout(const DropoutArguments& arguments, cudaStream_t stream);

@@ -108,7 +108,8 @@ bool lora_fits(const LoraProducts& p) {
   if (p.rank == 16 ? p.count < 1 || p.count > kMaxLoraAdapters : (p.rank != 32 && p.rank != 64) || p.count != 1)
     return false;
   if (p.sample_ids == nullptr || p.sample_tokens < 1 || p.sample_tokens % kKeyRows != 0 ||
-      p.tokens % p.sample_tokens != 0 || p.sample_tokens > kDropoutElements32 / p.columns || p.threshold > 0x8000u ||
+      p.tokens % p.sample_tokens != 0 || p.first_token < 0 ||
+      p.first_token + p.sample_tokens > kDropoutElements32 / p.columns || p.threshold > 0x8000u ||
       !aligned16(p.x, p.dx))
     return false;
   for (int i = 0; i < p.count; ++i)

@@ -32,9 +32,9 @@ struct BertBatch {
 };
 
 struct BertForward {
-  bool train = true;                 // dropout on
-  uint64_t seed = 0;                 // of dropout
-  std::vector<Recompute> recompute;  // per layer; empty = none; kMlp is not available
+  bool train = true;          // dropout on
+  uint64_t seed = 0;          // of dropout
+  Recomputation recompute{};  // kMlp is not available
 };
 
 /// Sums for an evaluation, fp64 scalars: weighted cross-entropies, and the number of masked words whose largest logit

@@ -67,15 +67,16 @@ class BlockTensors {
 };
 
 /// Attention of a projection [T, (N + 2 K) H] laid out q | k | v, which is given up: [T, N H].
-at::Tensor attend(const BlockPass& pass, int rope, const at::Tensor& qkv, const AttentionOptions& options) {
+at::Tensor attend(const BlockPass& pass, int rope, const at::Tensor& qkv, const AttentionOptions& options,
+                  KeptAttention* kept) {
   const BlockTable& block = *pass.block;
   if (!block.rotary || rope < 0)
     return attention_of_packed(qkv.view({qkv.size(0), block.heads + 2 * block.kv_heads, block.head_dim}),
-                               block.kv_heads, pass.sequences, options)
+                               block.kv_heads, pass.sequences, options, kept)
         .flatten(1);
   const auto [q, k, v] =
       rope_split_qkv_(qkv, pass.ropes.at(static_cast<size_t>(rope)), block.heads, block.kv_heads, block.head_dim);
-  return attention(q, k, v, pass.sequences, options).flatten(1);
+  return attention(q, k, v, pass.sequences, options, kept).flatten(1);
 }
 
 /// `qkv` as attend() takes it, with q and k normalised where there are norms for them: by head, or all heads together
@@ -90,13 +91,15 @@ at::Tensor norm_heads(const BlockTable& block, const at::Tensor& qkv, const Norm
   return at::cat({normed(parts[0], q_norm), normed(parts[1], k_norm), parts[2]}, 1);
 }
 
+/// `run`: of a block that is recomputed with kAttention or kFull; otherwise null. `tile_tokens`: Recomputation's, of
+/// such a block.
 at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor& x_TD, const UnitTensors& unit,
-                         Recompute recompute) {
+                         Recompute recompute, BlockRun* run, int64_t tile_tokens) {
   const ProfileRange range("layers", index);
   BlockTensors block(pass, index, unit);
   const uint64_t stream = pass.first_stream + static_cast<uint64_t>(index) * pass.streams;
   const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm"), block.linear("qkv"),
-                                              Activation::kNone, recompute == Recompute::kNone);
+                                              Activation::kNone, recompute == Recompute::kNone, tile_tokens);
   const BlockTable& table = *pass.block;
   const BlockAttention& own = table.attention_of(index);
   const at::Tensor normed = norm_heads(table, qkv, block.norm("q_norm"), block.norm("k_norm"));
@@ -104,12 +107,14 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
       table.attention_scale > 0 ? table.attention_scale : 1.0 / std::sqrt(static_cast<double>(table.head_dim));
   const at::Tensor attended =
       attend(pass, own.rope, normed,
-             {.scale = scale, .causal = table.causal, .window = own.window, .dropout = pass.attention.at(stream)});
+             {.scale = scale, .causal = table.causal, .window = own.window, .dropout = pass.attention.at(stream)},
+             recompute == Recompute::kAttention ? &run->kept : nullptr);
   const at::Tensor h_TD = linear_residual(attended, residual_TD, block.linear("output"),
                                           {.dropout = pass.residual.at(stream + 1),
                                            .norm = block.norm("attention_branch_norm"),
                                            .multiplier = table.branch_multiplier,
-                                           .post_norm = block.norm("attention_post_norm")});
+                                           .post_norm = block.norm("attention_post_norm")},
+                                          tile_tokens);
   const at::Tensor y_TD = norm_mlp(h_TD, {.norm = block.norm("mlp_norm"),
                                           .up = block.linear("up"),
                                           .activation = pass.activation,
@@ -119,7 +124,9 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
                                                    .multiplier = table.branch_multiplier,
                                                    .post_norm = block.norm("mlp_post_norm")},
                                           .recompute_up = recompute == Recompute::kMlp,
-                                          .keep_inputs = recompute == Recompute::kNone});
+                                          .keep_inputs = recompute == Recompute::kNone,
+                                          .result_unused = run != nullptr && run->again,
+                                          .tile_tokens = tile_tokens});
   block.check_complete();
   return y_TD;
 }
@@ -132,7 +139,8 @@ Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps, bool 
 }
 
 at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
-                      const std::vector<Recompute>& recompute, int adapters) {
+                      const Recomputation& recomputation, int adapters) {
+  const std::vector<Recompute>& recompute = recomputation.blocks;
   TRIREME_CHECK(recompute.empty() || static_cast<int64_t>(recompute.size()) == blocks, "recompute names ",
                 recompute.size(), " blocks, the model has ", blocks);
   const size_t pairs = 2 * pass.targets.size();
@@ -147,16 +155,17 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
     }
     const std::vector<WeightState>* states = &store.weight_states(unit);
     const Recompute what = recompute.empty() ? Recompute::kNone : recompute[static_cast<size_t>(block)];
+    OffloadStore* offload = recomputation.offload;
+    if (offload != nullptr && !offload->takes(block)) offload = nullptr;
     TRIREME_CHECK(what != Recompute::kMlp || pass.block->find("attention_post_norm") < 0,
                   "the MLP alone is recomputed from the residual, which the block norms");
-    if (what == Recompute::kFull)
-      y_TD = recomputed(
-          [pass, block, states](const at::Tensor& x, const std::vector<at::Tensor>& t) {
-            return block_forward(pass, block, x, {t, states}, Recompute::kNorms);
-          },
-          y_TD, tensors);
+    if (what == Recompute::kFull || what == Recompute::kAttention)
+      y_TD = recomputed([pass, block, states, what, tile = recomputation.tile_tokens](
+                            const at::Tensor& x, const std::vector<at::Tensor>& t,
+                            BlockRun& run) { return block_forward(pass, block, x, {t, states}, what, &run, tile); },
+                        y_TD, tensors, offload, block);
     else
-      y_TD = block_forward(pass, block, y_TD, {tensors, states}, what);
+      y_TD = block_forward(pass, block, y_TD, {tensors, states}, what, nullptr, /*tile_tokens=*/0);
     y_TD = leave_unit(y_TD, store, unit);
   }
   return y_TD;

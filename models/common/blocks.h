@@ -35,9 +35,9 @@ struct BlockPass {
 };
 
 /// x [T, D] through all blocks, which are units 1, 2, … of the store. Unit `adapters` has A and B of every target,
-/// block after block, where there are targets. `recompute`: for each block; empty: none.
+/// block after block, where there are targets.
 at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
-                      const std::vector<Recompute>& recompute, int adapters = -1);
+                      const Recomputation& recomputation, int adapters = -1);
 
 /// layer_norm() with a bias, without one rms_norm() or, `plus_one`, rms_norm_plus_one().
 Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps, bool plus_one = false);

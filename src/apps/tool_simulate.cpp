@@ -32,7 +32,7 @@ struct SimulateArguments {
   std::vector<std::string> overrides, policies = SimulationOptions{}.policies;
   std::vector<int> gpus;
   int gpus_per_host = 8;
-  std::optional<double> link_gb_s, nvlink_gb_s, memory_gib;
+  std::optional<double> link_gb_s, nvlink_gb_s, memory_gib, host_memory_gib;
   bool weak = false;
 };
 
@@ -58,6 +58,7 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
   if (arguments.link_gb_s) options.rates.network_bytes = *arguments.link_gb_s * 1e9 * kNetworkEfficiency;
   if (arguments.nvlink_gb_s) options.rates.link_bytes = *arguments.nvlink_gb_s * 1e9;
   if (arguments.memory_gib) options.rates.memory_gib = *arguments.memory_gib;
+  if (arguments.host_memory_gib) options.rates.host_memory_gib = *arguments.host_memory_gib;
   options.weak = arguments.weak;
   return options;
 }
@@ -74,6 +75,17 @@ std::string machine_text(const SimulationOptions& options) {
                      rates.memory_gib, options.gpus_per_host, rates.link_bytes / 1e9, rates.network_bytes / 1e9);
 }
 
+/// "tiles of 8,192 tokens, activations of 20 blocks in 75.0 GiB of the host"; empty: neither.
+std::string kept_text(const TrainingPlan& plan) {
+  if (plan.tile_tokens == 0 && plan.offloaded == 0) return "";
+  std::vector<std::string> parts;
+  if (plan.tile_tokens > 0) parts.push_back(fmt::format("tiles of {} tokens", format_count(plan.tile_tokens)));
+  if (plan.offloaded > 0)
+    parts.push_back(fmt::format("activations of {} in {:.1f} GiB of the host", counted(plan.offloaded, "block"),
+                                static_cast<double>(plan.host) / kGiB));
+  return join(parts, ", ");
+}
+
 std::string table(const Simulation& simulation, const SimulationOptions& options) {
   std::string text = fmt::format("{:>6} {:>6} {:<9} {:<9} {:>13} {:>10} {:>10} {:>9} {:>11} {:>6}\n", "GPUs", "batch",
                                  "asked", "policy", "shard group", "step ms", "exposed", "GiB", "tok/s/GPU", "eff.");
@@ -88,6 +100,7 @@ std::string table(const Simulation& simulation, const SimulationOptions& options
                             format_count(static_cast<int64_t>(std::llround(one.tokens_per_s))), *one.efficiency);
       else
         text += fmt::format("{:>10} {:>10} {:>9.1f} does not fit\n", "-", "-", memory);
+      if (const std::string kept = kept_text(one.plan); !kept.empty()) text += fmt::format("{:>14}{}\n", "", kept);
     }
   return text;
 }
@@ -97,19 +110,24 @@ nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan&
   const auto count = [&](Recompute what) {
     return std::count(one.plan.recompute.begin(), one.plan.recompute.end(), what);
   };
-  nlohmann::ordered_json row = {
-      {"gpus", size.gpus},
-      {"hosts", size.hosts},
-      {"global_batch_size", size.global_batch_size},
-      {"micro_batches", size.micro_batches},
-      {"asked", one.policy},
-      {"policy", policy_name(one.plan.policy)},
-      {"shard_size", one.plan.shard_size},
-      {"rows_per_pass", one.plan.rows_per_pass},
-      {"recomputed_blocks",
-       {{"norms", count(Recompute::kNorms)}, {"mlp", count(Recompute::kMlp)}, {"full", count(Recompute::kFull)}}},
-      {"fits", one.fits},
-      {"memory_gib", static_cast<double>(one.plan.total()) / kGiB}};
+  nlohmann::ordered_json row = {{"gpus", size.gpus},
+                                {"hosts", size.hosts},
+                                {"global_batch_size", size.global_batch_size},
+                                {"micro_batches", size.micro_batches},
+                                {"asked", one.policy},
+                                {"policy", policy_name(one.plan.policy)},
+                                {"shard_size", one.plan.shard_size},
+                                {"rows_per_pass", one.plan.rows_per_pass},
+                                {"recomputed_blocks",
+                                 {{"norms", count(Recompute::kNorms)},
+                                  {"mlp", count(Recompute::kMlp)},
+                                  {"attention", count(Recompute::kAttention)},
+                                  {"full", count(Recompute::kFull)}}},
+                                {"tile_tokens", one.plan.tile_tokens},
+                                {"offloaded_blocks", one.plan.offloaded},
+                                {"host_memory_gib", static_cast<double>(one.plan.host) / kGiB},
+                                {"fits", one.fits},
+                                {"memory_gib", static_cast<double>(one.plan.total()) / kGiB}};
   if (!one.fits) return row;
   row.update({{"step_ms", cost.total() * 1e3},
               {"computation_ms", cost.compute * 1e3},
@@ -118,6 +136,8 @@ nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan&
               {"slowed_by_communication_ms", cost.interference * 1e3},
               {"optimizer_ms", cost.optimizer * 1e3},
               {"other_ms", cost.fixed * 1e3},
+              {"host_copies_ms", cost.copies * 1e3},
+              {"exposed_host_copies_ms", cost.offload * 1e3},
               {"tokens_per_s_per_gpu", one.tokens_per_s},
               {"efficiency", *one.efficiency}});
   return row;
@@ -141,6 +161,8 @@ std::string simulation_json(const Simulation& simulation, const SimulationOption
                                        {{"name", rates.name},
                                         {"rates_file", rates.file},
                                         {"memory_gib", rates.memory_gib},
+                                        {"host_memory_gib", rates.host_memory_gib},
+                                        {"host_bytes_per_s", rates.host_bytes},
                                         {"bf16_flops", rates.bf16_flops},
                                         {"fp8_flops", rates.fp8_flops},
                                         {"attention_flops", rates.attention_flops},
@@ -248,6 +270,9 @@ void add_simulate_tool(CLI::App& app) {
                    "Rate at which a GPU receives from the others of its host in a collective, GB/s (default 150)")
       ->check(CLI::PositiveNumber);
   tool->add_option("--memory-gib", arguments->memory_gib, "Memory of a GPU, GiB")->check(CLI::PositiveNumber);
+  tool->add_option("--host-memory-gib", arguments->host_memory_gib,
+                   "Memory of a host for each of its GPUs, GiB (default 128)")
+      ->check(CLI::PositiveNumber);
   tool->add_option("--policy", arguments->policies,
                    "Values of parallel.policy to compare: auto,none,optimizer,gradients,full")
       ->delimiter(',')

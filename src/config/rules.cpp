@@ -318,6 +318,28 @@ void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
                                     policy)});
 }
 
+/// Tiles and offload are of blocks that are recomputed whole, or but for attention.
+void check_kept_activations(const Config& config, std::vector<RuleProblem>& problems) {
+  const ParallelSection& parallel = config.parallel;
+  using Recompute = ParallelSection::Recompute;
+  const auto refuse = [&](const std::string& key, const std::string& why) {
+    problems.push_back({"parallel." + key, {"parallel." + key, "parallel.recompute"}, "parallel." + key + why});
+  };
+  const auto word = parallel.recompute.word;
+  const bool whole = word == Recompute::kAuto || word == Recompute::kAttention || word == Recompute::kFull;
+  if (parallel.tile_tokens != ParallelSection::kAutoTile) {
+    if (parallel.tile_tokens % 128 != 0)
+      refuse("tile_tokens", fmt::format(" {} is not a multiple of 128: {}", parallel.tile_tokens,
+                                        nearest_multiples(parallel.tile_tokens, 128)));
+    if (!whole)
+      refuse("tile_tokens", " is for blocks that are recomputed whole: take parallel.recompute auto, attention or full");
+  }
+  if (parallel.offload == ParallelSection::Offload::kActivations && !whole)
+    refuse("offload",
+           " activations is for blocks that keep no more than their input and attention's output: take "
+           "parallel.recompute auto, attention or full");
+}
+
 void check_profile(const Config& config, const ProgramKeys& program, std::optional<int64_t> world_size,
                    std::vector<RuleProblem>& problems) {
   if (!config.profile) return;
@@ -379,6 +401,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& pr
   check_logging(config, problems);
   check_objective(config, program, problems);
   check_policy(config, problems);
+  check_kept_activations(config, problems);
   check_moments(config, problems);
   check_max_time(config, problems);
   check_mlperf_rules(config, program, problems);

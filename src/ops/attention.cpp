@@ -95,8 +95,8 @@ at::Tensor visible(int64_t rows, int64_t window, at::Device device) {
 /// q, k, v [B, S, heads, H] with one sequence per row, through LibTorch's dispatcher, which records autograd.
 at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOptions& options) {
-  // LibTorch's memory-efficient kernel (fp32 on a GPU) and its fp64 kernel on the CPU do not support grouped queries.
-  const bool grouped = q.is_cuda() && q.element_size() == 2;
+  // LibTorch's memory-efficient kernel (fp32) does not support grouped queries.
+  const bool grouped = q.element_size() == 2;
   const auto for_queries = [&](const at::Tensor& x) {
     if (grouped || x.size(2) == q.size(2)) return x;
     return repeat_heads(x.flatten(0, 1), q.size(2)).view(q.sizes());
@@ -110,6 +110,7 @@ at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tens
       .transpose(1, 2);
 }
 
+/// On a GPU.
 at::Tensor library_attention(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
   if (sequences.equal_lengths) {
     const auto rows = [&](const at::Tensor& x) { return x.unflatten(0, {sequences.count(), sequences.longest}); };
@@ -139,20 +140,20 @@ void check_heads(const Heads& heads, const Sequences& sequences, const Attention
 }
 
 at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& inputs, const Sequences& sequences,
-                         AttentionOptions options) {
+                         AttentionOptions options, KeptAttention* kept) {
   const ProfileRange range("attention");
   check_heads(heads, sequences, options);
   if (options.window >= sequences.longest) options.window = 0;
   const Choice choice = attention_choice(heads, sequences, options);
   if constexpr (kCudaBuild)
-    if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options);
-  if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options);
-  if (heads.q.is_cuda()) {
-    prefer_cudnn();
-    if (heads.q.element_size() == 2 &&
-        (!sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active()))
-      return flash_attention(node_inputs, inputs, sequences, options);
-  }
+    if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options, kept);
+  if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options, kept);
+  if (heads.q.is_cpu()) return cpu_attention(node_inputs, inputs, sequences, options, kept);
+  prefer_cudnn();
+  const bool varied =
+      !sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active();
+  if (heads.q.element_size() == 2 && (varied || kept != nullptr))
+    return flash_attention(node_inputs, inputs, sequences, options, kept);
   return library_attention(heads, sequences, options);
 }
 
@@ -198,7 +199,7 @@ Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> k
 
 std::vector<int64_t> cut_backward(const std::vector<int32_t>& boundaries) {
   constexpr int64_t kMoreRows = 128, kLeastRows = 1024;  // sums of few rows are not worth a launch
-  const int64_t most = std::max(kLeastRows, kSumRowsPerToken * boundaries.back());
+  const int64_t most = std::max(kLeastRows, attention_sum_rows(boundaries.back()));
   std::vector<int64_t> cuts{0};
   int64_t rows = 0;
   for (size_t i = 0; i + 1 < boundaries.size(); ++i) {
@@ -231,20 +232,20 @@ const std::vector<SequenceRange>& backward_ranges(const Sequences& sequences) {
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sequences& sequences,
-                     const AttentionOptions& options) {
+                     const AttentionOptions& options, KeptAttention* kept) {
   InputList inputs;
   const Heads heads{q, k, v};
   const HeadInputs node_inputs = HeadInputs::apart(heads, inputs);
-  return run_attention(heads, node_inputs, inputs, sequences, options);
+  return run_attention(heads, node_inputs, inputs, sequences, options, kept);
 }
 
 at::Tensor attention_of_packed(const at::Tensor& qkv, int64_t kv_heads, const Sequences& sequences,
-                               const AttentionOptions& options) {
+                               const AttentionOptions& options, KeptAttention* kept) {
   TRIREME_CHECK(qkv.dim() == 3 && qkv.is_contiguous() && qkv.size(1) > 2 * kv_heads, "attention: qkv ", qkv.sizes(),
                 " with ", kv_heads, " key heads");
   InputList inputs;
   const HeadInputs node_inputs = HeadInputs::together(qkv, kv_heads, inputs);
-  return run_attention(split_heads(qkv, kv_heads), node_inputs, inputs, sequences, options);
+  return run_attention(split_heads(qkv, kv_heads), node_inputs, inputs, sequences, options, kept);
 }
 
 namespace {
@@ -255,6 +256,7 @@ struct ComposedAttention {
   HeadInputs inputs;
   Sequences sequences;
   AttentionOptions options;
+  KeptAttention* kept;  // read and written in forward
 
   /// One sequence's heads as [N, S, H]; keys and values are repeated for their groups.
   struct Part {
@@ -274,11 +276,11 @@ struct ComposedAttention {
     if (!options.dropout.active()) return {};
     const DropoutKey key = dropout_key(options.dropout);
     const uint32_t threshold = attention_dropout_threshold(options.dropout.p);
-    at::Tensor kept = at::empty({q.size(1), length, length}, at::TensorOptions(at::kBool));
+    at::Tensor keeps = at::empty({q.size(1), length, length}, at::TensorOptions(at::kBool));
     for (int64_t head = 0; head < q.size(1); ++head)
       attention_keeps(key, sequences.keys[sequence], static_cast<uint32_t>(head), length, threshold,
-                      kept.mutable_data_ptr<bool>() + head * length * length);
-    return kept.to(q.options()).mul_(128.0 / (128 - threshold));
+                      keeps.mutable_data_ptr<bool>() + head * length * length);
+    return keeps.to(q.options()).mul_(128.0 / (128 - threshold));
   }
 
   /// Softmax in at least fp32, then converted to the dtype of the products.
@@ -293,12 +295,15 @@ struct ComposedAttention {
 
   variable_list forward() {
     const Heads heads = inputs.heads();
-    at::Tensor out = at::empty(heads.q.sizes(), heads.q.options());
+    at::Tensor out;
+    if (take_kept(kept, {&out})) return {out.detach()};
+    out = at::empty(heads.q.sizes(), heads.q.options());
     for (int64_t i = 0; i < sequences.count(); ++i) {
       const Part p = part(heads, i);
       out.narrow(0, p.begin, p.length).copy_(at::matmul(times(probabilities(p), p.factors), p.v).transpose(0, 1));
     }
-    return {out};
+    if (kept != nullptr) *kept = {out};
+    return {out.detach()};
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
@@ -326,11 +331,90 @@ struct ComposedAttention {
   }
 };
 
+/// LibTorch's flash attention of the CPU: causal, without dropout. Its kernel for fp64 supports no grouped queries.
+struct CpuAttention {
+  HeadInputs inputs;
+  Sequences sequences;
+  AttentionOptions options;
+  KeptAttention* kept;   // read and written in forward
+  at::Tensor out, sums;  // [T, N, H]; the log-sum-exp [T, N]
+
+  /// Calls run(first token, number of sequences, their length), once if all lengths are equal.
+  template <class Run>
+  void each(const Run& run) const {
+    if (sequences.equal_lengths) return run(0, sequences.count(), sequences.longest);
+    for (size_t i = 0; i + 1 < sequences.boundaries.size(); ++i)
+      run(sequences.boundaries[i], 1, sequences.boundaries[i + 1] - sequences.boundaries[i]);
+  }
+
+  /// `count` sequences of [T, heads, ..] as [count, N, length, ..].
+  at::Tensor rows(const at::Tensor& x, int64_t first, int64_t count, int64_t length) const {
+    const at::Tensor part = x.narrow(0, first, count * length);
+    const int64_t heads = inputs.heads().q.size(1);
+    return (x.dim() == 3 ? repeat_heads(part, heads) : part).unflatten(0, {count, length}).transpose(1, 2);
+  }
+
+  /// What is added to the scores of a sequence that is longer than the window; else the causal mask alone is enough.
+  std::optional<at::Tensor> mask(const at::Tensor& q, int64_t length) const {
+    if (options.window == 0 || options.window >= length) return std::nullopt;
+    const at::Tensor hidden = visible(length, options.window, q.device()).logical_not_();
+    return at::zeros({length, length}, q.options()).masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+  }
+
+  variable_list forward() {
+    if (take_kept(kept, {&out, &sums})) return {out.detach()};
+    const Heads heads = inputs.heads();
+    std::vector<at::Tensor> outs, all_sums;
+    each([&](int64_t first, int64_t count, int64_t length) {
+      const auto of = [&](const at::Tensor& x) { return rows(x, first, count, length); };
+      const auto window = mask(heads.q, length);
+      const auto [o, sum] = at::_scaled_dot_product_flash_attention_for_cpu(
+          of(heads.q), of(heads.k), of(heads.v), 0.0, options.causal && !window, window, options.scale);
+      outs.push_back(o.transpose(1, 2).flatten(0, 1));
+      all_sums.push_back(sum.transpose(1, 2).flatten(0, 1));
+    });
+    out = outs.size() == 1 ? outs[0] : at::cat(outs);
+    sums = all_sums.size() == 1 ? all_sums[0] : at::cat(all_sums);
+    if (kept != nullptr) *kept = {out, sums};
+    return {out.detach()};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("attention");
+    const Heads heads = inputs.heads(), d = inputs.allocate_gradients();
+    const at::Tensor d_out = d_outputs[0].contiguous();
+    each([&](int64_t first, int64_t count, int64_t length) {
+      const auto of = [&](const at::Tensor& x) { return rows(x, first, count, length); };
+      const auto window = mask(heads.q, length);
+      const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          of(d_out), of(heads.q), of(heads.k), of(heads.v), of(out), of(sums), 0.0, options.causal && !window, window,
+          options.scale);
+      // A key head's gradient is the sum over its group of query heads.
+      const auto put = [&, first = first, count = count, length = length](const at::Tensor& target,
+                                                                          const at::Tensor& value) {
+        const at::Tensor of_heads = value.transpose(1, 2).flatten(0, 1);
+        const int64_t own = target.size(1), all = of_heads.size(1);
+        target.narrow(0, first, count * length)
+            .copy_(own == all ? of_heads : of_heads.unflatten(1, {own, all / own}).sum(2));
+      };
+      put(d.q, dq);
+      put(d.k, dk);
+      put(d.v, dv);
+    });
+    inputs.set(d, gradients);
+  }
+};
+
 }  // namespace
 
 at::Tensor composed_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                              const AttentionOptions& options) {
-  return run_node(ComposedAttention{heads, sequences, options}, inputs)[0];
+                              const AttentionOptions& options, KeptAttention* kept) {
+  return run_node(ComposedAttention{heads, sequences, options, kept}, inputs)[0];
+}
+
+at::Tensor cpu_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
+                         const AttentionOptions& options, KeptAttention* kept) {
+  return run_node(CpuAttention{heads, sequences, options, kept, {}, {}}, inputs)[0];
 }
 
 uint32_t attention_dropout_threshold(double p) {

@@ -152,8 +152,8 @@ bool run_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o
 void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
                         const Sequences& sequences, const AttentionOptions& options, bool deterministic,
                         const Heads& d) {
-  if (run_backward(d_o, heads, o, lse, sequences, options, deterministic, d, kSumRowsPerToken * heads.q.numel() * 4))
-    return;
+  const int64_t most = attention_sum_rows(heads.q.size(0)) * heads.q.size(1) * heads.q.size(2) * 4;
+  if (run_backward(d_o, heads, o, lse, sequences, options, deterministic, d, most)) return;
   for (const auto& [first, part] : backward_ranges(sequences)) {
     const int64_t count = part.tokens();
     run_backward(tokens_of(d_o, first, count), tokens_of(heads, first, count), tokens_of(o, first, count),
@@ -170,13 +170,15 @@ struct KernelAttention {
   HeadInputs inputs;
   Sequences sequences;
   AttentionOptions options;
+  KeptAttention* kept;  // read and written in forward
   at::Tensor out, lse;
 
   variable_list forward() {
-    at::Tensor result;
-    std::tie(result, lse) = launch::attention_forward(inputs.heads(), sequences, options);
-    out = result.detach();
-    return {result};
+    if (!take_kept(kept, {&out, &lse})) {
+      std::tie(out, lse) = launch::attention_forward(inputs.heads(), sequences, options);
+      if (kept != nullptr) *kept = {out, lse};
+    }
+    return {out.detach()};
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
@@ -191,8 +193,8 @@ struct KernelAttention {
 }  // namespace
 
 at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                            const AttentionOptions& options) {
-  return run_node(KernelAttention{heads, sequences, options, {}, {}}, inputs)[0];
+                            const AttentionOptions& options, KeptAttention* kept) {
+  return run_node(KernelAttention{heads, sequences, options, kept, {}, {}}, inputs)[0];
 }
 
 }  // namespace trireme

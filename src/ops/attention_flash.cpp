@@ -18,6 +18,7 @@ struct FlashAttention {
   HeadInputs inputs;
   Sequences sequences;
   AttentionOptions options;
+  KeptAttention* kept;  // read and written in forward
   at::Tensor out, log_sum, rng_state, unused;
 
   double p() const { return options.dropout.active() ? options.dropout.p : 0.0; }
@@ -28,6 +29,7 @@ struct FlashAttention {
   std::optional<int64_t> after() const { return options.window > 0 ? std::optional<int64_t>(0) : std::nullopt; }
 
   variable_list forward() {
+    if (take_kept(kept, {&out, &log_sum, &rng_state, &unused})) return {out.detach()};
     const Heads heads = inputs.heads();
     if (p() > 0) {
       at::Generator generator = at::globalContext().defaultGenerator(heads.q.device());
@@ -36,12 +38,12 @@ struct FlashAttention {
                                              "attention dropout", options.dropout.stream));
     }
     const at::Tensor& bounds = sequences.boundaries_device;
-    at::Tensor result, mask;
-    std::tie(result, log_sum, rng_state, unused, mask) = at::_flash_attention_forward(
+    at::Tensor mask;
+    std::tie(out, log_sum, rng_state, unused, mask) = at::_flash_attention_forward(
         heads.q, heads.k, heads.v, bounds, bounds, sequences.longest, sequences.longest, p(), options.causal,
         /*return_debug_mask=*/false, options.scale, before(), after());
-    out = result.detach();
-    return {result};
+    if (kept != nullptr) *kept = {out, log_sum, rng_state, unused};
+    return {out.detach()};
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
@@ -72,8 +74,8 @@ struct FlashAttention {
 }  // namespace
 
 at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                           const AttentionOptions& options) {
-  return run_node(FlashAttention{heads, sequences, options, {}, {}, {}, {}}, inputs)[0];
+                           const AttentionOptions& options, KeptAttention* kept) {
+  return run_node(FlashAttention{heads, sequences, options, kept, {}, {}, {}, {}}, inputs)[0];
 }
 
 }  // namespace trireme

@@ -1,12 +1,14 @@
 #pragma once
 // Private to ops/: shared by the autograd nodes of attention.
 
+#include "trireme/base/error.h"
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/attention.h"
 #include "trireme/ops/rope.h"
 
 #include <ATen/ATen.h>
 
+#include <initializer_list>
 #include <map>
 #include <utility>
 #include <vector>
@@ -50,11 +52,8 @@ struct AttentionWork {
   std::vector<SequenceRange> ranges;  // backward_ranges()
 };
 
-/// Backward keeps an fp32 sum of dq for up to 128 rows more than each sequence has tokens, in our kernels and in the
-/// library's. Sequences of a few tokens therefore go through backward a range at a time, so that there are at most
-/// kSumRowsPerToken rows for each token of the batch, which is what the memory plan counts. Returns the first sequence
-/// of each range, and the number of sequences.
-inline constexpr int64_t kSumRowsPerToken = 2;
+/// Sequences go through backward a range at a time if their sums of dq would take more than attention_sum_rows(), which
+/// is what the memory plan counts. Returns the first sequence of each range, and the number of sequences.
 std::vector<int64_t> cut_backward(const std::vector<int32_t>& boundaries);
 /// The ranges, made at the first call. `sequences` are on a GPU.
 const std::vector<SequenceRange>& backward_ranges(const Sequences& sequences);
@@ -104,13 +103,25 @@ class HeadInputs {
 /// [T, K, H] -> [T, N, H], each key head repeated for its group of query heads.
 at::Tensor repeat_heads(const at::Tensor& x_TKH, int64_t heads);
 
+/// Moves the tensors of an earlier call into a node's members; false if there are none.
+inline bool take_kept(KeptAttention* kept, std::initializer_list<at::Tensor*> members) {
+  if (kept == nullptr || kept->empty()) return false;
+  TRIREME_CHECK(kept->size() == members.size(), "attention kept ", kept->size(), " tensors, this implementation reads ",
+                members.size());
+  auto value = kept->begin();
+  for (at::Tensor* member : members) *member = *value++;
+  return true;
+}
+
 /// One implementation of attention each; results [T, N, H].
 at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                            const AttentionOptions& options);
+                            const AttentionOptions& options, KeptAttention* kept);
 at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                           const AttentionOptions& options);
+                           const AttentionOptions& options, KeptAttention* kept);
+at::Tensor cpu_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
+                         const AttentionOptions& options, KeptAttention* kept);
 at::Tensor composed_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                              const AttentionOptions& options);
+                              const AttentionOptions& options, KeptAttention* kept);
 
 namespace launch {
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
@@ -95,6 +96,29 @@ int64_t peak_reserved_memory(at::Device device) {
   if constexpr (kCudaBuild)
     if (device.is_cuda()) return gpu::peak_reserved(device);
   return peak_memory(device);
+}
+
+int64_t available_host_memory() {
+  int64_t available = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);)
+    if (line.starts_with("MemAvailable:")) available = std::atoll(line.c_str() + line.find(':') + 1) * 1024;
+  // Limits of a container: cgroup v2, then v1; no number, or one beyond all memory, means no limit. Its use counts
+  // files, too, which make way.
+  for (const auto& [limit_file, used_file, stat_file, name] :
+       {std::array{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
+                   "inactive_file "},
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+         "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file "}}) {
+    double limit = 0, used = 0;
+    std::ifstream stat(stat_file);
+    if (!(std::ifstream(limit_file) >> limit) || !(std::ifstream(used_file) >> used)) continue;
+    for (std::string line; std::getline(stat, line);)
+      if (line.starts_with(name)) used -= std::atof(line.c_str() + std::string_view(name).size());
+    available = static_cast<int64_t>(std::min(static_cast<double>(available), std::max(0.0, limit - used)));
+    break;
+  }
+  return available;
 }
 
 std::string memory_state(at::Device device) {

@@ -38,6 +38,9 @@ at::Tensor mix_(at::Tensor x) {
   return x;
 }
 
+/// Index in its sample of the first element of each sample in x.
+int64_t first_element(const at::Tensor& x, const Dropout& dropout) { return dropout.first_token * x.size(-1); }
+
 /// Number of elements of a sample in x.
 int64_t count_sample(const at::Tensor& x, const Dropout& dropout) {
   const at::Tensor& ids = dropout.sample_ids_B;
@@ -96,6 +99,20 @@ struct DropoutNode {
 Choice dropout_choice(const at::Tensor& x) { return Dispatch("dropout", x).choice(); }
 
 }  // namespace
+
+Dropout Dropout::of_rows(int64_t begin, int64_t count, int64_t tokens) const {
+  if (!active()) return *this;
+  const int64_t length = tokens / samples(), last = begin + count - 1;
+  TRIREME_CHECK(count > 0 && length > 0 && tokens % samples() == 0, "dropout of ", count, " of ", tokens, " rows in ",
+                samples(), " samples");
+  const bool whole = begin % length == 0 && count % length == 0;
+  TRIREME_CHECK(whole || begin / length == last / length, "dropout of rows ", begin, " to ", last, " in samples of ",
+                length);
+  Dropout rows = *this;
+  rows.sample_ids_B = sample_ids_B.narrow(0, begin / length, whole ? count / length : 1);
+  rows.first_token += begin % length;
+  return rows;
+}
 
 DropoutKey dropout_key(const Dropout& dropout) {
   TRIREME_CHECK(dropout.p >= 0 && dropout.p < 1, "dropout probability ", dropout.p, " is not in [0, 1)");
@@ -157,7 +174,8 @@ at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout)
   const int64_t sample = count_sample(x, dropout);
   at::NoGradGuard no_grad;
   const at::Tensor& ids = dropout.sample_ids_B;
-  return dropout_elements::by_tensor_ops(x.reshape({ids.numel(), sample}), ids, dropout_key(dropout), 0)
+  return dropout_elements::by_tensor_ops(x.reshape({ids.numel(), sample}), ids, dropout_key(dropout),
+                                         first_element(x, dropout))
       .view(x.sizes());
 }
 
@@ -167,7 +185,8 @@ at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout) {
   if (!x.is_cpu()) return apply_dropout_tensor_ops(x, dropout);
   at::NoGradGuard no_grad;
   const at::Tensor& ids = dropout.sample_ids_B;
-  return dropout_elements::by_loop(x.contiguous().view({ids.numel(), sample}), ids, dropout_key(dropout), 0)
+  return dropout_elements::by_loop(x.contiguous().view({ids.numel(), sample}), ids, dropout_key(dropout),
+                                   first_element(x, dropout))
       .view(x.sizes());
 }
 

@@ -25,7 +25,8 @@ void run(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& out, c
                                             key.t1,
                                             key.threshold,
                                             static_cast<float>(key.scale),
-                                            element(x)};
+                                            element(x),
+                                            dropout.first_token * x.size(-1)};
   launched(kernels::dropout(arguments, stream_of(x)), "dropout");
 }
 

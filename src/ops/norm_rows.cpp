@@ -14,11 +14,17 @@ namespace {
 /// Widest rows of the layer norm kernel with gradients of vectors, in bytes; of the RMS norm kernels, in elements.
 constexpr int64_t kWidestLayerNormBytes = 16384, kWidestNormRow = 16384;
 
+/// The kernels' samples begin at their first row.
+Choice layer_norm_choice(std::string_view operation, const at::Tensor& x, const Dropout& dropout) {
+  if (!dropout.active() || dropout.first_token == 0) return row_kernel_choice(operation, x, kWidestLayerNormBytes);
+  return Dispatch(operation, x).needs(false, "dropout begins inside a sample").choice();
+}
+
 LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,
                        bool want_rows) {
   const bool plain_input = !branch.bias.defined() && !branch.dropout.active() && !branch.residual.defined();
-  TRIREME_RETURN_LAUNCH(row_kernel_choice("layer_norm", x, kWidestLayerNormBytes),
-                        layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
+  TRIREME_RETURN_LAUNCH(layer_norm_choice("layer_norm", x, branch.dropout),
+                 layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
   at::Tensor sum = branch.bias.defined() ? x + branch.bias : x;
   if (branch.dropout.active()) sum = apply_dropout(sum, branch.dropout);
   if (branch.residual.defined()) sum = sum + branch.residual;
@@ -58,8 +64,8 @@ at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, c
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
                                        bool want_branch_bias) {
-  TRIREME_RETURN_LAUNCH(row_kernel_choice("layer_norm_backward", kept.sum, kWidestLayerNormBytes),
-                        layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
+  TRIREME_RETURN_LAUNCH(layer_norm_choice("layer_norm_backward", kept.sum, dropout),
+                 layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
   const at::ScalarType type = accumulate_type(kept.sum), narrow = kept.sum.scalar_type();
   const at::Tensor rstd = kept.rstd.unsqueeze(-1), d = dy.to(type);
   const at::Tensor normed = (kept.sum.to(type) - kept.mean.unsqueeze(-1)).mul_(rstd);

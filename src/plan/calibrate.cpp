@@ -131,6 +131,7 @@ class Calibrator {
       result_.notes.emplace_back("FP8 products need a GPU of compute capability 9.0: fp8_flops was not measured");
     measure_attention();
     measure_memory();
+    measure_host();
     measure_links();
     measure_network();
     return std::move(result_);
@@ -180,6 +181,17 @@ class Calibrator {
     set("attention_flops", &MachineRates::attention_flops, 3.5 * forward / seconds);
     result_.notes.push_back(fmt::format(
         "attention, causal, 2 x 4,096 tokens, 32 heads of 128: forward and backward {:.2f} ms", seconds * 1e3));
+  }
+
+  /// The slower of the two directions, all GPUs of the host at once.
+  void measure_host() {
+    constexpr int64_t kBytes = int64_t{256} << 20;
+    const auto bytes = at::TensorOptions(at::kByte);
+    const at::Tensor host = at::empty({kBytes}, bytes.pinned_memory(true)),
+                     own = at::empty({kBytes}, bytes.device(device_));
+    const double out = watch_.time([&] { host.copy_(own, /*non_blocking=*/true); }),
+                 in = watch_.time([&] { own.copy_(host, /*non_blocking=*/true); });
+    set("host_bytes", &MachineRates::host_bytes, static_cast<double>(kBytes) / std::max(out, in));
   }
 
   void measure_memory() {

@@ -9,12 +9,18 @@
 
 namespace trireme {
 
-/// The decisions of a plan; everything else follows from them. norms, mlp, full: numbers of blocks with
-/// Recompute::kNorms, kMlp and kFull; the others recompute nothing.
+/// The decisions of a plan; everything else follows from them.
 struct Candidate {
   int shard_size = 1;
   ShardPolicy policy = ShardPolicy::kNone;
-  int rows = 1, resident = 0, norms = 0, mlp = 0, full = 0;
+  int rows = 1, resident = 0;
+  /// Numbers of blocks with each Recompute whose values stay on the device; the others recompute nothing, or:
+  int norms = 0, mlp = 0, attention = 0, full = 0;
+  int host_attention = 0, host_full = 0;  // numbers of blocks whose values go to the host
+  int64_t tile = 0;                       // tokens; 0: no tiles
+
+  int host() const { return host_attention + host_full; }
+  int whole() const { return attention + full + host(); }
 };
 
 /// The part of a shard size's and policy's memory that does not depend on the other decisions.
@@ -44,6 +50,14 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
 
 /// The bytes of a candidate: its plan without the lists of units and blocks, and without the cost.
 TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate);
+/// Seconds of one pass in which backward computes again, and in which tiles are joined.
+double recomputation_time(const PlanInput& input, const Candidate& candidate);
+/// Copies to the host and back in one pass: their seconds, and the part that computation does not hide. A block's values
+/// leave during the forward of the next block, and come back during the backward of the next block.
+struct Transfer {
+  double seconds = 0, exposed = 0;
+};
+Transfer host_transfer(const PlanInput& input, const Candidate& candidate);
 /// The predicted step of `plan`, which memory_of() has made.
 StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate,
                  const TrainingPlan& plan);

@@ -154,6 +154,21 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
   times.norms = bytes.norms / rates.memory_bytes;
   const BlockLayer& up = shape.block->at("up");
   times.mlp = product(recipe.forward, 2 * static_cast<double>(shape.tokens) * static_cast<double>(up.in * up.out()));
+  // The result of a block is not computed again, unless a norm behind it needs it.
+  const BlockLayer &down = shape.block->at("down"), &qkv = shape.block->at("qkv"), &out = shape.block->at("output");
+  const double down_product =
+      shape.block->find("mlp_post_norm") >= 0
+          ? 0
+          : product(recipe.forward, 2 * static_cast<double>(shape.tokens) * static_cast<double>(down.in * down.out()));
+  times.full = times.forward - down_product;
+  times.attention = times.full - attention;
+  // Results of the three sub-layers in forward, those of the first two again, and the gradients of the three inputs.
+  const auto copied = static_cast<double>(2 * qkv.out() + 2 * out.out() + down.out() + 2 * qkv.in + out.in);
+  times.tile_row =
+      2 * static_cast<double>(shape.tokens) * copied * static_cast<double>(element_size) / rates.memory_bytes;
+  if (shape.trained)
+    for (const BlockLayer& layer : shape.block->layers)
+      if (layer.product()) times.tile_sums += 4 * static_cast<double>(layer.in * layer.out()) / rates.memory_bytes;
   times.pass = shape.num_blocks * bytes.weights / rates.memory_bytes;
   times.head = (shape.head.trained ? (shape.head.again ? 4 : 3) : 2) * flops.head / rates.bf16_flops;
   for (const HeadShape::Product& one : shape.head.products)
@@ -162,6 +177,32 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
                   rates.memory_bytes;
   if (shape.reference) times.reference = shape.num_blocks * times.forward + flops.head / rates.bf16_flops;
   return times;
+}
+
+double recomputation_time(const PlanInput& input, const Candidate& c) {
+  const RowTimes& times = input.times;
+  // A model that never keeps the outputs of norms has their recomputation in `backward`.
+  const double norms = input.row.saved_norms > 0 ? times.norms : 0;
+  double seconds = c.rows * ((c.norms + c.mlp) * norms + c.mlp * times.mlp +
+                             (c.attention + c.host_attention) * times.attention + (c.full + c.host_full) * times.full);
+  if (c.tile > 0) {
+    const double tiles = std::ceil(static_cast<double>(c.rows * input.row_tokens) / static_cast<double>(c.tile));
+    seconds += c.whole() * (c.rows * times.tile_row + (tiles - 1) * times.tile_sums);
+  }
+  return seconds;
+}
+
+Transfer host_transfer(const PlanInput& input, const Candidate& c) {
+  Transfer all;
+  const auto add = [&](int blocks, int64_t bytes, double recomputed) {
+    const double once = static_cast<double>(bytes) * c.rows / input.rates.host_bytes;
+    all.seconds += blocks * 2 * once;
+    all.exposed += blocks * (std::max(0.0, once - c.rows * input.times.forward) +
+                             std::max(0.0, once - c.rows * (input.times.backward + recomputed)));
+  };
+  add(c.host_attention, input.row.saved_attention, input.times.attention);
+  add(c.host_full, input.row.saved_input, input.times.full);
+  return all;
 }
 
 StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate,
@@ -178,11 +219,10 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
   const double summed = plan.reduces_each_pass() ? 12.0 * static_cast<double>(storage.shard_elements)
                                                  : 4.0 * static_cast<double>(storage.whole_elements);
   cost.compute += (passes - 1) * summed / rates.memory_bytes;
-  // A model that never keeps the outputs of norms has their recomputation in `backward`.
-  const double norms = input.row.saved_norms > 0 ? times.norms : 0;
-  cost.recompute =
-      passes * rows *
-      ((candidate.norms + candidate.mlp) * norms + candidate.mlp * times.mlp + candidate.full * times.forward);
+  cost.recompute = passes * recomputation_time(input, candidate);
+  const Transfer transfer = host_transfer(input, candidate);
+  cost.copies = passes * transfer.seconds;
+  cost.offload = passes * transfer.exposed;
   cost.fixed = rates.step_overhead + input.num_blocks * rates.block_overhead;
   if (input.world_size > 1) cost.fixed += rates.waiting * (cost.compute + cost.recompute);
 

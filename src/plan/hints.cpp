@@ -50,6 +50,8 @@ class Changes {
     using Recomputed = ParallelSection::Recompute;
     if (const auto word = config.parallel.recompute.word; word != Recomputed::kAuto && word != Recomputed::kFull)
       add("parallel.recompute", "full");
+    if (config.parallel.tile_tokens != ParallelSection::kAutoTile) add("parallel.tile_tokens", "auto");
+    if (config.parallel.offload == ParallelSection::Offload::kNone) add("parallel.offload", "auto");
     // With one pass a step each gradient is reduced as soon as it is computed, under every policy.
     if (local > micro) add("batch.micro_batch_size", std::to_string(local));
     if (question.gpu && plan_input(question).compute_bytes == 4) add("precision.compute", "bf16");

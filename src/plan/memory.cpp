@@ -2,6 +2,7 @@
 
 #include "candidate.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/ops/attention.h"
 
 #include <algorithm>
 
@@ -13,6 +14,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
                 up = block.at("up").out(), f = block.at("down").in;
   int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
   int64_t normed_inputs = 0;                                 // of norms' results that a product reads
+  int64_t head_norms = 0;
   int64_t statistics = block.heads;                          // fp32 numbers a token: log-sum-exp of each head, norms'
   bool post_norms = false, branch_norms = false;
   for (const BlockLayer& layer : block.layers) {
@@ -22,7 +24,10 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
       largest = std::max(largest, layer.in * layer.out());
     } else {
       norms += layer.in;
-      if (layer.kind == LayerKind::kNorm || layer.kind == LayerKind::kPostNorm) normed_inputs += layer.in;
+      if (layer.kind == LayerKind::kNorm || layer.kind == LayerKind::kPostNorm)
+        normed_inputs += layer.in;
+      else if (layer.kind != LayerKind::kBranchNorm)
+        head_norms += layer.in;
       statistics += (layer.bias ? 2 : 1) * (layer.in / layer.out());  // a layer norm has a mean, too
       post_norms = post_norms || layer.kind == LayerKind::kPostNorm;
       branch_norms = branch_norms || layer.kind == LayerKind::kBranchNorm;
@@ -59,6 +64,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
     memory.saved_mlp = shape.tokens * (kept + reads_residual("mlp_norm", "up", false) * element_size);
   }
   memory.saved_input = shape.tokens * d * element_size;
+  memory.saved_attention = memory.saved_input + shape.tokens * (q * element_size + 4 * block.heads);
 
   // Forward of the MLP: gate_up and the activation, with FP8 products also both as bytes. Backward: the gradients of
   // the activation and of gate_up, gate_up itself where it was formed again, and for adapters the activation and its
@@ -73,12 +79,23 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   backward += recipe.gradient_bytes * (up + d);
   if (down_adapter || (shape.trained && !post_norms)) backward += f * (1 + masked) * element_size;
   if (up_adapter || shape.trained) backward += d * (1 + masked) * element_size;
-  // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq in up to two rows
-  // a token, the normalised rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of
-  // 64 stay on chip, beside 8 bytes for each head and each of the 128 rows that a sequence takes at least.
-  const int64_t sums = !block.causal && block.head_dim == 64 && shape.tokens <= 512 ? 4 : 8;
-  const int64_t attention = (d + q + 2 * qkv + d * (1 + masked)) * element_size + sums * q;
-  memory.working = shape.tokens * std::max({forward, backward, attention});
+  // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq, the normalised
+  // rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of 64 stay on chip, beside
+  // 8 bytes for each head and each of the 128 rows that a sequence takes at least.
+  const bool on_chip = !block.causal && block.head_dim == 64 && shape.tokens <= 512;
+  const int64_t sums = on_chip ? 4 * q * shape.tokens : 4 * q * attention_sum_rows(shape.tokens);
+  const int64_t attention = (d + q + 2 * qkv + d * (1 + masked)) * element_size;
+  memory.working = std::max(shape.tokens * std::max({forward, backward, attention}), shape.tokens * attention + sums);
+  if (recipe.rows_apart) {
+    // Backward of attention: the gradients of the block's result, of the residual and of attention's output; q, k, v
+    // and their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
+    const int64_t beside = shape.adapter_rank * static_cast<int64_t>(shape.adapters.size()) * element_size +
+                           statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
+    memory.working_whole = shape.tokens * ((2 * d + q + 2 * qkv + 2 * head_norms) * element_size + beside) + sums;
+    // The up projection is always computed again.
+    memory.tile_token = std::max(forward, backward + (only_codes || post_norms ? gate_up : 0)) + 2 * d * element_size;
+    memory.tile_sums = shape.trained ? 4 * (block.at("up").in * up + f * d) : 0;
+  }
   // Backward transposes codes of the store, one matrix at a time; codes that forward makes are transposed there and
   // wait for backward.
   memory.working_fixed = recipe.stores_codes ? largest : recipe.forward.fp8 ? shape.num_blocks * matrices : 0;
@@ -198,14 +215,30 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   const RowMemory& row = input.row;
   const int none = input.num_blocks - candidate.norms - candidate.mlp - candidate.full;
   int64_t saved = none * row.saved + candidate.norms * row.saved_norms + candidate.mlp * row.saved_mlp +
-                  candidate.full * row.saved_input;
-  if (candidate.full > 0)  // the block that is being recomputed
+                  candidate.attention * row.saved_attention + candidate.full * row.saved_input;
+  int64_t working = row.working * candidate.rows;
+  if (candidate.tile > 0 && candidate.whole() == input.num_blocks) {
+    // The last blocks recompute attention if any does.
+    const bool attends = candidate.full > 0 || (candidate.attention == 0 && candidate.host_full > 0);
+    working = (row.working_whole + (attends ? row.saved_attention - row.saved_input : 0)) * candidate.rows +
+              candidate.tile * row.tile_token + (input.gradient_bytes < 4 ? row.tile_sums : 0);
+  } else if (candidate.whole() > 0) {  // the block that is being recomputed
     saved += row.saved_norms > 0 ? row.saved_norms : row.saved;
+    if (candidate.full + candidate.host_full == 0) saved -= row.saved_attention;
+  }
+  plan.tile_tokens = candidate.whole() > 0 ? candidate.tile : 0;
   plan.activations = saved * candidate.rows;
   const int64_t head =
       row.head.row * candidate.rows + row.head.fixed + std::min(row.head.logits * candidate.rows, row.head.logits_most);
-  plan.working = std::max(row.working * candidate.rows, head) + row.working_fixed + row.head.held;
+  plan.working = std::max(working, head) + row.working_fixed + row.head.held;
   count_gradients(input, storage, passes, plan);
+  if (candidate.host() > 0) {
+    // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
+    const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;
+    plan.activations = std::max(plan.activations + one, 2 * one);
+    plan.host =
+        (candidate.host_attention * row.saved_attention + candidate.host_full * row.saved_input) * candidate.rows - one;
+  }
   return plan;
 }
 

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
@@ -24,6 +25,11 @@ constexpr size_t kShownHints = 3;
 /// Part by which a shard group over several hosts must be predicted faster than one inside a host to be chosen: its
 /// gathers wait for the slowest host of the group and for the network that others use, which the prediction ignores.
 constexpr double kOverHostsMargin = 0.05;
+/// Parts of a pass by which tiles or Recompute::kAttention, and offload, must be predicted to save time to be chosen
+/// where a plan fits without them: the prediction ignores what smaller products lose, and the memory bandwidth of
+/// copies.
+constexpr double kTileMargin = 0.01, kOffloadMargin = 0.03;
+constexpr int64_t kLeastTile = 1024, kMostTile = 65536;
 
 /// Memory of a GPU process for the context and the libraries before the first tensor, and memory that the allocator
 /// cannot use; with several ranks also NCCL's buffers and the workspaces of concurrent streams.
@@ -43,10 +49,16 @@ TrainingPlan finish(const PlanInput& input, const PolicyMemory& storage, const C
   // Backward frees the last blocks of forward first. The last blocks are recomputed, so the saved activations are those
   // of the first blocks.
   plan.recompute.assign(input.num_blocks, Recompute::kNone);
-  for (int i = 0; i < candidate.norms + candidate.mlp + candidate.full; ++i)
-    plan.recompute[input.num_blocks - 1 - i] = i < candidate.full                   ? Recompute::kFull
-                                               : i < candidate.full + candidate.mlp ? Recompute::kMlp
-                                                                                    : Recompute::kNorms;
+  auto block = plan.recompute.rbegin();
+  for (const auto& [count, what] : {std::pair{candidate.full, Recompute::kFull},
+                                    {candidate.attention, Recompute::kAttention},
+                                    {candidate.mlp, Recompute::kMlp},
+                                    {candidate.norms, Recompute::kNorms}})
+    block = std::fill_n(block, count, what);
+  // Backward needs the first blocks last: their values have the most time to leave and to come back.
+  const auto first = std::fill_n(plan.recompute.begin(), candidate.host_full, Recompute::kFull);
+  std::fill_n(first, candidate.host_attention, Recompute::kAttention);
+  plan.offloaded = candidate.host();
   if (!input.recompute_blocks.empty()) plan.recompute = input.recompute_blocks;
   plan.cost = cost_of(input, storage, candidate, plan);
   return plan;
@@ -63,11 +75,13 @@ void set_all(const PlanInput& input, Recompute what, Candidate& candidate) {
     candidate.full = named(Recompute::kFull);
     return;
   }
-  candidate.norms = candidate.mlp = candidate.full = 0;
+  candidate.norms = candidate.mlp = candidate.attention = candidate.full = 0;
+  if (what == Recompute::kAttention && input.row.saved_attention == 0) what = Recompute::kFull;
   if (what == Recompute::kMlp && input.row.saved_mlp == 0) what = Recompute::kNorms;
   if (what == Recompute::kNorms && input.row.saved_norms == 0) what = Recompute::kNone;
   if (what == Recompute::kNorms) candidate.norms = input.num_blocks;
   if (what == Recompute::kMlp) candidate.mlp = input.num_blocks;
+  if (what == Recompute::kAttention) candidate.attention = input.num_blocks;
   if (what == Recompute::kFull) candidate.full = input.num_blocks;
 }
 
@@ -81,15 +95,143 @@ std::vector<ShardPolicy> policies(const PlanInput& input, int shard_size) {
   return {ShardPolicy::kOptimizer, ShardPolicy::kGradients, ShardPolicy::kFull};
 }
 
-/// Raises recomputation to the least amount with which the candidate fits, if there is one.
+/// Whether the candidate's bytes fit the device and the host.
+bool fits_both(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
+  const TrainingPlan plan = memory_of(input, storage, candidate);
+  return plan.fits() && plan.host <= input.host_memory;
+}
+
+/// Moves as many of the blocks that are recomputed whole to the host as it holds, those with attention's output first.
+void fill_host(const PlanInput& input, Candidate& c) {
+  const int64_t attention = input.row.saved_attention * c.rows, full = input.row.saved_input * c.rows;
+  // The last of them stays on the device.
+  const auto take = [&](int& from, int& to, int64_t space, int64_t one) {
+    to = static_cast<int>(std::clamp<int64_t>(from == 0 ? 0 : space / one, 0, from));
+    from -= to;
+  };
+  take(c.attention, c.host_attention, input.host_memory + attention, attention);
+  const int64_t left = input.host_memory - std::max<int64_t>(0, (c.host_attention - 1) * attention);
+  take(c.full, c.host_full, left + (c.host_attention == 0 ? full : 0), full);
+}
+
+/// Gives the device as many of the offloaded blocks back as fit.
+void empty_host(const PlanInput& input, const PolicyMemory& storage, Candidate& c) {
+  const auto move = [&](int Candidate::* from, int Candidate::* to) {
+    while (c.*from > 0) {
+      Candidate fewer = c;
+      --(fewer.*from);
+      ++(fewer.*to);
+      if (!fits_both(input, storage, fewer)) return;
+      c = fewer;
+    }
+  };
+  move(&Candidate::host_full, &Candidate::full);
+  move(&Candidate::host_attention, &Candidate::attention);
+}
+
+/// The smallest number from `low` to `high` for which `holds` returns true, which all larger ones do, too; it is called
+/// with that number last.
+template <class F>
+std::optional<int> smallest(int low, int high, const F& holds) {
+  if (!holds(high)) return std::nullopt;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (holds(middle))
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  (void)holds(high);
+  return high;
+}
+
+/// `whole` blocks are recomputed whole, from `full` to `most_full` of them with attention: the fewest with which the
+/// candidate fits.
+std::optional<Candidate> fit_whole(const PlanInput& input, const PolicyMemory& storage, Candidate c, int whole,
+                                   int full, int most_full, PlanInput::Offload offload) {
+  using Offload = PlanInput::Offload;
+  const auto fits = [&](int count) {
+    c.attention = whole - count;
+    c.full = count;
+    c.host_attention = c.host_full = 0;
+    if (offload != Offload::kNone) fill_host(input, c);
+    return (offload != Offload::kAll || c.attention + c.full == 0) && fits_both(input, storage, c);
+  };
+  // The first block that recomputes attention needs the memory of its output.
+  if (!fits(full) && !(full < most_full && smallest(full + 1, most_full, fits))) return std::nullopt;
+  if (offload == Offload::kAuto) empty_host(input, storage, c);
+  return c;
+}
+
+/// The tiles that the input allows for blocks that are all recomputed whole, the largest first.
+std::vector<int64_t> tiles(const PlanInput& input, int rows) {
+  const int64_t tokens = rows * input.row_tokens;
+  if (input.tile || input.row.tile_token == 0) return {input.tile && *input.tile < tokens ? *input.tile : 0};
+  std::vector<int64_t> all = {0};
+  for (int64_t tile = kMostTile; tile >= kLeastTile; tile /= 2)
+    if (tile < tokens) all.push_back(tile);
+  return all;
+}
+
+/// The candidate with the shortest recomputation and copies among those in which blocks are recomputed whole: all of
+/// them, in tiles or not, or some beside others that recompute less.
+std::optional<Candidate> best_whole(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
+  const int blocks = input.num_blocks;
+  const bool spares = input.row.saved_attention > 0;
+  using Offload = PlanInput::Offload;
+  std::optional<Candidate> best;
+  const auto seconds = [&](const Candidate& one) {
+    return recomputation_time(input, one) + host_transfer(input, one).exposed;
+  };
+  // Among equal times the fewest blocks on the host.
+  const auto rank = [&](const Candidate& one) { return std::pair(seconds(one), one.host()); };
+  const auto consider = [&](const Candidate& c, int whole, int full, int most_full) {
+    for (const Offload offload : {Offload::kNone, Offload::kAuto, Offload::kAll}) {
+      if (input.offload == Offload::kAuto ? offload == Offload::kAll : offload != input.offload) continue;
+      const auto found = fit_whole(input, storage, c, whole, full, most_full, offload);
+      if (found && (!best || rank(*found) < rank(*best))) best = found;
+    }
+  };
+  for (const int64_t tile : tiles(input, candidate.rows)) {
+    Candidate c = candidate;
+    c.tile = tile;
+    const int least = input.recompute == Recompute::kFull || !spares ? blocks : 0;
+    consider(c, blocks, least, input.recompute == Recompute::kAttention ? least : blocks);
+  }
+  if (input.recompute || input.offload == Offload::kAll || blocks == 1) return best;
+  for (const Recompute rest : {Recompute::kNone, Recompute::kNorms, Recompute::kMlp}) {
+    if ((rest == Recompute::kNorms && input.row.saved_norms == 0) ||
+        (rest == Recompute::kMlp && input.row.saved_mlp == 0))
+      continue;
+    Candidate c = candidate;
+    c.tile = input.tile.value_or(0);
+    const auto others = [&](int whole) {
+      c.norms = rest == Recompute::kNorms ? blocks - whole : 0;
+      c.mlp = rest == Recompute::kMlp ? blocks - whole : 0;
+    };
+    const Offload most = input.offload;
+    // The fewest blocks that must be recomputed whole, with attention and without it.
+    const auto few = smallest(1, blocks - 1, [&](int whole) {
+      others(whole);
+      return fit_whole(input, storage, c, whole, whole, whole, most).has_value();
+    });
+    if (few) consider(c, *few, spares ? 0 : *few, *few);
+    if (!few || !spares) continue;
+    const auto spared = smallest(1, blocks - 1, [&](int whole) {
+      others(whole);
+      return fit_whole(input, storage, c, whole, 0, 0, most).has_value();
+    });
+    if (spared) consider(c, *spared, 0, 0);
+  }
+  return best;
+}
+
+/// Raises the recomputation of norms, MLPs and whole blocks to the least amount with which the candidate fits, if there
+/// is one, without tiles and offload.
 std::optional<Candidate> fit_recomputation(const PlanInput& input, const PolicyMemory& storage, Candidate candidate) {
   const int blocks = input.num_blocks;
   const auto fits = [&] { return memory_of(input, storage, candidate).fits(); };
   const bool has_norms = input.row.saved_norms > 0, has_mlp = input.row.saved_mlp > 0;
-  if (input.recompute || !input.recompute_blocks.empty()) {
-    set_all(input, input.recompute.value_or(Recompute::kNone), candidate);
-    return fits() ? std::optional(candidate) : std::nullopt;
-  }
   if (fits()) return candidate;
   // Norms give the most memory for their time, so all blocks recompute them before one recomputes more.
   for (candidate.norms = 1; has_norms && candidate.norms <= blocks; ++candidate.norms)
@@ -108,6 +250,27 @@ std::optional<Candidate> fit_recomputation(const PlanInput& input, const PolicyM
     }
   }
   return best;
+}
+
+/// The candidate with the least recomputation that fits.
+std::optional<Candidate> fit(const PlanInput& input, const PolicyMemory& storage, Candidate candidate) {
+  const Recompute asked = input.recompute.value_or(Recompute::kNone);
+  if (!input.recompute_blocks.empty() || (input.recompute && asked < Recompute::kAttention)) {
+    set_all(input, asked, candidate);
+    return memory_of(input, storage, candidate).fits() ? std::optional(candidate) : std::nullopt;
+  }
+  std::optional<Candidate> best;
+  if (!input.recompute && input.offload != PlanInput::Offload::kAll) {
+    best = fit_recomputation(input, storage, candidate);
+    // The model may have no recomputation but that of whole blocks: then there is nothing to weigh.
+    if (best && best->norms + best->mlp + best->full == 0) return best;
+  }
+  const std::optional<Candidate> whole = best_whole(input, storage, candidate);
+  if (!best || !whole) return best ? best : whole;
+  const double pass = best->rows * input.num_blocks * (input.times.forward + input.times.backward);
+  const double gain =
+      recomputation_time(input, *best) - recomputation_time(input, *whole) - host_transfer(input, *whole).exposed;
+  return gain > (whole->host() > 0 ? kOffloadMargin : kTileMargin) * pass ? whole : best;
 }
 
 /// Whether passes may have this many rows.
@@ -138,13 +301,16 @@ std::string recomputation(const TrainingPlan& plan) {
   const auto count = [&](Recompute what) { return std::count(plan.recompute.begin(), plan.recompute.end(), what); };
   std::vector<std::string> parts;
   if (const auto full = count(Recompute::kFull); full > 0) parts.push_back(fmt::format("{} whole", full));
+  if (const auto spared = count(Recompute::kAttention); spared > 0)
+    parts.push_back(fmt::format("all but attention of {}", spared));
   if (const auto mlp = count(Recompute::kMlp); mlp > 0)
     parts.push_back(fmt::format("the MLP{} of {}", plural(mlp), mlp));
   if (const auto norms = count(Recompute::kNorms); norms > 0)
     parts.push_back(fmt::format("norms and activation{} of {}", plural(norms), norms));
   if (parts.empty()) return "backward recomputes nothing";
-  return fmt::format("of {}, backward recomputes {}", counted(static_cast<int64_t>(plan.recompute.size()), "block"),
-                     join(parts, ", "));
+  return fmt::format("of {}, backward recomputes {}{}", counted(static_cast<int64_t>(plan.recompute.size()), "block"),
+                     join(parts, ", "),
+                     plan.tile_tokens > 0 ? fmt::format(" in tiles of {} tokens", plan.tile_tokens) : "");
 }
 
 }  // namespace
@@ -161,7 +327,8 @@ std::optional<TrainingPlan> find_plan(const PlanInput& input) {
       for (int rows = input.rows; rows >= 1; --rows) {
         if (!may_split(input, rows)) continue;
         for (int resident = 0; resident <= most; ++resident) {
-          const auto candidate = fit_recomputation(input, storage, {size, policy, rows, resident, 0, 0, 0});
+          const auto candidate =
+              fit(input, storage, {.shard_size = size, .policy = policy, .rows = rows, .resident = resident});
           if (!candidate) break;  // more resident units leave even less memory
           const StepCost cost = cost_of(input, storage, *candidate, memory_of(input, storage, *candidate));
           const std::tuple rank{cost.total() * margin, size, policy, -rows, -resident};
@@ -182,12 +349,22 @@ TrainingPlan least_plan(const PlanInput& input) {
       const PolicyMemory storage = policy_memory(input, size, policy);
       for (int rows = 1; rows <= input.rows; ++rows) {
         if (!may_split(input, rows)) continue;
-        for (const Recompute what : {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kFull}) {
-          if (input.recompute && what != *input.recompute) continue;
-          Candidate candidate{size, policy, rows, 0, 0, 0, 0};
-          set_all(input, what, candidate);
+        const auto keep = [&](const Candidate& candidate) {
           if (!least || memory_of(input, storage, candidate).total() < least->total())
             least = finish(input, storage, candidate);
+        };
+        for (const Recompute what :
+             {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {
+          if (input.recompute && what != *input.recompute) continue;
+          Candidate candidate{.shard_size = size, .policy = policy, .rows = rows};
+          set_all(input, what, candidate);
+          if (input.offload != PlanInput::Offload::kAll) keep(candidate);
+          if (candidate.whole() < input.num_blocks) continue;
+          candidate.tile = tiles(input, rows).back();
+          if (input.offload != PlanInput::Offload::kAll) keep(candidate);
+          if (input.offload == PlanInput::Offload::kNone) continue;
+          fill_host(input, candidate);
+          keep(candidate);
         }
       }
     }
@@ -231,11 +408,34 @@ PlanInput plan_input(const PlanQuestion& question) {
     case ParallelSection::Recompute::kNone: input.recompute = Recompute::kNone; break;
     case ParallelSection::Recompute::kNorms: input.recompute = Recompute::kNorms; break;
     case ParallelSection::Recompute::kMlp: input.recompute = Recompute::kMlp; break;
+    case ParallelSection::Recompute::kAttention: input.recompute = Recompute::kAttention; break;
     case ParallelSection::Recompute::kFull: input.recompute = Recompute::kFull; break;
     case ParallelSection::Recompute::kShare:
       input.recompute_blocks = recompute_fraction(input.num_blocks, parse_fraction(recompute.share).value());
       break;
   }
+  input.row_tokens = shape.tokens;
+  // A tile may be a part of one row.
+  const bool whole_codes = !question.gpu || config.data.seq_length % recipe.token_multiple == 0;
+  if (!whole_codes) input.row.tile_token = 0;
+  if (const int64_t tile = config.parallel.tile_tokens; tile != ParallelSection::kAutoTile) {
+    if (!whole_codes)
+      throw ConfigError(
+          fmt::format("parallel.tile_tokens: {}: FP8 products need {} tokens or a multiple, and data.seq_length is {}",
+                      tile, recipe.token_multiple, config.data.seq_length));
+    if (!recipe.rows_apart)
+      throw ConfigError(fmt::format(
+          "parallel.tile_tokens: {}: the FP8 recipe {} has one scale for all tokens of a product, which tiles would "
+          "divide: take precision.fp8_recipe: rowwise, or leave tile_tokens out",
+          tile, recipe.name));
+    input.tile = tile;
+  }
+  using Offload = ParallelSection::Offload;
+  if (config.parallel.offload == Offload::kActivations) input.offload = PlanInput::Offload::kAll;
+  // CPU ranks' activations are in host memory already.
+  if (config.parallel.offload == Offload::kAuto && question.gpu && question.host_memory > 0)
+    input.offload = PlanInput::Offload::kAuto;
+  input.host_memory = question.gpu ? question.host_memory : std::numeric_limits<int64_t>::max() / 4;
   input.moment_bytes = traits_of(config.optimizer.name).moment_bytes(config.optimizer);
   input.policy = parse_policy(word_of(config.parallel.policy));
   input.ranks_per_host = question.ranks_per_host;
@@ -262,6 +462,13 @@ TrainingPlan plan_run(const PlanQuestion& question) {
   std::vector<std::string> shown;
   for (size_t i = 0; i < std::min(kShownHints, hints.size()); ++i) shown.push_back(hints[i].text());
   const TrainingPlan least = least_plan(input);
+  if (least.fits()) {
+    const int64_t needed = (input.num_blocks - 1) * input.row.saved_input;
+    throw ConfigError(fmt::format(
+        "parallel.offload: activations needs {} of pinned memory for each rank, and its host has {} for it: take "
+        "parallel.offload: auto, or fewer ranks on a host",
+        size_text(needed), size_text(input.host_memory)));
+  }
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
       long_rows ? fmt::format(
@@ -316,6 +523,7 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
   row("working memory", plan.working);
   row("context and libraries", plan.overhead);
   row("total", plan.total());
+  if (plan.offloaded > 0) row("pinned on the host", plan.host);
   if (plan.device_memory > 0) {
     row("available", plan.device_memory);
     row("left free", plan.device_memory - plan.total());
@@ -324,6 +532,11 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
       "gathered per forward pass: {} per rank; gradients received per step: {} from the shard group, {} from "
       "replicas\n",
       size_text(plan.gathered_per_pass), size_text(plan.reduced_per_step), size_text(plan.replica_reduced_per_step));
+  if (plan.offloaded > 0)
+    text += fmt::format("activations of the first {} wait on the host{}\n", counted(plan.offloaded, "block"),
+                        plan.cost.known ? fmt::format(": copies of {:.1f} ms per step, {:.1f} ms of them not hidden",
+                                                      plan.cost.copies * 1e3, plan.cost.offload * 1e3)
+                                        : "");
   if (plan.cost.known) text += describe_cost(plan.cost) + '\n';
   return text;
 }
@@ -332,9 +545,10 @@ std::string describe_cost(const StepCost& cost) {
   const auto ms = [](double seconds) { return seconds * 1e3; };
   return fmt::format(
       "predicted step: {:.1f} ms (computation {:.1f}, recomputation {:.1f}, communication that is not hidden {:.1f}, "
-      "slowed by communication {:.1f}, optimizer {:.1f}, other {:.1f})",
+      "slowed by communication {:.1f}, optimizer {:.1f}, other {:.1f}{})",
       ms(cost.total()), ms(cost.compute), ms(cost.recompute), ms(cost.exposed), ms(cost.interference),
-      ms(cost.optimizer), ms(cost.fixed));
+      ms(cost.optimizer), ms(cost.fixed),
+      cost.offload > 0 ? fmt::format(", waiting for the host's copies {:.1f}", ms(cost.offload)) : "");
 }
 
 }  // namespace trireme

@@ -12,10 +12,10 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 
 }  // namespace
 
-const std::array<RateKey, 16>& rate_keys() {
+const std::array<RateKey, 18>& rate_keys() {
   using M = MachineRates;
   // The ranges reach from a tenth of a GPU of 2016 to ten times one of 2025: what lies outside has a wrong unit.
-  static const std::array<RateKey, 16> keys = {{
+  static const std::array<RateKey, 18> keys = {{
       {"bf16_flops", &M::bf16_flops, 1e12, 1e17, "products of a block's matrices in bf16, FLOP/s"},
       {"fp8_flops", &M::fp8_flops, 1e12, 1e17, "the same in FP8"},
       {"attention_flops", &M::attention_flops, 1e11, 1e17,
@@ -33,6 +33,8 @@ const std::array<RateKey, 16>& rate_keys() {
       {"block_overhead", &M::block_overhead, 0, 1, "the same for each block, seconds"},
       {"waiting", &M::waiting, 0, 1, "part of the computation by which several ranks wait for the slowest"},
       {"memory_gib", &M::memory_gib, 0.5, 1e5, "memory of a device, GiB"},
+      {"host_bytes", &M::host_bytes, 1e8, 1e13, "copies between a device and pinned memory of its host, bytes/s"},
+      {"host_memory_gib", &M::host_memory_gib, 0.5, 1e5, "memory of a host for each of its devices, GiB"},
   }};
   return keys;
 }

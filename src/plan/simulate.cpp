@@ -101,13 +101,15 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
                        .plans = {}};
     for (const std::string& policy : policies) {
       sized.parallel.policy = choice_of<ParallelSection::Policy>(policy).value();
-      const PlanQuestion question{.config = sized,
-                                  .model = *model,
-                                  .ranks = gpus,
-                                  .gpu = true,
-                                  .device_memory = static_cast<int64_t>(options.rates.memory_gib * (1 << 30)),
-                                  .ranks_per_host = std::min(gpus, options.gpus_per_host),
-                                  .rates = options.rates};
+      const PlanQuestion question{
+          .config = sized,
+          .model = *model,
+          .ranks = gpus,
+          .gpu = true,
+          .device_memory = static_cast<int64_t>(options.rates.memory_gib * (1 << 30)),
+          .host_memory = pinnable_memory(static_cast<int64_t>(options.rates.host_memory_gib * (1 << 30)), 1),
+          .ranks_per_host = std::min(gpus, options.gpus_per_host),
+          .rates = options.rates};
       SimulatedPlan one = simulate_one(question, policy);
       if (one.fits) one.efficiency = one.tokens_per_s / first.emplace(policy, one.tokens_per_s).first->second;
       size.plans.push_back(std::move(one));

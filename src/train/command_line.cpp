@@ -47,6 +47,9 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
   app.add_option("--ranks", line.ranks, "with --dry-run: plan for this many ranks")->check(CLI::Range(1, 1 << 20));
   app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory")
       ->check(CLI::PositiveNumber);
+  app.add_option("--host-memory-gib", line.host_memory_gib,
+                 "with --device-memory-gib: memory of the host for each GPU (default 128)")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
   app.add_flag("--allow-fresh", line.allow_fresh, "start from the beginning if checkpoints exist and all are damaged");
   app.add_flag("--allow-changed-data", line.allow_changed_data, "resume although the files of data.train changed");
@@ -73,10 +76,14 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
   } else if (config.empty()) {
     throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", name));
   }
-  if (!line.dry_run && !line.handled && (line.ranks || line.device_memory_gib))
+  if (!line.dry_run && !line.handled && (line.ranks || line.device_memory_gib || line.host_memory_gib))
     throw ConfigError(fmt::format(
         "{} is for --dry-run: a run has the ranks and devices that it is started with (mpirun -n N, srun, torchrun)",
-        line.ranks ? "--ranks" : "--device-memory-gib"));
+        line.ranks               ? "--ranks"
+        : line.device_memory_gib ? "--device-memory-gib"
+                                 : "--host-memory-gib"));
+  if (line.host_memory_gib && !line.device_memory_gib)
+    throw ConfigError("--host-memory-gib is for GPUs: give --device-memory-gib, too");
   line.config = config;
   return line;
 }

@@ -118,6 +118,8 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
       gpu ? static_cast<int64_t>(*line.device_memory_gib * (1 << 30))
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
   question.rates = run_rates(config, "");
+  question.host_memory = pinnable_memory(
+      static_cast<int64_t>(line.host_memory_gib.value_or(question.rates.host_memory_gib) * (1 << 30)), 1);
   const TrainingPlan plan = plan_run(question);
   check_disk([&] {
     const std::string warning =

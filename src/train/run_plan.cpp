@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <set>
 #include <string_view>
@@ -41,16 +42,17 @@ std::string plan_summary(const TrainingPlan& plan) {
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
                   plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
                   plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
+  all += fmt::format(" {} {} {}", plan.tile_tokens, plan.offloaded, plan.host);
   for (const bool resident : plan.resident) all += resident ? " r" : " s";
   for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
-  const auto recomputed = [&](Recompute what) {
-    return std::count(plan.recompute.begin(), plan.recompute.end(), what);
-  };
   return fmt::format(
-      "shard size {}, policy {}, {} rows in each pass, {} units resident, {} + {} blocks recomputed, {} (plan {})",
+      "shard size {}, policy {}, {} rows in each pass, {} units resident, {} of {} blocks recomputed, {} offloaded, {} "
+      "(plan {})",
       plan.shard_size, policy_name(plan.policy), plan.rows_per_pass,
-      std::count(plan.resident.begin(), plan.resident.end(), true), recomputed(Recompute::kFull),
-      recomputed(Recompute::kMlp), format_bytes(static_cast<double>(plan.total())),
+      std::count(plan.resident.begin(), plan.resident.end(), true),
+      std::count_if(plan.recompute.begin(), plan.recompute.end(),
+                    [](Recompute what) { return what != Recompute::kNone; }),
+      plan.recompute.size(), plan.offloaded, format_bytes(static_cast<double>(plan.total())),
       hex64(xxh3_64(all.data(), all.size())));
 }
 
@@ -122,6 +124,7 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, a
                 world.communicator().size(),
                 world.device().is_cuda(),
                 device_info_.total_memory,
+                0,
                 world.topology().largest_group(),
                 run_rates(config, device_info_.name)} {
   Communicator& comm = world.communicator();
@@ -134,6 +137,11 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, a
                       others, first);
                 });
 
+  const auto hosts =
+      comm.all_gather_host(std::to_string(pinnable_memory(available_host_memory(), world.launch().local_world_size)));
+  question_.host_memory = std::numeric_limits<int64_t>::max();
+  for (const std::string& memory : hosts)
+    question_.host_memory = std::min<int64_t>(question_.host_memory, std::stoll(memory));
   const auto memories = comm.all_gather_host(std::to_string(question_.device_memory));
   std::vector<int64_t> bytes;
   for (const std::string& memory : memories) bytes.push_back(std::stoll(memory));

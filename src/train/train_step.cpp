@@ -82,8 +82,14 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       comm_(run.comm()),
       clock_(clock),
       progress_(progress),
-      votes_(std::move(votes)) {
+      votes_(std::move(votes)),
+      recomputation_{run.plan.recompute, run.plan.tile_tokens} {
   const at::Device device = run.world.device();
+  if (run.plan.offloaded > 0) {
+    offload_ = std::make_unique<OffloadStore>(OffloadStore::Options{.device = device, .blocks = run.plan.offloaded});
+    collective_check(comm_, [&] { offload_->reserve(run.plan.host); });
+    recomputation_.offload = offload_.get();
+  }
   units_ = std::make_unique<ShardedUnits>(
       task_.units(), comm_, run.grid, device,
       ShardingOptions{
@@ -154,7 +160,7 @@ at::Tensor TrainStep::forward_backward(const StepBatch& batch) {
     {
       const ProgressSection section("forward");
       const ProfileRange range("forward");
-      loss = task_.loss(*units_, *batch.micro_batches[i], run_.plan.recompute, /*train=*/true);
+      loss = task_.loss(*units_, *batch.micro_batches[i], recomputation_, /*train=*/true);
     }
     const ProgressSection section("backward");
     const ProfileRange range("backward");

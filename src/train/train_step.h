@@ -101,6 +101,8 @@ class TrainStep {
   const RunClock& clock_;
   RunProgress& progress_;
   std::function<StepVotes()> votes_;
+  std::unique_ptr<OffloadStore> offload_;  // null: all activations stay on the device
+  Recomputation recomputation_;
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepGuard> guard_;

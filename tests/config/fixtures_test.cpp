@@ -139,7 +139,8 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
     {"unknown_section", {"8:1: unknown section 'optimiser'. Did you mean 'optimizer'?"}},
     {"word_choices",
      {"9:15: parallel.shard_size must be auto, world or an integer from 1 to 1048576, not 'all'",
-      "10:14: parallel.recompute must be auto, none, norms, mlp, full or a share from 0 to 1 such as 1/3, not 'ful'. "
+      "10:14: parallel.recompute must be auto, none, norms, mlp, attention, full or a share from 0 to 1 such as 1/3, "
+      "not 'ful'. "
       "Did "
       "you mean 'full'?",
       "12:15: eval.skip_first must be mlperf or an integer from 0 to 2147483647, or null, not '-1'",

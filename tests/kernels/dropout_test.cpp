@@ -61,6 +61,29 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
   }
 }
 
+TEST_F(DropoutTest, PartsOfASampleAreThoseOfTheWhole) {
+  const int64_t row_size = 4096;
+  for (const Element element : kElements) {
+    // A first element that leaves packs whole, and one that does not.
+    for (const int64_t first : {int64_t{1024}, int64_t{1030}}) {
+      const int64_t count = row_size - first;
+      const Values x = normal_values(row_size, element, 1);
+      DeviceArray whole(x, element), part(Values(x.begin() + first, x.end()), element), out(row_size, element),
+          out_part(count, element);
+      DeviceIntegers<int64_t> ids({int64_t{7} << 34});
+      CUDA_OK(dropout({whole.data(), nullptr, out.data(), ids.as<int64_t>(), 1, row_size, 11, 22, 6554, 1.1f, element},
+                      nullptr));
+      CUDA_OK(dropout(
+          {part.data(), nullptr, out_part.data(), ids.as<int64_t>(), 1, count, 11, 22, 6554, 1.1f, element, first},
+          nullptr));
+      const Values all = out.values();
+      EXPECT_EQ(out_part.values(), Values(all.begin() + first, all.end())) << first;
+    }
+  }
+  EXPECT_EQ(dropout({nullptr, nullptr, nullptr, nullptr, 1, 2, 1, 2, 3, 1.0f, Element::kBF16, 3}, nullptr),
+            cudaErrorInvalidValue);
+}
+
 TEST_F(DropoutTest, SameBitsEveryTime) {
   const int64_t rows = 3, row_size = 40000;
   DeviceArray in(normal_values(rows * row_size, Element::kBF16, 1), Element::kBF16),

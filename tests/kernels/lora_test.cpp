@@ -16,6 +16,7 @@ struct Shape {
   int64_t samples, sample_tokens, columns;
   int rank, count;
   uint32_t threshold;
+  int64_t first_token = 0;
   int64_t tokens() const { return samples * sample_tokens; }
 };
 
@@ -31,7 +32,7 @@ struct Case {
         ids(sample_ids(s.samples)) {
     p.count = s.count, p.rank = s.rank, p.x = x.data(), p.dx = dx.data();
     p.tokens = s.tokens(), p.columns = s.columns, p.sample_ids = ids.as<int64_t>();
-    p.sample_tokens = s.sample_tokens, p.threshold = s.threshold;
+    p.sample_tokens = s.sample_tokens, p.first_token = s.first_token, p.threshold = s.threshold;
     p.scale = 65536.0f / static_cast<float>(65536 - s.threshold), p.element = element;
     for (int i = 0; i < s.count; ++i) {
       const auto seed = static_cast<uint32_t>(10 * i);
@@ -54,7 +55,7 @@ struct Case {
   Values dropped(const Values& values, int i) const {
     DeviceArray in(values, element), out(p.tokens * p.columns, element);
     EXPECT_EQ(dropout({in.data(), nullptr, out.data(), p.sample_ids, shape.samples, shape.sample_tokens * p.columns,
-                       p.t0[i], p.t1[i], p.threshold, p.scale, element},
+                       p.t0[i], p.t1[i], p.threshold, p.scale, element, p.first_token * p.columns},
                       nullptr),
               cudaSuccess);
     return out.values();
@@ -83,6 +84,8 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
                            {3, 32, 192, 16, 3, 6554},
                            {2, 96, 320, 16, 2, 32768},
                            {5, 64, 64, 32, 1, 1},
+                           {1, 96, 320, 16, 3, 6554, 4001},
+                           {2, 96, 320, 16, 1, 6554, 96},
                            {1, 160, 704, 64, 1, 6554},
                            {2, 512, 1088, 16, 3, 6554},
                            // Enough tokens for the large blocks; the last block is half full.
@@ -199,6 +202,8 @@ TEST_F(LoraTest, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](LoraProducts& p) { p.count = 4; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.columns = 96; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.sample_tokens = 16; }));
+  EXPECT_TRUE(refused([](LoraProducts& p) { p.first_token = -32; }));
+  EXPECT_TRUE(refused([](LoraProducts& p) { p.first_token = (int64_t{1} << 33) / p.columns; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.tokens = 96; }));  // one and a half samples
   EXPECT_TRUE(refused([](LoraProducts& p) { p.threshold = 40000; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.element = Element::kF32; }));

@@ -56,18 +56,19 @@ TEST_F(MatrixColumnSumTest, DropsAsTheDropoutKernelAndSumsWhatItWrites) {
         SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows()) + " x " +
                      std::to_string(s.columns) + (in_place ? ", in place" : ""));
         const Values x = normal_values(s.count(), element, 2);
+        const int64_t first_row = in_place ? 6 : 0;
         std::vector<int64_t> ids;
         for (int64_t i = 0; i < s.samples; ++i) ids.push_back(i * 0x1234567890ll + 3);
         const DeviceIntegers<int64_t> device_ids(ids);
         const DeviceArray in(x, element), expected(s.count(), element), out(s.count(), element),
             sums(s.columns, element), workspace(matrix_column_sum_workspace(s.rows(), s.columns), Element::kF32);
         CUDA_OK(dropout({in.data(), nullptr, expected.data(), device_ids.as<int64_t>(), s.samples, s.tokens * s.columns,
-                         11, 22, 6554, 1.1f, element},
+                         11, 22, 6554, 1.1f, element, first_row * s.columns},
                         nullptr));
         MatrixColumnSum a;
         a.x = in.data(), a.sums = sums.data(), a.workspace = workspace.fp32(), a.rows = s.rows();
         a.columns = s.columns, a.element = element, a.dropped = in_place ? in.data() : out.data();
-        a.ids = device_ids.as<int64_t>(), a.rows_of_sample = s.tokens;
+        a.ids = device_ids.as<int64_t>(), a.rows_of_sample = s.tokens, a.first_row = first_row;
         a.t0 = 11, a.t1 = 22, a.threshold = 6554, a.scale = 1.1f;
         CUDA_OK(matrix_column_sum(a, nullptr));
         const Values dropped = (in_place ? in : out).values();

@@ -168,11 +168,43 @@ TEST(FamilyModel, RecomputationGivesTheSameBitsWithDropout) {
   const DecoderModel model(small_gpt2(0.2), {});
   const TokenBatch batch = batch_of(2, 9, 1);
   const Result kept = run(model, batch, {true, 5, {}}, at::kFloat);
-  for (const Recompute recompute : {Recompute::kNorms, Recompute::kMlp, Recompute::kFull}) {
-    const Result again = run(model, batch, {true, 5, std::vector<Recompute>(3, recompute)}, at::kFloat);
+  for (const Recompute recompute : {Recompute::kNorms, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {
+    const Result again = run(model, batch, {true, 5, {std::vector<Recompute>(3, recompute)}}, at::kFloat);
     EXPECT_EQ(kept.loss, again.loss);
     for (size_t i = 0; i < kept.gradients.size(); ++i)
       EXPECT_EQ(max_difference(kept.gradients[i], again.gradients[i]), 0) << i;
+  }
+}
+
+TEST(FamilyModel, TilesAndOffloadGiveTheSameGradients) {
+  using enum Recompute;
+  for (const double dropout : {0.0, 0.2}) {
+    for (const DecoderModel& model : {DecoderModel(small_gpt2(dropout), {}), DecoderModel(small_config(), {}),
+                                      DecoderModel(small_config(), seven(dropout))}) {
+      TokenBatch batch = batch_of(2, 9, 1);
+      if (dropout == 0) batch.cu_seqlens = {0, 3, 9, 10, 18};
+      const auto with = [&](const Recomputation& recomputation, at::ScalarType dtype) {
+        return run(model, batch, {true, 5, recomputation}, dtype);
+      };
+      const Result exact = with({}, at::kDouble), plain = with({}, at::kFloat);
+      for (const auto& blocks : {std::vector(3, kFull), std::vector(3, kAttention), {kAttention, kFull, kNone}}) {
+        const Result tiled = with({blocks, 4}, at::kDouble), one_tile = with({blocks, 18}, at::kFloat);
+        EXPECT_NEAR(tiled.loss, exact.loss, 1e-11 * exact.loss);
+        EXPECT_EQ(one_tile.loss, plain.loss);
+        for (size_t i = 0; i < exact.gradients.size(); ++i) {
+          EXPECT_LT(relative_difference(tiled.gradients[i], exact.gradients[i]), 1e-11) << i;
+          EXPECT_EQ(max_difference(one_tile.gradients[i], plain.gradients[i]), 0) << i;
+        }
+        for (const int64_t offloaded : {1, 2, 3}) {
+          OffloadStore store({.blocks = offloaded, .chunk_bytes = 1024, .least_bytes = 1, .copies_on_cpu = true});
+          const Result away = with({blocks, 4, &store}, at::kDouble);
+          EXPECT_EQ(away.loss, tiled.loss);
+          for (size_t i = 0; i < tiled.gradients.size(); ++i)
+            EXPECT_EQ(max_difference(away.gradients[i], tiled.gradients[i]), 0) << i;
+          EXPECT_EQ(store.host_bytes() > 0, offloaded > 1);
+        }
+      }
+    }
   }
 }
 

@@ -135,13 +135,13 @@ TEST_P(FamilyParity, LogitsLossAndGradients) {
   const auto reference = read_reference(folder_ / GetParam() / "reference.safetensors");
   const TokenBatch batch = batch_of(reference);
   for (const auto& [dtype, bound] : {std::pair(at::kDouble, 1e-10), std::pair(at::kFloat, 1e-4)}) {
-    for (const Recompute recompute : {Recompute::kNone, Recompute::kMlp, Recompute::kFull}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {
       SCOPED_TRACE(std::string(c10::toString(dtype)) + ", recompute " + std::to_string(static_cast<int>(recompute)));
       const Loaded loaded = load(folder_ / GetParam(), dtype);
       WholeUnitStore store(loaded.units);
       ForwardOptions options;
       options.train = true;
-      options.recompute.assign(static_cast<size_t>(loaded.model.config().num_hidden_layers), recompute);
+      options.recompute.blocks.assign(static_cast<size_t>(loaded.model.config().num_hidden_layers), recompute);
       ForwardOptions without_dropout = options;
       without_dropout.train = false;
       EXPECT_LT(relative_difference(loaded.model.logits(store, batch, without_dropout).to(at::kDouble),

@@ -103,17 +103,25 @@ TEST(DecoderModel, RecomputationGivesTheSameBits) {
   for (const double dropout : {0.0, 0.2}) {
     for (const bool full_training : {false, true}) {
       const DecoderModel model(small_config(), full_training ? std::nullopt : std::optional(seven(dropout)));
-      ForwardOptions none{true, 5, {}}, full{true, 5, std::vector<Recompute>(3, Recompute::kFull)};
-      ForwardOptions mixed{true, 5, {Recompute::kNone, Recompute::kFull, Recompute::kNone}};
-      const TokenBatch batch = batch_of(2, 9, 1);
-      const Result a = run(model, batch, none, at::kFloat), b = run(model, batch, full, at::kFloat),
-                   c = run(model, batch, mixed, at::kFloat);
-      EXPECT_EQ(a.loss, b.loss);
-      EXPECT_EQ(a.loss, c.loss);
-      ASSERT_EQ(a.gradients.size(), b.gradients.size());
-      for (size_t i = 0; i < a.gradients.size(); ++i) {
-        EXPECT_EQ(max_difference(a.gradients[i], b.gradients[i]), 0) << i;
-        EXPECT_EQ(max_difference(a.gradients[i], c.gradients[i]), 0) << i;
+      TokenBatch batch = batch_of(2, 9, 1);
+      const auto with = [&](const std::vector<Recompute>& blocks) {
+        return run(model, batch, {true, 5, {blocks}}, at::kFloat);
+      };
+      using enum Recompute;
+      for (const bool documents : {false, true}) {
+        if (documents) batch.cu_seqlens = {0, 3, 9, 10, 18};
+        const Result none = with({});
+        for (const auto& blocks : {std::vector(3, kFull),
+                                   std::vector(3, kAttention),
+                                   {kNone, kFull, kNone},
+                                   {kAttention, kNone, kMlp},
+                                   {kNorms, kAttention, kFull}}) {
+          const Result again = with(blocks);
+          EXPECT_EQ(none.loss, again.loss);
+          ASSERT_EQ(none.gradients.size(), again.gradients.size());
+          for (size_t i = 0; i < none.gradients.size(); ++i)
+            EXPECT_EQ(max_difference(none.gradients[i], again.gradients[i]), 0) << i;
+        }
       }
     }
   }
@@ -228,9 +236,9 @@ TEST(DecoderModel, Bf16FollowsFp32) {
 TEST(DecoderModel, ReadsWeightsOnlyBetweenTheHooks) {
   for (const bool tie : {false, true}) {
     for (const bool full_training : {false, true}) {
-      for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kAttention, Recompute::kFull}) {
         const DecoderModel model(small_config(tie), full_training ? std::nullopt : std::optional(seven(0.1)));
-        const ForwardOptions options{true, 1, std::vector<Recompute>(3, recompute)};
+        const ForwardOptions options{true, 1, {std::vector<Recompute>(3, recompute)}};
         const TokenBatch batch = batch_of(2, 5, 1);
         const Result want = run(model, batch, options);
         StrictStore store(model, units_of(model, at::kDouble));

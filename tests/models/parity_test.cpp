@@ -83,7 +83,7 @@ TEST_P(LlamaParity, LogitsLossAndGradients) {
     LoadedLlama loaded = load_llama(reference, reference.lora());
     WholeUnitStore store(loaded.units);
     ForwardOptions options;
-    options.recompute.assign(static_cast<size_t>(reference.config().num_hidden_layers), recompute);
+    options.recompute.blocks.assign(static_cast<size_t>(reference.config().num_hidden_layers), recompute);
     EXPECT_LT(max_difference(loaded.model.logits(store, batch, options), reference.tensors.at("logits")), 1e-5);
     const at::Tensor loss = loaded.model.loss(store, batch, options);
     EXPECT_NEAR(loss.item<double>() / reference.tensors.at("loss_sum").item<double>(), 1.0, 1e-6);

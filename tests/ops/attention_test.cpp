@@ -172,6 +172,35 @@ TEST(Attention, APackOfThreeEqualsTheThreeAlone) {
   }
 }
 
+TEST(Attention, ContinuesFromWhatItKept) {
+  for (const Shape& s : kShapes) {
+    for (const double p : {0.0, 0.3}) {
+      for (const bool causal : {true, false}) {
+        SCOPED_TRACE(std::to_string(s.tokens()) + " tokens, p " + std::to_string(p));
+        const auto run = [&](KeptAttention* kept) {
+          at::Tensor packed = packed_heads(s, at::kFloat).requires_grad_();
+          const at::Tensor y = attention_of_packed(packed, s.kv_heads, sequences_of(s), options(causal, p), kept);
+          y.backward(random(y.sizes(), 5, at::kFloat));
+          return std::pair{y.detach(), packed.grad()};
+        };
+        KeptAttention kept;
+        const auto [y, d] = run(nullptr);
+        const auto [first, d_first] = run(&kept);
+        ASSERT_FALSE(kept.empty());
+        EXPECT_EQ(max_difference(y, first), 0);
+        EXPECT_EQ(max_difference(d, d_first), 0);
+        const KeptAttention before = kept;
+        const auto [second, d_second] = run(&kept);
+        EXPECT_EQ(second.const_data_ptr(), before[0].const_data_ptr());
+        EXPECT_EQ(max_difference(d, d_second), 0);
+        // The result is read, not computed.
+        kept[0] = kept[0] * 0 + 7;
+        EXPECT_EQ(max_difference(run(&kept).first, at::full_like(y, 7)), 0);
+      }
+    }
+  }
+}
+
 TEST(Attention, CausalNeverLooksAhead) {
   const Shape s{{0, 6}, 2, 2, 4};
   for (const double p : {0.0, 0.3}) {
@@ -223,7 +252,7 @@ TEST(Sequences, AreCutForBackwardWhereSumsWouldTakeMoreThanThePlanCounts) {
     for (std::vector<int32_t> all : {bounds(8192 / length, length), bounds(7, length)}) {
       if (length == 10) all.push_back(all.back() + 4096);  // one long sequence among short ones
       const std::vector<int64_t> cuts = cut_backward(all);
-      const int64_t most = std::max<int64_t>(1024, kSumRowsPerToken * all.back());
+      const int64_t most = std::max<int64_t>(1024, attention_sum_rows(all.back()));
       ASSERT_EQ(cuts.front(), 0);
       ASSERT_EQ(cuts.back(), static_cast<int64_t>(all.size()) - 1);
       for (size_t i = 0; i + 1 < cuts.size(); ++i) {

@@ -73,6 +73,7 @@ struct BlockChoices {
   double lora_dropout = 0;
   bool trained = true;  // whether weights, norms and biases are trained
   bool recompute_up = false;
+  int64_t tile_tokens = 0;
 };
 
 inline void PrintTo(const BlockChoices& choices, std::ostream* out) { *out << choices.name; }
@@ -227,14 +228,16 @@ class TestBlock {
     const auto join = [&](size_t i) -> ResidualJoin {
       return {dropout(b, i + 1), norm(b, i + 2), c_.multiplier, c_.post_norm ? norm(b, i) : none};
     };
-    const auto [qkv, residual] = norm_linear(at_index(b, x_), c_.post_norm ? none : norm(b, 0), linear(b, qkv_, 0));
-    const at::Tensor h = linear_residual(mix(b, qkv), residual, linear(b, out_, 1), join(0));
+    const auto [qkv, residual] = norm_linear(at_index(b, x_), c_.post_norm ? none : norm(b, 0), linear(b, qkv_, 0),
+                                             Activation::kNone, false, c_.tile_tokens);
+    const at::Tensor h = linear_residual(mix(b, qkv), residual, linear(b, out_, 1), join(0), c_.tile_tokens);
     return norm_mlp(h, {.norm = c_.post_norm ? none : norm(b, 1),
                         .up = linear(b, up_, 2),
                         .activation = c_.activation,
                         .down = linear(b, down_, 3),
                         .join = join(1),
-                        .recompute_up = c_.recompute_up});
+                        .recompute_up = c_.recompute_up,
+                        .tile_tokens = c_.tile_tokens});
   }
 
   at::Tensor reference(const Built& b) const {

@@ -1,5 +1,6 @@
 // The fused sub-layers against their plain composition in fp64 and against central differences.
 #include "block_testing.h"
+#include "layers/tiles.h"
 
 #include <gtest/gtest.h>
 
@@ -15,6 +16,31 @@ TEST_P(Layers, EqualTheCompositionInValuesAndGradients) {
   const auto ours = block.run(at::kCPU, at::kDouble, {}), expected = block.run_reference();
   ASSERT_EQ(ours.size(), expected.size());
   for (size_t i = 0; i < ours.size(); ++i) EXPECT_LT(relative_distance(ours[i], expected[i]), 1e-11) << "value " << i;
+}
+
+TEST_P(Layers, InTilesEqualTheCompositionToo) {
+  // Parts of the two samples of five tokens; one sample at a time; and tokens that are a sample each.
+  for (const int64_t tile : {1, 2, 3, 7}) {
+    for (const BlockShape& shape : {BlockShape{}, BlockShape{.samples = 10, .length = 1}}) {
+      BlockChoices choices = GetParam();
+      const auto expected = TestBlock(choices, shape).run_reference();
+      choices.tile_tokens = tile;
+      const auto ours = TestBlock(choices, shape).run(at::kCPU, at::kDouble, {});
+      ASSERT_EQ(ours.size(), expected.size());
+      for (size_t i = 0; i < ours.size(); ++i)
+        EXPECT_LT(relative_distance(ours[i], expected[i]), 1e-11) << "value " << i << ", tiles of " << tile;
+    }
+  }
+}
+
+TEST_P(Layers, OneTileHasTheBitsOfNone) {
+  BlockChoices choices = GetParam();
+  const auto without = TestBlock(choices, {}).run(at::kCPU, at::kFloat, {});
+  for (const int64_t tile : {10, 11}) {
+    choices.tile_tokens = tile;
+    const auto with = TestBlock(choices, {}).run(at::kCPU, at::kFloat, {});
+    for (size_t i = 0; i < with.size(); ++i) EXPECT_EQ(max_difference(with[i], without[i]), 0) << "value " << i;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Layers, ::testing::ValuesIn(all_blocks()),
@@ -88,6 +114,86 @@ TEST(LinearResidual, RefusesShapesThatDoNotFit) {
   EXPECT_ANY_THROW(with({{random({2, 5}, 1), random({3, 3}, 1), 0, 0}}));  // ranks 2 and 3
   EXPECT_ANY_THROW(with({{random({2, 4}, 1), random({3, 2}, 1), 0, 0}}));
   EXPECT_ANY_THROW(with({{random({2, 5}, 1), random({3, 2}, 1), 0, 0}, {random({2, 5}, 1), random({3, 2}, 1), 2, 1}}));
+}
+
+/// Counts its calls.
+struct CountingSink final : GradientSink {
+  CountingSink(const at::Tensor& sum, bool adds) : result{sum, adds} {}
+  GradientTarget target() override {
+    ++targets;
+    return result;
+  }
+  void written() override { ++writes; }
+  GradientTarget result;
+  int targets = 0, writes = 0;
+};
+
+TEST(Tiles, AddUpWeightGradientsWhereASinkWantsThem) {
+  const at::Tensor h = random({7, 8}, 1, at::kFloat), up = random({12, 8}, 2, at::kFloat),
+                   down = random({8, 6}, 3, at::kFloat), dy = random({7, 8}, 4, at::kFloat);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const bool adds : {false, true}) {
+      std::vector<at::Tensor> whole;
+      for (const int64_t tile : {0, 3}) {
+        CountingSink up_sink(at::ones({12, 8}, at::TensorOptions(type)), adds),
+            down_sink(at::ones({8, 6}, at::TensorOptions(type)), adds);
+        // Operands have the target's type, or 16 bits.
+        const auto in = [&](const at::Tensor& x) { return x.to(type); };
+        const at::Tensor x = in(h).clone().requires_grad_();
+        norm_mlp(x, {.up = {{in(up), {.sink = &up_sink}}, {}, {}},
+                     .down = {{in(down), {.sink = &down_sink}}, {}, {}},
+                     .tile_tokens = tile})
+            .backward(in(dy).clone());  // a residual alone gives its gradient up
+        EXPECT_EQ(std::pair(up_sink.targets, up_sink.writes), std::pair(1, 1));
+        EXPECT_EQ(std::pair(down_sink.targets, down_sink.writes), std::pair(1, 1));
+        const std::vector<at::Tensor> now = {x.grad(), up_sink.result.sum, down_sink.result.sum};
+        if (tile == 0)
+          whole = now;
+        else
+          for (size_t i = 0; i < now.size(); ++i)
+            EXPECT_LT(relative_distance(now[i].to(at::kDouble), whole[i].to(at::kDouble)),
+                      type == at::kFloat ? 1e-6 : 4e-3)
+                << i << (adds ? ", added" : "");
+      }
+    }
+  }
+}
+
+TEST(Tiles, RoundGradientsInSixteenBitsOnce) {
+  // Each token's gradient is 1 or 2^-9 of it: added in bf16, the small ones would vanish.
+  const auto gradients = [](int64_t tile) {
+    at::Tensor x = at::full({257, 1}, 1.0 / 512, at::TensorOptions(at::kBFloat16));
+    x[0][0] = 1;
+    const at::Tensor w = at::zeros({1, 1}, x.options()).requires_grad_(),
+                     b = at::zeros({1}, x.options()).requires_grad_();
+    CountingSink sink(at::zeros({1, 1}, x.options()), false);
+    linear_residual(x, at::zeros({257, 1}, x.options()), {{w, {}}, b, {}}, {}, {}, tile).sum().backward();
+    linear_residual(x, at::zeros({257, 1}, x.options()).requires_grad_(), {{w, {.sink = &sink}}, {}, {}}, {}, {}, tile)
+        .sum()
+        .backward();
+    return std::array{w.grad().item<float>(), b.grad().item<float>(), sink.result.sum.item<float>()};
+  };
+  EXPECT_EQ(gradients(1), (std::array{1.5f, 256.0f, 1.5f}));
+  EXPECT_EQ(gradients(0), (std::array{1.5f, 256.0f, 1.5f}));
+}
+
+TEST(Tiles, CutSamplesAndNothingElse) {
+  const auto cuts = [](int64_t tokens, int64_t most, std::initializer_list<int64_t> counts) {
+    std::vector<std::pair<int64_t, int64_t>> result;
+    for (const Tile& tile : cut_tiles(tokens, most, counts)) result.emplace_back(tile.begin, tile.count);
+    return result;
+  };
+  using Cuts = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(cuts(10, 0, {0}), (Cuts{{0, 10}}));
+  EXPECT_EQ(cuts(10, 10, {2}), (Cuts{{0, 10}}));
+  EXPECT_EQ(cuts(10, 4, {0, 0}), (Cuts{{0, 4}, {4, 4}, {8, 2}}));
+  EXPECT_EQ(cuts(10, 4, {2, 0}), (Cuts{{0, 4}, {4, 1}, {5, 4}, {9, 1}}));
+  EXPECT_EQ(cuts(12, 7, {4, 12}), (Cuts{{0, 6}, {6, 6}}));
+  EXPECT_EQ(cuts(10, 4, {10}), (Cuts{{0, 4}, {4, 4}, {8, 2}}));
+  EXPECT_ANY_THROW(cuts(10, 4, {3}));
+  const Dropout dropout{0.5, 1, at::arange(2, at::kLong)};
+  EXPECT_EQ(dropout.of_rows(6, 4, 10).first_token, 1);
+  EXPECT_ANY_THROW(dropout.of_rows(3, 4, 10));  // of two samples
 }
 
 TEST(Nodes, RunTheirBackwardOnce) {

@@ -49,6 +49,27 @@ TEST(FrozenFp8, AWeightWithoutCodesIsAnError) {
   EXPECT_THROW((void)recipe_of(Recipe::kFp8Frozen).forward({}, plain, at::kFloat, {}, {}, kept), InternalError);
 }
 
+TEST(Fp8InTiles, RowsDoNotSeeEachOther) {
+  for (const Recipe recipe : {Recipe::kFp8Frozen, Recipe::kFp8Rowwise}) {
+    for (const BlockChoices& base : {kLlamaBlock, kGptBlock, kBertBlock}) {
+      BlockChoices choices = recipe == Recipe::kFp8Frozen ? frozen_lora(base, false) : base;
+      const auto whole = TestBlock(choices, {}).run(at::kCPU, at::kDouble, {recipe, nullptr});
+      choices.tile_tokens = 3;
+      const TestBlock block(choices, {});
+      const auto tiled = block.run(at::kCPU, at::kDouble, {recipe, nullptr});
+      ASSERT_EQ(whole.size(), tiled.size());
+      for (size_t i = 0; i < whole.size(); ++i) {
+        // Weight gradients of rowwise: the columns of a tile have scales of their own.
+        const bool columns = recipe == Recipe::kFp8Rowwise && whole[i].dim() == 2 && whole[i].size(0) != 10;
+        EXPECT_LT(relative_distance(tiled[i], whole[i]), columns ? 0.05 : 1e-6) << base.name << ", value " << i;
+        if (columns) {
+          EXPECT_GT(relative_distance(tiled[i], whole[i]), 1e-6);
+        }
+      }
+    }
+  }
+}
+
 TEST(DelayedFp8, GradientsAreThoseOfThePlainBlockButForRounding) {
   for (const BlockChoices& base : {kBertBlock, kGptBlock, kLlamaBlock}) {
     for (const bool recompute : {false, true}) {

@@ -13,27 +13,49 @@ namespace {
 using namespace testing;
 
 at::Tensor body(const at::Tensor& x, const std::vector<at::Tensor>& w) { return at::tanh(at::linear(x, w[0])) * w[1]; }
+at::Tensor recomputed_body(const at::Tensor& x, const std::vector<at::Tensor>& w, BlockRun&) { return body(x, w); }
 
 TEST(Recomputed, GradientsEqualThoseWithoutToTheBit) {
   const std::vector<at::Tensor> inputs = {random({3, 5}, 1), random({4, 5}, 2), random({4}, 3)};
   const auto plain = gradients([](const auto& t) { return project(body(t[0], {t[1], t[2]})); }, inputs);
-  const auto again = gradients([](const auto& t) { return project(recomputed(body, t[0], {t[1], t[2]})); }, inputs);
+  const auto again =
+      gradients([](const auto& t) { return project(recomputed(recomputed_body, t[0], {t[1], t[2]})); }, inputs);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(max_difference(plain[i], again[i]), 0) << i;
 }
 
 TEST(Recomputed, InputWithoutGradientAndFrozenParameter) {
   const at::Tensor x = random({3, 5}, 1), frozen = random({4, 5}, 2), trained = random({4}, 3).requires_grad_();
-  project(recomputed(body, x, {frozen, trained})).backward();
+  project(recomputed(recomputed_body, x, {frozen, trained})).backward();
   EXPECT_TRUE(trained.grad().defined());
   EXPECT_FALSE(frozen.grad().defined());
   EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Recomputed, TheSecondRunGetsWhatTheFirstLeaves) {
+  // The second run may return any values: only its graph counts.
+  const auto f = [](const at::Tensor& x, const std::vector<at::Tensor>& w, BlockRun& run) {
+    if (!run.again) {
+      EXPECT_TRUE(run.kept.empty());
+      run.kept = {at::exp(x), at::Tensor()};
+      return x * run.kept[0] * w[0];
+    }
+    EXPECT_EQ(run.kept.size(), 2u);
+    EXPECT_FALSE(run.kept[0].requires_grad());
+    return x * run.kept[0] * w[0] + 1000;
+  };
+  const at::Tensor x = random({3}, 1).requires_grad_(), w = random({3}, 2).requires_grad_();
+  const at::Tensor y = recomputed(f, x, {w});
+  EXPECT_EQ(max_difference(y.detach(), (x * at::exp(x) * w).detach()), 0);
+  y.sum().backward();
+  EXPECT_EQ(max_difference(x.grad(), (at::exp(x) * w).detach()), 0);
+  EXPECT_EQ(max_difference(w.grad(), (x * at::exp(x)).detach()), 0);
 }
 
 TEST(Recomputed, RunsTheBodyOncePerPassAndKeepsNoGraph) {
   int calls = 0;
   const at::Tensor w = random({4}, 3).requires_grad_(), x = random({3, 4}, 1);
   const at::Tensor y = recomputed(
-      [&calls](const at::Tensor& in, const std::vector<at::Tensor>& p) {
+      [&calls](const at::Tensor& in, const std::vector<at::Tensor>& p, BlockRun&) {
         ++calls;
         return at::tanh(in) * p[0];
       },
@@ -47,8 +69,8 @@ TEST(Recomputed, AParameterSeesOneGradientWithItsHooks) {
   const at::Tensor w = random({4}, 3).requires_grad_(), x = random({3, 4}, 1);
   int hooks = 0;
   w.register_hook([&hooks](const at::Tensor&) { ++hooks; });
-  project(recomputed([](const at::Tensor& in, const std::vector<at::Tensor>& p) { return in * p[0]; }, x, {w}))
-      .backward();
+  const auto f = [](const at::Tensor& in, const std::vector<at::Tensor>& p, BlockRun&) { return in * p[0]; };
+  project(recomputed(f, x, {w})).backward();
   EXPECT_EQ(hooks, 1);
   EXPECT_LT(max_difference(w.grad(), (x * random({3, 4}, 99)).sum(0)), 1e-14);
 }
@@ -93,7 +115,8 @@ TEST(Recomputed, UsesUnitsOnlyBetweenTheirHooks) {
   at::Tensor x = x0;
   for (int u = 0; u < 3; ++u) {
     x = enter_unit(x, store, u);
-    x = recomputed(layer, x, {store.parameters(u)[0], trained});
+    const auto f = [](const at::Tensor& in, const std::vector<at::Tensor>& w, BlockRun&) { return layer(in, w); };
+    x = recomputed(f, x, {store.parameters(u)[0], trained});
     x = leave_unit(x, store, u);
   }
   const at::Tensor loss = project(x);

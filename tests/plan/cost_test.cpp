@@ -179,6 +179,38 @@ TEST(RowMemory, FollowsWhatIsKept) {
   EXPECT_EQ(rows.shape(s, 2).head.memory.fixed, 4 * 1000 * 4096) << "gradients of added rows";
 }
 
+TEST(RowMemory, OfTiles) {
+  // 8B with rows of 131,072 tokens: what a block's backward holds is q, k, v with their gradients, the gradients of
+  // three inputs, and dq's fp32 sums.
+  const DecoderModel model(decoder_preset("llama3-8b"), LoraOptions{16, 32, 0, {"q_proj", "down_proj"}});
+  const int64_t s = 131072, d = 4096, qkv = 6144, beside = 2 * 16 * 2 + 4 * (32 + 2);
+  const RowMemory bytes = memory(model, s);
+  EXPECT_EQ(bytes.saved_attention, s * (2 * d * 2 + 4 * 32));
+  EXPECT_EQ(bytes.working_whole, s * (2 * (2 * d + d + 2 * qkv) + beside) + 4 * d * (s + 32768));
+  EXPECT_LT(bytes.working_whole, bytes.working / 2);
+  EXPECT_GT(bytes.tile_token, 2 * 3 * 28672);
+  EXPECT_EQ(bytes.tile_sums, 0);
+  const DecoderModel trained(decoder_preset("llama3-8b"), {});
+  EXPECT_EQ(memory(trained, s).tile_sums, 4 * (4096 * 28672 + 14336 * 4096));
+  EXPECT_GT(memory(trained, s, Recipe::kFp8Rowwise).tile_token, 0);
+  for (const Recipe recipe : {Recipe::kFp8Tensorwise, Recipe::kFp8Delayed})
+    EXPECT_EQ(memory(trained, s, recipe).tile_token, 0) << "one scale for all tokens";
+}
+
+TEST(RowTimes, RecomputationLeavesTheResultAndAttentionOut) {
+  const ModelShape shape = DecoderModel(decoder_preset("llama3-8b"), {}).shape(8192, 2);
+  const auto times = [&](double MachineRates::* member) {
+    return row_times(shape, traits_of(Recipe::kCompute), only(member, 1), 2);
+  };
+  const double down = 2 * 8192.0 * 14336 * 4096;
+  EXPECT_DOUBLE_EQ(times(&MachineRates::bf16_flops).full, times(&MachineRates::bf16_flops).forward - down);
+  EXPECT_DOUBLE_EQ(times(&MachineRates::attention_flops).full, times(&MachineRates::attention_flops).forward);
+  EXPECT_EQ(times(&MachineRates::attention_flops).attention, 0);
+  const ModelShape bert = bert_large().shape(512, 2, 2);
+  const RowTimes with_norms = row_times(bert, traits_of(Recipe::kCompute), MachineRates{}, 2);
+  EXPECT_EQ(with_norms.full, with_norms.forward) << "the norm behind the sum needs it";
+}
+
 TEST(RowMemory, OfBertsLayers) {
   const ModelShape shape = bert_large().shape(512, 1, 2);
   const int64_t d = 1024, f = 4096, vocabulary = 30528;

@@ -152,9 +152,9 @@ TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
 }
 
 /// What a run that does not fit is told.
-std::string refusal(const Config& config, const PlannedModel& model, double memory_gib) {
+std::string refusal(const Config& config, const PlannedModel& model, double memory_gib, int64_t host_memory = 0) {
   try {
-    (void)plan_run({config, model, 1, /*gpu=*/true, static_cast<int64_t>(memory_gib * (1 << 30))});
+    (void)plan_run({config, model, 1, /*gpu=*/true, static_cast<int64_t>(memory_gib * (1 << 30)), host_memory});
     return "fits";
   } catch (const ConfigError& error) {
     return error.what();
@@ -187,6 +187,27 @@ TEST_F(Hints, ALongRowIsSaidToBeOnOneRank) {
   const auto model = model_to_plan(config, kLlama);
   EXPECT_NE(refusal(config, *model, c.memory_gib).find("a row of 262144 tokens is on one rank"), std::string::npos)
       << refusal(config, *model, c.memory_gib);
+}
+
+TEST_F(Hints, ALongRowIsToldOfTilesAndOfTheHost) {
+  const Case c = {"llama2-7b", 1, 80, 262144, {kLora}};
+  const auto file = write(c);
+  const auto told = [&](const std::vector<std::string>& settings, int64_t host_gib) {
+    std::vector<std::string> all = c.settings;
+    all.insert(all.end(), settings.begin(), settings.end());
+    const Config config = load_config(file, all, kLlama.config, 1);
+    return refusal(config, *model_to_plan(config, kLlama), c.memory_gib, host_gib << 30);
+  };
+  EXPECT_EQ(told({}, 100), "fits");
+  const std::string none = told({"parallel.offload=none"}, 100), large = told({"parallel.tile_tokens=131072"}, 100);
+  EXPECT_NE(none.find("try parallel.offload: auto (saves"), std::string::npos) << none;
+  EXPECT_NE(large.find("parallel.tile_tokens: auto (saves"), std::string::npos) << large;
+  const std::string host = told({"parallel.offload=activations"}, 20);
+  EXPECT_NE(host.find("of pinned memory for each rank, and its host has 20.0 GiB for it"), std::string::npos) << host;
+  EXPECT_NE(
+      told({"lora=null", "precision.linear=fp8", "precision.fp8_recipe=tensorwise", "parallel.tile_tokens=1024"}, 0)
+          .find("take precision.fp8_recipe: rowwise"),
+      std::string::npos);
 }
 
 TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {

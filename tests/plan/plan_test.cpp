@@ -194,6 +194,119 @@ TEST(Plan, RecomputesTheMlpBeforeWholeBlocks) {
   EXPECT_TRUE(plan.fits());
 }
 
+/// Rows of which attention takes most of the time, and the working memory of a block most of the space.
+PlanInput long_rows(const std::vector<UnitSpec>& units, int64_t memory) {
+  PlanInput input = input_for(units, 1, memory);
+  input.row_tokens = 65536;
+  input.row.saved_attention = 10 * kMiB;
+  input.row.working = 600 * kMiB;
+  input.row.working_whole = 40 * kMiB;
+  input.row.tile_token = 8192;
+  input.times.attention = 0.3;
+  input.times.tile_row = 0.01;
+  return input;
+}
+
+int count(const TrainingPlan& plan, Recompute what) {
+  return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), what));
+}
+
+TEST(Plan, SparesAttentionWhereItsOutputFits) {
+  const auto units = frozen_model();
+  // 1,024 MiB of weights, 600 of working memory, 50 of the block that is computed again.
+  EXPECT_EQ(recomputed(best_plan(long_rows(units, 2150 * kMiB))), 0);
+  const TrainingPlan some = best_plan(long_rows(units, 1860 * kMiB));
+  EXPECT_GT(count(some, Recompute::kAttention), 0);
+  EXPECT_EQ(count(some, Recompute::kFull), 0);
+  EXPECT_TRUE(some.fits());
+  PlanInput asked = long_rows(units, 4096 * kMiB);
+  asked.recompute = Recompute::kAttention;
+  EXPECT_EQ(count(best_plan(asked), Recompute::kAttention), kBlocks);
+  EXPECT_EQ(best_plan(asked).tile_tokens, 0) << "tiles where memory asks for them";
+  asked.recompute = Recompute::kFull;
+  EXPECT_GT(best_plan(asked).cost.recompute, 3 * 0.3 * kBlocks);
+}
+
+TEST(Plan, TilesAreTheLargestThatFit) {
+  const auto units = frozen_model();
+  int64_t before = 65536;
+  for (int64_t memory = 1900; memory >= 1200; memory -= 20) {
+    const auto plan = find_plan(long_rows(units, memory * kMiB));
+    if (!plan) {
+      EXPECT_LT(memory, 1260) << "weights, attention's memory and the smallest tile";
+      break;
+    }
+    EXPECT_TRUE(plan->fits());
+    if (plan->tile_tokens == 0) continue;
+    EXPECT_EQ(count(*plan, Recompute::kNone), 0) << memory;
+    EXPECT_LE(plan->tile_tokens, before);
+    before = plan->tile_tokens;
+  }
+  EXPECT_LT(before, 65536);
+  PlanInput asked = long_rows(units, 4096 * kMiB);
+  asked.recompute = Recompute::kFull;
+  asked.tile = 2048;
+  EXPECT_EQ(best_plan(asked).tile_tokens, 2048);
+  EXPECT_EQ(best_plan(asked).working, (40 + 5 + 16) * kMiB) << "rows, attention's output, a tile";
+  asked.tile = 65536;
+  EXPECT_EQ(best_plan(asked).tile_tokens, 0) << "one tile is none";
+  EXPECT_LT(least_plan(long_rows(units, 100 * kMiB)).working, 60 * kMiB);
+}
+
+TEST(Plan, OffloadsAsManyBlocksAsItMust) {
+  const auto units = frozen_model();
+  PlanInput input = long_rows(units, 0);
+  input.host_memory = 1024 * kMiB;
+  input.rates.host_bytes = 1e12;
+  input.offload = PlanInput::Offload::kAuto;
+  int before = 0;
+  for (int64_t memory = 1300; memory >= 1120; memory -= 10) {
+    input.device_memory = memory * kMiB;
+    const auto plan = find_plan(input);
+    ASSERT_TRUE(plan) << memory;
+    EXPECT_TRUE(plan->fits());
+    EXPECT_GE(plan->offloaded, before);
+    EXPECT_EQ(plan->host, std::max(0, plan->offloaded - 1) * 10 * kMiB) << "the last stays on the device";
+    EXPECT_EQ(count(*plan, Recompute::kFull), 0) << "the host has room for attention's output";
+    before = plan->offloaded;
+    // Without a host attention is computed twice, or nothing fits.
+    PlanInput alone = input;
+    alone.offload = PlanInput::Offload::kNone;
+    if (const auto other = find_plan(alone); other && plan->offloaded > 0) {
+      EXPECT_LT(plan->cost.total(), other->cost.total());
+    }
+  }
+  EXPECT_EQ(before, kBlocks - 1);
+  EXPECT_GT(best_plan(input).cost.copies, 0);
+  EXPECT_EQ(best_plan(input).cost.offload, 0) << "hidden";
+  // A slow host: computing attention again costs less than waiting for the copies.
+  input.device_memory = 1150 * kMiB;
+  EXPECT_GT(best_plan(input).offloaded, 0);
+  input.rates.host_bytes = static_cast<double>(2 * kMiB);
+  EXPECT_EQ(best_plan(input).offloaded, 0);
+}
+
+TEST(Plan, AHostOfFewBytesHoldsInputsBeforeAttentionsOutputs) {
+  const auto units = frozen_model();
+  PlanInput input = long_rows(units, 1190 * kMiB);
+  input.rates.host_bytes = 1e12;
+  input.offload = PlanInput::Offload::kAll;
+  int spared = kBlocks;
+  for (int64_t host = 100; host >= 0; host -= 5) {
+    input.host_memory = host * kMiB;
+    const auto plan = find_plan(input);
+    if (!plan) {
+      EXPECT_LT(host, 7 * 5) << "seven inputs of 5 MiB";
+      break;
+    }
+    EXPECT_EQ(plan->offloaded, kBlocks);
+    EXPECT_LE(plan->host, input.host_memory);
+    EXPECT_LE(count(*plan, Recompute::kAttention), spared);
+    spared = count(*plan, Recompute::kAttention);
+  }
+  EXPECT_EQ(spared, 0);
+}
+
 TEST(Plan, FewerRowsAPassRatherThanRecomputation) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 2, 1500 * kMiB);

@@ -51,12 +51,15 @@ def difference(found, want):
 
 
 def policies(site):
-    """Policies, recomputation and ranks change neither losses nor masks; a checkpoint goes on under another policy."""
+    """Policies, recomputation, tiles and ranks change neither losses nor masks; a checkpoint goes on under another policy."""
     site.train("output.dir=one", "parallel.recompute=none", "output.save_every_samples=32")
     want = site.losses("one")
     assert want[-1] < want[0], want
-    for run, policy, recompute in (("full", "full", "full"), ("gradients", "gradients", "1/2"), ("optimizer", "optimizer", "mlp"), ("none", "none", "norms")):
-        site.train(f"output.dir={run}", f"parallel.policy={policy}", f"parallel.recompute={recompute}", "batch.micro_batch_size=4", ranks=2)
+    # 192 tokens a pass, in tiles of two rows of 48 (dropout's samples).
+    tiles = ("parallel.tile_tokens=128", "parallel.offload=activations")
+    for run, policy, recompute, more in (("full", "full", "full", ()), ("tiles", "full", "attention", tiles), ("gradients", "gradients", "1/2", ()),
+                                         ("optimizer", "optimizer", "mlp", ()), ("none", "none", "norms", ())):
+        site.train(f"output.dir={run}", f"parallel.policy={policy}", f"parallel.recompute={recompute}", *more, "batch.micro_batch_size=4", ranks=2)
         worst = difference(site.losses(run), want)
         print(f"{policy}, recompute {recompute}: {worst:.1e}")
         assert worst < 2e-6, (run, site.losses(run), want)

@@ -131,10 +131,13 @@ struct ParallelSection {
   static constexpr int64_t kAutoSize = -1, kWorldSize = 0;
   int64_t shard_size = kAutoSize;  // kAutoSize, kWorldSize, or ranks
   struct Recompute {
-    enum Word { kAuto, kNone, kNorms, kMlp, kFull, kShare } word = kAuto;
+    enum Word { kAuto, kNone, kNorms, kMlp, kAttention, kFull, kShare } word = kAuto;
     std::string share = {};  // kShare: of the blocks, as the file writes it: "1/3", "0.25"
     bool operator==(const Recompute&) const = default;
   } recompute;
+  static constexpr int64_t kAutoTile = 0;
+  int64_t tile_tokens = kAutoTile;
+  enum class Offload { kAuto, kNone, kActivations } offload = Offload::kAuto;
   enum class ReduceDtype { kFp32, kCompute } reduce_dtype = ReduceDtype::kFp32;  // of the gradients summed over ranks
   std::optional<std::string> rates;  // file of the machine's rates (`trireme calibrate`); null: the built-in table
   bool operator==(const ParallelSection&) const = default;

@@ -62,6 +62,8 @@ class Gradients {
     if (input.given()) values_[static_cast<size_t>(input.index)] = std::move(value);
   }
   variable_list take() { return std::move(values_); }
+  /// The same inputs, without values.
+  Gradients empty_copy() const { return Gradients(wanted_); }
 
  private:
   std::vector<bool> wanted_;

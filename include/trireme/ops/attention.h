@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -40,6 +41,9 @@ struct AttentionOptions {
   Dropout dropout{};
 };
 
+/// What attention leaves for a second call that does not run its forward again.
+using KeptAttention = std::vector<at::Tensor>;
+
 /// dropout(softmax(scale q k^T + mask)) v in each sequence. q [T, N, H], k and v [T, K, H] (any strides), one floating
 /// dtype, N a multiple of K; query head n reads key head n / (N / K). Result [T, N, H]. Differentiable. Shapes that do
 /// not fit each other or the sequences, and dropout without keys, are internal errors.
@@ -54,12 +58,24 @@ struct AttentionOptions {
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
 /// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,
 /// with the same dropout decisions as our kernels.
+///
+/// `kept`, if not null: an empty list gets what a later call with equal arguments needs to continue without the
+/// forward: the result, and what the backward of this implementation reads beside q, k and v (the log-sum-exp, fp32 [N,
+/// T]). A list with these tensors gives the result as it is. On a GPU the library's flash attention then runs in place
+/// of cuDNN. The list stays empty, and the later call runs the forward again, for fp32 and fp64 with a causal mask and
+/// without dropout on a GPU.
 at::Tensor attention(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
-                     const Sequences& sequences, const AttentionOptions& options);
+                     const Sequences& sequences, const AttentionOptions& options, KeptAttention* kept = nullptr);
 
 /// The same for one contiguous tensor of all heads [T, N + 2 K, H], laid out q | k | v; its gradient is one tensor too.
 at::Tensor attention_of_packed(const at::Tensor& qkv_TPH, int64_t kv_heads, const Sequences& sequences,
-                               const AttentionOptions& options);
+                               const AttentionOptions& options, KeptAttention* kept = nullptr);
+
+/// Rows of fp32 sums of dq, in all heads, that backward holds for so many tokens: our kernels and the library's have up
+/// to 128 rows more than a sequence has tokens. Short sequences that would take more go through backward in turns.
+constexpr int64_t attention_sum_rows(int64_t tokens) {
+  return tokens + std::min(tokens, std::max<int64_t>(32768, tokens / 16));
+}
 
 /// round(128 p): dropout on probabilities drops an element if its 7-bit draw is below this threshold and multiplies the
 /// others by 128 / (128 - threshold). A p above 0 that rounds to 0, or a p that rounds to 1, is an internal error; the

@@ -26,8 +26,13 @@ struct Dropout {
   uint64_t seed = 0;
   at::Tensor sample_ids_B;  // int64, on the activation's device; required if p > 0
   uint64_t stream = 0;      // number of this use in the model (layer and position in it)
+  int64_t first_token = 0;  // position in its sample of the first row of each of x's samples
   bool active() const { return p > 0; }
-  Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place}; }
+  int64_t samples() const { return active() ? sample_ids_B.numel() : 0; }
+  Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place, first_token}; }
+  /// The dropout of rows begin, …, begin + count - 1 of `tokens` rows: a part of one sample, or whole samples. Other
+  /// rows are an internal error.
+  Dropout of_rows(int64_t begin, int64_t count, int64_t tokens) const;
 };
 
 /// The inputs of all implementations.
@@ -39,7 +44,8 @@ struct DropoutKey {
 DropoutKey dropout_key(const Dropout& dropout);
 
 /// x * mask * scale, a new tensor. x is of any floating type, [B, S, D] or its rows as [B * S, D]: B equal parts, one
-/// for each sample id. Rows that do not divide into the samples are an internal error. Autograd does not record it;
+/// for each sample id, from position first_token of the sample on. Rows that do not divide into the samples, and parts
+/// that start at an odd element, are an internal error. Autograd does not record it;
 /// callers apply it again in their backward.
 at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout);
 

@@ -41,20 +41,28 @@ struct PlanQuestion {
   int ranks = 1;
   bool gpu = false;
   int64_t device_memory = 0;  // bytes of each rank's device
+  int64_t host_memory = 0;    // bytes of its host that a rank may pin; 0: none
   int ranks_per_host = 0;     // 0: all ranks are on one host
   MachineRates rates{};
   /// The same question for another configuration, which outlives the result, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
-    return {other, model, other_ranks, gpu, device_memory, ranks_per_host, rates};
+    return {other, model, other_ranks, gpu, device_memory, host_memory, ranks_per_host, rates};
   }
 };
+
+/// Bytes that each of `ranks` ranks of a host may pin of its available memory (a simulation: all its memory). The rest
+/// is for the processes, their data and the files that they read and write. CUDA's pinned memory does not count against
+/// RLIMIT_MEMLOCK.
+constexpr int64_t pinnable_memory(int64_t available, int ranks) { return available / 100 * 85 / ranks; }
 
 /// Seconds of one step as the plan's cost model predicts them. Communication that computation hides costs only
 /// `interference`: it takes memory bandwidth, multiprocessors and power from the products.
 struct StepCost {
   double compute = 0, recompute = 0, exposed = 0, interference = 0, optimizer = 0, fixed = 0;
+  double offload = 0;  // copies of activations to the host and back that are not hidden
+  double copies = 0;   // these copies, hidden or not: no part of the total
   bool known = false;  // from rates of the machine; otherwise only ratios are meaningful
-  double total() const { return compute + recompute + exposed + interference + optimizer + fixed; }
+  double total() const { return compute + recompute + exposed + interference + optimizer + fixed + offload; }
 };
 
 /// How a run uses the memory of its ranks, and the time that a step takes.
@@ -64,11 +72,14 @@ struct TrainingPlan {
   int rows_per_pass = 1;                    // rows processed at a time; divides the rows of a micro-batch
   std::vector<bool> resident;               // per unit: a frozen unit that stays whole although shard_size > 1
   std::vector<Recompute> recompute;         // per block
+  int64_t tile_tokens = 0;                  // Recomputation::tile_tokens
+  int offloaded = 0;                        // first blocks whose values go to the host
   // Bytes per rank.
   int64_t weights = 0, masters = 0, moments = 0, gradients = 0, gather_slots = 0, activations = 0, working = 0,
           overhead = 0;
   /// Bytes of `gradients` that take the place of activations which backward has freed.
   int64_t reused = 0;
+  int64_t host = 0;  // bytes of pinned host memory, which no other number counts
   int64_t total() const {
     return weights + masters + moments + gradients + gather_slots + activations + working + overhead - reused;
   }

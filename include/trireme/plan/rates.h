@@ -36,6 +36,9 @@ struct MachineRates {
   /// H200s.
   double waiting = 0.015;
   double memory_gib = 139.8;  // device memory as CUDA reports it; only a simulation reads it
+  // Copies between the device and pinned memory of its host, in each direction, bytes/s: PCIe 5 x16, 63 GB/s nominal.
+  double host_bytes = 50e9;
+  double host_memory_gib = 128;  // memory of the host for each of its devices; only simulations and dry runs read it
 };
 
 /// A number of MachineRates: its name in a file of rates, and its plausible range.
@@ -45,7 +48,7 @@ struct RateKey {
   double least, most;
   const char* meaning;
 };
-const std::array<RateKey, 16>& rate_keys();
+const std::array<RateKey, 18>& rate_keys();
 
 /// Part of attention_flops that other head sizes or dropout reach, as measured by `scripts/bench/attention.sh` on an
 /// H200 for sequences of 2,048 (heads of 128) and 512 to 2,048 (heads of 64).

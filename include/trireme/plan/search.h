@@ -25,6 +25,7 @@ struct PlanInput {
   Recipe trained = Recipe::kCompute;
   int64_t compute_first = 0, compute_last = 0;
   int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
+  int64_t host_memory = 0;    // bytes of pinned host memory a rank may use
   int64_t overhead = 0;       // context, library workspaces, communicator buffers
   int num_blocks = 0;
   RowMemory row;
@@ -37,6 +38,10 @@ struct PlanInput {
   std::optional<Recompute> recompute;  // nullopt = auto: the least that fits
   /// Per block, for a configuration that names the blocks that are recomputed; empty: `recompute` decides.
   std::vector<Recompute> recompute_blocks;
+  int64_t row_tokens = 0;
+  std::optional<int64_t> tile;  // tokens, 0: no tiles; nullopt = auto
+  /// Whether the values of blocks that are recomputed whole go to the host: none, all, or as many as the plan chooses.
+  enum class Offload { kNone, kAuto, kAll } offload = Offload::kNone;
   MachineRates rates;
   bool predicted = false;  // `rates` and `times` are the machine's; otherwise only ratios are meaningful
 };
@@ -45,7 +50,8 @@ PlanInput plan_input(const PlanQuestion& question);
 
 /// The plan with the shortest predicted step among the plans that fit; a shard group over several hosts counts as 5
 /// percent slower. Among equal steps it has the smallest shard group, then the policy that divides least, then the most
-/// rows per pass, then the most resident units. nullopt if no plan fits. An input without units, or a shard size that
+/// rows per pass, then the most resident units. Tiles and offload are chosen where the step is a few percent shorter, or
+/// where nothing fits without them. nullopt if no plan fits. An input without units, or a shard size that
 /// does not divide world_size, is an internal error.
 std::optional<TrainingPlan> find_plan(const PlanInput& input);
 /// The plan that takes the least memory, whether it fits or not.

@@ -18,6 +18,7 @@ struct CommandLine {
   bool allow_changed_data = false;          // resume although the training rows changed
   std::optional<int> ranks;                 // --dry-run: plan for that many ranks
   std::optional<double> device_memory_gib;  // --dry-run: plan for GPUs of this memory
+  std::optional<double> host_memory_gib;    // --dry-run: memory of the host for each of these GPUs
   bool handled = false;                     // --help or --version has been printed
   int exit_code = 0;
 };

@@ -229,7 +229,7 @@ const KnownOptions& nemo_options() {
         {"model", "use_cpu_initialization", "no key: initial weights depend on train.seed alone"},
         {"model", "onnx_safe apex_transformer_log_level", "no meaning here"},
         {"model", "cpu_offloading_num_layers cpu_offloading_activations cpu_offloading_weights",
-         "no key: parallel.recompute and the policies save memory"},
+         "no key: parallel.offload chooses the layers; weights stay on the GPU"},
         {"model.tokenizer", "type library model vocab_file merge_file"},
         {"model.tokenizer", "delimiter use_fast sentencepiece_legacy special_tokens",
          "no key: the data holds token ids"},

@@ -90,7 +90,10 @@ class NemoImporter : Importer {
       refuse("model.virtual_pipeline_model_parallel_size", "pipeline " + remedy);
     for (const char* option : {"model.restore_from_path", "model.resume_from_checkpoint"})
       if (given(option)) refuse(option, "NeMo's checkpoints are not read: set it to null, or start from model.path");
-    if (flag("model.cpu_offloading", false)) refuse("model.cpu_offloading", "weights and activations stay on the GPU");
+    if (flag("model.cpu_offloading", false))
+      became(
+          "model.cpu_offloading",
+          "parallel.offload: auto; activations go to the host where the plan finds it worth the copies, weights stay");
     if (given("model.seq_len_interpolation_factor"))
       refuse("model.seq_len_interpolation_factor", "positions are not interpolated");
     (void)word("trainer.accelerator", "gpu", {"gpu", "cpu", "auto"});

@@ -69,6 +69,11 @@ at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& a
   return y;
 }
 
+void LinearLayer::keep(const Operand& x) {
+  if (lora_.active()) lora_.multiply_input(x.plain);
+  recipe_->keep(x, weight_, kept_);
+}
+
 void LinearLayer::compute_weight_gradient(const Operand& dy, const at::Tensor& x, Gradients& gradients) {
   if (GradientSink* sink = weight_.state.sink; sink != nullptr) {
     recipe_->wgrad(dy, x, kept_, sink->target());

@@ -3,6 +3,7 @@
 // node, computes the three products with the weight's recipe, and keeps the saved values.
 
 #include "layers/lora.h"
+#include "layers/tiles.h"
 #include "matmul/recipe.h"
 #include "norm_rows.h"
 #include "trireme/nn/autograd_node.h"
@@ -22,6 +23,13 @@ class LinearLayer {
 
   const at::Tensor& bias() const { return bias_.value; }
   int64_t out_features() const { return weight_.matrix.size(0); }
+  /// Where the weight's gradient goes, if not to autograd.
+  GradientSink* sink() const { return weight_.state.sink; }
+  void set_sink(GradientSink* sink) { weight_.state.sink = sink; }
+  /// Number of samples of the adapters' dropout; 0: none.
+  int64_t samples() const { return lora_.samples(); }
+  /// From now on x is the rows of a tile of `tokens` rows. Before forward().
+  void take_tile(const Tile& tile, int64_t tokens) { lora_.take_tile(tile, tokens); }
   const RecipeTraits& traits() const { return recipe_->traits(); }
 
   /// Whether backward computes the weight's gradient.
@@ -42,6 +50,8 @@ class LinearLayer {
   enum class Bias { kAdd, kLeave };  // kLeave: the kernel after the product adds it
   /// x W^T (+ bias) + the adapters' part (+ addend). `recompute`: called in backward, with the xA kept by forward.
   at::Tensor forward(const Operand& x, Bias bias, const at::Tensor& addend = {}, bool recompute = false);
+  /// What forward() keeps for backward, without its result.
+  void keep(const Operand& x);
 
   /// Computes the gradients of weight, bias and adapters; returns dx (+ `d_other`) [T, in] if `want_dx`. `input`
   /// returns x in its plain form; it is called at most once, and only if backward_reads_input().
@@ -71,6 +81,12 @@ class ResidualTail {
   /// Norms that ResidualJoin rules out, or that do not fit `residual` [.., out], are an internal error.
   ResidualTail(const ResidualJoin& join, const at::Tensor& residual, const char* what, InputList& inputs);
 
+  int64_t samples() const { return dropout_.samples(); }
+  void take_tile(const Tile& tile, int64_t tokens) { dropout_ = dropout_.of_rows(tile.begin, tile.count, tokens); }
+  /// Whether backward reads what forward() keeps.
+  bool keeps_values() const { return post_norm_.present() || norm_.present(); }
+  /// Whether the residual's gradient is that of the result.
+  bool passes_gradient() const { return !post_norm_.present(); }
   /// y [T, out] of x [T, in] and the residual [T, out].
   at::Tensor forward(LinearLayer& linear, const Operand& x, const at::Tensor& residual);
 

@@ -70,28 +70,65 @@ ResidualTail::Parts ResidualTail::backward(const LinearLayer& linear, const at::
 
 namespace {
 
-struct LinearResidualNode {
-  Input x, residual;
+/// The work for some rows, and what it keeps for their backward.
+struct LinearResidualRows {
   LinearLayer linear;
   ResidualTail tail;
+
+  void take_tile(const Tile& tile, int64_t tokens) {
+    linear.take_tile(tile, tokens);
+    tail.take_tile(tile, tokens);
+  }
+};
+
+struct LinearResidualNode {
+  Input x, residual;
+  LinearResidualRows layer;
   std::vector<int64_t> x_shape;
+  std::vector<Tile> tiles;
+  std::vector<LinearResidualRows> parts;  // one per tile
 
   variable_list forward() {
     const ProfileRange range("linear_residual");
-    const at::Tensor rows = flatten_tokens(x.value);
-    const at::Tensor y = tail.forward(linear, make_operand(rows, linear.input_forms()), flatten_tokens(residual.value));
+    const at::Tensor rows = flatten_tokens(x.value), residual_rows = flatten_tokens(residual.value);
+    const at::Tensor y = by_tiles(tiles, [&](const Tile& tile) {
+      LinearResidualRows& part = parts.emplace_back(layer);
+      part.take_tile(tile, rows.size(0));
+      return part.tail.forward(part.linear, make_operand(tile.of(rows), part.linear.input_forms()),
+                               tile.of(residual_rows));
+    });
     const std::vector<int64_t> shape = residual.value.sizes().vec();
     residual.value = at::Tensor();
-    if (!linear.may_read_input()) x.value = at::Tensor();
+    if (!layer.linear.may_read_input()) x.value = at::Tensor();
     return {at::_unsafe_view(y, shape)};
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const ProfileRange range("linear_residual");
-    const ResidualTail::Parts parts = tail.backward(linear, flatten_tokens(d_outputs[0]), gradients);
-    if (gradients.wanted(residual)) gradients.set(residual, parts.d_residual.view(d_outputs[0].sizes()));
-    const at::Tensor dx =
-        linear.backward(parts.d_branch, [&] { return flatten_tokens(x.value); }, gradients.wanted(x), {}, gradients);
+    const at::Tensor rows = x.value.defined() ? flatten_tokens(x.value) : at::Tensor(),
+                     dy = flatten_tokens(d_outputs[0]);
+    const bool want_dx = gradients.wanted(x);
+    at::Tensor d_residual;  // without a post-norm that of the result
+    TileGradients sums(gradients, tiles.size());
+    auto part = parts.begin();
+    const at::Tensor dx = by_tiles(tiles, [&](const Tile& tile) {
+      LinearResidualRows one = std::move(*part++);
+      sums.attach(one.linear);
+      return sums.add([&](Gradients& of_tile) {
+        const ResidualTail::Parts branches = one.tail.backward(one.linear, tile.of(dy), of_tile);
+        if (tiles.size() == 1) {
+          d_residual = branches.d_residual;
+        } else if (one.tail.passes_gradient()) {
+          d_residual = dy;
+        } else {
+          if (!d_residual.defined()) d_residual = at::empty(dy.sizes(), dy.options());
+          tile.of(d_residual).copy_(branches.d_residual);
+        }
+        return one.linear.backward(branches.d_branch, [&] { return tile.of(rows); }, want_dx, {}, of_tile);
+      });
+    });
+    sums.finish();
+    if (gradients.wanted(residual)) gradients.set(residual, d_residual.view(d_outputs[0].sizes()));
     if (dx.defined()) gradients.set(x, dx.view(x_shape));
   }
 };
@@ -99,7 +136,7 @@ struct LinearResidualNode {
 }  // namespace
 
 at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
-                           const ResidualJoin& join) {
+                           const ResidualJoin& join, int64_t tile_tokens) {
   TRIREME_CHECK(residual.size(-1) == linear.weight.matrix.size(0) &&
                     residual.numel() / residual.size(-1) == x.numel() / x.size(-1),
                 "linear_residual: x ", x.sizes(), ", weight ", linear.weight.matrix.sizes(), ", residual ",
@@ -108,9 +145,11 @@ at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, cons
   const Input input = inputs.add(x.contiguous()), added = inputs.add(residual);
   LinearResidualNode node{input,
                           added,
-                          {linear, x, "linear_residual", inputs},
-                          {join, residual, "linear_residual", inputs},
-                          x.sizes().vec()};
+                          {{linear, x, "linear_residual", inputs}, {join, residual, "linear_residual", inputs}},
+                          x.sizes().vec(),
+                          {},
+                          {}};
+  node.tiles = cut_tiles(x.numel() / x.size(-1), tile_tokens, {node.layer.linear.samples(), node.layer.tail.samples()});
   return run_node(std::move(node), inputs)[0];
 }
 

@@ -65,6 +65,11 @@ LoraPart::LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs
   }
 }
 
+void LoraPart::take_tile(const Tile& tile, int64_t tokens) {
+  dropout_ = dropout_.of_rows(tile.begin, tile.count, tokens);
+  for (LoraSlot& slot : slots_) slot.dropout = slot.dropout.of_rows(tile.begin, tile.count, tokens);
+}
+
 void LoraPart::multiply_input(const at::Tensor& x) {
   kernels_ = kernels_take(x, slots_);
   if constexpr (kCudaBuild)

@@ -5,6 +5,7 @@
 //   backward  d_xA_i = scale dy[:, rows of i] B_i,  dB_i = scale dy[:, rows of i]^T xA_i
 //             dA_i = d_xA_i^T dropout_i(x),  dx += dropout_i(d_xA_i A_i)
 
+#include "layers/tiles.h"
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/layers/linear.h"
 
@@ -30,6 +31,9 @@ class LoraPart {
   /// Adapters that do not fit `matrix` [out, in], or write the same row of it, are an internal error.
   LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs);
   bool active() const { return !slots_.empty(); }
+  int64_t samples() const { return dropout_.samples(); }
+  /// From now on x is the rows of a tile of `tokens` rows. Before multiply_input().
+  void take_tile(const Tile& tile, int64_t tokens);
 
   /// Computes xA of every adapter from x [T, in].
   void multiply_input(const at::Tensor& x);

@@ -39,6 +39,7 @@ kernels::LoraProducts over(const at::Tensor& x, const Dropout& dropout) {
   p.tokens = x.size(0);
   p.sample_ids = dropout.sample_ids_B.const_data_ptr<int64_t>();
   p.sample_tokens = p.tokens / dropout.sample_ids_B.numel();
+  p.first_token = dropout.first_token;
   p.element = element(x);
   const DropoutKey key = dropout_key(dropout);
   p.threshold = key.threshold;

@@ -11,22 +11,31 @@ namespace trireme {
 
 namespace {
 
-struct NormMlpNode {
-  Input h;
+/// The work for some rows, and what it keeps for their backward.
+struct MlpRows {
   NormLayer norm;
   LinearLayer up;
   Activation activation;
   LinearLayer down;
   ResidualTail tail;
-  bool recompute_up, keep_inputs;
-  std::vector<int64_t> shape;  // of h
-  at::ScalarType h_dtype;
+  bool recompute_up;
+  bool keep_inputs;       // of products whose weight gradients read them in their plain form
+  bool keep_all = false;  // also of products whose adapters read them
   // The up projection's output, without bias; for SwiGLU it may be kept in FP8; for GELU the activation is kept as
   // well.
-  at::Tensor projected, activated, kept_normed;
-  Fp8Rows projected_fp8;
+  at::Tensor projected{}, activated{}, kept_normed{};
+  Fp8Rows projected_fp8{};
 
   bool gated() const { return is_gated(activation); }
+  bool keeps_input_of(const LinearLayer& linear) const {
+    return keep_all ? linear.may_read_input() : keep_inputs && linear.wgrad_reads_plain_input();
+  }
+
+  void take_tile(const Tile& tile, int64_t tokens) {
+    up.take_tile(tile, tokens);
+    down.take_tile(tile, tokens);
+    tail.take_tile(tile, tokens);
+  }
 
   at::Tensor project_up(const Operand& normed, bool recompute) {
     return up.forward(normed, gated() ? LinearLayer::Bias::kAdd : LinearLayer::Bias::kLeave, {}, recompute);
@@ -37,12 +46,11 @@ struct NormMlpNode {
                    : gelu_forward_operand(z, up.bias(), activation, wanted);
   }
 
-  variable_list forward() {
-    const ProfileRange range("mlp");
-    const at::Tensor rows = flatten_tokens(h.value);
+  /// `result_unused`: the result may be undefined.
+  at::Tensor forward(const at::Tensor& rows, bool result_unused) {
     const Operand normed = norm.forward(rows, up.input_forms());
     const at::Tensor z = project_up(normed, /*recompute=*/false);
-    if (keep_inputs && norm.present() && up.wgrad_reads_plain_input()) kept_normed = normed.plain;
+    if (norm.present() && keeps_input_of(up)) kept_normed = normed.plain;
     Operand active;
     if (gated() && down.traits().keeps_activations_in_fp8 && !recompute_up) {
       GatedForward both = gated_forward(z, activation, down.input_forms(), /*keep_fp8=*/true);
@@ -51,18 +59,17 @@ struct NormMlpNode {
     } else {
       active = activate(z, down.input_forms());
       if (!recompute_up) projected = z;
-      const bool keep = gated() ? keep_inputs && down.wgrad_reads_plain_input() : down.may_read_input();
+      const bool keep = gated() ? keeps_input_of(down) : down.may_read_input();
       if (keep && !recompute_up) activated = active.plain;
     }
-    const at::Tensor y = tail.forward(down, active, rows);
-    if (!norm.present() && !recompute_up && !up.may_read_input()) h.value = at::Tensor();
-    return {at::_unsafe_view(y, shape)};
+    if (!result_unused || tail.keeps_values()) return tail.forward(down, active, rows);
+    down.keep(active);
+    return {};
   }
 
-  void backward(const variable_list& d_outputs, Gradients& gradients) {
-    const ProfileRange range("mlp");
-    const at::Tensor rows = h.value.defined() ? flatten_tokens(h.value) : at::Tensor();
-    const ResidualTail::Parts parts = tail.backward(down, flatten_tokens(d_outputs[0]), gradients);
+  /// The gradient of `rows`.
+  at::Tensor backward(const at::Tensor& rows, const at::Tensor& dy, bool want_dh, Gradients& gradients) {
+    const ResidualTail::Parts parts = tail.backward(down, dy, gradients);
     at::Tensor normed = kept_normed;  // plain form, if it was kept or is recomputed below
     if (recompute_up) {
       OperandForms forms = up.input_forms(/*recompute=*/true);
@@ -71,8 +78,8 @@ struct NormMlpNode {
       projected = project_up(operand, /*recompute=*/true);
       if (up.backward_reads_input(gradients)) normed = operand.plain;
     }
-    at::Tensor d_active =
-        down.backward(parts.d_branch, [&] { return plain_activation(h_dtype); }, /*want_dx=*/true, {}, gradients);
+    at::Tensor d_active = down.backward(
+        parts.d_branch, [&] { return plain_activation(dy.scalar_type()); }, /*want_dx=*/true, {}, gradients);
     activated = at::Tensor();
     const OperandForms forms = up.gradient_forms(gradients);
     const Operand d_projected = gated() ? gated_backward(d_active, projected, projected_fp8, activation, forms)
@@ -80,21 +87,62 @@ struct NormMlpNode {
     d_active = projected = at::Tensor();
     projected_fp8 = {};
 
-    const bool want_dh = gradients.wanted(h);
     const auto input = [&] { return normed.defined() ? normed : norm.recompute(rows, {.plain = true}).plain; };
-    at::Tensor dh;
-    if (norm.present()) {
-      const at::Tensor dn = up.backward(d_projected, input, want_dh || norm.trained(gradients), {}, gradients);
-      if (dn.defined()) dh = norm.backward(dn, rows, parts.d_residual, gradients);
-    } else {
-      dh = up.backward(d_projected, input, want_dh, parts.d_residual, gradients);
-    }
-    if (want_dh) gradients.set(h, dh.view(shape));
+    if (!norm.present()) return up.backward(d_projected, input, want_dh, parts.d_residual, gradients);
+    const at::Tensor dn = up.backward(d_projected, input, want_dh || norm.trained(gradients), {}, gradients);
+    return dn.defined() ? norm.backward(dn, rows, parts.d_residual, gradients) : at::Tensor();
   }
 
   at::Tensor plain_activation(at::ScalarType dtype) const {
     if (activated.defined()) return activated;
     return activate(projected_fp8.defined() ? dequantize_rows(projected_fp8, dtype) : projected, {.plain = true}).plain;
+  }
+};
+
+struct NormMlpNode {
+  Input h;
+  MlpRows layer;  // with one tile it keeps what backward reads; several are computed again, one at a time
+  bool result_unused;
+  std::vector<int64_t> shape;  // of h
+  std::vector<Tile> tiles;
+
+  MlpRows of(const Tile& tile) const {
+    MlpRows part = layer;
+    part.take_tile(tile, tiles.back().begin + tiles.back().count);
+    part.recompute_up = false;
+    part.keep_all = true;
+    return part;
+  }
+
+  variable_list forward() {
+    const ProfileRange range("mlp");
+    const at::Tensor rows = flatten_tokens(h.value);
+    at::Tensor y;
+    if (tiles.size() == 1) {
+      y = layer.forward(rows, result_unused);
+      if (!layer.norm.present() && !layer.recompute_up && !layer.up.may_read_input()) h.value = at::Tensor();
+    } else if (!result_unused) {
+      y = by_tiles(tiles, [&](const Tile& tile) { return of(tile).forward(tile.of(rows), /*result_unused=*/false); });
+    }
+    if (!y.defined()) y = at::zeros({1}, rows.options()).expand(rows.sizes());
+    return {at::_unsafe_view(y, shape)};
+  }
+
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    const ProfileRange range("mlp");
+    const at::Tensor rows = h.value.defined() ? flatten_tokens(h.value) : at::Tensor(),
+                     dy = flatten_tokens(d_outputs[0]);
+    const bool want_dh = gradients.wanted(h);
+    TileGradients sums(gradients, tiles.size());
+    const at::Tensor dh = by_tiles(tiles, [&](const Tile& tile) {
+      MlpRows part = tiles.size() == 1 ? std::move(layer) : of(tile);
+      if (tiles.size() > 1) (void)part.forward(tile.of(rows), /*result_unused=*/true);
+      sums.attach(part.up);
+      sums.attach(part.down);
+      return sums.add([&](Gradients& of_tile) { return part.backward(tile.of(rows), tile.of(dy), want_dh, of_tile); });
+    });
+    sums.finish();
+    if (want_dh) gradients.set(h, dh.view(shape));
   }
 };
 
@@ -112,19 +160,19 @@ at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
   // Only the dtype and the width of the down projection's input are used.
   const at::Tensor active = h.new_empty({0, width});
   NormMlpNode node{input,
-                   {mlp.norm, h, "norm_mlp", inputs},
-                   {mlp.up, h, "norm_mlp", inputs},
-                   mlp.activation,
-                   {mlp.down, active, "norm_mlp", inputs},
-                   {mlp.join, h, "norm_mlp", inputs},
-                   mlp.recompute_up,
-                   mlp.keep_inputs && !mlp.recompute_up,
+                   {{mlp.norm, h, "norm_mlp", inputs},
+                    {mlp.up, h, "norm_mlp", inputs},
+                    mlp.activation,
+                    {mlp.down, active, "norm_mlp", inputs},
+                    {mlp.join, h, "norm_mlp", inputs},
+                    mlp.recompute_up,
+                    mlp.keep_inputs && !mlp.recompute_up},
+                   mlp.result_unused,
                    h.sizes().vec(),
-                   h.scalar_type(),
-                   {},
-                   {},
-                   {},
                    {}};
+  const MlpRows& layer = node.layer;
+  node.tiles = cut_tiles(h.numel() / h.size(-1), mlp.tile_tokens,
+                         {layer.up.samples(), layer.down.samples(), layer.tail.samples()});
   return run_node(std::move(node), inputs)[0];
 }
 

@@ -20,6 +20,7 @@ class ComputeRecipe final : public LinearRecipe {
                      const Addend& addend, Kept&) const override {
     return plain_product(x.plain, weight.matrix.t(), bias, addend);
   }
+  void keep(const Operand&, const Weight&, Kept&) const override {}
   at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept&, at::ScalarType,
                    const Addend& addend) const override {
     return plain_product(dy.plain, weight.matrix, {}, addend);

@@ -21,6 +21,7 @@ class Fp8DelayedRecipe final : public Fp8Recipe {
   static RecipeTraits own_traits() {
     RecipeTraits traits = trained_traits("delayed", Accumulate::kFast);
     traits.delayed_scales = true;
+    traits.rows_apart = false;
     traits.operand_traffic = 4;
     traits.weight_traffic = 4;
     return traits;

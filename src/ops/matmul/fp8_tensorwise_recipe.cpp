@@ -19,6 +19,7 @@ class Fp8TensorwiseRecipe final : public Fp8Recipe {
   static RecipeTraits own_traits() {
     RecipeTraits traits = trained_traits("tensorwise", Accumulate::kSplit);
     traits.stores_codes = true;
+    traits.rows_apart = false;
     traits.operand_traffic = 6;
     traits.weight_traffic = 2;
     return traits;

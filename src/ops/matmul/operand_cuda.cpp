@@ -42,6 +42,7 @@ Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {
   a.dropped = result.plain.mutable_data_ptr();
   a.ids = ids.const_data_ptr<int64_t>();
   a.rows_of_sample = x_TD.size(0) / ids.numel();
+  a.first_row = dropout.first_token;
   a.t0 = key.t0;
   a.t1 = key.t1;
   a.threshold = key.threshold;

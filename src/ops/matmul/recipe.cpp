@@ -74,8 +74,7 @@ Fp8Codes Fp8Recipe::make_weight_codes(const Weight& weight) const {
   return make_current_codes(weight.matrix, CurrentCodes::kE4m3, false).codes;
 }
 
-at::Tensor Fp8Recipe::forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
-                              const Addend& addend, Kept& kept) const {
+Fp8Matrix Fp8Recipe::multiplied_codes(const Operand& x, const Weight& weight, Kept& kept) const {
   Fp8Matrix w;
   if (weight.quantized()) {
     w = stored_codes(weight);
@@ -86,7 +85,12 @@ at::Tensor Fp8Recipe::forward(const Operand& x, const Weight& weight, at::Scalar
     kept.weight_transposed = {codes.transposed, codes.inverse};
   }
   if (traits_.trains) kept.x_transposed = transposed(x);
-  return multiply(x, w, Accumulate::kFast, dtype, bias, addend);
+  return w;
+}
+
+at::Tensor Fp8Recipe::forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
+                              const Addend& addend, Kept& kept) const {
+  return multiply(x, multiplied_codes(x, weight, kept), Accumulate::kFast, dtype, bias, addend);
 }
 
 /// Hopper multiplies FP8 operands along their inner dimension only, so the store's codes are transposed first, in one

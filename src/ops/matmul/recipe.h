@@ -33,6 +33,8 @@ class LinearRecipe {
   /// x W^T (+ bias) (+ addend) in `dtype`.
   virtual at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
                              const Addend& addend, Kept& kept) const = 0;
+  /// The part of forward that fills `kept`.
+  virtual void keep(const Operand& x, const Weight& weight, Kept& kept) const = 0;
   /// dy W (+ addend) in `dtype`.
   virtual at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
                            const Addend& addend) const = 0;
@@ -56,6 +58,7 @@ class Fp8Recipe : public LinearRecipe {
   const RecipeTraits& traits() const final { return traits_; }
   at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
                      const Addend& addend, Kept& kept) const final;
+  void keep(const Operand& x, const Weight& weight, Kept& kept) const final { (void)multiplied_codes(x, weight, kept); }
   at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
                    const Addend& addend) const final;
   void wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept, const GradientTarget& target) const final;
@@ -67,6 +70,8 @@ class Fp8Recipe : public LinearRecipe {
   static RecipeTraits trained_traits(const char* name, Accumulate gradients);
 
  private:
+  /// The codes of W that forward multiplies by; fills `kept`.
+  Fp8Matrix multiplied_codes(const Operand& x, const Weight& weight, Kept& kept) const;
   /// Codes of a matrix in the compute dtype: with the scale of its own amax.
   virtual Fp8Codes make_weight_codes(const Weight& weight) const;
 

@@ -221,7 +221,7 @@ StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
   return batch;
 }
 
-at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute,
                               bool train) {
   ForwardOptions options;
   options.train = train;

@@ -162,7 +162,7 @@ StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& passes) const {
   return step;
 }
 
-at::Tensor MaskedLmTask::loss(UnitStore& units, const MicroBatch& micro_batch, const std::vector<Recompute>& recompute,
+at::Tensor MaskedLmTask::loss(UnitStore& units, const MicroBatch& micro_batch, const Recomputation& recompute,
                               bool train) {
   const auto& mine = static_cast<const BertMicroBatch&>(micro_batch);
   BertBatch batch = mine.batch;

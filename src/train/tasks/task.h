@@ -132,9 +132,8 @@ class TrainingTask : public PlannedModel {
   virtual void restore_data_state(int64_t completed, const std::vector<double>& numbers) = 0;
   /// A batch of one pass made up without touching the data: what runs before the clock of a benchmark starts.
   virtual StepBatch synthetic_batch() = 0;
-  /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`. `recompute`: one for each
-  /// block, or empty: none.
-  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+  /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`.
+  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute,
                           bool train) = 0;
   /// Evaluation over this rank's share of the validation data, same number of forward passes on every rank.
   /// `progress(done, total)` is called after each forward pass and may throw.

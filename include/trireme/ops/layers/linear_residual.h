@@ -20,8 +20,9 @@ struct ResidualJoin {
   Norm post_norm{};
 };
 
-/// x [.., in], residual and result [.., out], one dtype. Shapes that do not fit are an internal error.
+/// x [.., in], residual and result [.., out], one dtype. Shapes that do not fit are an internal error. `tile_tokens`: as
+/// in norm_linear().
 at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
-                           const ResidualJoin& join = {});
+                           const ResidualJoin& join = {}, int64_t tile_tokens = 0);
 
 }  // namespace trireme

@@ -22,6 +22,13 @@ struct Mlp {
   /// Forward keeps the inputs of both projections where their weight gradients read them in their plain form; otherwise
   /// backward recomputes them.
   bool keep_inputs = false;
+  /// Nobody reads the result's values, only its gradient flows (BlockRun::again): the down projection is skipped where
+  /// backward does not read its result either.
+  bool result_unused = false;
+  /// Goes through so many tokens at a time, forward and backward (0: all), and keeps h only: backward computes the rest
+  /// of each tile again. Beside h, the result and their gradients it holds one tile. Gradients of parameters are summed
+  /// over the tiles in fp32. Tiles that hold all tokens are none: nothing changes.
+  int64_t tile_tokens = 0;
 };
 
 /// down(activation(up(norm(h)))) joined to h; h and result [.., D]. GELU requires that the up projection has a bias.

@@ -30,6 +30,10 @@ struct RecipeTraits {
   /// evaluation.
   bool delayed_scales = false;
 
+  /// A row of x or dy is converted by itself, so that forward and dgrad of some rows are those of all rows. Tiles are
+  /// possible with such a recipe only: one scale for all tokens would become one a tile.
+  bool rows_apart = true;
+
   /// On a GPU: compute capability 9.0, and a compute dtype of 16 bits. A CPU emulates every recipe in any dtype.
   bool needs_sm90 = false, needs_16_bit = false;
   /// On a GPU: both sizes of a matrix are multiples of size_multiple, the tokens of a micro-batch of token_multiple.
