@@ -420,20 +420,24 @@ Section parallel_section() {
                    {"norms", S::Recompute::kNorms, Feature::kRecomputeMlp,
                     "; norms = of every block the outputs of norms and activation"},
                    {"mlp", S::Recompute::kMlp, Feature::kRecomputeMlp, "; mlp = these and the gate and up projections"},
-                   {"attention", S::Recompute::kAttention, {},
+                   {"attention",
+                    S::Recompute::kAttention,
+                    {},
                     "; attention = everything but attention, whose output is kept beside each block's input"},
                    {"full", S::Recompute::kFull}},
        .elsewhere = {"gradient_checkpointing", "activation_checkpointing"}});
-  s.key("tile_tokens", &S::tile_tokens,
-        "blocks that are recomputed whole, or but for attention, go through so many tokens at a time in their norms and "
-        "products, so that working memory does not grow with the row; a multiple of 128; auto = all tokens, or the "
-        "largest number with which the run fits",
-        {.choices = {{"auto", S::kAutoTile}}, .min = 128, .max = 1048576});
-  s.key("offload", &S::offload,
-        "activations = what blocks keep, their input and attention's output, waits for backward in pinned memory of the "
-        "host, and parallel.recompute is attention or full; auto = of as many blocks as the plan finds worth it",
-        {.choices = {{"auto", S::Offload::kAuto}, {"none", S::Offload::kNone}, {"activations", S::Offload::kActivations}},
-         .elsewhere = {"activation_offloading", "cpu_offloading"}});
+  s.key(
+      "tile_tokens", &S::tile_tokens,
+      "blocks that are recomputed whole, or but for attention, go through so many tokens at a time in their norms and "
+      "products, so that working memory does not grow with the row; a multiple of 128; auto = all tokens, or the "
+      "largest number with which the run fits",
+      {.choices = {{"auto", S::kAutoTile}}, .min = 128, .max = 1048576});
+  s.key(
+      "offload", &S::offload,
+      "activations = what blocks keep, their input and attention's output, waits for backward in pinned memory of the "
+      "host, and parallel.recompute is attention or full; auto = of as many blocks as the plan finds worth it",
+      {.choices = {{"auto", S::Offload::kAuto}, {"none", S::Offload::kNone}, {"activations", S::Offload::kActivations}},
+       .elsewhere = {"activation_offloading", "cpu_offloading"}});
   s.key("reduce_dtype", &S::reduce_dtype,
         "type in which gradients are summed over ranks; compute = that of precision.compute",
         {.choices = {{"fp32", S::ReduceDtype::kFp32}, {"compute", S::ReduceDtype::kCompute}}});

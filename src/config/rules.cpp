@@ -332,7 +332,8 @@ void check_kept_activations(const Config& config, std::vector<RuleProblem>& prob
       refuse("tile_tokens", fmt::format(" {} is not a multiple of 128: {}", parallel.tile_tokens,
                                         nearest_multiples(parallel.tile_tokens, 128)));
     if (!whole)
-      refuse("tile_tokens", " is for blocks that are recomputed whole: take parallel.recompute auto, attention or full");
+      refuse("tile_tokens",
+             " is for blocks that are recomputed whole: take parallel.recompute auto, attention or full");
   }
   if (parallel.offload == ParallelSection::Offload::kActivations && !whole)
     refuse("offload",

@@ -150,8 +150,7 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
   if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options, kept);
   if (heads.q.is_cpu()) return cpu_attention(node_inputs, inputs, sequences, options, kept);
   prefer_cudnn();
-  const bool varied =
-      !sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active();
+  const bool varied = !sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active();
   if (heads.q.element_size() == 2 && (varied || kept != nullptr))
     return flash_attention(node_inputs, inputs, sequences, options, kept);
   return library_attention(heads, sequences, options);

@@ -24,7 +24,7 @@ LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const 
                        bool want_rows) {
   const bool plain_input = !branch.bias.defined() && !branch.dropout.active() && !branch.residual.defined();
   TRIREME_RETURN_LAUNCH(layer_norm_choice("layer_norm", x, branch.dropout),
-                 layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
+                        layer_norm_forward(x, branch, norm, /*keep_sum=*/!plain_input, want_plain, want_rows));
   at::Tensor sum = branch.bias.defined() ? x + branch.bias : x;
   if (branch.dropout.active()) sum = apply_dropout(sum, branch.dropout);
   if (branch.residual.defined()) sum = sum + branch.residual;
@@ -65,7 +65,7 @@ LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& 
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
                                        bool want_branch_bias) {
   TRIREME_RETURN_LAUNCH(layer_norm_choice("layer_norm_backward", kept.sum, dropout),
-                 layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
+                        layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
   const at::ScalarType type = accumulate_type(kept.sum), narrow = kept.sum.scalar_type();
   const at::Tensor rstd = kept.rstd.unsqueeze(-1), d = dy.to(type);
   const at::Tensor normed = (kept.sum.to(type) - kept.mean.unsqueeze(-1)).mul_(rstd);

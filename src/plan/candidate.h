@@ -52,8 +52,8 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
 TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate);
 /// Seconds of one pass in which backward computes again, and in which tiles are joined.
 double recomputation_time(const PlanInput& input, const Candidate& candidate);
-/// Copies to the host and back in one pass: their seconds, and the part that computation does not hide. A block's values
-/// leave during the forward of the next block, and come back during the backward of the next block.
+/// Copies to the host and back in one pass: their seconds, and the part that computation does not hide. A block's
+/// values leave during the forward of the next block, and come back during the backward of the next block.
 struct Transfer {
   double seconds = 0, exposed = 0;
 };

@@ -15,7 +15,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
   int64_t normed_inputs = 0;                                 // of norms' results that a product reads
   int64_t head_norms = 0;
-  int64_t statistics = block.heads;                          // fp32 numbers a token: log-sum-exp of each head, norms'
+  int64_t statistics = block.heads;  // fp32 numbers a token: log-sum-exp of each head, norms'
   bool post_norms = false, branch_norms = false;
   for (const BlockLayer& layer : block.layers) {
     if (layer.product()) {

@@ -17,8 +17,8 @@ struct RowTimes {
   double forward = 1, backward = 2, norms = 0.05, mlp = 0.5, attention = 0.6, full = 1, head = 0;
   double pass = 0;       // of a forward and backward, independent of the rows
   double reference = 0;  // a row's forward of a reference, through all blocks and the head
-  // Of a block in tiles: rows that are copied to their place, for one row; sums of weight gradients that each tile after
-  // the first reads.
+  // Of a block in tiles: rows that are copied to their place, for one row; sums of weight gradients that each tile
+  // after the first reads.
   double tile_row = 0, tile_sums = 0;
 };
 /// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.

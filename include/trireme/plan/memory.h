@@ -10,8 +10,8 @@ namespace trireme {
 
 /// Bytes for one row of a micro-batch, unless their comment says otherwise.
 struct RowMemory {
-  /// What a block keeps for backward with Recompute::kNone, kNorms, kMlp, kAttention (0: not supported by the model) and
-  /// kFull.
+  /// What a block keeps for backward with Recompute::kNone, kNorms, kMlp, kAttention (0: not supported by the model)
+  /// and kFull.
   int64_t saved = 0, saved_norms = 0, saved_mlp = 0, saved_attention = 0, saved_input = 0;
   /// What a block's backward needs in addition at its peak, and the part of this that does not grow with the rows.
   int64_t working = 0, working_fixed = 0;

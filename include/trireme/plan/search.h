@@ -50,9 +50,9 @@ PlanInput plan_input(const PlanQuestion& question);
 
 /// The plan with the shortest predicted step among the plans that fit; a shard group over several hosts counts as 5
 /// percent slower. Among equal steps it has the smallest shard group, then the policy that divides least, then the most
-/// rows per pass, then the most resident units. Tiles and offload are chosen where the step is a few percent shorter, or
-/// where nothing fits without them. nullopt if no plan fits. An input without units, or a shard size that
-/// does not divide world_size, is an internal error.
+/// rows per pass, then the most resident units. Tiles and offload are chosen where the step is a few percent shorter,
+/// or where nothing fits without them. nullopt if no plan fits. An input without units, or a shard size that does not
+/// divide world_size, is an internal error.
 std::optional<TrainingPlan> find_plan(const PlanInput& input);
 /// The plan that takes the least memory, whether it fits or not.
 TrainingPlan least_plan(const PlanInput& input);

@@ -143,12 +143,9 @@ at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, cons
                 residual.sizes());
   InputList inputs;
   const Input input = inputs.add(x.contiguous()), added = inputs.add(residual);
-  LinearResidualNode node{input,
-                          added,
-                          {{linear, x, "linear_residual", inputs}, {join, residual, "linear_residual", inputs}},
-                          x.sizes().vec(),
-                          {},
-                          {}};
+  LinearResidualNode node{
+      input,           added, {{linear, x, "linear_residual", inputs}, {join, residual, "linear_residual", inputs}},
+      x.sizes().vec(), {},    {}};
   node.tiles = cut_tiles(x.numel() / x.size(-1), tile_tokens, {node.layer.linear.samples(), node.layer.tail.samples()});
   return run_node(std::move(node), inputs)[0];
 }

@@ -221,8 +221,7 @@ StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
   return batch;
 }
 
-at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute,
-                              bool train) {
+at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) {
   ForwardOptions options;
   options.train = train;
   options.seed = seed();

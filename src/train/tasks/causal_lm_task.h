@@ -20,8 +20,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   CausalLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program);
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
-  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute,
-                  bool train) override;
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
   EvalResult eval_result(const EvalSums& sums) const override;  // {loss, denominator}
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
 

@@ -133,8 +133,7 @@ class TrainingTask : public PlannedModel {
   /// A batch of one pass made up without touching the data: what runs before the clock of a benchmark starts.
   virtual StepBatch synthetic_batch() = 0;
   /// Sum of weighted losses of the micro-batch: fp32 scalar, differentiable when `train`.
-  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute,
-                          bool train) = 0;
+  virtual at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) = 0;
   /// Evaluation over this rank's share of the validation data, same number of forward passes on every rank.
   /// `progress(done, total)` is called after each forward pass and may throw.
   virtual EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;

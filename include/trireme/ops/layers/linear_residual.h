@@ -11,8 +11,8 @@
 
 namespace trireme {
 
-/// How a sub-layer joins the residual: post_norm(residual + multiplier * dropout(norm(linear(x)))). `norm`: of any kind;
-/// `post_norm`: kNone or kLayer, kNone beside a norm or a multiplier.
+/// How a sub-layer joins the residual: post_norm(residual + multiplier * dropout(norm(linear(x)))). `norm`: of any
+/// kind; `post_norm`: kNone or kLayer, kNone beside a norm or a multiplier.
 struct ResidualJoin {
   Dropout dropout{};
   Norm norm{};
@@ -20,8 +20,8 @@ struct ResidualJoin {
   Norm post_norm{};
 };
 
-/// x [.., in], residual and result [.., out], one dtype. Shapes that do not fit are an internal error. `tile_tokens`: as
-/// in norm_linear().
+/// x [.., in], residual and result [.., out], one dtype. Shapes that do not fit are an internal error. `tile_tokens`:
+/// as in norm_linear().
 at::Tensor linear_residual(const at::Tensor& x, const at::Tensor& residual, const Linear& linear,
                            const ResidualJoin& join = {}, int64_t tile_tokens = 0);
 
