@@ -37,11 +37,11 @@ struct TokenBatch {
 };
 
 struct ForwardOptions {
-  bool train = true;     // gradients, and dropout
+  bool train = true;  // gradients, and dropout
+  uint64_t seed = 0;  // of dropout
+  Recomputation recompute{};
   bool dropout = true;   // false: none in training either
   bool adapters = true;  // false: without adapters, as if B were zero; trained rows stay those of the store
-  uint64_t seed = 0;     // of dropout
-  Recomputation recompute{};
 };
 
 class DecoderModel {

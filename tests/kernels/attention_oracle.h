@@ -42,11 +42,11 @@ struct AttentionInputs {
   int q_heads, kv_heads, d;
   bool causal;
   double scale;
-  int64_t window = 0;
   std::vector<double> q, k, v, d_o;  // [tokens, heads, d]
   // Dropout: threshold of 128, 0 for none; see kernels/attention/attention_dropout.cuh.
   uint32_t threshold = 0, t0 = 0, t1 = 0;
   std::vector<int64_t> sample_ids;  // one per sequence
+  int64_t window = 0;               // tokens that a row sees, itself included; 0: all before it
 };
 
 /// Index of the first of a token's d values of a head.

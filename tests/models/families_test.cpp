@@ -248,7 +248,7 @@ TEST(FamilyModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
 TEST(FamilyModel, ReadsWeightsOnlyBetweenTheHooks) {
   for (const DecoderConfig& config : {small_gpt2(0.25), small_qwen2(), small_qwen3()}) {
     const DecoderModel model(config, {});
-    const ForwardOptions options{true, 1, std::vector<Recompute>(3, Recompute::kFull)};
+    const ForwardOptions options{true, 1, {std::vector<Recompute>(3, Recompute::kFull)}};
     const TokenBatch batch = batch_of(2, 5, 1);
     const Result want = run(model, batch, options);
     StrictStore store(model, units_of(model, at::kDouble));
