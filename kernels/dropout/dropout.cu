@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 
 template <class T, int kWidth>
 __global__ void dropout_kernel(const T* x, const T* addend, T* out, const int64_t* __restrict__ ids, int64_t row_size,
-                               uint32_t t0, uint32_t t1, uint32_t threshold, float scale) {
+                               int64_t first, uint32_t t0, uint32_t t1, uint32_t threshold, float scale) {
   const int64_t row = blockIdx.y;
   const DropoutHash sample = sample_hash(static_cast<uint64_t>(ids[row]), t0, t1);
   const T* in_row = x + row * row_size;
@@ -23,7 +23,7 @@ __global__ void dropout_kernel(const T* x, const T* addend, T* out, const int64_
       Pack<T> value = *reinterpret_cast<const Pack<T>*>(in_row + e), sum;
       if (addend_row != nullptr) sum = *reinterpret_cast<const Pack<T>*>(addend_row + e);
       // The product is rounded to T before it is added, as two separate operations would round.
-      value = dropped(value, sample, e, threshold, scale);
+      value = dropped(value, sample, first + e, threshold, scale);
       if (addend_row != nullptr) {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
@@ -31,8 +31,9 @@ __global__ void dropout_kernel(const T* x, const T* addend, T* out, const int64_
       }
       *reinterpret_cast<Pack<T>*>(out_row + e) = value;
     } else {
-      const uint32_t h = dropout_draw(sample.of_upper(static_cast<uint32_t>(e >> 33)), static_cast<uint32_t>(e >> 1));
-      const bool kept = (e % 2 == 0 ? h & 0xffff : h >> 16) >= threshold;
+      const int64_t at = first + e;
+      const uint32_t h = dropout_draw(sample.of_upper(static_cast<uint32_t>(at >> 33)), static_cast<uint32_t>(at >> 1));
+      const bool kept = (at % 2 == 0 ? h & 0xffff : h >> 16) >= threshold;
       T value = from_float<T>(kept ? to_float(in_row[e]) * scale : 0.0f);
       if (addend_row != nullptr) value = from_float<T>(to_float(addend_row[e]) + to_float(value));
       out_row[e] = value;
@@ -50,16 +51,18 @@ cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
     const auto launch = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t blocks = ceil_div(a.row_size, kThreads * kWidth);
-      return launch_pieces(a.rows, [&](int64_t first, unsigned rows) {
+      return launch_pieces(a.rows, [&](int64_t begin, unsigned rows) {
         const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), rows);
         dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(
-            static_cast<const T*>(a.x) + first * a.row_size,
-            a.addend == nullptr ? nullptr : static_cast<const T*>(a.addend) + first * a.row_size,
-            static_cast<T*>(a.out) + first * a.row_size, a.ids + first, a.row_size, a.t0, a.t1, a.threshold, a.scale);
+            static_cast<const T*>(a.x) + begin * a.row_size,
+            a.addend == nullptr ? nullptr : static_cast<const T*>(a.addend) + begin * a.row_size,
+            static_cast<T*>(a.out) + begin * a.row_size, a.ids + begin, a.row_size, a.first, a.t0, a.t1, a.threshold,
+            a.scale);
         return cudaGetLastError();
       });
     };
-    if (a.row_size % kPack == 0 && aligned16(a.x, a.addend, a.out)) return launch(std::integral_constant<int, kPack>{});
+    if (a.row_size % kPack == 0 && a.first % kPack == 0 && aligned16(a.x, a.addend, a.out))
+      return launch(std::integral_constant<int, kPack>{});
     return launch(std::integral_constant<int, 1>{});
   });
 }

@@ -6,8 +6,9 @@
 // x, addend, out   [rows, row_size], device, same type; out may be x or addend; any size and alignment, fast with
 //          16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type)
 // ids      [rows] int64, device: global sample ids
+// first    index in its sample of the first element of a row
 // No allocation, no synchronisation. Deterministic: each element is written by one thread, and its decision depends on
-// (key, id, e) only.
+// (key, id, first + e) only.
 
 #include "kernels/element.h"
 
@@ -26,6 +27,7 @@ struct DropoutArguments {
   uint32_t t0, t1, threshold;
   float scale;
   Element element;
+  int64_t first = 0;
 };
 
 cudaError_t dropout(const DropoutArguments& arguments, cudaStream_t stream);

@@ -16,7 +16,7 @@
 // first, because these are still in L2 if x was just written. Tensor-core products with fp32 sums in one fixed
 // order, no workspace: deterministic. No allocation, no synchronisation.
 //
-// T is bf16 or fp16; columns a multiple of 64; tokens of a sample a multiple of 32; a sample has at most 2^33 elements
+// T is bf16 or fp16; columns a multiple of 64; tokens, those of a sample and first_token multiples of 32; a sample has at most 2^33 elements
 // of x (masks use 32-bit word indices); rank 16 (up to three adapters), 32 or 64 (one adapter); p at most 1/2; pointers
 // 16-byte aligned. lora_fits() checks this; other arguments return cudaErrorInvalidValue.
 
@@ -42,9 +42,10 @@ struct LoraProducts {
   void* dx = nullptr;                    // lora_down_dx: written, [tokens, columns]; read first if `adds` is set
   bool adds = true;                      // lora_down_dx: adds to dx; otherwise dx is overwritten
   int64_t tokens = 0, columns = 0;
-  // Token t is position t % sample_tokens of sample sample_ids[t / sample_tokens] (device memory).
+  // With s = first_token + t, token t is position s % sample_tokens of sample sample_ids[s / sample_tokens] (device
+  // memory).
   const int64_t* sample_ids = nullptr;
-  int64_t sample_tokens = 1;
+  int64_t sample_tokens = 1, first_token = 0;
   uint32_t t0[kMaxLoraAdapters] = {}, t1[kMaxLoraAdapters] = {};  // keys of the adapters' masks
   uint32_t threshold = 0;                                         // of 65536
   float scale = 1.0f;                                             // of kept values

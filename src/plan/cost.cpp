@@ -1,6 +1,7 @@
 #include "trireme/plan/cost.h"
 
 #include "candidate.h"
+#include "trireme/plan/memory.h"
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +29,8 @@ ForwardFlops forward_flops(const ModelShape& shape) {
     if (layer.product()) flops.products += 2 * tokens * static_cast<double>(layer.in * layer.out());
   for (const AdapterShape& adapter : shape.adapters)
     flops.adapters += 2 * tokens * static_cast<double>(shape.adapter_rank * (adapter.in + adapter.rows));
-  flops.attention = (shape.block->causal ? 2 : 4) * tokens * (tokens / shape.sequences) *
+  // The ranks of a context divide the heads, and each sees whole sequences.
+  flops.attention = (shape.block->causal ? 2 : 4) * tokens * (tokens * shape.context / shape.sequences) *
                     static_cast<double>(shape.block->heads * shape.block->head_dim);
   for (const HeadShape::Product& product : shape.head.products)
     flops.head += 2 * product.tokens * static_cast<double>(product.in * product.out);
@@ -73,6 +75,13 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
   forward += rotated + up + f;
   backward += rotated + 2 * up + f;
   if (block.gated) norms += up + f;
+  // The exchanges of a context read and write q, k, v and the output once more; what travels is not counted here.
+  if (shape.context > 1) {
+    const auto copied = static_cast<double>(block.at("qkv").out() + exchanged_heads(shape) * block.head_dim +
+                                            2 * block.at("output").in);
+    forward += copied;
+    backward += copied;
+  }
   // An adapter reads x for x A, and adds its product to y; backward reads dy, reads x for A's gradient, adds to dx.
   for (const AdapterShape& adapter : shape.adapters) {
     forward += static_cast<double>(adapter.in + 2 * adapter.rows);
@@ -128,6 +137,10 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
   times.norms = bytes.norms / rates.memory_bytes;
   const BlockLayer& up = shape.block->at("up");
   times.mlp = product(recipe.forward, 2 * static_cast<double>(shape.tokens) * static_cast<double>(up.in * up.out()));
+  // A rank sends all but its own part, and receives as much.
+  times.exchange = static_cast<double>(shape.tokens * (exchanged_heads(shape) + shape.block->heads) *
+                                       shape.block->head_dim * element_size) *
+                   (1 - 1.0 / shape.context) / rates.link_bytes;
   times.pass = shape.num_blocks * bytes.weights / rates.memory_bytes;
   times.head = (shape.head.trained ? 3 : 2) * flops.head / rates.bf16_flops;
   for (const HeadShape::Product& one : shape.head.products)
@@ -158,6 +171,9 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
       ((candidate.norms + candidate.mlp) * norms + candidate.mlp * times.mlp + candidate.full * times.forward);
   cost.fixed = rates.step_overhead + input.num_blocks * rates.block_overhead;
   if (input.world_size > 1) cost.fixed += rates.waiting * (cost.compute + cost.recompute);
+
+  // Nothing hides the exchanges of a context: attention waits for them.
+  cost.exposed += passes * rows * (2 * blocks + candidate.full) * times.exchange;
 
   // Consecutive ranks: a group that reaches over hosts has at least this many on each of them.
   const int per_host = input.ranks_per_host == 0 ? input.world_size : std::min(input.ranks_per_host, input.world_size);

@@ -2,10 +2,16 @@
 
 #include "candidate.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/ops/attention.h"
 
 #include <algorithm>
 
 namespace trireme {
+
+int64_t exchanged_heads(const ModelShape& shape) {
+  const BlockTable& block = *shape.block;
+  return block.heads + 2 * shape.context * kv_heads_of_rank(block.heads, block.kv_heads, shape.context);
+}
 
 RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size) {
   const BlockTable& block = *shape.block;
@@ -35,8 +41,12 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
 
   // Per token: the inputs of the norms, q k v, the attention's output (also the output projection's input), the
   // adapters' products, codes of what wgrad reads.
+  // With a context attention keeps the exchanged heads, and its own output beside the one that was exchanged.
+  const bool shared = shape.context > 1;
+  const int64_t heads = exchanged_heads(shape) * block.head_dim;
   const int64_t kept =
-      (norms + qkv + q + shape.adapter_rank * static_cast<int64_t>(shape.adapters.size())) * element_size +
+      (norms + heads + (shared ? 2 : 1) * q + shape.adapter_rank * static_cast<int64_t>(shape.adapters.size())) *
+          element_size +
       statistics * 4 + (shape.trained ? inputs * recipe.kept_input_bytes : 0);
   // The up projection, in FP8 with a scale a row for gate and up; GELU keeps what the down projection's weight gradient
   // reads, too.
@@ -68,8 +78,11 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // a token, the normalised rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of
   // 64 stay on chip, beside 8 bytes for each head and each of the 128 rows that a sequence takes at least.
   const int64_t sums = !block.causal && block.head_dim == 64 && shape.tokens <= 512 ? 4 : 8;
-  const int64_t attention = (d + q + 2 * qkv + d * (1 + masked)) * element_size + sums * q;
-  memory.working = shape.tokens * std::max({forward, backward, attention});
+  // The exchange of the gradients takes two more of q, and of the heads what they are more than q, k, v.
+  const int64_t attention =
+      (d + (shared ? 3 : 1) * q + 2 * heads + (shared ? qkv : 0) + d * (1 + masked)) * element_size + sums * q;
+  const int64_t exchange = shared ? (d + qkv + 2 * heads) * element_size : 0;
+  memory.working = shape.tokens * std::max({forward, backward, attention, exchange});
   // Backward transposes codes of the store, one matrix at a time; codes that forward makes are transposed there and
   // wait for backward.
   memory.working_fixed = recipe.stores_codes ? largest : recipe.forward.fp8 ? shape.num_blocks * matrices : 0;
@@ -137,6 +150,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   plan.shard_size = shard_size;
   plan.policy = policy;
   storage.grid = RankGrid(0, {.world = input.world_size, .shard = plan.state_shards()});
+  plan.context_size = input.context_size;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
   const std::vector<bool> codes = trained_codes(input);

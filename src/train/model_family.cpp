@@ -28,8 +28,8 @@ const std::vector<ModelFamily>& model_families() {
   static const std::vector<ModelFamily> families = {
       {.config = {.program = "train_llama",
                   .features = FeatureSet(Feature::kAdapters, Feature::kVocabularySize, Feature::kRecomputeMlp,
-                                         Feature::kMlperfSkip, Feature::kFp8Training, Feature::kDocumentStreams,
-                                         Feature::kMlperfLog, Feature::kMegatronData)},
+                                         Feature::kMlperfSkip, Feature::kFp8Training, Feature::kContext,
+                                         Feature::kDocumentStreams, Feature::kMlperfLog, Feature::kMegatronData)},
        .trains = "Llama-family models: LoRA adapters, or all parameters",
        .presets = "models/decoder/presets",
        .make_task = make_causal_lm_task,
@@ -44,7 +44,7 @@ const std::vector<ModelFamily>& model_families() {
        .mlperf_events = make_bert_events},
       {.config = {.program = "train_gpt",
                   .features = FeatureSet(Feature::kVocabularySize, Feature::kRecomputeMlp, Feature::kFp8Training,
-                                         Feature::kDocumentStreams, Feature::kMegatronData),
+                                         Feature::kContext, Feature::kDocumentStreams, Feature::kMegatronData),
                   .vocab_multiple = 128,  // NeMo's make_vocab_size_divisible_by
                   .defaults = gpt_defaults()},
        .trains = "GPT-3 family models, all parameters",

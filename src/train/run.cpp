@@ -148,12 +148,12 @@ ExitCode train(const Config& given, World& world, const ModelFamily& family, con
   MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");
   start_mlperf(mlperf);
   // Rows.
-  RunRows rows(config, world, family, dtype);
+  RunRows rows(config, world, family, run_context_size(config, family, world, dtype), dtype);
   const std::unique_ptr<MlperfEvents> events = family.mlperf_events(mlperf, config);
   events->configuration(config, mlperf_run(config, rows, world));
   // Plan.
   check_base(config, directory, rows.task(), comm);
-  const RunPlan plan(config, rows.task(), world, dtype);
+  const RunPlan plan(config, rows.task(), world, rows.grid(), dtype);
   rows.start_reading(plan.memory().rows_per_pass);
   watch_out_of_memory(world.device(), directory.path() / "profile", comm.rank());
   for (const std::string& text : run_banner(config, rows.task(), plan.memory(), plan.device(), world)) log_info(text);

@@ -37,10 +37,10 @@ std::string common_configuration(const Config& config) {
 
 /// The parts of a plan that all ranks must share, as text, and a hash of all its numbers.
 std::string plan_summary(const MemoryPlan& plan) {
-  std::string all =
-      fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
-                  plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
-                  plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
+  std::string all = fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy),
+                                plan.context_size, plan.shard_size, plan.rows_per_pass, plan.weights, plan.masters,
+                                plan.moments, plan.gradients, plan.gather_slots, plan.activations, plan.working,
+                                plan.overhead, plan.gathered_per_pass, plan.device_memory);
   for (const bool resident : plan.resident) all += resident ? " r" : " s";
   for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
   const auto recomputed = [&](Recompute what) {
@@ -114,7 +114,25 @@ std::string free_memory(at::Device device) {
 
 }  // namespace
 
-RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype)
+int run_context_size(const Config& config, const ModelFamily& family, World& world, at::ScalarType compute_dtype) {
+  Communicator& comm = world.communicator();
+  if (comm.size() == 1 || config.parallel.context_size == 1 || !family.config.features.has(Feature::kContext)) return 1;
+  DeviceInfo device = describe_device(world.device(), compute_dtype, world.launch().local_world_size);
+  if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
+  const double most = comm.all_reduce_host({-static_cast<double>(device.total_memory)}, ReduceOp::kMax)[0];
+  int size = 1;
+  collective_check(comm, [&] {
+    const auto model =
+        family.make_task(config, {RankGrid(), world.device(), compute_dtype, /*plan_only=*/true}, family.config);
+    size = choose_context_size({config, *model, comm.size(), world.device().is_cuda(), static_cast<int64_t>(-most),
+                                world.topology().largest_group(), run_rates(config, device.name)});
+  });
+  // Ranks with other files would choose otherwise, and are found with the plan.
+  return static_cast<int>(comm.all_reduce_host({static_cast<double>(size)}, ReduceOp::kMax)[0]);
+}
+
+RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, const RankGrid& grid,
+                 at::ScalarType compute_dtype)
     : world_(world),
       device_(describe_device(world.device(), compute_dtype, world.launch().local_world_size)),
       question_{config,
@@ -123,7 +141,8 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, a
                 world.device().is_cuda(),
                 device_.total_memory,
                 world.topology().largest_group(),
-                run_rates(config, device_.name)} {
+                run_rates(config, device_.name),
+                grid.context.size} {
   Communicator& comm = world.communicator();
   if (const auto bytes = fault_value("device-memory", comm.rank()))
     question_.device_memory = device_.total_memory = static_cast<int64_t>(*bytes);

@@ -25,6 +25,7 @@ class CountedCommunicator final : public Communicator {
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
     return inner_.reduce_scatter(out, in, op);
   }
+  WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) override { return inner_.all_to_all(out, in); }
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override { return inner_.all_reduce(tensor, op); }
   WorkPtr broadcast(at::Tensor tensor, int root) override { return inner_.broadcast(tensor, root); }
   void barrier() override { inner_.barrier(); }

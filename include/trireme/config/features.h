@@ -18,6 +18,8 @@ enum class Feature : uint32_t {
   kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start
   kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
 
+  kContext = 1 << 8,  // several ranks may share a row
+
   kMlperfLog = 1 << 16,  // MLPerf has a benchmark of the program
 
   kDocumentStreams = 1 << 12,  // rows packed from documents while the run reads them

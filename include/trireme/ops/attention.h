@@ -12,6 +12,7 @@
 namespace trireme {
 
 struct AttentionWork;
+class SequenceExchange;
 
 /// Packed sequences: sequence i is tokens boundaries[i] … boundaries[i + 1] - 1. Made once a batch, used by every
 /// layer.
@@ -36,6 +37,7 @@ struct AttentionOptions {
   /// p, seed and stream; sample_ids_B is ignored. A decision depends on (seed, stream, key of the sequence, query head,
   /// row and column in the sequence), see attention_keeps().
   Dropout dropout{};
+  int64_t first_head = 0;  // the number of q's first head among the layer's, for dropout
 };
 
 /// dropout(softmax(scale q k^T + mask)) v in each sequence. q [T, N, H], k and v [T, K, H] (any strides), one floating
@@ -56,6 +58,15 @@ at::Tensor attention(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at:
 /// The same for one contiguous tensor of all heads [T, N + 2 K, H], laid out q | k | v; its gradient is one tensor too.
 at::Tensor attention_of_packed(const at::Tensor& qkv_TPH, int64_t kv_heads, const Sequences& sequences,
                                const AttentionOptions& options);
+
+/// attention() of a pass whose tokens are divided among ranks: of q, k, v and the result a rank has its slice of the
+/// tokens, and all heads; `sequences` are of the whole pass. The ranks exchange heads for tokens, attend to whole
+/// sequences with a part of the heads each, and exchange back. A key head is sent to every rank whose query heads read
+/// it. N that does not divide over the ranks is an internal error. Differentiable; `ranks` outlives the graph.
+at::Tensor attention_over_ranks(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
+                                const Sequences& sequences, AttentionOptions options, SequenceExchange& ranks);
+/// The number of key heads that a rank then has.
+int64_t kv_heads_of_rank(int64_t heads, int64_t kv_heads, int64_t ranks);
 
 /// round(128 p): dropout on probabilities drops an element if its 7-bit draw is below this threshold and multiplies the
 /// others by 128 / (128 - threshold). A p above 0 that rounds to 0, or a p that rounds to 1, is an internal error; the

@@ -26,8 +26,11 @@ struct Dropout {
   uint64_t seed = 0;
   at::Tensor sample_ids_B;  // int64, on the activation's device; required if p > 0
   uint64_t stream = 0;      // number of this use in the model (layer and position in it)
+  /// The activation is a slice of the rows [B * S, D] of the samples: first_row is its first row, sample_rows is S. 0
+  /// sample_rows: it has all rows of the samples.
+  int64_t first_row = 0, sample_rows = 0;
   bool active() const { return p > 0; }
-  Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place}; }
+  Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place, first_row, sample_rows}; }
 };
 
 /// The inputs of all implementations.
@@ -39,8 +42,8 @@ struct DropoutKey {
 DropoutKey dropout_key(const Dropout& dropout);
 
 /// x * mask * scale, a new tensor. x is of any floating type, [B, S, D] or its rows as [B * S, D]: B equal parts, one
-/// for each sample id. Rows that do not divide into the samples are an internal error. Autograd does not record it;
-/// callers apply it again in their backward.
+/// for each sample id; or a slice of these rows (Dropout::first_row). Rows that do not divide into the samples, or lie
+/// beyond them, are an internal error. Autograd does not record it; callers apply it again in their backward.
 at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout);
 
 /// addend + apply_dropout(x, …), both of one shape, in one pass where our kernel runs; a new tensor.

@@ -15,7 +15,8 @@ struct RowTimes {
   // For one row of a micro-batch: a block's forward and backward, the recomputation of each Recompute, the head with
   // its loss, forward and backward.
   double forward = 1, backward = 2, norms = 0.05, mlp = 0.5, head = 0;
-  double pass = 0;  // of a forward and backward, independent of the rows
+  double exchange = 0;  // of the ranks that share the row, in a block's forward; the same in its backward
+  double pass = 0;      // of a forward and backward, independent of the rows
 };
 /// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
 RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,

@@ -121,7 +121,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   facts_.frozen_fp8 = fp8_problem(rank, frozen, sizes).empty();
   facts_.trained_fp8 = family.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
   if (config.precision.linear == PrecisionSection::Linear::kFp8) {
-    const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length;
+    const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length / rank.grid.context.size;
     if (const std::string problem = fp8_problem(rank, config.lora ? frozen : trained, sizes, tokens); !problem.empty())
       throw ConfigError(problem);
   }
@@ -137,6 +137,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Con
   const bool per_token = config.train.loss == TrainSection::Loss::kTokenMean;
   const auto samples = static_cast<double>(config.batch.global_batch_size);
   facts_.units = &model_->units();
+  facts_.divides_rows = family.features.has(Feature::kContext);
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
   facts_.flops_per_row = model_flops(model_->shape(config.data.seq_length, /*element_size=*/1));
@@ -159,9 +160,11 @@ void CausalLmTask::open_rows() {
   rows.train = trireme::open_rows(config_, Split::kTrain, reader);
   rows.valid = trireme::open_rows(config_, Split::kValid, reader);
   rows.test = trireme::open_rows(config_, Split::kTest, reader);
-  rows.collate = [per_token = config_.train.loss == TrainSection::Loss::kTokenMean](
+  rows.collate = [per_token = config_.train.loss == TrainSection::Loss::kTokenMean, context = rank_.grid.context](
                      const std::vector<Sample>& samples, const std::vector<int64_t>& positions, bool) {
-    return make_token_pack(samples, positions, per_token);
+    TokenPack pack = make_token_pack(samples, positions, per_token);
+    if (context.size > 1) pack = token_slice(std::move(pack), context.rank, context.size);
+    return pack;
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
   rows.without_target = format().without_target;
@@ -201,8 +204,9 @@ ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size)
 StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
   StepBatch batch;
   for (const TokenPack& pack : passes) {
-    batch.samples += static_cast<double>(pack.rows);
-    batch.denominator += pack.denominator;
+    // Of the ranks that share rows, one counts them.
+    if (rank_.grid.context.rank == 0) batch.samples += static_cast<double>(pack.sample_ids.size());
+    batch.denominator += counts(pack)[0];
     batch.micro_batches.push_back(token_batch_on(rank_.device, pack));
   }
   return batch;
@@ -214,6 +218,7 @@ at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const s
   options.train = train;
   options.seed = seed();
   options.recompute = recompute;
+  options.exchange = rank_.exchange;
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options).loss_sum;
 }
 

@@ -7,6 +7,7 @@
 #include "trireme/config/config.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
+#include "trireme/nn/sequence_exchange.h"
 #include "trireme/nn/unit.h"
 #include "trireme/plan/plan.h"
 
@@ -31,6 +32,8 @@ struct RankInfo {
   /// called.
   bool plan_only = false;
   bool planned_for_gpus = false;  // a dry run that plans for GPUs: the checks are those of a GPU, `device` is the CPU
+  /// The ranks of grid.context where there are several; outlives the task.
+  SequenceExchange* exchange = nullptr;
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
