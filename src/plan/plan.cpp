@@ -314,17 +314,21 @@ std::vector<int> context_sizes(const PlanQuestion& question) {
 }
 
 MemoryPlan least_plan(const PlanQuestion& question) {
+  // Sharing that saves less than this is not where the memory lacks.
+  constexpr double kWorthSharing = 0.8;
   if (question.context_size > 0) return least_plan(plan_input(question));
-  std::optional<MemoryPlan> least;
+  std::optional<MemoryPlan> first, least;
   PlanQuestion one = question;
   for (const int size : context_sizes(question)) {
     one.context_size = size;
     const MemoryPlan plan = least_plan(plan_input(one));
+    if (plan.fits()) return plan;
+    if (!first) first = plan;
     if (!least || plan.total() < least->total()) least = plan;
-    if (least->fits()) break;
   }
-  TRIREME_CHECK(least, "no context size is possible");
-  return *least;
+  TRIREME_CHECK(first, "no context size is possible");
+  const bool worth = static_cast<double>(least->total()) < kWorthSharing * static_cast<double>(first->total());
+  return worth ? *least : *first;
 }
 
 int choose_context_size(const PlanQuestion& question) {
@@ -347,7 +351,8 @@ MemoryPlan plan_run(const PlanQuestion& question) {
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
       long_rows ? fmt::format("; a row of {} tokens is on {}: more of a host may share it (parallel.context_size)",
-                              question.config.data.seq_length, counted(input.context_size, "rank"))
+                              question.config.data.seq_length,
+                              input.context_size == 1 ? "one rank" : fmt::format("{} ranks", input.context_size))
                 : "";
   throw ConfigError(
       fmt::format("{}{}; try {}", describe_need(least), whole,

@@ -69,12 +69,11 @@ TEST(World, ShardSizeMustDivideTheRanks) {
 }
 
 TEST(World, MoreRanksThanRowsShareThem) {
-  for (const auto& [global, micro, ranks] : {std::tuple{4, 1, 8}, {8, 1, 12}, {4, 2, 8}, {1, 1, 128}})
+  for (const auto& [global, micro, ranks] : {std::tuple{4, 1, 8}, {8, 1, 16}, {4, 2, 8}, {1, 1, 128}})
     EXPECT_TRUE(with_batch(global, micro, ranks).empty()) << global << " on " << ranks;
-  EXPECT_EQ(with_batch(1, 1, 3),
-            std::vector<std::string>{"parallel.context_size 3 (auto: batch.global_batch_size 1 has fewer rows than 3 "
-                                     "ranks) does not divide data.seq_length 128: each rank has an equal part of a "
-                                     "row's tokens"});
+  EXPECT_EQ(with_batch(8, 1, 12), std::vector<std::string>{"batch.global_batch_size 8 does not divide over 12 ranks x "
+                                                           "batch.micro_batch_size 1: the nearest is 12"})
+      << "128 tokens do not divide by 3";
 }
 
 TEST(World, ContextSizeMustDivideRanksRowsAndShards) {
@@ -90,7 +89,7 @@ TEST(World, ContextSizeMustDivideRanksRowsAndShards) {
   EXPECT_EQ(lines("context_size: 3", 6),
             std::vector<std::string>{"parallel.context_size 3 does not divide data.seq_length 128: each rank has an "
                                      "equal part of a row's tokens"});
-  EXPECT_EQ(lines("context_size: 4, shard_size: 6", 24),
+  EXPECT_EQ(on_ranks("batch: {global_batch_size: 12}\nparallel: {context_size: 4, shard_size: 6}\n", 24),
             std::vector<std::string>{"parallel.context_size 4 and parallel.shard_size 6 do not divide each other"});
   EXPECT_EQ(lines("context_size: 2", 12),
             std::vector<std::string>{"batch.global_batch_size 8 does not divide over 6 groups of 2 ranks x "

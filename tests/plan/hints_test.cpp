@@ -148,8 +148,8 @@ TEST_F(Hints, RowsThatDoNotFitAreShared) {
     return choose_context_size({config, *model, ranks, /*gpu=*/true, static_cast<int64_t>(gib * kGiB), 8});
   };
   EXPECT_EQ(size(4096, 8, 80), 1);
-  EXPECT_EQ(size(131072, 8, 80), 2);
-  EXPECT_EQ(size(262144, 8, 80), 4);
+  EXPECT_EQ(size(262144, 8, 80), 2);
+  EXPECT_EQ(size(524288, 8, 80), 4);
   EXPECT_EQ(size(131072, 8, 80, {"parallel.context_size=8"}), 8) << "as configured";
   EXPECT_EQ(size(131072, 8, 80, {"parallel.context_size=1"}), 1);
   EXPECT_EQ(size(4096, 16, 80), 2) << "more ranks than rows";
@@ -163,8 +163,9 @@ TEST_F(Hints, RowsThatDoNotFitAreShared) {
   };
   EXPECT_NE(refusal(4096, 64, "parallel.context_size=64").find("the model's 32 query heads"), std::string::npos);
   EXPECT_NE(refusal(4096, 16, "parallel.context_size=16").find("reaches over hosts of 8 ranks"), std::string::npos);
-  EXPECT_NE(refusal(4096, 64, "parallel.context_size=auto").find("parallel.context_size 8"), std::string::npos)
-      << refusal(4096, 64, "parallel.context_size=auto");
+  EXPECT_EQ(size(4096, 64, 80), 8);
+  EXPECT_NE(refusal(4096, 128, "parallel.context_size=auto").find("parallel.context_size 16 reaches over hosts of 8"),
+            std::string::npos);
 }
 
 TEST_F(Hints, AContextDividesActivationsAndKeepsTheStep) {
@@ -185,7 +186,7 @@ TEST_F(Hints, AContextDividesActivationsAndKeepsTheStep) {
     EXPECT_LT(memory, 0.6);
     // Twice as many passes of half as many tokens, and the exchanges.
     EXPECT_GT(step, 1.0);
-    EXPECT_LT(step, 1.05);
+    EXPECT_LT(step, 1.08);
   }
 }
 

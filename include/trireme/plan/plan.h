@@ -93,9 +93,9 @@ struct MemoryPlan {
   bool fits() const { return lacking() <= 0; }
 };
 
-/// parallel.context_size of the question: as configured, or with auto the smallest with which the run fits, else the
-/// one with which it needs least. ConfigError, which says what would be needed, where the ranks cannot share a row: a
-/// rank needs a query head of its own, and all of them are on one host.
+/// parallel.context_size of the question: as configured, or with auto the smallest with which the run fits.
+/// ConfigError, which says what would be needed, where the ranks cannot share a row: each has a query head of its own,
+/// and all of them are on one host.
 int choose_context_size(const PlanQuestion& question);
 
 /// The plan of the run. ConfigError if no plan fits; it says where the memory goes and has the first three hints

@@ -55,7 +55,8 @@ std::vector<int> context_sizes(const PlanQuestion& question);
 std::optional<MemoryPlan> find_plan(const PlanInput& input);
 /// The plan that takes the least memory, whether it fits or not.
 MemoryPlan least_plan(const PlanInput& input);
-/// The same over context_sizes(), up to the first with which it fits. A question without any is an internal error.
+/// The same with the first of context_sizes() with which it fits; if none does with the first, or with the one that
+/// needs least where that saves much. A question without any is an internal error.
 MemoryPlan least_plan(const PlanQuestion& question);
 
 /// The blocks that backward recomputes for parallel.recompute as a share, by fms-fsdp's rule (selective_checkpointing,
