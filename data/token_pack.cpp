@@ -75,6 +75,26 @@ TokenPack make_token_pack(const std::vector<Sample>& rows, const std::vector<int
   return pack;
 }
 
+TokenPack token_slice(TokenPack pack, int64_t index, int64_t count) {
+  const int64_t tokens = pack.rows * pack.length, length = tokens / count;
+  TRIREME_CHECK(tokens % count == 0 && index >= 0 && index < count, "slice ", index, " of ", count, " of ", pack.rows,
+                " rows of ", pack.length, " tokens");
+  if (pack.labels.empty()) {
+    // The label of a row's last position has weight 0.
+    pack.labels = pack.tokens;
+    for (auto row = pack.labels.begin(); row != pack.labels.end(); row += pack.length)
+      std::rotate(row, row + 1, row + pack.length);
+  }
+  const auto cut = [&](auto& values) {
+    values.erase(values.begin(), values.begin() + index * length);
+    values.resize(static_cast<size_t>(length));
+  };
+  cut(pack.tokens), cut(pack.positions), cut(pack.labels), cut(pack.loss_weights);
+  pack.rows = 1;
+  pack.length = length;
+  return pack;
+}
+
 Sample filler_sample(int64_t length) {
   Sample sample;
   sample.input_ids.assign(static_cast<size_t>(length), 0);

@@ -31,6 +31,11 @@ struct TokenPack {
 /// targets; otherwise the targets of a row weigh 1 together, and the denominator counts rows with a target.
 TokenPack make_token_pack(const std::vector<Sample>& rows, const std::vector<int64_t>& positions, bool per_token);
 
+/// Slice `index` of the tokens of `pack`, which divide into `count` slices, as one row: tokens, positions, weights, and
+/// labels, which it always has. The sequences stay those of the whole pack, and so do the rows' places and the
+/// denominator.
+TokenPack token_slice(TokenPack pack, int64_t index, int64_t count);
+
 /// A row of `length` tokens without a target, to complete a batch.
 Sample filler_sample(int64_t length);
 

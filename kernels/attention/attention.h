@@ -95,6 +95,7 @@ struct AttentionDropout {
   uint32_t threshold = 0;  // of 128; 0: no dropout. Otherwise d is 64, or d is 128 and causal
   uint32_t t0 = 0, t1 = 0;
   const int64_t* sample_ids = nullptr;  // one per sequence, in device memory
+  uint32_t first_head = 0;              // added to the number of a head
 };
 
 struct AttentionShape {

@@ -46,7 +46,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const ItemI
   AttentionDraws draws;
   const auto draw = [&](uint32_t at_step) {
     if constexpr (C::kDropout)
-      draws = AttentionDraws::of(p.sample_ids[tile_info(round).sequence], p.t0, p.t1, step_info(at_step).head);
+      draws =
+          AttentionDraws::of(p.sample_ids[tile_info(round).sequence], p.t0, p.t1, step_info(at_step).head, p.head_word);
   };
 
   float dk[C::kDim / 2], dv[C::kDim / 2], s[C::kRows / 2];

@@ -96,6 +96,7 @@ cudaError_t launch(const AttentionBackward& a, cudaStream_t stream) {
   p.sample_ids = a.dropout.sample_ids;
   p.t0 = a.dropout.t0;
   p.t1 = a.dropout.t1;
+  p.head_word = AttentionDraws::head_word(a.dropout.first_head);
   p.keep_bias = (128 - a.dropout.threshold) * 0x01010101u;
   p.keep_scale = keep_scale;
   if (const cudaError_t status = allow_shared_memory(kernel<C>, C::kBytes); status != cudaSuccess) return status;

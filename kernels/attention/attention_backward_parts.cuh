@@ -93,6 +93,7 @@ struct Parameters {
   const int64_t* sample_ids;
   uint32_t t0, t1, keep_bias;
   float keep_scale;
+  uint32_t head_word;
 };
 
 /// Description of a key tile, written by the producer; head -1: no more work. Covers query blocks first_block … blocks

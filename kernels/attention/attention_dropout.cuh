@@ -33,9 +33,11 @@ struct AttentionRowDraws {
 struct AttentionDraws {
   uint32_t k0 = 0, k1 = 0;
 
-  __device__ static AttentionDraws of(int64_t sample, uint32_t t0, uint32_t t1, int head) {
+  /// What head 0 of the launch adds to the hash.
+  static uint32_t head_word(uint32_t first_head) { return first_head * 0x9e3779b9u + 1u; }
+  __device__ static AttentionDraws of(int64_t sample, uint32_t t0, uint32_t t1, int head, uint32_t head_word) {
     const DropoutHash key = sample_hash(static_cast<uint64_t>(sample), t0, t1);
-    const uint32_t k0 = dropout_mix(key.k0 ^ (static_cast<uint32_t>(head) * 0x9e3779b9u + 1u));
+    const uint32_t k0 = dropout_mix(key.k0 ^ (static_cast<uint32_t>(head) * 0x9e3779b9u + head_word));
     return {k0, dropout_mix(k0 ^ key.k1)};
   }
 

@@ -35,6 +35,7 @@ cudaError_t launch(const AttentionForward& a, int section, cudaStream_t stream) 
   p.sample_ids = a.dropout.sample_ids;
   p.t0 = a.dropout.t0;
   p.t1 = a.dropout.t1;
+  p.head_word = AttentionDraws::head_word(a.dropout.first_head);
   p.keep_bias = (128 - a.dropout.threshold) * 0x01010101u;
   p.keep_scale = 128.0f / static_cast<float>(128 - a.dropout.threshold);
   if (const cudaError_t status = allow_shared_memory(kernel<C>, C::kBytes); status != cudaSuccess) return status;

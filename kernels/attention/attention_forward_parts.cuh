@@ -68,6 +68,7 @@ struct Parameters {
   const int64_t* sample_ids;
   uint32_t t0, t1, keep_bias;
   float keep_scale;
+  uint32_t head_word;
 };
 
 /// Description of a tile for all threads; head -1: no more tiles. It reads key blocks bottom … blocks - 1.

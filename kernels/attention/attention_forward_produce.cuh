@@ -106,7 +106,8 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
       const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
       const int bottom = C::kWindow ? Window{p.window}.bottom(first - tile.begin, C::kKeys) : 0;
       info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, bottom, {}};
-      if constexpr (C::kDropout) info.draws = AttentionDraws::of(p.sample_ids[tile.sequence], p.t0, p.t1, head);
+      if constexpr (C::kDropout)
+        info.draws = AttentionDraws::of(p.sample_ids[tile.sequence], p.t0, p.t1, head, p.head_word);
       break;
     }
     infos[slot] = info;

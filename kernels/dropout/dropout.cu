@@ -31,10 +31,9 @@ __global__ void dropout_kernel(const T* x, const T* addend, T* out, const int64_
       }
       *reinterpret_cast<Pack<T>*>(out_row + e) = value;
     } else {
-      const int64_t place = first + e;
-      const uint32_t h =
-          dropout_draw(sample.of_upper(static_cast<uint32_t>(place >> 33)), static_cast<uint32_t>(place >> 1));
-      const bool kept = (place % 2 == 0 ? h & 0xffff : h >> 16) >= threshold;
+      const int64_t at = first + e;
+      const uint32_t h = dropout_draw(sample.of_upper(static_cast<uint32_t>(at >> 33)), static_cast<uint32_t>(at >> 1));
+      const bool kept = (at % 2 == 0 ? h & 0xffff : h >> 16) >= threshold;
       T value = from_float<T>(kept ? to_float(in_row[e]) * scale : 0.0f);
       if (addend_row != nullptr) value = from_float<T>(to_float(addend_row[e]) + to_float(value));
       out_row[e] = value;
@@ -45,7 +44,6 @@ __global__ void dropout_kernel(const T* x, const T* addend, T* out, const int64_
 }  // namespace
 
 cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
-  if (a.first % 2 != 0) return cudaErrorInvalidValue;
   if (a.rows == 0 || a.row_size == 0) return cudaSuccess;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
@@ -53,12 +51,12 @@ cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
     const auto launch = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t blocks = ceil_div(a.row_size, kThreads * kWidth);
-      return launch_pieces(a.rows, [&](int64_t piece, unsigned rows) {
+      return launch_pieces(a.rows, [&](int64_t begin, unsigned rows) {
         const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), rows);
         dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(
-            static_cast<const T*>(a.x) + piece * a.row_size,
-            a.addend == nullptr ? nullptr : static_cast<const T*>(a.addend) + piece * a.row_size,
-            static_cast<T*>(a.out) + piece * a.row_size, a.ids + piece, a.row_size, a.first, a.t0, a.t1, a.threshold,
+            static_cast<const T*>(a.x) + begin * a.row_size,
+            a.addend == nullptr ? nullptr : static_cast<const T*>(a.addend) + begin * a.row_size,
+            static_cast<T*>(a.out) + begin * a.row_size, a.ids + begin, a.row_size, a.first, a.t0, a.t1, a.threshold,
             a.scale);
         return cudaGetLastError();
       });

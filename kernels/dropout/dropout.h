@@ -1,12 +1,12 @@
 #pragma once
 // Counter-keyed dropout (the hash is specified in include/trireme/ops/dropout.h).
 //
-//   out[b, e] = (addend ? addend[b, e] : 0) + (kept(b, first + e) ? x[b, e] * scale : 0)
+//   out[b, e] = (addend ? addend[b, e] : 0) + (kept(b, e) ? x[b, e] * scale : 0)
 //
 // x, addend, out   [rows, row_size], device, same type; out may be x or addend; any size and alignment, fast with
 //          16-byte aligned pointers and a row_size that is a multiple of 16 / sizeof(type)
 // ids      [rows] int64, device: global sample ids
-// first    index in its sample of each row's first element, even
+// first    index in its sample of the first element of a row
 // No allocation, no synchronisation. Deterministic: each element is written by one thread, and its decision depends on
 // (key, id, first + e) only.
 

@@ -16,9 +16,9 @@
 // first, because these are still in L2 if x was just written. Tensor-core products with fp32 sums in one fixed
 // order, no workspace: deterministic. No allocation, no synchronisation.
 //
-// T is bf16 or fp16; columns a multiple of 64; tokens of a sample a multiple of 32; positions in a sample of at most
-// 2^33 elements (masks use 32-bit word indices); rank 16 (up to three adapters), 32 or 64 (one adapter); p at most 1/2;
-// pointers 16-byte aligned. lora_fits() checks this; other arguments return cudaErrorInvalidValue.
+// T is bf16 or fp16; columns a multiple of 64; tokens, those of a sample and first_token multiples of 32; a sample has
+// at most 2^33 elements of x (masks use 32-bit word indices); rank 16 (up to three adapters), 32 or 64 (one adapter); p
+// at most 1/2; pointers 16-byte aligned. lora_fits() checks this; other arguments return cudaErrorInvalidValue.
 
 #include "kernels/element.h"
 
@@ -42,7 +42,8 @@ struct LoraProducts {
   void* dx = nullptr;                    // lora_down_dx: written, [tokens, columns]; read first if `adds` is set
   bool adds = true;                      // lora_down_dx: adds to dx; otherwise dx is overwritten
   int64_t tokens = 0, columns = 0;
-  // Token t is position first_token + t % sample_tokens of sample sample_ids[t / sample_tokens] (device memory).
+  // With s = first_token + t, token t is position s % sample_tokens of sample sample_ids[s / sample_tokens] (device
+  // memory).
   const int64_t* sample_ids = nullptr;
   int64_t sample_tokens = 1, first_token = 0;
   uint32_t t0[kMaxLoraAdapters] = {}, t1[kMaxLoraAdapters] = {};  // keys of the adapters' masks

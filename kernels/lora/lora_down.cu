@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32) down_kernel(const __gri
   const int64_t block_row = static_cast<int64_t>(blockIdx.x) * kRows, row = block_row + group * kGroupRows;
   float sum[kCount][kRowTiles][kColumns][4] = {};
   if (row < p.tokens) {
-    const int64_t sample = row / p.sample_tokens;
+    const int64_t token = row + p.first_token, sample = token / p.sample_tokens;
     Mask mask[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) mask[i] = Mask(p, i, sample);
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kGroups* kSlices * 32) down_kernel(const __gri
     const uint32_t bias = keep_bias(p.threshold), row_words = static_cast<uint32_t>(columns >> 1);
     const int blocks = columns / 32, a_offset = g * columns + 8 * t;
     const T* const x = static_cast<const T*>(p.x) + (row + g) * columns + 8 * t;
-    const uint32_t word = word_of(p, row - sample * p.sample_tokens + g, 8 * t);
+    const uint32_t word = word_of(p, token - sample * p.sample_tokens + g, 8 * t);
     Words<4> stage[kStages][2 * kRowTiles];
     const auto load = [&](Words<4>(&to)[2 * kRowTiles], int block) {
 #pragma unroll
@@ -107,10 +107,9 @@ bool lora_fits(const LoraProducts& p) {
     return false;
   if (p.rank == 16 ? p.count < 1 || p.count > kMaxLoraAdapters : (p.rank != 32 && p.rank != 64) || p.count != 1)
     return false;
-  if (p.sample_ids == nullptr || p.sample_tokens < 1 || p.sample_tokens % kKeyRows != 0 ||
-      p.tokens % p.sample_tokens != 0 || p.first_token < 0 ||
-      p.first_token + p.sample_tokens > kDropoutElements32 / p.columns || p.threshold > 0x8000u ||
-      !aligned16(p.x, p.dx))
+  if (p.sample_ids == nullptr || p.sample_tokens < 1 || p.sample_tokens % kKeyRows != 0 || p.tokens % kKeyRows != 0 ||
+      p.first_token < 0 || p.first_token % kKeyRows != 0 || p.sample_tokens > kDropoutElements32 / p.columns ||
+      p.threshold > 0x8000u || !aligned16(p.x, p.dx))
     return false;
   for (int i = 0; i < p.count; ++i)
     if (!aligned16(p.a[i], p.t[i], p.d[i], p.da[i])) return false;

@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
                                                                   (token + g + 8 * half) * kRank + m * 16 + 4 * t));
   };
   constexpr int kStep = kWarps * kTokens;
-  const int tokens = static_cast<int>(p.tokens), sample_tokens = static_cast<int>(p.sample_tokens);
+  const int tokens = static_cast<int>(p.tokens), sample_tokens = static_cast<int>(p.sample_tokens),
+            first_token = static_cast<int>(p.first_token);
 #pragma unroll
   for (int s = 0; s < kStages; ++s)
     if (warp * kTokens + s * kStep < tokens) load(stage[s], warp * kTokens + s * kStep);
@@ -92,8 +93,8 @@ __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == D
       const int turn = first + s * kStep, token = place(turn);
       if (turn >= tokens) break;
       if (token < sample_begin || token >= sample_end) {
-        const int sample = token / sample_tokens;
-        sample_begin = sample * sample_tokens;
+        const int sample = (token + first_token) / sample_tokens;
+        sample_begin = sample * sample_tokens - first_token;
         sample_end = sample_begin + sample_tokens;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mask[i] = Mask(p, i, sample);

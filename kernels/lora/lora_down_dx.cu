@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2) down_dx_kernel(const __grid_co
           b[i][s][j][half] = static_cast<uint32_t>(from[0]) | static_cast<uint32_t>(from[columns]) << 16;
         }
   T* const dx = static_cast<T*>(p.dx) + g * columns + column + 8 * t;
-  const int tokens = static_cast<int>(p.tokens), sample_tokens = static_cast<int>(p.sample_tokens);
+  const int tokens = static_cast<int>(p.tokens), sample_tokens = static_cast<int>(p.sample_tokens),
+            first_token = static_cast<int>(p.first_token);
   const int step = static_cast<int>(gridDim.y) * kRows, begin = static_cast<int>(blockIdx.y) * kRows;
   const bool once = streams(p.tokens * columns * 2);
   Words<4> stage[kStages][2 * kTiles];
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2) down_dx_kernel(const __grid_co
       const int row = first + s * step;
       if (row >= tokens) break;
       if (row >= sample_end) {
-        const int sample = row / sample_tokens;
-        sample_begin = sample * sample_tokens;
+        const int sample = (row + first_token) / sample_tokens;
+        sample_begin = sample * sample_tokens - first_token;
         sample_end = sample_begin + sample_tokens;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mask[i] = Mask(p, i, sample);

@@ -69,10 +69,9 @@ __device__ inline uint32_t word_mask(uint32_t kept) {
   return mask;
 }
 
-/// Index of the word that holds (position, column) of the sample's part that `p` has; column is even.
+/// Index of the word that holds (position, column); column is even.
 __device__ inline uint32_t word_of(const LoraProducts& p, int64_t position, int64_t column) {
-  return static_cast<uint32_t>(p.first_token + position) * static_cast<uint32_t>(p.columns >> 1) +
-         static_cast<uint32_t>(column >> 1);
+  return static_cast<uint32_t>(position) * static_cast<uint32_t>(p.columns >> 1) + static_cast<uint32_t>(column >> 1);
 }
 
 /// Transposes 8 x 8 elements of a warp, two in each thread.

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
 #include <cmath>
 
 namespace trireme {
@@ -70,13 +71,22 @@ class BlockTensors {
 at::Tensor attend(const BlockPass& pass, int rope, const at::Tensor& qkv, const AttentionOptions& options,
                   KeptAttention* kept) {
   const BlockTable& block = *pass.block;
-  if (!block.rotary || rope < 0)
-    return attention_of_packed(qkv.view({qkv.size(0), block.heads + 2 * block.kv_heads, block.head_dim}),
-                               block.kv_heads, pass.sequences, options, kept)
-        .flatten(1);
-  const auto [q, k, v] =
-      rope_split_qkv_(qkv, pass.ropes.at(static_cast<size_t>(rope)), block.heads, block.kv_heads, block.head_dim);
-  return attention(q, k, v, pass.sequences, options, kept).flatten(1);
+  const int64_t n = block.heads, k = block.kv_heads, width = block.head_dim;
+  const bool rotates = block.rotary && rope >= 0;
+  const auto heads = [&] { return qkv.view({qkv.size(0), n + 2 * k, width}); };
+  if (!rotates && pass.exchange == nullptr)
+    return attention_of_packed(heads(), k, pass.sequences, options, kept).flatten(1);
+  std::array<at::Tensor, 3> parts;
+  if (rotates) {
+    parts = rope_split_qkv_(qkv, pass.ropes.at(static_cast<size_t>(rope)), n, k, width);
+  } else {
+    const std::vector<at::Tensor> split = heads().split_with_sizes({n, k, k}, 1);
+    parts = {split[0], split[1], split[2]};
+  }
+  const auto& [q, key, value] = parts;
+  return (pass.exchange != nullptr ? attention_over_ranks(q, key, value, pass.sequences, options, *pass.exchange, kept)
+                                   : attention(q, key, value, pass.sequences, options, kept))
+      .flatten(1);
 }
 
 /// `qkv` as attend() takes it, with q and k normalised where there are norms for them: by head, or all heads together

@@ -4,6 +4,7 @@
 #include "models/common/lora.h"
 #include "trireme/nn/block.h"
 #include "trireme/nn/recompute.h"
+#include "trireme/nn/sequence_exchange.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/activation.h"
 #include "trireme/ops/attention.h"
@@ -23,7 +24,9 @@ struct BlockPass {
   Activation activation = Activation::kSwiglu;
   double norm_eps = 0;
   std::vector<RopeTable> ropes{};  // of a table with rotary positions: BlockAttention::rope counts them
-  Sequences sequences{};
+  Sequences sequences{};           // of the whole pass
+  /// The ranks that share the pass, where x has a slice of its tokens; null: x has all of them.
+  SequenceExchange* exchange = nullptr;
   /// Dropout of attention's probabilities, and of both projections that end in the residual. In block b, attention, the
   /// output projection and the MLP draw from streams first_stream + b * streams and the two behind it.
   Dropout attention{}, residual{};

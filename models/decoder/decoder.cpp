@@ -130,9 +130,14 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
 
 at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   check_batch(batch);
+  const int64_t slice = options.exchange != nullptr ? batch.tokens_BS.numel() : 0;
   const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
     if (!options.train || !options.dropout || p == 0) return {};
-    return {p, options.seed, batch.sample_ids_B, stream};
+    Dropout result{p, options.seed, batch.sample_ids_B, stream};
+    if (slice == 0) return result;
+    result.first_row = options.exchange->rank() * slice;
+    result.sample_rows = options.exchange->size() * slice / batch.sample_ids_B.numel();
+    return result;
   };
   const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
   const at::Tensor positions = batch.positions_BS.flatten();
@@ -164,6 +169,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
                 batch.cu_seqlens.size() - 1, " sequence keys, there are ", batch.sequence_keys.size());
   pass.sequences =
       make_sequences(batch.cu_seqlens, drops ? batch.sequence_keys : std::vector<int64_t>(), x_TD.device());
+  pass.exchange = options.exchange;
   const int64_t blocks = config_.num_hidden_layers;
   if (!lora_) return run_blocks(x_TD, store, pass, blocks, options.recompute);
   const int adapters = static_cast<int>(blocks) + 2;
@@ -179,6 +185,7 @@ at::Tensor DecoderModel::with_head(decltype(loss_head)& run_head, UnitStore& sto
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
   const at::Tensor hidden = head_input(*this, store, head, x_TD);
+  TRIREME_CHECK(batch.labels_BS.defined() || options.exchange == nullptr, "a slice of rows needs labels");
   // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets =
       batch.labels_BS.defined() ? batch.labels_BS.reshape({-1}) : batch.tokens_BS.roll(-1, 1).view({-1});

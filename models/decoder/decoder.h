@@ -11,6 +11,7 @@
 #include "trireme/nn/block.h"
 #include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
+#include "trireme/nn/sequence_exchange.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/layers/loss_head.h"
 
@@ -22,15 +23,16 @@
 
 namespace trireme {
 
-/// Token rows on the compute device.
+/// Token rows on the compute device. With ForwardOptions::exchange this rank has a slice of the tokens of B rows, as
+/// one row [1, B S / ranks] of tokens, labels, weights and positions; the members below these are of all B rows.
 struct TokenBatch {
   at::Tensor tokens_BS;  // int64
   at::Tensor labels_BS;  // int64: what position t predicts; undefined: token t+1 of its row
   /// fp32: weight of the prediction made at position t; 0 = not counted. Without labels the last column is 0.
   at::Tensor loss_weight_BS;
+  at::Tensor positions_BS;  // int64: position inside the own sequence
   /// Boundaries of sequences in the flattened rows: 0 … B*S; rows always end a sequence.
   std::vector<int32_t> cu_seqlens;
-  at::Tensor positions_BS;  // int64: position inside the own sequence
   at::Tensor sample_ids_B;  // int64: global index of the sample in the run's stream (keys dropout)
   /// Names each sequence among all of the run: keys dropout of attention; may be empty where that is off.
   std::vector<int64_t> sequence_keys;
@@ -42,6 +44,8 @@ struct ForwardOptions {
   Recomputation recompute{};
   bool dropout = true;   // false: none in training either
   bool adapters = true;  // false: without adapters, as if B were zero; trained rows stay those of the store
+  /// The ranks that share the rows of the batch; null: it has whole rows. Outlives the graph.
+  SequenceExchange* exchange = nullptr;
 };
 
 class DecoderModel {

@@ -30,7 +30,7 @@ constexpr int kMostGpus = 65536;
 struct SimulateArguments {
   std::string config, trainer = "train_llama", device, rates, output, svg;
   std::vector<std::string> overrides, policies = SimulationOptions{}.policies;
-  std::vector<int> gpus;
+  std::vector<int> gpus, contexts;
   int gpus_per_host = 8;
   std::optional<double> link_gb_s, nvlink_gb_s, memory_gib, host_memory_gib;
   bool weak = false;
@@ -48,6 +48,7 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
                                     join(SimulationOptions{}.policies, ", "),
                                     did_you_mean(policy, SimulationOptions{}.policies)));
   options.policies = arguments.policies;
+  options.contexts = arguments.contexts;
   if (!arguments.rates.empty())
     options.rates = read_rates(arguments.rates);
   else if (!arguments.device.empty())
@@ -87,12 +88,14 @@ std::string kept_text(const TrainingPlan& plan) {
 }
 
 std::string table(const Simulation& simulation, const SimulationOptions& options) {
-  std::string text = fmt::format("{:>6} {:>6} {:<9} {:<9} {:>13} {:>10} {:>10} {:>9} {:>11} {:>6}\n", "GPUs", "batch",
-                                 "asked", "policy", "shard group", "step ms", "exposed", "GiB", "tok/s/GPU", "eff.");
+  std::string text =
+      fmt::format("{:>6} {:>6} {:>7} {:<9} {:<9} {:>13} {:>10} {:>10} {:>9} {:>11} {:>6}\n", "GPUs", "batch", "context",
+                  "asked", "policy", "shard group", "step ms", "exposed", "GiB", "tok/s/GPU", "eff.");
   for (const SimulatedSize& size : simulation.sizes)
     for (const SimulatedPlan& one : size.plans) {
-      text += fmt::format("{:>6} {:>6} {:<9} {:<9} {:>13} ", size.gpus, size.global_batch_size, one.policy,
-                          policy_name(one.plan.policy), group_text(one, options.gpus_per_host));
+      text +=
+          fmt::format("{:>6} {:>6} {:>7} {:<9} {:<9} {:>13} ", size.gpus, size.global_batch_size, one.plan.context_size,
+                      one.policy, policy_name(one.plan.policy), group_text(one, options.gpus_per_host));
       const double memory = static_cast<double>(one.plan.total()) / kGiB;
       if (one.fits)
         text += fmt::format("{:>10.1f} {:>10.1f} {:>9.1f} {:>11} {:>6.3f}\n", one.plan.cost.total() * 1e3,
@@ -113,7 +116,8 @@ nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan&
   nlohmann::ordered_json row = {{"gpus", size.gpus},
                                 {"hosts", size.hosts},
                                 {"global_batch_size", size.global_batch_size},
-                                {"micro_batches", size.micro_batches},
+                                {"micro_batches", one.micro_batches},
+                                {"context_size", one.plan.context_size},
                                 {"asked", one.policy},
                                 {"policy", policy_name(one.plan.policy)},
                                 {"shard_size", one.plan.shard_size},
@@ -174,6 +178,10 @@ std::string simulation_json(const Simulation& simulation, const SimulationOption
   return all.dump(2) + "\n";
 }
 
+std::string series_name(const SimulatedPlan& one) {
+  return one.context == 0 ? one.policy : fmt::format("{}, context {}", one.policy, one.context);
+}
+
 std::string picture(const Simulation& simulation, const SimulationOptions& options) {
   const auto& policies = simulation.sizes.front().plans;
   // One series for each policy and panel; a plan that does not fit leaves a gap.
@@ -206,7 +214,7 @@ std::string picture(const Simulation& simulation, const SimulationOptions& optio
     one.options.marks = marks;
     if (panel == 3) one.options.level = options.rates.memory_gib * 0.98;
     for (size_t p = 0; p < policies.size(); ++p)
-      one.lines.push_back({policies[p].policy, p, &series[panel][p], /*points=*/true});
+      one.lines.push_back({series_name(policies[p]), p, &series[panel][p], /*points=*/true});
     panels.push_back(std::move(one));
   }
   return chart_file(options.weak ? "Weak scaling, predicted" : "Strong scaling, predicted", machine_text(options),
@@ -277,6 +285,10 @@ void add_simulate_tool(CLI::App& app) {
                    "Values of parallel.policy to compare: auto,none,optimizer,gradients,full")
       ->delimiter(',')
       ->capture_default_str();
+  tool->add_option("--context", arguments->contexts,
+                   "Values of parallel.context_size to compare, such as 1,2,4; without it the configuration's")
+      ->delimiter(',')
+      ->check(CLI::Range(1, kMostGpus));
   tool->add_flag("--weak", arguments->weak,
                  "Weak scaling: the configured batch is that of the fewest GPUs, and grows in proportion");
   tool->add_option("--output", arguments->output, "JSON file to write");

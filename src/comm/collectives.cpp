@@ -73,6 +73,12 @@ void GroupCommunicator::check_sizes(const char* kind, const at::Tensor& in, cons
                 in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
 }
 
+void GroupCommunicator::check_parts(const at::Tensor& in, const at::Tensor& out) const {
+  TRIREME_CHECK(in.numel() == out.numel() && in.numel() % size_ == 0 && out.scalar_type() == in.scalar_type(),
+                "all_to_all of ", in.numel(), " elements into ", out.numel(), " over ", size_, " ranks");
+  TRIREME_CHECK(in.numel() == 0 || !in.is_alias_of(out), "all_to_all within one storage");
+}
+
 void GroupCommunicator::check_root(int root) const {
   TRIREME_CHECK(root >= 0 && root < size_, "broadcast from rank ", root, " of ", size_);
 }

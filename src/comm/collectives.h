@@ -70,6 +70,8 @@ class GroupCommunicator : public Communicator {
   /// InternalError unless `whole` has room for a `part` of every rank.
   void check_sizes(const char* kind, const at::Tensor& in, const at::Tensor& out, const at::Tensor& whole,
                    const at::Tensor& part) const;
+  /// InternalError unless both have an equal part for every rank, and no memory in common.
+  void check_parts(const at::Tensor& in, const at::Tensor& out) const;
   void check_root(int root) const;
 
   const char* name_;

@@ -16,6 +16,7 @@ class SelfCommunicator final : public Communicator {
 
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override { return copy(out, in); }
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp) override { return copy(out, in); }
+  WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) override { return copy(out, in); }
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp) override {
     check_layout(tensor);
     return std::make_unique<DoneWork>();

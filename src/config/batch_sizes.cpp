@@ -44,4 +44,15 @@ int64_t BatchSizes::before(int64_t step) const {
   return last.first_row + (step - last.first_step) * last.rows;
 }
 
+int64_t least_context_size(const Config& config, int64_t ranks, bool shares_rows) {
+  if (!shares_rows) return 1;
+  if (config.parallel.context_size != ParallelSection::kAutoSize) return config.parallel.context_size;
+  if (ranks <= config.batch.global_batch_size) return 1;
+  for (int64_t size = 2; size <= ranks; ++size)
+    if (ranks % size == 0 && config.data.seq_length % size == 0 &&
+        config.batch.global_batch_size % (ranks / size * config.batch.micro_batch_size) == 0)
+      return size;
+  return 1;
+}
+
 }  // namespace trireme

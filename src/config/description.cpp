@@ -412,6 +412,16 @@ Section parallel_section() {
                              {"NO_SHARD", "none"}}});
   s.key("shard_size", &S::shard_size, "number of ranks in a shard group",
         {.choices = {{"auto", S::kAutoSize}, {"world", S::kWorldSize}}, .min = 1, .max = 1048576});
+  s.key("context_size", &S::context_size,
+        "number of ranks that share a row, each with a part of its tokens, for long sequences; auto = 1, or more where "
+        "a row does not fit on one rank, or there are more ranks than rows of a global batch",
+        {.choices = {{"auto", S::kAutoSize}},
+         .min = 1,
+         .max = 1048576,
+         .feature = Feature::kContext,
+         .instead = "leave it out",
+         .option = {.torchtitan = "parallelism.context_parallel_degree", .nemo = "model.context_parallel_size"},
+         .elsewhere = {"cp_size"}});
   s.key(
       "recompute", &S::recompute,
       "what backward recomputes: full = every block; a share such as 1/3 = that part of the blocks",

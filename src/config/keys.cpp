@@ -157,6 +157,7 @@ const char* without_feature(Feature feature) {
     case Feature::kMlperfSkip: return "has no rule of MLPerf for it";
     case Feature::kFp8Training: return "multiplies trained matrices in the compute type";
     case Feature::kPairs: return "has one objective";
+    case Feature::kContext: return "gives each rank rows of its own";
     case Feature::kMlperfLog: return "is of no benchmark of MLPerf";
     case Feature::kMegatronData: return "reads no indexed files of Megatron";
     case Feature::kDocumentStreams: return "reads rows that are packed already";

@@ -11,6 +11,7 @@
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/config/batch_sizes.h"
 
 namespace trireme {
 
@@ -23,12 +24,24 @@ std::string nearest_multiples(int64_t value, int64_t unit) {
                     : fmt::format("nearest are {} and {}", below, below + unit);
 }
 
-void check_batch(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
+/// Those that read rows of their own: ranks, or groups of parallel.context_size of them.
+struct Readers {
+  int64_t count = 1, context = 1;
+  std::string text() const {
+    return context == 1 ? counted(count, "rank") : fmt::format("{} of {} ranks", counted(count, "group"), context);
+  }
+};
+Readers readers_of(const Config& config, const ProgramKeys& program, int64_t world_size) {
+  const int64_t context = least_context_size(config, world_size, family.features.has(Feature::kContext));
+  return world_size % context == 0 ? Readers{world_size / context, context} : Readers{};
+}
+
+void check_batch(const Config& config, const Readers& readers, std::vector<RuleProblem>& problems) {
   const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
-  if (const int64_t unit = world_size * micro; global % unit != 0) {
+  if (const int64_t unit = readers.count * micro; global % unit != 0) {
     const std::string what =
-        world_size == 1 ? fmt::format("is not a multiple of batch.micro_batch_size {}", micro)
-                        : fmt::format("does not divide over {} ranks x batch.micro_batch_size {}", world_size, micro);
+        readers.count == 1 ? fmt::format("is not a multiple of batch.micro_batch_size {}", micro)
+                           : fmt::format("does not divide over {} x batch.micro_batch_size {}", readers.text(), micro);
     problems.push_back(
         {"batch.global_batch_size",
          {"batch.global_batch_size", "batch.micro_batch_size"},
@@ -45,11 +58,11 @@ void check_batch(const Config& config, int64_t world_size, std::vector<RuleProbl
 }
 
 // Megatron's ramp: whole increments, each of which divides over the ranks and micro-batches.
-void check_rampup(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {
+void check_rampup(const Config& config, const Readers& readers, std::vector<RuleProblem>& problems) {
   if (config.batch.rampup.size() != 3) return;
   constexpr int64_t kMostIncrements = 100000;
   const int64_t start = config.batch.rampup[0], increment = config.batch.rampup[1];
-  const int64_t global = config.batch.global_batch_size, unit = world_size * config.batch.micro_batch_size;
+  const int64_t global = config.batch.global_batch_size, unit = readers.count * config.batch.micro_batch_size;
   const auto refuse = [&](std::vector<std::string> also, const std::string& why) {
     also.insert(also.begin(), "batch.rampup");
     problems.push_back({"batch.rampup", std::move(also), "batch.rampup " + why});
@@ -66,10 +79,9 @@ void check_rampup(const Config& config, int64_t world_size, std::vector<RuleProb
                                                     (global - start) / increment, kMostIncrements));
   for (const auto& [what, value] : {std::pair("start", start), std::pair("increment", increment)})
     if (value % unit != 0)
-      refuse(
-          {"batch.micro_batch_size"},
-          fmt::format("{} {} does not divide over {} rank{} x batch.micro_batch_size {}: {}", what, value, world_size,
-                      world_size == 1 ? "" : "s", config.batch.micro_batch_size, nearest_multiples(value, unit)));
+      refuse({"batch.micro_batch_size"},
+             fmt::format("{} {} does not divide over {} x batch.micro_batch_size {}: {}", what, value, readers.text(),
+                         config.batch.micro_batch_size, nearest_multiples(value, unit)));
   const auto one_size = [&](const char* key, const char* why) { refuse({key}, fmt::format("is not for {}", why)); };
   if (config.logging.mlperf) one_size("logging.mlperf", "logging.mlperf, whose log has one batch size");
   if (config.logging.style == LoggingSection::Style::kFms || config.logging.style == LoggingSection::Style::kFms2024)
@@ -387,13 +399,39 @@ void check_shard_size(const Config& config, int64_t world_size, std::vector<Rule
                                                      : fmt::format("nearest are {} and {}", below, above))});
 }
 
+/// `context`: the number of ranks that share a row.
+void check_context(const Config& config, int64_t context, std::optional<int64_t> world_size,
+                   std::vector<RuleProblem>& problems) {
+  if (context <= 1) return;
+  const bool chosen = config.parallel.context_size == ParallelSection::kAutoSize;
+  const std::string why = chosen ? fmt::format(" (auto: batch.global_batch_size {} has fewer rows than {} ranks)",
+                                               config.batch.global_batch_size, *world_size)
+                                 : "";
+  const auto refuse = [&](std::vector<std::string> also, const std::string& what) {
+    also.insert(also.begin(), "parallel.context_size");
+    problems.push_back(
+        {"parallel.context_size", std::move(also), fmt::format("parallel.context_size {}{} {}", context, why, what)});
+  };
+  if (world_size && *world_size % context != 0)
+    refuse({}, fmt::format("does not divide the {}", counted(*world_size, "rank")));
+  if (config.data.seq_length % context != 0)
+    refuse({"data.seq_length"},
+           fmt::format("does not divide data.seq_length {}: each rank has an equal part of a row's tokens",
+                       config.data.seq_length));
+  if (const int64_t shard = config.parallel.shard_size; shard > 0 && shard % context != 0 && context % shard != 0)
+    refuse({"parallel.shard_size"}, fmt::format("and parallel.shard_size {} do not divide each other", shard));
+  if (config.optimizer.clip == OptimizerSection::Clip::kLocal)
+    refuse({"optimizer.clip"}, "is not for optimizer.clip local, which clips the gradients of each rank's own rows");
+}
+
 }  // namespace
 
 std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& program,
                                      std::optional<int64_t> world_size) {
   std::vector<RuleProblem> problems;
-  check_batch(config, world_size.value_or(1), problems);
-  check_rampup(config, world_size.value_or(1), problems);
+  const Readers readers = readers_of(config, family, world_size.value_or(1));
+  check_batch(config, readers, problems);
+  check_rampup(config, readers, problems);
   check_schedule(config, problems);
   check_lora(config, problems);
   check_data(config, problems);
@@ -408,6 +446,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& pr
   check_mlperf_rules(config, program, problems);
   check_profile(config, program, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
+  check_context(config, std::max(readers.context, config.parallel.context_size), world_size, problems);
   return problems;
 }
 

@@ -277,8 +277,8 @@ struct ComposedAttention {
     const uint32_t threshold = attention_dropout_threshold(options.dropout.p);
     at::Tensor keeps = at::empty({q.size(1), length, length}, at::TensorOptions(at::kBool));
     for (int64_t head = 0; head < q.size(1); ++head)
-      attention_keeps(key, sequences.keys[sequence], static_cast<uint32_t>(head), length, threshold,
-                      keeps.mutable_data_ptr<bool>() + head * length * length);
+      attention_keeps(key, sequences.keys[sequence], static_cast<uint32_t>(options.first_head + head), length,
+                      threshold, keeps.mutable_data_ptr<bool>() + head * length * length);
     return keeps.to(q.options()).mul_(128.0 / (128 - threshold));
   }
 

@@ -44,7 +44,7 @@ kernels::AttentionDropout dropout_of(const Sequences& sequences, const Attention
   if (!options.dropout.active()) return {};
   const DropoutKey key = dropout_key(options.dropout);
   return {attention_dropout_threshold(options.dropout.p), key.t0, key.t1,
-          sequences.keys_device.const_data_ptr<int64_t>()};
+          sequences.keys_device.const_data_ptr<int64_t>(), static_cast<uint32_t>(options.first_head)};
 }
 
 void check_launch(cudaError_t status, const char* kernel, const Heads& heads) {

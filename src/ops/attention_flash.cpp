@@ -34,8 +34,9 @@ struct FlashAttention {
     if (p() > 0) {
       at::Generator generator = at::globalContext().defaultGenerator(heads.q.device());
       const std::scoped_lock lock(generator.mutex());
-      generator.set_current_seed(derive_seed(options.dropout.seed ^ static_cast<uint64_t>(sequences.keys[0]),
-                                             "attention dropout", options.dropout.stream));
+      generator.set_current_seed(
+          derive_seed(options.dropout.seed ^ static_cast<uint64_t>(sequences.keys[0]), "attention dropout",
+                      options.dropout.stream + (static_cast<uint64_t>(options.first_head) << 32)));
     }
     const at::Tensor& bounds = sequences.boundaries_device;
     at::Tensor mask;

@@ -38,19 +38,6 @@ at::Tensor mix_(at::Tensor x) {
   return x;
 }
 
-/// Index in its sample of the first element of each sample in x.
-int64_t first_element(const at::Tensor& x, const Dropout& dropout) { return dropout.first_token * x.size(-1); }
-
-/// Number of elements of a sample in x.
-int64_t count_sample(const at::Tensor& x, const Dropout& dropout) {
-  const at::Tensor& ids = dropout.sample_ids_B;
-  TRIREME_CHECK(ids.defined() && ids.dim() == 1 && ids.numel() > 0 && ids.scalar_type() == at::kLong,
-                "dropout needs int64 sample ids");
-  TRIREME_CHECK(x.dim() >= 2 && (x.numel() / x.size(-1)) % ids.numel() == 0, "dropout of ", x.sizes(), " with ",
-                ids.numel(), " sample ids: the rows do not divide into samples");
-  return x.numel() / ids.numel();
-}
-
 /// `first`: index in the sample of the first element of a row of x; even.
 template <class T>
 void drop_rows(const T* in, T* out, const int64_t* ids, int64_t rows, int64_t row_size, const DropoutKey& key,
@@ -96,22 +83,62 @@ struct DropoutNode {
   }
 };
 
+/// f(part of x [samples, rows * D], their ids, first element) for each part, as one tensor of x's shape.
+template <class F>
+at::Tensor over_parts(const at::Tensor& x, const Dropout& dropout, const F& f) {
+  const std::vector<DropoutPart> parts = dropout_parts(x, dropout);
+  const int64_t width = x.size(-1);
+  const at::Tensor rows = x.reshape({-1, width});
+  const auto one = [&](const DropoutPart& part) {
+    return f(rows.narrow(0, part.begin, part.samples * part.rows).view({part.samples, part.rows * width}),
+             dropout.sample_ids_B.narrow(0, part.first_sample, part.samples), part.first_row * width);
+  };
+  if (parts.size() == 1) return one(parts[0]).view(x.sizes());
+  std::vector<at::Tensor> results;
+  for (const DropoutPart& part : parts) results.push_back(one(part).view({-1, width}));
+  return at::cat(results).view(x.sizes());
+}
+
 Choice dropout_choice(const at::Tensor& x) { return Dispatch("dropout", x).choice(); }
 
 }  // namespace
 
 Dropout Dropout::of_rows(int64_t begin, int64_t count, int64_t tokens) const {
   if (!active()) return *this;
-  const int64_t length = tokens / samples(), last = begin + count - 1;
-  TRIREME_CHECK(count > 0 && length > 0 && tokens % samples() == 0, "dropout of ", count, " of ", tokens, " rows in ",
-                samples(), " samples");
-  const bool whole = begin % length == 0 && count % length == 0;
-  TRIREME_CHECK(whole || begin / length == last / length, "dropout of rows ", begin, " to ", last, " in samples of ",
-                length);
+  const int64_t size = sample_rows > 0 ? sample_rows : tokens / samples(), first = first_row + begin;
+  TRIREME_CHECK(count > 0 && size > 0 && (sample_rows > 0 || tokens % samples() == 0), "dropout of ", count, " of ",
+                tokens, " rows in ", sample_ids_B.numel(), " samples");
   Dropout rows = *this;
-  rows.sample_ids_B = sample_ids_B.narrow(0, begin / length, whole ? count / length : 1);
-  rows.first_token += begin % length;
+  const bool whole = first % size == 0 && count % size == 0;
+  if (whole) rows.sample_ids_B = sample_ids_B.narrow(0, first / size, count / size);
+  rows.first_row = whole ? 0 : first;
+  rows.sample_rows = whole ? 0 : size;
   return rows;
+}
+
+std::vector<DropoutPart> dropout_parts(const at::Tensor& x, const Dropout& dropout) {
+  const at::Tensor& ids = dropout.sample_ids_B;
+  TRIREME_CHECK(ids.defined() && ids.dim() == 1 && ids.numel() > 0 && ids.scalar_type() == at::kLong,
+                "dropout needs int64 sample ids");
+  TRIREME_CHECK(x.dim() >= 2, "dropout of ", x.sizes());
+  const int64_t rows = x.numel() / x.size(-1), samples = ids.numel(), size = dropout.sample_rows;
+  if (size == 0) {
+    TRIREME_CHECK(rows % samples == 0, "dropout of ", x.sizes(), " with ", samples,
+                  " sample ids: the rows do not divide into samples");
+    return {{0, samples, rows / samples, 0, 0}};
+  }
+  const int64_t first = dropout.first_row, end = first + rows;
+  TRIREME_CHECK(first >= 0 && end <= samples * size, "dropout of rows ", first, " to ", end, " of ", samples,
+                " samples of ", size, " rows");
+  std::vector<DropoutPart> parts;
+  for (int64_t row = first; row < end;) {
+    const int64_t in_sample = row % size;
+    DropoutPart part{row - first, 1, std::min(size - in_sample, end - row), row / size, in_sample};
+    if (in_sample == 0 && part.rows == size) part.samples = (end - row) / size;
+    row += part.samples * part.rows;
+    parts.push_back(part);
+  }
+  return parts;
 }
 
 DropoutKey dropout_key(const Dropout& dropout) {
@@ -171,28 +198,23 @@ at::Tensor dropout_elements::by_tensor_ops(const at::Tensor& x_BE, const at::Ten
 }
 
 at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout) {
-  const int64_t sample = count_sample(x, dropout);
   at::NoGradGuard no_grad;
-  const at::Tensor& ids = dropout.sample_ids_B;
-  return dropout_elements::by_tensor_ops(x.reshape({ids.numel(), sample}), ids, dropout_key(dropout),
-                                         first_element(x, dropout))
-      .view(x.sizes());
+  return over_parts(x, dropout, [&](const at::Tensor& part, const at::Tensor& ids, int64_t first) {
+    return dropout_elements::by_tensor_ops(part, ids, dropout_key(dropout), first);
+  });
 }
 
 at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout) {
-  const int64_t sample = count_sample(x, dropout);
   TRIREME_RETURN_LAUNCH(dropout_choice(x), dropout(x.contiguous(), dropout));
   if (!x.is_cpu()) return apply_dropout_tensor_ops(x, dropout);
   at::NoGradGuard no_grad;
-  const at::Tensor& ids = dropout.sample_ids_B;
-  return dropout_elements::by_loop(x.contiguous().view({ids.numel(), sample}), ids, dropout_key(dropout),
-                                   first_element(x, dropout))
-      .view(x.sizes());
+  return over_parts(x.contiguous(), dropout, [&](const at::Tensor& part, const at::Tensor& ids, int64_t first) {
+    return dropout_elements::by_loop(part, ids, dropout_key(dropout), first);
+  });
 }
 
 at::Tensor add_dropout(const at::Tensor& addend, const at::Tensor& x, const Dropout& dropout) {
   at::NoGradGuard no_grad;
-  count_sample(x, dropout);
   TRIREME_CHECK(addend.sizes() == x.sizes(), "add_dropout: ", addend.sizes(), " + ", x.sizes());
   TRIREME_RETURN_LAUNCH(dropout_choice(x), add_dropout(addend.contiguous(), x.contiguous(), dropout));
   return at::add(addend, apply_dropout(x, dropout));
@@ -200,7 +222,6 @@ at::Tensor add_dropout(const at::Tensor& addend, const at::Tensor& x, const Drop
 
 void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dropout) {
   at::NoGradGuard no_grad;
-  count_sample(x, dropout);
   if (sum.is_contiguous()) TRIREME_RETURN_LAUNCH(dropout_choice(x), add_dropout_(sum, x.contiguous(), dropout));
   sum.add_(apply_dropout(x, dropout));
 }

@@ -15,19 +15,26 @@ void run(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& out, c
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor ids = dropout.sample_ids_B.contiguous();
   const DropoutKey key = dropout_key(dropout);
-  const kernels::DropoutArguments arguments{x.const_data_ptr(),
-                                            data_or_null(addend),
-                                            out.mutable_data_ptr(),
-                                            ids.const_data_ptr<int64_t>(),
-                                            ids.numel(),
-                                            x.numel() / ids.numel(),
-                                            key.t0,
-                                            key.t1,
-                                            key.threshold,
-                                            static_cast<float>(key.scale),
-                                            element(x),
-                                            dropout.first_token * x.size(-1)};
-  launched(kernels::dropout(arguments, stream_of(x)), "dropout");
+  const int64_t width = x.size(-1);
+  const auto rows_of = [&](const at::Tensor& t, const DropoutPart& part) {
+    return t.view({-1, width}).narrow(0, part.begin, part.samples * part.rows);
+  };
+  for (const DropoutPart& part : dropout_parts(x, dropout)) {
+    const kernels::DropoutArguments arguments{rows_of(x, part).const_data_ptr(),
+                                              addend.defined() ? rows_of(addend, part).const_data_ptr() : nullptr,
+                                              rows_of(out, part).mutable_data_ptr(),
+                                              ids.const_data_ptr<int64_t>() + part.first_sample,
+                                              part.samples,
+                                              part.rows * width,
+                                              part.first_row * width,
+                                              key.t0,
+                                              key.t1,
+                                              key.threshold,
+                                              static_cast<float>(key.scale),
+                                              element(x),
+                                              part.first_row * width};
+    launched(kernels::dropout(arguments, stream_of(x)), "dropout");
+  }
 }
 
 }  // namespace

@@ -6,8 +6,18 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace trireme {
+
+/// Rows of an activation [rows, D] that begin at the same place of their samples: rows begin, …, begin + samples * rows
+/// - 1 are `rows` rows of each of the samples first_sample, …, from row first_row of a sample on.
+struct DropoutPart {
+  int64_t begin = 0, samples = 1, rows = 0, first_sample = 0, first_row = 0;
+};
+/// The activation's parts: one for whole samples; for a slice the end of its first sample, whole samples, and the
+/// beginning of its last one.
+std::vector<DropoutPart> dropout_parts(const at::Tensor& x, const Dropout& dropout);
 
 /// Dropout of a part of each sample, given by its first element. apply_dropout() uses it, and tests reach elements
 /// beyond 2^33 with it.

@@ -16,8 +16,8 @@ constexpr int64_t kWidestLayerNormBytes = 16384, kWidestNormRow = 16384;
 
 /// The kernels' samples begin at their first row.
 Choice layer_norm_choice(std::string_view operation, const at::Tensor& x, const Dropout& dropout) {
-  if (!dropout.active() || dropout.first_token == 0) return row_kernel_choice(operation, x, kWidestLayerNormBytes);
-  return Dispatch(operation, x).needs(false, "dropout begins inside a sample").choice();
+  if (dropout.sample_rows == 0) return row_kernel_choice(operation, x, kWidestLayerNormBytes);
+  return Dispatch(operation, x).needs(false, "dropout is of a slice of samples").choice();
 }
 
 LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,

@@ -17,6 +17,7 @@ kernels::RowDropout row_dropout(const Dropout& dropout, int64_t rows) {
   const at::Tensor& ids = dropout.sample_ids_B;
   TRIREME_CHECK(ids.defined() && ids.scalar_type() == at::kLong && ids.numel() > 0 && rows % ids.numel() == 0,
                 "dropout of ", rows, " rows needs int64 sample ids whose number divides them");
+  TRIREME_CHECK(dropout.sample_rows == 0, "a layer norm after dropout needs whole samples");
   const DropoutKey key = dropout_key(dropout);
   return {ids.const_data_ptr<int64_t>(), rows / ids.numel(), key.t0, key.t1, key.threshold,
           static_cast<float>(key.scale)};

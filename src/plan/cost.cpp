@@ -1,6 +1,7 @@
 #include "trireme/plan/cost.h"
 
 #include "candidate.h"
+#include "trireme/plan/memory.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +20,7 @@ double unhidden_bytes(double rows, double columns, double inner, double element_
 
 /// Tokens that a position sees, on average over a sequence and the blocks.
 double visible_tokens(const ModelShape& shape) {
-  const double length = static_cast<double>(shape.tokens) / shape.sequences;
+  const double length = static_cast<double>(shape.tokens) * shape.context / shape.sequences;
   if (!shape.block->causal) return length;
   double sum = 0;
   for (int b = 0; b < shape.num_blocks; ++b) {
@@ -40,6 +41,7 @@ ForwardFlops forward_flops(const ModelShape& shape) {
     if (layer.product()) flops.products += 2 * tokens * static_cast<double>(layer.in * layer.out());
   for (const AdapterShape& adapter : shape.adapters)
     flops.adapters += 2 * tokens * static_cast<double>(shape.adapter_rank * (adapter.in + adapter.rows));
+  // The ranks of a context divide the heads, and each sees whole sequences.
   flops.attention =
       4 * tokens * visible_tokens(shape) * static_cast<double>(shape.block->heads * shape.block->head_dim);
   for (const HeadShape::Product& product : shape.head.products)
@@ -97,6 +99,13 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
   forward += rotated + up + f;
   backward += rotated + 2 * up + f;
   if (block.gated) norms += up + f;
+  // The exchanges of a context read and write q, k, v and the output once more; what travels is not counted here.
+  if (shape.context > 1) {
+    const auto copied = static_cast<double>(block.at("qkv").out() + exchanged_heads(shape) * block.head_dim +
+                                            2 * block.at("output").in);
+    forward += copied;
+    backward += copied;
+  }
   // An adapter reads x for x A, and adds its product to y; backward reads dy, reads x for A's gradient, adds to dx.
   for (const AdapterShape& adapter : shape.adapters) {
     forward += static_cast<double>(adapter.in + 2 * adapter.rows);
@@ -169,6 +178,10 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
   if (shape.trained)
     for (const BlockLayer& layer : shape.block->layers)
       if (layer.product()) times.tile_sums += 4 * static_cast<double>(layer.in * layer.out()) / rates.memory_bytes;
+  // A rank sends all but its own part, and receives as much.
+  times.exchange = static_cast<double>(shape.tokens * (exchanged_heads(shape) + shape.block->heads) *
+                                       shape.block->head_dim * element_size) *
+                   (1 - 1.0 / shape.context) / rates.link_bytes;
   times.pass = shape.num_blocks * bytes.weights / rates.memory_bytes;
   times.head = (shape.head.trained ? (shape.head.again ? 4 : 3) : 2) * flops.head / rates.bf16_flops;
   for (const HeadShape::Product& one : shape.head.products)
@@ -225,6 +238,9 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
   cost.offload = passes * transfer.exposed;
   cost.fixed = rates.step_overhead + input.num_blocks * rates.block_overhead;
   if (input.world_size > 1) cost.fixed += rates.waiting * (cost.compute + cost.recompute);
+
+  // Nothing hides the exchanges of a context: attention waits for them.
+  cost.exposed += passes * rows * (2 * blocks + candidate.full) * times.exchange;
 
   // Consecutive ranks: a group that reaches over hosts has at least this many on each of them.
   const int per_host = input.ranks_per_host == 0 ? input.world_size : std::min(input.ranks_per_host, input.world_size);

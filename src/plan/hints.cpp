@@ -1,6 +1,7 @@
 #include "trireme/plan/hints.h"
 
 #include "trireme/base/text.h"
+#include "trireme/config/batch_sizes.h"
 #include "trireme/config/keys.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "trireme/optim/optimizer.h"
@@ -34,15 +35,22 @@ const RecipeTraits& block_traits(const PlanQuestion& question, const Config& con
   return traits_of(block_recipe(config, question.model.facts().automatic_fp8));
 }
 
-TrainingPlan least(const PlanQuestion& question) { return least_plan(plan_input(question)); }
+/// The rows of a global batch that one rank or context group has.
+int64_t rows_of_reader(const PlanQuestion& question) {
+  const int64_t context = question.context_size > 0 ? question.context_size
+                                                    : least_context_size(question.config, question.ranks,
+                                                                         question.model.facts().divides_rows);
+  return question.config.batch.global_batch_size * context / question.ranks;
+}
 
 /// The changes that are worth a thought for a configuration, from the least to the most intrusive; each is one setting.
 class Changes {
  public:
   explicit Changes(const PlanQuestion& question) : question_(question) {
     const Config& config = question.config;
-    const int64_t local = config.batch.global_batch_size / question.ranks, micro = config.batch.micro_batch_size;
+    const int64_t local = rows_of_reader(question), micro = config.batch.micro_batch_size;
     if (question.ranks > 1 && config.parallel.shard_size > 0) add("parallel.shard_size", "world");
+    add_context();
     using Policy = ParallelSection::Policy;
     if (const Policy policy = config.parallel.policy;
         policy != Policy::kAuto && policy != Policy::kFull && question.ranks > 1)
@@ -54,9 +62,9 @@ class Changes {
     if (config.parallel.offload == ParallelSection::Offload::kNone) add("parallel.offload", "auto");
     // With one pass a step each gradient is reduced as soon as it is computed, under every policy.
     if (local > micro) add("batch.micro_batch_size", std::to_string(local));
-    if (question.gpu && plan_input(question).compute_bytes == 4) add("precision.compute", "bf16");
+    if (question.gpu && compute_dtype(config, question.gpu) == at::kFloat) add("precision.compute", "bf16");
     add_ranks();
-    if (local > micro) add("batch.global_batch_size", std::to_string(question.ranks * micro));
+    if (local > micro) add("batch.global_batch_size", std::to_string(config.batch.global_batch_size / local * micro));
     if (!config.lora && traits_of(config.optimizer.name).bf16_moments &&
         config.optimizer.moments == OptimizerSection::Moments::kFp32)
       add("optimizer.moments", "bf16");
@@ -78,7 +86,9 @@ class Changes {
     std::erase_if(hints_, [this](const PlanHint& hint) {
       const Config& config = hint.config;
       const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length;
-      return !ramp_fits(config.batch, hint.ranks) ||
+      const PlanQuestion changed = question_.with(config, hint.ranks);
+      return context_sizes(changed).empty() ||
+             !ramp_fits(config.batch, config.batch.global_batch_size / rows_of_reader(changed)) ||
              (question_.gpu && tokens % block_traits(question_, config).token_multiple != 0);
     });
     return std::move(hints_);
@@ -98,7 +108,24 @@ class Changes {
     hints_.back().settings.push_back(fmt::format("lora.target_modules: [{}]", join(targets, ", ")));
   }
 
-  bool fits(const PlanHint& hint) const { return least(question_.with(hint.config, hint.ranks)).fits(); }
+  bool fits(const PlanHint& hint) const {
+    const PlanQuestion changed = question_.with(hint.config, hint.ranks);
+    return !context_sizes(changed).empty() && least_plan(changed).fits();
+  }
+
+  /// Where the configuration has a context size: the next larger one that fits; if none does, the largest.
+  void add_context() {
+    if (question_.config.parallel.context_size == ParallelSection::kAutoSize) return;
+    std::optional<PlanHint> last;
+    for (int64_t size = question_.config.parallel.context_size + 1; size <= question_.ranks; ++size) {
+      PlanHint hint{{fmt::format("parallel.context_size: {}", size)}, question_.config, question_.ranks};
+      hint.config.parallel.context_size = size;
+      if (context_sizes(question_.with(hint.config, hint.ranks)).empty()) continue;
+      last = hint;
+      if (fits(hint)) break;
+    }
+    if (last) hints_.push_back(*std::move(last));
+  }
 
   /// The fewest ranks that fit, in doublings; if none do, twice as many.
   void add_ranks() {
@@ -108,17 +135,20 @@ class Changes {
       BatchSection& batch = hint.config.batch;
       if (hint.config.parallel.shard_size != ParallelSection::kAutoSize)
         hint.config.parallel.shard_size = ParallelSection::kWorldSize;
-      if (batch.global_batch_size % ranks != 0) {
-        batch.global_batch_size = (batch.global_batch_size + ranks - 1) / ranks * ranks;
+      const int64_t context = least_context_size(hint.config, ranks, question_.model.facts().divides_rows);
+      if (ranks % context != 0) continue;
+      const int64_t readers = ranks / context;
+      if (batch.global_batch_size % readers != 0) {
+        batch.global_batch_size = (batch.global_batch_size + readers - 1) / readers * readers;
         hint.settings.push_back(fmt::format("batch.global_batch_size: {}", batch.global_batch_size));
       }
-      const int64_t local = batch.global_batch_size / ranks, micro = batch.micro_batch_size;
+      const int64_t local = batch.global_batch_size / readers, micro = batch.micro_batch_size;
       while (local % batch.micro_batch_size != 0) --batch.micro_batch_size;
       if (batch.micro_batch_size != micro)
         hint.settings.push_back(fmt::format("batch.micro_batch_size: {}", batch.micro_batch_size));
       if (hint.config.parallel.shard_size != question_.config.parallel.shard_size)
         hint.settings.emplace_back("parallel.shard_size: world");
-      if (!first) first = hint;
+      if (!first && !context_sizes(question_.with(hint.config, hint.ranks)).empty()) first = hint;
       if (!fits(hint)) continue;
       first = hint;
       break;
@@ -148,7 +178,7 @@ class Changes {
 std::vector<PlanHint> single_hints(const PlanQuestion& question, int64_t total) {
   std::vector<PlanHint> hints = Changes(question).take();
   for (PlanHint& hint : hints) {
-    const TrainingPlan plan = least(question.with(hint.config, hint.ranks));
+    const TrainingPlan plan = least_plan(question.with(hint.config, hint.ranks));
     hint.saved = total - plan.total();
     hint.lacking = plan.lacking();
   }
@@ -163,7 +193,7 @@ std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t tota
   PlanHint all{{}, question.config, question.ranks};
   for (size_t i = 0; i < kMostTogether; ++i) {
     const PlanQuestion now = question.with(all.config, all.ranks);
-    std::vector<PlanHint> hints = single_hints(now, least(now).total());
+    std::vector<PlanHint> hints = single_hints(now, least_plan(now).total());
     const auto best = std::min_element(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) {
       return std::max<int64_t>(a.lacking, 0) < std::max<int64_t>(b.lacking, 0);
     });
@@ -171,7 +201,7 @@ std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t tota
     best->settings.insert(best->settings.begin(), all.settings.begin(), all.settings.end());
     all = std::move(*best);
     if (all.lacking > 0) continue;
-    all.saved = total - least(question.with(all.config, all.ranks)).total();
+    all.saved = total - least_plan(question.with(all.config, all.ranks)).total();
     return all;
   }
   return std::nullopt;
@@ -188,7 +218,7 @@ std::string PlanHint::text() const {
 }
 
 std::vector<PlanHint> plan_hints(const PlanQuestion& question) {
-  const int64_t total = least(question).total();
+  const int64_t total = least_plan(question).total();
   std::vector<PlanHint> hints = single_hints(question, total);
   const auto rest =
       std::stable_partition(hints.begin(), hints.end(), [](const PlanHint& hint) { return hint.lacking <= 0; });

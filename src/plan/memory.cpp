@@ -8,6 +8,11 @@
 
 namespace trireme {
 
+int64_t exchanged_heads(const ModelShape& shape) {
+  const BlockTable& block = *shape.block;
+  return block.heads + 2 * shape.context * kv_heads_of_rank(block.heads, block.kv_heads, shape.context);
+}
+
 RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size) {
   const BlockTable& block = *shape.block;
   const int64_t d = block.at("qkv").in, qkv = block.at("qkv").out(), q = block.at("output").in,
@@ -47,8 +52,12 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
 
   // Per token: the inputs of the norms, q k v, the attention's output (also the output projection's input), the
   // adapters' products, codes of what wgrad reads.
+  // With a context attention keeps the exchanged heads, and its own output beside the one that was exchanged.
+  const bool shared = shape.context > 1;
+  const int64_t heads = exchanged_heads(shape) * block.head_dim;
   const int64_t kept =
-      (norms + qkv + q + shape.adapter_rank * static_cast<int64_t>(shape.adapters.size())) * element_size +
+      (norms + heads + (shared ? 2 : 1) * q + shape.adapter_rank * static_cast<int64_t>(shape.adapters.size())) *
+          element_size +
       statistics * 4 + (shape.trained ? inputs * recipe.kept_input_bytes : 0);
   // The up projection, in FP8 with a scale a row for gate and up; GELU keeps what the down projection's weight gradient
   // reads, too.
@@ -84,14 +93,21 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // 8 bytes for each head and each of the 128 rows that a sequence takes at least.
   const bool on_chip = !block.causal && block.head_dim == 64 && shape.tokens <= 512;
   const int64_t sums = on_chip ? 4 * q * shape.tokens : 4 * q * attention_sum_rows(shape.tokens);
-  const int64_t attention = (d + q + 2 * qkv + d * (1 + masked)) * element_size;
-  memory.working = std::max(shape.tokens * std::max({forward, backward, attention}), shape.tokens * attention + sums);
+  // The exchange of the gradients takes two more of q, and of the heads what they are more than q, k, v.
+  const int64_t attention =
+      (d + (shared ? 3 : 1) * q + 2 * heads + (shared ? qkv : 0) + d * (1 + masked)) * element_size;
+  const int64_t exchange = shared ? (d + qkv + 2 * heads) * element_size : 0;
+  memory.working =
+      std::max(shape.tokens * std::max({forward, backward, attention, exchange}), shape.tokens * attention + sums);
   if (recipe.rows_apart) {
     // Backward of attention: the gradients of the block's result, of the residual and of attention's output; q, k, v
     // and their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
     const int64_t beside = shape.adapter_rank * static_cast<int64_t>(shape.adapters.size()) * element_size +
                            statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
-    memory.working_whole = shape.tokens * ((2 * d + q + 2 * qkv + 2 * head_norms) * element_size + beside) + sums;
+    memory.working_whole =
+        shape.tokens *
+            ((2 * d + (shared ? 3 : 1) * q + 2 * heads + (shared ? qkv : 0) + 2 * head_norms) * element_size + beside) +
+        sums;
     // The up projection is always computed again.
     memory.tile_token = std::max(forward, backward + (only_codes || post_norms ? gate_up : 0)) + 2 * d * element_size;
     memory.tile_sums = shape.trained ? 4 * (block.at("up").in * up + f * d) : 0;
@@ -163,6 +179,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   plan.shard_size = shard_size;
   plan.policy = policy;
   storage.grid = RankGrid(0, {.world = input.world_size, .shard = plan.state_shards()});
+  plan.context_size = input.context_size;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
   const std::vector<bool> codes = trained_codes(input);

@@ -3,6 +3,7 @@
 #include "candidate.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/config/batch_sizes.h"
 #include "trireme/config/keys.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/plan/hints.h"
@@ -283,7 +284,9 @@ std::vector<int> shard_sizes(const PlanInput& input) {
   TRIREME_CHECK(input.units != nullptr && !input.units->empty(), "a memory plan needs at least one unit");
   std::vector<int> sizes;
   for (int size = 1; size <= input.world_size; ++size)
-    if (input.world_size % size == 0 && (!input.shard_size || *input.shard_size == size)) sizes.push_back(size);
+    if (input.world_size % size == 0 && (size % input.context_size == 0 || input.context_size % size == 0) &&
+        (!input.shard_size || *input.shard_size == size))
+      sizes.push_back(size);
   // A policy that divides something needs several ranks where there are some.
   if (input.policy && *input.policy != ShardPolicy::kNone && !input.shard_size && sizes.size() > 1)
     sizes.erase(sizes.begin());
@@ -378,7 +381,11 @@ PlanInput plan_input(const PlanQuestion& question) {
   PlanInput input;
   input.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
   input.rates = question.rates;
-  const ModelShape shape = question.model.model_shape(config, input.compute_bytes);
+  input.context_size = choose_context_size(question);
+  Config slices = config;  // the rows of a rank
+  slices.data.seq_length /= input.context_size;
+  ModelShape shape = question.model.model_shape(slices, input.compute_bytes);
+  shape.context = input.context_size;
   const RecipeTraits& recipe = traits_of(block_recipe(config, question.model.facts().automatic_fp8));
   input.units = shape.units;
   input.owner = shape.owner;
@@ -388,9 +395,9 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.predicted = question.gpu;
   input.rows = static_cast<int>(config.batch.micro_batch_size);
   input.world_size = question.ranks;
-  input.micro_batches =
-      static_cast<int>(config.batch.global_batch_size / RankGrid(0, {.world = question.ranks}).data.size /
-                       config.batch.micro_batch_size);
+  input.micro_batches = static_cast<int>(
+      config.batch.global_batch_size / RankGrid(0, {.world = question.ranks, .context = input.context_size}).data.size /
+      config.batch.micro_batch_size);
   const int64_t shard_size = config.parallel.shard_size;
   if (shard_size != ParallelSection::kAutoSize)
     input.shard_size = shard_size == ParallelSection::kWorldSize ? question.ranks : static_cast<int>(shard_size);
@@ -402,7 +409,7 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.compute_last = config.precision.fp8_skip_last;
   if (question.gpu)
     input.rows_multiple =
-        static_cast<int>(recipe.token_multiple / std::gcd(recipe.token_multiple, config.data.seq_length));
+        static_cast<int>(recipe.token_multiple / std::gcd(recipe.token_multiple, slices.data.seq_length));
   switch (const auto& recompute = config.parallel.recompute; recompute.word) {
     case ParallelSection::Recompute::kAuto: break;
     case ParallelSection::Recompute::kNone: input.recompute = Recompute::kNone; break;
@@ -455,6 +462,85 @@ std::vector<Recompute> recompute_fraction(int num_blocks, double fraction) {
   return blocks;
 }
 
+namespace {
+
+/// Why the ranks of `question` cannot share a row in groups of `size`; empty: they can.
+std::string context_problem(const PlanQuestion& question, int64_t size) {
+  const Config& config = question.config;
+  if (size == 1) return "";
+  if (!question.model.facts().divides_rows) return "is not for this model, whose ranks read rows of their own";
+  if (question.ranks % size != 0 || config.data.seq_length % size != 0)
+    return fmt::format("does not divide {} and data.seq_length {}", counted(question.ranks, "rank"),
+                       config.data.seq_length);
+  const BlockTable& block = *question.model.model_shape(config, 1).block;
+  if (block.heads % size != 0)
+    return fmt::format(
+        "does not divide the model's {} query heads, of which each rank takes its part: take a divisor of {}; for more "
+        "ranks than heads keys and values would have to be divided by tokens as well, which is not there",
+        block.heads, std::gcd(block.heads, question.ranks));
+  if (question.ranks_per_host > 0 && question.ranks_per_host % size != 0)
+    return fmt::format(
+        "reaches over hosts of {}: heads are exchanged between ranks of one host; between hosts keys and values would "
+        "have to be divided by tokens as well, which is not there",
+        counted(question.ranks_per_host, "rank"));
+  const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length / size;
+  const int64_t multiple = traits_of(block_recipe(config, question.model.facts().automatic_fp8)).token_multiple;
+  if (question.gpu && tokens % multiple != 0)
+    return fmt::format("leaves a rank {} tokens of a micro-batch, of which products in FP8 need multiples of {}",
+                       tokens, multiple);
+  return "";
+}
+
+/// Whether the rows of every global batch divide over groups of `size` ranks.
+bool rows_divide(const PlanQuestion& question, int size) {
+  const BatchSection& batch = question.config.batch;
+  const int64_t unit = question.ranks / size * batch.micro_batch_size;
+  return batch.global_batch_size % unit == 0 &&
+         (batch.rampup.empty() || (batch.rampup[0] % unit == 0 && batch.rampup[1] % unit == 0));
+}
+
+}  // namespace
+
+std::vector<int> context_sizes(const PlanQuestion& question) {
+  const ParallelSection& parallel = question.config.parallel;
+  std::vector<int> sizes;
+  for (int size = 1; size <= (question.model.facts().divides_rows ? question.ranks : 1); ++size) {
+    if (question.ranks % size != 0) continue;
+    if (parallel.context_size > 0 ? size != parallel.context_size : !rows_divide(question, size)) continue;
+    if (const int64_t shard = parallel.shard_size; shard > 0 && shard % size != 0 && size % shard != 0) continue;
+    if (context_problem(question, size).empty()) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+TrainingPlan least_plan(const PlanQuestion& question) {
+  // Sharing that saves less than this is not where the memory lacks.
+  constexpr double kWorthSharing = 0.8;
+  if (question.context_size > 0) return least_plan(plan_input(question));
+  std::optional<TrainingPlan> first, least;
+  PlanQuestion one = question;
+  for (const int size : context_sizes(question)) {
+    one.context_size = size;
+    const TrainingPlan plan = least_plan(plan_input(one));
+    if (plan.fits()) return plan;
+    if (!first) first = plan;
+    if (!least || plan.total() < least->total()) least = plan;
+  }
+  TRIREME_CHECK(first, "no context size is possible");
+  const bool worth = static_cast<double>(least->total()) < kWorthSharing * static_cast<double>(first->total());
+  return worth ? *least : *first;
+}
+
+int choose_context_size(const PlanQuestion& question) {
+  if (question.context_size > 0) return question.context_size;
+  const std::vector<int> sizes = context_sizes(question);
+  if (sizes.empty()) {
+    const int64_t size = least_context_size(question.config, question.ranks, question.model.facts().divides_rows);
+    throw ConfigError(fmt::format("parallel.context_size {} {}", size, context_problem(question, size)));
+  }
+  return sizes.size() == 1 ? sizes.front() : least_plan(question).context_size;
+}
+
 TrainingPlan plan_run(const PlanQuestion& question) {
   const PlanInput input = plan_input(question);
   if (auto plan = find_plan(input)) return *std::move(plan);
@@ -471,10 +557,9 @@ TrainingPlan plan_run(const PlanQuestion& question) {
   }
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
-      long_rows ? fmt::format(
-                      "; a row of {} tokens is on one rank, so that more ranks divide neither activations nor "
-                      "working memory",
-                      question.config.data.seq_length)
+      long_rows ? fmt::format("; a row of {} tokens is on {}: more of a host may share it (parallel.context_size)",
+                              question.config.data.seq_length,
+                              input.context_size == 1 ? "one rank" : fmt::format("{} ranks", input.context_size))
                 : "";
   throw ConfigError(
       fmt::format("{}{}; try {}", describe_need(least), whole,
@@ -507,10 +592,13 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
     divides = divides || division.state;
     (division.weights ? sharded : whole)++;
   }
-  std::string text = fmt::format("units: {} whole, {} sharded over {} rank{}; {}{} row{} per forward pass; {}\n", whole,
-                                 sharded, plan.shard_size, plural(plan.shard_size),
-                                 divides ? fmt::format("policy {}; ", policy_name(plan.policy)) : "",
-                                 plan.rows_per_pass, plural(plan.rows_per_pass), recomputation(plan));
+  std::string text;
+  if (plan.context_size > 1)
+    text = fmt::format("context: {} ranks share a row, each with its part of the tokens\n", plan.context_size);
+  text += fmt::format("units: {} whole, {} sharded over {} rank{}; {}{} row{} per forward pass; {}\n", whole, sharded,
+                      plan.shard_size, plural(plan.shard_size),
+                      divides ? fmt::format("policy {}; ", policy_name(plan.policy)) : "", plan.rows_per_pass,
+                      plural(plan.rows_per_pass), recomputation(plan));
   auto row = [&](const char* name, int64_t bytes) { text += fmt::format("  {:<22}{:>12}\n", name, size_text(bytes)); };
   text += "memory per rank:\n";
   row("weights", plan.weights);

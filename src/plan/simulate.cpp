@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/config/batch_sizes.h"
 #include "trireme/config/keys.h"
 #include "trireme/plan/search.h"
 
@@ -35,15 +36,23 @@ int64_t batch_for(const Config& config, const SimulationOptions& options, int gp
 }
 
 /// All numbers of GPUs over which the batch does not divide, in one sentence.
-void check_batch(const Config& config, const SimulationOptions& options) {
+void check_batch(const Config& config, const SimulationOptions& options, bool shares_rows) {
   const int64_t global = config.batch.global_batch_size, micro = config.batch.micro_batch_size;
   std::vector<std::string> wrong;
   int64_t unit = 1;  // what the batch of the smallest number must be a multiple of
+  Config sized = config;
   for (const int gpus : options.gpus) {
     const int64_t batch = batch_for(config, options, gpus);
-    const int64_t ranks = options.weak ? options.gpus.front() : gpus;
-    unit = std::lcm(unit, ranks * micro);
-    if (batch == 0 || batch % (gpus * micro) != 0) wrong.push_back(std::to_string(gpus));
+    sized.batch.global_batch_size = batch;
+    bool divides = batch > 0;
+    for (const int64_t context : options.contexts.empty() ? std::vector<int>{0} : options.contexts) {
+      const int64_t together = context > 0 ? context : least_context_size(sized, gpus, shares_rows);
+      if (gpus % together != 0) continue;  // refused with a sentence of its own
+      const int64_t ranks = options.weak ? options.gpus.front() : gpus;
+      unit = std::lcm(unit, std::max<int64_t>(1, ranks / together) * micro);
+      divides = divides && batch % (gpus / together * micro) == 0;
+    }
+    if (!divides) wrong.push_back(std::to_string(gpus));
   }
   if (wrong.empty()) return;
   const int64_t next = (global + unit - 1) / unit * unit;
@@ -55,9 +64,10 @@ void check_batch(const Config& config, const SimulationOptions& options) {
       options.weak ? "" : ", fewer GPUs, or --weak, where the batch grows with the GPUs"));
 }
 
-SimulatedPlan simulate_one(const PlanQuestion& question, const std::string& policy) {
-  PlanInput input = plan_input(question);
-  SimulatedPlan one{.policy = policy, .plan = {}, .efficiency = {}};
+SimulatedPlan simulate_one(const PlanQuestion& question, const std::string& policy, int context) {
+  const PlanInput input = plan_input(question);
+  SimulatedPlan one{
+      .policy = policy, .context = context, .micro_batches = input.micro_batches, .plan = {}, .efficiency = {}};
   if (auto plan = find_plan(input)) {
     one.plan = *std::move(plan);
     const auto tokens = static_cast<double>(question.config.batch.global_batch_size * question.config.data.seq_length);
@@ -77,7 +87,7 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
   TRIREME_CHECK(!options.gpus.empty() && !options.policies.empty(), "a simulation of nothing");
   check_gpus(options);
   const Config config = load_config(file, overrides, program);
-  check_batch(config, options);
+  check_batch(config, options, program.features.has(Feature::kContext));
   const std::unique_ptr<PlannedModel> model = open(config);
 
   Simulation simulation;
@@ -88,32 +98,39 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
       std::none_of(units.begin(), units.end(), [](const UnitSpec& unit) { return unit.trained && !unit.replicated; });
   const std::vector<std::string> policies =
       simulation.policy_free ? std::vector<std::string>{"auto"} : options.policies;
-  std::map<std::string, double> first;  // tokens_per_s of the smallest number of GPUs
+  std::map<std::pair<std::string, int>, double> first;  // tokens_per_s of the smallest number of GPUs
   for (const int gpus : options.gpus) {
     // The rules of a run of so many ranks: parallel.shard_size divides them.
     std::vector<std::string> settings = overrides;
     settings.push_back(fmt::format("batch.global_batch_size={}", batch_for(config, options, gpus)));
-    Config sized = load_config(file, settings, program, gpus);
+    std::vector<std::pair<int, Config>> sizes;
+    for (const int context : options.contexts) {
+      std::vector<std::string> shared = settings;
+      shared.push_back(fmt::format("parallel.context_size={}", context));
+      sizes.emplace_back(context, load_config(file, shared, program, gpus));
+    }
+    if (sizes.empty()) sizes.emplace_back(0, load_config(file, settings, program, gpus));
     SimulatedSize size{.gpus = gpus,
                        .hosts = (gpus + options.gpus_per_host - 1) / options.gpus_per_host,
-                       .global_batch_size = sized.batch.global_batch_size,
-                       .micro_batches = sized.batch.global_batch_size / gpus / sized.batch.micro_batch_size,
+                       .global_batch_size = sizes.front().second.batch.global_batch_size,
                        .plans = {}};
-    for (const std::string& policy : policies) {
-      sized.parallel.policy = choice_of<ParallelSection::Policy>(policy).value();
-      const PlanQuestion question{
-          .config = sized,
-          .model = *model,
-          .ranks = gpus,
-          .gpu = true,
-          .device_memory = static_cast<int64_t>(options.rates.memory_gib * (1 << 30)),
-          .host_memory = pinnable_memory(static_cast<int64_t>(options.rates.host_memory_gib * (1 << 30)), 1),
-          .ranks_per_host = std::min(gpus, options.gpus_per_host),
-          .rates = options.rates};
-      SimulatedPlan one = simulate_one(question, policy);
-      if (one.fits) one.efficiency = one.tokens_per_s / first.emplace(policy, one.tokens_per_s).first->second;
-      size.plans.push_back(std::move(one));
-    }
+    for (const std::string& policy : policies)
+      for (auto& [context, sized] : sizes) {
+        sized.parallel.policy = choice_of<ParallelSection::Policy>(policy).value();
+        const PlanQuestion question{
+            .config = sized,
+            .model = *model,
+            .ranks = gpus,
+            .gpu = true,
+            .device_memory = static_cast<int64_t>(options.rates.memory_gib * (1 << 30)),
+            .host_memory = pinnable_memory(static_cast<int64_t>(options.rates.host_memory_gib * (1 << 30)), 1),
+            .ranks_per_host = std::min(gpus, options.gpus_per_host),
+            .rates = options.rates};
+        SimulatedPlan one = simulate_one(question, policy, context);
+        if (one.fits)
+          one.efficiency = one.tokens_per_s / first.emplace(std::pair(policy, context), one.tokens_per_s).first->second;
+        size.plans.push_back(std::move(one));
+      }
     simulation.sizes.push_back(std::move(size));
   }
   return simulation;

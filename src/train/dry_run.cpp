@@ -29,7 +29,8 @@ std::string before_unit(double value) {
   return text;
 }
 
-std::vector<std::string> cost_lines(const Config& config, const TrainingTask& task, int ranks) {
+/// `readers`: ranks, or groups of ranks that share their rows.
+std::vector<std::string> cost_lines(const Config& config, const TrainingTask& task, int readers, bool groups) {
   const double flops = task.flops_per_row();
   const int64_t gbs = config.batch.global_batch_size;
   const BatchSizes batches(config.batch);
@@ -38,9 +39,9 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
   std::vector<std::string> lines = {
       fmt::format("parameters: {} ({} trained)", format_count(task.num_parameters()),
                   format_count(task.num_trained_parameters())),
-      fmt::format("steps: {} of {} ({} per rank, {} of {}): {}, {:.2f} epochs of {}", config.train.max_steps,
-                  counted(gbs, "row"), gbs / ranks,
-                  counted(gbs / ranks / config.batch.micro_batch_size, "micro-batch", "micro-batches"),
+      fmt::format("steps: {} of {} ({} per {}, {} of {}): {}, {:.2f} epochs of {}", config.train.max_steps,
+                  counted(gbs, "row"), gbs / readers, groups ? "group of ranks" : "rank",
+                  counted(gbs / readers / config.batch.micro_batch_size, "micro-batch", "micro-batches"),
                   config.batch.micro_batch_size, counted(rows, "row"), epochs, counted(task.facts().train_rows, "row")),
       fmt::format("cost: {}FLOP per row, {}FLOP per step, {} tokens per step", before_unit(flops),
                   before_unit(flops * static_cast<double>(gbs)), format_count(gbs * config.data.seq_length)),
@@ -82,7 +83,8 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
                                : fmt::format("; shard groups of {} reach over several hosts", size)));
   }
   for (const std::string& line : task.facts().description) lines.push_back(line);
-  for (const std::string& line : cost_lines(config, task, ranks)) lines.push_back(line);
+  for (const std::string& line : cost_lines(config, task, ranks / plan.context_size, plan.context_size > 1))
+    lines.push_back(line);
   for (const std::string& line : split(describe_plan(plan, task.units()), '\n'))
     if (!line.empty()) lines.push_back(line);
   if (const std::string rates = rates_line(config, plan, device.name); !rates.empty()) lines.push_back(rates);
@@ -109,18 +111,25 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   const bool gpu = line.device_memory_gib.has_value();
   const at::ScalarType dtype = compute_dtype(config, gpu);
   check_disk([&] { check_run_directory(config, null_values(config, program.keys, dtype)); });
-  const auto task = program.make_task(
-      config, {.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu}, program.keys);
-  const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
-  if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
-  PlanQuestion question{config, *task, ranks, gpu, 0};
-  question.device_memory =
+  const int64_t memory =
       gpu ? static_cast<int64_t>(*line.device_memory_gib * (1 << 30))
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
-  question.rates = run_rates(config, "");
-  question.host_memory = pinnable_memory(
-      static_cast<int64_t>(line.host_memory_gib.value_or(question.rates.host_memory_gib) * (1 << 30)), 1);
-  const TrainingPlan plan = plan_run(question);
+  const MachineRates rates = run_rates(config, "");
+  const int64_t host_memory =
+      pinnable_memory(static_cast<int64_t>(line.host_memory_gib.value_or(rates.host_memory_gib) * (1 << 30)), 1);
+  RankInfo rank{.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu};
+  int context = 1;
+  if (ranks > 1 && config.parallel.context_size != 1 && program.keys.features.has(Feature::kContext)) {
+    rank.plan_only = true;
+    const auto model = program.make_task(config, rank, program.keys);
+    context = choose_context_size({config, *model, ranks, gpu, memory, host_memory, 0, rates});
+    rank.plan_only = false;
+    rank.grid = RankGrid(0, {.world = ranks, .context = context});
+  }
+  const auto task = program.make_task(config, rank, program.keys);
+  const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
+  if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
+  const TrainingPlan plan = plan_run({config, *task, ranks, gpu, memory, host_memory, 0, rates, context});
   check_disk([&] {
     const std::string warning =
         check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir), task->units(), ranks);
@@ -132,9 +141,9 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
       fmt::format("dry run: {} on {}, {}\n", counted(ranks, "rank"),
                   gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", type_name(dtype));
   for (const std::string& description : task->facts().description) text += description + '\n';
-  for (const std::string& cost : cost_lines(config, *task, ranks)) text += cost + '\n';
+  for (const std::string& cost : cost_lines(config, *task, ranks / context, context > 1)) text += cost + '\n';
   text += describe_plan(plan, task->units());
-  if (const std::string rates = rates_line(config, plan, ""); !rates.empty()) text += rates + '\n';
+  if (const std::string told = rates_line(config, plan, ""); !told.empty()) text += told + '\n';
   text += "data: " + report.summary() + '\n';
   if (const auto found = list_checkpoints(checkpoints); !found.empty())
     text += fmt::format(

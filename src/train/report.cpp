@@ -66,6 +66,7 @@ std::string Report::description() const {
       {"devices", devices},
       {"device_type", run_.world.device().is_cuda() ? "gpu" : "cpu"},
       {"compute_dtype", type_name(run_.compute_dtype)},
+      {"context_size", run_.plan.context_size},
       {"shard_size", run_.plan.shard_size},
       {"parameters", run_.task.num_parameters()},
       {"trained_parameters", run_.task.num_trained_parameters()},

@@ -148,12 +148,12 @@ ExitCode train(const Config& given, World& world, const TrainingProgram& program
   MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");
   start_mlperf(mlperf);
   // Rows.
-  RunRows rows(config, world, program, dtype);
+  RunRows rows(config, world, program, run_context_size(config, program, world, dtype), dtype);
   const std::unique_ptr<MlperfEvents> events = program.mlperf_events(mlperf, config);
   events->configuration(config, mlperf_run(config, rows, world));
   // Plan.
   check_base(config, directory, rows.task(), comm);
-  const RunPlan run_plan(config, rows.task(), world, dtype);
+  const RunPlan run_plan(config, rows.task(), world, rows.grid(), dtype);
   const TrainingPlan& plan = run_plan.plan();
   rows.start_reading(plan.rows_per_pass);
   watch_out_of_memory(world.device(), directory.path() / "profile", comm.rank());

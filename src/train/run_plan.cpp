@@ -42,7 +42,7 @@ std::string plan_summary(const TrainingPlan& plan) {
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
                   plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
                   plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
-  all += fmt::format(" {} {} {}", plan.tile_tokens, plan.offloaded, plan.host);
+  all += fmt::format(" {} {} {} {}", plan.tile_tokens, plan.offloaded, plan.host, plan.context_size);
   for (const bool resident : plan.resident) all += resident ? " r" : " s";
   for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
   return fmt::format(
@@ -116,7 +116,28 @@ std::string free_memory(at::Device device) {
 
 }  // namespace
 
-RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype)
+int run_context_size(const Config& config, const TrainingProgram& program, World& world, at::ScalarType compute_dtype) {
+  Communicator& comm = world.communicator();
+  if (comm.size() == 1 || config.parallel.context_size == 1 || !program.keys.features.has(Feature::kContext)) return 1;
+  DeviceInfo device = describe_device(world.device(), compute_dtype, world.launch().local_world_size);
+  if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
+  const int64_t host = pinnable_memory(available_host_memory(), world.launch().local_world_size);
+  const std::vector<double> most =
+      comm.all_reduce_host({-static_cast<double>(device.total_memory), -static_cast<double>(host)}, ReduceOp::kMax);
+  int size = 1;
+  collective_check(comm, [&] {
+    const auto model =
+        program.make_task(config, {RankGrid(), world.device(), compute_dtype, /*plan_only=*/true}, program.keys);
+    size = choose_context_size({config, *model, comm.size(), world.device().is_cuda(), static_cast<int64_t>(-most[0]),
+                                static_cast<int64_t>(-most[1]), world.topology().largest_group(),
+                                run_rates(config, device.name)});
+  });
+  // Ranks with other files would choose otherwise, and are found with the plan.
+  return static_cast<int>(comm.all_reduce_host({static_cast<double>(size)}, ReduceOp::kMax)[0]);
+}
+
+RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, const RankGrid& grid,
+                 at::ScalarType compute_dtype)
     : world_(world),
       device_info_(describe_device(world.device(), compute_dtype, world.launch().local_world_size)),
       question_{config,
@@ -126,7 +147,8 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, a
                 device_info_.total_memory,
                 0,
                 world.topology().largest_group(),
-                run_rates(config, device_info_.name)} {
+                run_rates(config, device_info_.name),
+                grid.context.size} {
   Communicator& comm = world.communicator();
   if (const auto bytes = fault_value("device-memory", comm.rank()))
     question_.device_memory = device_info_.total_memory = static_cast<int64_t>(*bytes);

@@ -7,6 +7,7 @@
 #include "trireme/config/config.h"
 #include "trireme/ops/device.h"
 #include "trireme/plan/plan.h"
+#include "trireme/train/model_family.h"
 
 #include <exception>
 #include <optional>
@@ -14,12 +15,17 @@
 
 namespace trireme {
 
+/// parallel.context_size of the run (choose_context_size()), before its rows are opened: it decides who reads which.
+/// Collective, with the smallest device memory of all ranks. CollectiveError.
+int run_context_size(const Config& config, const TrainingProgram& program, World& world, at::ScalarType compute_dtype);
+
 class RunPlan {
  public:
   /// Collective. Plans with the smallest device memory of all ranks. CollectiveError (kConfig) when nothing fits, and
   /// naming ranks and hosts when they run different configurations or come to different plans, as model or data files
   /// that differ between hosts make them. Config, task and world outlive it.
-  RunPlan(const Config& config, const TrainingTask& task, World& world, at::ScalarType compute_dtype);
+  RunPlan(const Config& config, const TrainingTask& task, World& world, const RankGrid& grid,
+          at::ScalarType compute_dtype);
   const TrainingPlan& plan() const { return plan_; }
   /// Of this rank.
   const DeviceInfo& device_info() const { return device_info_; }

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -80,10 +82,31 @@ RowScanReport scan_rows(const TrainingTask& task) {
   return report;
 }
 
-RunRows::RunRows(const Config& config, World& world, const TrainingProgram& program, at::ScalarType compute_dtype)
+namespace {
+
+class ContextExchange final : public SequenceExchange {
+ public:
+  explicit ContextExchange(std::unique_ptr<Communicator> ranks)
+      : SequenceExchange(ranks->rank(), ranks->size()), ranks_(std::move(ranks)) {}
+  at::Tensor exchange(const at::Tensor& parts) override {
+    const at::Tensor received = at::empty(parts.sizes(), parts.options());
+    ranks_->all_to_all(received, parts)->wait();
+    return received;
+  }
+
+ private:
+  std::unique_ptr<Communicator> ranks_;
+};
+
+}  // namespace
+
+RunRows::RunRows(const Config& config, World& world, const TrainingProgram& program, int context_size,
+                 at::ScalarType compute_dtype)
     : config_(config), world_(world) {
   Communicator& comm = world.communicator();
-  grid_ = RankGrid(comm.rank(), {.world = comm.size(), .ranks_per_host = world.topology().ranks_per_host});
+  grid_ = RankGrid(comm.rank(),
+                   {.world = comm.size(), .context = context_size, .ranks_per_host = world.topology().ranks_per_host});
+  if (context_size > 1) exchange_ = std::make_unique<ContextExchange>(comm.split(grid_.context.group));
   {
     // One rank writes the index maps that all of them read.
     const ProgressSection section("index maps", kStorageAllowance);
@@ -91,8 +114,11 @@ RunRows::RunRows(const Config& config, World& world, const TrainingProgram& prog
       if (comm.rank() == 0) fill_row_caches(config);
     });
   }
-  collective_check(comm,
-                   [&] { task_ = program.make_task(config, {grid_, world.device(), compute_dtype}, program.keys); });
+  collective_check(comm, [&] {
+    RankInfo rank{grid_, world.device(), compute_dtype};
+    rank.exchange = exchange_.get();
+    task_ = program.make_task(config, rank, program.keys);
+  });
 }
 
 void RunRows::start_reading(int rows_per_pass) {

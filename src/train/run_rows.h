@@ -30,8 +30,10 @@ RowScanReport scan_rows(const TrainingTask& task);
 /// The task of a run with its data. The methods are collective.
 class RunRows {
  public:
-  /// Writes the index maps of Megatron's files that are not there, and opens the data. CollectiveError.
-  RunRows(const Config& config, World& world, const TrainingProgram& program, at::ScalarType compute_dtype);
+  /// Writes the index maps of Megatron's files that are not there, and opens the data. `context_size`: ranks that share
+  /// a row. CollectiveError.
+  RunRows(const Config& config, World& world, const TrainingProgram& program, int context_size,
+          at::ScalarType compute_dtype);
   /// With shard groups of one rank.
   const RankGrid& grid() const { return grid_; }
   TrainingTask& task() { return *task_; }
@@ -47,6 +49,7 @@ class RunRows {
   const Config& config_;
   World& world_;
   RankGrid grid_;
+  std::unique_ptr<SequenceExchange> exchange_;  // null: no rank shares its rows
   std::unique_ptr<TrainingTask> task_;
   std::unique_ptr<RowScan> scan_;
 };

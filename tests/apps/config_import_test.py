@@ -276,6 +276,11 @@ def check_torchtitan(site):
     assert "decay_ratio" not in config["schedule"] and "torchtitan shortens the decay to the 700 steps" in report
     config, _, _ = site.imported("torchtitan", toml(""))
     assert config["schedule"]["decay_type"] == "linear" and config["batch"]["global_batch_size"] == 64 and config["train"]["max_steps"] == 10000
+    for section in ("parallelism", "experimental"):
+        config, _, _ = site.imported("torchtitan", "--ranks", 16, toml(f"[{section}]\ncontext_parallel_degree = 4\n"))
+        assert (config["parallel"]["context_size"], config["parallel"]["shard_size"], config["batch"]["global_batch_size"]) == (4, "world", 8 * 4), config
+    config, _, _ = site.imported("torchtitan", "--ranks", 16, toml("[parallelism]\ncontext_parallel_degree = 4\ndata_parallel_shard_degree = 2\ndata_parallel_replicate_degree = 2\n"))
+    assert config["parallel"]["shard_size"] == 8, config
     config, _, shape = site.imported("torchtitan", toml('[checkpoint]\ninitial_load_in_hf = true\n[model]\nhf_assets_path = "hf"\n'))
     assert config["model"] == {"path": "hf", "init": "checkpoint"} and shape is None
     for text, says in (
@@ -283,7 +288,8 @@ def check_torchtitan(site):
         ("[training]\ndtype = \"bfloat16\"\n", ["titan.toml:2:", "master weights are fp32 here: set float32"]),
         ("[training]\nbatch_size = 1\nlocal_batch_size = 2\nseed = 1\n[debug]\nseed = 2\n", ["training.batch_size = 1: sets what training.local_batch_size sets", "leave one of them out", "2 problems"]),
         ("[trainng]\nsteps = 1\n", ["unknown section [trainng]. Did you mean 'training'?"]),
-        ("[parallelism]\ntensor_parallel_degree = 8\ncontext_parallel_degree = 2\n", ["tensor_parallel_degree = 8", "context_parallel_degree = 2", "2 problems"]),
+        ("[parallelism]\ntensor_parallel_degree = 8\ncontext_parallel_degree = 3\n", ["tensor_parallel_degree = 8", "context_parallel_degree = 3", "2 problems"]),
+        ("[parallelism]\ncontext_parallel_degree = 2\n[experimental]\ncontext_parallel_degree = 4\n", ["sets what parallelism.context_parallel_degree sets"]),
         ("[parallelism]\ndata_parallel_shard_degree = 4\n", ["are 4 ranks, --ranks says 8"]),
         ("[model]\nname = \"deepseek_v3\"\n", ["only llama3 can be imported"]),
         ("[model]\nflavor = \"7B\"\n", ["no such llama3"]),

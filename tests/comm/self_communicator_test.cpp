@@ -23,6 +23,9 @@ TEST(SelfCommunicator, CollectivesCopyOrKeep) {
   out.zero_();
   comm.reduce_scatter(out, values)->wait();
   EXPECT_TRUE(out.equal(values));
+  out.zero_();
+  comm.all_to_all(out, values)->wait();
+  EXPECT_TRUE(out.equal(values));
   comm.all_reduce(out)->wait();
   comm.broadcast(out, 0)->wait();
   comm.barrier();
@@ -45,6 +48,7 @@ TEST(SelfCommunicator, RefusesWrongSizesAndRoots) {
   Communicator& comm = world->communicator();
   EXPECT_THROW(comm.all_gather(at::zeros({2}), at::zeros({3})), InternalError);
   EXPECT_THROW(comm.reduce_scatter(at::zeros({3}), at::zeros({2})), InternalError);
+  EXPECT_THROW(comm.all_to_all(at::zeros({3}), at::zeros({2})), InternalError);
   EXPECT_THROW(comm.broadcast(at::zeros({2}), 1), InternalError);
 }
 

@@ -67,8 +67,8 @@ TEST(World, BatchMustDivideOverTheRanks) {
   EXPECT_TRUE(with_batch(8, 2, 4).empty());
   EXPECT_EQ(with_batch(10, 1, 4), std::vector<std::string>{"batch.global_batch_size 10 does not divide over 4 ranks x "
                                                            "batch.micro_batch_size 1: nearest are 8 and 12"});
-  EXPECT_EQ(with_batch(4, 1, 8), std::vector<std::string>{"batch.global_batch_size 4 does not divide over 8 ranks x "
-                                                          "batch.micro_batch_size 1: the nearest is 8"});
+  EXPECT_EQ(with_batch(4, 3, 8), std::vector<std::string>{"batch.global_batch_size 4 does not divide over 8 ranks x "
+                                                          "batch.micro_batch_size 3: the nearest is 24"});
   EXPECT_EQ(with_batch(9, 2, 1),
             std::vector<std::string>{"batch.global_batch_size 9 is not a multiple of batch.micro_batch_size 2: nearest "
                                      "are 8 and 10"});
@@ -83,6 +83,37 @@ TEST(World, ShardSizeMustDivideTheRanks) {
             std::vector<std::string>{"parallel.shard_size 16 does not divide the 8 ranks: the nearest is 8"});
   EXPECT_EQ(with_shard_size("2", 1),
             std::vector<std::string>{"parallel.shard_size 2 does not divide the 1 rank: the nearest is 1"});
+}
+
+TEST(World, MoreRanksThanRowsShareThem) {
+  for (const auto& [global, micro, ranks] : {std::tuple{4, 1, 8}, {8, 1, 16}, {4, 2, 8}, {1, 1, 128}})
+    EXPECT_TRUE(with_batch(global, micro, ranks).empty()) << global << " on " << ranks;
+  EXPECT_EQ(with_batch(8, 1, 12), std::vector<std::string>{"batch.global_batch_size 8 does not divide over 12 ranks x "
+                                                           "batch.micro_batch_size 1: the nearest is 12"})
+      << "128 tokens do not divide by 3";
+}
+
+TEST(World, ContextSizeMustDivideRanksRowsAndShards) {
+  const auto lines = [](const std::string& parallel, int64_t ranks, const std::string& more = "") {
+    return on_ranks("batch: {global_batch_size: 8}\nparallel: {" + parallel + "}\n" + more, ranks);
+  };
+  for (const char* fine :
+       {"context_size: 1", "context_size: auto", "context_size: 2", "context_size: 4", "context_size: 2, shard_size: 4",
+        "context_size: 4, shard_size: 2", "context_size: 2, shard_size: world", "context_size: 8, shard_size: 1"})
+    EXPECT_TRUE(lines(fine, 8).empty()) << fine;
+  EXPECT_EQ(lines("context_size: 2", 1),
+            std::vector<std::string>{"parallel.context_size 2 does not divide the 1 rank"});
+  EXPECT_EQ(lines("context_size: 3", 6),
+            std::vector<std::string>{"parallel.context_size 3 does not divide data.seq_length 128: each rank has an "
+                                     "equal part of a row's tokens"});
+  EXPECT_EQ(on_ranks("batch: {global_batch_size: 12}\nparallel: {context_size: 4, shard_size: 6}\n", 24),
+            std::vector<std::string>{"parallel.context_size 4 and parallel.shard_size 6 do not divide each other"});
+  EXPECT_EQ(lines("context_size: 2", 12),
+            std::vector<std::string>{"batch.global_batch_size 8 does not divide over 6 groups of 2 ranks x "
+                                     "batch.micro_batch_size 1: nearest are 6 and 12"});
+  EXPECT_EQ(lines("context_size: 2", 2, "optimizer: {clip: local}\n"),
+            std::vector<std::string>{"parallel.context_size 2 is not for optimizer.clip local, which clips the "
+                                     "gradients of each rank's own rows"});
 }
 
 TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {

@@ -39,6 +39,36 @@ TEST(TokenPack, WeighsEveryTargetAlikePerToken) {
   EXPECT_EQ(pack.loss_weights[15], 0);
 }
 
+TEST(TokenPack, SlicesJoinToTheWhole) {
+  const TokenPack whole = make_token_pack({packed(), pattern_sample(8, 100), filler_sample(8)}, {41, 7, -1}, false);
+  for (const int64_t count : {1, 2, 3, 4, 6, 8, 24}) {
+    std::vector<int64_t> tokens, labels, positions;
+    std::vector<float> weights;
+    for (int64_t i = 0; i < count; ++i) {
+      const TokenPack slice = token_slice(whole, i, count);
+      EXPECT_EQ(slice.rows, 1);
+      EXPECT_EQ(slice.length, 24 / count);
+      EXPECT_EQ(slice.boundaries, whole.boundaries);
+      EXPECT_EQ(slice.sequence_keys, whole.sequence_keys);
+      EXPECT_EQ(slice.sample_ids, whole.sample_ids);
+      EXPECT_EQ(slice.denominator, whole.denominator);
+      tokens.insert(tokens.end(), slice.tokens.begin(), slice.tokens.end());
+      labels.insert(labels.end(), slice.labels.begin(), slice.labels.end());
+      positions.insert(positions.end(), slice.positions.begin(), slice.positions.end());
+      weights.insert(weights.end(), slice.loss_weights.begin(), slice.loss_weights.end());
+    }
+    EXPECT_EQ(tokens, whole.tokens);
+    EXPECT_EQ(positions, whole.positions);
+    EXPECT_EQ(weights, whole.loss_weights);
+    // The next token, also where it is in the next slice; the first of the own row behind its last.
+    for (size_t t = 0; t < tokens.size(); ++t) EXPECT_EQ(labels[t], tokens[t % 8 == 7 ? t - 7 : t + 1]) << t;
+  }
+  const TokenPack labelled = make_token_pack({with_labels(packed())}, {0}, false);
+  EXPECT_EQ(token_slice(labelled, 1, 2).labels, (std::vector<int64_t>{20, 21, 22, 10}));
+  EXPECT_THROW(token_slice(whole, 0, 5), InternalError);
+  EXPECT_THROW(token_slice(whole, 2, 2), InternalError);
+}
+
 TEST(TokenPack, RefusesRowsOfUnequalLength) {
   EXPECT_THROW(make_token_pack({packed(), filler_sample(7)}, {0, 1}, false), InternalError);
   EXPECT_THROW(make_token_pack({packed()}, {0, 1}, false), InternalError);

@@ -27,6 +27,10 @@ class NetworkCounter final : public Communicator {
     count(static_cast<int64_t>(in.nbytes() - out.nbytes()));
     return inner_.reduce_scatter(out, in, op);
   }
+  WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) override {
+    count((size() - 1) * static_cast<int64_t>(in.nbytes()) / size());
+    return inner_.all_to_all(out, in);
+  }
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     if (tensor.numel() > 1) count(2 * (size() - 1) * static_cast<int64_t>(tensor.nbytes()) / size());
     return inner_.all_reduce(tensor, op);

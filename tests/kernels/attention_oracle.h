@@ -47,6 +47,7 @@ struct AttentionInputs {
   uint32_t threshold = 0, t0 = 0, t1 = 0;
   std::vector<int64_t> sample_ids;  // one per sequence
   int64_t window = 0;               // tokens that a row sees, itself included; 0: all before it
+  int first_head = 0;               // added to the number of a head, for dropout
 };
 
 /// Index of the first of a token's d values of a head.
@@ -75,8 +76,8 @@ void each(size_t count, const F& f) {
 
 inline double multiplier(const AttentionInputs& in, size_t sequence, int head, int64_t row, int64_t column) {
   if (in.threshold == 0) return 1;
-  const bool keeps = attention_keeps(in.sample_ids[sequence], in.t0, in.t1, head, static_cast<uint32_t>(row),
-                                     static_cast<uint32_t>(column), in.threshold);
+  const bool keeps = attention_keeps(in.sample_ids[sequence], in.t0, in.t1, in.first_head + head,
+                                     static_cast<uint32_t>(row), static_cast<uint32_t>(column), in.threshold);
   return keeps ? 128.0 / (128.0 - in.threshold) : 0;
 }
 

@@ -47,6 +47,7 @@ class AttentionProblem {
     in_.window = c.window;
     in_.t0 = 0x1234567;
     in_.t1 = 0x89abcdef;
+    in_.first_head = 5;
     for (size_t i = 0; i + 1 < c.cu_seqlens.size(); ++i)
       in_.sample_ids.push_back(static_cast<int64_t>(i * 7919) + (int64_t{5} << 33));
     in_.q = normal_values(tokens * c.q_heads * c.d, element, 1, c.size);
@@ -78,7 +79,9 @@ class AttentionProblem {
     workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(backward_arguments(false)));
   }
 
-  AttentionDropout dropout() const { return {in_.threshold, in_.t0, in_.t1, ids_->as<int64_t>()}; }
+  AttentionDropout dropout() const {
+    return {in_.threshold, in_.t0, in_.t1, ids_->as<int64_t>(), static_cast<uint32_t>(in_.first_head)};
+  }
   AttentionForward forward_arguments() const {
     AttentionForward a;
     a.shape = shape_;

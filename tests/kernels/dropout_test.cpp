@@ -27,11 +27,19 @@ class DropoutTest : public KernelTest {};
 
 TEST_F(DropoutTest, FollowsTheCounterHash) {
   struct Shape {
-    int64_t rows, row_size, shift;
+    int64_t rows, row_size, shift, first = 0;
   };
   for (const Element element : kElements) {
-    for (const Shape& s :
-         {Shape{1, 1, 0}, {3, 7, 0}, {2, 64, 0}, {5, 4096, 0}, {3, 4099, 0}, {2, 4096, 1}, {2, 100000, 0}}) {
+    for (const Shape& s : {Shape{1, 1, 0},
+                           {3, 7, 0},
+                           {2, 64, 0},
+                           {5, 4096, 0},
+                           {3, 4099, 0},
+                           {2, 4096, 1},
+                           {2, 100000, 0},
+                           {2, 4096, 0, 8192},
+                           {2, 4096, 0, 8194},
+                           {1, 777, 0, 5}}) {
       enum Addend { kNone, kOut, kOther };
       for (const Addend addend : {kNone, kOut, kOther}) {
         SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.row_size));
@@ -43,9 +51,10 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
         const float scale = 65536.0f / (65536 - threshold);
         Values expected;
         for (int64_t i = 0; i < s.rows * s.row_size; ++i) {
-          const double dropped = kept(static_cast<uint64_t>(ids[i / s.row_size]), i % s.row_size, 11, 22, threshold)
-                                     ? round_to(static_cast<float>(x[i]) * scale, element)
-                                     : 0.0;
+          const double dropped =
+              kept(static_cast<uint64_t>(ids[i / s.row_size]), s.first + i % s.row_size, 11, 22, threshold)
+                  ? round_to(static_cast<float>(x[i]) * scale, element)
+                  : 0.0;
           expected.push_back(addend == kNone ? dropped : round_to(before[i] + dropped, element));
         }
         DeviceArray in(x, element, s.shift), other(before, element, s.shift), out(before, element, s.shift);
@@ -53,7 +62,7 @@ TEST_F(DropoutTest, FollowsTheCounterHash) {
         DeviceIntegers<int64_t> device_ids(ids);
         const void* addends[] = {nullptr, out.data(), other.data()};
         CUDA_OK(dropout({in.data(), addends[addend], out.data(), device_ids.as<int64_t>(), s.rows, s.row_size, 11, 22,
-                         threshold, scale, element},
+                         threshold, scale, element, s.first},
                         nullptr));
         EXPECT_EQ(out.values(), expected);
       }

@@ -16,8 +16,8 @@ struct Shape {
   int64_t samples, sample_tokens, columns;
   int rank, count;
   uint32_t threshold;
-  int64_t first_token = 0;
-  int64_t tokens() const { return samples * sample_tokens; }
+  int64_t first_token = 0, after = 0;  // tokens of the first and of the last sample that are not there
+  int64_t tokens() const { return samples * sample_tokens - first_token - after; }
 };
 
 /// The arguments and their memory. Outputs are poisoned, dx has values.
@@ -53,12 +53,17 @@ struct Case {
   }
   /// What kernels/dropout returns for `values` with adapter i's key.
   Values dropped(const Values& values, int i) const {
-    DeviceArray in(values, element), out(p.tokens * p.columns, element);
+    Values whole(static_cast<size_t>(shape.first_token * p.columns), 0.0);
+    whole.insert(whole.end(), values.begin(), values.end());
+    whole.resize(static_cast<size_t>(shape.samples * shape.sample_tokens * p.columns), 0.0);
+    DeviceArray in(whole, element), out(static_cast<int64_t>(whole.size()), element);
     EXPECT_EQ(dropout({in.data(), nullptr, out.data(), p.sample_ids, shape.samples, shape.sample_tokens * p.columns,
-                       p.t0[i], p.t1[i], p.threshold, p.scale, element, p.first_token * p.columns},
+                       p.t0[i], p.t1[i], p.threshold, p.scale, element},
                       nullptr),
               cudaSuccess);
-    return out.values();
+    const Values all = out.values();
+    const auto begin = all.begin() + shape.first_token * p.columns;
+    return {begin, begin + p.tokens * p.columns};
   }
   Values factors(int i) const {
     Values kept = dropped(Values(static_cast<size_t>(p.tokens * p.columns), 1.0), i);
@@ -84,10 +89,12 @@ TEST_F(LoraTest, ProductsFollowTheFormulas) {
                            {3, 32, 192, 16, 3, 6554},
                            {2, 96, 320, 16, 2, 32768},
                            {5, 64, 64, 32, 1, 1},
-                           {1, 96, 320, 16, 3, 6554, 4001},
-                           {2, 96, 320, 16, 1, 6554, 96},
                            {1, 160, 704, 64, 1, 6554},
                            {2, 512, 1088, 16, 3, 6554},
+                           // A slice of the samples' tokens.
+                           {1, 160, 192, 16, 2, 6554, 96, 32},
+                           {3, 96, 192, 16, 1, 6554, 32, 64},
+                           {3, 2144, 320, 16, 3, 6554, 1056, 992},
                            // Enough tokens for the large blocks; the last block is half full.
                            {3, 2144, 320, 16, 1, 6554},
                            {3, 2144, 128, 16, 2, 6554},
@@ -202,9 +209,8 @@ TEST_F(LoraTest, RefusesWhatItCannotDo) {
   EXPECT_TRUE(refused([](LoraProducts& p) { p.count = 4; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.columns = 96; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.sample_tokens = 16; }));
-  EXPECT_TRUE(refused([](LoraProducts& p) { p.first_token = -32; }));
-  EXPECT_TRUE(refused([](LoraProducts& p) { p.first_token = (int64_t{1} << 33) / p.columns; }));
-  EXPECT_TRUE(refused([](LoraProducts& p) { p.tokens = 96; }));  // one and a half samples
+  EXPECT_TRUE(refused([](LoraProducts& p) { p.tokens = 80; }));
+  EXPECT_TRUE(refused([](LoraProducts& p) { p.first_token = 16; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.threshold = 40000; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.element = Element::kF32; }));
   EXPECT_TRUE(refused([](LoraProducts& p) { p.a[0] = static_cast<const char*>(p.a[0]) + 2; }));

@@ -156,6 +156,9 @@ TEST(NemoImport, Choices) {
   EXPECT_EQ(config(imported({"training.model.optim.name=fused_adam"})).parallel.policy, ParallelSection::Policy::kNone);
   EXPECT_EQ(config(imported({"+training.model.optim.grad_sync_dtype=bf16"})).parallel.reduce_dtype,
             ParallelSection::ReduceDtype::kCompute);
+  const Config shared = config(imported({"training.model.context_parallel_size=4"}));
+  EXPECT_EQ(shared.parallel.context_size, 4);
+  EXPECT_EQ(shared.parallel.policy, ParallelSection::Policy::kOptimizer) << "256 / 4 / 16: four micro-batches a step";
   const Config fp8 = config(imported({"training.model.fp8=True"}));
   EXPECT_EQ(fp8.precision.linear, PrecisionSection::Linear::kFp8);
   EXPECT_EQ(fp8.precision.fp8_recipe, Recipe::kFp8Delayed);
@@ -260,7 +263,8 @@ TEST(NemoImport, Refusals) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"training.model.tensor_model_parallel_size=2", "tensor parallelism is not there; parallel.policy"},
       {"training.model.pipeline_model_parallel_size=2", "pipeline parallelism is not there"},
-      {"training.model.context_parallel_size=2", "context parallelism is not there"},
+      {"training.model.context_parallel_size=3", "does not divide the 64 ranks"},
+      {"training.model.context_parallel_size=0", "model.context_parallel_size = 0"},
       {"training.model.global_batch_size=100", "must be a multiple of micro_batch_size 4 x 64 ranks"},
       {"training.trainer.accumulate_grad_batches=2", "must be 1"},
       {"training.trainer.devices=auto", "must be an integer"},

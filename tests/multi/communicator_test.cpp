@@ -57,6 +57,23 @@ TEST_P(Sizes, ReduceScatterGivesTheOwnSliceOfTheSum) {
   EXPECT_TRUE(out.equal(expected_sum(n * comm().size()).narrow(0, comm().rank() * n, n)));
 }
 
+/// What rank `from` sends to rank `to`.
+at::Tensor part_for(int64_t count, int from, int to, at::ScalarType type) {
+  return own_values(count, from * 7 + to, type);
+}
+void expect_all_to_all(int64_t n, at::ScalarType type) {
+  std::vector<at::Tensor> parts;
+  for (int to = 0; to < comm().size(); ++to) parts.push_back(part_for(n, comm().rank(), to, type));
+  at::Tensor out = garbage(n * comm().size(), type);
+  comm().all_to_all(out, at::cat(parts))->wait();
+  for (int from = 0; from < comm().size(); ++from)
+    EXPECT_TRUE(out.narrow(0, from * n, n).equal(part_for(n, from, comm().rank(), type))) << c10::toString(type);
+}
+
+TEST_P(Sizes, AllToAllDeliversEveryPart) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kByte, at::kLong}) expect_all_to_all(GetParam(), type);
+}
+
 TEST_P(Sizes, SixteenBitFloatsAreGatheredAsTheyAreAndReducedInFp32) {
   const int64_t n = GetParam();
   for (const auto type : {at::kBFloat16, at::kHalf}) {
@@ -130,12 +147,29 @@ TEST_P(Pieces, GiveTheSameResults) {
     comm().all_reduce(whole)->wait();
     EXPECT_TRUE(whole.equal(expected_sum(n, type))) << c10::toString(type);
   }
+  expect_all_to_all(n, at::kBFloat16);
   at::Tensor sent = own_values(n, rank, at::kDouble);
   comm().broadcast(sent, size - 1)->wait();
   EXPECT_TRUE(sent.equal(own_values(n, size - 1, at::kDouble)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Communicator, Pieces, testing::Values(1, 16, 103, 104));
+
+TEST(Communicator, AllToAllsOfOneGroupKeepTheirOrder) {
+  const int size = comm().size(), rank = comm().rank();
+  std::vector<at::Tensor> out;
+  std::vector<WorkPtr> works;
+  for (int i = 0; i < 20; ++i) {
+    out.push_back(garbage(size * 5));
+    works.push_back(comm().all_to_all(out.back(), at::full({size * 5}, 100 * i + rank, on_device())));
+  }
+  while (!works.empty()) {
+    works.back()->wait();
+    works.pop_back();
+  }
+  for (int i = 0; i < 20; ++i)
+    EXPECT_TRUE(out[static_cast<size_t>(i)].equal(at::arange(size, on_device()).repeat_interleave(5).add_(100 * i)));
+}
 
 TEST(Communicator, ManyCollectivesMayBeUnderWayAtOnce) {
   std::vector<at::Tensor> tensors;

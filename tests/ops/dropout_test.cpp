@@ -2,6 +2,7 @@
 
 #include "dropout_parts.h"
 #include "gradient_check.h"
+#include "trireme/base/error.h"
 
 #include <gtest/gtest.h>
 
@@ -73,6 +74,26 @@ TEST(Dropout, DoesNotDependOnTheMicroBatchSplit) {
   const at::Tensor together = apply_dropout(x, rows(0.5, ids).at(2));
   for (int64_t b = 0; b < 4; ++b)
     EXPECT_EQ(max_difference(apply_dropout(x.narrow(0, b, 1), rows(0.5, {ids[b]}).at(2)), together.narrow(0, b, 1)), 0);
+}
+
+TEST(Dropout, ASliceOfTheRowsDecidesAsTheWhole) {
+  constexpr int64_t kRows = 7, kWidth = 10;
+  const std::vector<int64_t> ids = {40, 8, 15, 16};
+  const at::Tensor x = random({4 * kRows, kWidth}, 1, at::kFloat);
+  Dropout dropout = rows(0.5, ids).at(2);
+  const at::Tensor whole = apply_dropout(x, dropout);
+  dropout.sample_rows = kRows;
+  for (int64_t first = 0; first < x.size(0); ++first) {
+    for (int64_t count = 1; first + count <= x.size(0); ++count) {
+      dropout.first_row = first;
+      const at::Tensor slice = x.narrow(0, first, count), expected = whole.narrow(0, first, count);
+      EXPECT_TRUE(at::equal(apply_dropout(slice, dropout), expected)) << first << " + " << count;
+      EXPECT_TRUE(at::equal(apply_dropout_tensor_ops(slice, dropout).ne(0), expected.ne(0))) << first << " + " << count;
+      EXPECT_TRUE(at::equal(add_dropout(slice, slice, dropout), slice + expected));
+    }
+  }
+  dropout.first_row = 20;
+  EXPECT_THROW(apply_dropout(x.narrow(0, 0, 9), dropout), InternalError);
 }
 
 TEST(Dropout, TokensAreTheRowsOfTheirSample) {

@@ -192,8 +192,11 @@ TEST(Tiles, CutSamplesAndNothingElse) {
   EXPECT_EQ(cuts(10, 4, {10}), (Cuts{{0, 4}, {4, 4}, {8, 2}}));
   EXPECT_ANY_THROW(cuts(10, 4, {3}));
   const Dropout dropout{0.5, 1, at::arange(2, at::kLong)};
-  EXPECT_EQ(dropout.of_rows(6, 4, 10).first_token, 1);
-  EXPECT_ANY_THROW(dropout.of_rows(3, 4, 10));  // of two samples
+  EXPECT_EQ(dropout.of_rows(6, 4, 10).first_row, 6);
+  EXPECT_EQ(dropout.of_rows(6, 4, 10).of_rows(1, 2, 4).first_row, 7);
+  EXPECT_EQ(dropout.of_rows(5, 5, 10).samples(), 1);
+  EXPECT_EQ(dropout.of_rows(3, 4, 10).samples(), 0);  // of two samples
+  EXPECT_ANY_THROW(dropout.of_rows(0, 3, 9));
 }
 
 TEST(Nodes, RunTheirBackwardOnce) {

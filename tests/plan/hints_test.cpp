@@ -44,6 +44,8 @@ const std::vector<Case> kCases = {
     {"llama2-7b", 4, 40, 4096, {"precision.compute=fp32", "batch.global_batch_size=32"}},
     {"llama2-7b", 1, 12, 4096, {kLora}},
     {"llama2-70b", 1, 24, 8192, {kLora}},
+    {"llama2-7b", 2, 40, 131072, {kLora, "parallel.context_size=1", "batch.global_batch_size=8"}},
+    {"llama2-7b", 1, 80, 262144, {kLora, "batch.global_batch_size=1"}},
 };
 
 class Hints : public testing::Test {
@@ -133,6 +135,59 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
     }
   }
   EXPECT_GE(fitting, 10);
+}
+
+/// Llama-2-7B with adapters: 32 query heads.
+constexpr double kGiB = 1 << 30;
+
+TEST_F(Hints, RowsThatDoNotFitAreShared) {
+  const auto size = [&](int64_t length, int ranks, double gib, std::vector<std::string> settings = {}) {
+    settings.insert(settings.end(), {kLora, "batch.global_batch_size=8"});
+    const Config config = load_config(write({"llama2-7b", 1, 0, length, {}}), settings, kLlama.config, ranks);
+    const auto model = model_to_plan(config, kLlama);
+    return choose_context_size({config, *model, ranks, /*gpu=*/true, static_cast<int64_t>(gib * kGiB), 8});
+  };
+  EXPECT_EQ(size(4096, 8, 80), 1);
+  EXPECT_EQ(size(262144, 8, 80), 2);
+  EXPECT_EQ(size(524288, 8, 80), 4);
+  EXPECT_EQ(size(131072, 8, 80, {"parallel.context_size=8"}), 8) << "as configured";
+  EXPECT_EQ(size(131072, 8, 80, {"parallel.context_size=1"}), 1);
+  EXPECT_EQ(size(4096, 16, 80), 2) << "more ranks than rows";
+  const auto refusal = [&](int64_t length, int ranks, const char* setting) -> std::string {
+    try {
+      (void)size(length, ranks, 80, {setting});
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal(4096, 64, "parallel.context_size=64").find("the model's 32 query heads"), std::string::npos);
+  EXPECT_NE(refusal(4096, 16, "parallel.context_size=16").find("reaches over hosts of 8 ranks"), std::string::npos);
+  EXPECT_EQ(size(4096, 64, 80), 8);
+  EXPECT_NE(refusal(4096, 128, "parallel.context_size=auto").find("parallel.context_size 16 reaches over hosts of 8"),
+            std::string::npos);
+}
+
+TEST_F(Hints, AContextDividesActivationsAndKeepsTheStep) {
+  const Config config = load_config(write({"llama2-7b", 1, 0, 65536, {}}),
+                                    {kLora, "batch.global_batch_size=8", "parallel.recompute=full"}, kLlama.config, 8);
+  const auto model = model_to_plan(config, kLlama);
+  PlanQuestion question{config, *model, 8, /*gpu=*/true, static_cast<int64_t>(1000 * kGiB)};
+  std::vector<TrainingPlan> plans;
+  for (const int size : {1, 2, 4}) {
+    question.context_size = size;
+    plans.push_back(plan_run(question));
+    EXPECT_EQ(plans.back().context_size, size);
+  }
+  for (size_t i = 1; i < plans.size(); ++i) {
+    const double memory = static_cast<double>(plans[i].activations) / static_cast<double>(plans[i - 1].activations),
+                 step = plans[i].cost.total() / plans[i - 1].cost.total();
+    EXPECT_GT(memory, 0.45);
+    EXPECT_LT(memory, 0.6);
+    // Twice as many passes of half as many tokens, and the exchanges.
+    EXPECT_GT(step, 1.0);
+    EXPECT_LT(step, 1.08);
+  }
 }
 
 TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {

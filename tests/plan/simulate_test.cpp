@@ -66,8 +66,8 @@ TEST_F(Simulated, StrongScalingKeepsTheBatchAndWeakScalingTheWorkOfAGpu) {
   const Simulation strong = run(options({8, 64, 1024}));
   ASSERT_EQ(strong.sizes.size(), 3U);
   EXPECT_EQ(strong.sizes[2].hosts, 128);
-  EXPECT_EQ(strong.sizes[0].micro_batches, 128);
-  EXPECT_EQ(strong.sizes[2].micro_batches, 1);
+  EXPECT_EQ(strong.sizes[0].plans[0].micro_batches, 128);
+  EXPECT_EQ(strong.sizes[2].plans[0].micro_batches, 1);
   const Simulation weak = run(options({8, 64, 1024}, /*weak=*/true), {"batch.global_batch_size=8"});
   EXPECT_EQ(weak.sizes[2].global_batch_size, 1024);
   for (const Simulation* simulation : {&strong, &weak})
@@ -146,7 +146,7 @@ TEST_F(Simulated, EveryTrainerNeedsNeitherDataNorWeights) {
 TEST_F(Simulated, WhatDoesNotDivideIsSaidWithWhatWould) {
   EXPECT_TRUE(has(failure(options({4, 8, 12, 20})), "--gpus 12, 20 do not fill hosts of 8 GPUs"));
   EXPECT_TRUE(has(failure(options({8, 12})), "--gpus 12 does not fill"));
-  const std::string batch = failure(options({8, 24, 2048}));
+  const std::string batch = failure(options({8, 24, 2048}), {"parallel.context_size=1"});
   EXPECT_TRUE(has(batch, "1024 does not divide over 24, 2048 GPUs")) << batch;
   EXPECT_TRUE(has(batch, "--set batch.global_batch_size=6144")) << batch;
   EXPECT_TRUE(has(batch, "--weak")) << batch;
@@ -156,6 +156,29 @@ TEST_F(Simulated, WhatDoesNotDivideIsSaidWithWhatWould) {
   EXPECT_TRUE(has(weak, "--set batch.global_batch_size=1032")) << weak;
   (void)run(options({24, 48}, /*weak=*/true), {"batch.global_batch_size=1032"});
   EXPECT_TRUE(has(failure(options({8}), {"parallel.shard_size=3"}), "parallel.shard_size 3 does not divide"));
+}
+
+TEST_F(Simulated, ContextsSideBySide) {
+  SimulationOptions asked = options({8, 16});
+  asked.policies = {"auto", "full"};
+  asked.contexts = {1, 2, 4};
+  const Simulation simulation = run(asked);
+  for (const SimulatedSize& size : simulation.sizes) {
+    ASSERT_EQ(size.plans.size(), 6u);
+    for (size_t i = 0; i < size.plans.size(); ++i) {
+      EXPECT_EQ(size.plans[i].policy, i < 3 ? "auto" : "full");
+      EXPECT_EQ(size.plans[i].plan.context_size, asked.contexts[i % 3]);
+      EXPECT_EQ(size.plans[i].micro_batches, 1024 / (size.gpus / asked.contexts[i % 3]));
+    }
+    EXPECT_GT(size.plans[0].tokens_per_s, size.plans[1].tokens_per_s) << "short rows gain nothing";
+  }
+  // A batch of fewer rows than GPUs.
+  EXPECT_EQ(run(options({32}), {"batch.global_batch_size=8"}).sizes[0].plans[0].plan.context_size, 4);
+  asked.contexts = {3};
+  EXPECT_NE(failure(asked).find("parallel.context_size 3 does not divide the 8 ranks"), std::string::npos);
+  asked.contexts = {16};
+  asked.gpus = {16};
+  EXPECT_NE(failure(asked).find("reaches over hosts of 8 ranks"), std::string::npos);
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ class CountedCommunicator final : public Communicator {
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
     return inner_.reduce_scatter(out, in, op);
   }
+  WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) override { return inner_.all_to_all(out, in); }
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override { return inner_.all_reduce(tensor, op); }
   WorkPtr broadcast(at::Tensor tensor, int root) override { return inner_.broadcast(tensor, root); }
   void barrier() override { inner_.barrier(); }
@@ -90,8 +91,7 @@ TEST(FindNonfiniteState, NamesTensorAndRankAndIgnoresIntegers) {
   EXPECT_EQ(find_nonfinite_state(state, comm), "");
   EXPECT_EQ(comm.gathers_by_all, 0) << "no text is exchanged where nothing is wrong";
   if (last) state.push_back({StateKind::kMaster, &b, at::full({3}, std::numeric_limits<double>::infinity())});
-  EXPECT_EQ(find_nonfinite_state(state, comm),
-            "master.b on rank " + std::to_string(comm.size() - 1) + " is not finite")
+  EXPECT_EQ(find_nonfinite_state(state, comm), "master.b on rank " + std::to_string(comm.size() - 1) + " is not finite")
       << "every rank must know";
 }
 

@@ -40,6 +40,9 @@ class Communicator {
   virtual WorkPtr all_gather(at::Tensor out, const at::Tensor& in) = 0;
   /// out = this rank's slice of the sum over ranks of `in`; in.numel() == size() * out.numel().
   virtual WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op = ReduceOp::kSum) = 0;
+  /// Part i of `in` goes to rank i, part i of `out` is from rank i; out.numel() == in.numel(), a multiple of size().
+  /// The tensors share no memory.
+  virtual WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) = 0;
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum) = 0;
   virtual WorkPtr broadcast(at::Tensor tensor, int root) = 0;
   virtual void barrier() = 0;  // the host waits

@@ -129,7 +129,8 @@ struct PrecisionSection {
 struct ParallelSection {
   enum class Policy { kAuto, kNone, kOptimizer, kGradients, kFull } policy = Policy::kAuto;
   static constexpr int64_t kAutoSize = -1, kWorldSize = 0;
-  int64_t shard_size = kAutoSize;  // kAutoSize, kWorldSize, or ranks
+  int64_t shard_size = kAutoSize;    // kAutoSize, kWorldSize, or ranks
+  int64_t context_size = kAutoSize;  // kAutoSize, or ranks that share their rows
   struct Recompute {
     enum Word { kAuto, kNone, kNorms, kMlp, kAttention, kFull, kShare } word = kAuto;
     std::string share = {};  // kShare: of the blocks, as the file writes it: "1/3", "0.25"

@@ -42,7 +42,8 @@ struct ModelShape {
   std::shared_ptr<const BlockTable> block;
   int num_blocks = 0;
   bool trained = true;   // the blocks' matrices have weight gradients
-  int64_t tokens = 0;    // of a row
+  int64_t tokens = 0;    // of a row; with a context, of this rank's slice of it
+  int context = 1;       // ranks that share a row
   double sequences = 1;  // sequences of equal length in a row
   bool attention_dropout = false;
   int64_t adapter_rank = 0;

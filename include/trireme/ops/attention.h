@@ -14,6 +14,7 @@
 namespace trireme {
 
 struct AttentionWork;
+class SequenceExchange;
 
 /// Packed sequences: sequence i is tokens boundaries[i] … boundaries[i + 1] - 1. Made once a batch, used by every
 /// layer.
@@ -39,6 +40,7 @@ struct AttentionOptions {
   /// p, seed and stream; sample_ids_B is ignored. A decision depends on (seed, stream, key of the sequence, query head,
   /// row and column in the sequence), see attention_keeps().
   Dropout dropout{};
+  int64_t first_head = 0;  // the number of q's first head among the layer's, for dropout
 };
 
 /// What attention leaves for a second call that does not run its forward again.
@@ -76,6 +78,17 @@ at::Tensor attention_of_packed(const at::Tensor& qkv_TPH, int64_t kv_heads, cons
 constexpr int64_t attention_sum_rows(int64_t tokens) {
   return tokens + std::min(tokens, std::max<int64_t>(32768, tokens / 16));
 }
+
+/// attention() of a pass whose tokens are divided among ranks: of q, k, v and the result a rank has its slice of the
+/// tokens, and all heads; `sequences` are of the whole pass. The ranks exchange heads for tokens, attend to whole
+/// sequences with a part of the heads each, and exchange back. A key head is sent to every rank whose query heads read
+/// it. N that does not divide over the ranks is an internal error. Differentiable; `ranks` outlives the graph. `kept`:
+/// as in attention(), of the rank's heads.
+at::Tensor attention_over_ranks(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
+                                const Sequences& sequences, AttentionOptions options, SequenceExchange& ranks,
+                                KeptAttention* kept = nullptr);
+/// The number of key heads that a rank then has.
+int64_t kv_heads_of_rank(int64_t heads, int64_t kv_heads, int64_t ranks);
 
 /// round(128 p): dropout on probabilities drops an element if its 7-bit draw is below this threshold and multiplies the
 /// others by 128 / (128 - threshold). A p above 0 that rounds to 0, or a p that rounds to 1, is an internal error; the

@@ -26,12 +26,14 @@ struct Dropout {
   uint64_t seed = 0;
   at::Tensor sample_ids_B;  // int64, on the activation's device; required if p > 0
   uint64_t stream = 0;      // number of this use in the model (layer and position in it)
-  int64_t first_token = 0;  // position in its sample of the first row of each of x's samples
+  /// The activation is a slice of the rows [B * S, D] of the samples: first_row is its first row, sample_rows is S. 0
+  /// sample_rows: it has all rows of the samples.
+  int64_t first_row = 0, sample_rows = 0;
   bool active() const { return p > 0; }
-  int64_t samples() const { return active() ? sample_ids_B.numel() : 0; }
-  Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place, first_token}; }
-  /// The dropout of rows begin, …, begin + count - 1 of `tokens` rows: a part of one sample, or whole samples. Other
-  /// rows are an internal error.
+  /// Number of samples that the activation has whole; 0: a slice, or no dropout.
+  int64_t samples() const { return active() && sample_rows == 0 ? sample_ids_B.numel() : 0; }
+  Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place, first_row, sample_rows}; }
+  /// The dropout of rows begin, …, begin + count - 1 of an activation with `tokens` rows.
   Dropout of_rows(int64_t begin, int64_t count, int64_t tokens) const;
 };
 
@@ -44,9 +46,8 @@ struct DropoutKey {
 DropoutKey dropout_key(const Dropout& dropout);
 
 /// x * mask * scale, a new tensor. x is of any floating type, [B, S, D] or its rows as [B * S, D]: B equal parts, one
-/// for each sample id, from position first_token of the sample on. Rows that do not divide into the samples, and parts
-/// that start at an odd element, are an internal error. Autograd does not record it;
-/// callers apply it again in their backward.
+/// for each sample id; or a slice of these rows (Dropout::first_row). Rows that do not divide into the samples, or lie
+/// beyond them, are an internal error. Autograd does not record it; callers apply it again in their backward.
 at::Tensor apply_dropout(const at::Tensor& x, const Dropout& dropout);
 
 /// addend + apply_dropout(x, …), both of one shape, in one pass where our kernel runs; a new tensor.

@@ -15,6 +15,7 @@ struct RowTimes {
   // For one row of a micro-batch: a block's forward and backward, the recomputation of each Recompute, the head with
   // its loss, forward and backward.
   double forward = 1, backward = 2, norms = 0.05, mlp = 0.5, attention = 0.6, full = 1, head = 0;
+  double exchange = 0;   // of the ranks that share the row, in a block's forward; the same in its backward
   double pass = 0;       // of a forward and backward, independent of the rows
   double reference = 0;  // a row's forward of a reference, through all blocks and the head
   // Of a block in tiles: rows that are copied to their place, for one row; sums of weight gradients that each tile

@@ -20,6 +20,10 @@ struct RowMemory {
   int64_t working_whole = 0, tile_token = 0, tile_sums = 0;
   HeadMemory head;
 };
+/// Heads of q, k and v that the ranks of a context exchange for each token, which repeats key heads where there are
+/// fewer than ranks. Without a context those of the block.
+int64_t exchanged_heads(const ModelShape& shape);
+
 /// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
 RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size);
 

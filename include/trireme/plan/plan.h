@@ -1,7 +1,8 @@
 #pragma once
-// The memory plan: which units stay whole, the size of shard groups, the policy of trained units, which blocks backward
-// recomputes, how many rows of a micro-batch are processed at a time, the bytes per rank, and the predicted time of a
-// step. `--dry-run` prints the plan that the run uses, and every run compares it with the allocator's peak.
+// The memory plan: how many ranks share a row, which units stay whole, the size of shard groups, the policy of trained
+// units, which blocks backward recomputes, how many rows of a micro-batch are processed at a time, the bytes per rank,
+// and the predicted time of a step. `--dry-run` prints the plan that the run uses, and every run compares it with the
+// allocator's peak.
 
 #include "trireme/config/config.h"
 #include "trireme/fsdp/layout.h"
@@ -22,6 +23,7 @@ struct ModelFacts {
   std::vector<std::string> adapter_targets;  // lora.target_modules of a lora section; empty: no adapters are possible
   bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with, without lora
   Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
+  bool divides_rows = false;                     // several ranks may share a row
 };
 
 /// A model with its rows, for a plan.
@@ -44,9 +46,10 @@ struct PlanQuestion {
   int64_t host_memory = 0;    // bytes of its host that a rank may pin; 0: none
   int ranks_per_host = 0;     // 0: all ranks are on one host
   MachineRates rates{};
+  int context_size = 0;  // ranks that share a row; 0: choose_context_size()
   /// The same question for another configuration, which outlives the result, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
-    return {other, model, other_ranks, gpu, device_memory, host_memory, ranks_per_host, rates};
+    return {other, model, other_ranks, gpu, device_memory, host_memory, ranks_per_host, rates, 0};
   }
 };
 
@@ -67,6 +70,7 @@ struct StepCost {
 
 /// How a run uses the memory of its ranks, and the time that a step takes.
 struct TrainingPlan {
+  int context_size = 1;  // ranks that share a row
   int shard_size = 1;
   ShardPolicy policy = ShardPolicy::kNone;  // of trained units
   int rows_per_pass = 1;                    // rows processed at a time; divides the rows of a micro-batch
@@ -100,6 +104,11 @@ struct TrainingPlan {
   int64_t lacking() const { return device_memory == 0 ? 0 : total() + headroom() - device_memory; }
   bool fits() const { return lacking() <= 0; }
 };
+
+/// parallel.context_size of the question: as configured, or with auto the smallest with which the run fits.
+/// ConfigError, which says what would be needed, where the ranks cannot share a row: each has a query head of its own,
+/// and all of them are on one host.
+int choose_context_size(const PlanQuestion& question);
 
 /// The plan of the run. ConfigError if no plan fits; it says where the memory goes and has the first three hints
 /// (hints.h).

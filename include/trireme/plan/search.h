@@ -16,6 +16,7 @@ struct PlanInput {
   const std::vector<UnitSpec>* units = nullptr;
   std::shared_ptr<const void> owner;  // keeps `units` alive if nothing else does
   int world_size = 1;
+  int context_size = 1;        // ranks that share a row; `row` and `times` are of a rank's slice of it
   int ranks_per_host = 0;      // Topology::largest_group(); 0: all ranks are on one host
   int64_t compute_bytes = 2;   // per element of the compute and storage dtype
   int64_t gradient_bytes = 4;  // per element of a gradient that is reduced; sums over passes are fp32
@@ -46,7 +47,11 @@ struct PlanInput {
   bool predicted = false;  // `rates` and `times` are the machine's; otherwise only ratios are meaningful
 };
 
+/// With the context size of choose_context_size().
 PlanInput plan_input(const PlanQuestion& question);
+/// The sizes of context groups among which choose_context_size() chooses, ascending: the configured one, or with auto
+/// all that are possible. Empty: none is possible.
+std::vector<int> context_sizes(const PlanQuestion& question);
 
 /// The plan with the shortest predicted step among the plans that fit; a shard group over several hosts counts as 5
 /// percent slower. Among equal steps it has the smallest shard group, then the policy that divides least, then the most
@@ -56,6 +61,9 @@ PlanInput plan_input(const PlanQuestion& question);
 std::optional<TrainingPlan> find_plan(const PlanInput& input);
 /// The plan that takes the least memory, whether it fits or not.
 TrainingPlan least_plan(const PlanInput& input);
+/// The same with the first of context_sizes() with which it fits; if none does with the first, or with the one that
+/// needs least where that saves much. A question without any is an internal error.
+TrainingPlan least_plan(const PlanQuestion& question);
 
 /// The blocks that backward recomputes for parallel.recompute as a share, by fms-fsdp's rule (selective_checkpointing,
 /// at its HEAD): with i from 1 and a threshold c that starts at 1/2, block i is recomputed if i * fraction >= c, and c

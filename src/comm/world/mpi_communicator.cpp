@@ -202,6 +202,28 @@ class MpiCommunicator final : public GroupCommunicator {
                                      sequence, copy_back(out, target));
   }
 
+  WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) override {
+    check_tensor(out);
+    check_tensor(in);
+    check_parts(in, out);
+    const uint64_t sequence = begin("all_to_all", in.numel());
+    const CollectiveRecord record(facts("all_to_all", sequence, in.numel(), out.numel(), in.scalar_type()));
+    const int64_t bytes = static_cast<int64_t>(in.nbytes()) / size_;
+    const auto* from = static_cast<const char*>(in.const_data_ptr());
+    auto* to = static_cast<char*>(out.data_ptr());
+    std::copy_n(from + rank_ * bytes, bytes, to + rank_ * bytes);
+    // Messages of one pair of ranks arrive in the order in which they are sent.
+    std::vector<MPI_Request> requests;
+    for (int peer = 0; peer < size_; ++peer)
+      for (int64_t begin = peer * bytes; peer != rank_ && begin < (peer + 1) * bytes; begin += mpi_piece_elements()) {
+        const auto count = static_cast<int>(std::min(mpi_piece_elements(), (peer + 1) * bytes - begin));
+        requests.resize(requests.size() + 2, MPI_REQUEST_NULL);
+        check_mpi(MPI_Irecv(to + begin, count, MPI_BYTE, peer, 0, handle_, &requests.end()[-2]), "MPI_Irecv");
+        check_mpi(MPI_Isend(from + begin, count, MPI_BYTE, peer, 0, handle_, &requests.end()[-1]), "MPI_Isend");
+      }
+    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{out, in}, sequence);
+  }
+
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     check_tensor(tensor);
     const uint64_t sequence = begin("all_reduce", tensor.numel());

@@ -180,6 +180,22 @@ class NcclCommunicator final : public GroupCommunicator {
                                nccl_type(in.scalar_type()), operation(op), handle_, stream_);
     });
   }
+  WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) override {
+    check_parts(in, out);
+    return run("all_to_all", {out, in}, in.numel(), out.numel(), [&] {
+      const size_t bytes = in.nbytes() / static_cast<size_t>(size_);
+      const auto* from = static_cast<const char*>(in.const_data_ptr());
+      auto* to = static_cast<char*>(out.data_ptr());
+      ncclResult_t status = ncclGroupStart();
+      for (int peer = 0; peer < size_ && status == ncclSuccess; ++peer) {
+        const size_t at = static_cast<size_t>(peer) * bytes;
+        status = ncclSend(from + at, bytes, ncclUint8, peer, handle_, stream_);
+        if (status == ncclSuccess) status = ncclRecv(to + at, bytes, ncclUint8, peer, handle_, stream_);
+      }
+      const ncclResult_t ended = ncclGroupEnd();
+      return status == ncclSuccess ? ended : status;
+    });
+  }
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     return run("all_reduce", {tensor}, tensor.numel(), tensor.numel(), [&] {
       return ncclAllReduce(tensor.data_ptr(), tensor.data_ptr(), static_cast<size_t>(tensor.numel()),

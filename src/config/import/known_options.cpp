@@ -82,12 +82,14 @@ const KnownOptions& torchtitan_options() {
        "pipeline_parallel_degree context_parallel_degree expert_parallel_degree"},
       {"parallelism",
        "enable_async_tensor_parallel disable_loss_parallel expert_tensor_parallel_degree "
-       "context_parallel_rotate_method pipeline_parallel_split_points module_fqns_per_model_part "
+       "pipeline_parallel_split_points module_fqns_per_model_part "
        "pipeline_parallel_layers_per_stage pipeline_parallel_first_stage_less_layers "
        "pipeline_parallel_last_stage_less_layers pipeline_parallel_schedule pipeline_parallel_schedule_csv "
-       "pipeline_parallel_microbatch_size pipeline_parallel_expert_parallel_overlap context_parallel_load_balancer "
+       "pipeline_parallel_microbatch_size pipeline_parallel_expert_parallel_overlap "
        "enable_compiled_autograd expert_parallel_comm_backend",
-       "no meaning here: it belongs to tensor, pipeline, context or expert parallelism"},
+       "no meaning here: it belongs to tensor, pipeline or expert parallelism"},
+      {"parallelism", "context_parallel_rotate_method context_parallel_load_balancer",
+       "no meaning here: ranks that share a row exchange heads for tokens, which needs neither"},
       {"checkpoint", "interval initial_load_path initial_load_in_hf keep_latest_k load_step exclude_from_loading"},
       {"checkpoint", "enable enable_checkpoint",
        "output.save_every_samples; a signal always saves (output.save_on_stop)"},
@@ -130,6 +132,7 @@ const KnownOptions& torchtitan_options() {
       {"quantize.grouped_mm.mx", "fqns recipe_name", "nothing: model.converters does not name it"},
       {"quantize.grouped_mm.float8", "fqns", "nothing: model.converters does not name it"},
       {"memory_estimation", "enable enabled disable_fake_mode", "no key: --dry-run prints the memory plan"},
+      {"experimental", "context_parallel_degree"},
       {"experimental", "custom_import custom_args_module", "no meaning here: there is no Python"},
       {"fault_tolerance", "enable"},
       {"fault_tolerance",

@@ -83,7 +83,6 @@ class NemoImporter : Importer {
         "set it to 1, and model.fsdp=True where the weights themselves do not fit";
     for (const auto& [option, kind] : {std::pair("model.tensor_model_parallel_size", "tensor "),
                                        {"model.pipeline_model_parallel_size", "pipeline "},
-                                       {"model.context_parallel_size", "context "},
                                        {"model.expert_model_parallel_size", "expert "}})
       expect(option, integer(option, 1) == 1, kind + remedy, "one: as here");
     if (integer("model.virtual_pipeline_model_parallel_size", 0) > 1)
@@ -266,9 +265,18 @@ class NemoImporter : Importer {
     ranks_ = nodes * devices;
     for (const char* option : {"trainer.num_nodes", "trainer.devices"})
       no_key(option, fmt::format("no key: the job has {} x {} = {} ranks", nodes, devices, ranks_));
-    if (ranks_ > global_ || global_ % (micro_ * ranks_) != 0)
-      refuse("model.global_batch_size",
-             fmt::format("must be a multiple of micro_batch_size {} x {} ranks", micro_, ranks_));
+    const std::string context = option_of("parallel.context_size");
+    if (const int64_t size = count(context, 1, 1); ranks_ % size != 0) {
+      refuse(context, fmt::format("does not divide the {} ranks", ranks_));
+    } else if (given(context)) {
+      take<int64_t>("parallel.context_size", 1);
+      readers_ = ranks_ / size;
+    } else {
+      readers_ = ranks_;
+    }
+    if (readers_ > global_ || global_ % (micro_ * readers_) != 0)
+      refuse("model.global_batch_size", fmt::format("must be a multiple of micro_batch_size {} x {} {}", micro_,
+                                                    readers_, readers_ == ranks_ ? "ranks" : "groups of ranks"));
     if (const std::vector<std::string> ramp = list("model.rampup_batch_size"); !ramp.empty())
       set("model.rampup_batch_size", "batch.rampup", "[" + join(ramp, ", ") + "]",
           "on the same nodes for the whole run");
@@ -390,7 +398,7 @@ class NemoImporter : Importer {
     } else {
       no_key("model.fsdp_sharding_strategy", "not used there: model.fsdp is off");
       // It reduces and scatters after the last micro-batch only, and keeps whole gradients until then.
-      const std::string policy = !divided ? "none" : global_ / (micro_ * ranks_) > 1 ? "optimizer" : "gradients";
+      const std::string policy = !divided ? "none" : global_ / (micro_ * readers_) > 1 ? "optimizer" : "gradients";
       put("parallel.policy", policy);
       became("model.optim.name",
              fmt::format("optimizer.name: adamw, parallel.policy: {}{}", policy,
@@ -603,7 +611,7 @@ class NemoImporter : Importer {
   ConfNode prefix_;  // model.data.data_prefix
   std::optional<ImportedTokenizer> tokenizer_;
   bool gpt_ = true, mock_ = false, splits_ = false;
-  int64_t ranks_ = 1, micro_ = 1, global_ = 1, layers_ = 1;
+  int64_t ranks_ = 1, readers_ = 1, micro_ = 1, global_ = 1, layers_ = 1;
 };
 
 }  // namespace

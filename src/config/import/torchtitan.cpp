@@ -66,6 +66,7 @@ class TitanImporter : Importer {
 
   ImportedConfig run() {
     model();
+    context();
     parallel();
     batch();
     data();
@@ -124,6 +125,7 @@ class TitanImporter : Importer {
                                       {"debug.seed", "training.seed"},
                                       {"debug.deterministic", "training.deterministic"},
                                       {"model.hf_assets_path", "model.tokenizer_path"},
+                                      {"parallelism.context_parallel_degree", "experimental.context_parallel_degree"},
                                       {"checkpoint.enable", "checkpoint.enable_checkpoint"},
                                       {"validation.enable", "validation.enabled"},
                                       {"lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"},
@@ -184,9 +186,10 @@ class TitanImporter : Importer {
   }
 
   void parallel() {
-    for (const char* kind : {"tensor", "pipeline", "context", "expert"}) {
+    for (const char* kind : {"tensor", "pipeline", "expert"}) {
       const std::string key = fmt::format("parallelism.{}_parallel_degree", kind);
-      expect(key, integer(key, 1) == 1, "Trireme has data parallelism only; write 1 and use the shard group",
+      expect(key, integer(key, 1) == 1,
+             "Trireme divides data and sequences only; write 1 and use the shard group, or context_parallel_degree",
              "1 here, too");
     }
     const std::string replicated = "parallelism.data_parallel_replicate_degree",
@@ -194,12 +197,15 @@ class TitanImporter : Importer {
     const int64_t copies = integer(replicated, 1);
     int64_t shard = integer(sharded, -1);
     if (copies < 1 || (shard < 1 && shard != -1)) return refuse(sharded, "degrees are -1 or counts");
-    if (shard == -1 && ranks_ % copies != 0)
-      refuse(replicated, fmt::format("{} ranks do not divide by it", ranks_));
-    else if (shard != -1 && shard * copies != ranks_)
-      problem(
-          fmt::format("{} x {} copies are {} ranks, --ranks says {}", origin(sharded), copies, shard * copies, ranks_));
-    if (shard == -1) shard = std::max<int64_t>(1, ranks_ / copies);
+    // Ranks that share rows are sharded over as well.
+    if (shard == -1 && readers_ % copies != 0)
+      refuse(replicated, fmt::format("{} ranks do not divide by it", readers_));
+    else if (shard != -1 && shard * copies != readers_)
+      problem(fmt::format("{} x {} copies{} are {} ranks, --ranks says {}", origin(sharded), copies,
+                          readers_ == ranks_ ? "" : fmt::format(" x context {}", ranks_ / readers_),
+                          shard * copies * (ranks_ / readers_), ranks_));
+    if (shard == -1) shard = std::max<int64_t>(1, readers_ / copies);
+    shard *= ranks_ / readers_;
     const std::string resharding =
         word("parallelism.fsdp_reshard_after_forward", "default", {"default", "always", "never"});
     const std::string policy = shard == 1 ? "none" : resharding == "never" ? "gradients" : "full";
@@ -211,14 +217,26 @@ class TitanImporter : Importer {
     no_key("parallelism.fsdp_reshard_after_forward", "parallel.policy: " + policy);
   }
 
+  /// Ranks that share rows, and how many groups of them have rows of their own.
+  void context() {
+    const std::string now = option_of("parallel.context_size"), before = "experimental.context_parallel_degree";
+    const std::string key = given(before) && !given(now) ? before : now;
+    const int64_t size = integer(key, 1);
+    if (size < 1 || ranks_ % size != 0) return refuse(key, fmt::format("{} ranks do not divide by it", ranks_));
+    if (given(key)) set(key, "parallel.context_size", std::to_string(size));
+    readers_ = ranks_ / size;
+  }
+
   void batch() {
     const std::string key = given("training.batch_size") ? "training.batch_size" : "training.local_batch_size";
     const int64_t micro = integer(key, 8), global = integer("training.global_batch_size", -1);
     if (global == 0) refuse("training.global_batch_size", "must be a number from 1 on, or -1");
-    global_ = global > 0 ? global : product(key, {micro, ranks_});
+    global_ = global > 0 ? global : product(key, {micro, readers_});
     set(key, "batch.micro_batch_size", std::to_string(micro));
     set("training.global_batch_size", "batch.global_batch_size", std::to_string(global_),
-        global > 0 ? "" : fmt::format("{} x {} ranks; --ranks N says how many", micro, ranks_));
+        global > 0 ? ""
+                   : fmt::format("{} x {} {}; --ranks N says how many", micro, readers_,
+                                 readers_ == ranks_ ? "ranks" : "groups of ranks"));
     take<int64_t>("train.max_steps", 10000);
   }
 
@@ -418,8 +436,9 @@ class TitanImporter : Importer {
     if (steps == 0 || steps < -1 || local < 1)
       refuse(local < 1 ? "validation.local_batch_size" : "validation.steps", "must be a number from 1 on");
     else if (steps > 0)
-      set("validation.steps", "eval.samples", std::to_string(product("validation.steps", {steps, local, ranks_})),
-          fmt::format("{} steps of {} rows on {} ranks", steps, local, ranks_));
+      set("validation.steps", "eval.samples", std::to_string(product("validation.steps", {steps, local, readers_})),
+          fmt::format("{} steps of {} rows on {} {}", steps, local, readers_,
+                      readers_ == ranks_ ? "ranks" : "groups of ranks"));
     else
       no_key("validation.steps", "eval.samples: null, all rows");
     no_key("validation.local_batch_size", steps > 0 ? "eval.samples" : "no effect on results: all rows are evaluated");
@@ -447,7 +466,7 @@ class TitanImporter : Importer {
                        warmup, active, every));
   }
 
-  int64_t ranks_;
+  int64_t ranks_, readers_ = ranks_;
   const TokenizerReader& read_tokenizer_;
   std::optional<ImportedTokenizer> tokenizer_;
   int64_t global_ = 1;

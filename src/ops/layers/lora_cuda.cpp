@@ -1,5 +1,6 @@
 #include "layers/lora.h"
 
+#include "dropout_parts.h"
 #include "kernels/lora/lora.h"
 #include "launch.h"
 #include "trireme/ops/dispatch.h"
@@ -37,9 +38,10 @@ kernels::LoraProducts over(const at::Tensor& x, const Dropout& dropout) {
   kernels::LoraProducts p;
   p.columns = x.size(1);
   p.tokens = x.size(0);
-  p.sample_ids = dropout.sample_ids_B.const_data_ptr<int64_t>();
-  p.sample_tokens = p.tokens / dropout.sample_ids_B.numel();
-  p.first_token = dropout.first_token;
+  const DropoutPart begin = dropout_parts(x, dropout).front();
+  p.sample_ids = dropout.sample_ids_B.const_data_ptr<int64_t>() + begin.first_sample;
+  p.sample_tokens = dropout.sample_rows > 0 ? dropout.sample_rows : begin.rows;
+  p.first_token = begin.first_row;
   p.element = element(x);
   const DropoutKey key = dropout_key(dropout);
   p.threshold = key.threshold;
@@ -110,8 +112,7 @@ UpLaunch up_launch(const at::Tensor& wide_TO, const at::Tensor& t_TR, const at::
 
 bool lora_fits(const at::Tensor& x, const std::vector<LoraSlot>& slots) {
   const Dropout& dropout = slots[0].dropout;
-  if (x.numel() == 0 || x.dim() != 2 || !x.is_contiguous() || x.size(0) % dropout.sample_ids_B.numel() != 0)
-    return false;
+  if (x.numel() == 0 || x.dim() != 2 || !x.is_contiguous()) return false;
   for (const LoraSlot& slot : slots)
     if (slot.a.value.size(0) > kMaxRank || slot.a.value.scalar_type() != x.scalar_type()) return false;
   kernels::LoraProducts p = over(x, dropout);

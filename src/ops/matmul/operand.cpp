@@ -1,6 +1,7 @@
 #include "matmul/operand.h"
 
 #include "activations.h"
+#include "dropout_parts.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/dispatch.h"
 
@@ -148,7 +149,8 @@ void complete(Operand& operand, const OperandForms& wanted) {
 Operand make_dropped_operand(const at::Tensor& x_TD, const Dropout& dropout, const OperandForms& wanted) {
   if (!dropout.active()) return make_operand(x_TD, wanted);
   // The kernel that makes codes sums the columns as well.
-  const bool sums = wanted.column_sums && wanted.codes == nullptr && wanted.current == CurrentCodes::kNone;
+  const bool sums = wanted.column_sums && wanted.codes == nullptr && wanted.current == CurrentCodes::kNone &&
+                    dropout_parts(x_TD, dropout).size() == 1;
   if (!kCudaBuild || !sums || !column_sum_choice(x_TD).kernel())
     return make_operand(apply_dropout(x_TD, dropout), wanted);
   Operand result = launch::dropout_with_sums(x_TD, dropout);

@@ -1,3 +1,4 @@
+#include "dropout_parts.h"
 #include "kernels/column_sum/column_sum.h"
 #include "kernels/fp8/fp8.h"
 #include "launch.h"
@@ -34,15 +35,16 @@ at::Tensor sum_columns(const at::Tensor& x_TD) {
 
 Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
-  const at::Tensor ids = dropout.sample_ids_B.contiguous();
+  const DropoutPart part = dropout_parts(x_TD, dropout).front();
+  const at::Tensor ids = dropout.sample_ids_B.narrow(0, part.first_sample, part.samples).contiguous();
   const DropoutKey key = dropout_key(dropout);
   Operand result;
   result.plain = at::empty(x_TD.sizes(), x_TD.options());
   kernels::MatrixColumnSum a;
   a.dropped = result.plain.mutable_data_ptr();
   a.ids = ids.const_data_ptr<int64_t>();
-  a.rows_of_sample = x_TD.size(0) / ids.numel();
-  a.first_row = dropout.first_token;
+  a.rows_of_sample = part.rows;
+  a.first_row = part.first_row;
   a.t0 = key.t0;
   a.t1 = key.t1;
   a.threshold = key.threshold;

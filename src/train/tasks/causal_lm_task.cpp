@@ -124,7 +124,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
   facts_.frozen_fp8 = fp8_problem(rank, frozen, sizes).empty();
   facts_.trained_fp8 = program.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
   if (config.precision.linear == PrecisionSection::Linear::kFp8) {
-    const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length;
+    const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length / rank.grid.context.size;
     if (const std::string problem = fp8_problem(rank, config.lora ? frozen : trained, sizes, tokens); !problem.empty())
       throw ConfigError(problem);
   }
@@ -141,6 +141,8 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
   const bool per_token = config.train.loss == TrainSection::Loss::kTokenMean;
   const auto samples = static_cast<double>(config.batch.global_batch_size);
   facts_.units = &model_->units();
+  facts_.divides_rows =
+      program.features.has(Feature::kContext) && config.train.objective == TrainSection::Objective::kSft;
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
   facts_.flops_per_row = model_flops(model_->shape(config.data.seq_length, /*element_size=*/1));
@@ -170,9 +172,12 @@ void CausalLmTask::open_rows() {
   rows.valid = open_split(Split::kValid);
   rows.test = open_split(Split::kTest);
   const bool pairs = config_.train.objective != TrainSection::Objective::kSft;
-  rows.collate = [per_token = pairs || config_.train.loss == TrainSection::Loss::kTokenMean](
-                     const std::vector<Sample>& samples, const std::vector<int64_t>& positions, bool) {
-    return make_token_pack(samples, positions, per_token);
+  rows.collate = [per_token = pairs || config_.train.loss == TrainSection::Loss::kTokenMean,
+                  context = rank_.grid.context](const std::vector<Sample>& samples,
+                                                const std::vector<int64_t>& positions, bool) {
+    TokenPack pack = make_token_pack(samples, positions, per_token);
+    if (context.size > 1) pack = token_slice(std::move(pack), context.rank, context.size);
+    return pack;
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
   rows.without_target = format_->without_target;
@@ -212,8 +217,9 @@ ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size)
 StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
   StepBatch batch;
   for (const TokenPack& pack : passes) {
-    batch.samples += static_cast<double>(pack.rows);
-    batch.denominator += pack.denominator;
+    // Of the ranks that share rows, one counts them.
+    if (rank_.grid.context.rank == 0) batch.samples += static_cast<double>(pack.sample_ids.size());
+    batch.denominator += counts(pack)[0];
     auto micro_batch = std::make_unique<TokenMicroBatch>();
     micro_batch->tokens = token_batch_on(rank_.device, pack);
     batch.micro_batches.push_back(std::move(micro_batch));
@@ -226,6 +232,7 @@ at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const R
   options.train = train;
   options.seed = seed();
   options.recompute = recompute;
+  options.exchange = rank_.exchange;
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options);
 }
 

@@ -28,7 +28,9 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   void weights_loaded(ShardedUnits& units, const WeightSource* source) override;
   StepBatch to_device(const std::vector<TokenPack>& passes) const override;
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
-  EvalSums counts(const TokenPack& pack) const override { return {pack.denominator}; }
+  EvalSums counts(const TokenPack& pack) const override {
+    return {rank_.grid.context.rank == 0 ? pack.denominator : 0.0};
+  }
   SplitRows<Sample> open_split(Split split) const;
 
   std::unique_ptr<DecoderModel> model_;

@@ -8,6 +8,7 @@
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/recompute.h"
+#include "trireme/nn/sequence_exchange.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "trireme/plan/plan.h"
@@ -34,6 +35,8 @@ struct RankInfo {
   /// called.
   bool plan_only = false;
   bool planned_for_gpus = false;  // a dry run that plans for GPUs: the checks are those of a GPU, `device` is the CPU
+  /// The ranks of grid.context where there are several; outlives the task.
+  SequenceExchange* exchange = nullptr;
 };
 
 /// Why precision.linear: fp8 cannot multiply with this recipe on this device in this type; empty: it can. `sizes`: of
