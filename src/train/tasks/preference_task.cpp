@@ -82,7 +82,7 @@ at::Tensor PreferenceTask::reference_log_probs(UnitStore& units, const TokenBatc
 }
 
 PairSums PreferenceTask::pair_sums(UnitStore& units, const MicroBatch& micro_batch,
-                                   const std::vector<Recompute>& recompute, bool train) {
+                                   const Recomputation& recompute, bool train) {
   const auto& batch = static_cast<const PairMicroBatch&>(micro_batch);
   at::Tensor reference = batch.pairs.reference_P2;
   if (loss_.has_reference() && !reference.defined())
@@ -96,7 +96,7 @@ PairSums PreferenceTask::pair_sums(UnitStore& units, const MicroBatch& micro_bat
 }
 
 at::Tensor PreferenceTask::loss(UnitStore& units, const MicroBatch& micro_batch,
-                                const std::vector<Recompute>& recompute, bool train) {
+                                const Recomputation& recompute, bool train) {
   const auto& batch = static_cast<const PairMicroBatch&>(micro_batch);
   const PairSums sums = pair_sums(units, micro_batch, recompute, train);
   const at::Tensor pairs = batch.counts[0], tokens = batch.counts[1];

@@ -22,7 +22,7 @@ class PreferenceTask final : public CausalLmTask {
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
   void prepare(ShardedUnits& units, const BeforeSteps& before) override;
-  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute,
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute,
                   bool train) override;
   EvalResult eval_result(const EvalSums& sums) const override;
 
@@ -32,7 +32,7 @@ class PreferenceTask final : public CausalLmTask {
   at::Tensor score(UnitStore& units, const MicroBatch& batch) override;
   EvalSums counts(const TokenPack& pack) const override;
 
-  PairSums pair_sums(UnitStore& units, const MicroBatch& batch, const std::vector<Recompute>& recompute, bool train);
+  PairSums pair_sums(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train);
   /// log p of the reference of this step, without gradient [T].
   at::Tensor reference_log_probs(UnitStore& units, const TokenBatch& tokens);
   /// The reference's sums of this rank's share of all rows of all splits, by the weights as they are.
