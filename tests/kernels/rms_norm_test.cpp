@@ -50,23 +50,32 @@ TEST_F(RmsNormTest, RowsInFp8HaveTheScaleOfTheirLargestMagnitude) {
   }
 }
 
+/// The factors of the normalised values.
+Values factors(Values weight, bool plus_one) {
+  for (double& w : weight) w += plus_one ? 1 : 0;
+  return weight;
+}
+
 TEST_F(RmsNormTest, ForwardMatchesTheOracle) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
       if (too_large(s.rows * s.columns)) continue;
-      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns) +
-                   " shift " + std::to_string(s.shift));
-      const int64_t n = s.rows * s.columns;
-      const Values x = normal_values(n, element, 1), w = normal_values(s.columns, element, 3);
-      const oracle::RmsNorm expected = oracle::rms_norm(x, w, s.rows, s.columns, kEps);
-      DeviceArray dx(x, element, s.shift), dw(w, element), dy(n, element, s.shift), rstd(s.rows, Element::kF32);
-      RmsNormForward a;
-      a.x = dx.data(), a.weight = dw.data(), a.y = dy.data(), a.rstd = rstd.fp32();
-      a.rows = s.rows, a.columns = s.columns, a.eps = static_cast<float>(kEps), a.element = element;
-      CUDA_OK(rms_norm_forward(a, nullptr));
-      // Below 2^-14 fp16 has fewer significant bits.
-      expect_close(dy.values(), expected.y, element, 2.1, element == Element::kF16 ? std::ldexp(1.0, -23) : 0, "y");
-      expect_close(rstd.values(), expected.rstd, Element::kF32, 8, 0, "rstd");
+      for (const bool plus_one : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns) +
+                     " shift " + std::to_string(s.shift) + (plus_one ? " plus one" : ""));
+        const int64_t n = s.rows * s.columns;
+        const Values x = normal_values(n, element, 1), w = normal_values(s.columns, element, 3);
+        const oracle::RmsNorm expected = oracle::rms_norm(x, factors(w, plus_one), s.rows, s.columns, kEps);
+        DeviceArray dx(x, element, s.shift), dw(w, element), dy(n, element, s.shift), rstd(s.rows, Element::kF32);
+        RmsNormForward a;
+        a.x = dx.data(), a.weight = dw.data(), a.y = dy.data(), a.rstd = rstd.fp32(), a.plus_one = plus_one;
+        a.rows = s.rows, a.columns = s.columns, a.eps = static_cast<float>(kEps), a.element = element;
+        CUDA_OK(rms_norm_forward(a, nullptr));
+        // Below 2^-14 fp16 has fewer significant bits. Near a weight of -1 the sum 1 + w is small.
+        const double tiny = (element == Element::kF16 ? std::ldexp(1.0, -23) : 0) + (plus_one ? 1e-6 : 0);
+        expect_close(dy.values(), expected.y, element, plus_one ? 1.05 : 2.1, tiny, "y");
+        expect_close(rstd.values(), expected.rstd, Element::kF32, 8, 0, "rstd");
+      }
     }
   }
 }
@@ -75,14 +84,15 @@ TEST_F(RmsNormTest, BackwardMatchesTheOracle) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {
       if (too_large(s.rows * s.columns)) continue;
-      for (const int variant : {0, 1, 2, 3}) {
-        const bool residual = variant % 2 != 0, weight = variant / 2 != 0;
+      for (const int variant : {0, 1, 2, 3, 4, 7}) {
+        const bool residual = variant % 2 != 0, weight = variant / 2 % 2 != 0, plus_one = variant / 4 != 0;
         SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns) +
                      " variant " + std::to_string(variant));
         const int64_t n = s.rows * s.columns;
         const Values dy = normal_values(n, element, 1), x = normal_values(n, element, 2),
                      w = normal_values(s.columns, element, 3), r = residual ? normal_values(n, element, 4) : Values();
-        const oracle::RmsNormGradients expected = oracle::rms_norm_backward(dy, x, w, r, s.rows, s.columns, kEps);
+        const oracle::RmsNormGradients expected =
+            oracle::rms_norm_backward(dy, x, factors(w, plus_one), r, s.rows, s.columns, kEps);
         DeviceArray ddy(dy, element, s.shift), dx(x, element, s.shift), dw(w, element),
             dr(residual ? r : x, element, s.shift),
             rstd(oracle::rms_norm(x, w, s.rows, s.columns, kEps).rstd, Element::kF32), out(n, element, s.shift),
@@ -91,7 +101,7 @@ TEST_F(RmsNormTest, BackwardMatchesTheOracle) {
         a.dy = ddy.data(), a.x = dx.data(), a.weight = dw.data(), a.rstd = rstd.fp32(), a.dx = out.data();
         if (residual) a.d_residual = dr.data();
         if (weight) a.dw = out_w.data(), a.workspace = workspace.fp32();
-        a.rows = s.rows, a.columns = s.columns, a.element = element;
+        a.rows = s.rows, a.columns = s.columns, a.element = element, a.plus_one = plus_one;
         CUDA_OK(rms_norm_backward(a, nullptr));
         // Two terms may cancel, so the bound refers to their size, about 4 rstd.
         expect_close(out.values(), expected.dx, element, 1.01, 2e-5, "dx");

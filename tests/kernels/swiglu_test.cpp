@@ -27,19 +27,27 @@ TEST_F(SwigluTest, MatchesTheOracle) {
       const Values dy = normal_values(s.tokens * s.f, element, 2);
       DeviceArray in(gate_up, element, s.shift), gradient(dy, element, s.shift), y(s.tokens * s.f, element, s.shift),
           out(s.tokens * 2 * s.f, element, s.shift);
-      CUDA_OK(swiglu_forward({.gate_up = in.data(), .y = y.data(), .tokens = s.tokens, .f = s.f, .element = element},
-                             nullptr));
-      CUDA_OK(swiglu_backward({.dy = gradient.data(),
-                               .gate_up = in.data(),
-                               .d_gate_up = out.data(),
-                               .tokens = s.tokens,
-                               .f = s.f,
-                               .element = element},
-                              nullptr));
-      // The smallest fp16 numbers have fewer significant bits; the derivative of silu changes sign near -1.28.
-      const double tiny = element == Element::kF16 ? std::ldexp(1.0, -25) : 1e-36;
-      expect_close(y.values(), oracle::swiglu(gate_up, s.tokens, s.f), element, 1.05, tiny, "y");
-      expect_close(out.values(), oracle::swiglu_backward(dy, gate_up, s.tokens, s.f), element, 1.05, 4e-6, "d_gate_up");
+      for (const GateKind gate : {GateKind::kSilu, GateKind::kGeluTanh}) {
+        SCOPED_TRACE(gate == GateKind::kSilu ? "silu" : "gelu");
+        y.poison(), out.poison();
+        CUDA_OK(swiglu_forward(
+            {.gate_up = in.data(), .y = y.data(), .gate = gate, .tokens = s.tokens, .f = s.f, .element = element},
+            nullptr));
+        CUDA_OK(swiglu_backward({.dy = gradient.data(),
+                                 .gate_up = in.data(),
+                                 .d_gate_up = out.data(),
+                                 .gate = gate,
+                                 .tokens = s.tokens,
+                                 .f = s.f,
+                                 .element = element},
+                                nullptr));
+        // The smallest fp16 numbers have fewer significant bits; the derivative of silu changes sign near -1.28, that
+        // of gelu near -0.75.
+        const double tiny = element == Element::kF16 ? std::ldexp(1.0, -25) : gate == GateKind::kSilu ? 1e-36 : 1e-9;
+        expect_close(y.values(), oracle::swiglu(gate_up, s.tokens, s.f, gate), element, 1.05, tiny, "y");
+        expect_close(out.values(), oracle::swiglu_backward(dy, gate_up, s.tokens, s.f, gate), element, 1.05, 4e-6,
+                     "d_gate_up");
+      }
     }
   }
 }

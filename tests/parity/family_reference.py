@@ -174,7 +174,7 @@ def load(directory):
 
 def plain(value):
     """Without transformers 4's name of rope_type."""
-    return {key: entry for key, entry in value.items() if key != "type"} if isinstance(value, dict) else value
+    return {key: plain(entry) for key, entry in value.items() if key != "type"} if isinstance(value, dict) else value
 
 
 def check(directory, options):

@@ -158,14 +158,26 @@ def check_generate(base, adapter):
 
 def check_families(tokenizer):
     """init-model, resize-vocab, adapter merge and generate for the families that are no Llama."""
-    for preset, targets in (("mistral-7b-v0.1", ["q_proj", "o_proj"]), ("qwen2-7b", ["k_proj", "down_proj"]), ("gpt2", ["c_attn", "c_proj", "c_fc"])):
+    for preset, targets, fields in (
+            ("mistral-7b-v0.1", ["q_proj", "o_proj"], dict(sliding_window=5)),
+            ("qwen2-7b", ["k_proj", "down_proj"], {}),
+            ("phi3-mini-4k", ["qkv_proj", "o_proj", "gate_up_proj"], dict(sliding_window=6)),
+            ("olmo2-7b", ["q_proj", "down_proj"], {}),
+            ("smollm3-3b", ["v_proj", "up_proj"], dict(no_rope_layers=[0, 1])),
+            ("granite3.3-2b", ["k_proj", "gate_proj"], {}),
+            ("gemma3-1b", ["q_proj", "o_proj", "down_proj"], dict(sliding_window=5, layer_types=["sliding_attention", "full_attention"])),
+            ("gpt2", ["c_attn", "c_proj", "c_fc"], {})):
         heads = [] if preset == "gpt2" else ["--kv-heads", "2"]
         directory = WORK / preset
         trireme("init-model", "--preset", preset, "--hidden-size", 48, "--layers", 2, "--heads", 4, *heads, "--intermediate-size", 80,
                 "--max-positions", 64, "--vocab-size", 336, "--dtype", "f32", "--tokenizer", tokenizer, "--output", directory)
+        path = directory / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
         model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"], info
         model.eval()
+        for name, value in model.named_parameters():  # norms start as the identity
+            assert value.dim() > 1 or "bias" in name or (value == (0 if preset.startswith("gemma") else 1)).all(), name
         if preset == "gpt2":
             block = model.transformer.h[1]
             assert abs(block.attn.c_attn.weight.std().item() - 0.02) < 0.001 and abs(block.mlp.c_proj.weight.std().item() - 0.01) < 0.0005
@@ -194,6 +206,23 @@ def check_families(tokenizer):
         text = trireme("generate", "--model", directory, "--prompt", "the quick brown", "--max-new-tokens", 8)
         assert text.strip() == decoded.strip(), (text, decoded)
     trireme("init-model", "--preset", "gpt2", "--kv-heads", 2, "--output", WORK / "x", code=2, says="as many key/value heads as heads")
+
+
+def check_presets():
+    """transformers builds every preset's config.json, with the parameters that we count."""
+    listed = subprocess.run([TOOL, "init-model", "--help"], capture_output=True, text=True).stdout.split("Shape: ")[1].split("--config")[0]
+    names = [name for name in listed.replace("\n", " ").replace(" ", "").split(",") if name and not name.startswith("bert")]
+    assert len(names) > 40, listed
+    for name in names:
+        directory = WORK / "presets" / name
+        result = subprocess.run([TOOL, "init-model", "--preset", name, "--config-only", "--output", directory], capture_output=True, text=True)
+        assert result.returncode == 0, (name, result.stderr)
+        assert sorted(path.name for path in directory.iterdir()) == ["config.json", "generation_config.json"], name
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(directory))
+        count = sum(parameter.numel() for parameter in model.parameters())
+        said = f"{count:,} parameters"
+        assert said in result.stdout + result.stderr, (name, said, result.stderr)
 
 
 def check_bert():
@@ -230,6 +259,7 @@ if __name__ == "__main__":
     adapter_directory = check_merge(base_directory)
     check_generate(base_directory, adapter_directory)
     check_families(tokenizer_file)
+    check_presets()
     check_bert()
     assert json.loads((base_directory / "generation_config.json").read_text())["eos_token_id"] == 2
     print("ok")

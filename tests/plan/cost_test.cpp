@@ -148,6 +148,39 @@ TEST(RowMemory, OfAGeluBlock) {
   EXPECT_EQ(memory(model, s, Recipe::kFp8Rowwise).working_fixed, d * f) << "one transposed matrix";
 }
 
+TEST(ModelFlops, AWindowLeavesWhatIsVisible) {
+  DecoderConfig config = decoder_preset("mistral-7b-v0.1"), full = config;
+  full.sliding_window = std::nullopt;
+  const double heads = 32 * 128, s = 8192;
+  const auto attention = [&](double seen) { return 3.5 * 4 * s * seen * heads; };
+  // A position sees 4,096 tokens, the first 4,096 positions half as many on average.
+  EXPECT_NEAR(flops(full, {}, 8192) - flops(config, {}, 8192), 32 * (attention(s / 2) - attention(3072)), 1e6);
+  EXPECT_EQ(flops(full, {}, 4096), flops(config, {}, 4096)) << "a window as long as the sequence";
+  config.windowed.assign(32, false);
+  config.windowed[3] = true;
+  EXPECT_NEAR(flops(full, {}, 8192) - flops(config, {}, 8192), attention(s / 2) - attention(3072), 1e6);
+}
+
+TEST(RowMemory, NormsOfBranchesKeepTheirInputs) {
+  const DecoderConfig olmo = decoder_preset("olmo2-7b");
+  const int64_t s = 512, d = 4096, f = 11008, heads = 32;
+  // The residual twice, q and k (of all heads together) and both branches before their norms, q k v, attention's
+  // output.
+  const int64_t inner = 2 * (2 * d + 2 * d + 2 * d + 3 * d + d) + 4 * (heads + 4);
+  const RowMemory full = memory(DecoderModel(olmo, {}), s);
+  EXPECT_EQ(full.saved, s * (inner + 2 * 2 * f + 2 * f)) << "no norm's result is read by a product";
+  EXPECT_EQ(full.saved_mlp, s * inner);
+  // Frozen: no product in front of the output projection reads its input, but recomputing the MLP does.
+  const LoraOptions lora{8, 16, 0, {"o_proj"}};
+  const RowMemory frozen = memory(DecoderModel(olmo, lora), s);
+  EXPECT_EQ(frozen.saved, s * (inner - 2 * 2 * d + 2 * 8 + 2 * 2 * f));
+  EXPECT_EQ(frozen.saved_mlp, s * (inner - 2 * d + 2 * 8));
+  // A Gemma's sandwich: norms in front, which adapters read, and behind.
+  const DecoderConfig gemma = decoder_preset("gemma3-1b");
+  EXPECT_EQ(memory(DecoderModel(gemma, LoraOptions{8, 16, 0, {"q_proj"}}), s).saved,
+            s * (2 * (4 * 1152 + 5 * 256 + 6 * 256 + 4 * 256 + 8 + 2 * 6912) + 4 * (4 + 4 + 5)));
+}
+
 TEST(RowMemory, NormsOfHeadsKeepTheirInputs) {
   DecoderConfig config = decoder_preset("qwen3-8b"), plain = config;
   plain.family = "llama";

@@ -62,7 +62,7 @@ DecoderConfig read_gemma3(ConfigReader& reader) {
   defaults.num_key_value_heads = 4;
   DecoderConfig config = read_llama_fields(reader, defaults);
   config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden_size));
-  config.attention_multiplier = 1 / std::sqrt(reader.number("query_pre_attn_scalar", 256));
+  config.attention_multiplier = 1 / std::sqrt(static_cast<double>(reader.integer("query_pre_attn_scalar", 256)));
   if (reader.json().contains("sliding_window") && !reader.has("sliding_window"))
     reader.lacking("sliding_window", nullptr);
   config.sliding_window = reader.integer("sliding_window", 4096);
