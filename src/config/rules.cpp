@@ -32,7 +32,7 @@ struct Readers {
   }
 };
 Readers readers_of(const Config& config, const ProgramKeys& program, int64_t world_size) {
-  const int64_t context = least_context_size(config, world_size, family.features.has(Feature::kContext));
+  const int64_t context = least_context_size(config, world_size, program.features.has(Feature::kContext));
   return world_size % context == 0 ? Readers{world_size / context, context} : Readers{};
 }
 
@@ -429,7 +429,7 @@ void check_context(const Config& config, int64_t context, std::optional<int64_t>
 std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& program,
                                      std::optional<int64_t> world_size) {
   std::vector<RuleProblem> problems;
-  const Readers readers = readers_of(config, family, world_size.value_or(1));
+  const Readers readers = readers_of(config, program, world_size.value_or(1));
   check_batch(config, readers, problems);
   check_rampup(config, readers, problems);
   check_schedule(config, problems);

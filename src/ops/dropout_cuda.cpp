@@ -26,7 +26,6 @@ void run(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& out, c
                                               ids.const_data_ptr<int64_t>() + part.first_sample,
                                               part.samples,
                                               part.rows * width,
-                                              part.first_row * width,
                                               key.t0,
                                               key.t1,
                                               key.threshold,

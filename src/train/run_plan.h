@@ -7,7 +7,7 @@
 #include "trireme/config/config.h"
 #include "trireme/ops/device.h"
 #include "trireme/plan/plan.h"
-#include "trireme/train/model_family.h"
+#include "trireme/train/training_program.h"
 
 #include <exception>
 #include <optional>

@@ -19,7 +19,7 @@ enum class Feature : uint32_t {
   kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
   kPairs = 1 << 8,           // train.objective: losses of pairs of answers
 
-  kContext = 1 << 8,  // several ranks may share a row
+  kContext = 1 << 17,  // several ranks may share a row
 
   kMlperfLog = 1 << 16,  // MLPerf has a benchmark of the program
 
