@@ -167,8 +167,8 @@ TEST(Tiles, RoundGradientsInSixteenBitsOnce) {
     const at::Tensor w = at::zeros({1, 1}, x.options()).requires_grad_(),
                      b = at::zeros({1}, x.options()).requires_grad_();
     CountingSink sink(at::zeros({1, 1}, x.options()), false);
-    linear_residual(x, at::zeros({257, 1}, x.options()), {{w, {}}, b, {}}, {}, {}, tile).sum().backward();
-    linear_residual(x, at::zeros({257, 1}, x.options()).requires_grad_(), {{w, {.sink = &sink}}, {}, {}}, {}, {}, tile)
+    linear_residual(x, at::zeros({257, 1}, x.options()), {{w, {}}, b, {}}, {}, tile).sum().backward();
+    linear_residual(x, at::zeros({257, 1}, x.options()).requires_grad_(), {{w, {.sink = &sink}}, {}, {}}, {}, tile)
         .sum()
         .backward();
     return std::array{w.grad().item<float>(), b.grad().item<float>(), sink.result.sum.item<float>()};

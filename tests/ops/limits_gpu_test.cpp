@@ -142,7 +142,8 @@ TEST_F(LimitsGpu, DropoutOnAttentionOfASequenceBeyond65536TokensIsTheLibrarys) {
   qkv.select(1, 2).fill_(1.0);  // with values of one, attention gives the sum of the kept probabilities
   const at::Tensor x = qkv.to(at::kCUDA).requires_grad_();
   const Sequences sequences = make_sequences({0, tokens}, {9}, at::kCUDA);
-  const at::Tensor y = attention_of_packed(x.view({tokens, 3, 64}), 1, sequences, {0.125, false, {0.5, 5, {}, 3}});
+  const at::Tensor y = attention_of_packed(x.view({tokens, 3, 64}), 1, sequences,
+                                           {.scale = 0.125, .causal = false, .dropout = {0.5, 5, {}, 3}});
   EXPECT_NEAR(y.to(at::kDouble).mean().item<double>(), 1.0, 0.01);
   EXPECT_GT(y.to(at::kDouble).std().item<double>(), 1e-4) << "nothing was dropped";
   const at::Tensor d = torch::autograd::grad({y}, {x}, {at::ones_like(y)})[0];
