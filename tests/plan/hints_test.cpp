@@ -143,9 +143,9 @@ constexpr double kGiB = 1 << 30;
 TEST_F(Hints, RowsThatDoNotFitAreShared) {
   const auto size = [&](int64_t length, int ranks, double gib, std::vector<std::string> settings = {}) {
     settings.insert(settings.end(), {kLora, "batch.global_batch_size=8"});
-    const Config config = load_config(write({"llama2-7b", 1, 0, length, {}}), settings, kLlama.config, ranks);
+    const Config config = load_config(write({"llama2-7b", 1, 0, length, {}}), settings, kLlama.keys, ranks);
     const auto model = model_to_plan(config, kLlama);
-    return choose_context_size({config, *model, ranks, /*gpu=*/true, static_cast<int64_t>(gib * kGiB), 8});
+    return choose_context_size({config, *model, ranks, /*gpu=*/true, static_cast<int64_t>(gib * kGiB), 0, 8});
   };
   EXPECT_EQ(size(4096, 8, 80), 1);
   EXPECT_EQ(size(262144, 8, 80), 2);
@@ -170,7 +170,7 @@ TEST_F(Hints, RowsThatDoNotFitAreShared) {
 
 TEST_F(Hints, AContextDividesActivationsAndKeepsTheStep) {
   const Config config = load_config(write({"llama2-7b", 1, 0, 65536, {}}),
-                                    {kLora, "batch.global_batch_size=8", "parallel.recompute=full"}, kLlama.config, 8);
+                                    {kLora, "batch.global_batch_size=8", "parallel.recompute=full"}, kLlama.keys, 8);
   const auto model = model_to_plan(config, kLlama);
   PlanQuestion question{config, *model, 8, /*gpu=*/true, static_cast<int64_t>(1000 * kGiB)};
   std::vector<TrainingPlan> plans;
@@ -250,7 +250,7 @@ TEST_F(Hints, ALongRowIsToldOfTilesAndOfTheHost) {
   const auto told = [&](const std::vector<std::string>& settings, int64_t host_gib) {
     std::vector<std::string> all = c.settings;
     all.insert(all.end(), settings.begin(), settings.end());
-    const Config config = load_config(file, all, kLlama.config, 1);
+    const Config config = load_config(file, all, kLlama.keys, 1);
     return refusal(config, *model_to_plan(config, kLlama), c.memory_gib, host_gib << 30);
   };
   EXPECT_EQ(told({}, 100), "fits");
