@@ -230,7 +230,7 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
     plan.gathered_per_pass -= storage.extra[i];
   }
   const RowMemory& row = input.row;
-  const int none = input.num_blocks - candidate.norms - candidate.mlp - candidate.full;
+  const int none = input.num_blocks - candidate.norms - candidate.mlp - candidate.whole();
   int64_t saved = none * row.saved + candidate.norms * row.saved_norms + candidate.mlp * row.saved_mlp +
                   candidate.attention * row.saved_attention + candidate.full * row.saved_input;
   int64_t working = row.working * candidate.rows;

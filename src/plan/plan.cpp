@@ -238,7 +238,7 @@ std::optional<Candidate> fit_recomputation(const PlanInput& input, const PolicyM
   for (candidate.norms = 1; has_norms && candidate.norms <= blocks; ++candidate.norms)
     if (fits()) return candidate;
   std::optional<Candidate> best;
-  const auto loss = [&](const Candidate& c) { return c.mlp * input.times.mlp + c.full * input.times.forward; };
+  const auto loss = [&](const Candidate& c) { return c.mlp * input.times.mlp + c.full * input.times.full; };
   for (int mlp = 0; mlp <= (has_mlp ? blocks : 0); ++mlp) {
     for (int full = 0; mlp + full <= blocks; ++full) {
       candidate.mlp = mlp;
@@ -260,6 +260,7 @@ std::optional<Candidate> fit(const PlanInput& input, const PolicyMemory& storage
     set_all(input, asked, candidate);
     return memory_of(input, storage, candidate).fits() ? std::optional(candidate) : std::nullopt;
   }
+  candidate.tile = tiles(input, candidate.rows).front();
   std::optional<Candidate> best;
   if (!input.recompute && input.offload != PlanInput::Offload::kAll) {
     best = fit_recomputation(input, storage, candidate);
@@ -548,13 +549,13 @@ TrainingPlan plan_run(const PlanQuestion& question) {
   std::vector<std::string> shown;
   for (size_t i = 0; i < std::min(kShownHints, hints.size()); ++i) shown.push_back(hints[i].text());
   const TrainingPlan least = least_plan(input);
-  if (least.fits()) {
-    const int64_t needed = (input.num_blocks - 1) * input.row.saved_input;
+  // At least the inputs of all blocks but the last, which stays on the device.
+  const int64_t needed = (input.num_blocks - 1) * input.row.saved_input;
+  if (input.offload == PlanInput::Offload::kAll && needed > input.host_memory)
     throw ConfigError(fmt::format(
         "parallel.offload: activations needs {} of pinned memory for each rank, and its host has {} for it: take "
         "parallel.offload: auto, or fewer ranks on a host",
         size_text(needed), size_text(input.host_memory)));
-  }
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
       long_rows ? fmt::format("; a row of {} tokens is on {}: more of a host may share it (parallel.context_size)",

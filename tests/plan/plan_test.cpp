@@ -239,6 +239,7 @@ TEST(Plan, TilesAreTheLargestThatFit) {
     EXPECT_TRUE(plan->fits());
     if (plan->tile_tokens == 0) continue;
     EXPECT_EQ(count(*plan, Recompute::kNone), 0) << memory;
+    if (count(*plan, Recompute::kFull) > 0) continue;  // attention's outputs make way for a larger tile
     EXPECT_LE(plan->tile_tokens, before);
     before = plan->tile_tokens;
   }
