@@ -11,8 +11,8 @@
 
 namespace trireme {
 
-/// How a sub-layer joins the residual: post_norm(residual + multiplier * dropout(norm(linear(x)))). `norm`: of any kind;
-/// `post_norm`: kNone or kLayer, kNone beside a norm or a multiplier.
+/// How a sub-layer joins the residual: post_norm(residual + multiplier * dropout(norm(linear(x)))). `norm`: of any
+/// kind; `post_norm`: kNone or kLayer, kNone beside a norm or a multiplier.
 struct ResidualJoin {
   Dropout dropout{};
   Norm norm{};
