@@ -1,8 +1,8 @@
 #pragma once
 // Root-mean-square norm (Zhang & Sennrich 2019, rounding as Hugging Face's LlamaRMSNorm).
 //
-//   forward   rstd = 1 / sqrt(mean(x^2) + eps),  y = to(T, to(T, x * rstd) * w); plus_one: y = to(T, x * rstd * (1 + w))
-//   backward  g = dy * w,  dx = rstd * (g - x * rstd * mean(g * x * rstd)) + d_residual
+//   forward   rstd = 1 / sqrt(mean(x^2) + eps),  y = to(T, to(T, x * rstd) * w); plus_one: y = to(T, x * rstd * (1 +
+//   w)) backward  g = dy * w,  dx = rstd * (g - x * rstd * mean(g * x * rstd)) + d_residual
 //             dw = sum over rows of dy * x * rstd;  plus_one: 1 + w in the place of w
 //
 // x, y, dy, dx, d_residual: [rows, columns]; w: [columns]; device, one element type T; rstd: fp32 [rows]. columns <=

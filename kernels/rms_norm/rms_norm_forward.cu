@@ -71,8 +71,7 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
       to_floats(packed(as_pack<T>(s[p])), u);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
-    const Pack y =
-        weighted<T, kPlusOne>(u, load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
+    const Pack y = weighted<T, kPlusOne>(u, load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
     if constexpr (!kFp8)
       store_whole(static_cast<T*>(a.y) + base + column, y, once);
     else

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme {
 
@@ -53,6 +54,11 @@ void check_rotation(const RopeFrequencies& rope, int64_t head_dim, std::vector<s
         problems.push_back(fmt::format("{} has {} numbers, {} pairs of a head rotate", name, factors->size(), pairs));
   if (rope.scaling == RopeFrequencies::Scaling::kDynamic && rotated <= 2)
     problems.push_back(fmt::format("dynamic rope scaling needs more than {} elements that rotate", rotated));
+  if (!std::isfinite(rope_attention_factor(rope)) ||
+      (rope.scaling == RopeFrequencies::Scaling::kYarn && rope.theta <= 1))
+    problems.push_back(
+        fmt::format("{} rope scaling by {} from {} positions with rope_theta {} has no finite frequencies",
+                    rope_type(rope.scaling), rope.factor, rope.original_max_position, rope.theta));
 }
 
 }  // namespace

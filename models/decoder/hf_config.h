@@ -20,8 +20,11 @@ struct RopeWords {
 DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defaults, const RopeWords& words = {});
 /// Writes these fields, with model_type and architectures of config.family.
 nlohmann::json llama_fields_json(const DecoderConfig& config);
-/// An entry of rope_parameters.
+/// The rotary parameters of config.json; an entry of rope_parameters; rope_scaling, which is null or the parameters
+/// without the base. Defined in rope_config.cpp.
+void read_rope(ConfigReader& reader, DecoderConfig& config, const RopeWords& words);
 nlohmann::json rope_set_json(const RopeFrequencies& rope);
+nlohmann::json rope_scaling_json(const DecoderConfig& config);
 /// layer_types as DecoderConfig::windowed, empty where it is absent; and back.
 std::vector<bool> read_layer_types(ConfigReader& reader, int64_t layers);
 nlohmann::json layer_types_json(const DecoderConfig& config);

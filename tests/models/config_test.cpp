@@ -108,22 +108,24 @@ TEST_F(DecoderConfigFile, SpecialTokensAreListsNullOrAbsent) {
 }
 
 TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {
-  const std::pair<const char*, nlohmann::json> cases[] = {{"attention_bias", true},
-                                                          {"mlp_bias", true},
-                                                          {"hidden_act", "gelu"},
-                                                          {"attention_dropout", 1.0},
-                                                          {"model_type", "falcon"},
-                                                          {"architectures", {"MistralForCausalLM"}},
-                                                          {"quantization_config", {{"bits", 4}}},
-                                                          {"sliding_window", 4096},
-                                                          {"rope_scaling", {{"rope_type", "mrope"}, {"factor", 2.0}}},
-                                                          {"rope_scaling", {{"rope_type", "yarn"}}},
-                                                          {"rope_scaling", {{"rope_type", "dynamic"}}},
-                                                          {"rope_scaling", {{"rope_type", "longrope"}}},
-                                                          {"partial_rotary_factor", 0.5},
-                                                          {"num_key_value_heads", 7},
-                                                          {"hidden_size", "big"},
-                                                          {"vocab_size", -5}};
+  const std::pair<const char*, nlohmann::json> cases[] = {
+      {"attention_bias", true},
+      {"mlp_bias", true},
+      {"hidden_act", "gelu"},
+      {"attention_dropout", 1.0},
+      {"model_type", "falcon"},
+      {"architectures", {"MistralForCausalLM"}},
+      {"quantization_config", {{"bits", 4}}},
+      {"sliding_window", 4096},
+      {"rope_scaling", {{"rope_type", "mrope"}, {"factor", 2.0}}},
+      {"rope_scaling", {{"rope_type", "yarn"}}},
+      {"rope_scaling", {{"rope_type", "dynamic"}}},
+      {"rope_scaling", {{"rope_type", "linear"}, {"factor", nullptr}}},
+      {"rope_scaling", {{"rope_type", "longrope"}}},
+      {"partial_rotary_factor", 0.5},
+      {"num_key_value_heads", 7},
+      {"hidden_size", "big"},
+      {"vocab_size", -5}};
   for (const auto& [key, value] : cases) {
     auto json = llama2();
     json[key] = value;
@@ -394,6 +396,10 @@ TEST_F(DecoderConfigFile, ScaledRotaryPositions) {
   EXPECT_TRUE(extend_positions(config, 65536));
   EXPECT_EQ(config.max_position_embeddings, 65536);
   EXPECT_EQ(read_decoder_config(write("config.json", decoder_config_json(config))).rope.factor, 8);
+  json["rope_theta"] = 1.0;
+  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
+                  "no finite frequencies");
+  json.erase("rope_theta");
   json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
   config = read(json);
   EXPECT_EQ(config.rope.original_max_position, 32768);
