@@ -55,6 +55,13 @@ PreferenceTask::PreferenceTask(const Config& config, const RankInfo& rank, const
   facts_.metrics = loss_.metrics();
   facts_.nominal_denominator = 1;  // the losses come normalised
   facts_.flops_per_row = model_flops(model_shape(config, /*element_size=*/1));
+  const char* reference = !loss_.has_reference() ? "no reference"
+                          : precomputes_         ? "the reference's log-probabilities in a file of output.dir"
+                          : config.lora->adapter ? "the reference is the base with lora.adapter as it starts"
+                                                 : "the reference is the base without adapters";
+  facts_.description.push_back(fmt::format("objective: {}, beta {}, {}; dropout is {}", word_of(config.train.objective),
+                                           format_exact(section.beta), reference,
+                                           drops_ ? "on" : "off (preference.disable_dropout)"));
 }
 
 ModelShape PreferenceTask::model_shape(const Config& config, int64_t element_size) const {
