@@ -41,7 +41,7 @@ const std::vector<Case> kCases = {
     {"llama2-70b", 1, 80, 32768, {kLora, "precision.linear=fp8"}},
     {"llama2-7b", 1, 40, 8192, {kLora, "parallel.recompute=none", "batch.micro_batch_size=8"}},
     {"llama2-13b", 8, 80, 4096, {"parallel.shard_size=1", "batch.global_batch_size=8"}},
-    {"llama2-7b", 4, 40, 4096, {"precision.compute=fp32", "batch.global_batch_size=32"}},
+    {"llama2-7b", 4, 38, 4096, {"precision.compute=fp32", "batch.global_batch_size=32"}},
     {"llama2-7b", 1, 12, 4096, {kLora}},
     {"llama2-70b", 1, 24, 8192, {kLora}},
     {"llama2-7b", 2, 40, 131072, {kLora, "parallel.context_size=1", "batch.global_batch_size=8"}},
