@@ -247,14 +247,15 @@ TEST_F(Hints, ALongRowIsSaidToBeOnOneRank) {
 TEST_F(Hints, ALongRowIsToldOfTilesAndOfTheHost) {
   const Case c = {"llama2-7b", 1, 80, 262144, {kLora}};
   const auto file = write(c);
-  const auto told = [&](const std::vector<std::string>& settings, int64_t host_gib) {
+  const auto told = [&](const std::vector<std::string>& settings, int64_t host_gib, double device_gib = 80) {
     std::vector<std::string> all = c.settings;
     all.insert(all.end(), settings.begin(), settings.end());
     const Config config = load_config(file, all, kLlama.keys, 1);
-    return refusal(config, *model_to_plan(config, kLlama), c.memory_gib, host_gib << 30);
+    return refusal(config, *model_to_plan(config, kLlama), device_gib, host_gib << 30);
   };
   EXPECT_EQ(told({}, 100), "fits");
-  const std::string none = told({"parallel.offload=none"}, 100), large = told({"parallel.tile_tokens=131072"}, 100);
+  EXPECT_EQ(told({}, 100, 50), "fits");
+  const std::string none = told({"parallel.offload=none"}, 100), large = told({"parallel.tile_tokens=131072"}, 100, 50);
   EXPECT_NE(none.find("try parallel.offload: auto (saves"), std::string::npos) << none;
   EXPECT_NE(large.find("parallel.tile_tokens: auto (saves"), std::string::npos) << large;
   const std::string host = told({"parallel.offload=activations"}, 20);

@@ -305,7 +305,7 @@ TEST(Plan, AHostOfFewBytesHoldsInputsBeforeAttentionsOutputs) {
     EXPECT_LE(count(*plan, Recompute::kAttention), spared);
     spared = count(*plan, Recompute::kAttention);
   }
-  EXPECT_EQ(spared, 0);
+  EXPECT_LE(spared, 1) << "the last block stays on the device, which has room for its attention's output";
 }
 
 TEST(Plan, FewerRowsAPassRatherThanRecomputation) {
