@@ -13,7 +13,7 @@ struct LoraOptions {
   int64_t r = 0;
   double alpha = 0, dropout = 0;
   /// Layers of a block by the last part of their modules (q_proj k_proj v_proj o_proj gate_proj up_proj down_proj;
-  /// GPT-2: c_attn c_proj c_fc), or qkv_proj (one fused adapter over q, k, v).
+  /// GPT-2: c_attn c_proj c_fc; Phi-3: qkv_proj gate_up_proj), or qkv_proj (one fused adapter over q, k, v).
   std::vector<std::string> targets;
   /// Rows [rows_begin, rows_end) of the embedding and the output matrix are trained too (none where they are equal):
   /// peft's trainable_token_indices. They follow the adapters in their unit, and replace the base's before each use.

@@ -53,7 +53,7 @@ Section lora_section() {
   s.key("target_modules", &S::target_modules,
         "projections that get an adapter; qkv_proj = one fused adapter over q, k, v",
         {.choices = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "c_attn", "c_proj",
-                     "c_fc", "qkv_proj"},
+                     "c_fc", "gate_up_proj", "qkv_proj"},
          .elsewhere = {"lora_target", "lora.modules"},
          .words_elsewhere = {{"all-linear", "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"}}});
   s.key("adapter", &S::adapter, "PEFT directory to start from", {.path = true});

@@ -69,7 +69,8 @@ TEST(Override, IsReportedWithItsOwnText) {
   EXPECT_EQ(problem_with("lora.target_modules=qkv_proj"),
             "--set lora.target_modules=qkv_proj: lora.target_modules must be a list of q_proj, "
             "k_proj, v_proj, "
-            "o_proj, gate_proj, up_proj, down_proj, c_attn, c_proj, c_fc or qkv_proj, not 'qkv_proj'. Did you mean "
+            "o_proj, gate_proj, up_proj, down_proj, c_attn, c_proj, c_fc, gate_up_proj or qkv_proj, not 'qkv_proj'. "
+            "Did you mean "
             "'[qkv_proj]'?");
   EXPECT_EQ(problem_with("schedule.min_lr=1"),
             "--set schedule.min_lr=1: schedule.min_lr 1 is more than optimizer.lr "
