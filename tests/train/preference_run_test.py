@@ -180,7 +180,7 @@ def reference(site):
     # A signal while it is computed: nothing is lost, and the same command begins again.
     process = subprocess.Popen(site.command("lora=null", "output.dir=stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, "TRIREME_FAULT": "sleep@reference:step3:2s"})
-    for line in process.stdout:
+    for line in process.stderr:
         if "train:" in line or "step" in line or "plan" in line:
             break
     time.sleep(1.0)
@@ -208,7 +208,7 @@ def trained_rows(site):
     base = None
     for name, number, settings in (("step", 0, []), ("file", 0, ["preference.precompute_ref_log_probs=true"]), ("sharded", 2, ["parallel.shard_size=2"])):
         done = site.train(*settings, f"output.dir={name}", "optimizer.weight_decay=0", ranks=number)
-        assert f"rows {VOCAB - 60} to {VOCAB - 1} were added to the base and are trained" in done.stdout, done.stdout
+        assert f"rows {VOCAB - 60} to {VOCAB - 1} were added to the base and are trained" in done.stdout + done.stderr, done.stderr
         steps = site.metrics(name)
         base = base or steps
         assert abs(steps[0]["rewards/margins"]) < 1e-9 and abs(steps[-1]["rewards/margins"]) > 1e-3
