@@ -120,7 +120,8 @@ void StepGuard::update_loss_scale(const StepVerdict& verdict) {
   loss_scale_.clamp_max_(kLargestLossScale);
 }
 
-std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t samples, int64_t scaled_tensors, const FindNonfinite& find_nonfinite) {
+std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t samples, int64_t scaled_tensors,
+                                              const FindNonfinite& find_nonfinite) {
   if (record[kNonfinite] > 0) {
     ++steps_skipped_;
     ++consecutive_skips_;
@@ -138,8 +139,7 @@ std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t 
   return std::nullopt;
 }
 
-std::optional<std::string> StepGuard::inspect_nonfinite(const StepRecord& record,
-                                                        const FindNonfinite& find_nonfinite) {
+std::optional<std::string> StepGuard::inspect_nonfinite(const StepRecord& record, const FindNonfinite& find_nonfinite) {
   const bool goes_on = skip_nonfinite_ && consecutive_skips_ <= kMaxConsecutiveSkips;
   if (fp16_ && goes_on) {
     log_info(fmt::format("step {}: gradients overflowed in fp16, the step was skipped and the loss scale halved",

@@ -44,11 +44,10 @@ class GuardedRun {
     const bool spiked = verdict.spiked.defined() && verdict.spiked.item<float>() > 0;
     ++steps;
     const bool nonfinite = verdict.nonfinite.item<float>() > 0;
-    ended = guard.inspect(record_of(steps, loss, grad_norm, nonfinite, spiked, 0), 8 * steps, 0,
-                          [this](int64_t step) {
-                            searched.push_back(step);
-                            return std::string("not finite: the gradient of w");
-                          });
+    ended = guard.inspect(record_of(steps, loss, grad_norm, nonfinite, spiked, 0), 8 * steps, 0, [this](int64_t step) {
+      searched.push_back(step);
+      return std::string("not finite: the gradient of w");
+    });
     return verdict.skip.item<float>() > 0;
   }
   double scale() const { return guard.loss_scale().item<double>(); }

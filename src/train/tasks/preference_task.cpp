@@ -88,8 +88,8 @@ at::Tensor PreferenceTask::reference_log_probs(UnitStore& units, const TokenBatc
   return model_->log_probs(store, tokens, options);
 }
 
-PairSums PreferenceTask::pair_sums(UnitStore& units, const MicroBatch& micro_batch,
-                                   const Recomputation& recompute, bool train) {
+PairSums PreferenceTask::pair_sums(UnitStore& units, const MicroBatch& micro_batch, const Recomputation& recompute,
+                                   bool train) {
   const auto& batch = static_cast<const PairMicroBatch&>(micro_batch);
   at::Tensor reference = batch.pairs.reference_P2;
   if (loss_.has_reference() && !reference.defined())
@@ -102,8 +102,8 @@ PairSums PreferenceTask::pair_sums(UnitStore& units, const MicroBatch& micro_bat
   return loss_.sums(model_->log_probs(units, batch.tokens, options), batch.pairs, reference);
 }
 
-at::Tensor PreferenceTask::loss(UnitStore& units, const MicroBatch& micro_batch,
-                                const Recomputation& recompute, bool train) {
+at::Tensor PreferenceTask::loss(UnitStore& units, const MicroBatch& micro_batch, const Recomputation& recompute,
+                                bool train) {
   const auto& batch = static_cast<const PairMicroBatch&>(micro_batch);
   const PairSums sums = pair_sums(units, micro_batch, recompute, train);
   const at::Tensor pairs = batch.counts[0], tokens = batch.counts[1];

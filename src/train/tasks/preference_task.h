@@ -22,8 +22,7 @@ class PreferenceTask final : public CausalLmTask {
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
   void prepare(ShardedUnits& units, const BeforeSteps& before) override;
-  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute,
-                  bool train) override;
+  at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
   EvalResult eval_result(const EvalSums& sums) const override;
 
  private:
