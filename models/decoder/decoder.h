@@ -5,6 +5,7 @@
 // Shapes: B rows, S positions, T = B S, D hidden, N query heads, K key/value heads, H head_dim, F intermediate, V
 // vocabulary, R LoRA rank.
 
+#include "models/common/blocks.h"
 #include "models/common/lora.h"
 #include "models/common/units.h"
 #include "models/decoder/config.h"
@@ -12,8 +13,10 @@
 #include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
+#include "trireme/ops/trained_rows.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,12 +54,24 @@ class DecoderModel {
  public:
   DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora);
   /// Units: 0 embed (tokens, learned positions), 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0
-  /// is kept), with LoRA one more: adapters.
+  /// is kept), with LoRA: adapters, adapter_vectors (DoRA's magnitudes, trained biases) where there are some, and what
+  /// modules_to_save takes out of units 0 and L+1.
   const std::vector<UnitSpec>& units() const { return units_; }
   const DecoderConfig& config() const { return config_; }
   const BlockTable& block() const { return *block_; }
   const std::optional<LoraOptions>& lora() const { return lora_; }
-  const std::vector<LoraTarget>& targets() const { return targets_; }
+  /// The adapters of each block, and of the embedding.
+  const std::vector<std::vector<LoraTarget>>& targets() const { return targets_; }
+  const std::optional<LoraStrength>& embedding_adapter() const { return embedding_adapter_; }
+  /// Ids, ascending, of the rows of each of token_modules() that are trained beside the adapters.
+  const std::map<std::string, std::vector<int64_t>>& token_rows() const { return token_rows_; }
+  /// Whether the unit is part of an adapter's files.
+  bool of_adapter(size_t unit) const { return lora_ && units_[unit].trained; }
+  /// Whether the output matrix is the embedding.
+  bool tied() const { return output_.unit == embedding_.unit; }
+  /// DoRA: the lengths of the rows of the adapted weights, with which magnitudes start, by the magnitudes' names.
+  /// Gathers all blocks. Collective.
+  std::map<std::string, at::Tensor> initial_magnitudes(UnitStore& store) const;
 
   LossOutput loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
@@ -68,13 +83,36 @@ class DecoderModel {
   int64_t num_trained_parameters() const { return trained_parameters(units_); }
 
  private:
+  /// A parameter of a unit; unit -1: the model has none.
+  struct Place {
+    int unit = -1;
+    size_t parameter = 0;
+    const at::Tensor& in(UnitStore& store) const { return store.parameters(unit)[parameter]; }
+  };
   at::Tensor decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// Embeddings of the tokens [T, D], and the head's input and matrix, with all that is trained of them.
+  at::Tensor embedded(UnitStore& store, const TokenBatch& batch) const;
+  at::Tensor final_norm(UnitStore& store, const at::Tensor& x_TD) const;
+  /// Calls f(output matrix, its trained rows) inside of the units of the head; x_TD reaches it through f's argument.
+  template <class F>
+  at::Tensor in_head(UnitStore& store, at::Tensor x_TD, const F& f) const;
+  void add_lora_units();
+  void choose_token_rows();
+  UnitSpec adapters_unit() const;
+  UnitSpec vectors_unit() const;
+  TrainedRows trained_rows(UnitStore& store, const std::string& module) const;
 
   DecoderConfig config_;
   std::shared_ptr<const BlockTable> block_;
   std::optional<LoraOptions> lora_;
-  std::vector<LoraTarget> targets_;
+  std::vector<std::vector<LoraTarget>> targets_;
+  std::vector<std::vector<TrainedBias>> biases_;
+  std::optional<LoraStrength> embedding_adapter_;
+  std::map<std::string, std::vector<int64_t>> token_rows_;
+  mutable std::map<std::string, at::Tensor> row_ids_;  // token_rows_ on the device of the last forward
   std::vector<UnitSpec> units_;
+  AdapterUnits adapters_;
+  Place embedding_, positions_, output_, final_norm_bias_;  // final_norm_bias_: one that is trained
 };
 
 /// The modules with a row for each token, the embedding first; the name of the rows that are trained of one.

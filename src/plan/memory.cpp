@@ -4,6 +4,7 @@
 #include "trireme/fsdp/layout.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme {
 
@@ -33,11 +34,17 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const bool up_adapter = adapted("up"), down_adapter = adapted("down");
   const bool plain_inputs = shape.trained && recipe.wgrad_reads_plain_input;
 
+  double ranks = 0, multiplied = 0, multiplied_up = 0;  // what DoRA's factors multiply; of the up projection
+  for (const AdapterShape& adapter : shape.adapters) {
+    const double rows = shape.dora ? adapter.share * static_cast<double>(adapter.rows) : 0;
+    ranks += adapter.share * static_cast<double>(adapter.rank);
+    multiplied += rows;
+    if (adapter.layer == block.find("up")) multiplied_up += rows;
+  }
   // Per token: the inputs of the norms, q k v, the attention's output (also the output projection's input), the
   // adapters' products, codes of what wgrad reads.
-  const int64_t kept =
-      (norms + qkv + q + shape.adapter_rank * static_cast<int64_t>(shape.adapters.size())) * element_size +
-      statistics * 4 + (shape.trained ? inputs * recipe.kept_input_bytes : 0);
+  const int64_t kept = (norms + qkv + q + static_cast<int64_t>(std::ceil(ranks + multiplied))) * element_size +
+                       statistics * 4 + (shape.trained ? inputs * recipe.kept_input_bytes : 0);
   // The up projection, in FP8 with a scale a row for gate and up; GELU keeps what the down projection's weight gradient
   // reads, too.
   int64_t gate_up = block.gated && recipe.keeps_activations_in_fp8 ? up + 8 : up * element_size;
@@ -49,7 +56,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // Values after the residual are not computed again.
   if (!post_norms) {
     memory.saved_norms = normed > 0 ? shape.tokens * (kept + gate_up) : 0;
-    memory.saved_mlp = shape.tokens * kept;
+    memory.saved_mlp = shape.tokens * (kept - static_cast<int64_t>(multiplied_up) * element_size);
   }
   memory.saved_input = shape.tokens * d * element_size;
 
@@ -88,7 +95,8 @@ UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_
   const bool frozen_codes = input.frozen_fp8 && !unit.trained && unit.has_linear();
   if (!frozen_codes && !trained_codes) {
     const UnitLayout layout = make_layout(unit, shard_count);
-    return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
+    const int64_t bytes = unit.fp32 ? 4 : input.compute_bytes;
+    return {layout.shard_numel * bytes, layout.numel * bytes};
   }
   const UnitLayout layout = make_layout(trained_codes ? unit : unit.matrices(), shard_count);
   const int64_t beside = make_layout(unit.vectors(), 1).numel * input.compute_bytes;
@@ -163,7 +171,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    if (input.compute_bytes < 4 || codes[u]) plan.masters += layout.shard_numel * 4;
+    if ((input.compute_bytes < 4 && !unit.fp32) || codes[u]) plan.masters += layout.shard_numel * 4;
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
     plan.moments += layout.shard_numel * input.moment_bytes;

@@ -33,7 +33,7 @@ BertModel bert_large() {
 
 TEST(ModelFlops, Llama70bLoraAsPublished) {
   const DecoderConfig config = decoder_preset("llama2-70b");
-  const LoraOptions mlperf{16, 32, 0.1, {"qkv_proj", "o_proj"}};
+  const LoraOptions mlperf{16, 32, 0.1, {{"qkv_proj", "o_proj"}}};
   EXPECT_NEAR(flops(config, mlperf, 8192) / 1e12, 2562, 2);
   EXPECT_NEAR(flops(config, mlperf, 8192) / 8192 / 1e9, 313, 0.7);
   EXPECT_NEAR(flops(config, mlperf, 2048) / 2048 / 1e9, 284, 0.7);
@@ -104,7 +104,7 @@ TEST(RowTimes, OfFrozenMatricesWithAdapters) {
     return row_times(DecoderModel(config, std::move(lora)).shape(1024, 2), traits_of(Recipe::kCompute), only(member, 1),
                      2);
   };
-  const LoraOptions lora{8, 16, 0, {"o_proj", "down_proj"}};
+  const LoraOptions lora{8, 16, 0, {{"o_proj", "down_proj"}}};
   EXPECT_DOUBLE_EQ(times(lora, &MachineRates::bf16_flops).backward, times({}, &MachineRates::bf16_flops).forward);
   EXPECT_DOUBLE_EQ(3 * times(lora, &MachineRates::bf16_flops).head, 2 * times({}, &MachineRates::bf16_flops).head);
   const double d = 4096, f = 11008, each = 1024 * 2;
@@ -112,6 +112,32 @@ TEST(RowTimes, OfFrozenMatricesWithAdapters) {
                    each * (d + 2 * d + f + 2 * d));
   EXPECT_DOUBLE_EQ(times(lora, &MachineRates::memory_bytes).backward - times({}, &MachineRates::memory_bytes).backward,
                    each * (d + 3 * d + d + 3 * f));
+}
+
+TEST(RowTimes, OfDoraAndOfAdaptersInSomeBlocks) {
+  const DecoderConfig config = decoder_preset("llama2-7b");
+  const auto times = [&](const std::optional<LoraOptions>& lora, double MachineRates::* member) {
+    return row_times(DecoderModel(config, lora).shape(1024, 2), traits_of(Recipe::kCompute), only(member, 1), 2);
+  };
+  LoraOptions lora{8, 16, 0, {{"down_proj"}}}, half = lora, dora = lora;
+  for (int64_t block = 0; block < 16; ++block) half.layers_to_transform.push_back(block);
+  dora.use_dora = true;
+  const auto bytes = &MachineRates::memory_bytes, flops = &MachineRates::bf16_flops;
+  const double none = times({}, bytes).forward, all = times(lora, bytes).forward;
+  EXPECT_DOUBLE_EQ(times(half, bytes).forward, (none + all) / 2);
+  const double d = 4096, f = 11008, each = 1024 * 2;
+  EXPECT_DOUBLE_EQ(times(dora, bytes).forward - all, each * 2 * d);
+  EXPECT_DOUBLE_EQ(times(dora, bytes).backward - times(lora, bytes).backward, each * 3 * d);
+  EXPECT_DOUBLE_EQ(times(dora, bytes).pass, 32 * 2 * d * f) << "the weight is read once more";
+  EXPECT_EQ(times(dora, flops).forward, times(lora, flops).forward);
+  dora.dropout = 0.1;
+  EXPECT_DOUBLE_EQ(times(dora, flops).forward - times(lora, flops).forward, 2 * 1024 * d * f);
+  const auto saved = [&](const LoraOptions& of) { return memory(DecoderModel(config, of), 1024); };
+  dora.dropout = 0;
+  EXPECT_EQ(saved(dora).saved - saved(lora).saved, 1024 * 2 * 4096);
+  dora.target_modules = lora.target_modules = {{"up_proj"}};
+  EXPECT_EQ(saved(dora).saved - saved(lora).saved, 1024 * 2 * 11008);
+  EXPECT_EQ(saved(dora).saved_mlp, saved(lora).saved_mlp) << "what is computed again is not kept";
 }
 
 TEST(RowTimes, OfBertsPackedRows) {
@@ -135,7 +161,7 @@ TEST(RowMemory, OfAGeluBlock) {
   EXPECT_EQ(bytes.saved, s * (inner + 2 * (f + f) + 2 * 2 * d));  // up projection, GELU, two norms
   EXPECT_EQ(bytes.saved_norms, s * (inner + 2 * (f + f)));
   EXPECT_EQ(bytes.saved_mlp, s * inner);
-  const LoraOptions lora{8, 16, 0, {"c_attn"}};
+  const LoraOptions lora{8, 16, 0, {{"c_attn"}}};
   EXPECT_EQ(memory(DecoderModel(decoder_preset("gpt3-126m"), lora), s).saved, s * (inner + 2 * 8 + 2 * f));
   // FP8: codes of the four inputs, and of GELU's in- and outputs the first alone.
   const RowMemory fp8 = memory(model, s, Recipe::kFp8Delayed);

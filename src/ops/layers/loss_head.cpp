@@ -63,13 +63,13 @@ void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at:
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const WeightRows& rows) {
+                      const TrainedRows& rows) {
   const at::ScalarType type = accumulate_type(hidden), narrow_type = hidden.scalar_type();
   const auto options = hidden.options().dtype(type);
   HeadResult result;
   result.loss = at::zeros({}, options);
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
-  if (need_weight) result.d_weight = at::zeros(rows.shape(weight), options);
+  if (need_weight) result.d_weight = at::zeros(rows.defined() ? rows.values.sizes() : weight.sizes(), options);
   if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
   const at::Tensor all_weights = token_weight.to(type);
   // Avoids a division by zero in a batch without targets.
@@ -96,7 +96,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       at::mm_out(out, d_logits, weight);
     }
     if (!need_weight) continue;
-    d_logits = rows.of(d_logits);
+    if (rows.defined()) d_logits = rows.columns_of(d_logits);
     if (w.row_factor.defined()) {
       add_weighted_sums(result, d_logits, scaled_rows(h, w.row_factor), w.row_factor);
       continue;
@@ -128,7 +128,7 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
 
 struct LossHead {
   Input hidden, weight, bias, trained;  // `trained`: some rows of a frozen weight
-  WeightRows rows;
+  TrainedRows rows;
   at::Tensor targets, token_weight;
   bool need_hidden, need_weight;
   at::ScalarType dtype;
@@ -165,7 +165,8 @@ struct LossHead {
     result.loss = at::zeros({}, h.options().dtype(accumulate_type(h)));
     result.largest = at::ones({}, result.loss.options());
     if (need_hidden) result.d_hidden = at::zeros_like(h);
-    if (need_weight) result.d_weight = at::zeros(rows.shape(w), result.loss.options());
+    if (need_weight)
+      result.d_weight = at::zeros(rows.defined() ? rows.values.sizes() : w.sizes(), result.loss.options());
     if (need_weight && bias.given()) result.d_bias = at::zeros(bias.value.sizes(), result.loss.options());
     return result;
   }
@@ -224,25 +225,22 @@ void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const a
 }  // namespace
 
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias, const at::Tensor& rows,
-                     int64_t rows_begin) {
+                     const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows) {
   check_arguments(hidden, weight, targets, token_weight, bias);
-  TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows_begin >= 0 &&
-                                    rows_begin + rows.size(0) <= weight.size(0)),
-                "loss head: trained rows ", rows_begin, " and ", rows.defined() ? rows.size(0) : 0, " more of ",
-                weight.sizes());
+  TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows.count() <= weight.size(0)),
+                "loss head: ", rows.defined() ? rows.count() : 0, " trained rows of ", weight.sizes());
   const bool gradients = at::GradMode::is_enabled();
   InputList inputs;
-  const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias), r = inputs.add(rows);
+  const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias), r = inputs.add(rows.values);
   LossHead node{h,
                 w,
                 b,
                 r,
-                rows.defined() ? WeightRows{rows_begin, rows.size(0)} : WeightRows{},
+                rows,
                 targets,
                 token_weight,
                 gradients && hidden.requires_grad(),
-                gradients && (weight.requires_grad() || (rows.defined() && rows.requires_grad())),
+                gradients && (weight.requires_grad() || (rows.defined() && rows.values.requires_grad())),
                 weight.scalar_type(),
                 {},
                 {},

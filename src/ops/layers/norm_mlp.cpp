@@ -54,6 +54,7 @@ struct NormMlpNode {
       if (keep && !recompute_up) activated = active.plain;
     }
     const at::Tensor y = tail.forward(down, active, rows);
+    if (recompute_up) up.drop_kept_output();
     if (!norm.present() && !recompute_up && !up.may_read_input()) h.value = at::Tensor();
     return {at::_unsafe_view(y, shape)};
   }

@@ -24,6 +24,7 @@ class CausalLmTask final : public RowTask<Sample, TokenPack> {
                   bool train) override;
   EvalResult eval_result(const EvalSums& sums) const override;  // {loss, denominator}
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
+  void complete_weights(ShardedUnits& units) override;
 
  private:
   void check_start() override;

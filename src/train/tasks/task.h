@@ -91,6 +91,8 @@ class TrainingTask : public PlannedModel {
   virtual void check_weights() = 0;
   /// Loads or draws the weights of all units; collective, once.
   virtual void load_weights(ShardedUnits& units) = 0;
+  /// When that has succeeded on all ranks: fills weights that follow from others. Collective.
+  virtual void complete_weights(ShardedUnits&) {}
   /// The rows of data.train and data.valid to check; valid until the task is destroyed.
   virtual std::vector<RowSet> row_sets() const = 0;
 
