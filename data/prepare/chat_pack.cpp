@@ -1,13 +1,12 @@
 #include "data/prepare/chat_pack.h"
 
 #include "data/prepare/conversations.h"
-#include "data/prepare/parallel.h"
+#include "data/prepare/outputs.h"
 #include "data/prepare/progress.h"
-#include "data/prepare/row_output.h"
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/rng.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 
@@ -15,9 +14,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 namespace trireme {
@@ -162,20 +159,7 @@ void write_split(const fs::path& path, const std::vector<Tokenised>& chats, cons
 void check_chat_options(const ChatPackOptions& options) {
   if (options.seq_length < 2 || options.seq_length > (1 << 24))
     throw ConfigError(fmt::format("--seq-length {}: expected 2 to {}", options.seq_length, 1 << 24));
-  if (options.valid_output.empty() != (options.valid_fraction == 0))
-    throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
-  if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
-    throw ConfigError(fmt::format("--valid-fraction {}: expected a number between 0 and 1", options.valid_fraction));
-  for (const fs::path& path : {options.output, options.valid_output}) {
-    if (path.empty()) continue;
-    require_row_output(path);
-    if (path.has_parent_path()) make_directories(path.parent_path());
-  }
-}
-
-bool is_valid_chat(int64_t number, double fraction) {
-  const uint64_t draw = derive_seed(0, "valid_split", static_cast<uint64_t>(number));
-  return std::ldexp(static_cast<double>(draw >> 11), -53) < fraction;
+  check_row_outputs(options.output, options.valid_output, options.valid_fraction);
 }
 
 }  // namespace
@@ -211,7 +195,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
     if (std::find(made.mask.begin(), made.mask.end(), 1) == made.mask.end())
       ++report.untrained;
     else
-      (is_valid_chat(number, options.valid_fraction) ? valid : train).push_back(std::move(made));
+      (in_valid_split(0, number, options.valid_fraction) ? valid : train).push_back(std::move(made));
   };
   const auto flush = [&] {
     std::vector<Tokenised> made(batch.size());
@@ -220,14 +204,8 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
     for (Tokenised& each : made) keep(std::move(each), report.conversations++);
     batch.clear();
   };
-  double total = 0, before = 0;
-  for (const fs::path& path : options.inputs) {
-    std::error_code error;
-    const auto size = fs::file_size(path, error);
-    if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
-    total += static_cast<double>(size);
-  }
-  Progress progress("rendering", total, "MB", 1e6);
+  Progress progress("rendering", total_size(options.inputs), "MB", 1e6);
+  double before = 0;
   for (const fs::path& path : options.inputs) {
     try {
       for_each_conversation(path, options.field, [&](ConversationRow row) {
