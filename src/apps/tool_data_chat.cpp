@@ -31,22 +31,8 @@ void print_chat_split(const std::string& path, const ChatSplit& split, int64_t s
              format_count(split.padding), 100.0 * static_cast<double>(split.padding) / places);
 }
 
-std::string on_one_line(const std::string& text, size_t most) {
-  std::string line;
-  for (const char c : text) {
-    if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u && line.size() >= most) return line + " …";
-    if (c == '\n')
-      line += "\\n";
-    else
-      line += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return line;
-}
-
 void chat(ChatArguments& arguments) {
   ChatPackOptions& options = arguments.options;
-  if (arguments.long_conversations != "cut" && arguments.long_conversations != "drop")
-    throw ConfigError(fmt::format("--long {}: expected cut or drop", arguments.long_conversations));
   options.drop_long = arguments.long_conversations == "drop";
   for (const std::string& each : arguments.variables) {
     const size_t equals = each.find('=');
@@ -83,15 +69,14 @@ void chat(ChatArguments& arguments) {
   if (report.cut > 0) fmt::print("cut {} at the end of a row\n", counted(report.cut, "conversation"));
   if (report.dropped_long > 0)
     fmt::print("dropped {} longer than a row\n", counted(report.dropped_long, "conversation"));
-  fmt::print("  first conversation: {}\n", on_one_line(report.sample, 400));
+  fmt::print("  first conversation: {}\n", excerpt(report.sample, 400));
   for (size_t i = 0; i < report.sample_targets.size() && i < 3; ++i)
-    fmt::print("  loss on: {}\n", on_one_line(report.sample_targets[i], 200));
+    fmt::print("  loss on: {}\n", excerpt(report.sample_targets[i]));
 }
 
 constexpr const char* kChatHelp =
     "Conversations (JSON lines, a JSON list, Parquet, Arrow) to training rows: rendered by the model's chat template, "
-    "with "
-    "a loss on what the assistant says, packed whole into rows of --seq-length tokens";
+    "with a loss on what the assistant says, packed whole into rows of --seq-length tokens";
 
 }  // namespace
 
@@ -112,8 +97,10 @@ void add_chat_data_tool(CLI::App& data) {
   command->add_option("--valid-output", options.valid_output, "Second token file, for validation");
   command->add_option("--valid-fraction", options.valid_fraction,
                       "Fraction of the conversations in the validation file");
-  command->add_option("--long", arguments->long_conversations,
-                      "A conversation longer than a row: cut (loses its end, the default) or drop");
+  command
+      ->add_option("--long", arguments->long_conversations,
+                   "A conversation longer than a row: cut (loses its end, the default) or drop")
+      ->check(CLI::IsMember({"cut", "drop"}));
   command->add_flag("--one-per-row", options.one_per_row, "No packing: one conversation in a row");
   command->add_flag("--skip-refused", options.skip_refused,
                     "Drop and count what is no conversation or is refused by the template");

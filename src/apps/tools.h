@@ -14,26 +14,27 @@ namespace trireme {
 DType dtype_option(const char* tool, const std::string& word);
 /// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
 void write_output(const std::string& path, const std::string& content);
+/// The first characters of a text on one line.
+std::string excerpt(const std::string& text, size_t characters = 200);
 
-void add_init_model_tool(CLI::App& app);        // tool_init_model.cpp
-void add_model_tool(CLI::App& app);             // tool_model.cpp
-void add_tokenizer_tool(CLI::App& app);         // tool_tokenizer.cpp
-void add_tokenizer_train_tool(CLI::App& tool);  // tool_tokenizer_train.cpp
-void add_data_tool(CLI::App& app);              // tool_data.cpp
-void add_bert_data_tool(CLI::App& data);        // tool_data_bert.cpp: `data bert`
-void add_chat_data_tool(CLI::App& data);        // tool_data_chat.cpp: `data chat`
-void add_megatron_data_tool(CLI::App& data);    // tool_data_megatron.cpp: `data megatron`
-void add_data_verify_tool(CLI::App& data);      // tool_data_verify.cpp: `data verify`
-void add_adapter_tool(CLI::App& app);           // tool_adapter.cpp
-void add_generate_tool(CLI::App& app);          // tool_generate.cpp
-void add_calibrate_tool(CLI::App& app);         // tool_calibrate.cpp
-void add_checkpoint_tool(CLI::App& app);        // tool_checkpoint.cpp
-void add_config_tool(CLI::App& app);            // tool_config.cpp
-void add_launch_tool(CLI::App& app);            // tool_launch.cpp
-void add_plot_tool(CLI::App& app);              // tool_plot.cpp
-void add_profile_tool(CLI::App& app);           // tool_profile.cpp
-void add_doctor_tool(CLI::App& app);            // tool_doctor.cpp
-void add_report_tool(CLI::App& app);            // tool_report.cpp
-void add_simulate_tool(CLI::App& app);          // tool_simulate.cpp
+void add_init_model_tool(CLI::App& app);      // tool_init_model.cpp
+void add_model_tool(CLI::App& app);           // tool_model.cpp
+void add_tokenizer_tool(CLI::App& app);       // tool_tokenizer.cpp
+void add_data_tool(CLI::App& app);            // tool_data.cpp
+void add_bert_data_tool(CLI::App& data);      // tool_data_bert.cpp: `data bert`
+void add_chat_data_tool(CLI::App& data);      // tool_data_chat.cpp: `data chat`
+void add_megatron_data_tool(CLI::App& data);  // tool_data_megatron.cpp: `data megatron`
+void add_data_verify_tool(CLI::App& data);    // tool_data_verify.cpp: `data verify`
+void add_adapter_tool(CLI::App& app);         // tool_adapter.cpp
+void add_generate_tool(CLI::App& app);        // tool_generate.cpp
+void add_calibrate_tool(CLI::App& app);       // tool_calibrate.cpp
+void add_checkpoint_tool(CLI::App& app);      // tool_checkpoint.cpp
+void add_config_tool(CLI::App& app);          // tool_config.cpp
+void add_launch_tool(CLI::App& app);          // tool_launch.cpp
+void add_plot_tool(CLI::App& app);            // tool_plot.cpp
+void add_profile_tool(CLI::App& app);         // tool_profile.cpp
+void add_doctor_tool(CLI::App& app);          // tool_doctor.cpp
+void add_report_tool(CLI::App& app);          // tool_report.cpp
+void add_simulate_tool(CLI::App& app);        // tool_simulate.cpp
 
 }  // namespace trireme

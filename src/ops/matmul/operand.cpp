@@ -2,7 +2,6 @@
 
 #include "activations.h"
 #include "trireme/base/error.h"
-#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 
