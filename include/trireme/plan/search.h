@@ -1,6 +1,7 @@
 #pragma once
 // The search for a plan: its input, the best plan and the smallest plan.
 
+#include "trireme/optim/optimizer.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/plan.h"
@@ -21,6 +22,8 @@ struct PlanInput {
   int64_t compute_bytes = 2;   // per element of the compute and storage dtype
   int64_t gradient_bytes = 4;  // per element of a gradient that is reduced; sums over passes are fp32
   int64_t moment_bytes = 8;    // per element, both moments
+  int64_t matrix_moment_bytes = 8;  // the same of elements of matrices (ParameterSpec::matrix_rows)
+  MatrixWork matrix_work;           // of the optimizer
   bool frozen_fp8 = false;     // matrices of linear layers of frozen units take one byte per element
   /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
   Recipe trained = Recipe::kCompute;
