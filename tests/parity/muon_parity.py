@@ -3,8 +3,8 @@
 transformers: losses, gradient norms and final weights; on 1, 2 and 4 ranks with every division of the state, and resumed by other ranks.
 Exit code 77 = skipped."""
 import argparse
+import copy
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -16,12 +16,12 @@ try:
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from train_parity import GBS, MBS, SEQ, STEPS, close, epoch_order, lr_at, model_config, write_data
+    from train_parity import GBS, MBS, SEQ, STEPS, close, epoch_order, model_config, write_data
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
 
-LR, WARMUP, MINIMUM, CLIP, DECAY, SEED, BETAS, EPS = 3e-3, 2, 1e-4, 0.5, 0.05, 4321, [0.9, 0.95], 1e-6
+LR, WARMUP, DECAY, SEED, BETAS, EPS = 3e-3, 2, 1.0, 4321, [0.9, 0.95], 1e-6
 HALF = ("output.save_every_samples=20", "train.max_steps=5")
 # Of each case: keys of the optimizer, and the ways to train: (ranks, settings); several in one entry follow each other in one output directory.
 CASES = {
@@ -79,6 +79,32 @@ class Reference:
             self.adamw.step()
 
 
+def train_reference(model, data, config, options, clip, noise):
+    """[(loss, gradient norm)] of a copy of the model, and its weights. `noise`: relative error that its gradients get."""
+    model = copy.deepcopy(model)
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    optimizer = Reference(trained, config, **options)
+    order = epoch_order(len(data), SEED, STEPS * GBS)
+    history = []
+    for step in range(STEPS):
+        rows = data[order[step * GBS:(step + 1) * GBS]]
+        loss = sum(model(input_ids=row[None], labels=row[None]).loss for row in rows) / GBS
+        model.zero_grad()
+        loss.backward()
+        for _, parameter in trained:
+            parameter.grad += noise * parameter.grad.abs().mean() * torch.randn_like(parameter)
+        norm = torch.nn.utils.clip_grad_norm_([p for _, p in trained], clip)
+        optimizer.step(LR * min(1, (step + 1) / (WARMUP + 1)))
+        history.append((loss.item(), norm.item()))
+    return history, dict(model.named_parameters(remove_duplicate=False))
+
+
+def compare(mine, theirs):
+    """The largest difference of an element, and of the mean over a tensor."""
+    differences = [(mine[name] - value).detach().abs() for name, value in theirs.items()]
+    return max(d.max().item() for d in differences), max(d.mean().item() for d in differences)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
@@ -87,6 +113,7 @@ def main():
     args = parser.parse_args()
     keys, ways = CASES[args.case]
     lora = args.case == "lora"
+    clip = 0.01 if lora else 0.5
     torch.manual_seed(11)
     torch.set_num_threads(1)
     failures = []
@@ -104,21 +131,12 @@ def main():
                     torch.nn.init.normal_(parameter, 0, 0.02)
             model.save_pretrained(f"{work}/start")
             adapter = f"lora: {{r: 4, alpha: 8, dropout: 0.0, target_modules: [{', '.join(targets)}], adapter: start}}"
-        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        options = dict(pair.split(": ") for pair in keys.split(", "))
-        optimizer = Reference(trained, config, **{k: v if k == "adjust_lr_fn" else float(v) for k, v in options.items()})
-        order = epoch_order(len(data), SEED, STEPS * GBS)
-        want = []
-        for step in range(STEPS):
-            rows = data[order[step * GBS:(step + 1) * GBS]]
-            loss = sum(model(input_ids=row[None], labels=row[None]).loss for row in rows) / GBS
-            model.zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_([p for _, p in trained], CLIP)
-            optimizer.step(lr_at(step, LR, WARMUP, STEPS, MINIMUM))
-            want.append((loss.item(), norm.item()))
-        theirs = dict(model.named_parameters(remove_duplicate=False))
-        assert max(norm for _, norm in want) > CLIP, "the clipping is part of the test"
+        options = {key: value if key == "adjust_lr_fn" else float(value) for key, value in (pair.split(": ") for pair in keys.split(", "))}
+        want, theirs = train_reference(model, data, config, options, clip, 0)
+        # bf16 rounds the orthogonalised momentum to 3 digits, otherwise where a sum differs in its last bit: so much alone moves the reference.
+        most, mean = compare(train_reference(model, data, config, options, clip, 1e-6)[1], theirs)
+        print(f"{args.case}: gradients with an error of 1e-6 move the reference by {most:.1e} at most, {mean:.1e} in the mean of a tensor")
+        assert max(norm for _, norm in want) > clip, "the clipping is part of the test"
 
         for way in ways:
             name = " then ".join(f"{ranks} ranks {' '.join(settings)}" for ranks, settings in way)
@@ -129,8 +147,8 @@ def main():
 {adapter}
 data: {{train: train.npy, seq_length: {SEQ}}}
 batch: {{global_batch_size: {GBS}, micro_batch_size: {1 if ranks > 1 else MBS}}}
-optimizer: {{name: muon, lr: {LR}, betas: {BETAS}, eps: {EPS:.1e}, weight_decay: {DECAY}, grad_clip: {CLIP}, {keys}}}
-schedule: {{name: cosine, warmup_steps: {WARMUP}, min_lr: {MINIMUM}}}
+optimizer: {{name: muon, lr: {LR}, betas: {BETAS}, eps: {EPS:.1e}, weight_decay: {DECAY}, grad_clip: {clip}, {keys}}}
+schedule: {{name: constant, warmup_steps: {WARMUP}}}
 train: {{max_steps: {STEPS}, seed: {SEED}}}
 precision: {{compute: fp32}}
 output: {{dir: run}}
@@ -145,21 +163,17 @@ output: {{dir: run}}
             assert len(lines) == STEPS, f"{name}: {len(lines)} train lines"
             worst = 0.0
             for line, (loss, norm) in zip(lines, want):
-                worst = max(worst, close(f"{name}: step {line['step']} loss", line["loss"], loss, 1e-4, failures))
-                close(f"{name}: step {line['step']} grad_norm", line["grad_norm"], norm, 1e-3, failures)
+                worst = max(worst, close(f"{name}: step {line['step']} loss", line["loss"], loss, 3e-4, failures))
+                close(f"{name}: step {line['step']} grad_norm", line["grad_norm"], norm, 5e-3, failures)
             if lora:
                 loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32), f"{work}/run/adapter")
             else:
                 loaded = AutoModelForCausalLM.from_pretrained(f"{work}/run/model", dtype=torch.float32)
             mine = dict(loaded.named_parameters(remove_duplicate=False))
-            error, mean = 0.0, 0.0
-            for key, value in theirs.items():
-                difference = (mine[key] - value).abs()
-                error, mean = max(error, difference.max().item()), max(mean, difference.mean().item())
-            print(f"{name}: losses {worst:.1e}, weights {error:.1e} at most, {mean:.1e} in the mean of a tensor, loss {want[0][0]:.4f} -> {want[-1][0]:.4f}")
-            # An element of an update is 0.2 of the rate. bf16 rounds elements of the orthogonalised momentum to 3 digits, differently where fp32 sums do.
-            if not (error <= 3e-4 and mean <= 1e-5):
-                failures.append(f"{name}: weights differ by {error:.3g}, {mean:.3g} in the mean")
+            error = compare(mine, theirs)
+            print(f"{name}: losses {worst:.1e}, weights {error[0]:.1e} at most, {error[1]:.1e} in the mean of a tensor, loss {want[0][0]:.4f} -> {want[-1][0]:.4f}")
+            if not (error[0] <= 3 * most and error[1] <= 2 * mean):
+                failures.append(f"{name}: weights differ by {error[0]:.3g}, {error[1]:.3g} in the mean")
     if failures:
         print("\n".join(failures[:20]))
         sys.exit(1)
