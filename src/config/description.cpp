@@ -166,7 +166,9 @@ Section optimizer_section() {
 #undef TRIREME_CHOICE
          .elsewhere = {"optim", "optimizer.type", "use_muon"},
          .words_elsewhere = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}, {"dist_muon", "muon"}}});
-  s.key("moments", &S::moments, "adamw, muon: type of the moments; bf16: half the memory, rounded stochastically (the momentum of matrices to nearest)",
+  s.key("moments", &S::moments,
+        "adamw, muon: type of the moments; bf16: half the memory, rounded stochastically (the momentum of matrices to "
+        "nearest)",
         {.choices = {{"fp32", S::Moments::kFp32}, {"bf16", S::Moments::kBf16}}});
   s.key("lr", &S::lr, "peak learning rate",
         {.min = 0,
@@ -207,10 +209,11 @@ Section optimizer_section() {
         {.choices = {{"match_rms_adamw", S::AdjustLr::kMatchRmsAdamw}, {"original", S::AdjustLr::kOriginal}},
          .elsewhere = {"muon_scale_mode", "muon_adjust_lr"},
          .words_elsewhere = {{"rms_norm", "match_rms_adamw"}}});
-  s.key("matrix_lr", &S::matrix_lr,
-        "muon: peak learning rate of matrices, on the schedule of lr, which is then that of the other parameters; null: "
-        "lr",
-        {.min = 0, .elsewhere = {"muon_lr"}});
+  s.key(
+      "matrix_lr", &S::matrix_lr,
+      "muon: peak learning rate of matrices, on the schedule of lr, which is then that of the other parameters; null: "
+      "lr",
+      {.min = 0, .elsewhere = {"muon_lr"}});
   return s.section;
 }
 

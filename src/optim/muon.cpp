@@ -22,8 +22,8 @@ constexpr int64_t kTogether = int64_t{1} << 27;
 /// Elements of a shard whose momentum is updated at a time: bounds the fp32 values in memory.
 constexpr int64_t kPass = int64_t{1} << 24;
 
-/// beta * addend + alpha * a b [n, rows, rows], which is symmetric; addend undefined: a b. A large result is computed in
-/// two panels of rows that hold its lower half.
+/// beta * addend + alpha * a b [n, rows, rows], which is symmetric; addend undefined: a b. A large result is computed
+/// in two panels of rows that hold its lower half.
 at::Tensor symmetric_product(const at::Tensor& addend, double beta, const at::Tensor& a, const at::Tensor& b,
                              double alpha, int64_t symmetric_from) {
   const int64_t rows = a.size(1), half = rows / 2, rest = rows - half;
@@ -37,7 +37,9 @@ at::Tensor symmetric_product(const at::Tensor& addend, double beta, const at::Te
     else
       at::bmm_out(target, a.narrow(1, begin, count), b.narrow(2, 0, columns));
   }
-  result.narrow(1, 0, half).narrow(2, half, rest).copy_(result.narrow(1, half, rest).narrow(2, 0, half).transpose(1, 2));
+  result.narrow(1, 0, half)
+      .narrow(2, half, rest)
+      .copy_(result.narrow(1, half, rest).narrow(2, 0, half).transpose(1, 2));
   return result;
 }
 
@@ -83,9 +85,9 @@ class Muon final : public Optimizer {
       const TrainedShard& shard = shards_[s];
       add_rest(s);
       if (shard.matrices.empty()) continue;
-      momentum_[s] = at::zeros(
-          shard.master.sizes(), shard.master.options().dtype(
-                                    options_.moments == OptimizerSection::Moments::kBf16 ? at::kBFloat16 : at::kFloat));
+      momentum_[s] = at::zeros(shard.master.sizes(),
+                               shard.master.options().dtype(
+                                   options_.moments == OptimizerSection::Moments::kBf16 ? at::kBFloat16 : at::kFloat));
       const auto alike = [&](const TrainedShard& other) {
         return other.matrices == shard.matrices && other.master.numel() == shard.master.numel() &&
                other.group == shard.group;
@@ -147,8 +149,8 @@ class Muon final : public Optimizer {
         if (count == 0) rest.begin = before + from - first;
         for (const ShardRange& range : shard.ranges)
           if (range.begin + begin >= from && range.end + begin <= to)
-            rest.ranges.push_back({range.begin + begin - from + count, range.end + begin - from + count, range.tensor,
-                                   range.decay});
+            rest.ranges.push_back(
+                {range.begin + begin - from + count, range.end + begin - from + count, range.tensor, range.decay});
         of.places.emplace_back(from - begin, to - from);
         count += to - from;
       }
@@ -240,10 +242,12 @@ class Muon final : public Optimizer {
     for (int64_t i = 0; i < count; ++i) {
       const bool own = mine <= i && i < mine + each;
       advance(round.shards[static_cast<size_t>(i)],
-              divided ? updates[i] : own ? updates[i - mine] : at::Tensor(), multiplier, skip);
+              divided ? updates[i]
+              : own   ? updates[i - mine]
+                      : at::Tensor(),
+              multiplier, skip);
     }
-    if (divided)
-      updates = exchange(group, updates).view({ranks, each, n}).transpose(0, 1).reshape({each, ranks * n});
+    if (divided) updates = exchange(group, updates).view({ranks, each, n}).transpose(0, 1).reshape({each, ranks * n});
     orthogonalise_units(updates.narrow(0, 0, owned), first.matrices);
     if (divided)
       updates = exchange(group, updates.view({each, ranks, n}).transpose(0, 1).contiguous()).view({ranks * each, n});

@@ -209,8 +209,8 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     if (input.compute_bytes < 4 || codes[u]) plan.masters += layout.shard_numel * 4;
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
-    plan.moments += layout.shard_numel * input.moment_bytes - unit.matrix_numel() / layout.shard_count *
-                                                                  (input.moment_bytes - input.matrix_moment_bytes);
+    plan.moments += layout.shard_numel * input.moment_bytes -
+                    unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;

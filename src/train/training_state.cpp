@@ -20,8 +20,8 @@ constexpr const char *kSamplesName = "samples", *kEvaluatedStepName = "evaluated
                      *kLossWindowName = "loss_window", *kFp8ScalesName = "task", *kDataName = "data",
                      *kBestName = "best_evaluation";
 
-/// The checkpoint tensors of the trained units, by their places in the units' vectors; and the vectors of their own that
-/// `optimizer` has for elements of some units.
+/// The checkpoint tensors of the trained units, by their places in the units' vectors; and the vectors of their own
+/// that `optimizer` has for elements of some units.
 std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units, const OptimizerTraits& optimizer) {
   std::vector<CheckpointUnit> described;
   for (const UnitSpec& unit : units) {

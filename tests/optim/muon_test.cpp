@@ -54,7 +54,8 @@ TEST(Muon, OrthogonalisesAsPyTorchDoes) {
   }
 }
 
-/// A unit of a vector of 5 elements, a fused matrix of two times [8, 16], and a bias of 16, each from a multiple of 128.
+/// A unit of a vector of 5 elements, a fused matrix of two times [8, 16], and a bias of 16, each from a multiple of
+/// 128.
 TrainedShard make_shard(uint64_t seed) {
   TrainedShard shard;
   shard.name = "unit";

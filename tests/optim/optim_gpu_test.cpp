@@ -86,6 +86,19 @@ TEST_P(OptimizersGpu, Bf16MomentsAreRoundedAsTheCompositionRounds) {
   }
 }
 
+TEST_P(OptimizersGpu, OrthogonaliseAsTheCpuDoes) {
+  if (GetParam().optimizer != "muon") return;
+  for (const auto& [rows, columns] : {std::pair{256, 256}, {200, 301}, {301, 200}}) {
+    const at::Tensor matrices = at::randn({3, rows, columns}).to(at::kBFloat16);
+    const at::Tensor expected = orthogonalised(matrices.clone()).to(at::kFloat);
+    for (const int64_t symmetric_from : {1, 2048}) {
+      const at::Tensor ours = orthogonalised(matrices.to(at::kCUDA), symmetric_from).to(at::kFloat).cpu();
+      EXPECT_LT((ours - expected).norm().item<double>(), 0.02 * expected.norm().item<double>())
+          << rows << " x " << columns;
+    }
+  }
+}
+
 TEST_P(OptimizersGpu, EqualTheCompositionOnTheCpu) {
   OptimizerSection options;
   options.name = choice_of<OptimizerSection::Name>(GetParam().optimizer).value();

@@ -52,7 +52,7 @@ struct UnitSpec {
   // false: backward needs no gather (an embedding's gradient needs only the token ids)
   bool backward_reads_weights = true;
   int64_t numel() const;
-  bool has_linear() const;  // has a matrix of a linear layer
+  bool has_linear() const;       // has a matrix of a linear layer
   int64_t matrix_numel() const;  // elements of parameters with matrix_rows
   /// The unit with only its matrices of linear layers; the unit with only its other parameters.
   UnitSpec matrices() const;

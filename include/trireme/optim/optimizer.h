@@ -77,8 +77,8 @@ at::Tensor orthogonalised(at::Tensor matrices, int64_t symmetric_from = 2048);
 /// An optimizer over `shards`, which must outlive it. adamw: Loshchilov & Hutter 2019, as torch.optim.AdamW computes
 /// it. lamb: You et al. 2020 with bias correction and a trust ratio |w| / |update| per checkpoint tensor. The ratio is
 /// 1 if either norm is 0 and, unless trust_ratio is all, for tensors without weight decay (as in apex' FusedLAMB and
-/// the MLPerf submissions). Norms cover all ranks that share a tensor. muon: torch.optim.Muon for matrices, adamw for the
-/// rest. Other options are internal errors; the configuration rejects them earlier.
+/// the MLPerf submissions). Norms cover all ranks that share a tensor. muon: torch.optim.Muon for matrices, adamw for
+/// the rest. Other options are internal errors; the configuration rejects them earlier.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world);
 
