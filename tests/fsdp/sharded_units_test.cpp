@@ -152,7 +152,7 @@ TEST_P(Sharding, EqualsOneRank) {
   // bf16 keeps 8 bits of each rank's gradient, and AdamW's first steps depend on signs: after three steps errors exceed
   // the rounding error. Muon rounds its updates to bf16, otherwise where a sum of gradients differs in its last bit.
   const double tolerance = test.reduce_dtype != at::kFloat                   ? 2e-2
-                           : test.optimizer == OptimizerSection::Name::kMuon ? 1e-4
+                           : test.optimizer == OptimizerSection::Name::kMuon ? 5e-4
                                                                              : 1e-5;
   const auto weights = train(comm(), test, 3, &norms);
   for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], reference_norms[i], tolerance * reference_norms[i]);

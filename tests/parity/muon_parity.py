@@ -32,7 +32,7 @@ CASES = {
               [(2, ("parallel.policy=full", *HALF)), (4, ("parallel.policy=full", "parallel.shard_size=2"))],
               [(4, ("parallel.policy=full", *HALF)), (1, ())]]),
     "phi3": ("adjust_lr_fn: original, matrix_lr: 0.02", [[(1, ())], [(4, ("parallel.policy=full", *HALF)), (2, ("parallel.policy=none",))]]),
-    "lora": ("matrix_lr: 2.0e-3", [[(1, ())], [(2, ())]]),
+    "lora": ("matrix_lr: 2.0e-3", [[(1, ())], [(2, HALF), (1, ())]]),
 }
 
 
