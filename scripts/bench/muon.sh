@@ -53,7 +53,7 @@ fi
 
 folder=$(realpath "$folder")
 mkdir "$work/model"
-"$bin/trireme" init-model --preset gpt3-126m --vocab-size 16384 --max-positions 1024 --config-only --output "$work/shape" > /dev/null
+"$bin/trireme" init-model --preset gpt3-126m --max-positions 1024 --config-only --output "$work/shape" > /dev/null
 sed 's/\("[a-z]*_pdrop": \)0\.1/\10.0/' "$work/shape/config.json" > "$work/model/config.json"
 for optimizer in adamw muon; do
   for rate in ${RATES:-6.0e-4 1.2e-3 2.4e-3}; do
@@ -79,7 +79,7 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("*-*/metrics.jsonl")):
     lines = [json.loads(line) for line in open(file)]
     train = [line for line in lines if line["event"] == "train"]
     runs[file.parent.name] = ([(line["samples"] * 1024, line["loss"]) for line in lines if line["event"] == "eval"],
-                              statistics.median(line["step_time_s"] for line in train[10:]))
+                              statistics.median(line["step_time_s"] for line in train[len(train) // 2:]))
 goal = min(evals[-1][1] for name, (evals, _) in runs.items() if name.startswith("adamw"))
 print(f"goal: validation loss {goal:.4f}, the best of AdamW at the end")
 for name, (evals, step) in runs.items():
