@@ -2,7 +2,7 @@
 #include "data/megatron/megatron_dataset.h"
 #include "data/rows.h"
 #include "trireme/base/error.h"
-#include "trireme/base/numpy_generator.h"
+#include "trireme/base/rng.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>

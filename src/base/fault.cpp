@@ -7,14 +7,12 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,10 +34,7 @@ struct Fault {
 template <class Number>
 std::optional<Number> number_after(std::string_view text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return std::nullopt;
-  Number value{};
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data() + prefix.size(), end, value);
-  return error == std::errc() && stop == end ? std::optional(value) : std::nullopt;
+  return parse_whole<Number>(text.substr(prefix.size()));
 }
 
 [[noreturn]] void refuse(const std::string& text, const char* why) {
