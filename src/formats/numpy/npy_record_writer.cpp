@@ -1,7 +1,6 @@
 // Writes the object array as NumPy 1.x does: npy version 1, pickle protocol 3, byte for byte equal to Python's C
 // pickler.
 #include "trireme/formats/numpy/npy.h"
-#include "trireme/formats/numpy/npy_values.h"
 
 #include <fmt/format.h>
 
