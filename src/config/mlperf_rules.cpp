@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <map>
 #include <optional>
-#include <string_view>
 
 #include "rules.h"
 #include "trireme/base/error.h"
@@ -159,15 +157,8 @@ std::optional<bool> closed_division(const Benchmark& benchmark) {
   return std::nullopt;
 }
 
-std::optional<double> number_of(const std::string& text) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, value);
-  return read.ec == std::errc() && read.ptr == end ? std::optional(value) : std::nullopt;
-}
-
 bool same_value(const std::string& one, const std::string& other) {
-  const auto a = number_of(one), b = number_of(other);
+  const auto a = parse_whole<double>(one), b = parse_whole<double>(other);
   return a && b ? *a == *b : one == other;
 }
 

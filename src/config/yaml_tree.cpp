@@ -6,9 +6,7 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <optional>
 #include <sstream>
 
 #include "trireme/base/text.h"
@@ -195,10 +193,7 @@ bool looks_like_number(std::string_view text) {
 template <class Value>
 std::optional<Value> number_of(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
-  Value value;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return parse_whole<Value>(text);
 }
 
 std::string did_you_mean_this(const std::string& text) { return fmt::format(" Did you mean '{}'?", text); }
