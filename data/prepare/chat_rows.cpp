@@ -1,15 +1,13 @@
 #include "data/prepare/chat_rows.h"
 
-#include "data/prepare/row_output.h"
+#include "data/prepare/outputs.h"
 #include "trireme/base/file.h"
-#include "trireme/base/rng.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -96,20 +94,7 @@ std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, in
 void check_row_options(const ChatRowOptions& options) {
   if (options.seq_length < 2 || options.seq_length > (1 << 24))
     throw ConfigError(fmt::format("--seq-length {}: expected 2 to {}", options.seq_length, 1 << 24));
-  if (options.valid_output.empty() != (options.valid_fraction == 0))
-    throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
-  if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
-    throw ConfigError(fmt::format("--valid-fraction {}: expected a number between 0 and 1", options.valid_fraction));
-  for (const fs::path& path : {options.output, options.valid_output}) {
-    if (path.empty()) continue;
-    require_row_output(path);
-    if (path.has_parent_path()) make_directories(path.parent_path());
-  }
-}
-
-bool is_valid_chat(int64_t number, double fraction) {
-  const uint64_t draw = derive_seed(0, "valid_split", static_cast<uint64_t>(number));
-  return std::ldexp(static_cast<double>(draw >> 11), -53) < fraction;
+  check_row_outputs(options.output, options.valid_output, options.valid_fraction);
 }
 
 ChatModel::ChatModel(const ChatRowOptions& options)
@@ -129,17 +114,6 @@ ChatModel::ChatModel(const ChatRowOptions& options)
 const ChatTemplate& ChatModel::chat() const {
   if (!chat_) throw DataError(without_chat_);
   return *chat_;
-}
-
-double total_size(const std::vector<fs::path>& files) {
-  double total = 0;
-  for (const fs::path& path : files) {
-    std::error_code error;
-    const auto size = fs::file_size(path, error);
-    if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
-    total += static_cast<double>(size);
-  }
-  return total;
 }
 
 RowCounts write_whole_rows(const fs::path& path, const std::vector<RowDocument>& documents, size_t together,
