@@ -1,5 +1,7 @@
 #include "data/tokenizer/characters.h"
 
+#include "trireme/base/text.h"
+
 #include <algorithm>
 #include <array>
 #include <unordered_map>
@@ -54,25 +56,6 @@ struct Composition {
     return found == whole.end() ? 0 : found->second;
   }
 };
-
-void append_code_point(std::string& out, char32_t c) {
-  const auto put = [&](char32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
-  if (c < 0x80) {
-    put(c);
-  } else if (c < 0x800) {
-    put(0xC0 | c >> 6);
-    put(0x80 | (c & 0x3F));
-  } else {
-    if (c < 0x10000) {
-      put(0xE0 | c >> 12);
-    } else {
-      put(0xF0 | c >> 18);
-      put(0x80 | (c >> 12 & 0x3F));
-    }
-    put(0x80 | (c >> 6 & 0x3F));
-    put(0x80 | (c & 0x3F));
-  }
-}
 
 }  // namespace
 
@@ -134,7 +117,7 @@ bool normalise_nfc(std::string_view text, std::string& out) {
     all[kept++] = all[i];
   }
   out.clear();
-  for (size_t i = 0; i < kept; ++i) append_code_point(out, all[i]);
+  for (size_t i = 0; i < kept; ++i) append_utf8(out, all[i]);
   return out != text;
 }
 

@@ -23,39 +23,14 @@ namespace {
 using Fields = std::map<std::string, std::string>;
 
 /// Of MLCommons' package checker, in its order.
-constexpr const char* kSystemFields[] = {"submitter",
-                                         "division",
-                                         "status",
-                                         "system_name",
-                                         "number_of_nodes",
-                                         "host_processors_per_node",
-                                         "host_processor_model_name",
-                                         "host_processor_core_count",
-                                         "host_processor_vcpu_count",
-                                         "host_processor_frequency",
-                                         "host_processor_caches",
-                                         "host_processor_interconnect",
-                                         "host_memory_capacity",
-                                         "host_storage_type",
-                                         "host_storage_capacity",
-                                         "host_networking",
-                                         "host_networking_topology",
-                                         "host_memory_configuration",
-                                         "accelerators_per_node",
-                                         "accelerator_model_name",
-                                         "accelerator_host_interconnect",
-                                         "accelerator_frequency",
-                                         "accelerator_on-chip_memories",
-                                         "accelerator_memory_configuration",
-                                         "accelerator_memory_capacity",
-                                         "accelerator_interconnect",
-                                         "accelerator_interconnect_topology",
-                                         "cooling",
-                                         "hw_notes",
-                                         "framework",
-                                         "other_software_stack",
-                                         "operating_system",
-                                         "sw_notes"};
+constexpr const char* kSystemFields =
+    "submitter division status system_name number_of_nodes host_processors_per_node host_processor_model_name "
+    "host_processor_core_count host_processor_vcpu_count host_processor_frequency host_processor_caches "
+    "host_processor_interconnect host_memory_capacity host_storage_type host_storage_capacity host_networking "
+    "host_networking_topology host_memory_configuration accelerators_per_node accelerator_model_name "
+    "accelerator_host_interconnect accelerator_frequency accelerator_on-chip_memories "
+    "accelerator_memory_configuration accelerator_memory_capacity accelerator_interconnect "
+    "accelerator_interconnect_topology cooling hw_notes framework other_software_stack operating_system sw_notes";
 
 std::string line_of_file(const std::filesystem::path& path) {
   std::string line;
@@ -166,7 +141,7 @@ std::vector<std::pair<std::string, std::string>> system_description() {
     if (const std::string nodes = environment_value(name); !nodes.empty()) fields["number_of_nodes"] = nodes;
   if (fields["number_of_nodes"].empty()) fields["number_of_nodes"] = "1";
   std::vector<std::pair<std::string, std::string>> described;
-  for (const std::string name : kSystemFields) {
+  for (const std::string& name : split(kSystemFields, ' ')) {
     std::string variable = "MLPERF_" + name;
     for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     const std::string given = environment_value(variable);

@@ -7,7 +7,6 @@
 #include "models/decoder/family.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
-#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -101,10 +100,10 @@ void refuse_older_than_final(const fs::path& asked, const fs::path& checkpoint, 
   const auto finished = finished_run(run);
   if (!finished || finished->step <= step) return;
   const fs::path final_model = run / (fs::exists(run / "adapter") ? "adapter" : "model");
-  throw ModelError(fmt::format(
-      "the run in {} finished after step {}, and its newest whole checkpoint is of step {}: what it trained "
-      "in the end is {}; name {} to export step {}",
-      run.string(), finished->step, step, final_model.string(), checkpoint.string(), step));
+  throw ModelError(
+      fmt::format("the run in {} finished after step {}, and its newest whole checkpoint is of step {}: what it "
+                  "trained in the end is {}; name {} to export step {}",
+                  run.string(), finished->step, step, final_model.string(), checkpoint.string(), step));
 }
 
 }  // namespace
@@ -130,9 +129,8 @@ void export_checkpoint(const CheckpointExport& options) {
   refuse_older_than_final(options.checkpoint, directory, manifest.step);
   if (manifest.version == 1)
     throw ModelError(
-        fmt::format("{} has format version 1, which does not name its tensors: start the run "
-                    "again, it reads version 1 and "
-                    "saves version {}",
+        fmt::format("{} has format version 1, which does not name its tensors: start the run again, it reads version 1 "
+                    "and saves version {}",
                     directory.string(), CheckpointManifest::kVersion));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
   const fs::path base = options.model.empty() ? config.model.path : options.model;

@@ -151,8 +151,7 @@ void resize_vocab(const ResizeOptions& options) {
   }
   if (wanted && *wanted < stored.vocab_size)
     throw ConfigError(
-        fmt::format("model resize-vocab: --vocab-size is {}, and the model has {} rows already: rows are "
-                    "only added",
+        fmt::format("model resize-vocab: --vocab-size is {}, and the model has {} rows already: rows are only added",
                     *wanted, stored.vocab_size));
   DecoderConfig config = stored;
   config.vocab_size = resized_vocab(stored.vocab_size, wanted, options.pad_to);

@@ -14,11 +14,12 @@ namespace trireme {
 DType dtype_option(const char* tool, const std::string& word);
 /// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
 void write_output(const std::string& path, const std::string& content);
+/// The first characters of a text on one line.
+std::string excerpt(const std::string& text, size_t characters = 200);
 
 void add_init_model_tool(CLI::App& app);        // tool_init_model.cpp
 void add_model_tool(CLI::App& app);             // tool_model.cpp
 void add_tokenizer_tool(CLI::App& app);         // tool_tokenizer.cpp
-void add_tokenizer_train_tool(CLI::App& tool);  // tool_tokenizer_train.cpp
 void add_data_tool(CLI::App& app);              // tool_data.cpp
 void add_bert_data_tool(CLI::App& data);        // tool_data_bert.cpp: `data bert`
 void add_chat_data_tool(CLI::App& data);        // tool_data_chat.cpp: `data chat`

@@ -30,8 +30,8 @@ int visible_gpus() {
 #ifdef TRIREME_WITH_CUDA
   if (const std::string& problem = cuda_libraries_problem(); !problem.empty())
     throw ConfigError(
-        fmt::format("LibTorch's CUDA library cannot be loaded: {}: install LibTorch with its CUDA wheels "
-                    "again, or set TRIREME_DEVICE=cpu",
+        fmt::format("LibTorch's CUDA library cannot be loaded: {}: install LibTorch with its CUDA wheels again, or set "
+                    "TRIREME_DEVICE=cpu",
                     problem));
   std::string reason;
   const int found = gpu::count(reason);
@@ -62,8 +62,7 @@ std::optional<std::string> gpu_visibility_problem(const char* visible, int found
   if (found == named) return std::nullopt;
   return fmt::format(
       "CUDA_VISIBLE_DEVICES='{}' names {} GPU{}, and CUDA shows {}{}: name each once, as nvidia-smi -L lists them, or "
-      "set "
-      "TRIREME_DEVICE=cpu",
+      "set TRIREME_DEVICE=cpu",
       visible, named, named == 1 ? "" : "s", found, why);
 }
 

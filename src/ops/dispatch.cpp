@@ -1,6 +1,5 @@
 #include "trireme/ops/dispatch.h"
 
-#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/nn/scalar_type.h"
 

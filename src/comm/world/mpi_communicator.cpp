@@ -1,7 +1,6 @@
 #include "mpi_communicator.h"
 
 #include "collectives.h"
-#include "self_communicator.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
