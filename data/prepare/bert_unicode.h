@@ -2,8 +2,8 @@
 // The Unicode functions of BERT's tokenizer, equal to Python's str.isspace(), str.lower(), unicodedata.category() and
 // normalize("NFD"). Tables: scripts/make_unicode_tables.py.
 
+#include <string>
 #include <string_view>
-#include <vector>
 
 namespace trireme {
 
@@ -17,6 +17,6 @@ bool unicode_is_punctuation(char32_t c);   // P*, and ASCII that is neither lett
 bool unicode_is_cjk(char32_t c);           // the blocks of CJK ideographs that BERT surrounds with spaces
 
 /// NFD of the lower case of `word`, without the nonspacing marks (category Mn).
-void unicode_fold(std::u32string_view word, std::vector<char32_t>& out);
+void unicode_fold(std::u32string_view word, std::u32string& out);
 
 }  // namespace trireme

@@ -57,6 +57,11 @@ struct Composition {
   }
 };
 
+const Composition& composition() {
+  static const Composition table;
+  return table;
+}
+
 }  // namespace
 
 const uint8_t* character_flags() {
@@ -71,6 +76,8 @@ const uint8_t* character_flags() {
   return flags.data();
 }
 
+void append_decomposed(char32_t c, std::u32string& out) { composition().decompose(c, out); }
+
 bool normalise_nfc(std::string_view text, std::string& out) {
   const uint8_t* flags = character_flags();
   size_t at = 0;
@@ -81,7 +88,7 @@ bool normalise_nfc(std::string_view text, std::string& out) {
   }
   if (at == text.size()) return false;
 
-  static const Composition table;
+  const Composition& table = composition();
   std::u32string all;
   for (at = 0; at < text.size();) {
     const auto [c, bytes] = character_at(text, at);

@@ -37,6 +37,9 @@ inline Character character_before(std::string_view text, size_t end) {
   return character_at(text, character_begin(text, end));
 }
 
+/// Appends the canonical decomposition of a character, or the character itself.
+void append_decomposed(char32_t c, std::u32string& out);
+
 /// Text in Unicode normalisation form C (Unicode Standard Annex #15). `text` itself, unchanged, where `changed` is
 /// false: `out` is then not written.
 bool normalise_nfc(std::string_view text, std::string& out);
