@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -17,16 +18,24 @@ constexpr char32_t kInitials = 19, kVowels = 21, kFinals = 28, kSyllables = kIni
 
 struct Composition {
   std::unordered_map<char32_t, std::u32string_view> parts;
-  std::unordered_map<uint64_t, char32_t> whole;  // first << 32 | second
+  std::unordered_map<uint64_t, char32_t> whole;  // by pair()
   std::unordered_map<char32_t, uint8_t> combining_class;
   std::u32string storage;
+
+  static uint64_t pair(char32_t first, char32_t second) { return uint64_t{first} << 32 | second; }
 
   Composition() {
     storage.assign(std::begin(kDecompositions), std::end(kDecompositions));
     for (size_t at = 0; at < storage.size(); at += 2 + storage[at + 1])
       parts.emplace(storage[at], std::u32string_view(storage).substr(at + 2, storage[at + 1]));
-    for (size_t at = 0; at < std::size(kCompositions); at += 3)
-      whole.emplace(static_cast<uint64_t>(kCompositions[at]) << 32 | kCompositions[at + 1], kCompositions[at + 2]);
+    // A character composes with the last part of the decomposition that the others are the decomposition of.
+    std::map<std::u32string_view, char32_t> composed;
+    for (const auto& [c, of] : parts)
+      if (!(character_flags()[c] & kMayCompose)) composed.emplace(of, c);
+    for (const auto& [of, c] : composed) {
+      const std::u32string_view start = of.substr(0, of.size() - 1);
+      whole.emplace(pair(start.size() == 1 ? start[0] : composed.at(start), of.back()), c);
+    }
     for (size_t at = 0; at < std::size(kCombiningClasses); at += 2)
       combining_class.emplace(kCombiningClasses[at], static_cast<uint8_t>(kCombiningClasses[at + 1]));
   }
@@ -52,7 +61,7 @@ struct Composition {
       return kHangul + ((a - kInitial) * kVowels + (b - kVowel)) * kFinals;
     if (a >= kHangul && a < kHangul + kSyllables && (a - kHangul) % kFinals == 0 && b > kFinal && b < kFinal + kFinals)
       return a + (b - kFinal);
-    const auto found = whole.find(static_cast<uint64_t>(a) << 32 | b);
+    const auto found = whole.find(pair(a, b));
     return found == whole.end() ? 0 : found->second;
   }
 };
