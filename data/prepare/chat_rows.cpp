@@ -2,12 +2,10 @@
 
 #include "data/prepare/outputs.h"
 #include "trireme/base/file.h"
-#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 #include <tuple>
 
@@ -22,27 +20,9 @@ fs::path model_directory(const fs::path& tokenizer) {
   return fs::is_directory(tokenizer, error) ? tokenizer : tokenizer.parent_path();
 }
 
-/// sentencepiece's file does not hold the tokens that a model added: those of tokenizer_config.json, added_tokens.json
-/// and the named ones. A tokenizer.json has them.
-void add_model_tokens(Tokenizer& tokenizer, const fs::path& directory) {
+/// The named tokens of a model need not be among those that its files add to sentencepiece's. A tokenizer.json has them.
+void add_named_tokens(Tokenizer& tokenizer, const fs::path& directory) {
   if (tokenizer.kind() != "sentencepiece") return;
-  std::map<int64_t, std::string> tokens;
-  const auto read = [&](const char* name) { return read_json_if_there(directory / name, ExitCode::kData); };
-  const auto added = read("added_tokens.json");
-  for (const auto& [text, id] : added.items())
-    if (added.is_object() && id.is_number_integer() && !text.empty()) tokens[id.get<int64_t>()] = text;
-  const auto decoder = member(read("tokenizer_config.json"), "added_tokens_decoder");
-  for (const auto& [key, entry] : decoder.items()) {
-    int64_t id = -1;
-    std::from_chars(key.data(), key.data() + key.size(), id);
-    const auto content = member(entry, "content");
-    if (id >= 0 && content.is_string() && !content.get<std::string>().empty()) tokens[id] = content.get<std::string>();
-  }
-  for (const auto& [id, text] : tokens)
-    if (const int64_t ours = tokenizer.add_special(text); ours != id)
-      throw DataError(fmt::format(
-          "{}: the token '{}' has the id {}, but the {} pieces of the tokenizer and the tokens before it give it {}",
-          directory.string(), text, id, tokenizer.base_vocab_size(), ours));
   for (const auto& [key, text] : named_tokens(directory))
     if (!text.empty()) tokenizer.add_special(text);
   for (const auto id : {tokenizer.bos_id(), tokenizer.eos_id()})
@@ -51,7 +31,7 @@ void add_model_tokens(Tokenizer& tokenizer, const fs::path& directory) {
 
 Tokenizer open_tokenizer(const fs::path& path) {
   Tokenizer tokenizer(path);
-  add_model_tokens(tokenizer, model_directory(path));
+  add_named_tokens(tokenizer, model_directory(path));
   return tokenizer;
 }
 
