@@ -38,15 +38,9 @@ class MasterTensors {
     const auto found = placements_.find(name);
     if (found == placements_.end()) throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
     const auto& [unit, tensor] = found->second;
-    at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
-    at::Tensor flat = value.view({-1});
-    int64_t at = 0;
-    for (const ElementSpan& span : reader_.read("master", unit, tensor->offset, tensor->offset + value.numel())) {
-      flat.narrow(0, at, span.count)
-          .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count},
-                               at::TensorOptions().dtype(value.scalar_type())));
-      at += span.count;
-    }
+    const at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
+    copy_elements(reader_.read("master", unit, tensor->offset, tensor->offset + value.numel()), value.scalar_type(),
+                  value.view({-1}));
     return value;
   }
   bool has(const std::string& name) const { return placements_.contains(name); }
@@ -70,10 +64,6 @@ class MasterTensors {
 
 DType export_dtype(const std::string& asked, const std::string& compute) {
   return dtype_option("checkpoint export", asked.empty() ? compute : asked);
-}
-
-DecoderConfig model_shape(const fs::path& path) {
-  return fs::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
 }
 
 void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output,
@@ -141,7 +131,7 @@ void export_checkpoint(const CheckpointExport& options) {
     fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
     return;
   }
-  DecoderConfig shape = model_shape(base);
+  DecoderConfig shape = read_model_shape(base);
   const DecoderConfig stored = shape;
   shape.vocab_size = resized_vocab(stored.vocab_size, config.model.vocab_size, config.model.pad_vocab_to);
   if (config.lora) {

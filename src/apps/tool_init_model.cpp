@@ -12,7 +12,6 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/bert_config.h"
-#include "trireme/formats/huggingface/staged_model.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -58,9 +57,7 @@ void set_sizes(Shape& config, const InitModelOptions& options) {
 DType stored_type(const InitModelOptions& options, std::string& configured) {
   const DType dtype = dtype_option("init-model", options.dtype.empty() ? configured : options.dtype);
   configured = torch_dtype_name(dtype);
-  if (!options.force && holds_model(options.output))
-    throw WriteError(
-        fmt::format("init-model: {} already holds a model; choose another directory or add --force", options.output));
+  require_model_output("init-model", options.output, options.force);
   return dtype;
 }
 

@@ -6,6 +6,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/cli/interface.h"
+#include "trireme/formats/huggingface/staged_model.h"
 #include "trireme/train/training_program.h"
 #include "trireme/version.h"
 
@@ -22,6 +23,15 @@ namespace trireme {
 DType dtype_option(const char* tool, const std::string& word) {
   if (const auto type = parse_compute_dtype(word)) return *type;
   throw ConfigError(fmt::format("{}: --dtype is '{}'; choose fp32, bf16 or fp16", tool, word));
+}
+
+void require_model_output(const char* tool, const std::string& output, bool force, const std::string& source) {
+  if (!force && holds_model(output))
+    throw WriteError(
+        fmt::format("{}: {} already holds a model; choose another directory or add --force", tool, output));
+  std::error_code ignored;
+  if (!source.empty() && std::filesystem::equivalent(output, source, ignored))
+    throw WriteError(fmt::format("{}: --output is the model's own directory", tool));
 }
 
 void write_output(const std::string& path, const std::string& content) {

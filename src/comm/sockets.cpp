@@ -67,12 +67,8 @@ std::string address_text(const sockaddr* address) {
   return inet_ntop(AF_INET6, &six.sin6_addr, text.data(), text.size());
 }
 
-struct InterfaceAddress {
-  std::string interface, address;
-  bool loopback = false;
-};
+}  // namespace
 
-/// Addresses of interfaces that are up; IPv4 first.
 std::vector<InterfaceAddress> interface_addresses() {
   std::vector<InterfaceAddress> found;
   ifaddrs* list = nullptr;
@@ -89,6 +85,8 @@ std::vector<InterfaceAddress> interface_addresses() {
   freeifaddrs(list);
   return found;
 }
+
+namespace {
 
 int bound_socket(SocketAddress address, bool both_families) {
   const int fd = socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

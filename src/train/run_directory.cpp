@@ -282,9 +282,7 @@ NullValues null_values(const Config& config, const ProgramKeys& program, at::Sca
                       {"model.pad_vocab_to", std::to_string(program.vocab_multiple)}};
   if (!program.features.has(Feature::kVocabularySize)) return nulls;
   try {
-    const std::filesystem::path path = config.model.path;
-    const DecoderConfig shape =
-        std::filesystem::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
+    const DecoderConfig shape = read_model_shape(config.model.path);
     nulls["model.vocab_size"] = std::to_string(shape.vocab_size);
     nulls["model.scaled_residual_init"] = shape.scaled_residual_init ? "true" : "false";
   } catch (const Error&) {
