@@ -21,14 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A row without mask and starts in its file: every position counts, one sequence.
-Sample plain_row(int64_t length) {
-  Sample row;
-  row.input_ids.resize(static_cast<size_t>(length));
-  row.loss_mask.assign(row.input_ids.size(), 1);
-  row.sequence_starts = {0};
-  return row;
-}
+/// What a row is without mask and starts in its file, before its ids are read.
+Sample plain_row(int64_t length) { return one_sequence(std::vector<int64_t>(static_cast<size_t>(length))); }
 
 class RowFile {
  public:
@@ -372,6 +366,14 @@ const char* split_name(Split split) {
     case Split::kValid: return "valid";
     default: return "test";
   }
+}
+
+Sample one_sequence(std::vector<int64_t> input_ids) {
+  Sample sample;
+  sample.loss_mask.assign(input_ids.size(), 1);
+  sample.input_ids = std::move(input_ids);
+  sample.sequence_starts = {0};
+  return sample;
 }
 
 int64_t Sample::num_targets() const { return std::count(loss_mask.begin(), loss_mask.end(), uint8_t{1}); }
