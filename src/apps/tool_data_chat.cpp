@@ -138,8 +138,9 @@ constexpr const char* kPreferenceHelp =
     "train.objective dpo and orpo: fields prompt, chosen and rejected as TRL has them, rendered by the model's chat "
     "template, with a loss on the answers, packed whole into rows of --seq-length tokens";
 
-/// Options of both commands.
-void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std::string>& variables) {
+/// Options of both commands. `what`: "conversation", of which rows are made.
+void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std::string>& variables,
+                     const std::string& what) {
   command.add_option("--model", options.tokenizer, "Model directory: its tokenizer and chat template")->required();
   command.add_option("--input", options.inputs, "Files to read, in this order")->required();
   command.add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
@@ -149,6 +150,9 @@ void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std
   command.add_option("--variable", variables,
                      "NAME=VALUE: a variable of the template, such as enable_thinking=false (JSON, else a text)");
   command.add_option("--valid-output", options.valid_output, "Second token file, for validation");
+  command.add_option("--valid-fraction", options.valid_fraction,
+                     fmt::format("Fraction of the {}s in the validation file", what));
+  command.add_flag("--one-per-row", options.one_per_row, fmt::format("No packing: one {} in a row", what));
   command.add_flag("--skip-refused", options.skip_refused,
                    "Drop and count what cannot be read or is refused by the template");
   command.add_option("--threads", options.threads, "Threads (default: one per core)");
@@ -160,16 +164,13 @@ void add_chat_data_tool(CLI::App& data) {
   auto arguments = std::make_shared<ChatArguments>();
   ChatPackOptions& options = arguments->options;
   CLI::App* command = data.add_subcommand("chat", kChatHelp);
-  add_row_options(*command, options, arguments->variables);
+  add_row_options(*command, options, arguments->variables, "conversation");
   command->add_option("--field", options.field,
                       "Field or column with the messages (default: messages, else conversations)");
-  command->add_option("--valid-fraction", options.valid_fraction,
-                      "Fraction of the conversations in the validation file");
   command
       ->add_option("--long", arguments->long_conversations,
                    "A conversation longer than a row: cut (loses its end, the default) or drop")
       ->check(CLI::IsMember({"cut", "drop"}));
-  command->add_flag("--one-per-row", options.one_per_row, "No packing: one conversation in a row");
   command->callback([arguments] { chat(*arguments); });
 }
 
@@ -177,15 +178,13 @@ void add_preference_data_tool(CLI::App& data) {
   auto arguments = std::make_shared<PreferenceArguments>();
   PreferencePackOptions& options = arguments->options;
   CLI::App* command = data.add_subcommand("preference", kPreferenceHelp);
-  add_row_options(*command, options, arguments->variables);
+  add_row_options(*command, options, arguments->variables, "pair");
   command->add_option("--max-length", options.max_length,
                       "Tokens of a prompt with one answer (TRL's max_length; default: half of --seq-length)");
   command
       ->add_option("--truncation-mode", arguments->truncation,
                    "A longer one: keep_start (loses its end, the default), keep_end, or drop (the pair)")
       ->check(CLI::IsMember({"keep_start", "keep_end", "drop"}));
-  command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the pairs in the validation file");
-  command->add_flag("--one-per-row", options.one_per_row, "No packing: one pair in a row");
   command->callback([arguments] { preference(*arguments); });
 }
 
