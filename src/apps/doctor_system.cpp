@@ -1,5 +1,6 @@
 // The description of this system that an MLPerf submission needs (systems/NAME.json), as far as one host knows it.
 #include "doctor_checks.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/device.h"
 #include "trireme/version.h"
@@ -37,11 +38,6 @@ std::string line_of_file(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::getline(file, line);
   return line;
-}
-
-std::string environment_value(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value == nullptr ? "" : value;
 }
 
 /// Sockets, cores and caches of the processors that are online (Linux, Documentation/ABI/testing/sysfs-devices-system-
@@ -134,17 +130,17 @@ std::vector<std::pair<std::string, std::string>> system_description() {
     std::string& stack = fields["other_software_stack"];
     stack += fmt::format("{}{} {}", stack.empty() ? "" : ", ", kernel.sysname, kernel.release);
   }
-  fields["submitter"] = environment_value("MLPERF_SUBMISSION_ORG");
-  fields["division"] = environment_value("MLPERF_SUBMISSION_DIVISION");
-  fields["status"] = environment_value("MLPERF_SUBMISSION_STATUS");
+  fields["submitter"] = environment("MLPERF_SUBMISSION_ORG");
+  fields["division"] = environment("MLPERF_SUBMISSION_DIVISION");
+  fields["status"] = environment("MLPERF_SUBMISSION_STATUS");
   for (const char* name : {"SLURM_JOB_NUM_NODES", "DGXNNODES"})
-    if (const std::string nodes = environment_value(name); !nodes.empty()) fields["number_of_nodes"] = nodes;
+    if (const std::string nodes = environment(name); !nodes.empty()) fields["number_of_nodes"] = nodes;
   if (fields["number_of_nodes"].empty()) fields["number_of_nodes"] = "1";
   std::vector<std::pair<std::string, std::string>> described;
   for (const std::string& name : split(kSystemFields, ' ')) {
     std::string variable = "MLPERF_" + name;
     for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-    const std::string given = environment_value(variable);
+    const std::string given = environment(variable.c_str());
     const std::string& value = given.empty() ? fields[name] : given;
     described.emplace_back(name, name == "status" ? long_status(value) : value);
   }

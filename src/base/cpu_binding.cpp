@@ -1,6 +1,7 @@
 #include "trireme/base/cpu_binding.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -199,8 +200,8 @@ std::vector<std::vector<int>> assign_cpus(const CpuBinding& binding, const std::
 }
 
 std::optional<std::string> bind_cpus(int local_rank, int local_world_size) {
-  const char* text = std::getenv("TRIREME_NUMA_MAPPING");
-  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string text = environment("TRIREME_NUMA_MAPPING");
+  if (text.empty()) return std::nullopt;
   const CpuBinding binding = parse_cpu_binding(text);
   cpu_set_t set;
   std::vector<int> allowed;

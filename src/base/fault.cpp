@@ -1,6 +1,7 @@
 #include "trireme/base/fault.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -96,8 +97,8 @@ std::unique_ptr<Fault> parse(const std::string& text) {
 
 std::vector<std::unique_ptr<Fault>> parse_all() {
   std::vector<std::unique_ptr<Fault>> faults;
-  const char* variable = std::getenv("TRIREME_FAULT");
-  if (variable == nullptr || *variable == '\0') return faults;
+  const std::string variable = environment("TRIREME_FAULT");
+  if (variable.empty()) return faults;
   for (const std::string& text : split(variable, ',')) faults.push_back(parse(text));
   return faults;
 }

@@ -41,6 +41,11 @@ std::string host_identity() {
   return host_name() + ' ' + boot;
 }
 
+std::string environment(const char* variable, const char* otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr || *value == '\0' ? otherwise : value;
+}
+
 double positive_seconds(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
   if (text == nullptr) return otherwise;

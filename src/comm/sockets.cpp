@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -231,9 +230,8 @@ std::string address_towards(const std::string& other) {
 }
 
 std::optional<ListenOverride> listen_override() {
-  const char* value = std::getenv("TRIREME_LISTEN");
-  if (value == nullptr || *value == '\0') return std::nullopt;
-  const std::string text = value;
+  const std::string text = environment("TRIREME_LISTEN");
+  if (text.empty()) return std::nullopt;
   if (text == "all") return ListenOverride{};
   std::vector<std::string> known = {"all"};
   for (const InterfaceAddress& at : interface_addresses()) {

@@ -11,6 +11,7 @@
 #include "rules.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -137,11 +138,6 @@ const std::vector<Fixed> kCommon = {{"model.vocab_size", {"null"}},
                                     {"data.shuffle", {"true"}},
                                     {"optimizer.decay_norms", {"false"}},
                                     {"train.on_spike", {"report"}}};
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 const Benchmark* benchmark_of(const Config& config, const ProgramKeys& program) {
   if (program.name.empty() || !config.logging.mlperf || !program.features.has(Feature::kMlperfLog)) return nullptr;

@@ -3,6 +3,7 @@
 #include "slurm_script.h"
 #include "trireme/base/cpu_binding.h"
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -35,11 +36,8 @@ const std::map<std::string, std::string>& other_stages() {
 }
 
 bool is_true(const char* variable) {
-  const char* text = std::getenv(variable);
-  std::string lower;
-  for (; text != nullptr && *text != '\0'; ++text)
-    lower += *text >= 'A' && *text <= 'Z' ? static_cast<char>(*text - 'A' + 'a') : *text;
-  return lower == "true" || lower == "t" || lower == "1";
+  const std::string word = lower(environment(variable));
+  return word == "true" || word == "t" || word == "1";
 }
 
 std::string text_of(const ConfNode& root, const std::string& key) {

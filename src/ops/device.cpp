@@ -3,6 +3,7 @@
 #include "device_backend.h"
 #include "trireme/base/cuda_libraries.h"
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/dispatch.h"
 
@@ -23,9 +24,9 @@
 namespace trireme {
 
 int visible_gpus() {
-  const char* wanted = std::getenv("TRIREME_DEVICE");
-  if (wanted != nullptr && std::string_view(wanted) == "cpu") return 0;
-  if (wanted != nullptr && *wanted != '\0')
+  const std::string wanted = environment("TRIREME_DEVICE");
+  if (wanted == "cpu") return 0;
+  if (!wanted.empty())
     throw ConfigError(fmt::format("TRIREME_DEVICE='{}' is not 'cpu'; unset it to use the GPUs", wanted));
 #ifdef TRIREME_WITH_CUDA
   if (const std::string& problem = cuda_libraries_problem(); !problem.empty())

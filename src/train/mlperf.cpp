@@ -8,8 +8,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <cstdlib>
-
 namespace trireme {
 
 MlperfLog::MlperfLog(const std::filesystem::path& path) {
@@ -44,10 +42,6 @@ namespace {
 /// submission_benchmark … submission_platform, from MLPERF_SUBMISSION_* or defaults.
 void log_submission(MlperfLog& log, const char* benchmark, const MlperfRun& run) {
   const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
-  const auto environment = [](const char* name, const char* fallback) {
-    const char* value = std::getenv(name);
-    return std::string(value != nullptr && *value != '\0' ? value : fallback);
-  };
   log.event("submission_benchmark", quoted(environment("MLPERF_SUBMISSION_BENCHMARK", benchmark)));
   log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
   log.event("submission_division", quoted(run.division));

@@ -20,6 +20,9 @@ std::string host_identity();
 /// is not a number between 0 and 1e6.
 double positive_seconds(const char* variable, double otherwise);
 
+/// The value of an environment variable; `otherwise` where there is none, or an empty one.
+std::string environment(const char* variable, const char* otherwise = "");
+
 /// Calls work(i) for i in [0, count) on `threads` threads (0: one per core). After an exception no further i is
 /// started; the exception of the lowest failed i is thrown.
 void parallel_for(size_t count, unsigned threads, const std::function<void(size_t)>& work);

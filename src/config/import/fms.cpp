@@ -3,7 +3,6 @@
 #include "trireme/base/text.h"
 
 #include <algorithm>
-#include <cctype>
 
 namespace trireme {
 
@@ -81,11 +80,6 @@ const std::set<std::string> kBooleans = {"use_dummy_dataset",
                                          "use_torch_compile",
                                          "speculator_tie_weights",
                                          "speculator_scale_input"};
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 std::string trimmed(const std::string& text, const char* these) {
   const size_t first = text.find_first_not_of(these);
