@@ -1,5 +1,6 @@
 #include "data/bert/bert_shard.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -22,28 +23,9 @@ constexpr size_t kShardsInMemory = 3;  // the current one, the next one, and one
 constexpr const char* kIndexName = "index.txt";
 
 std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
-  std::vector<fs::path> shards;
-  for (const fs::path& path : files) {
-    std::error_code error;
-    if (!fs::is_directory(path, error)) {
-      shards.push_back(path);
-      continue;
-    }
-    std::vector<fs::path> found;
-    for (const auto& entry : fs::directory_iterator(path, error)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with("part_") && name.find(".tmp-") == std::string::npos) found.push_back(entry.path());
-    }
-    if (error) throw DataError(fmt::format("{} cannot be listed: {}", path.string(), error.message()));
-    if (found.empty())
-      throw DataError(fmt::format(
-          "{} holds no files named part_*: expected packed shards or a variable-length evaluation set", path.string()));
-    shards.insert(shards.end(), found.begin(), found.end());
-  }
+  std::vector<fs::path> shards =
+      files_of(files, "part_", "", ": expected packed shards or a variable-length evaluation set");
   if (shards.empty()) throw DataError("no BERT data files given");
-  std::sort(shards.begin(), shards.end(), [](const fs::path& a, const fs::path& b) {
-    return std::pair(a.filename(), a) < std::pair(b.filename(), b);
-  });
   const auto twin = std::adjacent_find(shards.begin(), shards.end());
   if (twin != shards.end()) throw DataError(fmt::format("{} is given twice", twin->string()));
   return shards;

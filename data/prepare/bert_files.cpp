@@ -42,27 +42,10 @@ uint64_t fingerprint_of(const fs::path& text, const BertVocab& vocab, const Bert
 
 std::vector<fs::path> list_parts(const std::vector<fs::path>& inputs, const std::string& prefix,
                                  const std::string& suffix) {
-  std::vector<fs::path> parts;
-  for (const fs::path& input : inputs) {
-    std::error_code error;
-    if (!fs::is_directory(input, error)) {
-      if (!fs::exists(input, error)) throw DataError(fmt::format("{}: no such file", input.string()));
-      parts.push_back(input);
-      continue;
-    }
-    const size_t before = parts.size();
-    for (const auto& entry : fs::directory_iterator(input, error)) {
-      const std::string name = entry.path().filename().string();
-      if (entry.is_regular_file() && name.starts_with(prefix) && name.ends_with(suffix) &&
-          name.find(".tmp-") == std::string::npos)
-        parts.push_back(entry.path());
-    }
-    if (error) throw DataError(fmt::format("{} cannot be listed: {}", input.string(), error.message()));
-    if (parts.size() == before)
-      throw DataError(fmt::format("{} holds no files named {}*{}", input.string(), prefix, suffix));
-  }
-  std::sort(parts.begin(), parts.end(),
-            [](const fs::path& a, const fs::path& b) { return a.filename() < b.filename(); });
+  std::vector<fs::path> parts = files_of(inputs, prefix, suffix);
+  std::error_code error;
+  for (const fs::path& part : parts)
+    if (!fs::exists(part, error)) throw DataError(fmt::format("{}: no such file", part.string()));
   for (size_t i = 1; i < parts.size(); ++i)
     if (parts[i].filename() == parts[i - 1].filename())
       throw ConfigError(fmt::format("{} and {} have the same name, which would be that of both outputs",

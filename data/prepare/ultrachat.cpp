@@ -16,26 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> parquet_files(const std::vector<fs::path>& inputs) {
-  std::vector<fs::path> files;
-  for (const fs::path& input : inputs) {
-    std::error_code error;
-    if (!fs::is_directory(input, error)) {
-      files.push_back(input);
-      continue;
-    }
-    const size_t before = files.size();
-    const fs::directory_iterator entries(input, error);
-    if (error) throw DataError(fmt::format("{}: cannot be listed: {}", input.string(), error.message()));
-    for (const auto& entry : entries)
-      if (entry.path().extension() == ".parquet") files.push_back(entry.path());
-    if (files.size() == before) throw DataError(fmt::format("{}: no .parquet file in this directory", input.string()));
-  }
-  // The datasets library sorts by name: train_gen comes before train_sft.
-  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.filename() < b.filename(); });
-  return files;
-}
-
 bool name_has(const fs::path& path, std::string_view word) {
   return path.filename().string().find(word) != std::string::npos;
 }
@@ -143,7 +123,8 @@ UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& 
   report.specials = add_chatml_specials(tokenizer);
   report.vocab_size = tokenizer.vocab_size();
   report.padded_vocab_size = (report.vocab_size + 7) / 8 * 8;
-  for (const fs::path& path : parquet_files(options.inputs)) {
+  // The datasets library sorts by name, too: train_gen comes before train_sft.
+  for (const fs::path& path : files_of(options.inputs, "", ".parquet")) {
     const bool train = name_has(path, "train"), test = name_has(path, "test");
     if (train == test)
       throw DataError(fmt::format(
