@@ -256,10 +256,8 @@ std::optional<double> read_number(const YamlNode& node, std::string& hint) {
 
 std::optional<bool> read_bool(const YamlNode& node, std::string& hint) {
   if (node.kind != YamlNode::Kind::kScalar) return std::nullopt;
-  std::string text = node.text;
-  if (!node.quoted && (text == "true" || text == "false")) return text == "true";
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  if (!node.quoted && (node.text == "true" || node.text == "false")) return node.text == "true";
+  const std::string text = lower(node.text);
   for (const char* yes : {"true", "yes", "on", "y", "1"})
     if (text == yes) hint = did_you_mean_this("true");
   for (const char* no : {"false", "no", "off", "n", "0"})
