@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <functional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace trireme {
@@ -287,7 +288,8 @@ class MpiCommunicator final : public GroupCommunicator {
   }
   /// An exchange of values in which the host waits.
   template <class Exchange>
-  auto on_host(const char* kind, int64_t in, int64_t out, at::ScalarType type, const Exchange& exchange) {
+  std::invoke_result_t<Exchange> on_host(const char* kind, int64_t in, int64_t out, at::ScalarType type,
+                                         const Exchange& exchange) {
     const uint64_t sequence = begin(kind, in);
     const CollectiveRecord record(facts(kind, sequence, in, out, type));
     collective_observer().wait(sequence);
