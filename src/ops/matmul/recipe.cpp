@@ -42,12 +42,12 @@ class Fp8Recipe : public LinearRecipe {
   void wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept, const GradientTarget& target) const final;
 
  protected:
-  /// `gradients`: how dgrad and wgrad accumulate.
-  Fp8Recipe(const RecipeTraits& traits, Accumulate gradients) : traits_(traits), gradients_(gradients) {}
-  /// What the recipes of trained matrices have in common.
-  static RecipeTraits trained(RecipeTraits own, Accumulate gradients);
+  /// `gradients`: how dgrad and wgrad accumulate. A recipe of trained matrices names only the traits of its own.
+  Fp8Recipe(const RecipeTraits& own, Accumulate gradients)
+      : traits_(own.trains ? trained(own, gradients) : own), gradients_(gradients) {}
 
  private:
+  static RecipeTraits trained(RecipeTraits own, Accumulate gradients);
   /// The codes of W that forward multiplies by; fills `kept`.
   Fp8Matrix multiplied_codes(const Operand& x, const Weight& weight, Kept& kept) const;
   /// Codes of a matrix in the compute dtype: with the scale of its own amax.
@@ -58,7 +58,6 @@ class Fp8Recipe : public LinearRecipe {
 };
 
 RecipeTraits Fp8Recipe::trained(RecipeTraits own, Accumulate gradients) {
-  own.trains = true;
   own.forward = {.fp8 = true};
   own.dgrad = own.wgrad = {.fp8 = true, .slowdown = gradients == Accumulate::kSplit ? kSplitSlowdown : 1};
   own.needs_sm90 = own.needs_16_bit = true;
@@ -169,8 +168,7 @@ class Fp8RowwiseRecipe final : public Fp8Recipe {
   /// Rows and columns are quantized apart, each with its own amax; 9 bytes an element are what Llama2-7B on two H200s
   /// shows. Codes of the store are only transposed, in backward.
   Fp8RowwiseRecipe()
-      : Fp8Recipe(trained({.name = "rowwise", .stores_codes = true, .operand_traffic = 9, .weight_traffic = 2},
-                          Accumulate::kSplit),
+      : Fp8Recipe({.name = "rowwise", .trains = true, .stores_codes = true, .operand_traffic = 9, .weight_traffic = 2},
                   Accumulate::kSplit) {}
   OperandForms input_forms(const Weight&, bool trains) const override { return {.rows = true, .columns = trains}; }
   OperandForms gradient_forms(const Weight& weight) const override {
@@ -186,12 +184,12 @@ class Fp8TensorwiseRecipe final : public Fp8Recipe {
   /// A matrix of 2 bytes an element is read twice, for its amax and for its codes in two layouts. Codes of the store
   /// are only transposed, in backward.
   Fp8TensorwiseRecipe()
-      : Fp8Recipe(trained({.name = "tensorwise",
-                           .stores_codes = true,
-                           .rows_apart = false,
-                           .operand_traffic = 6,
-                           .weight_traffic = 2},
-                          Accumulate::kSplit),
+      : Fp8Recipe({.name = "tensorwise",
+                   .trains = true,
+                   .stores_codes = true,
+                   .rows_apart = false,
+                   .operand_traffic = 6,
+                   .weight_traffic = 2},
                   Accumulate::kSplit) {}
   OperandForms input_forms(const Weight&, bool) const override { return {.current = CurrentCodes::kE4m3}; }
   OperandForms gradient_forms(const Weight&) const override { return {.current = CurrentCodes::kE5m2}; }
@@ -203,12 +201,12 @@ class Fp8DelayedRecipe final : public Fp8Recipe {
  public:
   /// Reads a matrix of 2 bytes an element once and writes its codes in two layouts, weights too.
   Fp8DelayedRecipe()
-      : Fp8Recipe(trained({.name = "delayed",
-                           .delayed_scales = true,
-                           .rows_apart = false,
-                           .operand_traffic = 4,
-                           .weight_traffic = 4},
-                          Accumulate::kFast),
+      : Fp8Recipe({.name = "delayed",
+                   .trains = true,
+                   .delayed_scales = true,
+                   .rows_apart = false,
+                   .operand_traffic = 4,
+                   .weight_traffic = 4},
                   Accumulate::kFast) {}
   OperandForms input_forms(const Weight& weight, bool) const override {
     return {.codes = &weight.state.scales.x, .codes_known = *weight.state.scales.known};
