@@ -20,7 +20,8 @@ fs::path model_directory(const fs::path& tokenizer) {
   return fs::is_directory(tokenizer, error) ? tokenizer : tokenizer.parent_path();
 }
 
-/// The named tokens of a model need not be among those that its files add to sentencepiece's. A tokenizer.json has them.
+/// The named tokens of a model need not be among those that its files add to sentencepiece's. A tokenizer.json has
+/// them.
 void add_named_tokens(Tokenizer& tokenizer, const fs::path& directory) {
   if (tokenizer.kind() != "sentencepiece") return;
   for (const auto& [key, text] : named_tokens(directory))
