@@ -155,7 +155,8 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
     return traits.slowdown * count / (traits.fp8 ? rates.fp8_flops : rates.bf16_flops);
   };
   const double attention =
-      flops.attention / (rates.attention_flops * attention_part(shape.block->head_dim, shape.attention_dropout));
+      flops.attention / (rates.attention_flops *
+                         attention_part(shape.block->head_dim, shape.attention_dropout, shape.tokens * shape.context));
   RowTimes times;
   times.forward = product(recipe.forward, flops.products) + attention + bytes.forward / rates.memory_bytes;
   times.backward = product(recipe.dgrad, flops.products) + (shape.trained ? product(recipe.wgrad, flops.products) : 0) +
