@@ -30,6 +30,11 @@ struct TokenMicroBatch final : MicroBatch {
   TokenBatch tokens;
 };
 
+DecoderConfig read_shape(const Config& config) {
+  const std::filesystem::path path = config.model.path;
+  return config.model.init == ModelSection::Init::kRandom ? read_model_shape(path) : read_model_config(path);
+}
+
 std::optional<LoraOptions> lora_options(const Config& config) {
   if (!config.lora) return std::nullopt;
   return LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
@@ -79,8 +84,7 @@ TokenBatch token_batch_on(at::Device device, const TokenPack& pack) {
 
 CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program)
     : RowTask(config, rank) {
-  DecoderConfig shape = config.model.init == ModelSection::Init::kRandom ? read_model_shape(config.model.path)
-                                                                         : read_model_config(config.model.path);
+  DecoderConfig shape = read_shape(config);
   auto found = shape_facts(shape);
   check_sequence_length(shape, config.data.seq_length, "data.seq_length");
   if (const int64_t positions = shape.max_position_embeddings;
