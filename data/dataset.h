@@ -27,6 +27,9 @@ struct Sample {
   int64_t num_targets() const;  // set bits of loss_mask
 };
 
+/// A row of one sequence with a loss on every position.
+Sample one_sequence(std::vector<int64_t> input_ids);
+
 /// Rows by number.
 class TokenDataset {
  public:

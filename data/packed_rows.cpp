@@ -21,20 +21,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A row as stored in the file, unchecked. Empty loss_mask: every position counts. Empty sequence_starts: one sequence.
-/// loss_mask 2: the target of a rejected answer.
-struct StoredRow {
-  std::vector<int64_t> input_ids;
-  std::vector<uint8_t> loss_mask;
-  std::vector<int64_t> sequence_starts;
-  bool has_loss_mask = false, has_sequence_starts = false;
-};
+/// What a row is without mask and starts in its file, before its ids are read.
+Sample plain_row(int64_t length) { return one_sequence(std::vector<int64_t>(static_cast<size_t>(length))); }
 
 class RowFile {
  public:
   virtual ~RowFile() = default;
   virtual int64_t rows() const = 0;
-  virtual StoredRow read(int64_t row) const = 0;
+  /// A row as stored in the file, unchecked: in loss_mask 2 is the target of a rejected answer.
+  virtual Sample read(int64_t row) const = 0;
   /// The location of a token (position >= 0) or of the row (position < 0) in the file: "byte 4,224" or "dataset
   /// input_ids".
   virtual std::string where(int64_t row, int64_t position) const = 0;
@@ -78,9 +73,8 @@ class NpyIntegerRows : public RowFile {
     check_row_length(path, array_.columns(), seq_length);
   }
   int64_t rows() const override { return array_.rows(); }
-  StoredRow read(int64_t row) const override {
-    StoredRow result;
-    result.input_ids.resize(static_cast<size_t>(array_.columns()));
+  Sample read(int64_t row) const override {
+    Sample result = plain_row(array_.columns());
     array_.read_row(row, result.input_ids);
     return result;
   }
@@ -102,13 +96,12 @@ class RecordRows : public RowFile {
   RecordRows(const fs::path& path, MappedFile file, const NpyHeader& header)
       : RowFile(path), records_(std::move(file), header) {}
   int64_t rows() const override { return records_.size(); }
-  StoredRow read(int64_t row) const override {
+  Sample read(int64_t row) const override {
     const PackedRecord record = records_.read(row);
-    StoredRow result;
+    Sample result;
     result.input_ids.assign(record.input_ids.begin(), record.input_ids.end());
     result.loss_mask = record.loss_mask;
     result.sequence_starts.assign(record.seq_start_id.begin(), record.seq_start_id.end());
-    result.has_loss_mask = result.has_sequence_starts = true;
     return result;
   }
   std::string where(int64_t row, int64_t) const override {
@@ -126,20 +119,11 @@ class Hdf5Rows : public RowFile {
     check_row_length(path, file_.columns(), seq_length);
   }
   int64_t rows() const override { return file_.rows(); }
-  StoredRow read(int64_t row) const override {
-    StoredRow result;
-    const auto columns = static_cast<size_t>(file_.columns());
-    result.input_ids.resize(columns);
+  Sample read(int64_t row) const override {
+    Sample result = plain_row(file_.columns());
     file_.read_row(row, result.input_ids);
-    if (file_.has_loss_mask()) {
-      result.has_loss_mask = true;
-      result.loss_mask.resize(columns);
-      file_.read_loss_mask(row, result.loss_mask);
-    }
-    if (file_.has_seq_start_id()) {
-      result.has_sequence_starts = true;
-      result.sequence_starts = file_.read_seq_start_id(row);
-    }
+    if (file_.has_loss_mask()) file_.read_loss_mask(row, result.loss_mask);
+    if (file_.has_seq_start_id()) result.sequence_starts = file_.read_seq_start_id(row);
     return result;
   }
   // An element in a chunked or filtered dataset has no byte offset: its coordinates are given instead, as HDF5 tools
@@ -222,13 +206,8 @@ class ConcatenatedDataset : public TokenDataset {
     TRIREME_CHECK(index >= 0 && index < size(), "row ", index, " of a dataset of ", size());
     const auto file = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin());
     const int64_t row = index - (file == 0 ? 0 : ends_[file - 1]);
-    StoredRow stored = files_[file]->read(row);
-    check(*files_[file], row, stored);
-    Sample sample;
-    sample.input_ids = std::move(stored.input_ids);
-    sample.sequence_starts = stored.has_sequence_starts ? std::move(stored.sequence_starts) : std::vector<int64_t>{0};
-    sample.loss_mask =
-        stored.has_loss_mask ? std::move(stored.loss_mask) : std::vector<uint8_t>(static_cast<size_t>(seq_length_), 1);
+    Sample sample = files_[file]->read(row);
+    check(*files_[file], row, sample);
     for (const int64_t start : sample.sequence_starts) sample.loss_mask[static_cast<size_t>(start)] = 0;
     if (pairs_) take_pairs(*files_[file], row, sample);
     return sample;
@@ -249,7 +228,7 @@ class ConcatenatedDataset : public TokenDataset {
         fmt::format("{}: row {}{} ({}): {}", file.path().string(), row, place, file.where(row, position), what));
   }
 
-  void check(const RowFile& file, int64_t row, const StoredRow& stored) const {
+  void check(const RowFile& file, int64_t row, const Sample& stored) const {
     const auto length = static_cast<int64_t>(stored.input_ids.size());
     if (length != seq_length_)
       fail(file, row, -1,
@@ -261,8 +240,8 @@ class ConcatenatedDataset : public TokenDataset {
              fmt::format("token id {} is outside the model's vocabulary of {} (0 to {}){}", id, vocab_size_,
                          vocab_size_ - 1, vocabulary_remedy(id)));
     }
-    if (stored.has_loss_mask || pairs_) check_mask(file, row, stored.loss_mask);
-    if (stored.has_sequence_starts) check_starts(file, row, stored.sequence_starts);
+    check_mask(file, row, stored.loss_mask);
+    check_starts(file, row, stored.sequence_starts);
   }
 
   /// Ids just above the vocabulary are likely to be added tokens; other ids belong to another tokenizer.
@@ -387,6 +366,14 @@ const char* split_name(Split split) {
     case Split::kValid: return "valid";
     default: return "test";
   }
+}
+
+Sample one_sequence(std::vector<int64_t> input_ids) {
+  Sample sample;
+  sample.loss_mask.assign(input_ids.size(), 1);
+  sample.input_ids = std::move(input_ids);
+  sample.sequence_starts = {0};
+  return sample;
 }
 
 int64_t Sample::num_targets() const { return std::count(loss_mask.begin(), loss_mask.end(), uint8_t{1}); }

@@ -1,13 +1,11 @@
 #pragma once
 // The most recently used objects, up to a number of bytes.
 
-#include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
 
 namespace trireme {
 

@@ -11,11 +11,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <istream>
-#include <mutex>
 
 namespace trireme {
 namespace {
@@ -102,9 +100,8 @@ void visit_text(std::string_view text, DocumentUnit unit, const Visit& visit) {
 /// The surrogate (D800 to DFFF) whose escape begins at `at`; 0 if there is none.
 unsigned surrogate_at(std::string_view line, size_t at) {
   if (at + 6 > line.size() || line[at] != '\\' || line[at + 1] != 'u') return 0;
-  unsigned code = 0;
-  const auto [end, error] = std::from_chars(line.data() + at + 2, line.data() + at + 6, code, 16);
-  return error == std::errc() && end == line.data() + at + 6 && code >= 0xD800 && code <= 0xDFFF ? code : 0;
+  const unsigned code = parse_whole<unsigned>(line.substr(at + 2, 4), 16).value_or(0);
+  return code >= 0xD800 && code <= 0xDFFF ? code : 0;
 }
 
 /// Replaces what Python's json accepts but JSON does not allow: NaN and Infinity by null, numbers too large for a
@@ -185,9 +182,8 @@ void refuse_long_integers(std::string_view text, const std::string& place) {
       continue;
     const size_t begin = i + 1 - digits;
     const char before = begin > 0 ? text[begin - 1] : ' ';
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data() + begin, text.data() + i + 1, value);
-    if (error != std::errc() && std::string_view(".eE+").find(before) == std::string_view::npos)
+    if (!parse_whole<int64_t>(text.substr(begin, digits)) &&
+        std::string_view(".eE+").find(before) == std::string_view::npos)
       throw DataError(fmt::format("{}: the integer {} has more than 64 bits", place, text.substr(begin, digits)));
   }
 }

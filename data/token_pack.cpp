@@ -96,10 +96,8 @@ TokenPack token_slice(TokenPack pack, int64_t index, int64_t count) {
 }
 
 Sample filler_sample(int64_t length) {
-  Sample sample;
-  sample.input_ids.assign(static_cast<size_t>(length), 0);
-  sample.loss_mask.assign(static_cast<size_t>(length), 0);
-  sample.sequence_starts = {0};
+  Sample sample = one_sequence(std::vector<int64_t>(static_cast<size_t>(length)));
+  std::ranges::fill(sample.loss_mask, 0);
   return sample;
 }
 
@@ -113,9 +111,8 @@ Sample with_labels(Sample sample) {
 }
 
 Sample pattern_sample(int64_t length, int64_t vocab_size) {
-  Sample sample = filler_sample(length);
+  Sample sample = one_sequence(std::vector<int64_t>(static_cast<size_t>(length)));
   for (int64_t t = 0; t < length; ++t) sample.input_ids[static_cast<size_t>(t)] = (t * 7919 + 13) % vocab_size;
-  sample.loss_mask.assign(static_cast<size_t>(length), 1);
   sample.loss_mask[0] = 0;
   return sample;
 }

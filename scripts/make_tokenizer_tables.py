@@ -70,16 +70,17 @@ def main():
             flags[code] |= bit
     classes = [(code, combining_class(code)) for code in CODES if combining_class(code)]
     decomposed = [code for code in CODES if code not in HANGUL and nfd(chr(code)) != chr(code)]
-    pairs = []
+    composed = {nfd(chr(code)): chr(code) for code in decomposed if nfc(chr(code)) == chr(code)}
     for code in decomposed:
-        parts = unicodedata.decomposition(chr(code)).split()
         if nfc(chr(code)) != chr(code):
             flags[code] |= COMPOSED
         else:
-            first, second = (int(part, 16) for part in parts)
-            assert nfc(chr(first) + chr(second)) == chr(code), hex(code)
-            pairs.append((first, second, code))
-            flags[second] |= COMPOSED
+            # What data/tokenizer/characters.cpp takes the pairs of a composition from.
+            parts = nfd(chr(code))
+            first = composed.get(parts[:-1], parts[:-1])
+            assert [ord(first), ord(parts[-1])] == [int(part, 16) for part in unicodedata.decomposition(chr(code)).split()], hex(code)
+            assert nfc(first + parts[-1]) == chr(code), hex(code)
+            flags[ord(parts[-1])] |= COMPOSED
     for code, _ in classes:
         flags[code] |= COMPOSED
     for code in [*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)]:  # Hangul vowels and final consonants
@@ -98,11 +99,9 @@ def main():
         print("// Code point, count, its canonical decomposition.", file=file)
         print("constexpr uint32_t kDecompositions[] = {",
               *lines(n for code in decomposed for n in (code, len(nfd(chr(code))), *map(ord, nfd(chr(code))))), "};", sep="\n", file=file)
-        print("// First, second, what they compose to.", file=file)
-        print("constexpr uint32_t kCompositions[] = {", *lines(n for pair in sorted(pairs) for n in pair), "};", sep="\n", file=file)
         print("// Code point, combining class.", file=file)
         print("constexpr uint32_t kCombiningClasses[] = {", *lines(n for entry in classes for n in entry), "};", sep="\n", file=file)
-    print(f"{output}: {len(ranges) // 3} ranges, {len(decomposed)} decompositions, {len(pairs)} compositions", file=sys.stderr)
+    print(f"{output}: {len(ranges) // 3} ranges, {len(decomposed)} decompositions, {len(composed)} compositions", file=sys.stderr)
 
 
 if __name__ == "__main__":

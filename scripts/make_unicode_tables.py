@@ -3,8 +3,10 @@
 
 The rules of BERT's tokenizer are stated in terms of Python: str.lower(), str.isspace(), unicodedata.category() and
 normalize("NFD"). The tables are therefore taken from Python itself, so that the results equal those of a Python with the same
-Unicode version. Run it with the Python version to match, and commit the output.
+Unicode version. Run it with the Python version to match, and commit the output. Decompositions that data/tokenizer/unicode_tables.inc
+(make_tokenizer_tables.py) has as well are not written again.
 """
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -43,10 +45,19 @@ def flags(code):
 
 
 def mapping(code):
-    # Hangul syllables decompose by arithmetic; surrogates are not characters.
-    if 0xAC00 <= code < 0xAC00 + 11172 or 0xD800 <= code < 0xE000:
-        return chr(code)
-    return unicodedata.normalize("NFD", chr(code).lower())
+    return chr(code) if 0xD800 <= code < 0xE000 else unicodedata.normalize("NFD", chr(code).lower())
+
+
+def decompositions():
+    """By code point, as the tokenizer's table has them; Hangul syllables decompose by arithmetic."""
+    text = (Path(__file__).parent.parent / "data/tokenizer/unicode_tables.inc").read_text()
+    numbers = list(map(int, re.search(r"kDecompositions\[\] = \{([^}]*)\}", text).group(1).strip().rstrip(",").split(",")))
+    result = {code: mapping(code) for code in range(0xAC00, 0xAC00 + 11172)}
+    while numbers:
+        code, count = numbers[:2]
+        result[code] = "".join(map(chr, numbers[2:2 + count]))
+        del numbers[:2 + count]
+    return result
 
 
 def lines(numbers, separator=","):
@@ -70,8 +81,9 @@ def main():
         if current:
             ranges += [start, code - start, current]
         start, current = code, now
+    shared = decompositions()
     for code in range(0x110000):
-        if mapping(code) != chr(code):
+        if mapping(code) != shared.get(code, chr(code)):
             mappings += [code, len(mapping(code)), *map(ord, mapping(code))]
     orders = []
     for code in range(0x110000):
@@ -84,7 +96,7 @@ def main():
         print(f'constexpr char kTableVersion[] = "{unicodedata.unidata_version}";', file=file)
         print("// First code point, count, flags.", file=file)
         print("constexpr uint32_t kFlagRanges[] = {", *lines(ranges), "};", sep="\n", file=file)
-        print("// Code point, count, NFD of its lower case.", file=file)
+        print("// Code point, count, NFD of its lower case, where that is not its own decomposition.", file=file)
         print("constexpr uint32_t kMappings[] = {", *lines(mappings), "};", sep="\n", file=file)
         print("// Code points that NFD reorders and that are not Mn, and their combining class.", file=file)
         print("constexpr uint32_t kCombiningClasses[] = {", *lines(orders), "};", sep="\n", file=file)

@@ -1,18 +1,17 @@
 #include "data/bert/bert_shard.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <exception>
+#include <chrono>
 #include <fstream>
+#include <future>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <optional>
-#include <thread>
 
 namespace trireme {
 
@@ -24,30 +23,9 @@ constexpr size_t kShardsInMemory = 3;  // the current one, the next one, and one
 constexpr const char* kIndexName = "index.txt";
 
 std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
-  std::vector<fs::path> shards;
-  for (const fs::path& path : files) {
-    std::error_code error;
-    if (!fs::is_directory(path, error)) {
-      shards.push_back(path);
-      continue;
-    }
-    std::vector<fs::path> found;
-    for (const auto& entry : fs::directory_iterator(path, error)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with("part_") && name.find(".tmp-") == std::string::npos) found.push_back(entry.path());
-    }
-    if (error) throw DataError(fmt::format("{} cannot be listed: {}", path.string(), error.message()));
-    if (found.empty())
-      throw DataError(
-          fmt::format("{} holds no files named part_*: expected packed shards or a variable-length "
-                      "evaluation set",
-                      path.string()));
-    shards.insert(shards.end(), found.begin(), found.end());
-  }
+  std::vector<fs::path> shards =
+      files_of(files, "part_", "", ": expected packed shards or a variable-length evaluation set");
   if (shards.empty()) throw DataError("no BERT data files given");
-  std::sort(shards.begin(), shards.end(), [](const fs::path& a, const fs::path& b) {
-    return std::pair(a.filename(), a) < std::pair(b.filename(), b);
-  });
   const auto twin = std::adjacent_find(shards.begin(), shards.end());
   if (twin != shards.end()) throw DataError(fmt::format("{} is given twice", twin->string()));
   return shards;
@@ -100,16 +78,6 @@ class ShardedBertDataset final : public BertDataset {
                                   shards_.size() > 1 ? " and the files after it hold" : " holds"));
     if (all_indexed) sequences_ = sequences;
     if (!packed_) sequences_ = first_.back();
-    reader_ = std::thread([this] { prefetch(); });
-  }
-
-  ~ShardedBertDataset() override {
-    {
-      const std::scoped_lock lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    reader_.join();
   }
 
   int64_t size() const override { return first_.back(); }
@@ -143,95 +111,69 @@ class ShardedBertDataset final : public BertDataset {
 
   void will_need(int64_t shard) const override {
     TRIREME_CHECK(shard >= 0 && shard < static_cast<int64_t>(shards_.size()), "shard ", shard, " of ", shards_.size());
-    {
-      const std::scoped_lock lock(mutex_);
-      if (find(static_cast<size_t>(shard))) return;
-      wanted_ = static_cast<size_t>(shard);
-    }
-    changed_.notify_all();
+    bool started = false;
+    (void)start(static_cast<size_t>(shard), started);
   }
 
  private:
   using Shard = std::shared_ptr<const BertShard>;
   struct Slot {
     size_t shard;
-    Shard data;  // null while a thread reads it
+    std::shared_future<Shard> data;
     uint64_t used;
   };
 
   static const char* kind(bool packed) { return packed ? "packed" : "variable-length"; }
-
-  Slot* find(size_t shard) const {
-    const auto found =
-        std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; });
-    return found == slots_.end() ? nullptr : &*found;
+  static bool is_read(const Slot& slot) {
+    return slot.data.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
 
-  /// The shard: from memory, or after waiting for the thread that reads it, or read by this thread.
-  Shard get(size_t shard) const {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      Slot* slot = find(shard);
-      if (slot == nullptr) break;
-      if (slot->data) {
-        slot->used = ++clock_;
-        return slot->data;
-      }
-      changed_.wait(lock);
+  /// The shard as it is read, or was. `started`: it was not in memory, and a new thread reads it.
+  std::shared_future<Shard> start(size_t shard, bool& started) const {
+    const std::scoped_lock lock(mutex_);
+    const auto found = std::ranges::find(slots_, shard, &Slot::shard);
+    started = found == slots_.end();
+    if (!started) {
+      found->used = ++clock_;
+      return found->data;
     }
-    return load(shard, lock);
-  }
-
-  Shard load(size_t shard, std::unique_lock<std::mutex>& lock) const {
     make_room();
-    slots_.push_back({shard, nullptr, ++clock_});
-    lock.unlock();
-    Shard data;
-    std::exception_ptr error;
-    try {
-      auto loaded = std::make_shared<BertShard>(shards_[shard], limits_);
-      if (loaded->packed() != packed_ || loaded->size() != rows_[shard])
-        throw DataError(
-            fmt::format("{} holds {} rows, expected {}: remove a stale {} in its directory, or "
-                        "prepare the shard again",
-                        shards_[shard].string(), loaded->size(), rows_[shard], kIndexName));
-      data = std::move(loaded);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    lock.lock();
-    if (error)
-      slots_.erase(std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.shard == shard; }));
-    else
-      find(shard)->data = data;
-    changed_.notify_all();
-    if (error) std::rethrow_exception(error);
-    return data;
+    slots_.push_back({shard, std::async(std::launch::async, [this, shard] { return load(shard); }).share(), ++clock_});
+    return slots_.back().data;
   }
 
+  /// The shard. One whose reading failed for another caller is read again.
+  Shard get(size_t shard) const {
+    for (;;) {
+      bool started = false;
+      const std::shared_future<Shard> data = start(shard, started);
+      try {
+        return data.get();
+      } catch (...) {
+        const std::scoped_lock lock(mutex_);
+        std::erase_if(slots_, [&](const Slot& slot) { return slot.shard == shard && is_read(slot); });
+        if (started) throw;
+      }
+    }
+  }
+
+  Shard load(size_t shard) const {
+    auto loaded = std::make_shared<BertShard>(shards_[shard], limits_);
+    if (loaded->packed() != packed_ || loaded->size() != rows_[shard])
+      throw DataError(
+          fmt::format("{} holds {} rows, expected {}: remove a stale {} in its directory, or prepare the shard again",
+                      shards_[shard].string(), loaded->size(), rows_[shard], kIndexName));
+    return loaded;
+  }
+
+  /// Drops the shards that were used the longest time ago, of those that have been read.
   void make_room() const {
     while (slots_.size() >= kShardsInMemory) {
       auto oldest = slots_.end();
       for (auto slot = slots_.begin(); slot != slots_.end(); ++slot)
-        if (slot->data && (oldest == slots_.end() || slot->used < oldest->used)) oldest = slot;
-      if (oldest == slots_.end()) return;  // all are being read
+        if (is_read(*slot) && (oldest == slots_.end() || slot->used < oldest->used)) oldest = slot;
+      if (oldest == slots_.end()) return;
       slots_.erase(oldest);
-    }
-  }
-
-  void prefetch() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [&] { return stopping_ || wanted_; });
-      if (stopping_) return;
-      const size_t shard = *wanted_;
-      wanted_.reset();
-      if (find(shard)) continue;
-      try {
-        load(shard, lock);
-      } catch (const std::exception&) {
-        // The thread that needs the shard reads it again and gets the error there, with the row.
-      }
     }
   }
 
@@ -240,13 +182,9 @@ class ShardedBertDataset final : public BertDataset {
   bool packed_ = false;
   std::vector<int64_t> rows_, first_{0};  // [shards], [shards + 1]
   mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  mutable std::vector<Slot> slots_;
   mutable uint64_t clock_ = 0;
-  mutable std::optional<size_t> wanted_;
   mutable std::optional<int64_t> sequences_;
-  bool stopping_ = false;
-  std::thread reader_;
+  mutable std::vector<Slot> slots_;  // last: its threads end before the other members
 };
 
 }  // namespace

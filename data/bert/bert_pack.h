@@ -4,7 +4,6 @@
 #include "data/bert/bert_rows.h"
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace trireme {

@@ -2,7 +2,6 @@
 #include "trireme/base/error.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <numeric>
 #include <utility>

@@ -4,9 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <numeric>
-
 namespace trireme {
 
 namespace {
@@ -28,10 +25,9 @@ std::vector<int32_t> to_vector(std::span<const int32_t> values) { return {values
 BertShardHeader read_bert_header(const std::filesystem::path& path) {
   const Hdf5RowFile file(path);
   if (!is_packed(file) && file.has("input_mask"))
-    throw DataError(
-        fmt::format("{} holds rows of fixed length; convert it to variable length: trireme data "
-                    "bert export --layout varlength",
-                    path.string()));
+    throw DataError(fmt::format(
+        "{} holds rows of fixed length; convert it to variable length: trireme data bert export --layout varlength",
+        path.string()));
   return {is_packed(file), file.rows(kInputIds)};
 }
 

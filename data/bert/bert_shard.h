@@ -5,7 +5,6 @@
 #include "trireme/formats/hdf5/hdf5_rows.h"
 
 #include <filesystem>
-#include <memory>
 
 namespace trireme {
 

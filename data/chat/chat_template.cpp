@@ -1,7 +1,7 @@
 #include "data/chat/chat_template.h"
 
-#include "data/chat/jinja_parser.h"
 #include "data/chat/jinja_render.h"
+#include "data/chat/jinja_syntax.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <string_view>
 
 namespace trireme {
@@ -114,8 +113,7 @@ struct ChatTemplate::State {
     const std::string_view before = std::string_view(source).substr(0, std::min(error.offset, source.size()));
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
     const size_t begin = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
-    throw DataError(
-        fmt::format("{}:{}:{}: {}", name, line, 1 + jinja::character_count(before.substr(begin)), error.what));
+    throw DataError(fmt::format("{}:{}:{}: {}", name, line, 1 + character_count(before.substr(begin)), error.what));
   }
 
   /// The first `count` messages.
@@ -170,10 +168,10 @@ ChatTemplate ChatTemplate::open(const fs::path& directory, const std::string& wh
     return {named_template(config, value, name), config.string() + ": chat_template", all};
   };
   if (value.is_null() && !fs::is_regular_file(file_of(which)))
-    throw DataError(fmt::format(
-        "{}: no chat template: neither chat_template.jinja nor \"chat_template\" in tokenizer_config.json; give one "
-        "with --template",
-        directory.string()));
+    throw DataError(
+        fmt::format("{}: no chat template: neither chat_template.jinja nor \"chat_template\" in tokenizer_config.json; "
+                    "give one with --template",
+                    directory.string()));
   ChatTemplate result = read(which);
   // Files win over tokenizer_config.json as a whole.
   const bool in_config =
@@ -256,10 +254,10 @@ class Answers {
                              ? end.find(prompt.substr(before.size()))
                              : std::string::npos;
     if (found == std::string::npos || !whole_.text.starts_with(end))
-      throw DataError(fmt::format(
-          "{}: the conversation begins with an answer, and where it lies in the text is not known; give a template "
-          "with {{% generation %}} around it",
-          name_));
+      throw DataError(
+          fmt::format("{}: the conversation begins with an answer, and where it lies in the text is not known; give a "
+                      "template with {{% generation %}} around it",
+                      name_));
     return {found + prompt.size() - before.size(), end.size()};
   }
 
@@ -286,8 +284,8 @@ ChatText ChatTemplate::training_text(const Conversation& conversation) const {
     for (const auto& part : whole.generated) {
       if (!all && part.message < 0)
         throw DataError(
-            fmt::format("{}: \"weight\": 0 is not supported: which message a generation block writes is not "
-                        "known, as it is in no loop over the messages",
+            fmt::format("{}: \"weight\": 0 is not supported: which message a generation block writes is not known, as "
+                        "it is in no loop over the messages",
                         state_->name));
       if (all || !has_no_weight(inputs.messages[static_cast<size_t>(part.message)])) add(part.begin, part.end);
     }

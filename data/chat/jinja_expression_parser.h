@@ -1,7 +1,6 @@
 #pragma once
 // Parses the expressions of a chat template. Private to data/chat.
 
-#include "data/chat/jinja_lexer.h"
 #include "data/chat/jinja_syntax.h"
 
 #include <fmt/format.h>
@@ -23,6 +22,7 @@ class ExpressionParser {
 
  protected:
   using Kind = Expression::Kind;
+  using Self = ExpressionParser;
 
   // ---- tokens
 
@@ -110,23 +110,19 @@ class ExpressionParser {
     return value;
   }
 
-  ExpressionPtr or_expression() {
-    auto left = and_expression();
-    while (is_name("or")) {
-      const size_t offset = take().offset;
-      left = make(Kind::kOr, offset, std::move(left), and_expression());
+  /// Operands between operators of one precedence, from left to right.
+  ExpressionPtr chain(Kind kind, std::initializer_list<std::string_view> operators, ExpressionPtr (Self::*operand)()) {
+    auto left = (this->*operand)();
+    while ((now().kind == TokenKind::kOperator || now().kind == TokenKind::kName) &&
+           std::find(operators.begin(), operators.end(), now().text) != operators.end()) {
+      const Token op = take();
+      left = make(kind, op.offset, std::move(left), (this->*operand)(), op.text);
     }
     return left;
   }
 
-  ExpressionPtr and_expression() {
-    auto left = not_expression();
-    while (is_name("and")) {
-      const size_t offset = take().offset;
-      left = make(Kind::kAnd, offset, std::move(left), not_expression());
-    }
-    return left;
-  }
+  ExpressionPtr or_expression() { return chain(Kind::kOr, {"or"}, &Self::and_expression); }
+  ExpressionPtr and_expression() { return chain(Kind::kAnd, {"and"}, &Self::not_expression); }
 
   ExpressionPtr not_expression() {
     if (!is_name("not")) return comparison();
@@ -156,14 +152,7 @@ class ExpressionParser {
     }
   }
 
-  ExpressionPtr sum() {
-    auto left = concatenation();
-    while (is_operator("+") || is_operator("-")) {
-      const Token op = take();
-      left = make(Kind::kBinary, op.offset, std::move(left), concatenation(), op.text);
-    }
-    return left;
-  }
+  ExpressionPtr sum() { return chain(Kind::kBinary, {"+", "-"}, &Self::concatenation); }
 
   ExpressionPtr concatenation() {
     auto first = product();
@@ -173,23 +162,9 @@ class ExpressionParser {
     return result;
   }
 
-  ExpressionPtr product() {
-    auto left = power();
-    while (is_operator("*") || is_operator("/") || is_operator("//") || is_operator("%")) {
-      const Token op = take();
-      left = make(Kind::kBinary, op.offset, std::move(left), power(), op.text);
-    }
-    return left;
-  }
-
-  ExpressionPtr power() {
-    auto left = unary(true);
-    while (is_operator("**")) {
-      const Token op = take();
-      left = make(Kind::kBinary, op.offset, std::move(left), unary(true), op.text);
-    }
-    return left;
-  }
+  ExpressionPtr product() { return chain(Kind::kBinary, {"*", "/", "//", "%"}, &Self::power); }
+  ExpressionPtr power() { return chain(Kind::kBinary, {"**"}, &Self::filtered); }
+  ExpressionPtr filtered() { return unary(true); }
 
   ExpressionPtr unary(bool with_filters) {
     ExpressionPtr result;

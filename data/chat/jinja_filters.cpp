@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -26,10 +25,8 @@ Value member_of(const Value& value, const Value& path, Budget& budget) {
   for (size_t at = 0; at <= names.size();) {
     const size_t dot = std::min(names.find('.', at), names.size());
     const std::string name = names.substr(at, dot - at);
-    int64_t index = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), index);
-    const bool number = error == std::errc() && end == name.data() + name.size();
-    result = item(result, number ? Value(index) : Value(name), budget);
+    const auto index = parse_whole<int64_t>(name);
+    result = item(result, index ? Value(*index) : Value(name), budget);
     at = dot + 1;
   }
   return result;
@@ -147,11 +144,8 @@ Value to_integer(const Value& input, const Arguments& arguments, Budget&) {
   }
   if (input.text() == nullptr) return fallback;
   const std::string text = strip(*input.text(), nullptr, true, true);
-  int64_t whole = 0;
-  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
-  if (const auto [end, error] = std::from_chars(begin, text.data() + text.size(), whole);
-      error == std::errc() && end == text.data() + text.size())
-    return Value(whole);
+  if (const auto whole = parse_whole<int64_t>(std::string_view(text).substr(text.starts_with('+') ? 1 : 0)))
+    return Value(*whole);
   char* end = nullptr;
   const double real = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || text.find_first_of("xXpP_") != std::string::npos || !std::isfinite(real))

@@ -1,7 +1,6 @@
-#include "data/chat/jinja_lexer.h"
+#include "data/chat/jinja_syntax.h"
 
 #include "data/chat/jinja_value.h"
-#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
@@ -250,12 +249,10 @@ class Lexer {
     } else if (c == 'x' || c == 'u' || c == 'U') {
       const size_t length = c == 'x' ? 2 : c == 'u' ? 4 : 8;
       const std::string_view digits = source_.substr(at_ + 1, length);
-      uint32_t code = 0;
-      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
-      if (digits.size() != length || error != std::errc() || end != digits.data() + length || code > 0x10FFFF ||
-          (code >= 0xD800 && code < 0xE000))
+      const auto code = parse_whole<uint32_t>(digits, 16);
+      if (digits.size() != length || !code || *code > 0x10FFFF || (*code >= 0xD800 && *code < 0xE000))
         fail(begin, fmt::format("'\\{}{}' is not a character", c, digits));
-      append_utf8(value, code);
+      append_utf8(value, *code);
       at_ += length;
     } else if (c >= '0' && c <= '7') {
       uint32_t code = 0;

@@ -38,10 +38,7 @@ std::vector<Value> split(std::string_view text, const Value* separator, int64_t 
         parts.emplace_back(rest.substr(0, at));
         rest = strip_left(rest.substr(at));
       } else {
-        while (begin > 0 && strip_right(rest.substr(0, begin)).size() == begin) {
-          --begin;
-          while (begin > 0 && (static_cast<unsigned char>(rest[begin]) & 0xC0) == 0x80) --begin;
-        }
+        while (begin > 0 && strip_right(rest.substr(0, begin)).size() == begin) begin = character_begin(rest, begin);
         parts.emplace_back(rest.substr(begin));
         rest = strip_right(rest.substr(0, begin));
       }

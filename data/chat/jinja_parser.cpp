@@ -1,4 +1,4 @@
-#include "data/chat/jinja_parser.h"
+#include "data/chat/jinja_syntax.h"
 
 #include "data/chat/jinja_expression_parser.h"
 
@@ -63,21 +63,13 @@ class Parser : ExpressionParser {
     if (name == "macro") return macro(std::move(result));
     if (name == "generation") {
       result.kind = Statement::Kind::kGeneration;
-      end_block();
-      result.bodies.push_back(statements({"endgeneration"}, result.offset));
-      ++at_;
-      end_block();
-      return result;
+      return with_body(std::move(result), "endgeneration");
     }
     if (name == "filter") {
       result.kind = Statement::Kind::kFilterBlock;
       auto input = make(Kind::kLiteral, result.offset);
       result.expressions.push_back(filters(std::move(input), true));
-      end_block();
-      result.bodies.push_back(statements({"endfilter"}, result.offset));
-      ++at_;
-      end_block();
-      return result;
+      return with_body(std::move(result), "endfilter");
     }
     if (name == "break" || name == "continue") {
       if (loops_ == 0) throw TemplateError{result.offset, fmt::format("'{}' outside of a for loop", name)};
@@ -92,6 +84,15 @@ class Parser : ExpressionParser {
                                            : fmt::format("'{}' is no statement that belongs here", name)};
   }
 
+  /// The rest of the block that begins, the statements up to `end`, and that block.
+  Statement with_body(Statement result, std::string_view end) {
+    end_block();
+    result.bodies.push_back(statements({end}, result.offset));
+    ++at_;
+    end_block();
+    return result;
+  }
+
   Statement if_statement(Statement result) {
     result.kind = Statement::Kind::kIf;
     for (;;) {
@@ -99,10 +100,7 @@ class Parser : ExpressionParser {
       end_block();
       result.bodies.push_back(statements({"elif", "else", "endif"}, result.offset));
       if (accept_name("elif")) continue;
-      if (accept_name("else")) {
-        end_block();
-        result.bodies.push_back(statements({"endif"}, result.offset));
-      }
+      if (accept_name("else")) return with_body(std::move(result), "endif");
       ++at_;
       end_block();
       return result;
@@ -120,10 +118,7 @@ class Parser : ExpressionParser {
     ++loops_;
     result.bodies.push_back(statements({"else", "endfor"}, result.offset));
     --loops_;
-    if (accept_name("else")) {
-      end_block();
-      result.bodies.push_back(statements({"endfor"}, result.offset));
-    }
+    if (accept_name("else")) return with_body(std::move(result), "endfor");
     ++at_;
     end_block();
     return result;
@@ -139,11 +134,7 @@ class Parser : ExpressionParser {
     }
     result.kind = Statement::Kind::kSetBlock;
     result.expressions.push_back(is_operator("|") ? filters(make(Kind::kLiteral, result.offset), false) : nullptr);
-    end_block();
-    result.bodies.push_back(statements({"endset"}, result.offset));
-    ++at_;
-    end_block();
-    return result;
+    return with_body(std::move(result), "endset");
   }
 
   Statement macro(Statement result) {
@@ -160,12 +151,9 @@ class Parser : ExpressionParser {
         fail("a parameter without a default after one with a default");
       result.parameters.push_back(std::move(parameter));
     }
-    end_block();
     const int loops = std::exchange(loops_, 0);
-    result.bodies.push_back(statements({"endmacro"}, result.offset));
+    result = with_body(std::move(result), "endmacro");
     loops_ = loops;
-    ++at_;
-    end_block();
     return result;
   }
 

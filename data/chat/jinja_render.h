@@ -1,12 +1,10 @@
 #pragma once
 // Renders a parsed chat template.
 
-#include "data/chat/jinja_lexer.h"
 #include "data/chat/jinja_syntax.h"
 
 #include <cstddef>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace trireme::jinja {

@@ -1,11 +1,13 @@
 #pragma once
-// The syntax tree of a chat template.
+// The tokens and the syntax tree of a chat template.
 
 #include "data/chat/jinja_value.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -72,5 +74,44 @@ struct Statement {
   std::vector<Parameter> parameters;
   std::vector<Body> bodies;  // kIf: one for each condition, and one more for else; kFor: the body, perhaps else
 };
+
+/// A template that cannot be rendered, and where. The caller adds the file.
+struct TemplateError {
+  size_t offset = 0;  // bytes of the source
+  std::string what;
+};
+
+enum class TokenKind {
+  kData,
+  kVariableBegin,
+  kVariableEnd,
+  kBlockBegin,
+  kBlockEnd,
+  kName,
+  kText,
+  kInteger,
+  kFloat,
+  kOperator,
+  kEnd
+};
+
+struct Token {
+  TokenKind kind = TokenKind::kEnd;
+  std::string text;   // of kText: its value
+  size_t offset = 0;  // in the source
+  int64_t integer = 0;
+  double real = 0;
+};
+
+/// The source as Jinja reads it: line ends are \n, and one at the end is dropped.
+std::string normalised_source(std::string_view source);
+
+/// Tokens of a normalised source, a kEnd last, with the white space control of Jinja's trim_blocks and lstrip_blocks.
+/// TemplateError.
+std::vector<Token> tokenise(std::string_view source);
+
+/// Parses the statements and expressions of Jinja 3.1 that chat templates use. `source`: normalised. TemplateError for
+/// wrong syntax and for statements that are not supported. Whether filters and tests exist is known when they run.
+Body parse_template(std::string_view source);
 
 }  // namespace trireme::jinja

@@ -11,7 +11,7 @@ namespace {
 
 using Test = std::function<bool(const Value&, const Arguments&)>;
 
-const std::unordered_map<std::string, Test>& test_table() {
+std::unordered_map<std::string, Test> make_tests() {
   const auto plain = [](const char* name, auto apply) {
     return [name, apply](const Value& input, const Arguments& arguments) -> bool {
       bind(name, arguments, {});
@@ -27,19 +27,13 @@ const std::unordered_map<std::string, Test>& test_table() {
     if (by == 0) throw ValueError{"a division by zero"};
     return integer_of("this test", value) % by;
   };
-  const auto same = with("equalto", [](const Value& a, const Value& b) { return equal(a, b); });
-  const auto other = with("ne", [](const Value& a, const Value& b) { return !equal(a, b); });
-  const auto below = with("lt", [](const Value& a, const Value& b) { return less(a, b); });
-  const auto above = with("gt", [](const Value& a, const Value& b) { return less(b, a); });
-  const auto at_most = with("le", [](const Value& a, const Value& b) { return !less(b, a); });
-  const auto at_least = with("ge", [](const Value& a, const Value& b) { return !less(a, b); });
   const auto has_items = [&](const char* name, bool indexed) {
     return plain(name, [indexed](const Value& v) {
       return v.is_undefined() || v.text() != nullptr || v.list() != nullptr || v.dict() != nullptr ||
              v.as<Markup>() != nullptr || (!indexed && v.iterable() != nullptr);
     });
   };
-  static const std::unordered_map<std::string, Test> table = {
+  std::unordered_map<std::string, Test> table = {
       {"defined", plain("defined", [](const Value& v) { return !v.is_undefined(); })},
       {"undefined", plain("undefined", [](const Value& v) { return v.is_undefined(); })},
       {"none", plain("none", [](const Value& v) { return v.is_none(); })},
@@ -60,21 +54,6 @@ const std::unordered_map<std::string, Test>& test_table() {
        with("divisibleby",
             [remainder](const Value& a, const Value& b) { return remainder(a, integer_of("divisibleby", b)) == 0; })},
       {"in", with("in", [](const Value& a, const Value& b) { return contains(a, b); })},
-      {"eq", same},
-      {"==", same},
-      {"equalto", same},
-      {"ne", other},
-      {"!=", other},
-      {"lt", below},
-      {"<", below},
-      {"lessthan", below},
-      {"gt", above},
-      {">", above},
-      {"greaterthan", above},
-      {"le", at_most},
-      {"<=", at_most},
-      {"ge", at_least},
-      {">=", at_least},
       {"sameas", with("sameas",
                       [](const Value& a, const Value& b) {
                         if (!b.is_none() && b.as<bool>() == nullptr)
@@ -82,14 +61,24 @@ const std::unordered_map<std::string, Test>& test_table() {
                         return a.type_name() == b.type_name() && equal(a, b);
                       })},
   };
+  const auto compare = [&](std::initializer_list<const char*> names, auto apply) {
+    for (const char* name : names) table.emplace(name, with(*names.begin(), apply));
+  };
+  compare({"equalto", "eq", "=="}, [](const Value& a, const Value& b) { return equal(a, b); });
+  compare({"ne", "!="}, [](const Value& a, const Value& b) { return !equal(a, b); });
+  compare({"lt", "<", "lessthan"}, [](const Value& a, const Value& b) { return less(a, b); });
+  compare({"gt", ">", "greaterthan"}, [](const Value& a, const Value& b) { return less(b, a); });
+  compare({"le", "<="}, [](const Value& a, const Value& b) { return !less(b, a); });
+  compare({"ge", ">="}, [](const Value& a, const Value& b) { return !less(a, b); });
   return table;
 }
 
 }  // namespace
 
 bool apply_test(const std::string& name, const Value& input, const Arguments& arguments) {
-  const auto found = test_table().find(name);
-  if (found == test_table().end()) throw ValueError{fmt::format("the test '{}' is not supported", name)};
+  static const std::unordered_map<std::string, Test> tests = make_tests();
+  const auto found = tests.find(name);
+  if (found == tests.end()) throw ValueError{fmt::format("the test '{}' is not supported", name)};
   return found->second(input, arguments);
 }
 

@@ -1,47 +1,12 @@
 #include "data/chat/jinja_value.h"
 
-#include "trireme/base/text.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <utility>
 
 namespace trireme::jinja {
 namespace {
-
-/// Decodes the character at `at` of valid UTF-8, and steps over it.
-char32_t next_character(std::string_view text, size_t& at) {
-  const auto byte = [&](size_t i) {
-    return i < text.size() ? static_cast<char32_t>(static_cast<unsigned char>(text[i])) : U'\0';
-  };
-  const char32_t first = byte(at);
-  const size_t length = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  char32_t code = length == 1 ? first : first & (0xFFu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) code = code << 6 | (byte(at + i) & 0x3F);
-  at = std::min(at + length, text.size());
-  return code;
-}
-
-/// repr() of a float: the shortest digits, an exponent below 1e-4 and from 1e16 on.
-std::string float_repr(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  std::string text = fmt::format("{}", value);
-  const double size = std::abs(value);
-  if (size != 0 && (size < 1e-4 || size >= 1e16)) {
-    text = fmt::format("{:e}", value);
-    for (int digits = 0; digits < 17; ++digits) {
-      text = fmt::format("{:.{}e}", value, digits);
-      if (std::strtod(text.c_str(), nullptr) == value) break;
-    }
-    return text;
-  }
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
-}
 
 /// Characters that repr() escapes: controls, separators and spaces other than ' ', surrogates, private use,
 /// noncharacters. Unassigned code points, which Python escapes too, are printed.
@@ -54,18 +19,14 @@ bool is_printable(char32_t c) {
 
 std::string text_repr(std::string_view text) {
   const char quote = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
+  static constexpr std::string_view kPlain = "\n\r\t\\", kEscaped = "nrt\\";
   std::string out(1, quote);
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;
     const char32_t c = next_character(text, at);
-    if (c == U'\n')
-      out += "\\n";
-    else if (c == U'\r')
-      out += "\\r";
-    else if (c == U'\t')
-      out += "\\t";
-    else if (c == U'\\')
-      out += "\\\\";
+    if (const size_t known = c < 0x80 ? kPlain.find(static_cast<char>(c)) : std::string_view::npos;
+        known != std::string_view::npos)
+      (out += '\\') += kEscaped[known];
     else if (c == static_cast<char32_t>(quote))
       (out += '\\') += quote;
     else if (is_printable(c))
@@ -80,62 +41,8 @@ std::string text_repr(std::string_view text) {
   return out + quote;
 }
 
-std::string json_text(std::string_view text, bool ascii) {
-  std::string out = "\"";
-  for (size_t at = 0; at < text.size();) {
-    const size_t begin = at;
-    const char32_t c = next_character(text, at);
-    const auto unit = [&](unsigned code) { out += fmt::format("\\u{:04x}", code); };
-    if (c == U'"')
-      out += "\\\"";
-    else if (c == U'\\')
-      out += "\\\\";
-    else if (c == U'\n')
-      out += "\\n";
-    else if (c == U'\r')
-      out += "\\r";
-    else if (c == U'\t')
-      out += "\\t";
-    else if (c == U'\b')
-      out += "\\b";
-    else if (c == U'\f')
-      out += "\\f";
-    else if (c < 0x20 || (ascii && c >= 0x7F && c < 0x10000 && c != 0x7F))
-      unit(static_cast<unsigned>(c));
-    else if (ascii && c >= 0x10000) {
-      unit(static_cast<unsigned>(0xD800 + ((c - 0x10000) >> 10)));
-      unit(static_cast<unsigned>(0xDC00 + ((c - 0x10000) & 0x3FF)));
-    } else
-      out += text.substr(begin, at - begin);
-  }
-  return out + '"';
-}
-
-std::string repr(const Value& value) {
-  if (value.is_undefined()) return "Undefined";
-  if (const auto* text = value.text()) return text_repr(*text);
-  if (const auto* list = value.list()) {
-    std::string out(1, list->is_tuple ? '(' : '[');
-    for (size_t i = 0; i < list->items.size(); ++i) (out += i == 0 ? "" : ", ") += repr(list->items[i]);
-    if (list->is_tuple && list->items.size() == 1) out += ',';
-    return out + (list->is_tuple ? ')' : ']');
-  }
-  if (const auto* dict = value.dict()) {
-    std::string out = "{";
-    for (size_t i = 0; i < dict->items.size(); ++i)
-      (((out += i == 0 ? "" : ", ") += text_repr(dict->items[i].first)) += ": ") += repr(dict->items[i].second);
-    return out + '}';
-  }
-  if (const auto* view = value.iterable(); view != nullptr && !view->is_generator()) {
-    std::string out = view->type + "([";
-    for (size_t i = 0; i < view->items->items.size(); ++i) (out += i == 0 ? "" : ", ") += repr(view->items->items[i]);
-    return out + "])";
-  }
-  if (value.is_none()) return "None";
-  if (const auto* flag = value.as<bool>()) return *flag ? "True" : "False";
-  if (const auto* number = value.as<int64_t>()) return fmt::format("{}", *number);
-  if (const auto* number = value.as<double>()) return float_repr(*number);
-  throw ValueError{fmt::format("the text of a {} is not supported", value.type_name())};
+std::string json_text(const std::string& text, bool ascii) {
+  return nlohmann::json(text).dump(-1, ' ', ascii, nlohmann::json::error_handler_t::replace);
 }
 
 void json(std::string& out, const Value& value, const JsonStyle& style, int depth) {
@@ -153,7 +60,7 @@ void json(std::string& out, const Value& value, const JsonStyle& style, int dept
   } else if (const auto* number = value.as<double>()) {
     out += std::isnan(*number)   ? "NaN"
            : std::isinf(*number) ? (*number < 0 ? "-Infinity" : "Infinity")
-                                 : float_repr(*number);
+                                 : python_number(*number);
   } else if (value.is_integer()) {
     out += fmt::format("{}", value.integer());
   } else if (const auto* text = value.text()) {
@@ -324,13 +231,39 @@ bool less(const Value& a, const Value& b) {
   throw ValueError{fmt::format("a {} and a {} have no order", a.type_name(), b.type_name())};
 }
 
+std::string to_repr(const Value& value) {
+  if (value.is_undefined()) return "Undefined";
+  if (const auto* text = value.text()) return text_repr(*text);
+  if (const auto* list = value.list()) {
+    std::string out(1, list->is_tuple ? '(' : '[');
+    for (size_t i = 0; i < list->items.size(); ++i) (out += i == 0 ? "" : ", ") += to_repr(list->items[i]);
+    if (list->is_tuple && list->items.size() == 1) out += ',';
+    return out + (list->is_tuple ? ')' : ']');
+  }
+  if (const auto* dict = value.dict()) {
+    std::string out = "{";
+    for (size_t i = 0; i < dict->items.size(); ++i)
+      (((out += i == 0 ? "" : ", ") += text_repr(dict->items[i].first)) += ": ") += to_repr(dict->items[i].second);
+    return out + '}';
+  }
+  if (const auto* view = value.iterable(); view != nullptr && !view->is_generator()) {
+    std::string out = view->type + "([";
+    for (size_t i = 0; i < view->items->items.size(); ++i)
+      (out += i == 0 ? "" : ", ") += to_repr(view->items->items[i]);
+    return out + "])";
+  }
+  if (value.is_none()) return "None";
+  if (const auto* flag = value.as<bool>()) return *flag ? "True" : "False";
+  if (const auto* number = value.as<int64_t>()) return fmt::format("{}", *number);
+  if (const auto* number = value.as<double>()) return python_number(*number);
+  throw ValueError{fmt::format("the text of a {} is not supported", value.type_name())};
+}
+
 std::string to_text(const Value& value) {
   if (value.is_undefined()) return "";
   if (const auto* text = value.text()) return *text;
-  return repr(value);
+  return to_repr(value);
 }
-
-std::string to_repr(const Value& value) { return repr(value); }
 
 std::string to_json(const Value& value, const JsonStyle& style) {
   std::string out;
@@ -360,11 +293,6 @@ std::shared_ptr<const List> items_of(const Value& value) {
   return std::make_shared<const List>(std::move(items));
 }
 
-size_t character_count(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 size_t byte_offset(std::string_view text, size_t index) {
   size_t at = 0;
   for (; index > 0 && at < text.size(); --index) next_character(text, at);
@@ -388,29 +316,12 @@ std::string_view strip_left(std::string_view text) {
 
 std::string_view strip_right(std::string_view text) {
   while (!text.empty()) {
-    size_t begin = text.size() - 1;
-    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+    const size_t begin = character_begin(text, text.size());
     size_t at = begin;
     if (!is_python_space(next_character(text, at))) break;
     text = text.substr(0, begin);
   }
   return text;
-}
-
-void append_utf8(std::string& text, char32_t c) {
-  const auto put = [&](char32_t byte) { text += static_cast<char>(static_cast<unsigned char>(byte)); };
-  if (c < 0x80) return put(c);
-  if (c < 0x800) {
-    put(0xC0 | c >> 6);
-  } else if (c < 0x10000) {
-    put(0xE0 | c >> 12);
-    put(0x80 | (c >> 6 & 0x3F));
-  } else {
-    put(0xF0 | c >> 18);
-    put(0x80 | (c >> 12 & 0x3F));
-    put(0x80 | (c >> 6 & 0x3F));
-  }
-  put(0x80 | (c & 0x3F));
 }
 
 }  // namespace trireme::jinja

@@ -1,6 +1,8 @@
 #pragma once
 // Values of chat templates: Python's semantics as Jinja 3.1 shows them.
 
+#include "trireme/base/text.h"
+
 #include <nlohmann/json.hpp>
 
 #include <cstddef>
@@ -105,34 +107,13 @@ class Value {
   const T* as() const {
     return std::get_if<T>(&storage_);
   }
-  const std::string* text() const {
-    const auto* found = as<Text>();
-    return found == nullptr ? nullptr : found->get();
-  }
-  const List* list() const {
-    const auto* found = as<std::shared_ptr<const List>>();
-    return found == nullptr ? nullptr : found->get();
-  }
-  const Dict* dict() const {
-    const auto* found = as<std::shared_ptr<const Dict>>();
-    return found == nullptr ? nullptr : found->get();
-  }
-  Namespace* names() const {
-    const auto* found = as<std::shared_ptr<Namespace>>();
-    return found == nullptr ? nullptr : found->get();
-  }
-  Function* function() const {
-    const auto* found = as<std::shared_ptr<Function>>();
-    return found == nullptr ? nullptr : found->get();
-  }
-  Loop* loop() const {
-    const auto* found = as<std::shared_ptr<Loop>>();
-    return found == nullptr ? nullptr : found->get();
-  }
-  Iterable* iterable() const {
-    const auto* found = as<std::shared_ptr<Iterable>>();
-    return found == nullptr ? nullptr : found->get();
-  }
+  const std::string* text() const { return pointee<Text>(); }
+  const List* list() const { return pointee<std::shared_ptr<const List>>(); }
+  const Dict* dict() const { return pointee<std::shared_ptr<const Dict>>(); }
+  Namespace* names() const { return pointee<std::shared_ptr<Namespace>>(); }
+  Function* function() const { return pointee<std::shared_ptr<Function>>(); }
+  Loop* loop() const { return pointee<std::shared_ptr<Loop>>(); }
+  Iterable* iterable() const { return pointee<std::shared_ptr<Iterable>>(); }
   bool is_undefined() const { return as<Undefined>() != nullptr; }
   bool is_none() const { return as<std::nullptr_t>() != nullptr; }
   /// An integer or a bool (Python's bool is an int).
@@ -151,6 +132,11 @@ class Value {
   std::string type_name() const;
 
  private:
+  template <class Pointer>
+  typename Pointer::element_type* pointee() const {
+    const auto* found = as<Pointer>();
+    return found == nullptr ? nullptr : found->get();
+  }
   Storage storage_;
 };
 
@@ -176,13 +162,11 @@ std::shared_ptr<const List> items_of(const Value& value);
 
 // Text by characters (code points), as Python counts them. All texts are UTF-8.
 
-size_t character_count(std::string_view text);
 /// Bytes before character `index` (at most the count).
 size_t byte_offset(std::string_view text, size_t index);
 /// True for what Python's str.isspace() is true for.
 bool is_python_space(char32_t c);
 std::string_view strip_left(std::string_view text);
 std::string_view strip_right(std::string_view text);
-void append_utf8(std::string& text, char32_t c);
 
 }  // namespace trireme::jinja

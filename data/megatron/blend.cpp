@@ -60,10 +60,9 @@ std::vector<double> parse_splits(const std::string& splits) {
     double share = -1;
     const auto [stop, error] = std::from_chars(part.data() + begin, part.data() + std::max(begin, end), share);
     if (error != std::errc() || stop != part.data() + end || !(share >= 0) || !std::isfinite(share))
-      throw ConfigError(
-          fmt::format("data.splits '{}': '{}' is not a number >= 0; expected the shares of train, valid and test, as "
-                      "'99990,8,2'",
-                      splits, part));
+      throw ConfigError(fmt::format(
+          "data.splits '{}': '{}' is not a number >= 0; expected the shares of train, valid and test, as '99990,8,2'",
+          splits, part));
     shares.push_back(share);
   }
   if (shares.size() != 3)

@@ -81,10 +81,9 @@ IndexShape index_shape(const IndexRequest& request, const std::string& name) {
   TRIREME_CHECK(length >= 1 && request.samples >= 0, "rows of ", length, ", ", request.samples, " samples");
   // Megatron repeats documents that are shorter than a row; nothing, or one pass that makes no row, is refused.
   if (tokens < 1 || (request.samples == 0 && tokens <= length))
-    throw DataError(
-        fmt::format("{}: {} tokens in {} documents, and a row of data.seq_length {} reads {}: pack more text, "
-                    "or shorten the rows",
-                    name, format_count(tokens), format_count(request.last - request.first), length, length + 1));
+    throw DataError(fmt::format(
+        "{}: {} tokens in {} documents, and a row of data.seq_length {} reads {}: pack more text, or shorten the rows",
+        name, format_count(tokens), format_count(request.last - request.first), length, length + 1));
   IndexShape shape;
   // Fewest E with (E T - 1) div S >= n.
   int64_t needed = 0;

@@ -12,12 +12,11 @@
 // - Shuffle index [N]: the samples in a random order; those of a last epoch of its own come last, in an order of their
 //   own. The three shuffles are np.random.RandomState(seed)'s, one after the other.
 
-#include "trireme/formats/numpy/npy_values.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace trireme {

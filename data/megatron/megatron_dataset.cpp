@@ -18,14 +18,10 @@ namespace trireme {
 namespace {
 
 /// A row of the S + 1 tokens that Megatron reads for it.
-Sample sample_of(std::vector<int64_t> tokens, const MegatronOptions& options) {
-  Sample sample;
+Sample sample_of(const std::vector<int64_t>& tokens, const MegatronOptions& options) {
   const auto length = static_cast<int64_t>(tokens.size()) - 1;
+  Sample sample = one_sequence({tokens.begin(), tokens.end() - 1});
   sample.labels.assign(tokens.begin() + 1, tokens.end());
-  tokens.pop_back();
-  sample.input_ids = std::move(tokens);
-  sample.loss_mask.assign(static_cast<size_t>(length), 1);
-  sample.sequence_starts = {0};
   if (!options.reset_position_ids && !options.reset_attention_mask && !options.eod_mask_loss) return sample;
   std::vector<int64_t> starts = {0};  // of what lies between two ends of documents
   for (int64_t t = 0; t < length; ++t) {

@@ -31,8 +31,8 @@ void check_ids(const MegatronFile& file, int64_t vocab_size, const std::vector<i
     if (tokens[i] >= 0 && tokens[i] < vocab_size) continue;
     const int64_t token = begin + static_cast<int64_t>(i - from);
     throw DataError(
-        fmt::format("{}: byte {} (document {}, token {}): token id {} is outside the model's vocabulary of {} "
-                    "(0 to {}): was the data made with another tokenizer?",
+        fmt::format("{}: byte {} (document {}, token {}): token id {} is outside the model's vocabulary of {} (0 to "
+                    "{}): was the data made with another tokenizer?",
                     file.token_path().string(), file.byte_of(document, token), document, token, tokens[i], vocab_size,
                     vocab_size - 1));
   }
@@ -50,10 +50,9 @@ MegatronPart::MegatronPart(const fs::path& path, Split split, int64_t samples, c
     request_.first = bounds[static_cast<size_t>(split)];
     request_.last = bounds[static_cast<size_t>(split) + 1];
     if (request_.first >= request_.last)
-      throw DataError(
-          fmt::format("{}: data.splits '{}' gives {} none of the {} documents: give it a larger share, or a "
-                      "file of its own",
-                      name, *options.splits, split_name(split), format_count(file_.sequences())));
+      throw DataError(fmt::format(
+          "{}: data.splits '{}' gives {} none of the {} documents: give it a larger share, or a file of its own", name,
+          *options.splits, split_name(split), format_count(file_.sequences())));
   }
   request_.size = [this](int64_t document) { return file_.length(document); };
   for (int64_t d = request_.first; d < request_.last; ++d) request_.tokens += file_.length(d);
@@ -113,10 +112,9 @@ bool MegatronPart::fill_cache() const {
     make_directories(cache_.parent_path());
     const TemporaryFile probe(cache_file(cache_, 0));
   } catch (const WriteError& reason) {
-    say(
-        fmt::format("cannot be written, so every rank builds them in memory; data.index_cache names another directory "
-                    "({})",
-                    reason.what()));
+    say(fmt::format(
+        "cannot be written, so every rank builds them in memory; data.index_cache names another directory ({})",
+        reason.what()));
     return false;
   }
   const IndexMaps built = build_index_maps(request_, shape_);
@@ -141,10 +139,9 @@ const IndexMaps& MegatronPart::maps() const {
 }
 
 void MegatronPart::fail(const NpyValues& map, int64_t row, const std::string& what) const {
-  throw DataError(
-      fmt::format("{}: row {}: {}, of {} ({} documents): made from another file? Remove the index maps, they "
-                  "are built again",
-                  map.name(), row, what, file_.index_path().string(), format_count(file_.sequences())));
+  throw DataError(fmt::format(
+      "{}: row {}: {}, of {} ({} documents): made from another file? Remove the index maps, they are built again",
+      map.name(), row, what, file_.index_path().string(), format_count(file_.sequences())));
 }
 
 std::vector<int64_t> MegatronPart::read(int64_t row) const {

@@ -8,7 +8,6 @@
 
 #include <limits>
 #include <map>
-#include <optional>
 
 namespace trireme {
 
@@ -145,8 +144,7 @@ std::vector<std::string> changed_orders(const Config& before, const Config& now)
                                              : "test",
                     now.train.max_steps, set->order(), earlier.train.max_steps, found->second->order(),
                     train ? "as in Megatron, rows that were trained can come again before others come for the first "
-                            "time; a new run of "
-                            "all steps has each once an epoch"
+                            "time; a new run of all steps has each once an epoch"
                           : "evaluations can read other rows than before, and their losses do not compare"));
   }
   return sentences;

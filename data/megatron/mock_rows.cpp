@@ -2,7 +2,7 @@
 #include "data/megatron/megatron_dataset.h"
 #include "data/rows.h"
 #include "trireme/base/error.h"
-#include "trireme/base/numpy_generator.h"
+#include "trireme/base/rng.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -21,14 +21,10 @@ class MockDataset final : public TokenDataset {
   Sample read(int64_t index) const override {
     TRIREME_CHECK(index >= 0, "row ", index, " of the mock set");
     NumpyGenerator random(seed_ + static_cast<uint64_t>(index));
-    Sample sample;
-    const auto length = static_cast<size_t>(seq_length_);
-    sample.input_ids.resize(length);
-    sample.labels.resize(length);
+    Sample sample = one_sequence(std::vector<int64_t>(static_cast<size_t>(seq_length_)));
+    sample.labels.resize(sample.input_ids.size());
     random.integers(static_cast<uint64_t>(vocab_size_), sample.input_ids);
     random.integers(static_cast<uint64_t>(vocab_size_), sample.labels);
-    sample.loss_mask.assign(length, 1);
-    sample.sequence_starts = {0};
     return sample;
   }
 

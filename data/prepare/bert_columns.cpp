@@ -19,22 +19,15 @@ void BertColumns::end_row() {
   for (auto* column : {&segment_ids_, &labels_}) column->end_row();
 }
 
-void BertColumns::write_packed(Hdf5RowWriter& writer) const {
+void BertColumns::write(Hdf5RowWriter& writer, bool packed) const {
   writer.write_rows("input_ids", input_ids_.values, input_ids_.offsets);
   writer.write_rows("segment_ids", segment_ids_.values, segment_ids_.offsets);
   writer.write_rows("masked_lm_positions", positions_.values, positions_.offsets);
   writer.write_rows("masked_lm_ids", masked_ids_.values, masked_ids_.offsets);
+  if (!packed) return writer.write_table("next_sentence_labels", labels_.values);
   writer.write_rows("packed_input_len", lengths_.values, lengths_.offsets);
   writer.write_rows("packed_masked_lm_len", mask_lengths_.values, mask_lengths_.offsets);
   writer.write_rows("next_sentence_labels", labels_.values, labels_.offsets);
-}
-
-void BertColumns::write_varlength(Hdf5RowWriter& writer) const {
-  writer.write_rows("input_ids", input_ids_.values, input_ids_.offsets);
-  writer.write_rows("segment_ids", segment_ids_.values, segment_ids_.offsets);
-  writer.write_rows("masked_lm_positions", positions_.values, positions_.offsets);
-  writer.write_rows("masked_lm_ids", masked_ids_.values, masked_ids_.offsets);
-  writer.write_table("next_sentence_labels", labels_.values);
 }
 
 }  // namespace trireme

@@ -29,9 +29,8 @@ class BertColumns {
   int64_t rows() const { return static_cast<int64_t>(input_ids_.offsets.size()) - 1; }
   int64_t sequences() const { return static_cast<int64_t>(lengths_.values.size()); }
   int64_t tokens() const { return static_cast<int64_t>(input_ids_.values.size()); }
-  void write_packed(Hdf5RowWriter& writer) const;
-  /// One instance a row.
-  void write_varlength(Hdf5RowWriter& writer) const;
+  /// `packed`: several instances a row; else one, in the variable-length layout.
+  void write(Hdf5RowWriter& writer, bool packed) const;
 
  private:
   GrowingRows<int16_t> input_ids_, positions_, masked_ids_, lengths_, mask_lengths_;

@@ -1,7 +1,6 @@
 #include "data/prepare/bert_instance_file.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 

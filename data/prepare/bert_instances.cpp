@@ -18,7 +18,7 @@ namespace {
 
 bool is_blank(std::string_view line) {
   for (size_t at = 0; at < line.size();)
-    if (!unicode_is_python_space(next_code_point(line, at))) return false;
+    if (!unicode_is_python_space(next_character(line, at))) return false;
   return true;
 }
 

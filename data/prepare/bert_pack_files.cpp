@@ -2,17 +2,17 @@
 #include "data/prepare/bert_files.h"
 #include "data/prepare/bert_instance_file.h"
 #include "data/prepare/bert_packing.h"
-#include "data/prepare/parallel.h"
+#include "data/prepare/outputs.h"
 #include "data/prepare/progress.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/process.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 
 namespace trireme {
@@ -75,10 +75,9 @@ void refuse_other_shards(const fs::path& output, int shards) {
     bool ours = false;
     for (int shard = 0; shard < shards && !ours; ++shard) ours = name == shard_name(static_cast<size_t>(shard));
     if (!ours)
-      throw WriteError(
-          fmt::format("{} holds {}, which is not of this packing into {} shards: choose another "
-                      "directory, or empty this one",
-                      output.string(), name, shards));
+      throw WriteError(fmt::format(
+          "{} holds {}, which is not of this packing into {} shards: choose another directory, or empty this one",
+          output.string(), name, shards));
   }
 }
 
@@ -128,7 +127,7 @@ BertPackReport pack_bert(const std::vector<fs::path>& inputs, const fs::path& ou
         columns.end_row();
       });
       Hdf5RowWriter writer(output / name);
-      columns.write_packed(writer);
+      columns.write(writer, /*packed=*/true);
       writer.commit();
       records.done(name, fingerprint, fmt::format("{} {}\n", columns.rows(), columns.sequences()));
     }

@@ -23,7 +23,7 @@ std::string_view python_strip(std::string_view text) {
   size_t begin = text.size(), end = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t start = at;
-    if (unicode_is_python_space(next_code_point(text, at))) continue;
+    if (unicode_is_python_space(next_character(text, at))) continue;
     begin = std::min(begin, start);
     end = at;
   }
@@ -95,7 +95,7 @@ void BertTokenizer::encode(std::string_view line, std::vector<int16_t>& ids) {
 void BertTokenizer::encode_chunk(std::string_view chunk, std::vector<int16_t>& ids) {
   cleaned_.clear();
   for (size_t at = 0; at < chunk.size();) {
-    const char32_t c = next_code_point(chunk, at);
+    const char32_t c = next_character(chunk, at);
     if (unicode_is_dropped(c)) continue;
     if (unicode_is_cjk(c))
       cleaned_ += {U' ', c, U' '};

@@ -64,7 +64,7 @@ class BertTokenizer {
   std::unordered_map<std::string, Span, StringHash, std::equal_to<>> known_;
   std::vector<int16_t> known_ids_;
   std::u32string cleaned_;
-  std::vector<char32_t> folded_;
+  std::u32string folded_;
   std::string bytes_;
   std::vector<size_t> boundaries_;
 };

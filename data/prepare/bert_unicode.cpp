@@ -1,9 +1,11 @@
 #include "data/prepare/bert_unicode.h"
 
+#include "data/tokenizer/characters.h"
+
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <span>
+#include <vector>
 
 namespace trireme {
 namespace {
@@ -28,7 +30,7 @@ constexpr char32_t kSigma = 0x3A3, kSmallSigma = 0x3C3, kFinalSigma = 0x3C2;
 /// The generated tables, expanded for direct access.
 struct Tables {
   std::vector<uint16_t> flags = std::vector<uint16_t>(kCodePoints);
-  std::vector<uint16_t> mapping = std::vector<uint16_t>(kCodePoints);  // index in kMappings of the count
+  std::vector<uint16_t> mapping = std::vector<uint16_t>(kCodePoints);  // index in kMappings of the count; 0: none
   Tables() {
     for (size_t i = 0; i < std::size(kFlagRanges); i += 3)
       std::fill_n(flags.begin() + kFlagRanges[i], kFlagRanges[i + 1], static_cast<uint16_t>(kFlagRanges[i + 2]));
@@ -55,18 +57,13 @@ bool is_final_sigma(std::u32string_view word, size_t at) {
   return letter(before, word.rend()) && !letter(word.begin() + static_cast<ptrdiff_t>(at) + 1, word.end());
 }
 
-void append_folded(char32_t c, std::vector<char32_t>& out) {
-  constexpr char32_t kSyllable = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTail = 0x11A7, kVowels = 21, kTails = 28;
-  if (c >= kSyllable && c < kSyllable + 11172) {
-    const char32_t index = c - kSyllable;
-    out.push_back(kLead + index / (kVowels * kTails));
-    out.push_back(kVowel + index % (kVowels * kTails) / kTails);
-    if (index % kTails != 0) out.push_back(kTail + index % kTails);
-  } else if (has(c, kMapped)) {
-    const uint32_t* entry = kMappings + tables().mapping[c];
-    out.insert(out.end(), entry + 1, entry + 1 + *entry);
+void append_folded(char32_t c, std::u32string& out) {
+  if (!has(c, kMapped)) {
+    out += c;
+  } else if (const uint16_t at = tables().mapping[c]; at != 0) {
+    out.append(kMappings + at + 1, kMappings + at + 1 + kMappings[at]);
   } else {
-    out.push_back(c);
+    append_decomposed(c, out);
   }
 }
 
@@ -77,7 +74,7 @@ uint32_t combining_class(char32_t c) {
 }
 
 /// Drops nonspacing marks, and sorts the other combining characters between two starters by combining class.
-void order_and_strip(std::vector<char32_t>& text) {
+void order_and_strip(std::u32string& text) {
   size_t kept = 0, run = 0;  // run: start of the characters after the last starter
   for (const char32_t c : text) {
     const bool reordered = has(c, kReordered);
@@ -114,7 +111,7 @@ bool unicode_is_cjk(char32_t c) {
   return std::any_of(kBlocks.begin(), kBlocks.end(), [c](const auto& block) { return c >= block[0] && c <= block[1]; });
 }
 
-void unicode_fold(std::u32string_view word, std::vector<char32_t>& out) {
+void unicode_fold(std::u32string_view word, std::u32string& out) {
   out.clear();
   for (size_t i = 0; i < word.size(); ++i) {
     if (word[i] == kSigma)

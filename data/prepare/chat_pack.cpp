@@ -1,6 +1,7 @@
 #include "data/prepare/chat_pack.h"
 
 #include "data/prepare/conversations.h"
+#include "data/prepare/outputs.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
@@ -83,7 +84,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
     if (std::find(document.mask.begin(), document.mask.end(), 1) == document.mask.end())
       ++report.untrained;
     else
-      (is_valid_chat(number, options.valid_fraction) ? valid : train).push_back(std::move(document));
+      (in_valid_split(/*seed=*/0, number, options.valid_fraction) ? valid : train).push_back(std::move(document));
   };
   make_of_rows<ConversationRow, Tokenised>(
       options, [&](const fs::path& path, const auto& visit) { for_each_conversation(path, options.field, visit); },

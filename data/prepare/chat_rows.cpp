@@ -1,15 +1,11 @@
 #include "data/prepare/chat_rows.h"
 
-#include "data/prepare/row_output.h"
+#include "data/prepare/outputs.h"
 #include "trireme/base/file.h"
-#include "trireme/base/rng.h"
-#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -24,27 +20,10 @@ fs::path model_directory(const fs::path& tokenizer) {
   return fs::is_directory(tokenizer, error) ? tokenizer : tokenizer.parent_path();
 }
 
-/// sentencepiece's file does not hold the tokens that a model added: those of tokenizer_config.json, added_tokens.json
-/// and the named ones. A tokenizer.json has them.
-void add_model_tokens(Tokenizer& tokenizer, const fs::path& directory) {
+/// The named tokens of a model need not be among those that its files add to sentencepiece's. A tokenizer.json has
+/// them.
+void add_named_tokens(Tokenizer& tokenizer, const fs::path& directory) {
   if (tokenizer.kind() != "sentencepiece") return;
-  std::map<int64_t, std::string> tokens;
-  const auto read = [&](const char* name) { return read_json_if_there(directory / name, ExitCode::kData); };
-  const auto added = read("added_tokens.json");
-  for (const auto& [text, id] : added.items())
-    if (added.is_object() && id.is_number_integer() && !text.empty()) tokens[id.get<int64_t>()] = text;
-  const auto decoder = member(read("tokenizer_config.json"), "added_tokens_decoder");
-  for (const auto& [key, entry] : decoder.items()) {
-    int64_t id = -1;
-    std::from_chars(key.data(), key.data() + key.size(), id);
-    const auto content = member(entry, "content");
-    if (id >= 0 && content.is_string() && !content.get<std::string>().empty()) tokens[id] = content.get<std::string>();
-  }
-  for (const auto& [id, text] : tokens)
-    if (const int64_t ours = tokenizer.add_special(text); ours != id)
-      throw DataError(fmt::format(
-          "{}: the token '{}' has the id {}, but the {} pieces of the tokenizer and the tokens before it give it {}",
-          directory.string(), text, id, tokenizer.base_vocab_size(), ours));
   for (const auto& [key, text] : named_tokens(directory))
     if (!text.empty()) tokenizer.add_special(text);
   for (const auto id : {tokenizer.bos_id(), tokenizer.eos_id()})
@@ -53,7 +32,7 @@ void add_model_tokens(Tokenizer& tokenizer, const fs::path& directory) {
 
 Tokenizer open_tokenizer(const fs::path& path) {
   Tokenizer tokenizer(path);
-  add_model_tokens(tokenizer, model_directory(path));
+  add_named_tokens(tokenizer, model_directory(path));
   return tokenizer;
 }
 
@@ -96,20 +75,7 @@ std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, in
 void check_row_options(const ChatRowOptions& options) {
   if (options.seq_length < 2 || options.seq_length > (1 << 24))
     throw ConfigError(fmt::format("--seq-length {}: expected 2 to {}", options.seq_length, 1 << 24));
-  if (options.valid_output.empty() != (options.valid_fraction == 0))
-    throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
-  if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
-    throw ConfigError(fmt::format("--valid-fraction {}: expected a number between 0 and 1", options.valid_fraction));
-  for (const fs::path& path : {options.output, options.valid_output}) {
-    if (path.empty()) continue;
-    require_row_output(path);
-    if (path.has_parent_path()) make_directories(path.parent_path());
-  }
-}
-
-bool is_valid_chat(int64_t number, double fraction) {
-  const uint64_t draw = derive_seed(0, "valid_split", static_cast<uint64_t>(number));
-  return std::ldexp(static_cast<double>(draw >> 11), -53) < fraction;
+  check_row_outputs(options.output, options.valid_output, options.valid_fraction);
 }
 
 ChatModel::ChatModel(const ChatRowOptions& options)
@@ -129,17 +95,6 @@ ChatModel::ChatModel(const ChatRowOptions& options)
 const ChatTemplate& ChatModel::chat() const {
   if (!chat_) throw DataError(without_chat_);
   return *chat_;
-}
-
-double total_size(const std::vector<fs::path>& files) {
-  double total = 0;
-  for (const fs::path& path : files) {
-    std::error_code error;
-    const auto size = fs::file_size(path, error);
-    if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
-    total += static_cast<double>(size);
-  }
-  return total;
 }
 
 RowCounts write_whole_rows(const fs::path& path, const std::vector<RowDocument>& documents, size_t together,

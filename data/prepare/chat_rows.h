@@ -3,10 +3,10 @@
 // of whole documents.
 
 #include "data/chat/chat_template.h"
-#include "data/prepare/parallel.h"
 #include "data/prepare/progress.h"
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 
 #include <nlohmann/json.hpp>
 
@@ -37,8 +37,6 @@ struct ChatRowOptions {
 
 /// ConfigError. Makes the folders of the outputs.
 void check_row_options(const ChatRowOptions& options);
-/// Whether conversation `number` of the inputs belongs to the validation rows.
-bool is_valid_chat(int64_t number, double fraction);
 
 /// The tokenizer of a model with the tokens that it added, and its template.
 struct ChatModel {
@@ -54,9 +52,6 @@ struct ChatModel {
   std::optional<ChatTemplate> chat_;
   std::string without_chat_;  // why there is none
 };
-
-/// Sum of the files' sizes. DataError for one that is not there.
-double total_size(const std::vector<std::filesystem::path>& files);
 
 /// read(path, visit) visits the rows of each input, whose `bytes_done` is the progress. `make` makes something of each
 /// row, on all threads; `keep` gets the results in the order of the rows. An error of reading comes after the rows

@@ -4,9 +4,10 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 
 namespace trireme {
 namespace {
@@ -21,43 +22,13 @@ std::array<uint32_t, 64> sine_table() {
 
 constexpr int kShifts[4][4] = {{7, 12, 17, 22}, {5, 9, 14, 20}, {4, 11, 16, 23}, {6, 10, 15, 21}};
 
-}  // namespace
+using State = std::array<uint32_t, 4>;
 
-void Md5::update(const void* data, size_t size) {
-  const auto* bytes = static_cast<const uint8_t*>(data);
-  while (size > 0) {
-    const size_t filled = size_ % 64;
-    if (filled == 0 && size >= 64) {
-      block(bytes);
-      bytes += 64, size -= 64, size_ += 64;
-      continue;
-    }
-    const size_t take = std::min(size, 64 - filled);
-    std::memcpy(pending_.data() + filled, bytes, take);
-    bytes += take, size -= take, size_ += take;
-    if (size_ % 64 == 0) block(pending_.data());
-  }
-}
-
-std::string Md5::hex() {
-  const uint64_t bits = size_ * 8;
-  const uint8_t end = 0x80, zero = 0;
-  update(&end, 1);
-  while (size_ % 64 != 56) update(&zero, 1);
-  std::array<uint8_t, 8> length{};
-  for (size_t i = 0; i < 8; ++i) length[i] = static_cast<uint8_t>(bits >> (8 * i));
-  update(length.data(), 8);
-  std::string text;
-  for (const uint32_t word : state_)
-    for (int i = 0; i < 4; ++i) text += fmt::format("{:02x}", (word >> (8 * i)) & 0xFFu);
-  return text;
-}
-
-void Md5::block(const uint8_t* bytes) {
+void add_block(State& state, const char* bytes) {
   static const std::array<uint32_t, 64> kSines = sine_table();
   std::array<uint32_t, 16> words{};
-  for (size_t i = 0; i < 64; ++i) words[i / 4] |= static_cast<uint32_t>(bytes[i]) << (8 * (i % 4));
-  auto [a, b, c, d] = state_;
+  for (size_t i = 0; i < 64; ++i) words[i / 4] |= uint32_t{static_cast<uint8_t>(bytes[i])} << (8 * (i % 4));
+  auto [a, b, c, d] = state;
   for (uint32_t i = 0; i < 64; ++i) {
     uint32_t mix = 0, word = 0;
     switch (i / 16) {
@@ -70,13 +41,24 @@ void Md5::block(const uint8_t* bytes) {
     a = d, d = c, c = b;
     b += std::rotl(sum, kShifts[i / 16][i % 4]);
   }
-  state_[0] += a, state_[1] += b, state_[2] += c, state_[3] += d;
+  state[0] += a, state[1] += b, state[2] += c, state[3] += d;
 }
 
+}  // namespace
+
 std::string md5_hex(std::string_view text) {
-  Md5 md5;
-  md5.update(text.data(), text.size());
-  return md5.hex();
+  State state{0x67452301u, 0xefcdab89u, 0x98badcfeu, 0x10325476u};
+  const size_t whole = text.size() / 64 * 64;
+  for (size_t at = 0; at < whole; at += 64) add_block(state, text.data() + at);
+  std::string end(text.substr(whole));
+  end += '\x80';
+  end.resize((end.size() + 8 + 63) / 64 * 64 - 8, '\0');
+  for (int i = 0; i < 8; ++i) end += static_cast<char>(uint64_t{text.size()} * 8 >> (8 * i));
+  for (size_t at = 0; at < end.size(); at += 64) add_block(state, end.data() + at);
+  std::string hex;
+  for (const uint32_t word : state)
+    for (int i = 0; i < 4; ++i) hex += fmt::format("{:02x}", (word >> (8 * i)) & 0xFFu);
+  return hex;
 }
 
 std::string md5_hex_of_file(const std::filesystem::path& path) {

@@ -1,18 +1,17 @@
 #include "data/prepare/megatron_pack.h"
 
-#include "data/prepare/parallel.h"
+#include "data/prepare/outputs.h"
 #include "data/prepare/progress.h"
 #include "data/text_file.h"
-#include "trireme/arrow/parquet.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/megatron/indexed_file.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <sstream>
 
@@ -216,10 +215,9 @@ void check_options(const DocumentEncoder& encoder, const MegatronPackOptions& op
 MegatronPackReport pack_megatron(const DocumentEncoder& encoder, const MegatronPackOptions& options) {
   check_options(encoder, options);
   const fs::path prefix = fmt::format("{}_{}_document", options.output_prefix.string(), options.text_key);
-  double total = 0, before = 0;
-  for (const fs::path& path : options.inputs) total += static_cast<double>(fs::file_size(path));
   Packer packer(encoder, options, prefix);
-  Progress progress("tokenising", total, "MB", 1e6);
+  Progress progress("tokenising", total_size(options.inputs), "MB", 1e6);
+  double before = 0;
   for (const fs::path& path : options.inputs) {
     visit_file(path, options.text_key, [&](RawDocument&& document, double done) {
       packer.add(path, std::move(document));

@@ -23,33 +23,31 @@ MlperfFile convert(const std::filesystem::path& parquet, const std::filesystem::
   Progress progress(npy.filename().string(), static_cast<double>(input.rows()), "rows");
   PackedRecord record;
   record.seq_start_id = {0};
-  input.read_integer_lists("input_ids", "labels",
-                           [&](int64_t row, std::span<const int64_t> ids, std::span<const int64_t> labels) {
-                             const auto fail = [&](const std::string& what) {
-                               throw DataError(fmt::format("{}: row {}: {}", parquet.string(), row, what));
-                             };
-                             if (row == 0) result.seq_length = static_cast<int64_t>(ids.size());
-                             if (static_cast<int64_t>(ids.size()) != result.seq_length || ids.empty())
-                               fail(fmt::format("{} tokens, but row 0 has {}", ids.size(), result.seq_length));
-                             if (labels.size() != ids.size())
-                               fail(fmt::format("{} labels for {} tokens", labels.size(), ids.size()));
-                             record.input_ids.clear();
-                             record.loss_mask.clear();
-                             for (size_t t = 0; t < ids.size(); ++t) {
-                               if (ids[t] < 0 || ids[t] > std::numeric_limits<int32_t>::max())
-                                 fail(fmt::format("position {}: {} is not a token id", t, ids[t]));
-                               if (labels[t] != kIgnored && labels[t] != ids[t])
-                                 fail(
-                                     fmt::format("position {}: label {} is neither -100 nor the token {}: are these "
-                                                 "another dataset's labels?",
-                                                 t, labels[t], ids[t]));
-                               record.input_ids.push_back(static_cast<int32_t>(ids[t]));
-                               record.loss_mask.push_back(labels[t] != kIgnored);
-                               result.targets += labels[t] != kIgnored;
-                             }
-                             writer.append(record);
-                             progress.update(static_cast<double>(row + 1));
-                           });
+  input.read_integer_lists(
+      "input_ids", "labels", [&](int64_t row, std::span<const int64_t> ids, std::span<const int64_t> labels) {
+        const auto fail = [&](const std::string& what) {
+          throw DataError(fmt::format("{}: row {}: {}", parquet.string(), row, what));
+        };
+        if (row == 0) result.seq_length = static_cast<int64_t>(ids.size());
+        if (static_cast<int64_t>(ids.size()) != result.seq_length || ids.empty())
+          fail(fmt::format("{} tokens, but row 0 has {}", ids.size(), result.seq_length));
+        if (labels.size() != ids.size()) fail(fmt::format("{} labels for {} tokens", labels.size(), ids.size()));
+        record.input_ids.clear();
+        record.loss_mask.clear();
+        for (size_t t = 0; t < ids.size(); ++t) {
+          if (ids[t] < 0 || ids[t] > std::numeric_limits<int32_t>::max())
+            fail(fmt::format("position {}: {} is not a token id", t, ids[t]));
+          if (labels[t] != kIgnored && labels[t] != ids[t])
+            fail(fmt::format(
+                "position {}: label {} is neither -100 nor the token {}: are these another dataset's labels?", t,
+                labels[t], ids[t]));
+          record.input_ids.push_back(static_cast<int32_t>(ids[t]));
+          record.loss_mask.push_back(labels[t] != kIgnored);
+          result.targets += labels[t] != kIgnored;
+        }
+        writer.append(record);
+        progress.update(static_cast<double>(row + 1));
+      });
   writer.commit();
   result.md5 = md5_hex_of_file(npy);
   return result;

@@ -1,7 +1,7 @@
 #include "data/prepare/pack.h"
 
+#include "data/prepare/outputs.h"
 #include "data/prepare/progress.h"
-#include "data/prepare/row_output.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/rng.h"
@@ -11,7 +11,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -40,12 +39,6 @@ bool same_file(const fs::path& a, const fs::path& b) {
 void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
   if (options.seq_length < 2)
     throw ConfigError(fmt::format("--seq-length {}: a row needs at least 2 tokens", options.seq_length));
-  require_row_output(options.output);
-  if (!options.valid_output.empty()) require_row_output(options.valid_output);
-  if (options.valid_output.empty() != (options.valid_fraction == 0))
-    throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
-  if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
-    throw ConfigError(fmt::format("--valid-fraction {}: expected a number between 0 and 1", options.valid_fraction));
   if (!options.valid_output.empty() && same_file(options.output, options.valid_output))
     throw ConfigError(fmt::format("--output and --valid-output are the same file: {}", options.output.string()));
   for (const fs::path& input : options.inputs)
@@ -58,9 +51,7 @@ void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
     throw ConfigError(fmt::format("--batch-documents {}: expected 0 or more", options.batch_documents));
   if (options.batch_documents > 0 && options.shuffle_seed)
     throw ConfigError("--batch-documents cuts in the order of the input: give no --shuffle-seed with it");
-  // Checks before hours of tokenising that the outputs can be written.
-  for (const fs::path& path : {options.output, options.valid_output})
-    if (path.has_parent_path()) make_directories(path.parent_path());
+  check_row_outputs(options.output, options.valid_output, options.valid_fraction);
 }
 
 /// Reads, tokenises in batches on all cores, and sorts documents into the two splits.
@@ -105,18 +96,13 @@ class Collector {
       report_.short_tokens += length;
       return;
     }
-    TokenisedDocuments& split = is_valid(number) ? valid : train;
+    TokenisedDocuments& split =
+        in_valid_split(options_.shuffle_seed.value_or(0), number, options_.valid_fraction) ? valid : train;
     if (options_.bos) split.tokens.push_back(*tokenizer_.bos_id());
     split.tokens.insert(split.tokens.end(), ids.begin(), ids.end());
     if (options_.eos) split.tokens.push_back(*tokenizer_.eos_id());
     split.ends.push_back(split.tokens.size());
     split.numbers.push_back(number);
-  }
-
-  bool is_valid(int64_t number) const {
-    if (options_.valid_fraction == 0) return false;
-    const uint64_t draw = derive_seed(options_.shuffle_seed.value_or(0), "valid_split", static_cast<uint64_t>(number));
-    return std::ldexp(static_cast<double>(draw >> 11), -53) < options_.valid_fraction;
   }
 
   const Tokenizer& tokenizer_;
@@ -196,11 +182,10 @@ void write_rows(const fs::path& path, const Rows& rows, const PackOptions& optio
 
 void require_row(const PackedSplit& split, const fs::path& path, const PackOptions& options) {
   if (split.rows > 0) return;
-  throw DataError(
-      fmt::format("{}: {} documents gave {} tokens, less than one row of {}: give more text{} or a shorter "
-                  "--seq-length",
-                  path.string(), format_count(split.documents), format_count(split.tokens), options.seq_length,
-                  options.valid_output.empty() ? "" : ", another --valid-fraction"));
+  throw DataError(fmt::format(
+      "{}: {} documents gave {} tokens, less than one row of {}: give more text{} or a shorter --seq-length",
+      path.string(), format_count(split.documents), format_count(split.tokens), options.seq_length,
+      options.valid_output.empty() ? "" : ", another --valid-fraction"));
 }
 
 }  // namespace
@@ -209,14 +194,8 @@ PackReport pack_documents(const Tokenizer& tokenizer, const PackOptions& options
   check_options(tokenizer, options);
   PackReport report;
   Collector collector(tokenizer, options, report);
-  double total = 0, before = 0;
-  for (const fs::path& path : options.inputs) {
-    std::error_code error;
-    const auto size = fs::file_size(path, error);
-    if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
-    total += static_cast<double>(size);
-  }
-  Progress progress("tokenising", total, "MB", 1e6);
+  Progress progress("tokenising", total_size(options.inputs), "MB", 1e6);
+  double before = 0;
   for (const fs::path& path : options.inputs) {
     for_each_document(path, options.unit, options.field, [&](const Document& document) {
       collector.add(path, document);

@@ -1,6 +1,7 @@
 #include "data/prepare/preference_pack.h"
 
 #include "data/prepare/conversations.h"
+#include "data/prepare/outputs.h"
 
 #include <fmt/format.h>
 
@@ -149,7 +150,8 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
       options, for_each_preference,
       [&](PreferenceRow row) { return tokenise_pair(model, std::move(row), options.variables); },
       [&](TokenisedPair pair) {
-        std::vector<RowDocument>& split = is_valid_chat(report.pairs++, options.valid_fraction) ? valid : train;
+        std::vector<RowDocument>& split =
+            in_valid_split(/*seed=*/0, report.pairs++, options.valid_fraction) ? valid : train;
         for (RowDocument& document : documents_of(pair, options, report)) split.push_back(std::move(document));
       });
   for (const auto& [documents, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})

@@ -1,5 +1,6 @@
 #include "data/prepare/progress.h"
 
+#include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -39,6 +40,16 @@ void Progress::update(double done) {
 void Progress::finish() {
   if (terminal_ && drawn_) std::fputs("\r\033[K", stderr);
   drawn_ = false;
+}
+
+double total_size(const std::vector<std::filesystem::path>& files) {
+  double total = 0;
+  for (const std::filesystem::path& path : files) {
+    std::error_code error;
+    total += static_cast<double>(std::filesystem::file_size(path, error));
+    if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
+  }
+  return total;
 }
 
 }  // namespace trireme

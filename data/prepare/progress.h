@@ -2,8 +2,9 @@
 // A progress line on stderr for work of known size: redrawn on a terminal, otherwise a new line every 10 s, and nothing
 // during the first second.
 
-#include <cstdint>
+#include <filesystem>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -24,5 +25,8 @@ class Progress {
   double total_, scale_, start_, last_;
   bool terminal_, drawn_ = false;
 };
+
+/// Bytes of the files. DataError for one that cannot be read.
+double total_size(const std::vector<std::filesystem::path>& files);
 
 }  // namespace trireme

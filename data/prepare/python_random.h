@@ -4,26 +4,52 @@
 
 #include "trireme/base/error.h"
 
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <utility>
 #include <vector>
 
 namespace trireme {
 
+/// Gives std::mt19937 the state of Matsumoto and Nishimura's init_by_array with the seed's 32-bit words, lowest first,
+/// as the key.
+class PythonSeed {
+ public:
+  using result_type = uint32_t;
+  explicit PythonSeed(uint64_t seed) : key_{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)} {}
+
+  void generate(uint32_t* state, const uint32_t* end) const {
+    const auto n = static_cast<size_t>(end - state), words = size_t{key_[1] != 0 ? 2U : 1U};
+    size_t i = 1;
+    const auto mixed = [&] { return state[i - 1] ^ (state[i - 1] >> 30); };
+    const auto advance = [&] {
+      if (++i < n) return;
+      state[0] = state[n - 1];
+      i = 1;
+    };
+    state[0] = 19650218u;
+    for (; i < n; ++i) state[i] = 1812433253u * mixed() + static_cast<uint32_t>(i);
+    i = 1;
+    for (size_t k = 0, j = 0; k < n; ++k, j = (j + 1) % words, advance())
+      state[i] = (state[i] ^ (mixed() * 1664525u)) + key_[j] + static_cast<uint32_t>(j);
+    for (size_t k = 1; k < n; ++k, advance())
+      state[i] = (state[i] ^ (mixed() * 1566083941u)) - static_cast<uint32_t>(i);
+    state[0] = 0x80000000u;
+  }
+
+ private:
+  uint32_t key_[2];
+};
+
 class PythonRandom {
  public:
-  explicit PythonRandom(uint64_t seed);
-  uint32_t next_uint32() {
-    if (position_ == state_.size()) refill();
-    uint32_t y = state_[position_++];
-    y ^= y >> 11;
-    y ^= (y << 7) & 0x9d2c5680u;
-    y ^= (y << 15) & 0xefc60000u;
-    return y ^ (y >> 18);
+  explicit PythonRandom(uint64_t seed) {
+    PythonSeed words(seed);
+    engine_.seed(words);
   }
+  uint32_t next_uint32() { return static_cast<uint32_t>(engine_()); }
   /// Uniform in [0, bound), 0 < bound < 2^32: random.randrange(bound).
   uint64_t below(uint64_t bound) {
     // 2^32 itself needs 33 bits, for which Python draws two words.
@@ -50,9 +76,7 @@ class PythonRandom {
   }
 
  private:
-  void refill();
-  std::array<uint32_t, 624> state_{};
-  size_t position_ = 624;
+  std::mt19937 engine_;
 };
 
 }  // namespace trireme

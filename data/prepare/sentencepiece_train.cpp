@@ -72,15 +72,12 @@ class Lines : public sentencepiece::SentenceIterator {
   std::smatch found;
   if (std::regex_search(status, found, std::regex("too high.*value <= ([0-9]+)")))
     throw ConfigError(
-        fmt::format("--vocab-size {}: this text supports a vocabulary of at most {}: ask for that, "
-                    "or give more "
-                    "text",
+        fmt::format("--vocab-size {}: this text supports a vocabulary of at most {}: ask for that, or give more text",
                     training.vocab_size, found[1].str()));
   if (std::regex_search(status, found, std::regex("smaller than required_chars\\. *[0-9]+ vs ([0-9]+)")))
-    throw ConfigError(
-        fmt::format("--vocab-size {}: too small: the characters of this text, the 256 bytes and the 3 control "
-                    "pieces alone take {}",
-                    training.vocab_size, found[1].str()));
+    throw ConfigError(fmt::format(
+        "--vocab-size {}: too small: the characters of this text, the 256 bytes and the 3 control pieces alone take {}",
+        training.vocab_size, found[1].str()));
   throw DataError(fmt::format("sentencepiece could not train on {} lines ({}): {}", format_count(report.lines),
                               format_bytes(static_cast<double>(report.bytes)), status));
 }

@@ -16,39 +16,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> parquet_files(const std::vector<fs::path>& inputs) {
-  std::vector<fs::path> files;
-  for (const fs::path& input : inputs) {
-    std::error_code error;
-    if (!fs::is_directory(input, error)) {
-      files.push_back(input);
-      continue;
-    }
-    const size_t before = files.size();
-    const fs::directory_iterator entries(input, error);
-    if (error) throw DataError(fmt::format("{}: cannot be listed: {}", input.string(), error.message()));
-    for (const auto& entry : entries)
-      if (entry.path().extension() == ".parquet") files.push_back(entry.path());
-    if (files.size() == before) throw DataError(fmt::format("{}: no .parquet file in this directory", input.string()));
-  }
-  // The datasets library sorts by name: train_gen comes before train_sft.
-  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.filename() < b.filename(); });
-  return files;
-}
-
 bool name_has(const fs::path& path, std::string_view word) {
   return path.filename().string().find(word) != std::string::npos;
 }
 
-int64_t code_points(std::string_view text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u; });
-}
-
 /// One split's buffer and rows.
-class Packer {
+class SplitPacker {
  public:
-  Packer(const Tokenizer& tokenizer, const UltrachatOptions& options, PythonRandom& random, UltrachatSplit& report)
+  SplitPacker(const Tokenizer& tokenizer, const UltrachatOptions& options, PythonRandom& random, UltrachatSplit& report)
       : tokenizer_(tokenizer),
         options_(options),
         random_(random),
@@ -56,7 +31,7 @@ class Packer {
         threshold_(static_cast<double>(options.seq_length) * 3.6 * 1024) {}
 
   void add(std::string text) {
-    const int64_t characters = code_points(text);
+    const auto characters = static_cast<int64_t>(character_count(text));
     ++report_.conversations;
     report_.characters += characters;
     buffered_ += characters;
@@ -103,7 +78,7 @@ std::vector<int32_t> pack_split(const Tokenizer& tokenizer, const UltrachatOptio
   std::vector<ParquetFile> files;
   int64_t total = 0;
   for (const fs::path& path : split.files) total += files.emplace_back(path).rows();
-  Packer packer(tokenizer, options, random, split);
+  SplitPacker packer(tokenizer, options, random, split);
   Progress progress(split.output.filename().string(), static_cast<double>(total), "k rows", 1e3);
   for (size_t i = 0; i < files.size(); ++i)
     files[i].read_messages("messages", [&](int64_t row, std::span<const ChatMessage> messages) {
@@ -148,13 +123,12 @@ UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& 
   report.specials = add_chatml_specials(tokenizer);
   report.vocab_size = tokenizer.vocab_size();
   report.padded_vocab_size = (report.vocab_size + 7) / 8 * 8;
-  for (const fs::path& path : parquet_files(options.inputs)) {
+  // The datasets library sorts by name, too: train_gen comes before train_sft.
+  for (const fs::path& path : files_of(options.inputs, "", ".parquet")) {
     const bool train = name_has(path, "train"), test = name_has(path, "test");
     if (train == test)
-      throw DataError(
-          fmt::format("{}: the name tells the split and must contain either 'train' or 'test' "
-                      "(train_sft-00000…)",
-                      path.string()));
+      throw DataError(fmt::format(
+          "{}: the name tells the split and must contain either 'train' or 'test' (train_sft-00000…)", path.string()));
     if (options.sft_only && !name_has(path, "sft")) continue;
     (train ? report.train : report.valid).files.push_back(path);
   }

@@ -137,11 +137,8 @@ class PackedOnce {
 /// A row of one sequence with a loss on every target. Position t predicts token t + 1, so a row of S tokens has S - 1
 /// targets: as many as fms-fsdp's row of S + 1 tokens, whose first target it ignores.
 Sample stream_sample(std::vector<int64_t> tokens) {
-  Sample sample;
-  sample.loss_mask.assign(tokens.size(), 1);
+  Sample sample = one_sequence(std::move(tokens));
   sample.loss_mask[0] = 0;
-  sample.input_ids = std::move(tokens);
-  sample.sequence_starts = {0};
   return sample;
 }
 

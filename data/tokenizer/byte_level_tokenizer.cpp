@@ -4,8 +4,6 @@
 #include "trireme/base/text.h"
 
 #include <algorithm>
-#include <charconv>
-#include <unordered_set>
 #include <utility>
 
 namespace trireme {
@@ -41,9 +39,7 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
 /// The byte of a token such as <0x0A>; -1 for other tokens.
 int byte_of_token(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return -1;
-  int byte = -1;
-  const auto [end, error] = std::from_chars(token.data() + 3, token.data() + 5, byte, 16);
-  return error == std::errc() && end == token.data() + 5 ? byte : -1;
+  return parse_whole<int>(token.substr(3, 2), 16).value_or(-1);
 }
 
 /// Bytes of the text that a piece of characters stands for, `mark` standing for a space.
@@ -79,7 +75,8 @@ ByteLevelTokenizer::ByteLevelTokenizer(ByteLevelModel model, const std::filesyst
       throw DataError(path.string() + ": the normalizer leaves nothing of the added token '" + token.content + "'");
     add_token(token, true);
   }
-  base_vocab_size_ = vocab_size();
+  const char* kind = unigram_ ? "unigram" : model_.characters ? "BPE" : "byte-level BPE";
+  facts_ = {kind, vocab_size(), model_.bos_id, model_.eos_id, model_.pad_id, model_.leading};
 }
 
 ByteLevelTokenizer::~ByteLevelTokenizer() = default;

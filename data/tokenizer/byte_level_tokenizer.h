@@ -19,16 +19,10 @@ class ByteLevelTokenizer final : public TokenizerModel {
   ByteLevelTokenizer(ByteLevelModel model, const std::filesystem::path& path);
   ~ByteLevelTokenizer() override;
 
-  std::string kind() const override { return unigram_ ? "unigram" : model_.characters ? "BPE" : "byte-level BPE"; }
   int32_t add_special(const std::string& text) override;
   void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
   int64_t vocab_size() const override { return static_cast<int64_t>(pieces_.size()); }
-  int64_t base_vocab_size() const override { return base_vocab_size_; }
-  std::optional<int32_t> bos_id() const override { return model_.bos_id; }
-  std::optional<int32_t> eos_id() const override { return model_.eos_id; }
-  std::optional<int32_t> pad_id() const override { return model_.pad_id; }
-  std::vector<int32_t> leading() const override { return model_.leading; }
 
  private:
   /// Encodes text without added tokens that begins at byte `begin` of what `marks` counts in.
@@ -52,7 +46,6 @@ class ByteLevelTokenizer final : public TokenizerModel {
   std::optional<UnigramDecoder> unigram_;
   AddedTokenFinder raw_, normalised_;  // in the text as it is; in the normalised text
   std::vector<Piece> pieces_;          // by id
-  int64_t base_vocab_size_ = 0;
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<BpeEncoder::Cache>> caches_;  // of no thread at the moment
 };

@@ -1,7 +1,10 @@
 #include "data/tokenizer/characters.h"
 
+#include "trireme/base/text.h"
+
 #include <algorithm>
 #include <array>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -15,16 +18,24 @@ constexpr char32_t kInitials = 19, kVowels = 21, kFinals = 28, kSyllables = kIni
 
 struct Composition {
   std::unordered_map<char32_t, std::u32string_view> parts;
-  std::unordered_map<uint64_t, char32_t> whole;  // first << 32 | second
+  std::unordered_map<uint64_t, char32_t> whole;  // by pair()
   std::unordered_map<char32_t, uint8_t> combining_class;
   std::u32string storage;
+
+  static uint64_t pair(char32_t first, char32_t second) { return uint64_t{first} << 32 | second; }
 
   Composition() {
     storage.assign(std::begin(kDecompositions), std::end(kDecompositions));
     for (size_t at = 0; at < storage.size(); at += 2 + storage[at + 1])
       parts.emplace(storage[at], std::u32string_view(storage).substr(at + 2, storage[at + 1]));
-    for (size_t at = 0; at < std::size(kCompositions); at += 3)
-      whole.emplace(static_cast<uint64_t>(kCompositions[at]) << 32 | kCompositions[at + 1], kCompositions[at + 2]);
+    // A character composes with the last part of the decomposition that the others are the decomposition of.
+    std::map<std::u32string_view, char32_t> composed;
+    for (const auto& [c, of] : parts)
+      if (!(character_flags()[c] & kMayCompose)) composed.emplace(of, c);
+    for (const auto& [of, c] : composed) {
+      const std::u32string_view start = of.substr(0, of.size() - 1);
+      whole.emplace(pair(start.size() == 1 ? start[0] : composed.at(start), of.back()), c);
+    }
     for (size_t at = 0; at < std::size(kCombiningClasses); at += 2)
       combining_class.emplace(kCombiningClasses[at], static_cast<uint8_t>(kCombiningClasses[at + 1]));
   }
@@ -50,28 +61,14 @@ struct Composition {
       return kHangul + ((a - kInitial) * kVowels + (b - kVowel)) * kFinals;
     if (a >= kHangul && a < kHangul + kSyllables && (a - kHangul) % kFinals == 0 && b > kFinal && b < kFinal + kFinals)
       return a + (b - kFinal);
-    const auto found = whole.find(static_cast<uint64_t>(a) << 32 | b);
+    const auto found = whole.find(pair(a, b));
     return found == whole.end() ? 0 : found->second;
   }
 };
 
-void append_code_point(std::string& out, char32_t c) {
-  const auto put = [&](char32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
-  if (c < 0x80) {
-    put(c);
-  } else if (c < 0x800) {
-    put(0xC0 | c >> 6);
-    put(0x80 | (c & 0x3F));
-  } else {
-    if (c < 0x10000) {
-      put(0xE0 | c >> 12);
-    } else {
-      put(0xF0 | c >> 18);
-      put(0x80 | (c >> 12 & 0x3F));
-    }
-    put(0x80 | (c >> 6 & 0x3F));
-    put(0x80 | (c & 0x3F));
-  }
+const Composition& composition() {
+  static const Composition table;
+  return table;
 }
 
 }  // namespace
@@ -88,6 +85,8 @@ const uint8_t* character_flags() {
   return flags.data();
 }
 
+void append_decomposed(char32_t c, std::u32string& out) { composition().decompose(c, out); }
+
 bool normalise_nfc(std::string_view text, std::string& out) {
   const uint8_t* flags = character_flags();
   size_t at = 0;
@@ -98,7 +97,7 @@ bool normalise_nfc(std::string_view text, std::string& out) {
   }
   if (at == text.size()) return false;
 
-  static const Composition table;
+  const Composition& table = composition();
   std::u32string all;
   for (at = 0; at < text.size();) {
     const auto [c, bytes] = character_at(text, at);
@@ -134,7 +133,7 @@ bool normalise_nfc(std::string_view text, std::string& out) {
     all[kept++] = all[i];
   }
   out.clear();
-  for (size_t i = 0; i < kept; ++i) append_code_point(out, all[i]);
+  for (size_t i = 0; i < kept; ++i) append_utf8(out, all[i]);
   return out != text;
 }
 

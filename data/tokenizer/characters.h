@@ -2,6 +2,8 @@
 // The character classes of Hugging Face `tokenizers`, and Unicode normalisation as it has it
 // (scripts/make_tokenizer_tables.py).
 
+#include "trireme/base/text.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -24,23 +26,19 @@ struct Character {
   uint32_t bytes;
 };
 
-/// The character at `at` of valid UTF-8; also safe at the first bytes of a text that ends inside a character.
+/// The character at `at`.
 inline Character character_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) -> char32_t {
-    return i < text.size() ? static_cast<char32_t>(static_cast<unsigned char>(text[i])) & 0x3F : 0;
-  };
-  const auto first = static_cast<char32_t>(static_cast<unsigned char>(text[at]));
-  if (first < 0x80) return {first, 1};
-  if (first < 0xE0) return {(first & 0x1F) << 6 | byte(at + 1), 2};
-  if (first < 0xF0) return {(first & 0x0F) << 12 | byte(at + 1) << 6 | byte(at + 2), 3};
-  return {(first & 0x07) << 18 | byte(at + 1) << 12 | byte(at + 2) << 6 | byte(at + 3), 4};
+  size_t end = at;
+  const char32_t code = next_character(text, end);
+  return {code, static_cast<uint32_t>(end - at)};
 }
 /// The character that ends before `end` > 0.
 inline Character character_before(std::string_view text, size_t end) {
-  size_t at = end - 1;
-  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0u) == 0x80u) --at;
-  return character_at(text, at);
+  return character_at(text, character_begin(text, end));
 }
+
+/// Appends the canonical decomposition of a character, or the character itself.
+void append_decomposed(char32_t c, std::u32string& out);
 
 /// Text in Unicode normalisation form C (Unicode Standard Annex #15). `text` itself, unchanged, where `changed` is
 /// false: `out` is then not written.

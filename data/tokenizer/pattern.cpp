@@ -176,7 +176,7 @@ Pattern::Pattern(const std::string& pattern, bool literal, const std::filesystem
   std::string problem;
   const std::string made = literal ? pattern : translate(pattern, problem);
   size_t shown = std::min<size_t>(pattern.size(), 200);
-  while (shown < pattern.size() && (pattern[shown] & 0xC0) == 0x80) --shown;  // whole characters
+  while (shown < pattern.size() && continues_character(pattern[shown])) --shown;  // whole characters
   state_->name = fmt::format("{}, {}", name, pattern.substr(0, shown));
   if (!problem.empty()) throw DataError(fmt::format("{}: {} is not supported", state_->name, problem));
   const std::unique_ptr<pcre2_compile_context, Pcre2Free<pcre2_compile_context_free>> context(

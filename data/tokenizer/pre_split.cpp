@@ -58,17 +58,6 @@ size_t contraction_end(std::string_view text, size_t at) {
 
 bool line_end(char32_t c) { return c == '\r' || c == '\n'; }
 
-}  // namespace
-
-KnownPattern known_pattern(const PreSplitStep& step) {
-  // These patterns match every character: nothing lies between the matches.
-  if (step.literal || (step.removed && !step.invert)) return KnownPattern::kNone;
-  if (step.pattern == kGpt2Pattern) return KnownPattern::kGpt2;
-  if (step.pattern == kLlama3Pattern) return KnownPattern::kLlama3;
-  if (step.pattern == kQwen2Pattern) return KnownPattern::kQwen2;
-  return KnownPattern::kNone;
-}
-
 size_t gpt2_word_end(std::string_view text, size_t at, const uint8_t* flags) {
   const ClassedCharacter first = classed(text, at, flags);
   if (first.code == '\'')
@@ -81,7 +70,9 @@ size_t gpt2_word_end(std::string_view text, size_t at, const uint8_t* flags) {
   return first.kind == CharacterClass::kSpace ? space_end(text, at, end) : end;
 }
 
-size_t llama3_word_end(std::string_view text, size_t at, const uint8_t* flags, int digits) {
+/// Llama 3 has numbers of up to three digits, Qwen2 of one.
+template <int kDigits>
+size_t llama3_word_end(std::string_view text, size_t at, const uint8_t* flags) {
   const ClassedCharacter first = classed(text, at, flags);
   if (first.kind == CharacterClass::kLetter) return run_end(text, at + first.bytes, CharacterClass::kLetter, flags);
   if (first.code == '\'')
@@ -89,7 +80,7 @@ size_t llama3_word_end(std::string_view text, size_t at, const uint8_t* flags, i
   const size_t after = at + first.bytes;
   if (first.kind == CharacterClass::kNumber) {
     size_t end = after;
-    for (int i = 1; i < digits && end < text.size(); ++i) {
+    for (int i = 1; i < kDigits && end < text.size(); ++i) {
       const ClassedCharacter next = classed(text, end, flags);
       if (next.kind != CharacterClass::kNumber) break;
       end += next.bytes;
@@ -113,13 +104,23 @@ size_t llama3_word_end(std::string_view text, size_t at, const uint8_t* flags, i
   return space_end(text, at, end);
 }
 
+}  // namespace
+
+WordEnd known_pattern(const PreSplitStep& step) {
+  // These patterns match every character: nothing lies between the matches.
+  if (step.literal || (step.removed && !step.invert)) return nullptr;
+  if (step.pattern == kGpt2Pattern) return gpt2_word_end;
+  if (step.pattern == kLlama3Pattern) return llama3_word_end<3>;
+  return step.pattern == kQwen2Pattern ? llama3_word_end<1> : nullptr;
+}
+
 PreSplitter::PreSplitter(const std::vector<PreSplitStep>& steps, const std::filesystem::path& path)
     : steps_(steps), flags_(character_flags()) {
   // A last ByteLevel that neither cuts nor adds a space does nothing here.
   while (steps_.size() > 1 && steps_.back().pattern.empty() && !steps_.back().prefix_space) steps_.pop_back();
   if (steps_.size() == 1) known_ = known_pattern(steps_[0]);
   for (const PreSplitStep& step : steps_)
-    patterns_.push_back(step.pattern.empty() || known_pattern(step) != KnownPattern::kNone
+    patterns_.push_back(step.pattern.empty() || known_pattern(step) != nullptr
                             ? nullptr
                             : std::make_unique<Pattern>(step.pattern, step.literal, path));
 }
@@ -129,7 +130,7 @@ std::vector<std::string_view> PreSplitter::general(std::string_view text, std::d
   for (size_t i = 0; i < steps_.size(); ++i, pieces.swap(next)) {
     next.clear();
     const PreSplitStep& step = steps_[i];
-    const KnownPattern known = known_pattern(step);
+    const WordEnd known = known_pattern(step);
     for (std::string_view piece : pieces) {
       if (step.prefix_space && !piece.starts_with(' ')) piece = spaced.emplace_back(" " + std::string(piece));
       const auto add = [&](size_t begin, size_t end) {
@@ -138,11 +139,9 @@ std::vector<std::string_view> PreSplitter::general(std::string_view text, std::d
       size_t done = 0;
       if (step.pattern.empty()) {
         add(0, piece.size());
-      } else if (known != KnownPattern::kNone) {
+      } else if (known != nullptr) {
         for (size_t end; done < piece.size(); done = end) {
-          end = known == KnownPattern::kGpt2
-                    ? gpt2_word_end(piece, done, flags_)
-                    : llama3_word_end(piece, done, flags_, known == KnownPattern::kLlama3 ? 3 : 1);
+          end = known(piece, done, flags_);
           add(done, end);
         }
       } else {

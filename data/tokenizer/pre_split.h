@@ -13,14 +13,10 @@
 
 namespace trireme {
 
-/// The patterns that have a hand-written splitter, which is several times as fast as the regular expression.
-enum class KnownPattern { kNone, kGpt2, kLlama3, kQwen2 };
-KnownPattern known_pattern(const PreSplitStep& step);
-
 /// The end of the word that begins at `at` < text.size(). `text` is valid UTF-8; `flags`: character_flags().
-size_t gpt2_word_end(std::string_view text, size_t at, const uint8_t* flags);
-/// Llama 3 has numbers of up to three digits, Qwen2 of one.
-size_t llama3_word_end(std::string_view text, size_t at, const uint8_t* flags, int digits);
+using WordEnd = size_t (*)(std::string_view text, size_t at, const uint8_t* flags);
+/// The hand-written splitter of a pattern, which is several times as fast as the regular expression; null: it has none.
+WordEnd known_pattern(const PreSplitStep& step);
 
 /// All steps of a model. Const members are thread-safe.
 class PreSplitter {
@@ -32,7 +28,7 @@ class PreSplitter {
   template <class Visit>
   void split(std::string_view text, const Visit& visit) const {
     std::string spaced;
-    if (known_ == KnownPattern::kNone) {
+    if (known_ == nullptr) {
       std::deque<std::string> pieces;
       for (const std::string_view word : general(text, pieces)) visit(word);
       return;
@@ -42,17 +38,9 @@ class PreSplitter {
       spaced += text;
       text = spaced;
     }
-    const auto all = [&](const auto& end) {
-      for (size_t at = 0; at < text.size();) {
-        const size_t next = end(at);
-        visit(text.substr(at, next - at));
-        at = next;
-      }
-    };
-    switch (known_) {
-      case KnownPattern::kGpt2: return all([&](size_t at) { return gpt2_word_end(text, at, flags_); });
-      case KnownPattern::kLlama3: return all([&](size_t at) { return llama3_word_end(text, at, flags_, 3); });
-      default: return all([&](size_t at) { return llama3_word_end(text, at, flags_, 1); });
+    for (size_t at = 0, end; at < text.size(); at = end) {
+      end = known_(text, at, flags_);
+      visit(text.substr(at, end - at));
     }
   }
 
@@ -61,7 +49,7 @@ class PreSplitter {
   std::vector<std::string_view> general(std::string_view text, std::deque<std::string>& spaced) const;
   std::vector<PreSplitStep> steps_;
   std::vector<std::unique_ptr<Pattern>> patterns_;  // of the step; null where it has none, or a known one
-  KnownPattern known_ = KnownPattern::kNone;        // the one step that cuts has a hand-written splitter
+  WordEnd known_ = nullptr;                         // of the one step that cuts
   const uint8_t* flags_;
 };
 

@@ -3,11 +3,9 @@
 #include "data/tokenizer/added_tokens.h"
 #include "data/tokenizer/unigram.h"
 #include "trireme/base/error.h"
-#include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>
-#include <algorithm>
 #include <map>
 
 namespace trireme {
@@ -37,6 +35,11 @@ SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
           fmt::format("{}: sentencepiece refuses this model: {}", name_for_errors.string(), status.ToString()));
   };
   load(state_->processor, serialized_model);
+  const auto id_of = [](int id) { return id >= 0 ? std::optional<int32_t>(id) : std::nullopt; };
+  const sentencepiece::SentencePieceProcessor& processor = state_->processor;
+  facts_ = {"sentencepiece",           processor.GetPieceSize(),  id_of(processor.bos_id()),
+            id_of(processor.eos_id()), id_of(processor.pad_id()), {}};
+  if (facts_.bos_id) facts_.leading = {*facts_.bos_id};
   if (folder.empty()) return;
   state_->metaspace = llama_metaspace(folder, false);
   if (state_->metaspace) {
@@ -55,7 +58,7 @@ SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
     if (const int64_t ours = known ? piece : vocab_size(); ours != token.id)
       throw DataError(fmt::format(
           "{}: the token '{}' has the id {}, but the {} pieces of the tokenizer and the tokens before it give it {}",
-          folder.string(), token.content, token.id, base_vocab_size(), ours));
+          folder.string(), token.content, token.id, facts_.base_vocab_size, ours));
     if (!known) state_->added.emplace(token.id, token.content);
     state_->specials.erase(token.content);
     add_token(token);
@@ -70,26 +73,8 @@ void SentencepieceTokenizer::add_token(const AddedToken& token) {
 
 SentencepieceTokenizer::~SentencepieceTokenizer() = default;
 
-int64_t SentencepieceTokenizer::base_vocab_size() const { return state_->processor.GetPieceSize(); }
 int64_t SentencepieceTokenizer::vocab_size() const {
-  return base_vocab_size() + static_cast<int64_t>(state_->added.size());
-}
-
-std::optional<int32_t> SentencepieceTokenizer::bos_id() const {
-  const int id = state_->processor.bos_id();
-  return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
-}
-std::optional<int32_t> SentencepieceTokenizer::eos_id() const {
-  const int id = state_->processor.eos_id();
-  return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
-}
-std::optional<int32_t> SentencepieceTokenizer::pad_id() const {
-  const int id = state_->processor.pad_id();
-  return id >= 0 ? std::optional<int32_t>(id) : std::nullopt;
-}
-std::vector<int32_t> SentencepieceTokenizer::leading() const {
-  const auto bos = bos_id();
-  return bos ? std::vector<int32_t>{*bos} : std::vector<int32_t>{};
+  return facts_.base_vocab_size + static_cast<int64_t>(state_->added.size());
 }
 
 int32_t SentencepieceTokenizer::add_special(const std::string& text) {
@@ -164,7 +149,7 @@ std::string SentencepieceTokenizer::decode(std::span<const int32_t> ids, bool wi
     run.clear();
   };
   for (const int32_t id : ids) {
-    if (id >= base_vocab_size()) {
+    if (id >= facts_.base_vocab_size) {
       flush();
       text += state_->added.at(id);
     } else if (with_specials && state_->processor.IsControl(id)) {

@@ -15,16 +15,10 @@ class SentencepieceTokenizer final : public TokenizerModel {
                          const std::filesystem::path& folder = {});
   ~SentencepieceTokenizer() override;
 
-  std::string kind() const override { return "sentencepiece"; }
   int32_t add_special(const std::string& text) override;
   void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
   int64_t vocab_size() const override;
-  int64_t base_vocab_size() const override;
-  std::optional<int32_t> bos_id() const override;
-  std::optional<int32_t> eos_id() const override;
-  std::optional<int32_t> pad_id() const override;
-  std::vector<int32_t> leading() const override;
 
  private:
   /// A part without special tokens; `first`: the text begins with it.

@@ -4,15 +4,12 @@
 #include "data/tokenizer/sentencepiece_tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
-#include <thread>
 
 namespace trireme {
 namespace {
@@ -127,28 +124,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, TextMarks& marks) 
 std::vector<std::vector<int32_t>> Tokenizer::encode_all(std::span<const std::string_view> texts,
                                                         unsigned threads) const {
   std::vector<std::vector<int32_t>> result(texts.size());
-  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
-  threads = static_cast<unsigned>(std::min<size_t>(threads, texts.size()));
-  std::atomic<size_t> next{0};
-  std::exception_ptr failure;
-  std::mutex mutex;
-  const auto work = [&] {
-    try {
-      for (size_t i; (i = next.fetch_add(1)) < texts.size();) result[i] = encode(texts[i]);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-      next = texts.size();
-    }
-  };
-  if (threads <= 1) {
-    work();
-  } else {
-    std::vector<std::thread> pool;
-    for (unsigned i = 0; i < threads; ++i) pool.emplace_back(work);
-    for (std::thread& thread : pool) thread.join();
-  }
-  if (failure) std::rethrow_exception(failure);
+  parallel_for(texts.size(), threads, [&](size_t i) { result[i] = encode(texts[i]); });
   return result;
 }
 

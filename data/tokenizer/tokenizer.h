@@ -29,22 +29,28 @@ struct TextMarks {
                 const std::function<void(std::string_view, std::vector<int32_t>&)>& encode_head);
 };
 
+/// What Tokenizer's members of these names give.
+struct TokenizerFacts {
+  std::string kind;
+  int64_t base_vocab_size = 0;
+  std::optional<int32_t> bos_id, eos_id, pad_id;
+  std::vector<int32_t> leading;
+};
+
 /// What the two kinds of tokenizers implement. Const members are thread-safe.
 class TokenizerModel {
  public:
   virtual ~TokenizerModel() = default;
-  virtual std::string kind() const = 0;  // Tokenizer::kind()
+  const TokenizerFacts& facts() const { return facts_; }
   virtual int32_t add_special(const std::string& text) = 0;
   /// Appends the ids of `text`, which is valid UTF-8. `marks`: null, or called for each token, as far as one is left.
   virtual void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const = 0;
   /// `ids` are inside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids, bool with_specials) const = 0;
   virtual int64_t vocab_size() const = 0;
-  virtual int64_t base_vocab_size() const = 0;
-  virtual std::optional<int32_t> bos_id() const = 0;
-  virtual std::optional<int32_t> eos_id() const = 0;
-  virtual std::optional<int32_t> pad_id() const = 0;
-  virtual std::vector<int32_t> leading() const = 0;
+
+ protected:
+  TokenizerFacts facts_;
 };
 
 /// A loaded tokenizer of either kind. Const members are thread-safe.
@@ -59,7 +65,7 @@ class Tokenizer {
   explicit Tokenizer(std::unique_ptr<TokenizerModel> model) : model_(std::move(model)) {}
 
   /// "sentencepiece" (a tokenizer.model), "byte-level BPE", or "BPE" and "unigram" (of characters, in tokenizer.json).
-  std::string kind() const { return model_->kind(); }
+  std::string kind() const { return model_->facts().kind; }
   /// Makes `text` a single token and returns its id: the id of the existing token with that name, otherwise the next id
   /// after the vocabulary.
   int32_t add_special(const std::string& text) { return model_->add_special(text); }
@@ -87,14 +93,14 @@ class Tokenizer {
   /// id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids, bool with_specials = false) const;
 
-  int64_t vocab_size() const { return model_->vocab_size(); }            // largest id + 1, with added special tokens
-  int64_t base_vocab_size() const { return model_->base_vocab_size(); }  // without those of add_special()
-  std::optional<int32_t> bos_id() const { return model_->bos_id(); }     // none when the model has no such token
-  std::optional<int32_t> eos_id() const { return model_->eos_id(); }
-  std::optional<int32_t> pad_id() const { return model_->pad_id(); }
+  int64_t vocab_size() const { return model_->vocab_size(); }  // largest id + 1, with added special tokens
+  int64_t base_vocab_size() const { return model_->facts().base_vocab_size; }  // without those of add_special()
+  std::optional<int32_t> bos_id() const { return model_->facts().bos_id; }     // none when the model has no such token
+  std::optional<int32_t> eos_id() const { return model_->facts().eos_id; }
+  std::optional<int32_t> pad_id() const { return model_->facts().pad_id; }
   /// What the model expects before a text: BOS of sentencepiece, of byte-level BPE what the post-processor of
   /// tokenizer.json says (GPT-2, Qwen2: nothing).
-  std::vector<int32_t> leading() const { return model_->leading(); }
+  std::vector<int32_t> leading() const { return model_->facts().leading; }
 
  private:
   std::unique_ptr<TokenizerModel> model_;

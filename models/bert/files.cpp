@@ -46,11 +46,6 @@ std::filesystem::path tensorflow_prefix(const std::filesystem::path& path) {
   return found.empty() ? std::filesystem::path() : without_index(found[0]);
 }
 
-bool has_safetensors(const std::filesystem::path& path) {
-  return std::filesystem::exists(path / "model.safetensors") ||
-         std::filesystem::exists(path / "model.safetensors.index.json");
-}
-
 }  // namespace
 
 std::string tensorflow_name(const std::string& name) {

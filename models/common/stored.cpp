@@ -48,19 +48,23 @@ at::ScalarType to_scalar_type(DType dtype) {
   return *type;
 }
 
+int64_t copy_elements(const std::vector<ElementSpan>& spans, at::ScalarType stored, const at::Tensor& flat) {
+  int64_t next = 0;
+  for (const ElementSpan& span : spans) {
+    // The map is read-only and nothing writes to this tensor.
+    flat.narrow(0, next, span.count)
+        .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(stored)));
+    next += span.count;
+  }
+  return next;
+}
+
 at::Tensor read_tensor(const WeightSource& source, const std::string& name) {
   const auto info = source.find(name);
   if (!info) throw ModelError(fmt::format("{} has no tensor {}", source.description(), name));
   const at::ScalarType dtype = to_scalar_type(weight_type(source, name, info->shape));
   at::Tensor tensor = at::empty(info->shape, at::TensorOptions(at::kFloat));
-  at::Tensor flat = tensor.view({-1});
-  int64_t next = 0;
-  for (const ElementSpan& span : source.read(name, 0, tensor.numel())) {
-    // The map is read-only and nothing writes to this tensor.
-    const at::Tensor stored = at::from_blob(const_cast<std::byte*>(span.data), {span.count}, at::TensorOptions(dtype));
-    flat.narrow(0, next, span.count).copy_(stored);
-    next += span.count;
-  }
+  const int64_t next = copy_elements(source.read(name, 0, tensor.numel()), dtype, tensor.view({-1}));
   TRIREME_CHECK(next == tensor.numel(), "read ", next, " of ", tensor.numel(), " elements of ", name);
   return tensor;
 }

@@ -27,6 +27,8 @@ at::ScalarType to_scalar_type(DType dtype);
 
 /// One checkpoint tensor as an fp32 CPU tensor. ModelError when it is missing or not floating.
 at::Tensor read_tensor(const WeightSource& source, const std::string& name);
+/// Copies elements of a file, of type `stored`, to the begin of `flat`. Returns their number.
+int64_t copy_elements(const std::vector<ElementSpan>& spans, at::ScalarType stored, const at::Tensor& flat);
 
 /// Files' tensors under the model's names and in its layout. A matrix that is transposed is read whole and stays in
 /// memory until the source is destroyed.

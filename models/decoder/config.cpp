@@ -186,4 +186,8 @@ DecoderConfig read_model_config(const std::filesystem::path& directory) {
   throw ModelError(fmt::format("{} has no config.json", directory.string()));
 }
 
+DecoderConfig read_model_shape(const std::filesystem::path& path) {
+  return std::filesystem::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
+}
+
 }  // namespace trireme

@@ -69,6 +69,8 @@ std::string generation_config_json(const DecoderConfig& config);
 /// The config of a model directory: config.json, else that of a NeMo zarr directory. ModelError when there is
 /// neither.
 DecoderConfig read_model_config(const std::filesystem::path& directory);
+/// The same, or that of a config.json which `path` is itself: enough where no weights are read.
+DecoderConfig read_model_shape(const std::filesystem::path& path);
 
 /// The scaling's name in config.json.
 const char* rope_type(RopeFrequencies::Scaling scaling);

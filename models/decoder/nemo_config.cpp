@@ -10,8 +10,6 @@
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <initializer_list>
 #include <optional>
@@ -51,11 +49,6 @@ int64_t embedding_rows(const std::filesystem::path& directory) {
       shape[0].get<uint64_t>() <= INT32_MAX)
     return shape[0].get<int64_t>();
   throw ModelError(fmt::format("{} has no two-dimensional shape", path.string()));
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
 }
 
 }  // namespace

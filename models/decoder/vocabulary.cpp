@@ -122,9 +122,8 @@ void resize_matrix(StoredWeights& weights, const std::string& name, int64_t voca
 /// Opens the files of a model's directory (safetensors, or a NeMo zarr checkpoint) under the model's names. Files may
 /// leave out the prefix of the base model, and have the output matrix of a tied model alone.
 std::unique_ptr<StoredWeights> open_stored(const std::filesystem::path& directory, const DecoderConfig& config) {
-  const bool safetensors = std::filesystem::exists(directory / "model.safetensors") ||
-                           std::filesystem::exists(directory / "model.safetensors.index.json");
-  const bool zarr = !safetensors && std::filesystem::is_directory(directory) && is_zarr_checkpoint(directory);
+  const bool zarr =
+      !has_safetensors(directory) && std::filesystem::is_directory(directory) && is_zarr_checkpoint(directory);
   const std::string base = family_of(config).names.base, embedding = embedding_name(config);
   const std::string tied_head = config.tie_word_embeddings ? head_name(config) : "";
   std::set<std::string> transposed;

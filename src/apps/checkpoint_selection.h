@@ -16,9 +16,7 @@ std::filesystem::path checkpoint_collection(const std::filesystem::path& path);
 /// if there is no checkpoint.
 std::vector<std::filesystem::path> selected_checkpoints(const std::filesystem::path& path);
 
-/// Problems of sizes and headers; empty if there are none. Throws nothing. Fills the manifest.
-std::string checkpoint_layout_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
-/// Also reads every byte.
+/// Problems of sizes, headers and bytes; empty if there are none. Throws nothing. Fills the manifest.
 std::string checkpoint_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
 
 struct CheckpointExport {

@@ -3,15 +3,11 @@
 #include "trireme/base/error.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
+#include "trireme/comm/sockets.h"
 #include "trireme/launcher/launcher.h"
 
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
 
 #include <algorithm>
 #include <cctype>
@@ -83,31 +79,13 @@ DoctorCheck slurm_check() {
           pmix ? "" : "CPU ranks need a Slurm with PMIx (libpmix2); GPU ranks start with srun --mpi=none", 0};
 }
 
-std::string address_text(const sockaddr* address) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (address->sa_family == AF_INET)
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof text);
-  else if (address->sa_family == AF_INET6)
-    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof text);
-  return text;
-}
-
 DoctorCheck name_check() {
   const std::string name = host_name();
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const int error = getaddrinfo(name.c_str(), nullptr, &hints, &found);
-  if (error != 0)
-    return {State::kWarning, "host name", fmt::format("{} has no address ({})", name, gai_strerror(error)),
-            "add it to DNS or /etc/hosts: ranks of other hosts look for it", 0};
-  std::vector<std::string> addresses;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    const std::string text = address_text(at->ai_addr);
-    if (std::find(addresses.begin(), addresses.end(), text) == addresses.end()) addresses.push_back(text);
-  }
-  freeaddrinfo(found);
-  const bool local = std::all_of(addresses.begin(), addresses.end(),
-                                 [](const auto& text) { return text.starts_with("127.") || text == "::1"; });
+  std::string why;
+  const std::vector<std::string> addresses = addresses_of(name, &why);
+  if (addresses.empty())
+    return {State::kWarning, "host name", why, "add it to DNS or /etc/hosts: ranks of other hosts look for it", 0};
+  const bool local = std::all_of(addresses.begin(), addresses.end(), is_loopback_address);
   return {
       local ? State::kWarning : State::kOk, "host name", fmt::format("{} is {}", name, join(addresses, ", ")),
       local ? "one host works; for several, MASTER_ADDR must be a name that leads to this host from the others" : "",
@@ -116,21 +94,15 @@ DoctorCheck name_check() {
 
 DoctorCheck interface_check() {
   std::vector<std::string> shown;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) == 0) {
-    for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-      if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) != 0 ||
-          (at->ifa_flags & IFF_UP) == 0)
-        continue;
-      std::string text = fmt::format("{} {}", at->ifa_name, address_text(at->ifa_addr));
-      // Virtual interfaces have no speed, or -1.
-      if (std::ifstream file(fmt::format("/sys/class/net/{}/speed", at->ifa_name)); file) {
-        int64_t speed = 0;
-        if (file >> speed && speed > 0) text += fmt::format(" ({} Gb/s)", static_cast<double>(speed) / 1000);
-      }
-      shown.push_back(text);
+  for (const InterfaceAddress& at : interface_addresses()) {
+    if (at.loopback || at.address.find(':') != std::string::npos) continue;
+    std::string text = fmt::format("{} {}", at.interface, at.address);
+    // Virtual interfaces have no speed, or -1.
+    if (std::ifstream file(fmt::format("/sys/class/net/{}/speed", at.interface)); file) {
+      int64_t speed = 0;
+      if (file >> speed && speed > 0) text += fmt::format(" ({} Gb/s)", static_cast<double>(speed) / 1000);
     }
-    freeifaddrs(list);
+    shown.push_back(text);
   }
   std::vector<std::string> adapters;
   std::error_code ignored;

@@ -1,5 +1,6 @@
 // The description of this system that an MLPerf submission needs (systems/NAME.json), as far as one host knows it.
 #include "doctor_checks.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/device.h"
 #include "trireme/version.h"
@@ -23,50 +24,20 @@ namespace {
 using Fields = std::map<std::string, std::string>;
 
 /// Of MLCommons' package checker, in its order.
-constexpr const char* kSystemFields[] = {"submitter",
-                                         "division",
-                                         "status",
-                                         "system_name",
-                                         "number_of_nodes",
-                                         "host_processors_per_node",
-                                         "host_processor_model_name",
-                                         "host_processor_core_count",
-                                         "host_processor_vcpu_count",
-                                         "host_processor_frequency",
-                                         "host_processor_caches",
-                                         "host_processor_interconnect",
-                                         "host_memory_capacity",
-                                         "host_storage_type",
-                                         "host_storage_capacity",
-                                         "host_networking",
-                                         "host_networking_topology",
-                                         "host_memory_configuration",
-                                         "accelerators_per_node",
-                                         "accelerator_model_name",
-                                         "accelerator_host_interconnect",
-                                         "accelerator_frequency",
-                                         "accelerator_on-chip_memories",
-                                         "accelerator_memory_configuration",
-                                         "accelerator_memory_capacity",
-                                         "accelerator_interconnect",
-                                         "accelerator_interconnect_topology",
-                                         "cooling",
-                                         "hw_notes",
-                                         "framework",
-                                         "other_software_stack",
-                                         "operating_system",
-                                         "sw_notes"};
+constexpr const char* kSystemFields =
+    "submitter division status system_name number_of_nodes host_processors_per_node host_processor_model_name "
+    "host_processor_core_count host_processor_vcpu_count host_processor_frequency host_processor_caches "
+    "host_processor_interconnect host_memory_capacity host_storage_type host_storage_capacity host_networking "
+    "host_networking_topology host_memory_configuration accelerators_per_node accelerator_model_name "
+    "accelerator_host_interconnect accelerator_frequency accelerator_on-chip_memories "
+    "accelerator_memory_configuration accelerator_memory_capacity accelerator_interconnect "
+    "accelerator_interconnect_topology cooling hw_notes framework other_software_stack operating_system sw_notes";
 
 std::string line_of_file(const std::filesystem::path& path) {
   std::string line;
   std::ifstream file(path);
   std::getline(file, line);
   return line;
-}
-
-std::string environment_value(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value == nullptr ? "" : value;
 }
 
 /// Sockets, cores and caches of the processors that are online (Linux, Documentation/ABI/testing/sysfs-devices-system-
@@ -159,17 +130,17 @@ std::vector<std::pair<std::string, std::string>> system_description() {
     std::string& stack = fields["other_software_stack"];
     stack += fmt::format("{}{} {}", stack.empty() ? "" : ", ", kernel.sysname, kernel.release);
   }
-  fields["submitter"] = environment_value("MLPERF_SUBMISSION_ORG");
-  fields["division"] = environment_value("MLPERF_SUBMISSION_DIVISION");
-  fields["status"] = environment_value("MLPERF_SUBMISSION_STATUS");
+  fields["submitter"] = environment("MLPERF_SUBMISSION_ORG");
+  fields["division"] = environment("MLPERF_SUBMISSION_DIVISION");
+  fields["status"] = environment("MLPERF_SUBMISSION_STATUS");
   for (const char* name : {"SLURM_JOB_NUM_NODES", "DGXNNODES"})
-    if (const std::string nodes = environment_value(name); !nodes.empty()) fields["number_of_nodes"] = nodes;
+    if (const std::string nodes = environment(name); !nodes.empty()) fields["number_of_nodes"] = nodes;
   if (fields["number_of_nodes"].empty()) fields["number_of_nodes"] = "1";
   std::vector<std::pair<std::string, std::string>> described;
-  for (const std::string name : kSystemFields) {
+  for (const std::string& name : split(kSystemFields, ' ')) {
     std::string variable = "MLPERF_" + name;
     for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-    const std::string given = environment_value(variable);
+    const std::string given = environment(variable.c_str());
     const std::string& value = given.empty() ? fields[name] : given;
     described.emplace_back(name, name == "status" ? long_status(value) : value);
   }

@@ -1,7 +1,7 @@
 #include "imported_model.h"
 
 #include "data/tokenizer/tokenizer.h"
-#include "models/decoder/family.h"
+#include "models/decoder/hf_config.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
@@ -27,13 +27,8 @@ void set_gpt_choices(DecoderConfig& config, const ImportedModel& model) {
 }  // namespace
 
 std::string imported_model_json(const ImportedModel& model) {
-  DecoderConfig config = model.gpt ? decoder_preset("gpt2") : DecoderConfig();
-  config.hidden_size = model.hidden_size;
-  config.intermediate_size = model.intermediate_size;
-  config.num_hidden_layers = model.layers;
-  config.num_attention_heads = model.heads;
-  config.num_key_value_heads = model.kv_heads;
-  config.head_dim = model.hidden_size / model.heads;
+  DecoderConfig config = with_sizes(model.gpt ? decoder_preset("gpt2") : DecoderConfig(), model.hidden_size,
+                                    model.intermediate_size, model.layers, model.heads, model.kv_heads);
   config.vocab_size = model.vocab_size;
   config.max_position_embeddings = model.positions;
   config.norm_eps = model.norm_eps;

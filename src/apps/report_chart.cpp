@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <set>
 
 namespace trireme {
@@ -123,23 +122,12 @@ std::string curve(const std::vector<ChartColumn>& columns, const Axis& x, const 
   return text + fmt::format(R"(<path class="{}" d="{}"/>{}</g>)", line.points ? "c d" : "c", path, dots);
 }
 
-const char* event_class(ReportEvent::Kind kind) {
-  switch (kind) {
-    case ReportEvent::Kind::kSave: return "save";
-    case ReportEvent::Kind::kSpike: return "spike";
-    case ReportEvent::Kind::kSkipped: return "skip";
-    case ReportEvent::Kind::kStop: return "stop";
-    case ReportEvent::Kind::kResume: return "resume";
-    case ReportEvent::Kind::kFailure: return "fail";
-  }
-  return "";
-}
-
 }  // namespace
 
 std::string event_mark(ReportEvent::Kind kind, double x, double top, double bottom, const std::string& title) {
   return fmt::format(R"(<line class="e {}" x1="{:.1f}" x2="{:.1f}" y1="{:.0f}" y2="{:.0f}">{}</line>)",
-                     event_class(kind), x, x, top, bottom, title.empty() ? "" : "<title>" + title + "</title>");
+                     kReportEvents[static_cast<size_t>(kind)].style, x, x, top, bottom,
+                     title.empty() ? "" : "<title>" + title + "</title>");
 }
 
 namespace {

@@ -20,6 +20,13 @@ struct ReportEvent {
   double step = 0;
   std::string text;
 };
+/// By kind: the name, and the class in CSS of its marks.
+struct ReportEventKind {
+  const char *name, *style;
+};
+inline constexpr ReportEventKind kReportEvents[] = {{"checkpoint", "save"},   {"loss spike", "spike"},
+                                                    {"skipped step", "skip"}, {"stop", "stop"},
+                                                    {"resume", "resume"},     {"failure", "fail"}};
 
 /// The newest line "end", where the run has one.
 struct ReportEnd {
@@ -42,6 +49,6 @@ struct ReportRun {
 
 /// `path`: an output.dir, or a metrics.jsonl. A last line without an end, of a run that still writes it, is skipped.
 /// DataError with file and line.
-ReportRun read_report_run(const std::filesystem::path& path);
+ReportRun read_report_run(const std::filesystem::path& path, bool with_config);
 
 }  // namespace trireme

@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <memory>
@@ -190,11 +189,7 @@ void keep_added_rows(const std::filesystem::path& model, ModelDirectoryWriter& w
 void merge(const MergeOptions& options) {
   at::NoGradGuard no_grad;
   const std::filesystem::path output = options.output;
-  if (!options.force && holds_model(output))
-    throw WriteError(fmt::format("adapter merge: {} already holds a model; choose another directory or add --force",
-                                 options.output));
-  if (std::filesystem::exists(output) && std::filesystem::equivalent(output, options.model))
-    throw WriteError("adapter merge: --output is the base model's own directory");
+  require_model_output("adapter merge", options.output, options.force, options.model);
   const DecoderConfig stored = read_model_config(options.model);
   const Adapter adapter = read_adapter(options.adapter);
   // As peft, merge takes any base; unlike peft, it says when it is not the one that the adapter names.

@@ -18,9 +18,56 @@
 
 namespace trireme {
 
+namespace fs = std::filesystem;
+
+bool is_checkpoint(const fs::path& path) {
+  return fs::exists(path / kManifestName) || checkpoint_step(path).has_value();
+}
+
+fs::path checkpoint_collection(const fs::path& path) {
+  if (fs::is_directory(path / "checkpoints")) return path / "checkpoints";
+  if (!fs::is_directory(path))
+    throw ModelError(
+        fmt::format("{} is no directory: give a run's output.dir, its checkpoints or one checkpoint", path.string()));
+  return path;
+}
+
+std::vector<fs::path> selected_checkpoints(const fs::path& path) {
+  if (is_checkpoint(path)) return {path};
+  std::vector<fs::path> found;
+  for (const auto& [step, directory] : list_checkpoints(checkpoint_collection(path))) found.push_back(directory);
+  if (found.empty()) throw ModelError(fmt::format("there is no checkpoint in {}", path.string()));
+  return found;
+}
+
 namespace {
 
-namespace fs = std::filesystem;
+/// Problems of sizes and headers; empty if there are none. Throws nothing. Fills the manifest.
+std::string checkpoint_layout_problem(const fs::path& directory, CheckpointManifest& manifest) {
+  try {
+    manifest = read_manifest(directory);
+    return summarise_differences(check_checkpoint_layout(directory, manifest));
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+std::string checkpoint_problem(const fs::path& directory, CheckpointManifest& manifest) {
+  if (std::string problem = checkpoint_layout_problem(directory, manifest); !problem.empty()) return problem;
+  std::vector<std::string> differences;
+  try {
+    for (size_t file = 0; file < manifest.files.size(); ++file)
+      for (std::string& difference : check_checkpoint_hashes(directory, manifest, file))
+        differences.push_back(std::move(difference));
+  } catch (const Error& error) {
+    differences.emplace_back(error.what());
+  }
+  return summarise_differences(differences);
+}
+
+namespace {
 
 void list(const fs::path& path) {
   const std::vector<fs::path> directories = selected_checkpoints(path);
@@ -72,10 +119,9 @@ class IdleRun {
     fd_ = open(lock.c_str(), O_RDWR | O_CLOEXEC);
     if (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       close(fd_);
-      throw WriteError(
-          fmt::format("a run is training in {}: wait for its end (it keeps the newest output.keep_last "
-                      "checkpoints itself)",
-                      checkpoints.parent_path().string()));
+      throw WriteError(fmt::format(
+          "a run is training in {}: wait for its end (it keeps the newest output.keep_last checkpoints itself)",
+          checkpoints.parent_path().string()));
     }
   }
   ~IdleRun() {

@@ -7,7 +7,6 @@
 #include "models/decoder/family.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
-#include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -39,15 +38,9 @@ class MasterTensors {
     const auto found = placements_.find(name);
     if (found == placements_.end()) throw ModelError(fmt::format("the checkpoint has no tensor {}", name));
     const auto& [unit, tensor] = found->second;
-    at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
-    at::Tensor flat = value.view({-1});
-    int64_t at = 0;
-    for (const ElementSpan& span : reader_.read("master", unit, tensor->offset, tensor->offset + value.numel())) {
-      flat.narrow(0, at, span.count)
-          .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count},
-                               at::TensorOptions().dtype(value.scalar_type())));
-      at += span.count;
-    }
+    const at::Tensor value = at::empty(tensor->shape, to_scalar_type(reader_.dtype("master", unit)));
+    copy_elements(reader_.read("master", unit, tensor->offset, tensor->offset + value.numel()), value.scalar_type(),
+                  value.view({-1}));
     return value;
   }
   bool has(const std::string& name) const { return placements_.contains(name); }
@@ -71,10 +64,6 @@ class MasterTensors {
 
 DType export_dtype(const std::string& asked, const std::string& compute) {
   return dtype_option("checkpoint export", asked.empty() ? compute : asked);
-}
-
-DecoderConfig model_shape(const fs::path& path) {
-  return fs::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
 }
 
 void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output,
@@ -101,10 +90,10 @@ void refuse_older_than_final(const fs::path& asked, const fs::path& checkpoint, 
   const auto finished = finished_run(run);
   if (!finished || finished->step <= step) return;
   const fs::path final_model = run / (fs::exists(run / "adapter") ? "adapter" : "model");
-  throw ModelError(fmt::format(
-      "the run in {} finished after step {}, and its newest whole checkpoint is of step {}: what it trained "
-      "in the end is {}; name {} to export step {}",
-      run.string(), finished->step, step, final_model.string(), checkpoint.string(), step));
+  throw ModelError(
+      fmt::format("the run in {} finished after step {}, and its newest whole checkpoint is of step {}: what it "
+                  "trained in the end is {}; name {} to export step {}",
+                  run.string(), finished->step, step, final_model.string(), checkpoint.string(), step));
 }
 
 }  // namespace
@@ -130,9 +119,8 @@ void export_checkpoint(const CheckpointExport& options) {
   refuse_older_than_final(options.checkpoint, directory, manifest.step);
   if (manifest.version == 1)
     throw ModelError(
-        fmt::format("{} has format version 1, which does not name its tensors: start the run "
-                    "again, it reads version 1 and "
-                    "saves version {}",
+        fmt::format("{} has format version 1, which does not name its tensors: start the run again, it reads version 1 "
+                    "and saves version {}",
                     directory.string(), CheckpointManifest::kVersion));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
   const fs::path base = options.model.empty() ? config.model.path : options.model;
@@ -143,7 +131,7 @@ void export_checkpoint(const CheckpointExport& options) {
     fmt::print("{}: model after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
     return;
   }
-  DecoderConfig shape = model_shape(base);
+  DecoderConfig shape = read_model_shape(base);
   const DecoderConfig stored = shape;
   shape.vocab_size = resized_vocab(stored.vocab_size, config.model.vocab_size, config.model.pad_vocab_to);
   if (config.lora) {

@@ -98,8 +98,7 @@ void import_nemo_file(const ImportCommand& command) {
     else if (at > 0 && first != "training")
       throw ConfigError(
           fmt::format("{}: '{}' adds a key beside the training file, where nothing reads it: its sections are {}; what "
-                      "the launcher "
-                      "alone reads (env_vars, cluster) is for trireme launch",
+                      "the launcher alone reads (env_vars, cluster) is for trireme launch",
                       command.file, one, fmt::join(sections, ", ")));
   }
   const auto [primary, choice] = primary_of(command.file);
@@ -121,11 +120,8 @@ void import_nemo_file(const ImportCommand& command) {
     ConfNode& root = composition.root;
     root.at_or_add("training") = file;
     for (const auto& [key, value] :
-         {std::pair("launcher_scripts_path", "."), {"data_dir", "data"}, {"base_results_dir", "results"}}) {
-      ConfNode& node = root.at_or_add(key);
-      node.kind = ConfNode::Kind::kText;
-      node.text = value;
-    }
+         {std::pair("launcher_scripts_path", "."), {"data_dir", "data"}, {"base_results_dir", "results"}})
+      root.at_or_add(key) = ConfNode(std::string(value));
     apply_overrides(root, overrides, problems);
   }
   problems.throw_if_any(command.file);

@@ -10,27 +10,12 @@
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace trireme {
 namespace {
-
-/// The first characters of a text on one line.
-std::string excerpt(const std::string& text, size_t characters = 200) {
-  std::string line;
-  size_t count = 0;
-  for (const char c : text) {
-    if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u && count++ == characters) return line + " …";
-    if (c == '\n')
-      line += "\\n";
-    else if (static_cast<unsigned char>(c) >= 0x20)
-      line += c;
-  }
-  return line;
-}
 
 void print_samples(const std::vector<std::string>& samples) {
   for (size_t i = 0; i < samples.size(); ++i) fmt::print("  sample {}: {}\n", i + 1, excerpt(samples[i]));
@@ -41,7 +26,6 @@ void print_samples(const std::vector<std::string>& samples) {
 struct PackArguments {
   PackOptions options;
   std::string tokenizer, unit = "paragraph";
-  int64_t shuffle_seed = -1;
 };
 
 void print_split(const std::string& path, const PackedSplit& split, int64_t seq_length) {
@@ -52,17 +36,8 @@ void print_split(const std::string& path, const PackedSplit& split, int64_t seq_
 
 void pack(PackArguments& arguments) {
   PackOptions& options = arguments.options;
-  if (arguments.unit == "paragraph")
-    options.unit = DocumentUnit::kParagraph;
-  else if (arguments.unit == "line")
-    options.unit = DocumentUnit::kLine;
-  else if (arguments.unit == "file")
-    options.unit = DocumentUnit::kFile;
-  else
-    throw ConfigError(fmt::format("--document {}: expected paragraph, line or file", arguments.unit));
-  if (arguments.shuffle_seed < -1 || arguments.shuffle_seed > 0xFFFFFFFFll)
-    throw ConfigError(fmt::format("--shuffle-seed {}: expected 0 to {}", arguments.shuffle_seed, 0xFFFFFFFFll));
-  if (arguments.shuffle_seed >= 0) options.shuffle_seed = static_cast<uint32_t>(arguments.shuffle_seed);
+  if (arguments.unit == "line") options.unit = DocumentUnit::kLine;
+  if (arguments.unit == "file") options.unit = DocumentUnit::kFile;
   const double start = steady_seconds();
   const Tokenizer tokenizer{std::filesystem::path(arguments.tokenizer)};
   const PackReport report = pack_documents(tokenizer, options);
@@ -86,27 +61,26 @@ void pack(PackArguments& arguments) {
 void add_pack(CLI::App& tool) {
   auto arguments = std::make_shared<PackArguments>();
   PackOptions& options = arguments->options;
-  CLI::App* command = tool.add_subcommand("pack",
-                                          "Tokenise text, JSON lines (.jsonl) or Parquet and cut "
-                                          "it into rows of exactly --seq-length tokens");
+  CLI::App* command = tool.add_subcommand(
+      "pack", "Tokenise text, JSON lines (.jsonl) or Parquet and cut it into rows of exactly --seq-length tokens");
   command->add_option("--tokenizer", arguments->tokenizer, "Tokenizer: tokenizer.model, tokenizer.json, or a directory")
       ->required();
   command->add_option("--input", options.inputs, "Files to read, in this order")->required();
   command->add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
   command->add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
-  command->add_option("--document", arguments->unit,
-                      "Unit of a document in a text file: paragraph (between blank lines, the "
-                      "default), line or file");
+  command
+      ->add_option("--document", arguments->unit,
+                   "Unit of a document in a text file (default: paragraph, between blank lines)")
+      ->check(CLI::IsMember({"paragraph", "line", "file"}));
   command->add_option("--field", options.field,
                       "Field or column that holds the text (JSON lines, Parquet; default text)");
   command->add_flag("--bos", options.bos, "BOS before every document");
   command->add_flag("--eos", options.eos, "EOS after every document");
   command->add_flag("--separate-documents", options.separate_documents,
-                    "Record where documents start: attention does not cross them (.h5, or an "
-                    "object .npy as MLPerf's)");
+                    "Record where documents start: attention does not cross them (.h5, or an object .npy as MLPerf's)");
   command->add_option("--valid-output", options.valid_output, "Second token file, for validation");
   command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the documents in the validation file");
-  command->add_option("--shuffle-seed", arguments->shuffle_seed,
+  command->add_option("--shuffle-seed", options.shuffle_seed,
                       "Shuffle the documents before packing (NumPy RandomState of this seed); default: file order");
   command->add_option("--batch-documents", options.batch_documents,
                       "Concatenate and cut so many documents at a time and drop the rest of each such batch, as "
@@ -140,9 +114,9 @@ void mlperf(const MlperfArguments& arguments) {
 
 void add_mlperf(CLI::App& tool) {
   auto arguments = std::make_shared<MlperfArguments>();
-  CLI::App* command = tool.add_subcommand("mlperf",
-                                          "MLPerf llama2_70b_lora: the published Parquet files to "
-                                          "the benchmark's exact train.npy and validation.npy");
+  CLI::App* command = tool.add_subcommand(
+      "mlperf",
+      "MLPerf llama2_70b_lora: the published Parquet files to the benchmark's exact train.npy and validation.npy");
   command->add_option("--train", arguments->train, "train-00000-of-00001.parquet")->required();
   command->add_option("--valid", arguments->valid, "validation-00000-of-00001.parquet")->required();
   command->add_option("--output", arguments->output, "Directory for train.npy and validation.npy")->required();
@@ -158,8 +132,6 @@ struct UltrachatArguments {
 
 void ultrachat(UltrachatArguments& arguments) {
   UltrachatOptions& options = arguments.options;
-  if (arguments.splits != "all" && arguments.splits != "sft")
-    throw ConfigError(fmt::format("--splits {}: expected all or sft", arguments.splits));
   options.sft_only = arguments.splits == "sft";
   const double start = steady_seconds();
   Tokenizer tokenizer{std::filesystem::path(arguments.tokenizer)};
@@ -188,16 +160,13 @@ void ultrachat(UltrachatArguments& arguments) {
 }
 
 constexpr const char* kUltrachatHelp =
-    "ultrachat_200k as the Hugging Face 70B recipe trains on it: ChatML text, TRL's "
-    "constant-length packing.\n"
+    "ultrachat_200k as the Hugging Face 70B recipe trains on it: ChatML text, TRL's constant-length packing.\n"
     "Tokens equal transformers 4.40's LlamaTokenizerFast in its legacy mode: special tokens are "
-    "split out first and each text part "
-    "between them gets sentencepiece's leading space. <unk>, <s> and </s> written in a "
-    "conversation become their ids, as there.\n"
+    "split out first and each text part between them gets sentencepiece's leading space. <unk>, <s> and </s> written "
+    "in a conversation become their ids, as there.\n"
     "Rows equal TRL 0.8's; inside a buffer they are shuffled by Python's random.Random(--seed), "
-    "used for nothing else. In the "
-    "original run other code draws from that generator as well, so its order of rows within a "
-    "buffer is not reproduced.";
+    "used for nothing else. In the original run other code draws from that generator as well, so its order of rows "
+    "within a buffer is not reproduced.";
 
 void add_ultrachat(CLI::App& tool) {
   auto arguments = std::make_shared<UltrachatArguments>();
@@ -211,14 +180,29 @@ void add_ultrachat(CLI::App& tool) {
       ->required();
   command->add_option("--output", options.output_directory, "Directory for train.npy and validation.npy")->required();
   command->add_option("--seq-length", options.seq_length, "Tokens in a row (default 2048)");
-  command->add_option("--splits", arguments->splits,
-                      "all: train_gen and train_sft, as the recipe does (default); sft: train_sft alone");
+  command
+      ->add_option("--splits", arguments->splits,
+                   "all: train_gen and train_sft, as the recipe does (default); sft: train_sft alone")
+      ->check(CLI::IsMember({"all", "sft"}));
   command->add_option("--seed", options.seed, "Seed of the shuffle within a buffer (default 100)");
   command->add_option("--threads", options.threads, "Threads (default: one per core)");
   command->callback([arguments] { ultrachat(*arguments); });
 }
 
 }  // namespace
+
+std::string excerpt(const std::string& text, size_t characters) {
+  std::string line;
+  size_t count = 0;
+  for (const char c : text) {
+    if (!continues_character(c) && count++ == characters) return line + " …";
+    if (c == '\n')
+      line += "\\n";
+    else if (static_cast<unsigned char>(c) >= 0x20)
+      line += c;
+  }
+  return line;
+}
 
 void add_data_tool(CLI::App& app) {
   CLI::App* tool = app.add_subcommand(

@@ -3,7 +3,6 @@
 
 #include "data/prepare/bert_files.h"
 #include "data/prepare/bert_unicode.h"
-#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
@@ -160,17 +159,11 @@ struct ExportArguments {
   std::vector<fs::path> inputs;
   fs::path output;
   std::string layout = "varlength";
-  int64_t shuffle_seed = -1;
   BertExportOptions options;
 };
 
 void export_instances(ExportArguments& arguments) {
-  if (arguments.layout != "fixed" && arguments.layout != "varlength")
-    throw ConfigError(fmt::format("--layout {}: expected fixed or varlength", arguments.layout));
   arguments.options.layout = arguments.layout == "fixed" ? BertLayout::kFixed : BertLayout::kVarlength;
-  if (arguments.shuffle_seed < -1 || arguments.shuffle_seed > 0xFFFFFFFFll)
-    throw ConfigError(fmt::format("--shuffle-seed {}: expected 0 to {}", arguments.shuffle_seed, 0xFFFFFFFFll));
-  if (arguments.shuffle_seed >= 0) arguments.options.shuffle_seed = static_cast<uint32_t>(arguments.shuffle_seed);
   const double start = steady_seconds();
   const BertExportReport report = export_bert(arguments.inputs, arguments.output, arguments.options);
   fmt::print("{}: {} in {}{}, done in {}\n", arguments.output.string(), counted(report.instances, "instance"),
@@ -184,10 +177,11 @@ void add_export(CLI::App& tool) {
       "export", "Write instances as unpacked HDF5 of fixed or variable length, for runs and tools that read it");
   add_instances_input(*command, arguments->inputs);
   command->add_option("--output", arguments->output, "Directory for the files")->required();
-  command->add_option("--layout", arguments->layout, "fixed, or varlength (default)");
+  command->add_option("--layout", arguments->layout, "Of the rows (default varlength)")
+      ->check(CLI::IsMember({"fixed", "varlength"}));
   command->add_option("--shards", arguments->options.shards,
                       "Number of files, 4320 in MLPerf's data (default: one a part)");
-  command->add_option("--shuffle-seed", arguments->shuffle_seed,
+  command->add_option("--shuffle-seed", arguments->options.shuffle_seed,
                       "Shuffle over all shards, 24 in MLPerf's data (default: not)");
   command->add_option("--threads", arguments->options.threads, "Threads (default: one per core)");
   command->callback([arguments] { export_instances(*arguments); });

@@ -32,18 +32,6 @@ void print_chat_split(const std::string& path, const RowCounts& split, int64_t s
              format_count(split.padding), 100.0 * static_cast<double>(split.padding) / places);
 }
 
-std::string on_one_line(const std::string& text, size_t most) {
-  std::string line;
-  for (const char c : text) {
-    if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u && line.size() >= most) return line + " …";
-    if (c == '\n')
-      line += "\\n";
-    else
-      line += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return line;
-}
-
 /// Variables of the template from NAME=VALUE.
 void read_variables(const std::vector<std::string>& texts, ChatRowOptions& options) {
   for (const std::string& each : texts) {
@@ -67,8 +55,6 @@ void write_origin(const ChatRowOptions& options) {
 
 void chat(ChatArguments& arguments) {
   ChatPackOptions& options = arguments.options;
-  if (arguments.long_conversations != "cut" && arguments.long_conversations != "drop")
-    throw ConfigError(fmt::format("--long {}: expected cut or drop", arguments.long_conversations));
   options.drop_long = arguments.long_conversations == "drop";
   read_variables(arguments.variables, options);
   const double start = steady_seconds();
@@ -96,15 +82,14 @@ void chat(ChatArguments& arguments) {
   if (report.cut > 0) fmt::print("cut {} at the end of a row\n", counted(report.cut, "conversation"));
   if (report.dropped_long > 0)
     fmt::print("dropped {} longer than a row\n", counted(report.dropped_long, "conversation"));
-  fmt::print("  first conversation: {}\n", on_one_line(report.sample, 400));
+  fmt::print("  first conversation: {}\n", excerpt(report.sample, 400));
   for (size_t i = 0; i < report.sample_targets.size() && i < 3; ++i)
-    fmt::print("  loss on: {}\n", on_one_line(report.sample_targets[i], 200));
+    fmt::print("  loss on: {}\n", excerpt(report.sample_targets[i]));
 }
 
 constexpr const char* kChatHelp =
     "Conversations (JSON lines, a JSON list, Parquet, Arrow) to training rows: rendered by the model's chat template, "
-    "with "
-    "a loss on what the assistant says, packed whole into rows of --seq-length tokens";
+    "with a loss on what the assistant says, packed whole into rows of --seq-length tokens";
 
 // ---- preference
 
@@ -117,12 +102,9 @@ struct PreferenceArguments {
 void preference(PreferenceArguments& arguments) {
   PreferencePackOptions& options = arguments.options;
   using Long = PreferencePackOptions::Long;
-  if (arguments.truncation == "keep_end")
-    options.longer = Long::kKeepEnd;
-  else if (arguments.truncation == "drop")
-    options.longer = Long::kDrop;
-  else if (arguments.truncation != "keep_start")
-    throw ConfigError(fmt::format("--truncation-mode {}: expected keep_start, keep_end or drop", arguments.truncation));
+  options.longer = arguments.truncation == "keep_end" ? Long::kKeepEnd
+                   : arguments.truncation == "drop"   ? Long::kDrop
+                                                      : Long::kKeepStart;
   read_variables(arguments.variables, options);
   const double start = steady_seconds();
   const PreferencePackReport report = pack_preferences(options);
@@ -147,8 +129,8 @@ void preference(PreferenceArguments& arguments) {
                options.longer == Long::kKeepEnd ? "start" : "end");
   dropped(report.other_prompts, "whose answers begin inside the prompt, because the prompt alone has other last tokens",
           "note:");
-  fmt::print("  first prompt: {}\n  chosen: {}\n  rejected: {}\n", on_one_line(report.prompt, 400),
-             on_one_line(report.chosen, 200), on_one_line(report.rejected, 200));
+  fmt::print("  first prompt: {}\n  chosen: {}\n  rejected: {}\n", excerpt(report.prompt, 400), excerpt(report.chosen),
+             excerpt(report.rejected));
 }
 
 constexpr const char* kPreferenceHelp =
@@ -156,8 +138,9 @@ constexpr const char* kPreferenceHelp =
     "train.objective dpo and orpo: fields prompt, chosen and rejected as TRL has them, rendered by the model's chat "
     "template, with a loss on the answers, packed whole into rows of --seq-length tokens";
 
-/// Options of both commands.
-void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std::string>& variables) {
+/// Options of both commands. `what`: "conversation", of which rows are made.
+void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std::string>& variables,
+                     const std::string& what) {
   command.add_option("--model", options.tokenizer, "Model directory: its tokenizer and chat template")->required();
   command.add_option("--input", options.inputs, "Files to read, in this order")->required();
   command.add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
@@ -167,6 +150,9 @@ void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std
   command.add_option("--variable", variables,
                      "NAME=VALUE: a variable of the template, such as enable_thinking=false (JSON, else a text)");
   command.add_option("--valid-output", options.valid_output, "Second token file, for validation");
+  command.add_option("--valid-fraction", options.valid_fraction,
+                     fmt::format("Fraction of the {}s in the validation file", what));
+  command.add_flag("--one-per-row", options.one_per_row, fmt::format("No packing: one {} in a row", what));
   command.add_flag("--skip-refused", options.skip_refused,
                    "Drop and count what cannot be read or is refused by the template");
   command.add_option("--threads", options.threads, "Threads (default: one per core)");
@@ -178,14 +164,13 @@ void add_chat_data_tool(CLI::App& data) {
   auto arguments = std::make_shared<ChatArguments>();
   ChatPackOptions& options = arguments->options;
   CLI::App* command = data.add_subcommand("chat", kChatHelp);
-  add_row_options(*command, options, arguments->variables);
+  add_row_options(*command, options, arguments->variables, "conversation");
   command->add_option("--field", options.field,
                       "Field or column with the messages (default: messages, else conversations)");
-  command->add_option("--valid-fraction", options.valid_fraction,
-                      "Fraction of the conversations in the validation file");
-  command->add_option("--long", arguments->long_conversations,
-                      "A conversation longer than a row: cut (loses its end, the default) or drop");
-  command->add_flag("--one-per-row", options.one_per_row, "No packing: one conversation in a row");
+  command
+      ->add_option("--long", arguments->long_conversations,
+                   "A conversation longer than a row: cut (loses its end, the default) or drop")
+      ->check(CLI::IsMember({"cut", "drop"}));
   command->callback([arguments] { chat(*arguments); });
 }
 
@@ -193,13 +178,13 @@ void add_preference_data_tool(CLI::App& data) {
   auto arguments = std::make_shared<PreferenceArguments>();
   PreferencePackOptions& options = arguments->options;
   CLI::App* command = data.add_subcommand("preference", kPreferenceHelp);
-  add_row_options(*command, options, arguments->variables);
+  add_row_options(*command, options, arguments->variables, "pair");
   command->add_option("--max-length", options.max_length,
                       "Tokens of a prompt with one answer (TRL's max_length; default: half of --seq-length)");
-  command->add_option("--truncation-mode", arguments->truncation,
-                      "A longer one: keep_start (loses its end, the default), keep_end, or drop (the pair)");
-  command->add_option("--valid-fraction", options.valid_fraction, "Fraction of the pairs in the validation file");
-  command->add_flag("--one-per-row", options.one_per_row, "No packing: one pair in a row");
+  command
+      ->add_option("--truncation-mode", arguments->truncation,
+                   "A longer one: keep_start (loses its end, the default), keep_end, or drop (the pair)")
+      ->check(CLI::IsMember({"keep_start", "keep_end", "drop"}));
   command->callback([arguments] { preference(*arguments); });
 }
 

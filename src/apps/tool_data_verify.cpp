@@ -45,7 +45,7 @@ struct Shape {
 Shape shape_of(const fs::path& model, bool bert) {
   if (bert) return {true, read_bert_config(bert_config_path(model)).vocab_size};
   try {
-    return {false, (fs::is_regular_file(model) ? read_decoder_config(model) : read_model_config(model)).vocab_size};
+    return {false, read_model_shape(model).vocab_size};
   } catch (const ModelError&) {
     try {
       return {true, read_bert_config(bert_config_path(model)).vocab_size};

@@ -2,7 +2,6 @@
 #include "doctor_checks.h"
 #include "tools.h"
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

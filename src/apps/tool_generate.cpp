@@ -70,15 +70,13 @@ void generate(const GenerateOptions& options) {
   if (ids.empty()) throw ConfigError("generate: the prompt is empty and the tokenizer puts no token before a text");
   for (const int32_t id : ids)
     if (id >= config.vocab_size)
-      throw ModelError(
-          fmt::format("{}: the tokenizer gives id {}, the model's vocabulary has {}: resize it with trireme "
-                      "model resize-vocab",
-                      options.model, id, config.vocab_size));
+      throw ModelError(fmt::format(
+          "{}: the tokenizer gives id {}, the model's vocabulary has {}: resize it with trireme model resize-vocab",
+          options.model, id, config.vocab_size));
   if (static_cast<int64_t>(ids.size()) + options.max_new_tokens > config.max_position_embeddings)
-    throw ConfigError(
-        fmt::format("generate: {} prompt tokens and {} new ones exceed the model's {} positions; "
-                    "lower --max-new-tokens",
-                    ids.size(), options.max_new_tokens, config.max_position_embeddings));
+    throw ConfigError(fmt::format(
+        "generate: {} prompt tokens and {} new ones exceed the model's {} positions; lower --max-new-tokens",
+        ids.size(), options.max_new_tokens, config.max_position_embeddings));
 
   check_sequence_length(config, static_cast<int64_t>(ids.size()) + options.max_new_tokens,
                         "generate: the length of the prompt and --max-new-tokens");

@@ -1,8 +1,9 @@
 // `trireme init-model`: a Hugging Face model directory with random weights.
-#include "init_model.h"
 #include "tools.h"
 
 #include "data/tokenizer/tokenizer.h"
+#include "models/bert/bert.h"
+#include "models/bert/files.h"
 #include "models/decoder/decoder.h"
 #include "models/decoder/family.h"
 #include "models/decoder/model_directory.h"
@@ -10,9 +11,13 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/huggingface/bert_config.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -20,9 +25,49 @@ namespace trireme {
 
 namespace {
 
+struct InitModelOptions {
+  std::string preset, config, output, tokenizer, dtype;
+  std::optional<int64_t> hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, vocab_size, max_positions;
+  bool tie = false, force = false, config_only = false;
+  uint64_t seed = 0;
+};
+
+void require_positive(std::initializer_list<std::pair<const char*, int64_t>> sizes) {
+  for (const auto& [name, value] : sizes)
+    if (value < 1) throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
+}
+
+template <class Shape>
+void set_sizes(Shape& config, const InitModelOptions& options) {
+  config.hidden_size = options.hidden_size.value_or(config.hidden_size);
+  config.intermediate_size = options.intermediate_size.value_or(config.intermediate_size);
+  config.num_hidden_layers = options.layers.value_or(config.num_hidden_layers);
+  config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
+  config.vocab_size = options.vocab_size.value_or(config.vocab_size);
+  config.max_position_embeddings = options.max_positions.value_or(config.max_position_embeddings);
+  require_positive({{"--hidden-size", config.hidden_size},
+                    {"--layers", config.num_hidden_layers},
+                    {"--heads", config.num_attention_heads},
+                    {"--intermediate-size", config.intermediate_size},
+                    {"--vocab-size", config.vocab_size},
+                    {"--max-positions", config.max_position_embeddings}});
+}
+
+/// The type of the weights, which becomes the configuration's. WriteError if --output holds a model.
+DType stored_type(const InitModelOptions& options, std::string& configured) {
+  const DType dtype = dtype_option("init-model", options.dtype.empty() ? configured : options.dtype);
+  configured = torch_dtype_name(dtype);
+  require_model_output("init-model", options.output, options.force);
+  return dtype;
+}
+
+void tell_size(int64_t parameters, DType dtype) {
+  log_info(fmt::format("{} parameters, {} as {}", format_count(parameters),
+                       format_bytes(static_cast<double>(parameters) * static_cast<double>(dtype_size(dtype))),
+                       torch_dtype_name(dtype)));
+}
+
 DecoderConfig shape_of(const InitModelOptions& options) {
-  if (!options.preset.empty() && !options.config.empty())
-    throw ConfigError("init-model: give --preset or --config, not both");
   DecoderConfig config;
   if (!options.preset.empty()) {
     config = decoder_preset(options.preset);
@@ -30,14 +75,12 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     config = read_decoder_config(options.config);
   } else {
     std::vector<std::string> missing;
-    const auto need = [&](const std::optional<int64_t>& value, const char* name) {
-      if (!value) missing.emplace_back(name);
-    };
-    need(options.hidden_size, "--hidden-size");
-    need(options.layers, "--layers");
-    need(options.heads, "--heads");
-    need(options.intermediate_size, "--intermediate-size");
-    need(options.vocab_size, "--vocab-size");
+    for (const auto& [value, name] : {std::pair(&options.hidden_size, "--hidden-size"),
+                                      {&options.layers, "--layers"},
+                                      {&options.heads, "--heads"},
+                                      {&options.intermediate_size, "--intermediate-size"},
+                                      {&options.vocab_size, "--vocab-size"}})
+      if (!*value) missing.emplace_back(name);
     if (!missing.empty())
       throw ConfigError("init-model: without --preset or --config it also needs " + join(missing, ", "));
     config.max_position_embeddings = 2048;
@@ -49,41 +92,27 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     const int64_t scaled = config.intermediate_size * *options.hidden_size;
     if (scaled % config.hidden_size != 0)
       throw ConfigError(
-          fmt::format("init-model: --hidden-size {} and the shape's ratio {} / {} of MLP to hidden size give "
-                      "no whole number: add --intermediate-size",
+          fmt::format("init-model: --hidden-size {} and the shape's ratio {} / {} of MLP to hidden size give no whole "
+                      "number: add --intermediate-size",
                       *options.hidden_size, config.intermediate_size, config.hidden_size));
     config.intermediate_size = scaled / config.hidden_size;
   }
-  config.hidden_size = options.hidden_size.value_or(config.hidden_size);
-  config.intermediate_size = options.intermediate_size.value_or(config.intermediate_size);
   set_layers(config, options.layers.value_or(config.num_hidden_layers));
-  config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
+  set_sizes(config, options);
   config.num_key_value_heads = options.kv_heads.value_or(
       options.heads && (old_heads == 0 || old_heads == config.num_key_value_heads) ? *options.heads
                                                                                    : config.num_key_value_heads);
   if (options.head_dim)
     config.head_dim = *options.head_dim;
-  else if ((options.heads || options.hidden_size) && config.num_attention_heads > 0)
+  else if (options.heads || options.hidden_size)
     config.head_dim = config.hidden_size / config.num_attention_heads;
-  config.vocab_size = options.vocab_size.value_or(config.vocab_size);
-  config.max_position_embeddings = options.max_positions.value_or(config.max_position_embeddings);
   if (options.tie) config.tie_word_embeddings = true;
 
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"--hidden-size", config.hidden_size},
-                                    {"--layers", config.num_hidden_layers},
-                                    {"--heads", config.num_attention_heads},
-                                    {"--kv-heads", config.num_key_value_heads},
-                                    {"--head-dim", config.head_dim},
-                                    {"--intermediate-size", config.intermediate_size},
-                                    {"--vocab-size", config.vocab_size},
-                                    {"--max-positions", config.max_position_embeddings}})
-    if (value < 1) throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
+  require_positive({{"--kv-heads", config.num_key_value_heads}, {"--head-dim", config.head_dim}});
   if (config.num_attention_heads % config.num_key_value_heads != 0)
-    throw ConfigError(
-        fmt::format("init-model: {} query heads cannot share {} key/value heads evenly; --heads "
-                    "must be a multiple of "
-                    "--kv-heads",
-                    config.num_attention_heads, config.num_key_value_heads));
+    throw ConfigError(fmt::format(
+        "init-model: {} query heads cannot share {} key/value heads evenly; --heads must be a multiple of --kv-heads",
+        config.num_attention_heads, config.num_key_value_heads));
   const bool own_heads = !options.heads && !options.hidden_size;  // the preset's, of any size
   if (!options.head_dim && !own_heads && config.head_dim * config.num_attention_heads != config.hidden_size &&
       options.config.empty())
@@ -98,15 +127,9 @@ DecoderConfig shape_of(const InitModelOptions& options) {
   return config;
 }
 
-void init_model(const InitModelOptions& options) {
+void init_decoder(const InitModelOptions& options) {
   DecoderConfig config = shape_of(options);
-  const DType dtype = dtype_option("init-model", options.dtype.empty() ? config.dtype : options.dtype);
-  config.dtype = torch_dtype_name(dtype);
-  const std::filesystem::path output = options.output;
-  if (!options.force && holds_model(output))
-    throw WriteError(
-        fmt::format("init-model: {} already holds a model; choose another directory or add --force", options.output));
-
+  const DType dtype = stored_type(options, config.dtype);
   std::optional<Tokenizer> tokenizer;
   if (!options.tokenizer.empty()) {
     tokenizer.emplace(std::filesystem::path(options.tokenizer));
@@ -120,26 +143,85 @@ void init_model(const InitModelOptions& options) {
   }
 
   const DecoderModel model(config, std::nullopt);
-  log_info(
-      fmt::format("{} parameters, {} as {}", format_count(model.num_parameters()),
-                  format_bytes(static_cast<double>(model.num_parameters()) * static_cast<double>(dtype_size(dtype))),
-                  config.dtype));
-  ModelDirectoryWriter writer(output,
+  tell_size(model.num_parameters(), dtype);
+  ModelDirectoryWriter writer(options.output,
                               options.config_only ? std::vector<StoredTensor>() : stored_tensors(model.units(), dtype));
   if (!options.config_only) writer.append_initial(model.units(), options.seed);
   if (tokenizer) writer.copy_tokenizer(options.tokenizer);
   writer.write_companion("generation_config.json", generation_config_json(config));
   writer.finish(config);
-  log_info(fmt::format("wrote {}", options.output));
+}
+
+/// google-research/bert's sizes, uncased.
+const std::map<std::string, BertConfig>& bert_presets() {
+  static const std::map<std::string, BertConfig> all = [] {
+    std::map<std::string, BertConfig> sizes;
+    for (const auto& [name, layers, hidden] :
+         {std::tuple{"bert-tiny", 2, 128}, {"bert-base", 12, 768}, {"bert-large", 24, 1024}}) {
+      BertConfig& config = sizes[name];
+      config.num_hidden_layers = layers;
+      config.hidden_size = hidden;
+      config.num_attention_heads = hidden / 64;
+      config.intermediate_size = 4 * hidden;
+      config.vocab_size = 30522;
+    }
+    return sizes;
+  }();
+  return all;
+}
+
+BertConfig bert_shape(const InitModelOptions& options) {
+  for (const auto& [given, name] : {std::pair{options.kv_heads.has_value(), "--kv-heads"},
+                                    {options.head_dim.has_value(), "--head-dim"},
+                                    {options.tie, "--tie"}})
+    if (given) throw ConfigError(fmt::format("init-model: {} is not for BERT, which has no such choice", name));
+  BertConfig config =
+      options.preset.empty() ? read_bert_config(bert_config_path(options.config)) : bert_presets().at(options.preset);
+  if (options.hidden_size && !options.intermediate_size) config.intermediate_size = 4 * *options.hidden_size;
+  set_sizes(config, options);
+  if (config.hidden_size % config.num_attention_heads != 0)
+    throw ConfigError(fmt::format("init-model: hidden size {} is no multiple of {} heads; change one",
+                                  config.hidden_size, config.num_attention_heads));
+  return config;
+}
+
+/// Whether --preset or --config names a BERT.
+bool asks_for_bert(const InitModelOptions& options) {
+  if (!options.preset.empty()) return bert_presets().contains(options.preset);
+  if (options.config.empty()) return false;
+  std::filesystem::path file = options.config;
+  if (std::filesystem::is_directory(file)) file /= "config.json";
+  if (!std::filesystem::is_regular_file(file)) return false;
+  // Whoever reads the file for the model reports what is wrong with it.
+  const auto json = nlohmann::json::parse(read_text_file(file, ExitCode::kModel, 16 << 20), nullptr, false);
+  return json.is_object() && json.value("model_type", nlohmann::json()) == "bert";
+}
+
+/// Matrices and embeddings are normal with the configuration's initializer_range, biases 0, norms 1.
+void init_bert(const InitModelOptions& options) {
+  BertConfig config = bert_shape(options);
+  const DType dtype = stored_type(options, config.dtype);
+  if (!options.tokenizer.empty() && !std::filesystem::is_directory(options.tokenizer))
+    throw ConfigError(
+        fmt::format("init-model: {} is no directory: for BERT --tokenizer names one with vocab.txt or tokenizer.json",
+                    options.tokenizer));
+
+  const BertModel model(config, 1);
+  tell_size(model.num_parameters(), dtype);
+  BertDirectoryWriter writer(options.output,
+                             options.config_only ? std::vector<StoredTensor>() : stored_tensors(model.units(), dtype));
+  if (!options.config_only) writer.append_initial(model.units(), options.seed);
+  writer.finish(options.tokenizer.empty() ? options.output : options.tokenizer, config);
 }
 
 }  // namespace
 
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
+  std::vector<std::string> presets = decoder_preset_names();
+  for (const auto& [name, config] : bert_presets()) presets.push_back(name);
   CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face model directory with random weights");
-  tool->add_option("--preset", options->preset,
-                   "Shape: " + join(decoder_preset_names(), ", ") + ", " + join(bert_preset_names(), ", "));
+  tool->add_option("--preset", options->preset, "Shape: " + join(presets, ", "));
   tool->add_option("--config", options->config, "Shape: a config.json of a decoder or of BERT");
   tool->add_option("--hidden-size", options->hidden_size, "Width of the residual stream (these override the preset)");
   tool->add_option("--layers", options->layers, "Blocks");
@@ -151,16 +233,20 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_option("--vocab-size", options->vocab_size, "Vocabulary");
   tool->add_option("--max-positions", options->max_positions, "Longest sequence");
   tool->add_flag("--tie", options->tie, "One matrix for embedding and output");
-  tool->add_option(
-      "--tokenizer", options->tokenizer,
-      "Tokenizer to copy into the directory: tokenizer.model, tokenizer.json, or a directory with one; for "
-      "BERT a directory with vocab.txt");
+  tool->add_option("--tokenizer", options->tokenizer,
+                   "Tokenizer to copy into the directory: tokenizer.model, tokenizer.json, or a directory with one; "
+                   "for BERT a directory with vocab.txt");
   tool->add_option("--seed", options->seed, "Seed of the weights")->capture_default_str();
   tool->add_option("--dtype", options->dtype, "fp32, bf16 or fp16 (default: that of the shape)");
   tool->add_flag("--force", options->force, "Replace the model in --output");
   tool->add_flag("--config-only", options->config_only, "No weights: for runs with model.init: random");
   tool->add_option("--output", options->output, "Directory to write")->required();
-  tool->callback([options] { asks_for_bert(*options) ? init_bert(*options) : init_model(*options); });
+  tool->callback([options] {
+    if (!options->preset.empty() && !options->config.empty())
+      throw ConfigError("init-model: give --preset or --config, not both");
+    asks_for_bert(*options) ? init_bert(*options) : init_decoder(*options);
+    log_info(fmt::format("wrote {}", options->output));
+  });
 }
 
 }  // namespace trireme

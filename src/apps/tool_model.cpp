@@ -129,12 +129,7 @@ void resize_vocab(const ResizeOptions& options) {
   const fs::path model = options.model, output = options.output;
   if (!options.vocab_size && !options.pad_to && options.tokens.empty())
     throw ConfigError("model resize-vocab: give --vocab-size, --pad-to or --add-token");
-  if (!options.force && holds_model(output))
-    throw WriteError(fmt::format(
-        "model resize-vocab: {} already holds a model; choose another directory or add --force", options.output));
-  std::error_code ignored;
-  if (fs::equivalent(output, model, ignored))
-    throw WriteError("model resize-vocab: --output is the model's own directory");
+  require_model_output("model resize-vocab", options.output, options.force, options.model);
   const DecoderConfig stored = read_model_config(model);
   std::optional<TokenizerFiles> tokenizer;
   std::optional<int64_t> wanted = options.vocab_size;
@@ -151,8 +146,7 @@ void resize_vocab(const ResizeOptions& options) {
   }
   if (wanted && *wanted < stored.vocab_size)
     throw ConfigError(
-        fmt::format("model resize-vocab: --vocab-size is {}, and the model has {} rows already: rows are "
-                    "only added",
+        fmt::format("model resize-vocab: --vocab-size is {}, and the model has {} rows already: rows are only added",
                     *wanted, stored.vocab_size));
   DecoderConfig config = stored;
   config.vocab_size = resized_vocab(stored.vocab_size, wanted, options.pad_to);

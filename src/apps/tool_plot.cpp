@@ -1,12 +1,12 @@
 // `trireme plot`: draws the loss of runs in the terminal.
-#include "report_line.h"
+#include "report_runs.h"
 #include "tools.h"
 
 #include "trireme/base/error.h"
 #include "trireme/base/process.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -14,9 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,40 +22,16 @@ namespace trireme {
 
 namespace {
 
-static_assert(kStepKeys[0] == "loss");
-
-struct Curve {
-  std::vector<double> steps, losses;
-};
-
-constexpr double kMaxStep = 9007199254740992.0;  // 2^53: larger integers are not exact in a double
-
-Curve read_curve(const std::string& file, const std::string& event) {
-  std::ifstream in(file);
-  if (!in) throw DataError(fmt::format("cannot open {}", file));
-  Curve curve;
-  int number = 0;
-  for (std::string line; std::getline(in, line);) {
-    ++number;
-    // Nearly all lines of a long run are steps, which the JSON library reads ten times slower.
-    if (const auto quick = read_step_line(line); quick && std::abs(quick->step) <= kMaxStep) {
-      const std::optional<double> loss = quick->values[0];
-      if (event != "train" || !loss || std::isnan(*loss)) continue;
-      curve.steps.push_back(quick->step);
-      curve.losses.push_back(*loss);
-      continue;
+/// The finite losses of a run's steps or evaluations.
+ReportSeries read_curve(const std::string& file, const std::string& event) {
+  const ReportRun run = read_report_run(file, /*with_config=*/false);
+  const ReportSeries& all = event == "train" ? run.loss : run.eval_loss;
+  ReportSeries curve;
+  for (size_t i = 0; i < all.steps.size(); ++i)
+    if (!std::isnan(all.values[i])) {
+      curve.steps.push_back(all.steps[i]);
+      curve.values.push_back(all.values[i]);
     }
-    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!object.is_object()) throw DataError(fmt::format("{}:{}: not a JSON object", file, number));
-    if (!object.contains("event") || object["event"] != event || !object.contains("loss")) continue;
-    if (!object["loss"].is_number()) continue;  // "nan"
-    const nlohmann::json step = object.contains("step") ? object["step"] : nlohmann::json();
-    if (!step.is_number() || !(std::abs(step.get<double>()) <= kMaxStep))
-      throw DataError(fmt::format("{}:{}: \"step\" is {}, expected a whole number", file, number,
-                                  object.contains("step") ? step.dump().substr(0, 40) : "missing"));
-    curve.steps.push_back(step.get<double>());
-    curve.losses.push_back(object["loss"].get<double>());
-  }
   if (curve.steps.empty()) throw DataError(fmt::format("{} has no '{}' lines with a finite loss", file, event));
   return curve;
 }
@@ -81,13 +55,13 @@ bool writes_utf8() {
 std::string cell_text(int dots, bool utf8) {
   constexpr int kUpper = 0x01 | 0x02 | 0x08 | 0x10;
   if (!utf8) return std::string(1, " '.:"[((dots & kUpper) != 0 ? 1 : 0) + ((dots & ~kUpper) != 0 ? 2 : 0)]);
-  const int code = 0x2800 + dots;
-  return {static_cast<char>(0xE0 | (code >> 12)), static_cast<char>(0x80 | ((code >> 6) & 0x3F)),
-          static_cast<char>(0x80 | (code & 0x3F))};
+  std::string character;
+  append_utf8(character, static_cast<char32_t>(0x2800 + dots));
+  return character;
 }
 
-std::string draw(const Curve& curve, int columns, int rows) {
-  const auto [low_it, high_it] = std::minmax_element(curve.losses.begin(), curve.losses.end());
+std::string draw(const ReportSeries& curve, int columns, int rows) {
+  const auto [low_it, high_it] = std::minmax_element(curve.values.begin(), curve.values.end());
   const double low = *low_it, high = *high_it > low ? *high_it : low + 1;
   // The steps of a run that resumed from a checkpoint do not ascend.
   const auto [first_it, last_it] = std::minmax_element(curve.steps.begin(), curve.steps.end());
@@ -96,13 +70,13 @@ std::string draw(const Curve& curve, int columns, int rows) {
   std::vector<double> sums(width, 0), counts(width, 0);
   for (size_t i = 0; i < curve.steps.size(); ++i) {
     const int x = cell_of(curve.steps[i], first, last, width);
-    sums[x] += curve.losses[i];
+    sums[x] += curve.values[i];
     counts[x] += 1;
   }
   std::vector<std::vector<int>> cells(rows, std::vector<int>(columns, 0));
   static constexpr std::array<std::array<int, 4>, 2> kDots = {{{0x01, 0x02, 0x04, 0x40}, {0x08, 0x10, 0x20, 0x80}}};
   int previous = -1;
-  double value = curve.losses.front();
+  double value = curve.values.front();
   for (int x = 0; x < width; ++x) {
     if (counts[x] > 0) value = sums[x] / counts[x];
     const int y = cell_of(-value, -high, -low, height);  // from the top
@@ -134,7 +108,7 @@ void add_plot_tool(CLI::App& app) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* tool = app.add_subcommand("plot", "Draw the loss of metrics.jsonl files in the terminal");
-  tool->add_option("files", options->files, "metrics.jsonl files")->required();
+  tool->add_option("files", options->files, "output.dir of each run, or its metrics.jsonl")->required();
   tool->add_option("--event", options->event, "Which losses: of the training steps (default) or of the evaluations")
       ->check(CLI::IsMember({"train", "eval"}));
   tool->add_option("--columns", options->columns,
@@ -146,9 +120,9 @@ void add_plot_tool(CLI::App& app) {
     const int room = static_cast<int>(terminal_columns());
     const int columns = options->columns != 0 ? options->columns : room == 0 ? 72 : std::clamp(room - kLabels, 10, 72);
     for (const std::string& file : options->files) {
-      const Curve curve = read_curve(file, options->event);
-      std::printf("%s: %s loss %.4f -> %.4f\n%s", file.c_str(), options->event.c_str(), curve.losses.front(),
-                  curve.losses.back(), draw(curve, columns, options->rows).c_str());
+      const ReportSeries curve = read_curve(file, options->event);
+      std::printf("%s: %s loss %.4f -> %.4f\n%s", file.c_str(), options->event.c_str(), curve.values.front(),
+                  curve.values.back(), draw(curve, columns, options->rows).c_str());
     }
   });
 }

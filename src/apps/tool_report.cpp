@@ -158,18 +158,15 @@ std::string charts(const std::vector<ReportRun>& runs) {
 }
 
 std::string event_key(const std::vector<ReportRun>& runs) {
-  static constexpr std::pair<ReportEvent::Kind, const char*> kKinds[] = {
-      {ReportEvent::Kind::kSave, "checkpoint"},      {ReportEvent::Kind::kSpike, "loss spike"},
-      {ReportEvent::Kind::kSkipped, "skipped step"}, {ReportEvent::Kind::kStop, "stop"},
-      {ReportEvent::Kind::kResume, "resume"},        {ReportEvent::Kind::kFailure, "failure"}};
   std::string text;
-  for (const auto& [kind, name] : kKinds) {
+  for (size_t kind = 0; kind < std::size(kReportEvents); ++kind) {
     int64_t count = 0;
     for (const ReportRun& run : runs)
-      count +=
-          std::count_if(run.events.begin(), run.events.end(), [&](const auto& event) { return event.kind == kind; });
+      count += std::count_if(run.events.begin(), run.events.end(),
+                             [&](const auto& event) { return static_cast<size_t>(event.kind) == kind; });
     if (count > 0)
-      text += fmt::format(R"(<span><svg viewBox="0 0 10 18">{}</svg>{} ({})</span> )", event_mark(kind, 5, 1, 17), name,
+      text += fmt::format(R"(<span><svg viewBox="0 0 10 18">{}</svg>{} ({})</span> )",
+                          event_mark(static_cast<ReportEvent::Kind>(kind), 5, 1, 17), kReportEvents[kind].name,
                           format_count(count));
   }
   return text.empty() ? "" : "<p class=\"key\">Marks: " + text + "</p>\n";
@@ -247,7 +244,7 @@ void add_report_tool(CLI::App& app) {
     if (options->runs.size() > kMostReportRuns)
       throw ConfigError(fmt::format("report: {} runs; a page shows at most {}", options->runs.size(), kMostReportRuns));
     std::vector<ReportRun> runs;
-    for (const std::string& path : options->runs) runs.push_back(read_report_run(path));
+    for (const std::string& path : options->runs) runs.push_back(read_report_run(path, /*with_config=*/true));
     const std::string page = report_page(runs);
     write_output(options->output, page);
     std::printf("%zu run%s, page: %s (%s)\n", runs.size(), runs.size() == 1 ? "" : "s", options->output.c_str(),

@@ -1,13 +1,20 @@
-// `trireme tokenizer`: encode and decode; train is in tool_tokenizer_train.cpp.
+// `trireme tokenizer`: train (sentencepiece models and byte-level BPE), encode and decode.
 #include "tools.h"
 
+#include "data/prepare/sentencepiece_train.h"
+#include "data/text_file.h"
+#include "data/tokenizer/byte_level_tokenizer.h"
+#include "data/tokenizer/byte_level_train.h"
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/base/time.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <charconv>
+
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -42,11 +49,9 @@ void encode(const EncodeArguments& arguments) {
 std::vector<int32_t> parse_ids(const std::vector<std::string>& words) {
   std::vector<int32_t> ids;
   for (const std::string& word : words) {
-    int32_t id = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (error != std::errc{} || end != word.data() + word.size())
-      throw ConfigError(fmt::format("'{}' is not a token id: expected integers", word));
-    ids.push_back(id);
+    const auto id = parse_whole<int32_t>(word);
+    if (!id) throw ConfigError(fmt::format("'{}' is not a token id: expected integers", word));
+    ids.push_back(*id);
   }
   return ids;
 }
@@ -64,13 +69,165 @@ void decode(const std::string& model, bool specials, const std::vector<std::stri
   }
 }
 
+struct TrainArguments {
+  TokenizerTraining sentencepiece;
+  ByteLevelTraining byte_level;
+  std::vector<std::string> specials;
+  std::string format, output, field = "text";
+};
+
+struct TextCounts {
+  int64_t texts = 0, bytes = 0, dropped = 0;
+  std::string first_dropped;
+};
+
+/// Texts of a file that are UTF-8: a plain text file is one text, without its lines that are not UTF-8.
+void add_texts(const std::filesystem::path& path, const std::string& field, ByteLevelTrainer& trainer,
+               TextCounts& counts) {
+  const auto add = [&](std::string_view text) {
+    if (text.empty()) return;
+    ++counts.texts;
+    counts.bytes += static_cast<int64_t>(text.size());
+    trainer.add(text);
+  };
+  const auto drop = [&](const std::string& place) {
+    if (counts.dropped++ == 0) counts.first_dropped = place;
+  };
+  const std::string extension = path.extension().string();
+  if (extension == ".jsonl" || extension == ".ndjson" || extension == ".parquet")
+    return for_each_document(path, DocumentUnit::kFile, field, [&](const Document& document) {
+      is_valid_utf8(document.text) ? add(document.text) : drop(document_place(path, document));
+    });
+  const MappedFile file(path, ExitCode::kData);
+  std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  refuse_wide_text(path, rest);
+  for (int64_t line = 1; !rest.empty();) {
+    const size_t good = valid_utf8_prefix(rest);
+    if (good == rest.size()) return add(rest);
+    const size_t begin = rest.substr(0, good).rfind('\n') + 1;  // of the bad line; npos + 1 = 0
+    line += std::count(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(begin), '\n');
+    add(rest.substr(0, begin));
+    drop(fmt::format("{}:{}", path.string(), line));
+    ++line;
+    rest.remove_prefix(std::min(rest.find('\n', good), rest.size() - 1) + 1);
+  }
+}
+
+void train_byte_level(const TrainArguments& arguments) {
+  const double start = steady_seconds();
+  const std::filesystem::path output = arguments.output;
+  ByteLevelTrainer trainer(arguments.byte_level);
+  make_directories(output);
+  TextCounts counts;
+  for (const auto& path : arguments.sentencepiece.inputs) add_texts(path, arguments.field, trainer, counts);
+  if (counts.texts == 0)
+    throw DataError(fmt::format("no text to train on: the input has no UTF-8 text ({} dropped)", counts.dropped));
+  std::fputs(fmt::format("{} different words in {}; merging …\n", format_count(trainer.words()),
+                         format_bytes(static_cast<double>(counts.bytes)))
+                 .c_str(),
+             stderr);
+  const ByteLevelModel model = trainer.train();
+  const std::string json = tokenizer_json(model);
+  const Tokenizer check(std::make_unique<ByteLevelTokenizer>(parse_tokenizer_json(json, output), output));
+  write_file_atomic(output / "vocab.json", vocab_json(model));
+  write_file_atomic(output / "merges.txt", merges_txt(model));
+  write_file_atomic(output / "tokenizer_config.json", byte_level_config_json(model, 0));
+  write_file_atomic(output / "tokenizer.json", json);
+  fmt::print("{}: tokenizer.json, vocab.json and merges.txt: {} tokens, {} merges, from {} in {}\n", arguments.output,
+             format_count(check.vocab_size()), format_count(static_cast<int64_t>(model.merges.size())),
+             format_bytes(static_cast<double>(counts.bytes)), format_duration(steady_seconds() - start));
+  if (check.vocab_size() < arguments.byte_level.vocab_size)
+    fmt::print("fewer tokens than the {} asked for: no other pair of tokens comes {} times or more\n",
+               format_count(arguments.byte_level.vocab_size), std::max<int64_t>(1, arguments.byte_level.min_frequency));
+  if (counts.dropped > 0)
+    fmt::print("skipped {} not encoded in UTF-8, the first at {}\n",
+               counted(counts.dropped, "line or document", "lines or documents"), counts.first_dropped);
+  if (trainer.long_words() > 0)
+    fmt::print("skipped {} of more than {} bytes\n", counted(trainer.long_words(), "word"), kMaxTrainingWord);
+}
+
+void train_sentencepiece(const TrainArguments& arguments) {
+  const TokenizerTraining& training = arguments.sentencepiece;
+  const double start = steady_seconds();
+  std::fputs(
+      fmt::format("training a {} vocabulary of {} on {} file{} …\n", training.model_type,
+                  format_count(training.vocab_size), training.inputs.size(), training.inputs.size() == 1 ? "" : "s")
+          .c_str(),
+      stderr);
+  if (const std::filesystem::path output = arguments.output; output.has_parent_path())
+    make_directories(output.parent_path());
+  AtomicFile file(arguments.output);  // opened before the training, to fail early if it cannot be written
+  const TrainedTokenizer trained = train_tokenizer(training);
+  const Tokenizer check(trained.serialized_model, arguments.output);  // checks that the result can be loaded
+  file.write(trained.serialized_model);
+  file.commit();
+  fmt::print("{}: {} pieces from {} ({}) in {}\n", arguments.output, format_count(check.vocab_size()),
+             counted(trained.lines, "line"), format_bytes(static_cast<double>(trained.bytes)),
+             format_duration(steady_seconds() - start));
+  if (trained.invalid_lines > 0)
+    fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(trained.invalid_lines, "line"),
+               trained.first_invalid);
+  if (trained.long_lines > 0)
+    fmt::print("skipped {} of more than {}\n", counted(trained.long_lines, "line"),
+               format_bytes(static_cast<double>(kMaxTrainingLine)));
+}
+
+void train(TrainArguments arguments) {
+  const bool model_file = std::filesystem::path(arguments.output).extension() == ".model";
+  if (arguments.format.empty()) arguments.format = model_file ? "sentencepiece" : "byte-level";
+  if (arguments.format == "sentencepiece") {
+    if (!arguments.specials.empty())
+      throw ConfigError("--special is for --format byte-level: Llama's pieces are fixed");
+    return train_sentencepiece(arguments);
+  }
+  if (arguments.sentencepiece.model_type != "bpe")
+    throw ConfigError(fmt::format("--type {}: --format byte-level has bpe only", arguments.sentencepiece.model_type));
+  if (model_file)
+    throw ConfigError(
+        fmt::format("--output {}: byte-level BPE is a directory of files, not a .model file", arguments.output));
+  arguments.byte_level.vocab_size = arguments.sentencepiece.vocab_size;
+  if (!arguments.specials.empty()) arguments.byte_level.specials = arguments.specials;
+  train_byte_level(arguments);
+}
+
+void add_trainer(CLI::App& tool) {
+  auto arguments = std::make_shared<TrainArguments>();
+  TokenizerTraining& training = arguments->sentencepiece;
+  CLI::App* trainer = tool.add_subcommand(
+      "train",
+      "Train a tokenizer: a sentencepiece model with Llama's settings (unk 0, bos 1, eos 2, byte fallback, digits "
+      "split, no normalisation), or byte-level BPE as GPT-2 has it (tokenizer.json, vocab.json and merges.txt)");
+  trainer->add_option("--input", training.inputs, "UTF-8 text files; byte-level BPE takes .jsonl and .parquet too")
+      ->required();
+  trainer->add_option("--vocab-size", training.vocab_size, "Number of tokens, with bytes and special tokens")
+      ->required();
+  trainer->add_option("--output", arguments->output, "What to write: NAME.model, or a directory for byte-level BPE")
+      ->required();
+  trainer->add_option("--format", arguments->format, "Default: sentencepiece if --output ends in .model")
+      ->check(CLI::IsMember({"sentencepiece", "byte-level"}));
+  trainer->add_option("--type,--model-type", training.model_type, "bpe or unigram (default bpe)");
+  trainer->add_option("--special", arguments->specials, "Byte-level: special tokens (default <|endoftext|>)")
+      ->allow_extra_args(false);
+  trainer
+      ->add_option("--min-frequency", arguments->byte_level.min_frequency,
+                   "Byte-level: how often a pair must come to be merged")
+      ->capture_default_str();
+  trainer->add_option("--pattern", arguments->byte_level.pattern, "Byte-level: words as gpt2, llama3 or qwen2 cut them")
+      ->capture_default_str();
+  trainer->add_option("--field", arguments->field, "Byte-level: the field with the text in .jsonl and .parquet")
+      ->capture_default_str();
+  trainer->add_option("--threads", training.threads, "Sentencepiece: threads (default: one per core)");
+  trainer->add_flag("--verbose", training.verbose, "Sentencepiece: show its own log");
+  trainer->callback([arguments] { train(*arguments); });
+}
+
 }  // namespace
 
 void add_tokenizer_tool(CLI::App& app) {
   CLI::App* tool = app.add_subcommand("tokenizer", "Train and try tokenizers: sentencepiece and byte-level BPE");
   tool->require_subcommand(1);
 
-  add_tokenizer_train_tool(*tool);
+  add_trainer(*tool);
 
   auto encoding = std::make_shared<EncodeArguments>();
   CLI::App* encoder = tool->add_subcommand("encode", "Print the token ids of a text");

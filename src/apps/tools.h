@@ -12,13 +12,16 @@ namespace trireme {
 
 /// fp32, bf16 or fp16, or config.json's words; ConfigError, which begins with the name of the tool, for others.
 DType dtype_option(const char* tool, const std::string& word);
+/// WriteError if --output holds a model, which only --force replaces, or is the directory of `source`, if one is given.
+void require_model_output(const char* tool, const std::string& output, bool force, const std::string& source = "");
 /// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
 void write_output(const std::string& path, const std::string& content);
+/// The first characters of a text on one line.
+std::string excerpt(const std::string& text, size_t characters = 200);
 
 void add_init_model_tool(CLI::App& app);        // tool_init_model.cpp
 void add_model_tool(CLI::App& app);             // tool_model.cpp
 void add_tokenizer_tool(CLI::App& app);         // tool_tokenizer.cpp
-void add_tokenizer_train_tool(CLI::App& tool);  // tool_tokenizer_train.cpp
 void add_data_tool(CLI::App& app);              // tool_data.cpp
 void add_bert_data_tool(CLI::App& data);        // tool_data_bert.cpp: `data bert`
 void add_chat_data_tool(CLI::App& data);        // tool_data_chat.cpp: `data chat`

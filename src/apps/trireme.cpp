@@ -5,9 +5,8 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
-#include "trireme/cli/help.h"
 #include "trireme/cli/interface.h"
-#include "trireme/cli/problem.h"
+#include "trireme/formats/huggingface/staged_model.h"
 #include "trireme/train/training_program.h"
 #include "trireme/version.h"
 
@@ -24,6 +23,15 @@ namespace trireme {
 DType dtype_option(const char* tool, const std::string& word) {
   if (const auto type = parse_compute_dtype(word)) return *type;
   throw ConfigError(fmt::format("{}: --dtype is '{}'; choose fp32, bf16 or fp16", tool, word));
+}
+
+void require_model_output(const char* tool, const std::string& output, bool force, const std::string& source) {
+  if (!force && holds_model(output))
+    throw WriteError(
+        fmt::format("{}: {} already holds a model; choose another directory or add --force", tool, output));
+  std::error_code ignored;
+  if (!source.empty() && std::filesystem::equivalent(output, source, ignored))
+    throw WriteError(fmt::format("{}: --output is the model's own directory", tool));
 }
 
 void write_output(const std::string& path, const std::string& content) {
@@ -43,22 +51,13 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", version);
   trireme::add_interface_option(app, {version, {}, {}});
   app.require_subcommand(1);
-  trireme::add_init_model_tool(app);
-  trireme::add_model_tool(app);
-  trireme::add_tokenizer_tool(app);
-  trireme::add_data_tool(app);
+  for (const auto add :
+       {trireme::add_init_model_tool, trireme::add_model_tool, trireme::add_tokenizer_tool, trireme::add_data_tool,
+        trireme::add_adapter_tool, trireme::add_checkpoint_tool, trireme::add_generate_tool, trireme::add_config_tool,
+        trireme::add_launch_tool, trireme::add_plot_tool, trireme::add_profile_tool, trireme::add_report_tool,
+        trireme::add_simulate_tool, trireme::add_calibrate_tool, trireme::add_doctor_tool})
+    add(app);
   trireme::add_data_verify_tool(*app.get_subcommand("data"));
-  trireme::add_adapter_tool(app);
-  trireme::add_checkpoint_tool(app);
-  trireme::add_generate_tool(app);
-  trireme::add_config_tool(app);
-  trireme::add_launch_tool(app);
-  trireme::add_plot_tool(app);
-  trireme::add_profile_tool(app);
-  trireme::add_report_tool(app);
-  trireme::add_simulate_tool(app);
-  trireme::add_calibrate_tool(app);
-  trireme::add_doctor_tool(app);
   trireme::refuse_endless_numbers(app);
   try {
     app.parse(argc, argv);

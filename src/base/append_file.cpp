@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 namespace trireme {
 
@@ -39,10 +38,9 @@ void AppendFile::write(std::string record) {
     return;
   }
   if (!failing_)
-    log_warn(
-        fmt::format("cannot write to {}: {}. The run goes on; its {} are kept in memory and written when there "
-                    "is room again",
-                    path_.string(), std::strerror(errno), records_));
+    log_warn(fmt::format(
+        "cannot write to {}: {}. The run goes on; its {} are kept in memory and written when there is room again",
+        path_.string(), std::strerror(errno), records_));
   failing_ = true;
   kept_ = waiting_.size();
 }

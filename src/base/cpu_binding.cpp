@@ -1,13 +1,13 @@
 #include "trireme/base/cpu_binding.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -25,17 +25,10 @@ std::optional<int> number_in(const std::filesystem::path& file) {
   return value;
 }
 
-std::optional<int> parsed_int(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 /// Names like cpu12: the number.
 std::optional<int> suffix(const std::string& name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return std::nullopt;
-  return parsed_int(std::string_view(name).substr(prefix.size()));
+  return parse_whole<int>(std::string_view(name).substr(prefix.size()));
 }
 
 /// GPUs of local ranks: CUDA_VISIBLE_DEVICES where it is a list of numbers.
@@ -44,7 +37,7 @@ int device_of(int local_rank) {
   if (visible == nullptr) return local_rank;
   const std::vector<std::string> devices = split(visible, ',');
   if (local_rank >= static_cast<int>(devices.size())) return local_rank;
-  return parsed_int(devices[static_cast<size_t>(local_rank)]).value_or(local_rank);
+  return parse_whole<int>(devices[static_cast<size_t>(local_rank)]).value_or(local_rank);
 }
 
 std::string ranges(const std::vector<int>& ids) {
@@ -80,7 +73,7 @@ CpuBinding parse_cpu_binding(const std::string& text) {
     } else if (key == "balanced") {
       binding.balanced = word(key, value, {"true", "false"}) == "true";
     } else if (key == "min_cores" || key == "max_cores") {
-      const auto count = parsed_int(value);
+      const auto count = parse_whole<int>(value);
       if (key == "max_cores" && value == "null") {
         binding.max_cores = std::nullopt;
       } else if (!count || *count < 1) {
@@ -207,8 +200,8 @@ std::vector<std::vector<int>> assign_cpus(const CpuBinding& binding, const std::
 }
 
 std::optional<std::string> bind_cpus(int local_rank, int local_world_size) {
-  const char* text = std::getenv("TRIREME_NUMA_MAPPING");
-  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string text = environment("TRIREME_NUMA_MAPPING");
+  if (text.empty()) return std::nullopt;
   const CpuBinding binding = parse_cpu_binding(text);
   cpu_set_t set;
   std::vector<int> allowed;

@@ -1,10 +1,9 @@
 #include "trireme/base/cuda_libraries.h"
+#include "trireme/base/process.h"
 
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <stdexcept>
-#include <string_view>
 
 namespace trireme {
 
@@ -23,8 +22,7 @@ void* load(const char* library, std::string& problem) {
 std::string load_cuda_libraries() {
   std::string problem;
 #ifdef TRIREME_WITH_CUDA
-  const char* device = std::getenv("TRIREME_DEVICE");
-  if (device != nullptr && std::string_view(device) == "cpu") return {};
+  if (environment("TRIREME_DEVICE") == "cpu") return {};
   if (load("libcuda.so.1", problem) == nullptr) return {};  // no driver, no GPU
   problem.clear();
   load("libtorch_cuda.so", problem);

@@ -9,59 +9,37 @@
 
 namespace trireme {
 
-size_t dtype_size(DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-    case DType::kU8:
-    case DType::kI8:
-    case DType::kF8E4M3:
-    case DType::kF8E5M2: return 1;
-    case DType::kU16:
-    case DType::kI16:
-    case DType::kF16:
-    case DType::kBF16: return 2;
-    case DType::kU32:
-    case DType::kI32:
-    case DType::kF32: return 4;
-    case DType::kU64:
-    case DType::kI64:
-    case DType::kF64: return 8;
-  }
-  TRIREME_CHECK(false, "dtype ", static_cast<int>(dtype));
-  return 0;
+namespace {
+
+struct TypeFacts {
+  DType dtype;
+  const char* name;
+  size_t size;
+  bool is_float;
+};
+constexpr TypeFacts kTypes[] = {
+    {DType::kBool, "BOOL", 1, false},     {DType::kU8, "U8", 1, false},         {DType::kI8, "I8", 1, false},
+    {DType::kU16, "U16", 2, false},       {DType::kI16, "I16", 2, false},       {DType::kU32, "U32", 4, false},
+    {DType::kI32, "I32", 4, false},       {DType::kU64, "U64", 8, false},       {DType::kI64, "I64", 8, false},
+    {DType::kF8E4M3, "F8_E4M3", 1, true}, {DType::kF8E5M2, "F8_E5M2", 1, true}, {DType::kF16, "F16", 2, true},
+    {DType::kBF16, "BF16", 2, true},      {DType::kF32, "F32", 4, true},        {DType::kF64, "F64", 8, true}};
+
+const TypeFacts& facts(DType dtype) {
+  const auto& found = kTypes[static_cast<size_t>(dtype)];
+  TRIREME_CHECK(found.dtype == dtype, "dtype ", static_cast<int>(dtype));
+  return found;
 }
 
-bool dtype_is_float(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E4M3:
-    case DType::kF8E5M2:
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kF32:
-    case DType::kF64: return true;
-    default: return false;
-  }
-}
+}  // namespace
 
-const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::kBool: return "BOOL";
-    case DType::kU8: return "U8";
-    case DType::kI8: return "I8";
-    case DType::kU16: return "U16";
-    case DType::kI16: return "I16";
-    case DType::kU32: return "U32";
-    case DType::kI32: return "I32";
-    case DType::kU64: return "U64";
-    case DType::kI64: return "I64";
-    case DType::kF8E4M3: return "F8_E4M3";
-    case DType::kF8E5M2: return "F8_E5M2";
-    case DType::kF16: return "F16";
-    case DType::kBF16: return "BF16";
-    case DType::kF32: return "F32";
-    case DType::kF64: return "F64";
-  }
-  return "?";
+size_t dtype_size(DType dtype) { return facts(dtype).size; }
+bool dtype_is_float(DType dtype) { return facts(dtype).is_float; }
+const char* dtype_name(DType dtype) { return facts(dtype).name; }
+
+std::optional<DType> parse_dtype(std::string_view name) {
+  for (const TypeFacts& type : kTypes)
+    if (name == type.name) return type.dtype;
+  return std::nullopt;
 }
 
 const char* torch_dtype_name(DType dtype) {

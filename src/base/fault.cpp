@@ -1,20 +1,19 @@
 #include "trireme/base/fault.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,10 +35,7 @@ struct Fault {
 template <class Number>
 std::optional<Number> number_after(std::string_view text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return std::nullopt;
-  Number value{};
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data() + prefix.size(), end, value);
-  return error == std::errc() && stop == end ? std::optional(value) : std::nullopt;
+  return parse_whole<Number>(text.substr(prefix.size()));
 }
 
 [[noreturn]] void refuse(const std::string& text, const char* why) {
@@ -101,8 +97,8 @@ std::unique_ptr<Fault> parse(const std::string& text) {
 
 std::vector<std::unique_ptr<Fault>> parse_all() {
   std::vector<std::unique_ptr<Fault>> faults;
-  const char* variable = std::getenv("TRIREME_FAULT");
-  if (variable == nullptr || *variable == '\0') return faults;
+  const std::string variable = environment("TRIREME_FAULT");
+  if (variable.empty()) return faults;
   for (const std::string& text : split(variable, ',')) faults.push_back(parse(text));
   return faults;
 }

@@ -95,6 +95,32 @@ void make_directories(const std::filesystem::path& path) {
                                  error ? error.message() : "a file of this name exists"));
 }
 
+std::vector<std::filesystem::path> files_of(const std::vector<std::filesystem::path>& inputs, std::string_view prefix,
+                                            std::string_view suffix, const std::string& expected) {
+  std::vector<std::filesystem::path> files;
+  for (const std::filesystem::path& input : inputs) {
+    std::error_code error;
+    if (!std::filesystem::is_directory(input, error)) {
+      files.push_back(input);
+      continue;
+    }
+    const size_t before = files.size();
+    std::filesystem::directory_iterator entry(input, error);
+    for (const std::filesystem::directory_iterator end; !error && entry != end; entry.increment(error)) {
+      const std::string name = entry->path().filename().string();
+      if (name.starts_with(prefix) && name.ends_with(suffix) && name.find(".tmp-") == std::string::npos &&
+          !std::filesystem::is_directory(entry->path()))
+        files.push_back(entry->path());
+    }
+    if (error) throw DataError(fmt::format("{} cannot be listed: {}", input.string(), error.message()));
+    if (files.size() == before)
+      throw DataError(fmt::format("{} holds no files named {}*{}{}", input.string(), prefix, suffix, expected));
+  }
+  std::sort(files.begin(), files.end(),
+            [](const auto& a, const auto& b) { return std::pair(a.filename(), a) < std::pair(b.filename(), b); });
+  return files;
+}
+
 std::filesystem::path tidy_path(const std::filesystem::path& path) {
   std::error_code error;
   const std::filesystem::path normal = path.lexically_normal();

@@ -8,12 +8,16 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <mutex>
+#include <thread>
 
 namespace trireme {
 
@@ -37,6 +41,11 @@ std::string host_identity() {
   return host_name() + ' ' + boot;
 }
 
+std::string environment(const char* variable, const char* otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr || *value == '\0' ? otherwise : value;
+}
+
 double positive_seconds(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
   if (text == nullptr) return otherwise;
@@ -45,6 +54,37 @@ double positive_seconds(const char* variable, double otherwise) {
   if (end == text || *end != '\0' || !(seconds > 0) || seconds > 1e6)
     throw ConfigError(fmt::format("{}='{}' is not a number of seconds between 0 and 1e6", variable, text));
   return seconds;
+}
+
+void parallel_for(size_t count, unsigned threads, const std::function<void(size_t)>& work) {
+  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
+  std::atomic<size_t> next = 0;
+  std::atomic<bool> failed = false;
+  std::mutex mutex;
+  size_t failed_index = count;
+  std::exception_ptr error;
+  const auto run = [&] {
+    while (!failed) {
+      const size_t i = next++;
+      if (i >= count) return;
+      try {
+        work(i);
+      } catch (...) {
+        const std::scoped_lock lock(mutex);
+        failed = true;
+        if (i < failed_index) {
+          failed_index = i;
+          error = std::current_exception();
+        }
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> workers;
+    for (size_t i = 1; i < std::min<size_t>(threads, count); ++i) workers.emplace_back(run);
+    run();
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 size_t terminal_columns() {

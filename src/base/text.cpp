@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 namespace trireme {
@@ -99,13 +98,16 @@ std::string format_exact(double value) {
   return fmt::format("{}", value);  // fmt prints the shortest text that reads back the same
 }
 
+std::string python_number(double value) {
+  const std::string text = format_exact(value);
+  return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
+}
+
 namespace {
 
 std::optional<double> parse_number(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
-  return value;
+  const auto value = parse_whole<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 }  // namespace
@@ -118,16 +120,16 @@ std::optional<double> parse_fraction(std::string_view text) {
   return *numerator / *denominator;
 }
 
+size_t character_count(std::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues_character(c); }));
+}
+
 std::string wrap(std::string_view text, size_t width, size_t indent) {
-  const auto characters = [](std::string_view word) {
-    return static_cast<size_t>(std::count_if(word.begin(), word.end(),
-                                             [](char c) { return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u; }));
-  };
   const std::string margin = "\n" + std::string(indent, ' ');
   std::string result;
   size_t column = indent;
   for (const std::string& word : split(text, ' ')) {
-    const size_t length = characters(word);
+    const size_t length = character_count(word);
     if (column > indent && column + 1 + length > width) {
       result += margin;
       column = indent;
@@ -173,6 +175,12 @@ size_t valid_utf8_prefix(std::string_view text) {
     i += extra + 1;
   }
   return i;
+}
+
+std::string lower(std::string text) {
+  for (char& c : text)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return text;
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {

@@ -1,11 +1,10 @@
-#include "trireme/cli/help.h"
+#include "trireme/cli/interface.h"
 
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include <set>
 #include <string>
 #include <vector>
 

@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <memory>
 #include <utility>
 
 namespace trireme {

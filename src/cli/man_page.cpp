@@ -77,8 +77,7 @@ std::string man_page(const std::vector<InterfaceCommand>& commands, const Interf
   if (!notes.configuration.empty()) page += fmt::format(".SH CONFIGURATION\n.nf\n{}\n.fi\n", roff(notes.configuration));
   page +=
       ".SH EXIT STATUS\n0 when done; share/trireme/docs/errors.md lists the others. The last line on standard error "
-      "says "
-      "what failed, where, and what to try.\n";
+      "says what failed, where, and what to try.\n";
   return page;
 }
 

@@ -1,4 +1,4 @@
-#include "trireme/cli/problem.h"
+#include "trireme/cli/interface.h"
 
 #include "trireme/base/text.h"
 

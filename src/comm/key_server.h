@@ -5,7 +5,6 @@
 #include "trireme/comm/greeting_queue.h"
 
 #include <atomic>
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>

@@ -2,6 +2,7 @@
 
 #include "store_world.h"
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
@@ -26,9 +27,8 @@ template <class Integer = int>
 std::optional<Integer> integer(const Lookup& get, const char* name) {
   const auto text = variable(get, name);
   if (!text) return std::nullopt;
-  Integer value = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || end != text->data() + text->size() || value < 0)
+  const auto value = parse_whole<Integer>(*text);
+  if (!value || *value < 0)
     throw ConfigError(fmt::format("environment variable {}='{}' is not a non-negative integer", name, *text));
   return value;
 }

@@ -1,6 +1,5 @@
-#include "self_communicator.h"
-
 #include "trireme/base/error.h"
+#include "trireme/comm/communicator.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

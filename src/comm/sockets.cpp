@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -67,12 +66,8 @@ std::string address_text(const sockaddr* address) {
   return inet_ntop(AF_INET6, &six.sin6_addr, text.data(), text.size());
 }
 
-struct InterfaceAddress {
-  std::string interface, address;
-  bool loopback = false;
-};
+}  // namespace
 
-/// Addresses of interfaces that are up; IPv4 first.
 std::vector<InterfaceAddress> interface_addresses() {
   std::vector<InterfaceAddress> found;
   ifaddrs* list = nullptr;
@@ -89,6 +84,8 @@ std::vector<InterfaceAddress> interface_addresses() {
   freeifaddrs(list);
   return found;
 }
+
+namespace {
 
 int bound_socket(SocketAddress address, bool both_families) {
   const int fd = socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -233,9 +230,8 @@ std::string address_towards(const std::string& other) {
 }
 
 std::optional<ListenOverride> listen_override() {
-  const char* value = std::getenv("TRIREME_LISTEN");
-  if (value == nullptr || *value == '\0') return std::nullopt;
-  const std::string text = value;
+  const std::string text = environment("TRIREME_LISTEN");
+  if (text.empty()) return std::nullopt;
   if (text == "all") return ListenOverride{};
   std::vector<std::string> known = {"all"};
   for (const InterfaceAddress& at : interface_addresses()) {

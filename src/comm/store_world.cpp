@@ -14,14 +14,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace trireme {
 
@@ -181,17 +178,11 @@ constexpr const char* kRank0 = "trireme/rank_0";
 constexpr double kStaleSeconds = 2;
 
 /// PyTorch's rule: MASTER_PORT is a store that the agent serves, and rank 0 does not listen there.
-bool agent_serves_port() {
-  const char* value = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  return value != nullptr && std::string_view(value) == "True";
-}
+bool agent_serves_port() { return environment("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
 
 /// Equal on the ranks of one job, different in other jobs.
 std::string job_identity(const Launch& launch) {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value == nullptr ? "-" : value);
-  };
+  const auto variable = [](const char* name) { return environment(name, "-"); };
   if (launch.kind == Launch::Kind::kSlurm)
     return fmt::format("{} ranks, Slurm step {}.{}", launch.world_size, variable("SLURM_JOB_ID"),
                        variable("SLURM_STEP_ID"));

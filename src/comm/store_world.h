@@ -8,7 +8,6 @@
 #include "trireme/comm/launch.h"
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>

@@ -3,16 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <map>
 #include <optional>
-#include <string_view>
 
 #include "rules.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -140,11 +139,6 @@ const std::vector<Fixed> kCommon = {{"model.vocab_size", {"null"}},
                                     {"optimizer.decay_norms", {"false"}},
                                     {"train.on_spike", {"report"}}};
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 const Benchmark* benchmark_of(const Config& config, const ProgramKeys& program) {
   if (program.name.empty() || !config.logging.mlperf || !program.features.has(Feature::kMlperfLog)) return nullptr;
   if (program.features.has(Feature::kPackedRows)) return &kBert;
@@ -159,15 +153,8 @@ std::optional<bool> closed_division(const Benchmark& benchmark) {
   return std::nullopt;
 }
 
-std::optional<double> number_of(const std::string& text) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, value);
-  return read.ec == std::errc() && read.ptr == end ? std::optional(value) : std::nullopt;
-}
-
 bool same_value(const std::string& one, const std::string& other) {
-  const auto a = number_of(one), b = number_of(other);
+  const auto a = parse_whole<double>(one), b = parse_whole<double>(other);
   return a && b ? *a == *b : one == other;
 }
 

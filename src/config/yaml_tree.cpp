@@ -6,9 +6,7 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <optional>
 #include <sstream>
 
 #include "trireme/base/text.h"
@@ -195,10 +193,7 @@ bool looks_like_number(std::string_view text) {
 template <class Value>
 std::optional<Value> number_of(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
-  Value value;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return parse_whole<Value>(text);
 }
 
 std::string did_you_mean_this(const std::string& text) { return fmt::format(" Did you mean '{}'?", text); }
@@ -261,10 +256,8 @@ std::optional<double> read_number(const YamlNode& node, std::string& hint) {
 
 std::optional<bool> read_bool(const YamlNode& node, std::string& hint) {
   if (node.kind != YamlNode::Kind::kScalar) return std::nullopt;
-  std::string text = node.text;
-  if (!node.quoted && (text == "true" || text == "false")) return text == "true";
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  if (!node.quoted && (node.text == "true" || node.text == "false")) return node.text == "true";
+  const std::string text = lower(node.text);
   for (const char* yes : {"true", "yes", "on", "y", "1"})
     if (text == yes) hint = did_you_mean_this("true");
   for (const char* no : {"false", "no", "off", "n", "0"})

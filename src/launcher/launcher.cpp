@@ -3,6 +3,7 @@
 #include "slurm_script.h"
 #include "trireme/base/cpu_binding.h"
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -35,11 +36,8 @@ const std::map<std::string, std::string>& other_stages() {
 }
 
 bool is_true(const char* variable) {
-  const char* text = std::getenv(variable);
-  std::string lower;
-  for (; text != nullptr && *text != '\0'; ++text)
-    lower += *text >= 'A' && *text <= 'Z' ? static_cast<char>(*text - 'A' + 'a') : *text;
-  return lower == "true" || lower == "t" || lower == "1";
+  const std::string word = lower(environment(variable));
+  return word == "true" || word == "t" || word == "1";
 }
 
 std::string text_of(const ConfNode& root, const std::string& key) {
@@ -117,7 +115,7 @@ Launcher::Launcher(const std::filesystem::path& config, const std::vector<std::s
   problems.throw_if_any(source_);
   notes_ = composition.notes;
   ConfResolver resolver(composition, problems);
-  root_.kind = Kind::kMap;
+  root_ = ConfNode(Kind::kMap);
   for (const char* key :
        {"stages", "cluster_type", "cluster", "launcher_scripts_path", "data_dir", "base_results_dir",
         "container_mounts", "container", "env_vars", "numa_mapping", "wandb_api_key_file", "training_config"})
@@ -160,8 +158,7 @@ Launcher::Launcher(const std::filesystem::path& config, const std::vector<std::s
   imported_ = import_nemo(training_, source_, import);
   if (settings_.tokenizer && imported_.model && !imported_.tokenizer)
     notes_.push_back(
-        fmt::format("the tokenizer's files are not here: the model has {} tokens, and the results have no "
-                    "tokenizer",
+        fmt::format("the tokenizer's files are not here: the model has {} tokens, and the results have no tokenizer",
                     imported_.model->vocab_size));
 }
 
@@ -294,11 +291,7 @@ LaunchStage Launcher::stage(size_t index, const std::string& dependency) const {
   stage.folder = parts.folder;
   stage.model_directory = parts.folder / "model";
   ConfNode saved = training_;
-  if (!dependency.empty()) {
-    ConfNode& node = saved.find("run")->at_or_add("dependency");
-    node.kind = Kind::kText;
-    node.text = dependency;
-  }
+  if (!dependency.empty()) saved.find("run")->at_or_add("dependency") = ConfNode(dependency);
   stage.files.emplace_back(parts.folder / (parts.name + "_hydra.yaml"), conf_yaml(saved));
   stage.files.emplace_back(parts.config, imported_.yaml);
 
@@ -330,12 +323,7 @@ LaunchStage Launcher::stage(size_t index, const std::string& dependency) const {
   const ConfNode& cluster = *root_.find("cluster");
   stage.job_name = text_of(cluster, "job_name_prefix") + parts.name;
   SlurmScript script;
-  const auto text = [](const std::string& value) {
-    ConfNode node;
-    node.kind = value.empty() ? Kind::kNull : Kind::kText;
-    node.text = value;
-    return node;
-  };
+  const auto text = [](const std::string& value) { return value.empty() ? ConfNode() : ConfNode(value); };
   for (const ConfEntry& entry : cluster.entries)
     if (entry.key != "job_name_prefix" && entry.key != "srun_args" && entry.key != "stderr_to_stdout")
       script.parameters[entry.key] = entry.value;

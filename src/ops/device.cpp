@@ -3,6 +3,7 @@
 #include "device_backend.h"
 #include "trireme/base/cuda_libraries.h"
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/dispatch.h"
 
@@ -23,15 +24,15 @@
 namespace trireme {
 
 int visible_gpus() {
-  const char* wanted = std::getenv("TRIREME_DEVICE");
-  if (wanted != nullptr && std::string_view(wanted) == "cpu") return 0;
-  if (wanted != nullptr && *wanted != '\0')
+  const std::string wanted = environment("TRIREME_DEVICE");
+  if (wanted == "cpu") return 0;
+  if (!wanted.empty())
     throw ConfigError(fmt::format("TRIREME_DEVICE='{}' is not 'cpu'; unset it to use the GPUs", wanted));
 #ifdef TRIREME_WITH_CUDA
   if (const std::string& problem = cuda_libraries_problem(); !problem.empty())
     throw ConfigError(
-        fmt::format("LibTorch's CUDA library cannot be loaded: {}: install LibTorch with its CUDA wheels "
-                    "again, or set TRIREME_DEVICE=cpu",
+        fmt::format("LibTorch's CUDA library cannot be loaded: {}: install LibTorch with its CUDA wheels again, or set "
+                    "TRIREME_DEVICE=cpu",
                     problem));
   std::string reason;
   const int found = gpu::count(reason);
@@ -62,8 +63,7 @@ std::optional<std::string> gpu_visibility_problem(const char* visible, int found
   if (found == named) return std::nullopt;
   return fmt::format(
       "CUDA_VISIBLE_DEVICES='{}' names {} GPU{}, and CUDA shows {}{}: name each once, as nvidia-smi -L lists them, or "
-      "set "
-      "TRIREME_DEVICE=cpu",
+      "set TRIREME_DEVICE=cpu",
       visible, named, named == 1 ? "" : "s", found, why);
 }
 

@@ -13,7 +13,6 @@
 #include <functional>
 #include <map>
 #include <string_view>
-#include <utility>
 
 namespace trireme::gpu {
 

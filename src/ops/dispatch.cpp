@@ -1,7 +1,7 @@
 #include "trireme/ops/dispatch.h"
 
-#include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/nn/scalar_type.h"
 
 #include <fmt/format.h>
@@ -22,10 +22,7 @@ namespace trireme {
 namespace {
 
 bool logs_choices() {
-  static const bool logs = [] {
-    const char* value = std::getenv("TRIREME_LOG");
-    return value != nullptr && std::string_view(value).find("dispatch") != std::string_view::npos;
-  }();
+  static const bool logs = environment("TRIREME_LOG").find("dispatch") != std::string::npos;
   return logs;
 }
 

@@ -1,7 +1,5 @@
 #include "trireme/optim/optimizer.h"
 
-#include "trireme/base/error.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>

@@ -1,9 +1,7 @@
 #include "trireme/train/command_line.h"
 
 #include "trireme/base/error.h"
-#include "trireme/cli/help.h"
 #include "trireme/cli/interface.h"
-#include "trireme/cli/problem.h"
 #include "trireme/config/config.h"
 #include "trireme/config/keys.h"
 #include "trireme/train/training_program.h"

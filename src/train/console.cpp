@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <string_view>
 #include <vector>
 
 namespace trireme {
@@ -26,9 +24,7 @@ std::string bar(int64_t done, int64_t total) {
 
 /// Whether the line that the cursor is in can be drawn again.
 bool can_redraw() {
-  const char* kind = std::getenv("TERM");
-  return isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0 && kind != nullptr &&
-         std::string_view(kind) != "dumb" && *kind != '\0';
+  return isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0 && environment("TERM", "dumb") != "dumb";
 }
 
 /// Of the metrics beside the loss those that a line has room for.

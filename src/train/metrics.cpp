@@ -10,8 +10,6 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-#include <optional>
-#include <vector>
 
 namespace trireme {
 

@@ -8,8 +8,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <cstdlib>
-
 namespace trireme {
 
 MlperfLog::MlperfLog(const std::filesystem::path& path) {
@@ -32,19 +30,10 @@ void MlperfLog::write(const char* type, const char* key, const std::string& valu
 void MlperfLog::event(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {
   write("POINT_IN_TIME", key, value, metadata, file, line);
 }
-void MlperfLog::start(const char* key, const Metadata& metadata, int line, const char* file) {
-  write("INTERVAL_START", key, "null", metadata, file, line);
-}
-void MlperfLog::end(const char* key, const Metadata& metadata, int line, const char* file) {
-  write("INTERVAL_END", key, "null", metadata, file, line);
-}
-
-void MlperfLog::start_with(const char* key, const std::string& value, const Metadata& metadata, int line,
-                           const char* file) {
+void MlperfLog::start(const char* key, const Metadata& metadata, const std::string& value, int line, const char* file) {
   write("INTERVAL_START", key, value, metadata, file, line);
 }
-void MlperfLog::end_with(const char* key, const std::string& value, const Metadata& metadata, int line,
-                         const char* file) {
+void MlperfLog::end(const char* key, const Metadata& metadata, const std::string& value, int line, const char* file) {
   write("INTERVAL_END", key, value, metadata, file, line);
 }
 
@@ -53,10 +42,6 @@ namespace {
 /// submission_benchmark … submission_platform, from MLPERF_SUBMISSION_* or defaults.
 void log_submission(MlperfLog& log, const char* benchmark, const MlperfRun& run) {
   const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
-  const auto environment = [](const char* name, const char* fallback) {
-    const char* value = std::getenv(name);
-    return std::string(value != nullptr && *value != '\0' ? value : fallback);
-  };
   log.event("submission_benchmark", quoted(environment("MLPERF_SUBMISSION_BENCHMARK", benchmark)));
   log.event("submission_org", quoted(environment("MLPERF_SUBMISSION_ORG", "Trireme")));
   log.event("submission_division", quoted(run.division));
@@ -209,11 +194,9 @@ class BertEvents final : public MlperfEvents {
                  epoch(block.samples));
   }
   void train_loss(const TrainMetrics&) override {}
-  void start_evaluation(int64_t samples) override {
-    log_.start_with("eval_start", std::to_string(samples), epoch(samples));
-  }
+  void start_evaluation(int64_t samples) override { log_.start("eval_start", epoch(samples), std::to_string(samples)); }
   void end_evaluation(const EvalMetrics& metrics) override {
-    log_.end_with("eval_stop", std::to_string(metrics.samples), epoch(metrics.samples));
+    log_.end("eval_stop", epoch(metrics.samples), std::to_string(metrics.samples));
     log_.event("eval_accuracy", format_exact(metrics.mlm_accuracy.value_or(0)), epoch(metrics.samples));
   }
   void end_run(const char* status, int64_t step, int64_t samples, double samples_per_second) override {

@@ -25,15 +25,11 @@ class MlperfLog {
 
   void event(const char* key, const std::string& json_value, const Metadata& metadata = {}, int line = __builtin_LINE(),
              const char* file = __builtin_FILE());
-  void start(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(),
-             const char* file = __builtin_FILE());
-  void end(const char* key, const Metadata& metadata = {}, int line = __builtin_LINE(),
-           const char* file = __builtin_FILE());
-  /// Logs an event of an interval with a value.
-  void start_with(const char* key, const std::string& json_value, const Metadata& metadata, int line = __builtin_LINE(),
-                  const char* file = __builtin_FILE());
-  void end_with(const char* key, const std::string& json_value, const Metadata& metadata, int line = __builtin_LINE(),
-                const char* file = __builtin_FILE());
+  /// The beginning and the end of an interval, most without a value.
+  void start(const char* key, const Metadata& metadata = {}, const std::string& json_value = "null",
+             int line = __builtin_LINE(), const char* file = __builtin_FILE());
+  void end(const char* key, const Metadata& metadata = {}, const std::string& json_value = "null",
+           int line = __builtin_LINE(), const char* file = __builtin_FILE());
   bool enabled() const { return lines_.is_open(); }
 
  private:

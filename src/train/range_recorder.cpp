@@ -4,7 +4,6 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <atomic>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <vector>

@@ -2,6 +2,7 @@
 
 #include "checkpoint_writer.h"
 #include "data/rows.h"
+#include "models/common/stored.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -157,15 +158,9 @@ void Loader::fill(CheckpointReader& reader) const {
       begin = std::min(shard->begin, shard->unit_numel);
       end = std::min(shard->begin + tensor.numel(), shard->unit_numel);
     }
-    at::Tensor flat = tensor.view({-1});
-    int64_t at = 0;
-    for (const ElementSpan& span : reader.read(stored_kind(kind), shard == nullptr ? "" : shard->name, begin, end)) {
-      // The map is read-only and nothing writes to this tensor.
-      flat.narrow(0, at, span.count)
-          .copy_(at::from_blob(const_cast<std::byte*>(span.data), {span.count},
-                               at::TensorOptions().dtype(tensor.scalar_type())));
-      at += span.count;
-    }
+    const at::Tensor flat = tensor.view({-1});
+    const int64_t at = copy_elements(reader.read(stored_kind(kind), shard == nullptr ? "" : shard->name, begin, end),
+                                     tensor.scalar_type(), flat);
     if (at < flat.numel()) flat.narrow(0, at, flat.numel() - at).zero_();
   }
 }

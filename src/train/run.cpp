@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/stack.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/comm/launch.h"
@@ -24,7 +25,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -35,8 +35,8 @@ namespace {
 
 /// Whether OpenMP's threads sleep while they wait (OMP_WAIT_POLICY).
 bool waits_passively() {
-  const char* policy = std::getenv("OMP_WAIT_POLICY");
-  return policy != nullptr && (std::string_view(policy) == "PASSIVE" || std::string_view(policy) == "passive");
+  const std::string policy = environment("OMP_WAIT_POLICY");
+  return policy == "PASSIVE" || policy == "passive";
 }
 
 constexpr size_t kMostVariables = 8192;
@@ -83,10 +83,9 @@ std::vector<std::string> weight_names(const TrainingTask& task) {
 /// (scripts/slurm/run.sub).
 void start_mlperf(MlperfLog& mlperf) {
   if (!mlperf.enabled()) return;
-  const char* cleared = std::getenv("TRIREME_CACHES_CLEARED");
-  const std::string_view said = cleared == nullptr ? "" : cleared;
+  const std::string said = environment("TRIREME_CACHES_CLEARED");
   if (said == "true" || said == "false")
-    mlperf.event("cache_clear", std::string(said));
+    mlperf.event("cache_clear", said);
   else
     log_info(
         "mllog.log has no cache_clear: whoever starts the run says whether the caches were dropped, by "

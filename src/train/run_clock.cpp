@@ -8,7 +8,6 @@
 #include <map>
 #include <numeric>
 #include <sstream>
-#include <string>
 #include <utility>
 
 namespace trireme {

@@ -35,7 +35,6 @@
 #include <map>
 #include <numeric>
 #include <random>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -208,10 +207,7 @@ std::vector<std::string> accept_configuration(const std::filesystem::path& path,
 }
 
 /// Whether Slurm started this job before: it has lost a node as the job ended, or was told to.
-bool queued_again() {
-  const char* count = std::getenv("SLURM_RESTART_COUNT");
-  return count != nullptr && std::atoi(count) > 0;
-}
+bool queued_again() { return std::atoi(environment("SLURM_RESTART_COUNT").c_str()) > 0; }
 
 /// Of a directory that holds what the run trained: WriteError unless the run has more to do and a checkpoint to go on
 /// from, or false where it has finished in this job, which Slurm queued again. A run that was killed before its record
@@ -264,10 +260,7 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
 
 }  // namespace
 
-std::string slurm_job() {
-  const char* id = std::getenv("SLURM_JOB_ID");
-  return id == nullptr ? "" : id;
-}
+std::string slurm_job() { return environment("SLURM_JOB_ID"); }
 
 std::string configuration_hash(const Config& config) {
   std::string text;
@@ -282,9 +275,7 @@ NullValues null_values(const Config& config, const ProgramKeys& program, at::Sca
                       {"model.pad_vocab_to", std::to_string(program.vocab_multiple)}};
   if (!program.features.has(Feature::kVocabularySize)) return nulls;
   try {
-    const std::filesystem::path path = config.model.path;
-    const DecoderConfig shape =
-        std::filesystem::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
+    const DecoderConfig shape = read_model_shape(config.model.path);
     nulls["model.vocab_size"] = std::to_string(shape.vocab_size);
     nulls["model.scaled_residual_init"] = shape.scaled_residual_init ? "true" : "false";
   } catch (const Error&) {

@@ -1,7 +1,5 @@
 #include "rank_record.h"
 
-#include "trireme/base/time.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>

@@ -2,7 +2,6 @@
 // Private to watchdog/: the state of one rank, in memory that the other ranks of its host can read even when the rank
 // is stopped or dead.
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string>

@@ -69,8 +69,7 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
       tried.push_back(fmt::format("port {} of {}", endpoint.port, endpoint.address));
     log_warn(
         fmt::format("rank {} cannot reach rank {} on {} ({}): a dead rank will be noticed late; if the hosts have "
-                    "several networks, "
-                    "TRIREME_LISTEN names the interface of this job",
+                    "several networks, TRIREME_LISTEN names the interface of this job",
                     rank_, (rank_ + 1) % size_, next.host, join(tried, ", ")));
   }
   (void)eventfd_write(wake_, 1);

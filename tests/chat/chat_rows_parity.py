@@ -311,7 +311,7 @@ def check_errors(args, work):
     output = refused([json.dumps({"messages": [{"role": "user", "content": "only"}]})])
     assert "no conversation is left of 1" in output, output
     assert "no chat template 'rag'" in refused([good], "--template-name", "rag")
-    assert "expected cut or drop" in refused([good], "--long", "x", expect=2)
+    assert "--long: x not in {cut,drop}" in refused([good], "--long", "x", expect=2)
 
 
 def check_training(args, work):

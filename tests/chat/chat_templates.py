@@ -285,7 +285,7 @@ CONSTRUCTS = [
     "{{ [1,2,1].count(1) }}{{ [1,2].index(2) }}{{ ('</think>' in 'a</think>b') }}{{ 'a</think>b'.split('</think>')[-1].lstrip('\\n') }}",
     # filters
     "{{ ' a ' | trim }}|{{ 'xax' | trim('x') }}|{{ messages[0].content | trim | length }}", "{{ tools | tojson }}", "{{ tools | tojson(indent=2) }}",
-    "{{ 'é\\n\\x7f\\u2028' | tojson }}{{ 'é\\U0001f600' | tojson(ensure_ascii=true) }}{{ [] | tojson(indent=1) }}{{ {} | tojson }}{{ {'b': 1, 'a': 2.0} | tojson(sort_keys=true) }}{{ [1, 2] | tojson(separators=(',', ':')) }}",
+    "{{ 'é\\n\\x7f\\u2028' | tojson }}{{ '\\x1f\\x7fé\\U0001f600' | tojson(ensure_ascii=true) }}{{ [] | tojson(indent=1) }}{{ {} | tojson }}{{ {'b': 1, 'a': 2.0} | tojson(sort_keys=true) }}{{ [1, 2] | tojson(separators=(',', ':')) }}",
     "{{ missing | default('d') }}{{ '' | default('d') }}{{ '' | default('d', true) }}{{ missing | d }}{{ none | default('x') }}",
     "{{ 'abc' | upper }}{{ 'ABC' | lower }}{{ 'heLLo wor-ld' | title }}{{ 'heLLo' | capitalize }}", "{{ 'Grüße' | length }}{{ messages | count }}{{ {} | length }}{{ missing | length }}",
     "{{ messages | map(attribute='role') | join('|') }}{{ ['a', 'b'] | map('upper') | list }}{{ [1, 2] | join }}{{ messages | join(', ', attribute='role') }}",

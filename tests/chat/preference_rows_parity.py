@@ -197,7 +197,7 @@ def check_inputs(args, work):
     (work / "bad.jsonl").write_text("\n".join(json.dumps({"prompt": [question], "chosen": [], "rejected": [answer]}) for _ in range(2)))
     message = run(args, "--model", folder, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", 64, expect=3)
     assert "no pair is left of 2" in message, message
-    for option, says in ((("--max-length", 64), "--max-length 64"), (("--truncation-mode", "cut"), "expected keep_start, keep_end or drop"), (("--valid-fraction", 0.5), "belong together")):
+    for option, says in ((("--max-length", 64), "--max-length 64"), (("--truncation-mode", "cut"), "--truncation-mode: cut not in {keep_start,keep_end,drop}"), (("--valid-fraction", 0.5), "belong together")):
         assert says in run(args, "--model", folder, "--input", work / "pairs.jsonl", "--output", work / "bad.npy", "--seq-length", 64, *option, expect=2)
     # A pair of two answers that fit --max-length, but not the row together.
     ours, output = make(args, work, folder, rows, most=SEQ - 1)

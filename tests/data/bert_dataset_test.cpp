@@ -287,6 +287,17 @@ TEST_F(BertData, ManyThreadsReadTheSameRows) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST_F(BertData, AShardWhoseReadingAheadFailedIsReadAgain) {
+  const fs::path directory = shards({3, 2});
+  const auto dataset = open_bert_dataset({directory}, 512, 1000);
+  fs::rename(directory / "part_00001", directory / "away");
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(dataset->read(3), Error);
+  dataset->will_need(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  fs::rename(directory / "away", directory / "part_00001");
+  EXPECT_EQ(dataset->read(3).input_ids[0], 1);
+}
+
 TEST_F(BertData, OrderOfARun) {
   const auto dataset = open_bert_dataset({shards({7, 3, 5, 6})}, 512, 1000);
   BertSampler sampler(*dataset, 42, true), again(*dataset, 42, true), other(*dataset, 43, true),

@@ -1,7 +1,7 @@
 // Token files through the trainer's interface: contents of rows, and messages for invalid files.
 
 #include "data/dataset.h"
-#include "data/prepare/row_output.h"
+#include "data/prepare/outputs.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 // bf16 moments of AdamW on the CPU: they follow fp32 moments without bias, and their bits do not depend on how a unit
 // is divided.
-#include "comm/self_communicator.h"
+#include "trireme/comm/communicator.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>

@@ -1,5 +1,5 @@
 // The optimizers on a GPU against the same optimizers on the CPU, where the LibTorch compositions run.
-#include "comm/self_communicator.h"
+#include "trireme/comm/communicator.h"
 #include "trireme/config/keys.h"
 #include "trireme/optim/optimizer.h"
 

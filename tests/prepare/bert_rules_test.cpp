@@ -5,10 +5,11 @@
 #include "data/prepare/bert_tokenizer.h"
 #include "data/prepare/bert_unicode.h"
 #include "data/prepare/nnls.h"
-#include "data/prepare/parallel.h"
+#include "data/prepare/outputs.h"
 #include "data/prepare/python_random.h"
 #include "prepare_testing.h"
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/temporary_file.h"
 
 #include <atomic>

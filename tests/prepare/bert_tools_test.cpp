@@ -136,7 +136,7 @@ TEST_F(BertTools, ExitCodesAndLastWords) {
       {"pack --input inst --output x --shards 9999", 2, "cannot fill 9999 shards"},
       {"pack --input inst --output packed --shards 2", 73, "part_00002, which is not of this packing"},
       {"pack --input packed --output x", 3, "named *.instances"},
-      {"export --input inst --output x --layout long", 2, "--layout long"},
+      {"export --input inst --output x --layout long", 2, "--layout: long not in"},
       {"export --input inst --output x --shuffle-seed 3", 2, "--shuffle-seed needs --shards"},
       {eval + "x.hdf5 --count 100000", 2, "fewer than --count 100000"},
       {eval + "vocab.txt/x.hdf5 --count 5", 73, "vocab.txt"},

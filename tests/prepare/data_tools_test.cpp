@@ -149,7 +149,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {"data pack --tokenizer tok.model --input text.txt --seq-length 999999 --output x.npy", 3, "less than one row"},
       {"data pack --tokenizer tok.model --input absent.jsonl --seq-length 9 --output x.npy", 3, "absent.jsonl"},
       {"data mlperf --train absent.parquet --valid absent.parquet --output made", 3, "absent.parquet"},
-      {"data ultrachat --input . --tokenizer tok.model --output made", 3, "no .parquet"},
+      {"data ultrachat --input . --tokenizer tok.model --output made", 3, "named *.parquet"},
       {"data ultrachat --input . --tokenizer tok.model --output made --splits gen", 2, "gen"},
   };
   for (const auto& [arguments, code, words] : cases) {

@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 namespace trireme {
 
@@ -16,6 +14,7 @@ enum class DType { kBool, kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64, kF8E4M3,
 size_t dtype_size(DType dtype);
 bool dtype_is_float(DType dtype);
 const char* dtype_name(DType dtype);  // safetensors' spelling: "BF16", "F32", …
+std::optional<DType> parse_dtype(std::string_view name);
 /// As a model's config.json names a type of weights: "bfloat16", "float32", …
 const char* torch_dtype_name(DType dtype);
 /// fp32, bf16 or fp16 from any of its names: "fp32", "f32", "float32", "Float"; nullopt for other words.

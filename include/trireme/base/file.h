@@ -57,6 +57,11 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 
 /// Creates a directory and its parents; WriteError with the reason otherwise.
 void make_directories(const std::filesystem::path& path);
+/// The inputs, and in place of a directory its files whose names begin and end so, without temporary ones; sorted by
+/// file name, then by path. DataError for a directory that cannot be listed or has no such file, with `expected` behind
+/// it.
+std::vector<std::filesystem::path> files_of(const std::vector<std::filesystem::path>& inputs, std::string_view prefix,
+                                            std::string_view suffix, const std::string& expected = "");
 
 /// `path` without "." and "..", unless that would name another file: after a symbolic link, ".." is the parent of the
 /// link's target.

@@ -1,7 +1,8 @@
 #pragma once
-// This process: host name, time limits from its environment, and its output.
+// This process: host name, time limits from its environment, threads, and its output.
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,13 @@ std::string host_identity();
 /// A time limit in seconds from environment variable `variable`, or `otherwise` if it is not set. ConfigError when it
 /// is not a number between 0 and 1e6.
 double positive_seconds(const char* variable, double otherwise);
+
+/// The value of an environment variable; `otherwise` where there is none, or an empty one.
+std::string environment(const char* variable, const char* otherwise = "");
+
+/// Calls work(i) for i in [0, count) on `threads` threads (0: one per core). After an exception no further i is
+/// started; the exception of the lowest failed i is thrown.
+void parallel_for(size_t count, unsigned threads, const std::function<void(size_t)>& work);
 
 /// Characters per line if stdout is a terminal; 0 if it is not, or its width is unknown.
 size_t terminal_columns();

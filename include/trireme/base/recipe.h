@@ -4,7 +4,7 @@
 namespace trireme {
 
 /// The FP8 recipes of trained matrices: X(Name, word) stands for Recipe::kFp8Name, for `word` in precision.fp8_recipe
-/// and for fp8_word_recipe() in src/ops/matmul/fp8_word_recipe.cpp.
+/// and for Fp8NameRecipe in src/ops/matmul/recipe.cpp.
 #define TRIREME_TRAINED_FP8_RECIPES(X) \
   X(Rowwise, rowwise)                  \
   X(Tensorwise, tensorwise)            \

@@ -1,10 +1,12 @@
 #pragma once
-// Random numbers that depend only on (seed, stream, counter), never on rank, thread or call order.
+// Random numbers that depend only on (seed, stream, counter), never on rank, thread or call order, and
+// NumPy's generators.
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -19,15 +21,8 @@ uint64_t derive_seed(uint64_t seed, std::string_view name, uint64_t index = 0);
 /// reference implementations in NumPy.
 class NumpyRandom {
  public:
-  explicit NumpyRandom(uint32_t seed);
-  uint32_t next_uint32() {
-    if (position_ == 624) refill();
-    uint32_t y = state_[static_cast<size_t>(position_++)];
-    y ^= y >> 11;
-    y ^= y << 7 & 0x9D2C5680U;
-    y ^= y << 15 & 0xEFC60000U;
-    return y ^ y >> 18;
-  }
+  explicit NumpyRandom(uint32_t seed) : engine_(seed) {}
+  uint32_t next_uint32() { return static_cast<uint32_t>(engine_()); }
   /// Uniform in [0, max], by masked rejection as RandomState does.
   uint64_t interval(uint64_t max);
   /// RandomState.shuffle of a one-dimensional array; the draws do not depend on the elements' type.
@@ -50,9 +45,26 @@ class NumpyRandom {
   }
 
  private:
-  void refill();
-  std::array<uint32_t, 624> state_{};
-  int position_ = 624;
+  std::mt19937 engine_;
+};
+
+/// NumPy's np.random.default_rng(seed): PCG64 (O'Neill 2014: 128-bit linear congruential generator, XSL-RR output)
+/// seeded by SeedSequence. NumPy keeps both streams the same between versions.
+class NumpyGenerator {
+ public:
+  explicit NumpyGenerator(uint64_t seed);
+  uint64_t next_uint64();
+  /// Halves of next_uint64(), low half first; an unused half is kept for the next call.
+  uint32_t next_uint32();
+  /// Generator.integers(bound, size=len(out)), 0 < bound <= 2^32, of dtype int64: Lemire's multiplication with
+  /// rejection, 32 bits a draw.
+  void integers(uint64_t bound, std::span<int64_t> out);
+
+ private:
+  __extension__ using Uint128 = unsigned __int128;
+  Uint128 state_ = 0, increment_ = 0;
+  uint32_t left_over_ = 0;
+  bool has_left_over_ = false;
 };
 
 }  // namespace trireme

@@ -1,13 +1,16 @@
 #pragma once
-// Shell completions and man pages, generated from CLI11's description of a program.
+// The command lines of all programs: the format of --help, sentences for wrong command lines in place of CLI11's, and
+// shell completions and man pages, generated from CLI11's description of a program.
 
-#include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace CLI {
 class App;
+class FormatterBase;
 class Option;
+class ParseError;
 }  // namespace CLI
 
 namespace trireme {
@@ -50,5 +53,18 @@ std::string man_page(const std::vector<InterfaceCommand>& commands, const Interf
 /// writing DIR/man/PROGRAM.1, DIR/bash/PROGRAM, DIR/zsh/_PROGRAM and DIR/fish/PROGRAM.fish, and DIR/keys.md where there
 /// is a key reference.
 void add_interface_option(CLI::App& app, InterfaceNotes notes);
+
+/// Set on an app before its subcommands are added. An option is one line, "--gpus-per-host N", with its meaning, limits
+/// and default on its right, wrapped for a terminal of 100 columns.
+std::shared_ptr<CLI::FormatterBase> help_formatter();
+
+/// What is wrong with the arguments that `app` refused with `error`: "data megatron: unknown option '--output'. Did you
+/// mean '--output-prefix'? (see trireme data megatron --help)". The sentence ends with the command whose --help
+/// explains the option.
+std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error);
+
+/// Makes every option of `app` and its commands that takes a real number refuse nan and infinities. CLI11's limits
+/// accept them, because a comparison with nan is false.
+void refuse_endless_numbers(CLI::App& app);
 
 }  // namespace trireme

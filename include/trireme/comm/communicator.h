@@ -8,7 +8,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -69,6 +68,13 @@ class Communicator {
   int rank_, size_;
   int first_rank_ = 0, rank_stride_ = 1;  // rank i of the group is rank first + i * stride of the job
 };
+
+/// A collective that has already happened.
+struct DoneWork final : Work {
+  void wait() override {}
+};
+/// The group of one rank.
+std::unique_ptr<Communicator> make_self_communicator();
 
 /// All ranks of the job, and what exists once per process: bootstrap (key store or MPI), device choice, watchdog.
 class World {

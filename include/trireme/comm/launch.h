@@ -3,9 +3,7 @@
 // --mpi=none`).
 
 #include <functional>
-#include <optional>
 #include <string>
-#include <vector>
 
 namespace trireme {
 

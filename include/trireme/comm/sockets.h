@@ -38,8 +38,13 @@ bool is_loopback_address(const std::string& address);
 /// The address of this end of a connection.
 std::string local_address(int fd);
 
-/// Addresses under which other hosts may reach this host: of interfaces that are up, without loopback and link-local
-/// addresses; IPv4 first.
+struct InterfaceAddress {
+  std::string interface, address;
+  bool loopback = false;
+};
+/// Of interfaces that are up, without link-local addresses; IPv4 first.
+std::vector<InterfaceAddress> interface_addresses();
+/// Addresses under which other hosts may reach this host: those without loopback.
 std::vector<std::string> own_addresses();
 /// The address from which the kernel's routes let this host reach `other`; "" when there is no route. Sends nothing.
 std::string address_towards(const std::string& other);

@@ -3,6 +3,7 @@
 // beside it, overrides from the command line, interpolation. Every value has its place; problems are collected. YAML is
 // read by yaml-cpp with OmegaConf's types of YAML 1.1, but a number with colons (1:30) is a text.
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -34,6 +36,16 @@ struct ConfNode {
   std::string text;                // kText
   std::vector<ConfNode> items;     // kList
   std::vector<ConfEntry> entries;  // kMap, in the order of the file
+
+  ConfNode() = default;
+  /// An empty list or map.
+  explicit ConfNode(Kind of, ConfPlace at = {}) : kind(of), place(std::move(at)) {}
+  template <std::same_as<bool> Bool>
+  explicit ConfNode(Bool value, ConfPlace at = {}) : kind(Kind::kBool), place(std::move(at)), boolean(value) {}
+  explicit ConfNode(int64_t value, ConfPlace at = {}) : kind(Kind::kInteger), place(std::move(at)), integer(value) {}
+  explicit ConfNode(double value, ConfPlace at = {}) : kind(Kind::kNumber), place(std::move(at)), number(value) {}
+  explicit ConfNode(std::string value, ConfPlace at = {})
+      : kind(Kind::kText), place(std::move(at)), text(std::move(value)) {}
 
   bool is(Kind wanted) const { return kind == wanted; }
   const ConfNode* find(std::string_view key) const;
@@ -103,6 +115,7 @@ class ConfResolver {
   ConfNode call(const std::string& name, std::string_view arguments, const ConfNode& node, const Path& path);
   ConfNode select(const std::string& key, const Path& path);
   ConfNode lookup(const Path& path, const std::string& shown);
+  ConfNode expand(std::string_view text, const ConfNode& node, const Path& path);
   std::string expand_nested(std::string_view text, const ConfNode& node, const Path& path);
 
   const Composition& composition_;

@@ -7,14 +7,8 @@ namespace {
 
 /// The shape of Mistral 7B v0.1.
 DecoderConfig mistral_7b() {
-  DecoderConfig config;
+  DecoderConfig config = with_sizes({}, 4096, 14336, 32, 32, 8);
   config.family = "mistral";
-  config.hidden_size = 4096;
-  config.intermediate_size = 14336;
-  config.num_hidden_layers = 32;
-  config.num_attention_heads = 32;
-  config.num_key_value_heads = 8;
-  config.head_dim = 128;
   config.vocab_size = 32000;
   config.max_position_embeddings = 32768;
   config.norm_eps = 1e-5;

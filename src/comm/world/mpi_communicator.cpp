@@ -1,7 +1,6 @@
 #include "mpi_communicator.h"
 
 #include "collectives.h"
-#include "self_communicator.h"
 #include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <functional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace trireme {
@@ -74,12 +74,19 @@ int64_t& mpi_piece_elements() {
 
 namespace {
 
-/// Requests of one collective, and what happens when they are done.
+/// Requests of one collective, what they read and write, and what happens when they are done.
+struct MpiRequests {
+  std::vector<MPI_Request> all;
+  std::vector<at::Tensor> alive;
+  std::function<void()> then;
+
+  /// A new request, for the call that starts it.
+  MPI_Request* add() { return &all.emplace_back(MPI_REQUEST_NULL); }
+};
+
 class MpiWork final : public Work {
  public:
-  MpiWork(std::vector<MPI_Request> requests, std::vector<at::Tensor> alive, uint64_t sequence,
-          std::function<void()> then = {})
-      : requests_(std::move(requests)), alive_(std::move(alive)), sequence_(sequence), then_(std::move(then)) {}
+  MpiWork(MpiRequests requests, uint64_t sequence) : requests_(std::move(requests)), sequence_(sequence) {}
   ~MpiWork() override {
     try {
       wait();
@@ -94,20 +101,19 @@ class MpiWork final : public Work {
     const ProfileRange range("wait for MPI");
     // Polls instead of blocking in MPI: with more ranks than cores the others need this core.
     for (int finished = 0; finished == 0;) {
-      check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &finished, MPI_STATUSES_IGNORE),
-                "MPI_Testall");
+      check_mpi(
+          MPI_Testall(static_cast<int>(requests_.all.size()), requests_.all.data(), &finished, MPI_STATUSES_IGNORE),
+          "MPI_Testall");
       if (finished == 0) sched_yield();
     }
-    if (then_) then_();
+    if (requests_.then) requests_.then();
     collective_observer().end(sequence_);
-    alive_.clear();
+    requests_.alive.clear();
   }
 
  private:
-  std::vector<MPI_Request> requests_;
-  std::vector<at::Tensor> alive_;
+  MpiRequests requests_;
   uint64_t sequence_;
-  std::function<void()> then_;
   bool done_ = false;
 };
 
@@ -149,116 +155,93 @@ class MpiCommunicator final : public GroupCommunicator {
   const char* backend() const override { return "mpi"; }
 
   WorkPtr all_gather(at::Tensor out, const at::Tensor& in) override {
-    check_tensor(out);
-    check_tensor(in);
     check_sizes("all_gather", in, out, /*whole=*/out, in);
-    const auto bytes = static_cast<int64_t>(in.nbytes());
-    const uint64_t sequence = begin("all_gather", in.numel());
-    const CollectiveRecord record(facts("all_gather", sequence, in.numel(), out.numel(), in.scalar_type()));
-    auto* target = static_cast<char*>(out.data_ptr());
-    const bool in_place = in.const_data_ptr() == target + rank_ * bytes;
-    std::vector<MPI_Request> requests;
-    if (bytes * size_ <= mpi_piece_elements()) {
-      requests.push_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Iallgather(in_place ? MPI_IN_PLACE : in.const_data_ptr(), static_cast<int>(bytes), MPI_BYTE, target,
-                               static_cast<int>(bytes), MPI_BYTE, handle_, &requests.back()),
-                "MPI_Iallgather");
-    } else {
+    return run("all_gather", {out, in}, in.numel(), out.numel(), [&](MpiRequests& requests) {
+      const auto bytes = static_cast<int64_t>(in.nbytes());
+      auto* target = static_cast<char*>(out.data_ptr());
+      const bool in_place = in.const_data_ptr() == target + rank_ * bytes;
+      if (bytes * size_ <= mpi_piece_elements()) {
+        check_mpi(MPI_Iallgather(in_place ? MPI_IN_PLACE : in.const_data_ptr(), static_cast<int>(bytes), MPI_BYTE,
+                                 target, static_cast<int>(bytes), MPI_BYTE, handle_, requests.add()),
+                  "MPI_Iallgather");
+        return;
+      }
       // Long slices: one broadcast per rank and piece.
       if (!in_place) std::copy_n(static_cast<const char*>(in.const_data_ptr()), bytes, target + rank_ * bytes);
       for (int root = 0; root < size_; ++root) broadcast_pieces(target + root * bytes, bytes, root, requests);
-    }
-    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{out, in}, sequence);
+    });
   }
 
   WorkPtr reduce_scatter(at::Tensor out, const at::Tensor& in, ReduceOp op) override {
-    check_tensor(out);
-    check_tensor(in);
     check_sizes("reduce_scatter", in, out, /*whole=*/in, out);
-    const uint64_t sequence = begin("reduce_scatter", in.numel());
-    const CollectiveRecord record(facts("reduce_scatter", sequence, in.numel(), out.numel(), in.scalar_type()));
-    const Staged source = stage(in), target = stage(out);
-    const auto* from = static_cast<const char*>(source.data.const_data_ptr());
-    auto* to = static_cast<char*>(target.data.data_ptr());
-    const int64_t count = out.numel(), width = target.data.element_size();
-    std::vector<MPI_Request> requests;
-    if (in.numel() <= mpi_piece_elements()) {
-      requests.push_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Ireduce_scatter_block(from, to, static_cast<int>(count), source.type, operation(op), handle_,
-                                          &requests.back()),
-                "MPI_Ireduce_scatter_block");
-    } else {
-      // Long inputs: one reduction per receiving rank and piece.
-      for (int root = 0; root < size_; ++root)
-        for (int64_t begin = 0; begin < count; begin += mpi_piece_elements()) {
-          requests.push_back(MPI_REQUEST_NULL);
-          check_mpi(MPI_Ireduce(from + (root * count + begin) * width, to + begin * width,
-                                static_cast<int>(std::min(mpi_piece_elements(), count - begin)), source.type,
-                                operation(op), root, handle_, &requests.back()),
-                    "MPI_Ireduce");
-        }
-    }
-    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{source.data, target.data, in, out},
-                                     sequence, copy_back(out, target));
+    return run("reduce_scatter", {in, out}, in.numel(), out.numel(), [&](MpiRequests& requests) {
+      const Staged source = stage(in), target = stage(out);
+      const auto* from = static_cast<const char*>(source.data.const_data_ptr());
+      auto* to = static_cast<char*>(target.data.data_ptr());
+      const int64_t count = out.numel(), width = target.data.element_size();
+      if (in.numel() <= mpi_piece_elements()) {
+        check_mpi(MPI_Ireduce_scatter_block(from, to, static_cast<int>(count), source.type, operation(op), handle_,
+                                            requests.add()),
+                  "MPI_Ireduce_scatter_block");
+      } else {
+        // Long inputs: one reduction per receiving rank and piece.
+        for (int root = 0; root < size_; ++root)
+          for (int64_t begin = 0; begin < count; begin += mpi_piece_elements())
+            check_mpi(MPI_Ireduce(from + (root * count + begin) * width, to + begin * width,
+                                  static_cast<int>(std::min(mpi_piece_elements(), count - begin)), source.type,
+                                  operation(op), root, handle_, requests.add()),
+                      "MPI_Ireduce");
+      }
+      requests.alive.insert(requests.alive.end(), {source.data, target.data});
+      requests.then = copy_back(out, target);
+    });
   }
 
   WorkPtr all_to_all(at::Tensor out, const at::Tensor& in) override {
-    check_tensor(out);
-    check_tensor(in);
     check_parts(in, out);
-    const uint64_t sequence = begin("all_to_all", in.numel());
-    const CollectiveRecord record(facts("all_to_all", sequence, in.numel(), out.numel(), in.scalar_type()));
-    const int64_t bytes = static_cast<int64_t>(in.nbytes()) / size_;
-    const auto* from = static_cast<const char*>(in.const_data_ptr());
-    auto* to = static_cast<char*>(out.data_ptr());
-    std::copy_n(from + rank_ * bytes, bytes, to + rank_ * bytes);
-    // Messages of one pair of ranks arrive in the order in which they are sent.
-    std::vector<MPI_Request> requests;
-    for (int peer = 0; peer < size_; ++peer)
-      for (int64_t begin = peer * bytes; peer != rank_ && begin < (peer + 1) * bytes; begin += mpi_piece_elements()) {
-        const auto count = static_cast<int>(std::min(mpi_piece_elements(), (peer + 1) * bytes - begin));
-        requests.resize(requests.size() + 2, MPI_REQUEST_NULL);
-        check_mpi(MPI_Irecv(to + begin, count, MPI_BYTE, peer, 0, handle_, &requests.end()[-2]), "MPI_Irecv");
-        check_mpi(MPI_Isend(from + begin, count, MPI_BYTE, peer, 0, handle_, &requests.end()[-1]), "MPI_Isend");
-      }
-    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{out, in}, sequence);
+    return run("all_to_all", {out, in}, in.numel(), out.numel(), [&](MpiRequests& requests) {
+      const int64_t bytes = static_cast<int64_t>(in.nbytes()) / size_;
+      const auto* from = static_cast<const char*>(in.const_data_ptr());
+      auto* to = static_cast<char*>(out.data_ptr());
+      std::copy_n(from + rank_ * bytes, bytes, to + rank_ * bytes);
+      // Messages of one pair of ranks arrive in the order in which they are sent.
+      for (int peer = 0; peer < size_; ++peer)
+        for (int64_t begin = peer * bytes; peer != rank_ && begin < (peer + 1) * bytes; begin += mpi_piece_elements()) {
+          const auto count = static_cast<int>(std::min(mpi_piece_elements(), (peer + 1) * bytes - begin));
+          check_mpi(MPI_Irecv(to + begin, count, MPI_BYTE, peer, 0, handle_, requests.add()), "MPI_Irecv");
+          check_mpi(MPI_Isend(from + begin, count, MPI_BYTE, peer, 0, handle_, requests.add()), "MPI_Isend");
+        }
+    });
   }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
-    check_tensor(tensor);
-    const uint64_t sequence = begin("all_reduce", tensor.numel());
-    const CollectiveRecord record(facts("all_reduce", sequence, tensor.numel(), tensor.numel(), tensor.scalar_type()));
-    const Staged staged = stage(tensor);
-    auto* data = static_cast<char*>(staged.data.data_ptr());
-    const int64_t count = tensor.numel(), width = staged.data.element_size();
-    std::vector<MPI_Request> requests;
-    for (int64_t begin = 0; begin < count; begin += mpi_piece_elements()) {
-      requests.push_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data + begin * width,
-                               static_cast<int>(std::min(mpi_piece_elements(), count - begin)), staged.type,
-                               operation(op), handle_, &requests.back()),
-                "MPI_Iallreduce");
-    }
-    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{tensor, staged.data}, sequence,
-                                     copy_back(tensor, staged));
+    return run("all_reduce", {tensor}, tensor.numel(), tensor.numel(), [&](MpiRequests& requests) {
+      const Staged staged = stage(tensor);
+      auto* data = static_cast<char*>(staged.data.data_ptr());
+      const int64_t count = tensor.numel(), width = staged.data.element_size();
+      for (int64_t begin = 0; begin < count; begin += mpi_piece_elements())
+        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data + begin * width,
+                                 static_cast<int>(std::min(mpi_piece_elements(), count - begin)), staged.type,
+                                 operation(op), handle_, requests.add()),
+                  "MPI_Iallreduce");
+      requests.alive.push_back(staged.data);
+      requests.then = copy_back(tensor, staged);
+    });
   }
 
   WorkPtr broadcast(at::Tensor tensor, int root) override {
-    check_tensor(tensor);
     check_root(root);
-    const uint64_t sequence = begin("broadcast", tensor.numel());
-    const CollectiveRecord record(facts("broadcast", sequence, tensor.numel(), tensor.numel(), tensor.scalar_type()));
-    std::vector<MPI_Request> requests;
-    broadcast_pieces(static_cast<char*>(tensor.data_ptr()), static_cast<int64_t>(tensor.nbytes()), root, requests);
-    return std::make_unique<MpiWork>(std::move(requests), std::vector<at::Tensor>{tensor}, sequence);
+    return run("broadcast", {tensor}, tensor.numel(), tensor.numel(), [&](MpiRequests& requests) {
+      broadcast_pieces(static_cast<char*>(tensor.data_ptr()), static_cast<int64_t>(tensor.nbytes()), root, requests);
+    });
   }
 
   void barrier() override {
     const uint64_t sequence = begin("barrier", 0);
     const CollectiveRecord record(facts("barrier", sequence));
-    MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Ibarrier(handle_, &request), "MPI_Ibarrier");
-    MpiWork({request}, {}, sequence).wait();
+    MpiRequests requests;
+    check_mpi(MPI_Ibarrier(handle_, requests.add()), "MPI_Ibarrier");
+    MpiWork(std::move(requests), sequence).wait();
   }
 
   bool barrier_within(double seconds) override {
@@ -268,33 +251,21 @@ class MpiCommunicator final : public GroupCommunicator {
   }
 
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp op) override {
-    const uint64_t sequence = begin("all_reduce_host", static_cast<int64_t>(values.size()));
     const auto count = static_cast<int64_t>(values.size());
-    const CollectiveRecord record(facts("all_reduce_host", sequence, count, count, at::kDouble));
-    collective_observer().wait(sequence);
-    auto result = mpi_all_reduce_host(handle_, std::move(values), op);
-    collective_observer().end(sequence);
-    return result;
+    return on_host("all_reduce_host", count, count, at::kDouble,
+                   [&] { return mpi_all_reduce_host(handle_, std::move(values), op); });
   }
 
   std::vector<std::string> all_gather_host(const std::string& value) override {
-    const uint64_t sequence = begin("all_gather_host", static_cast<int64_t>(value.size()));
     const auto bytes = static_cast<int64_t>(value.size());
-    const CollectiveRecord record(facts("all_gather_host", sequence, bytes, bytes * size_));
-    collective_observer().wait(sequence);
-    auto result = mpi_all_gather_host(handle_, value);
-    collective_observer().end(sequence);
-    return result;
+    return on_host("all_gather_host", bytes, bytes * size_, at::kByte,
+                   [&] { return mpi_all_gather_host(handle_, value); });
   }
 
   std::vector<std::string> gather_host(const std::string& mine) override {
-    const uint64_t sequence = begin("gather_host", static_cast<int64_t>(mine.size()));
     const auto bytes = static_cast<int64_t>(mine.size());
-    const CollectiveRecord record(facts("gather_host", sequence, bytes, rank_ == 0 ? bytes * size_ : 0));
-    collective_observer().wait(sequence);
-    auto result = mpi_gather_host(handle_, mine);
-    collective_observer().end(sequence);
-    return result;
+    return on_host("gather_host", bytes, rank_ == 0 ? bytes * size_ : 0, at::kByte,
+                   [&] { return mpi_gather_host(handle_, mine); });
   }
 
   std::unique_ptr<Communicator> split(int colour) override {
@@ -305,6 +276,27 @@ class MpiCommunicator final : public GroupCommunicator {
   }
 
  private:
+  /// Starts the requests of a collective of `tensors`.
+  template <class Start>
+  WorkPtr run(const char* kind, std::vector<at::Tensor> tensors, int64_t in, int64_t out, const Start& start) {
+    for (const at::Tensor& tensor : tensors) check_tensor(tensor);
+    const uint64_t sequence = begin(kind, in);
+    const CollectiveRecord record(facts(kind, sequence, in, out, tensors[0].scalar_type()));
+    MpiRequests requests{{}, std::move(tensors), {}};
+    start(requests);
+    return std::make_unique<MpiWork>(std::move(requests), sequence);
+  }
+  /// An exchange of values in which the host waits.
+  template <class Exchange>
+  std::invoke_result_t<Exchange> on_host(const char* kind, int64_t in, int64_t out, at::ScalarType type,
+                                         const Exchange& exchange) {
+    const uint64_t sequence = begin(kind, in);
+    const CollectiveRecord record(facts(kind, sequence, in, out, type));
+    collective_observer().wait(sequence);
+    auto result = exchange();
+    collective_observer().end(sequence);
+    return result;
+  }
   /// Values of hosts may differ in length from rank to rank.
   uint64_t begin(const char* kind, int64_t elements) const {
     const uint64_t sequence = collective_observer().begin(kind, elements, name_);
@@ -337,13 +329,11 @@ class MpiCommunicator final : public GroupCommunicator {
     TRIREME_CHECK(tensor.device().is_cpu(), "an MPI group moves CPU tensors, this one is on ", tensor.device().str());
     TRIREME_CHECK(tensor.is_contiguous(), "collectives need contiguous tensors");
   }
-  void broadcast_pieces(char* data, int64_t bytes, int root, std::vector<MPI_Request>& requests) {
-    for (int64_t begin = 0; begin < bytes; begin += mpi_piece_elements()) {
-      requests.push_back(MPI_REQUEST_NULL);
+  void broadcast_pieces(char* data, int64_t bytes, int root, MpiRequests& requests) {
+    for (int64_t begin = 0; begin < bytes; begin += mpi_piece_elements())
       check_mpi(MPI_Ibcast(data + begin, static_cast<int>(std::min(mpi_piece_elements(), bytes - begin)), MPI_BYTE,
-                           root, handle_, &requests.back()),
+                           root, handle_, requests.add()),
                 "MPI_Ibcast");
-    }
   }
 
   MPI_Comm handle_;

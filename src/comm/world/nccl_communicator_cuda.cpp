@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 #include <nccl.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>

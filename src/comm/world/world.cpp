@@ -2,7 +2,6 @@
 
 #include "collectives.h"
 #include "mpi_communicator.h"
-#include "self_communicator.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/process.h"

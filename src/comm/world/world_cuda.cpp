@@ -2,7 +2,6 @@
 #include "collectives.h"
 #include "host_exchange.h"
 #include "mpi_communicator.h"
-#include "self_communicator.h"
 #include "store_world.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
@@ -15,7 +14,6 @@
 #include <nccl.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 
 namespace trireme {

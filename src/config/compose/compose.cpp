@@ -1,5 +1,5 @@
 // Defaults lists.
-#include "overrides.h"
+#include "conf_parts.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -64,7 +64,7 @@ class Composer {
  public:
   Composer(const std::filesystem::path& primary, ConfProblems& problems)
       : folder_(primary.parent_path()), problems_(problems) {
-    composed_.root.kind = Kind::kMap;
+    composed_.root = ConfNode(Kind::kMap);
   }
 
   Composition run(const std::filesystem::path& primary, const std::vector<std::string>& overrides) {

@@ -1,7 +1,10 @@
-// YAML as PyYAML's block style writes it for OmegaConf.save().
-#include "conf_scalar.h"
+// Configuration values as YAML: written as PyYAML's block style does it for OmegaConf.save(), and read.
+#include "conf_parts.h"
 
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "yaml_tree.h"
 
 #include <fmt/format.h>
 
@@ -40,9 +43,7 @@ bool needs_quotes(const std::string& text) {
   if (text.empty() || text == "-" || text == "---" || text == "..." || text == "=" || text == "<<" || text == "y" ||
       text == "Y" || text == "n" || text == "N")
     return true;
-  ConfNode plain;
-  set_yaml_scalar(plain, text);
-  if (!plain.is(Kind::kText)) return true;
+  if (!yaml_scalar(text, {}).is(Kind::kText)) return true;
   if (text.front() == ' ' || text.back() == ' ') return true;
   if (std::string_view(",[]{}#&*!|>'\"%@`").find(text.front()) != std::string_view::npos) return true;
   if ((text.front() == '-' || text.front() == '?' || text.front() == ':') && (text.size() == 1 || text[1] == ' '))
@@ -91,40 +92,31 @@ std::string scalar(const ConfNode& node) {
   return text + "'";
 }
 
+/// A scalar, or an empty list or map.
+std::string flat(const ConfNode& node) {
+  return node.is(Kind::kMap) ? "{}" : node.is(Kind::kList) ? "[]" : scalar(node);
+}
+
 void write(const ConfNode& node, const std::string& indent, std::string& out);
 
 /// What follows "key:" or "-".
 void write_value(const ConfNode& node, const std::string& indent, bool in_list, std::string& out) {
-  if (node.is(Kind::kMap) && !node.entries.empty()) {
-    if (in_list) {
-      // The first key is beside the dash.
-      std::string body;
-      write(node, indent + "  ", body);
-      out += " " + body.substr(indent.size() + 2);
-    } else {
-      out += "\n";
-      write(node, indent + "  ", out);
-    }
-  } else if (node.is(Kind::kList) && !node.items.empty()) {
-    if (in_list) {
-      std::string body;
-      write(node, indent + "  ", body);
-      out += " " + body.substr(indent.size() + 2);
-    } else {
-      out += "\n";
-      write(node, indent, out);
-    }
+  if (node.entries.empty() && node.items.empty()) {
+    out += " " + flat(node) + "\n";
+  } else if (in_list) {
+    // The first key is beside the dash.
+    std::string body;
+    write(node, indent + "  ", body);
+    out += " " + body.substr(indent.size() + 2);
   } else {
-    out += " " + (node.is(Kind::kMap) ? "{}" : node.is(Kind::kList) ? "[]" : scalar(node)) + "\n";
+    out += "\n";
+    write(node, node.is(Kind::kMap) ? indent + "  " : indent, out);
   }
 }
 
 void write(const ConfNode& node, const std::string& indent, std::string& out) {
   for (const ConfEntry& entry : node.entries) {
-    ConfNode key;
-    key.kind = Kind::kText;
-    key.text = entry.key;
-    out += indent + scalar(key) + ":";
+    out += indent + scalar(ConfNode(entry.key)) + ":";
     write_value(entry.value, indent, false, out);
   }
   for (const ConfNode& item : node.items) {
@@ -136,12 +128,45 @@ void write(const ConfNode& node, const std::string& indent, std::string& out) {
 }  // namespace
 
 std::string conf_yaml(const ConfNode& node) {
+  if (node.entries.empty() && node.items.empty()) return flat(node) + "\n";
   std::string out;
-  if ((node.is(Kind::kMap) && !node.entries.empty()) || (node.is(Kind::kList) && !node.items.empty()))
-    write(node, "", out);
-  else
-    out = (node.is(Kind::kMap) ? "{}" : node.is(Kind::kList) ? "[]" : scalar(node)) + "\n";
+  write(node, "", out);
   return out;
+}
+
+namespace {
+
+ConfNode converted(const YamlNode& yaml, const std::shared_ptr<const std::string>& source) {
+  const ConfPlace place = {source, yaml.place.line, yaml.place.column};
+  if (yaml.kind == YamlNode::Kind::kScalar)
+    return yaml.quoted ? ConfNode(yaml.text, place) : yaml_scalar(yaml.text, place);
+  ConfNode node(yaml.kind == YamlNode::Kind::kNull   ? ConfNode::Kind::kNull
+                : yaml.kind == YamlNode::Kind::kList ? ConfNode::Kind::kList
+                                                     : ConfNode::Kind::kMap,
+                place);
+  for (const YamlNode& item : yaml.items) node.items.push_back(converted(item, source));
+  for (const YamlEntry& entry : yaml.entries)
+    node.entries.push_back({entry.key, {source, entry.place.line, entry.place.column}, converted(entry.value, source)});
+  return node;
+}
+
+}  // namespace
+
+ConfNode read_conf_file(const std::filesystem::path& file, ConfProblems& problems) {
+  const auto source = std::make_shared<const std::string>(file.string());
+  std::string text;
+  try {
+    text = read_text_file(file, ExitCode::kConfig, 4 << 20);
+  } catch (const Error& error) {
+    problems.add(error.what());
+    return {};
+  }
+  Problems own(*source, {});
+  check_raw_text(text, {}, own);
+  YamlNode tree;
+  if (own.empty()) tree = parse_yaml(text, {}, own);
+  for (const std::string& line : own.lines()) problems.add(line);
+  return own.empty() ? converted(tree, source) : ConfNode{};
 }
 
 }  // namespace trireme

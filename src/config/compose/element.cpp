@@ -1,6 +1,4 @@
-#include "element.h"
-
-#include "conf_scalar.h"
+#include "conf_parts.h"
 
 #include <fmt/format.h>
 
@@ -50,44 +48,34 @@ class ElementReader {
     if (at_ < text_.size()) {
       if (text_[at_] == '[') return list();
       if (text_[at_] == '{') return map();
-      if (text_[at_] == '\'' || text_[at_] == '"') return text_node(quoted(), place_);
+      if (text_[at_] == '\'' || text_[at_] == '"') return ConfNode(quoted(), place_);
     }
-    ConfNode node;
-    node.place = place_;
     bool is_plain = true;
     const std::string text = primitive(stops, is_plain);
-    if (is_plain && !text.empty())
-      set_override_scalar(node, text);
-    else
-      node = text_node(text, place_);
-    return node;
+    return is_plain && !text.empty() ? override_scalar(text, place_) : ConfNode(text, place_);
+  }
+
+  /// Whether another item follows after the one before; takes the comma, or the bracket that ends the container.
+  bool goes_on(char open, char close, bool first) {
+    skip_space();
+    if (first) return at_ >= text_.size() || text_[at_] != close || (++at_, false);
+    if (at_ >= text_.size()) throw ElementError{fmt::format("a {} is never closed", open)};
+    const char c = text_[at_++];
+    if (c != close && c != ',') throw ElementError{fmt::format("'{}' where , or {} belongs", c, close)};
+    return c == ',';
   }
 
   ConfNode list() {
-    ConfNode node;
-    node.kind = ConfNode::Kind::kList;
-    node.place = place_;
+    ConfNode node(ConfNode::Kind::kList, place_);
     ++at_;
-    skip_space();
-    if (at_ < text_.size() && text_[at_] == ']') return ++at_, node;
-    while (true) {
-      node.items.push_back(value(",]"));
-      skip_space();
-      if (at_ >= text_.size()) throw ElementError{"a [ is never closed"};
-      const char c = text_[at_++];
-      if (c == ']') return node;
-      if (c != ',') throw ElementError{fmt::format("'{}' where , or ] belongs", c)};
-    }
+    while (goes_on('[', ']', node.items.empty())) node.items.push_back(value(",]"));
+    return node;
   }
 
   ConfNode map() {
-    ConfNode node;
-    node.kind = ConfNode::Kind::kMap;
-    node.place = place_;
+    ConfNode node(ConfNode::Kind::kMap, place_);
     ++at_;
-    skip_space();
-    if (at_ < text_.size() && text_[at_] == '}') return ++at_, node;
-    while (true) {
+    while (goes_on('{', '}', node.entries.empty())) {
       skip_space();
       bool is_plain = true;
       const std::string key =
@@ -96,12 +84,8 @@ class ElementReader {
       if (key.empty() || at_ >= text_.size() || text_[at_] != ':') throw ElementError{"a {map} needs key:value"};
       ++at_;
       node.at_or_add(key) = value(",}");
-      skip_space();
-      if (at_ >= text_.size()) throw ElementError{"a { is never closed"};
-      const char c = text_[at_++];
-      if (c == '}') return node;
-      if (c != ',') throw ElementError{fmt::format("'{}' where , or }} belongs", c)};
     }
+    return node;
   }
 
   std::string quoted() {

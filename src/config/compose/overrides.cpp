@@ -1,6 +1,5 @@
-#include "overrides.h"
+#include "conf_parts.h"
 
-#include "element.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>

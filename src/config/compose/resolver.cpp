@@ -1,12 +1,10 @@
-#include "conf_scalar.h"
-#include "element.h"
+#include "conf_parts.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
@@ -64,15 +62,15 @@ ConfNode arithmetic(const std::string& name, const std::vector<ConfNode>& argume
   const double a = number_of(arguments[0], name), b = number_of(arguments[1], name);
   if (name == "multiply") {
     int64_t product = 0;
-    if (!arguments[0].is(Kind::kInteger) || !arguments[1].is(Kind::kInteger)) return number_node(a * b, place);
+    if (!arguments[0].is(Kind::kInteger) || !arguments[1].is(Kind::kInteger)) return ConfNode(a * b, place);
     if (__builtin_mul_overflow(arguments[0].integer, arguments[1].integer, &product))
       throw ResolveError{fmt::format("{} times {} exceeds 64 bits", arguments[0].integer, arguments[1].integer)};
-    return integer_node(product, place);
+    return ConfNode(product, place);
   }
   if (b == 0) throw ResolveError{name + " by zero"};
   const double quotient = name == "divide_ceil" ? std::ceil(a / b) : std::floor(a / b);
   if (!(std::abs(quotient) < 9e18)) throw ResolveError{fmt::format("{} of {} and {} is no integer", name, a, b)};
-  return integer_node(static_cast<int64_t>(quotient), place);
+  return ConfNode(static_cast<int64_t>(quotient), place);
 }
 
 }  // namespace
@@ -136,11 +134,14 @@ ConfNode ConfResolver::resolve_placed(const ConfNode& node, const Path& path) {
     ~Leave() { stack.pop_back(); }
   } leave{active_};
 
-  const std::string_view text = node.text;
+  return expand(node.text, node, path);
+}
+
+ConfNode ConfResolver::expand(std::string_view text, const ConfNode& node, const Path& path) {
   // The whole text is one interpolation: the value keeps its type.
   if (text.starts_with("${") && closing_brace(text, 0) == text.size() - 1)
     return interpolate(text.substr(2, text.size() - 3), node, path);
-  return text_node(expand_nested(text, node, path), node.place);
+  return ConfNode(expand_nested(text, node, path), node.place);
 }
 
 /// `text` with every interpolation replaced by its value's text; \${ is a literal ${.
@@ -195,17 +196,11 @@ ConfNode ConfResolver::call(const std::string& name, std::string_view arguments,
     const auto choice = composition_.choices.find(asked.substr(kChoices.size()));
     if (choice == composition_.choices.end())
       throw ResolveError{fmt::format("the defaults list has no group '{}'", asked.substr(kChoices.size()))};
-    ConfNode null;
-    null.place = node.place;
-    return choice->second ? text_node(*choice->second, node.place) : null;
+    return choice->second ? ConfNode(*choice->second, node.place) : ConfNode(Kind::kNull, node.place);
   }
   std::vector<ConfNode> values = parse_elements(arguments, node.place);
   const auto resolved = [&](const ConfNode& value) {
-    return value.is(Kind::kText) && value.text.find("${") != std::string::npos
-               ? (value.text.starts_with("${") && closing_brace(value.text, 0) == value.text.size() - 1
-                      ? interpolate(std::string_view(value.text).substr(2, value.text.size() - 3), node, path)
-                      : text_node(expand_nested(value.text, node, path), node.place))
-               : value;
+    return value.is(Kind::kText) && value.text.find("${") != std::string::npos ? expand(value.text, node, path) : value;
   };
   if (name != "oc.env") {
     for (ConfNode& value : values) value = resolved(value);
@@ -213,11 +208,11 @@ ConfNode ConfResolver::call(const std::string& name, std::string_view arguments,
   }
   if (values.size() > 2) throw ResolveError{"oc.env takes a name and a default"};
   const std::string variable = resolved(values[0]).str();
-  if (const char* found = std::getenv(variable.c_str())) return text_node(found, node.place);
+  if (const char* found = std::getenv(variable.c_str())) return ConfNode(std::string(found), node.place);
   if (values.size() < 2) throw ResolveError{fmt::format("the environment has no {}", variable)};
   const ConfNode otherwise = resolved(values[1]);
   if (otherwise.is(Kind::kNull)) return otherwise;
-  return text_node(otherwise.str(), node.place);  // as OmegaConf: the default of oc.env is a text
+  return ConfNode(otherwise.str(), node.place);  // as OmegaConf: the default of oc.env is a text
 }
 
 ConfNode ConfResolver::select(const std::string& key, const Path& path) {
@@ -251,10 +246,8 @@ ConfNode ConfResolver::lookup(const Path& path, const std::string& shown) {
       next = node->find(part);
       there = node->keys();
     } else if (node->is(Kind::kList)) {
-      size_t index = 0;
-      const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
-      if (error == std::errc() && end == part.data() + part.size() && index < node->items.size())
-        next = &node->items[index];
+      const auto index = parse_whole<size_t>(part);
+      if (index && *index < node->items.size()) next = &node->items[*index];
     }
     if (next == nullptr)
       throw ResolveError{

@@ -3,8 +3,6 @@
 #include "trireme/base/text.h"
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 
 namespace trireme {
 
@@ -27,10 +25,10 @@ FmsDefaults defaults_of(FmsDialect dialect) {
 }
 
 constexpr const char* kDatasetsAtHead =
-    "lang=en/dataset=commoncrawl,lang=en/dataset=webhose,lang=en/dataset=github_clean,lang=de/dataset=wikipedia,"
-    "lang=es/dataset=wikipedia,lang=fr/dataset=wikipedia,lang=ja/dataset=wikipedia,lang=pt/dataset=wikipedia,"
-    "lang=en/dataset=wikimedia,lang=en/dataset=uspto,lang=en/dataset=pubmedcentral,lang=en/dataset=arxiv,"
-    "lang=en/dataset=stackexchange";
+    "lang=en/dataset=commoncrawl,lang=en/dataset=webhose,lang=en/dataset=github_clean,lang=de/"
+    "dataset=wikipedia,lang=es/dataset=wikipedia,lang=fr/dataset=wikipedia,lang=ja/dataset=wikipedia,lang=pt/"
+    "dataset=wikipedia,lang=en/dataset=wikimedia,lang=en/dataset=uspto,lang=en/dataset=pubmedcentral,lang=en/"
+    "dataset=arxiv,lang=en/dataset=stackexchange";
 constexpr const char* kWeightsAtHead = "7725,500,550,28,17,22,25,8,100,500,175,250,100";
 
 /// get_model_config(): name, width, heads, key/value heads, blocks, MLP width, vocabulary, positions, RoPE base.
@@ -82,11 +80,6 @@ const std::set<std::string> kBooleans = {"use_dummy_dataset",
                                          "use_torch_compile",
                                          "speculator_tie_weights",
                                          "speculator_scale_input"};
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 std::string trimmed(const std::string& text, const char* these) {
   const size_t first = text.find_first_not_of(these);
@@ -180,10 +173,10 @@ class FmsImporter : Importer {
     if (!value && !kBooleans.contains(name))
       return problem(fmt::format("'{}' has no value: write {}=VALUE", argument, argument));
     spellings_.insert(spelling);
-    ConfNode node;
-    node.kind = ConfNode::Kind::kText;
-    node.text = value ? *value : off ? "false" : "true";
-    const auto [place, is_new] = options_.emplace(name, Option{node, argument, ""});
+    const auto [place, is_new] = options_.emplace(name, Option{ConfNode(value ? *value
+                                                                        : off ? "false"
+                                                                              : "true"),
+                                                               argument, ""});
     if (!is_new) problem(fmt::format("'{}' and '{}' set the same option", place->second.shown, argument));
   }
 
@@ -196,10 +189,8 @@ class FmsImporter : Importer {
     if (!given(option)) return otherwise;
     std::string digits = text(option, "");
     std::erase(digits, '_');
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error == std::errc() && end == digits.data() + digits.size() && value >= least && value <= 2147483647)
-      return value;
+    if (const auto value = parse_whole<int64_t>(digits); value && *value >= least && *value <= 2147483647)
+      return *value;
     problem(fmt::format("'{}' must be an integer from {} to 2147483647", shown(option), least));
     return otherwise;
   }
@@ -284,8 +275,7 @@ class FmsImporter : Importer {
                        "{} key/value heads",
                        variant->name, note, variant->layers, variant->hidden_size, variant->heads, variant->kv_heads));
     say("initial weights",
-        "model.init random draws Hugging Face's normal(0.02); fms-fsdp's embedding and head "
-        "have other deviations");
+        "model.init random draws Hugging Face's normal(0.02); fms-fsdp's embedding and head have other deviations");
     if (given("vocab_size") && count("vocab_size", variant->vocab_size, 1) != variant->vocab_size)
       became("vocab_size", fmt::format("no key: fms-fsdp uses it for its dummy data only; the model has {} rows",
                                        variant->vocab_size));
@@ -352,8 +342,8 @@ class FmsImporter : Importer {
       const std::string path = yaml_text(root + (root.empty() || root.ends_with('/') ? "" : "/") + names[i]);
       if (const auto weight = parse_fraction(weights[i]); !weight || !(*weight > 0))
         problem(
-            fmt::format("--weights: '{}' of {} is no weight above 0 (fms-fsdp stops, too): leave it out of "
-                        "--datasets and --weights",
+            fmt::format("--weights: '{}' of {} is no weight above 0 (fms-fsdp stops, too): leave it out of --datasets "
+                        "and --weights",
                         weights[i], names[i]));
       streams += fmt::format("{}{{path: {}, weight: {}, name: {}}}", i == 0 ? "" : ", ", path, weights[i],
                              yaml_text(names[i]));

@@ -4,7 +4,6 @@
 #include "trireme/config/config.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace trireme {
 

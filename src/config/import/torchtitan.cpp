@@ -14,8 +14,6 @@ namespace trireme {
 
 namespace {
 
-using Kind = ConfNode::Kind;
-
 /// llama3_args: name, width, heads, key/value heads, blocks, MLP width, vocabulary, positions, RoPE base, its scaling.
 const std::vector<ImportedModel> kFlavors = {
     {"debugmodel", 256, 16, 16, 6, 768, 2048, 131072, 5e5, true},
@@ -32,27 +30,15 @@ std::string shown_value(const toml::node& node) {
 }
 
 ConfNode conf_node(const toml::node& node) {
-  ConfNode value;
-  if (const auto* text = node.as_string()) {
-    value.kind = Kind::kText;
-    value.text = text->get();
-  } else if (const auto* integer = node.as_integer()) {
-    value.kind = Kind::kInteger;
-    value.integer = integer->get();
-  } else if (const auto* number = node.as_floating_point()) {
-    value.kind = Kind::kNumber;
-    value.number = number->get();
-  } else if (const auto* flag = node.as_boolean()) {
-    value.kind = Kind::kBool;
-    value.boolean = flag->get();
-  } else if (const auto* list = node.as_array()) {
-    value.kind = Kind::kList;
-    for (const auto& item : *list)
-      if (item.is_string()) value.items.push_back(conf_node(item));
-  } else {
-    value.kind = Kind::kMap;  // a date or a time, which no option takes
-  }
-  return value;
+  if (const auto* text = node.as_string()) return ConfNode(text->get());
+  if (const auto* integer = node.as_integer()) return ConfNode(integer->get());
+  if (const auto* number = node.as_floating_point()) return ConfNode(number->get());
+  if (const auto* flag = node.as_boolean()) return ConfNode(flag->get());
+  if (!node.is_array()) return ConfNode(ConfNode::Kind::kMap);  // a date or a time, which no option takes
+  ConfNode list(ConfNode::Kind::kList);
+  for (const auto& item : *node.as_array())
+    if (item.is_string()) list.items.push_back(conf_node(item));
+  return list;
 }
 
 class TitanImporter : Importer {
@@ -168,10 +154,9 @@ class TitanImporter : Importer {
         return refuse("model.flavor",
                       fmt::format("no such llama3.{} Known: {}", did_you_mean(flavor, names), join(names, ", ")));
       }
-      became("model.flavor",
-             fmt::format("model.path: model, init: random; model/config.json: {} blocks, width {}, RoPE base {}, "
-                         "scaled as in Llama 3.1",
-                         shape->layers, shape->hidden_size, shape->rope_theta));
+      became("model.flavor", fmt::format("model.path: model, init: random; model/config.json: {} blocks, width {}, "
+                                         "RoPE base {}, scaled as in Llama 3.1",
+                                         shape->layers, shape->hidden_size, shape->rope_theta));
       say("initial weights", "model.init random draws normal(0.02) everywhere; torchtitan's embedding is N(0, 1)");
       shape->name = "llama3 " + flavor;
       model_ = *shape;

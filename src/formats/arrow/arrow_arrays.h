@@ -47,6 +47,15 @@ inline std::string_view text_at(const arrow::Array& array, int64_t index) {
   return static_cast<const arrow::LargeStringArray&>(array).GetView(index);
 }
 
+inline std::shared_ptr<arrow::Field> field_named(const std::filesystem::path& path, const arrow::Schema& schema,
+                                                 const std::string& name) {
+  const auto field = schema.GetFieldByName(name);
+  if (!field)
+    throw DataError(fmt::format("{}: no column '{}'; it has: {}.{}", path.string(), name,
+                                join(schema.field_names(), ", "), did_you_mean(name, schema.field_names())));
+  return field;
+}
+
 inline bool is_integer_list(const arrow::DataType& type) {
   return is_list(type) && arrow::is_integer(static_cast<const arrow::BaseListType&>(type).value_type()->id());
 }

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <span>
 
 #ifdef TRIREME_WITH_PARQUET
@@ -48,6 +47,16 @@ T load(std::span<const std::byte> bytes, size_t at) {
   T value;
   std::memcpy(&value, bytes.data() + at, sizeof(T));
   return value;
+}
+
+std::shared_ptr<arrow::io::BufferReader> reader_of(const MappedFile& map) {
+  return std::make_shared<arrow::io::BufferReader>(std::make_shared<arrow::Buffer>(
+      reinterpret_cast<const uint8_t*>(map.bytes().data()), static_cast<int64_t>(map.bytes().size())));
+}
+
+bool has_footer(const MappedFile& map) {
+  const auto bytes = map.bytes();
+  return bytes.size() >= kArrowMagic.size() && std::memcmp(bytes.data(), kArrowMagic.data(), kArrowMagic.size()) == 0;
 }
 
 }  // namespace
@@ -157,11 +166,7 @@ void ArrowTable::State::choose_column(const std::string& wanted) {
   if (column.empty())
     fail(fmt::format("no column 'tokens', 'input_ids' or 'text'; it has: {}: name the one to read by data.column",
                      join(schema->field_names(), ", ")));
-  const auto field = schema->GetFieldByName(column);
-  if (!field)
-    fail(fmt::format("no column '{}'; it has: {}.{}", column, join(schema->field_names(), ", "),
-                     did_you_mean(column, schema->field_names())));
-  const arrow::DataType& type = *field->type();
+  const arrow::DataType& type = *field_named(path, *schema, column)->type();
   if (arrow::is_integer(type.id()))
     kind = ColumnKind::kBatchOfIntegers;
   else if (is_integer_list(type))
@@ -222,12 +227,9 @@ ArrowTable::ArrowTable(const std::filesystem::path& path, const std::string& col
   State& s = *state_;
   s.path = path;
   s.map = MappedFile(path, ExitCode::kData);
-  const auto bytes = s.map.bytes();
   s.options.use_threads = false;
-  s.file = std::make_shared<arrow::io::BufferReader>(std::make_shared<arrow::Buffer>(
-      reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int64_t>(bytes.size())));
-  s.has_footer =
-      bytes.size() >= kArrowMagic.size() && std::memcmp(bytes.data(), kArrowMagic.data(), kArrowMagic.size()) == 0;
+  s.file = reader_of(s.map);
+  s.has_footer = trireme::has_footer(s.map);
   s.has_footer ? s.open_file() : s.open_stream();
   s.choose_column(column);
   s.count_rows();
@@ -269,12 +271,11 @@ void ArrowTable::read_text(int64_t document, std::string& text) const {
   s.check_row(*array, batch, row);
   text.clear();
   if (array->IsNull(row)) return;
-  const auto check = [&](int64_t begin, int64_t end, int64_t size) {
+  const auto check_of = [&](const auto& typed) {
+    const int64_t begin = typed.value_offset(row), end = typed.value_offset(row + 1),
+                  size = typed.value_data() ? typed.value_data()->size() : 0;
     if (begin < 0 || end < begin || end > size)
       s.fail(fmt::format("{}: damaged: the text spans the bytes {} to {} of {}", place(document), begin, end, size));
-  };
-  const auto check_of = [&](const auto& typed) {
-    check(typed.value_offset(row), typed.value_offset(row + 1), typed.value_data() ? typed.value_data()->size() : 0);
   };
   if (array->type_id() == arrow::Type::STRING)
     check_of(static_cast<const arrow::StringArray&>(*array));
@@ -286,9 +287,7 @@ void ArrowTable::read_text(int64_t document, std::string& text) const {
 void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
                      const ParquetFile::JsonVisitor& visit) {
   const MappedFile map(path, ExitCode::kData);
-  const auto bytes = map.bytes();
-  const auto file = std::make_shared<arrow::io::BufferReader>(std::make_shared<arrow::Buffer>(
-      reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int64_t>(bytes.size())));
+  const auto file = reader_of(map);
   int64_t row = 0;
   const auto value_or_fail = [&](auto result) {
     if (!result.ok())
@@ -301,7 +300,7 @@ void read_arrow_json(const std::filesystem::path& path, const std::vector<std::s
     for (int64_t i = 0; i < batch.num_rows(); ++i, ++row)
       visit(row, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), row)));
   };
-  if (bytes.size() >= kArrowMagic.size() && std::memcmp(bytes.data(), kArrowMagic.data(), kArrowMagic.size()) == 0) {
+  if (has_footer(map)) {
     const auto reader = value_or_fail(arrow::ipc::RecordBatchFileReader::Open(file));
     for (int i = 0; i < reader->num_record_batches(); ++i) read(*value_or_fail(reader->ReadRecordBatch(i)));
   } else {
@@ -312,21 +311,24 @@ void read_arrow_json(const std::filesystem::path& path, const std::vector<std::s
 
 #else
 
-void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>&,
-                     const ParquetFile::JsonVisitor&) {
+namespace {
+
+[[noreturn]] void refuse(const std::filesystem::path& path) {
   throw ConfigError(
       fmt::format("{}: this build reads no Arrow files, because pyarrow was not found when it was configured: install "
                   "it and configure again",
                   path.string()));
 }
 
-struct ArrowTable::State {};
-ArrowTable::ArrowTable(const std::filesystem::path& path, const std::string&) {
-  throw ConfigError(
-      fmt::format("{}: this build reads no Arrow files, because pyarrow was not found when it was configured: install "
-                  "it and configure again",
-                  path.string()));
+}  // namespace
+
+void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>&,
+                     const ParquetFile::JsonVisitor&) {
+  refuse(path);
 }
+
+struct ArrowTable::State {};
+ArrowTable::ArrowTable(const std::filesystem::path& path, const std::string&) { refuse(path); }
 int64_t ArrowTable::documents() const { return 0; }
 bool ArrowTable::is_text() const { return false; }
 void ArrowTable::read_tokens(int64_t, std::vector<int64_t>&) const {}

@@ -48,15 +48,6 @@ T value_or_fail(arrow::Result<T> result, const std::filesystem::path& path) {
   return std::move(result).ValueUnsafe();
 }
 
-std::shared_ptr<arrow::Field> field_named(const std::filesystem::path& path, const arrow::Schema& schema,
-                                          const std::string& name) {
-  const auto field = schema.GetFieldByName(name);
-  if (!field)
-    fail(path, fmt::format("no column '{}'; it has: {}.{}", name, join(schema.field_names(), ", "),
-                           did_you_mean(name, schema.field_names())));
-  return field;
-}
-
 }  // namespace
 
 ParquetFile::ParquetFile(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
@@ -117,14 +108,17 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
   }
 }
 
-}  // namespace
-
-namespace {
-
-void require_text(const std::filesystem::path& path, const arrow::Schema& schema, const std::string& column) {
-  const auto field = field_named(path, schema, column);
-  if (!is_text(*field->type()))
-    fail(path, fmt::format("column '{}' is {}, expected string", column, field->type()->ToString()));
+/// Calls visit(row, text) for a column of text, as for_each_batch().
+template <class State, class Visit>
+void for_each_text(const State& state, const std::string& column, const Visit& visit, int64_t group = -1) {
+  const auto type = field_named(state.path, *state.schema, column)->type();
+  if (!is_text(*type)) fail(state.path, fmt::format("column '{}' is {}, expected string", column, type->ToString()));
+  const auto of_batch = [&](int64_t first, const arrow::RecordBatch& batch) {
+    const auto array = batch.GetColumnByName(column);
+    for (int64_t i = 0; i < batch.num_rows(); ++i)
+      visit(first + i, array->IsNull(i) ? std::string_view{} : text_at(*array, i));
+  };
+  for_each_batch(state, {column}, of_batch, group);
 }
 
 }  // namespace
@@ -137,24 +131,13 @@ std::vector<int64_t> ParquetFile::group_rows() const {
 }
 
 std::vector<std::string> ParquetFile::read_text_group(const std::string& column, int64_t group) const {
-  require_text(state_->path, *state_->schema, column);
   std::vector<std::string> texts;
-  const auto visit = [&](int64_t, const arrow::RecordBatch& batch) {
-    const auto array = batch.GetColumnByName(column);
-    for (int64_t i = 0; i < batch.num_rows(); ++i)
-      texts.emplace_back(array->IsNull(i) ? std::string_view{} : text_at(*array, i));
-  };
-  for_each_batch(*state_, {column}, visit, group);
+  for_each_text(*state_, column, [&](int64_t, std::string_view text) { texts.emplace_back(text); }, group);
   return texts;
 }
 
 void ParquetFile::read_text(const std::string& column, const TextVisitor& visit) const {
-  require_text(state_->path, *state_->schema, column);
-  for_each_batch(*state_, {column}, [&](int64_t first, const arrow::RecordBatch& batch) {
-    const auto array = batch.GetColumnByName(column);
-    for (int64_t i = 0; i < batch.num_rows(); ++i)
-      visit(first + i, array->IsNull(i) ? std::string_view{} : text_at(*array, i));
-  });
+  for_each_text(*state_, column, visit);
 }
 
 void ParquetFile::read_integer_lists(const std::string& first, const std::string& second,
@@ -215,9 +198,9 @@ void ParquetFile::read_messages(const std::string& column, const MessagesVisitor
   const auto field = field_named(state_->path, *state_->schema, column);
   const auto wrong = [&] {
     fail(state_->path,
-         fmt::format("column '{}' is {}, expected a list of structs with the strings role and content, or from "
-                     "and value",
-                     column, field->type()->ToString()));
+         fmt::format(
+             "column '{}' is {}, expected a list of structs with the strings role and content, or from and value",
+             column, field->type()->ToString()));
   };
   if (!is_list(*field->type())) wrong();
   std::vector<ChatMessage> messages;
@@ -260,8 +243,7 @@ struct ParquetFile::State {};
 ParquetFile::ParquetFile(const std::filesystem::path& path) {
   throw ConfigError(
       fmt::format("{}: this trireme was built without Parquet: install pyarrow into the Python of LibTorch "
-                  "(scripts/setup.sh "
-                  "does) and build again, or convert the file to .jsonl",
+                  "(scripts/setup.sh does) and build again, or convert the file to .jsonl",
                   path.string()));
 }
 int64_t ParquetFile::rows() const { return 0; }

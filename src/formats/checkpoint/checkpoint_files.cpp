@@ -1,6 +1,7 @@
 // The files of a training checkpoint: finding, checking, reading.
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/text.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/formats/json.h"
 
@@ -8,8 +9,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <set>
 
 namespace trireme {
@@ -62,10 +61,7 @@ CheckpointManifest read_manifest_v1(const std::filesystem::path& directory) {
         !entry["bytes"].is_number_unsigned() || !entry.contains("xxh3") || !entry["xxh3"].is_string())
       throw ModelError(fmt::format("{} does not describe {}", where, file.name));
     file.bytes = entry["bytes"].get<uint64_t>();
-    const std::string digits = entry["xxh3"].get<std::string>();
-    uint64_t hash = 0;
-    std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
-    file.xxh3 = hash;
+    file.xxh3 = parse_whole<uint64_t>(entry["xxh3"].get<std::string>(), 16).value_or(0);
     std::error_code error;
     if (rank < m.shard_size && std::filesystem::file_size(directory / file.name, error) == file.bytes && !error) {
       const SafetensorsFile shard(directory / file.name);
@@ -107,10 +103,8 @@ std::string checkpoint_name(int64_t step) { return fmt::format("step-{:08}", ste
 std::optional<int64_t> checkpoint_step(const std::filesystem::path& directory) {
   const std::string name = directory.filename().string();
   if (!name.starts_with("step-") || name.size() > 24) return std::nullopt;
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), step);
-  if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
-  return step;
+  const auto step = parse_whole<int64_t>(std::string_view(name).substr(5));
+  return step && *step >= 0 ? step : std::nullopt;
 }
 
 std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(const std::filesystem::path& checkpoints) {

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <set>
 
@@ -42,11 +41,10 @@ class Fields {
   }
   uint64_t hash(const char* key) const {
     const std::string digits = text(key);
-    uint64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-    if (digits.size() != 16 || error != std::errc() || end != digits.data() + digits.size())
+    const auto value = parse_whole<uint64_t>(digits, 16);
+    if (digits.size() != 16 || !value)
       fail(fmt::format("has {} '{}', expected a hash of 16 hexadecimal digits", key, digits));
-    return value;
+    return *value;
   }
   const Json& list(const char* key) const {
     const Json& value = at(key);
@@ -70,7 +68,7 @@ class Fields {
   std::string where_;
 };
 
-DType parse_dtype(const Fields& fields, const std::string& name) {
+DType state_dtype(const Fields& fields, const std::string& name) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI32, DType::kI64})
     if (name == dtype_name(dtype)) return dtype;
   fields.fail(fmt::format("has dtype '{}', which training state cannot have", name));
@@ -125,7 +123,7 @@ CheckpointFile parse_file(const Json& value, const std::string& where, const std
     CheckpointPiece parsed;
     parsed.kind = piece.text("kind");
     parsed.unit = piece.text("unit");
-    parsed.dtype = parse_dtype(piece, piece.text("dtype"));
+    parsed.dtype = state_dtype(piece, piece.text("dtype"));
     parsed.begin = piece.integer("begin");
     parsed.count = piece.integer("count", 1);
     parsed.xxh3 = piece.hash("xxh3");
@@ -255,12 +253,9 @@ CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::
     std::vector<double>& list = m.numbers[name];
     if (!values.is_array()) fields.fail(fmt::format("has numbers '{}' that are no list", name));
     for (const Json& value : values) {
-      double number = 0;
-      const std::string digits = value.is_string() ? value.get<std::string>() : "";
-      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-      if (digits.empty() || error != std::errc() || end != digits.data() + digits.size())
-        fields.fail(fmt::format("has {} among the numbers '{}'", dump(value), name));
-      list.push_back(number);
+      const auto number = value.is_string() ? parse_whole<double>(value.get<std::string>()) : std::nullopt;
+      if (!number) fields.fail(fmt::format("has {} among the numbers '{}'", dump(value), name));
+      list.push_back(*number);
     }
   }
   m.data = parse_fingerprints(fields.list("data"), where + " data");

@@ -5,21 +5,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include <map>
-
 namespace trireme {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
-
-void append_character(std::string& text, char32_t c) {  // below U+0800
-  if (c < 0x80) {
-    text += static_cast<char>(c);
-  } else {
-    text += static_cast<char>(0xC0 | c >> 6);
-    text += static_cast<char>(0x80 | (c & 0x3F));
-  }
-}
 
 OrderedJson vocabulary_object(const ByteLevelModel& model) {
   // nlohmann's ordered object searches linearly for every key that is inserted by name: build its vector.
@@ -74,7 +63,7 @@ const std::array<char32_t, 256>& byte_level_characters() {
 
 std::string byte_level_token(std::string_view bytes) {
   std::string token;
-  for (const char c : bytes) append_character(token, byte_level_characters()[static_cast<unsigned char>(c)]);
+  for (const char c : bytes) append_utf8(token, byte_level_characters()[static_cast<unsigned char>(c)]);
   return token;
 }
 

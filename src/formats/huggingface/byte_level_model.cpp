@@ -24,11 +24,6 @@ using TokenIds = std::unordered_map<std::string, int32_t>;
 
 constexpr size_t kMaxTokenizerFile = size_t{256} << 20;
 
-size_t character_count(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u; }));
-}
-
 nlohmann::json read_json_beside(const fs::path& path) {
   return read_json_if_there(path, ExitCode::kData, kMaxTokenizerFile);
 }

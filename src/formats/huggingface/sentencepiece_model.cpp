@@ -14,11 +14,9 @@ namespace trireme {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
-  throw DataError(
-      fmt::format("{}: not a complete sentencepiece model: {}. Copy it again, or train one with "
-                  "`trireme tokenizer "
-                  "train`",
-                  path.string(), what));
+  throw DataError(fmt::format(
+      "{}: not a complete sentencepiece model: {}. Copy it again, or train one with `trireme tokenizer train`",
+      path.string(), what));
 }
 
 /// As fail(), at a byte of the file.

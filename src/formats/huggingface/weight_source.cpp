@@ -133,6 +133,11 @@ void refuse_file_for_directory(const std::filesystem::path& path) {
       path.string()));
 }
 
+bool has_safetensors(const std::filesystem::path& directory) {
+  return std::filesystem::exists(directory / "model.safetensors") ||
+         std::filesystem::exists(directory / "model.safetensors.index.json");
+}
+
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory) {
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))

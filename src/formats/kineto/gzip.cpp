@@ -11,7 +11,6 @@
 #include <cstring>
 #include <fstream>
 #include <streambuf>
-#include <string>
 #include <vector>
 
 namespace trireme {

@@ -3,7 +3,6 @@
 
 #include "trireme/formats/kineto/trace.h"
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>

@@ -13,7 +13,6 @@
 #include <optional>
 #include <regex>
 #include <unordered_map>
-#include <utility>
 
 namespace trireme {
 

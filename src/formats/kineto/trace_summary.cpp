@@ -15,45 +15,34 @@
 namespace trireme {
 
 const char* kernel_class(std::string_view name) {
+  struct Class {
+    const char* name;
+    std::vector<std::string_view> parts;  // of kernels' names
+  };
   // The first that matches.
-  constexpr std::array<std::pair<std::string_view, const char*>, 34> kClasses = {{
-      {"nccl", "NCCL"},
-      {"Memcpy PtoP", "peer copies"},
-      {"Memcpy", "copies"},
-      {"Memset", "copies"},
-      {"cudnn_generated_fort_native_sdpa", "attention"},
-      {"flash", "attention"},
-      {"fmha", "attention"},
-      {"kernels::forward::", "attention"},
-      {"kernels::backward::", "attention"},
-      {"tile::kernel", "quantization"},
-      {"e4m3", "FP8 products"},
-      {"gemm", "products"},
-      {"nvjet", "products"},
-      {"cutlass", "products"},
-      {"splitK", "products"},
-      {"quantize", "quantization"},
-      {"transpose_bytes", "FP8 weight transposition"},
-      {"swiglu", "SwiGLU"},
-      {"Gelu", "GELU"},
-      {"CrossEntropy", "cross-entropy"},
-      {"adamw_kernel", "optimizer"},
-      {"moments_kernel", "optimizer"},
-      {"apply_kernel", "optimizer"},
-      {"squares_kernel", "optimizer"},
-      {"square_kernel", "gradient norm"},
-      {"dropout", "dropout"},
-      {"rms_norm", "norms"},
-      {"forward_kernel", "norms"},
-      {"backward_kernel", "norms"},
-      {"rope", "rotary positions"},
-      {"rotate", "rotary positions"},
-      {"merge", "rotary positions"},
-      {"embedding", "embedding"},
-      {"elementwise", "LibTorch elementwise"},
-  }};
-  for (const auto& [part, name_of_class] : kClasses)
-    if (name.find(part) != std::string_view::npos) return name_of_class;
+  static const std::vector<Class> classes = {
+      {"NCCL", {"nccl"}},
+      {"peer copies", {"Memcpy PtoP"}},
+      {"copies", {"Memcpy", "Memset"}},
+      {"attention", {"cudnn_generated_fort_native_sdpa", "flash", "fmha", "kernels::forward::", "kernels::backward::"}},
+      {"quantization", {"tile::kernel"}},
+      {"FP8 products", {"e4m3"}},
+      {"products", {"gemm", "nvjet", "cutlass", "splitK"}},
+      {"quantization", {"quantize"}},
+      {"FP8 weight transposition", {"transpose_bytes"}},
+      {"SwiGLU", {"swiglu"}},
+      {"GELU", {"Gelu"}},
+      {"cross-entropy", {"CrossEntropy"}},
+      {"optimizer", {"adamw_kernel", "moments_kernel", "apply_kernel", "squares_kernel"}},
+      {"gradient norm", {"square_kernel"}},
+      {"dropout", {"dropout"}},
+      {"norms", {"rms_norm", "forward_kernel", "backward_kernel"}},
+      {"rotary positions", {"rope", "rotate", "merge"}},
+      {"embedding", {"embedding"}},
+      {"LibTorch elementwise", {"elementwise"}}};
+  for (const Class& each : classes)
+    for (const std::string_view part : each.parts)
+      if (name.find(part) != std::string_view::npos) return each.name;
   return "others";
 }
 
@@ -255,6 +244,64 @@ TraceSummary summarise(const Trace& trace) {
   read_memory(trace, summary);
   summary.all = parts_of(summary, summary.window);
   return summary;
+}
+
+std::string range_class(std::string_view name) {
+  if (name.starts_with("ProfilerStep")) return "rest of the step";
+  if (name.starts_with("wait for ")) return "communication";
+  return std::string(name.substr(0, name.find_first_of(" .")));
+}
+
+bool is_phase(std::string_view name) {
+  constexpr std::array<std::string_view, 7> kPhases = {"data",      "forward",    "backward",  "finish_backward",
+                                                       "optimizer", "checkpoint", "evaluation"};
+  return std::find(kPhases.begin(), kPhases.end(), name) != kPhases.end();
+}
+
+bool is_communication(const Trace& trace, const Trace::Event& event) {
+  const std::string& name = trace.names[event.name];
+  return name == "record_param_comms" || name.starts_with("wait for ") || name.starts_with("c10d::") ||
+         name.starts_with("nccl:");
+}
+
+std::vector<std::vector<Trace::Event>> host_threads(const Trace& trace) {
+  std::vector<std::vector<Trace::Event>> threads;
+  for (const Trace::Event& event : trace.events) {
+    if (event.kind != Trace::Kind::kOperation && event.kind != Trace::Kind::kRange) continue;
+    if (event.thread >= threads.size()) threads.resize(event.thread + 1);
+    threads[event.thread].push_back(event);
+  }
+  for (auto& thread : threads)
+    std::stable_sort(thread.begin(), thread.end(), [](const Trace::Event& a, const Trace::Event& b) {
+      return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+    });
+  return threads;
+}
+
+void sweep(const std::vector<Trace::Event>& thread, const SweepVisit& visit) {
+  std::vector<Trace::Event> open;
+  double now = 0;
+  const auto advance = [&](double to) {
+    if (!open.empty() && to > now) visit(now, to, open);
+    now = std::max(now, to);
+  };
+  const auto close_until = [&](double time) {
+    while (!open.empty() && open.back().end <= time) {
+      advance(open.back().end);
+      open.pop_back();
+    }
+  };
+  for (Trace::Event event : thread) {
+    close_until(event.begin);
+    if (open.empty())
+      now = event.begin;
+    else
+      advance(event.begin);
+    // Rounding may let an event end after the one around it.
+    if (!open.empty()) event.end = std::min(event.end, open.back().end);
+    open.push_back(event);
+  }
+  close_until(std::numeric_limits<double>::infinity());
 }
 
 }  // namespace trireme

@@ -1,7 +1,7 @@
 // MLPerf llama2_70b_lora records: a one-dimensional object array of dicts {input_ids, loss_mask, seq_start_id}.
 #include "trireme/formats/numpy/npy.h"
 
-#include "pickle_values.h"
+#include "pickle_stack.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,10 +1,12 @@
 #include "trireme/formats/tensorflow/tf_checkpoint.h"
 
-#include "leveldb_table.h"
+#include "protobuf.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
 
+#include <array>
+#include <cstring>
 #include <limits>
 #include <optional>
 
@@ -12,8 +14,134 @@ namespace trireme {
 
 namespace {
 
-constexpr uint64_t kMaxFiles = 10'000;
+/// CRC-32C, eight bytes at a time with tables (slicing-by-8: Kounavis and Berry 2005).
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+constexpr Tables make_tables() {
+  constexpr uint32_t kPolynomial = 0x82f63b78;  // reflected
+  Tables tables{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t value = i;
+    for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? kPolynomial : 0);
+    tables[0][i] = value;
+  }
+  for (uint32_t i = 0; i < 256; ++i)
+    for (size_t t = 1; t < 8; ++t) tables[t][i] = tables[t - 1][i] >> 8 ^ tables[0][tables[t - 1][i] & 0xff];
+  return tables;
+}
+
+constexpr Tables kTables = make_tables();
+
+}  // namespace
+
+uint32_t crc32c(std::span<const std::byte> bytes) {
+  uint32_t crc = 0xffffffff;
+  size_t at = 0;
+  for (; at + 8 <= bytes.size(); at += 8) {
+    uint64_t word;
+    std::memcpy(&word, bytes.data() + at, 8);
+    word ^= crc;
+    crc = 0;
+    for (size_t t = 0; t < 8; ++t) crc ^= kTables[7 - t][word >> (8 * t) & 0xff];
+  }
+  for (; at < bytes.size(); ++at) crc = crc >> 8 ^ kTables[0][(crc ^ static_cast<uint32_t>(bytes[at])) & 0xff];
+  return ~crc;
+}
+
+uint32_t masked_crc32c(std::span<const std::byte> bytes) {
+  const uint32_t crc = crc32c(bytes);
+  return (crc >> 15 | crc << 17) + 0xa282ead8;
+}
+
+namespace {
+
+constexpr uint64_t kMagic = 0xdb4775248b80fb57;
+constexpr size_t kFooter = 48, kTrailer = 5;
+constexpr uint64_t kMaxKey = 4096, kMaxFiles = 10'000;
 constexpr size_t kMaxDimensions = 16;
+
+/// ModelError of the file or tensor `what`.
+DamagedAt damaged_model(const std::string& what) {
+  return [what](size_t, const std::string& why) {
+    throw ModelError(fmt::format("{}: {}; the file is damaged", what, why));
+  };
+}
+
+struct Handle {
+  uint64_t offset, size;
+};
+Handle read_handle(ByteCursor& cursor) {
+  const uint64_t offset = cursor.varint();
+  return {offset, cursor.varint()};
+}
+
+/// The block's entries. Checks its trailer (compression type, masked checksum).
+std::span<const std::byte> read_block(std::span<const std::byte> table, Handle handle, const std::string& what) {
+  const DamagedAt damaged = damaged_model(what);
+  if (handle.offset > table.size() || handle.size > table.size() - handle.offset ||
+      table.size() - handle.offset - handle.size < kTrailer)
+    throw ModelError(fmt::format("{}: a block of {} bytes at {} lies outside the file of {}; the file is damaged", what,
+                                 handle.size, handle.offset, table.size()));
+  const auto block = table.subspan(static_cast<size_t>(handle.offset), static_cast<size_t>(handle.size) + 1);
+  ByteCursor trailer(table.subspan(static_cast<size_t>(handle.offset + handle.size), kTrailer), damaged);
+  const uint64_t type = trailer.fixed(1);
+  if (type == 1)
+    throw ModelError(fmt::format(
+        "{}: the block at {} is compressed with snappy, which is not supported: write the checkpoint again with "
+        "tf.train.Saver or tf.train.Checkpoint, which do not compress",
+        what, handle.offset));
+  if (type != 0) trailer.fail(fmt::format("the block at {} has the unknown type {}", handle.offset, type));
+  if (trailer.fixed(4) != masked_crc32c(block))
+    trailer.fail(fmt::format("the checksum of the block at {} does not match", handle.offset));
+  const auto content = block.first(block.size() - 1);
+  if (content.size() < 4) trailer.fail("a block is too short for its count of restarts");
+  ByteCursor tail(content.last(4), damaged);
+  const uint64_t restarts = tail.fixed(4);
+  if (restarts > content.size() / 4 - 1)
+    tail.fail(fmt::format("a block of {} bytes claims {} restarts", content.size(), restarts));
+  return content.first(content.size() - 4 - 4 * static_cast<size_t>(restarts));
+}
+
+/// Keys ascend through the whole table: `last` is passed from block to block.
+template <class F>
+void walk_block(std::span<const std::byte> entries, const DamagedAt& damaged, std::optional<std::string>& last,
+                const F& visit) {
+  ByteCursor cursor(entries, damaged);
+  std::string key;
+  while (!cursor.empty()) {
+    const uint64_t shared = cursor.varint(), own = cursor.varint(), length = cursor.varint();
+    if (shared > key.size()) cursor.fail(fmt::format("a key shares {} bytes with one of {}", shared, key.size()));
+    if (own > kMaxKey || shared + own > kMaxKey) cursor.fail(fmt::format("a key of {} bytes", shared + own));
+    const auto rest = cursor.take(own);
+    key.resize(static_cast<size_t>(shared));
+    key.append(reinterpret_cast<const char*>(rest.data()), rest.size());
+    const auto value = cursor.take(length);
+    if (last && key <= *last) cursor.fail("keys do not ascend");
+    last = key;
+    visit(key, value);
+  }
+}
+
+/// Calls visit for every key and value of a table in LevelDB's format (leveldb, doc/table_format.md), in order.
+template <class F>
+void for_each_entry(std::span<const std::byte> table, const std::string& what, const F& visit) {
+  if (table.size() < kFooter)
+    throw ModelError(fmt::format("{} has {} bytes, too few for a checkpoint's index", what, table.size()));
+  const DamagedAt damaged = damaged_model(what);
+  ByteCursor footer(table.last(kFooter), damaged);
+  read_handle(footer);  // of the metaindex block, which is not needed
+  const Handle index = read_handle(footer);
+  ByteCursor magic(table.last(8), damaged);
+  if (magic.fixed(8) != kMagic)
+    throw ModelError(fmt::format("{} is not an index of a TensorFlow checkpoint (V2): its last bytes differ", what));
+  const auto blocks = table.first(table.size() - kFooter);
+  std::optional<std::string> last_separator, last_key;
+  walk_block(read_block(blocks, index, what), damaged, last_separator,
+             [&](const std::string&, std::span<const std::byte> value) {
+               ByteCursor cursor(value, damaged);
+               walk_block(read_block(blocks, read_handle(cursor), what), damaged, last_key, visit);
+             });
+}
 
 /// DataType values of tensorflow/core/framework/types.proto.
 std::optional<DType> dtype_of(uint64_t number) {

@@ -3,7 +3,6 @@
 #include "activations.h"
 #include "dropout_parts.h"
 #include "trireme/base/error.h"
-#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 

@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string_view>

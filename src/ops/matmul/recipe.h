@@ -45,38 +45,4 @@ class LinearRecipe {
 
 const LinearRecipe& recipe_of(Recipe recipe);
 
-const LinearRecipe& compute_recipe();
-const LinearRecipe& fp8_frozen_recipe();
-#define TRIREME_DECLARE(Name, word) const LinearRecipe& fp8_##word##_recipe();
-TRIREME_TRAINED_FP8_RECIPES(TRIREME_DECLARE)
-#undef TRIREME_DECLARE
-
-/// Products in FP8: W, E4M3 with one scale, times x or dy with one scale each (Operand::codes) or one per row
-/// (Operand::rows). Forward accumulates fast. A recipe says which forms it takes.
-class Fp8Recipe : public LinearRecipe {
- public:
-  const RecipeTraits& traits() const final { return traits_; }
-  at::Tensor forward(const Operand& x, const Weight& weight, at::ScalarType dtype, const at::Tensor& bias,
-                     const Addend& addend, Kept& kept) const final;
-  void keep(const Operand& x, const Weight& weight, Kept& kept) const final { (void)multiplied_codes(x, weight, kept); }
-  at::Tensor dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
-                   const Addend& addend) const final;
-  void wgrad(const Operand& dy, const at::Tensor& plain_x, const Kept& kept, const GradientTarget& target) const final;
-
- protected:
-  /// `gradients`: how dgrad and wgrad accumulate.
-  Fp8Recipe(const RecipeTraits& traits, Accumulate gradients) : traits_(traits), gradients_(gradients) {}
-  /// What the recipes of trained matrices have in common; they add their scales and their traffic.
-  static RecipeTraits trained_traits(const char* name, Accumulate gradients);
-
- private:
-  /// The codes of W that forward multiplies by; fills `kept`.
-  Fp8Matrix multiplied_codes(const Operand& x, const Weight& weight, Kept& kept) const;
-  /// Codes of a matrix in the compute dtype: with the scale of its own amax.
-  virtual Fp8Codes make_weight_codes(const Weight& weight) const;
-
-  RecipeTraits traits_;
-  Accumulate gradients_;
-};
-
 }  // namespace trireme

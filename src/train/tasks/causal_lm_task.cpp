@@ -32,10 +32,7 @@ struct TokenMicroBatch final : MicroBatch {
 
 DecoderConfig read_shape(const Config& config) {
   const std::filesystem::path path = config.model.path;
-  // For random weights config.json alone is enough, given itself or in a directory.
-  if (config.model.init == ModelSection::Init::kRandom && std::filesystem::is_regular_file(path))
-    return read_decoder_config(path);
-  return read_model_config(path);
+  return config.model.init == ModelSection::Init::kRandom ? read_model_shape(path) : read_model_config(path);
 }
 
 std::optional<LoraOptions> lora_options(const Config& config) {

@@ -5,8 +5,6 @@
 #include "trireme/base/recipe.h"
 
 #include <cstdint>
-#include <optional>
-#include <string_view>
 #include <vector>
 
 namespace trireme {

@@ -1,18 +1,27 @@
 #pragma once
-// Processes many files: in parallel, resumable, and without leaving incomplete files.
+// Outputs of preparations: files of training rows with loss masks and sequence starts, and which of many files are
+// finished.
 
-#include <cstddef>
+#include "trireme/formats/numpy/npy.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
-#include <vector>
 
 namespace trireme {
 
-/// Calls work(i) for i in [0, count) on `threads` threads (0: one per core). After an exception no further i is
-/// started; the exception of the lowest failed i is thrown.
-void parallel_for(size_t count, unsigned threads, const std::function<void(size_t)>& work);
+/// ConfigError unless the names end in .npy, .h5 or .hdf5, and a second file and its fraction are both given or
+/// neither. Makes the folders.
+void check_row_outputs(const std::filesystem::path& output, const std::filesystem::path& valid_output,
+                       double valid_fraction);
+/// Whether an item belongs to the second file, by its number and a seed.
+bool in_valid_split(uint64_t seed, int64_t number, double valid_fraction);
+bool is_hdf5_name(const std::filesystem::path& path);
+
+/// Writes `count` rows of seq_length tokens: an object npy (MLPerf's layout), or HDF5. Atomic.
+void write_masked_rows(const std::filesystem::path& path, int64_t seq_length, int64_t count,
+                       const std::function<PackedRecord(int64_t)>& row);
 
 /// Records which outputs of a directory are finished. The record of an output holds a fingerprint of its inputs and
 /// options: a repeated run skips finished outputs and makes outputs with another fingerprint again.

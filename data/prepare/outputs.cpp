@@ -1,0 +1,98 @@
+#include "data/prepare/outputs.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/rng.h"
+#include "trireme/formats/hdf5/hdf5_tokens.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+namespace trireme {
+
+bool is_hdf5_name(const std::filesystem::path& path) {
+  return path.extension() == ".h5" || path.extension() == ".hdf5";
+}
+
+void check_row_outputs(const std::filesystem::path& output, const std::filesystem::path& valid_output,
+                       double valid_fraction) {
+  for (const std::filesystem::path& path : {output, valid_output})
+    if (!path.empty() && path.extension() != ".npy" && !is_hdf5_name(path))
+      throw ConfigError(
+          fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format", path.string()));
+  if (valid_output.empty() != (valid_fraction == 0))
+    throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
+  if (!(valid_fraction >= 0 && valid_fraction < 1))
+    throw ConfigError(fmt::format("--valid-fraction {}: expected a number between 0 and 1", valid_fraction));
+  for (const std::filesystem::path& path : {output, valid_output})
+    if (path.has_parent_path()) make_directories(path.parent_path());
+}
+
+bool in_valid_split(uint64_t seed, int64_t number, double valid_fraction) {
+  const uint64_t draw = derive_seed(seed, "valid_split", static_cast<uint64_t>(number));
+  return std::ldexp(static_cast<double>(draw >> 11), -53) < valid_fraction;
+}
+
+void write_masked_rows(const std::filesystem::path& path, int64_t seq_length, int64_t count,
+                       const std::function<PackedRecord(int64_t)>& row) {
+  if (is_hdf5_name(path)) {
+    Hdf5TokenWriter writer(path, seq_length, {true, true});
+    for (int64_t i = 0; i < count; ++i) {
+      const PackedRecord record = row(i);
+      writer.append(record.input_ids, record.loss_mask, record.seq_start_id);
+    }
+    writer.commit();
+  } else {
+    NpyPackedRecordWriter writer(path, count);
+    for (int64_t i = 0; i < count; ++i) writer.append(row(i));
+    writer.commit();
+  }
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRecords = ".done";
+
+}  // namespace
+
+PartRecords::PartRecords(const fs::path& directory) : directory_(directory) {
+  make_directories(directory / kRecords);
+  remove_dead_temporaries(directory);
+  remove_dead_temporaries(directory / kRecords);
+}
+
+PartRecords::~PartRecords() {
+  remove_dead_temporaries(directory_);
+  remove_dead_temporaries(directory_ / kRecords);
+}
+
+bool PartRecords::is_done(const std::string& name, uint64_t fingerprint) const {
+  std::ifstream file(directory_ / kRecords / name);
+  std::string recorded;
+  uintmax_t size = 0;
+  std::error_code error;
+  return file >> recorded >> size && recorded == hex64(fingerprint) &&
+         fs::file_size(directory_ / name, error) == size && !error;
+}
+
+void PartRecords::done(const std::string& name, uint64_t fingerprint, const std::string& note) const {
+  write_file_atomic(directory_ / kRecords / name,
+                    fmt::format("{} {}\n{}", hex64(fingerprint), fs::file_size(directory_ / name), note));
+}
+
+std::string PartRecords::note(const std::string& name) const {
+  std::ifstream file(directory_ / kRecords / name);
+  std::string line;
+  std::getline(file, line);
+  std::ostringstream rest;
+  rest << file.rdbuf();
+  return rest.str();
+}
+
+}  // namespace trireme
