@@ -247,9 +247,12 @@ output: {{dir: run}}
                 with torch.no_grad():
                     whole = AutoModelForCausalLM.from_pretrained(f"{work}/merged", dtype=torch.float32).eval()
                     merge_error = (whole(input_ids=valid).logits - loaded(input_ids=valid).logits).abs().max().item()
-                merged = f", merged {merge_error:.2e}"
-                if not merge_error <= 1e-4:
-                    failures.append(f"logits of the merged model differ by {merge_error:.3g}")
+                mine, theirs = whole.state_dict(), loaded.merge_and_unload().state_dict()
+                assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
+                unload_error = max((mine[name] - value).abs().max().item() for name, value in theirs.items())
+                merged = f", merged {merge_error:.2e}, against merge_and_unload {unload_error:.2e}"
+                if not (merge_error <= 1e-4 and unload_error <= 1e-6):
+                    failures.append(f"the merged model's logits differ by {merge_error:.3g}, its weights from peft's by {unload_error:.3g}")
         print(f"{args.case}: worst loss error {worst:.2e} relative, gradient norm {worst_norm:.2e}, weights {weight_error:.2e}, "
               f"logits {logit_error:.2e}{merged}, loss {want[0][0]:.4f} -> {want[-1][0]:.4f}")
     if failures:

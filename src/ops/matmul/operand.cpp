@@ -107,7 +107,7 @@ at::Tensor sum_columns(const at::Tensor& x_TD) {
 
 at::Tensor scale_columns(const at::Tensor& x_TD, const at::Tensor& factors_D, const at::Tensor& bias_D,
                          const at::Tensor& addend_TD) {
-  TRIREME_LAUNCH(Dispatch("scale_columns", x_TD).needs(x_TD.is_contiguous(), "the matrix is not contiguous").choice(),
+  TRIREME_RETURN_LAUNCH(Dispatch("scale_columns", x_TD).needs(x_TD.is_contiguous(), "the matrix is not contiguous").choice(),
                  scale_columns(x_TD, factors_D, bias_D, addend_TD));
   at::Tensor y = at::empty(x_TD.sizes(), x_TD.options());
   at::mul_out(y, x_TD, factors_D);
@@ -124,7 +124,7 @@ std::pair<at::Tensor, at::Tensor> scale_and_sum_columns(const at::Tensor& x_TD, 
                                        reinterpret_cast<uintptr_t>(x_TD.const_data_ptr()) % 16 == 0,
                                    "the rows are not aligned to 16 bytes")
                             .choice();
-  TRIREME_LAUNCH(choice, scale_and_sum_columns(x_TD, factors_D, other_TD));
+  TRIREME_RETURN_LAUNCH(choice, scale_and_sum_columns(x_TD, factors_D, other_TD));
   const at::ScalarType type = factors_D.scalar_type();
   return {scale_columns(x_TD, factors_D), at::sum(x_TD.to(type).mul(other_TD), {0}, false, type)};
 }
