@@ -21,10 +21,10 @@ class BlockTensors {
  public:
   BlockTensors(const BlockPass& pass, int64_t index, const UnitTensors& unit)
       : pass_(pass), block_(*pass.block), index_(static_cast<uint64_t>(index)), unit_(unit) {
-    if (pass.targets == nullptr) return;
-    targets_ = &(*pass.targets)[index_];
+    if (!pass.adapters) return;
+    targets_ = &pass.adapters->targets[index_];
     magnitudes_ = static_cast<size_t>(block_.parameters()) + 2 * targets_->size();
-    biases_ = magnitudes_ + (pass.dora ? targets_->size() : 0);
+    biases_ = magnitudes_ + (pass.adapters->dora ? targets_->size() : 0);
   }
 
   Norm norm(const char* name) {
@@ -53,10 +53,10 @@ class BlockTensors {
     const int position = block_.bias_position(layer);
     if (position < 0) return {};
     const at::Tensor& frozen = unit_[position];
-    if (pass_.biases == nullptr) return frozen;
+    if (!pass_.adapters) return frozen;
     std::vector<at::Tensor> parts;  // of the bias: trained ones, and what is between them
     int64_t row = 0;
-    for (size_t i = 0; const TrainedBias& trained : (*pass_.biases)[index_]) {
+    for (size_t i = 0; const TrainedBias& trained : pass_.adapters->biases[index_]) {
       const size_t parameter = biases_ + i++;
       if (trained.layer != layer) continue;
       if (row < trained.row_begin) parts.push_back(frozen.narrow(0, row, trained.row_begin - row));
@@ -74,7 +74,7 @@ class BlockTensors {
     for (size_t t = 0; const LoraTarget& target : *targets_) {
       if (target.layer == layer)
         list.push_back({pairs[2 * t], pairs[2 * t + 1], target.row_begin, index_ * pass_.streams + target.index,
-                        target.strength.scale, pass_.dora ? unit_.values[magnitudes_ + t] : at::Tensor()});
+                        target.strength.scale, pass_.adapters->dora ? unit_.values[magnitudes_ + t] : at::Tensor()});
       ++t;
     }
     return list;
@@ -184,11 +184,11 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
     const auto add = [&](int from, size_t& next, size_t count) {
       for (size_t i = 0; i < count; ++i) tensors.push_back(store.parameters(from)[next++]);
     };
-    if (pass.targets != nullptr) {
-      const size_t targets = (*pass.targets)[static_cast<size_t>(block)].size();
+    if (pass.adapters) {
+      const size_t targets = pass.adapters->targets[static_cast<size_t>(block)].size();
       add(adapters.matrices, matrix, 2 * targets);
-      if (pass.dora) add(adapters.vectors, vector, targets);
-      if (pass.biases != nullptr) add(adapters.vectors, vector, (*pass.biases)[static_cast<size_t>(block)].size());
+      if (pass.adapters->dora) add(adapters.vectors, vector, targets);
+      add(adapters.vectors, vector, pass.adapters->biases[static_cast<size_t>(block)].size());
     }
     const std::vector<WeightState>* states = &store.weight_states(unit);
     const Recompute what = recompute.empty() ? Recompute::kNone : recompute[static_cast<size_t>(block)];

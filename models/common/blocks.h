@@ -18,6 +18,13 @@
 
 namespace trireme {
 
+/// What is trained beside the frozen blocks of a model, of each block.
+struct BlockAdapters {
+  std::vector<std::vector<LoraTarget>> targets{};
+  std::vector<std::vector<TrainedBias>> biases{};
+  bool dora = false;  // each target has a magnitude
+};
+
 /// Inputs that all blocks of one forward pass share.
 struct BlockPass {
   std::shared_ptr<const BlockTable> block{};
@@ -31,12 +38,8 @@ struct BlockPass {
   /// output projection and the MLP draw from streams first_stream + b * streams and the two behind it.
   Dropout attention{}, residual{};
   uint64_t first_stream = 0, streams = 0;
-  /// Adapters and trained biases of each block, which the model owns; null: none. Their dropout draws from streams
-  /// b * streams + LoraTarget::index.
-  const std::vector<std::vector<LoraTarget>>* targets = nullptr;
-  const std::vector<std::vector<TrainedBias>>* biases = nullptr;
-  bool dora = false;  // each target has a magnitude
-  Dropout lora_dropout{};
+  std::shared_ptr<const BlockAdapters> adapters{};  // null: none
+  Dropout lora_dropout{};                           // draws from streams b * streams + LoraTarget::index
 };
 
 /// Units of what is trained beside frozen blocks; -1: there is no such unit.

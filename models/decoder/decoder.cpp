@@ -116,8 +116,11 @@ void DecoderModel::add_lora_units() {
   const TensorNames& names = family_of(config_).names;
   std::vector<std::string> prefixes;
   for (int64_t block = 0; block < config_.num_hidden_layers; ++block) prefixes.push_back(names.block(block));
-  targets_ = lora_targets(*block_, config_.family, *lora_, prefixes, {names.embedding});
-  for (const std::vector<LoraTarget>& targets : targets_) biases_.push_back(trained_biases(*block_, *lora_, targets));
+  BlockAdapters adapters{.targets = lora_targets(*block_, config_.family, *lora_, prefixes, {names.embedding}),
+                         .dora = lora_->use_dora};
+  for (const std::vector<LoraTarget>& of_block : adapters.targets)
+    adapters.biases.push_back(trained_biases(*block_, *lora_, of_block));
+  block_adapters_ = std::make_shared<const BlockAdapters>(std::move(adapters));
   if (lora_->target_modules.all_linear()) {
     // The embedding is no linear layer.
   } else if (is_targeted(*lora_, names.head)) {
@@ -173,8 +176,8 @@ UnitSpec DecoderModel::adapters_unit() const {
   unit.name = "adapters";
   unit.trained = unit.replicated = true;
   const TensorNames& names = family_of(config_).names;
-  for (size_t block = 0; block < targets_.size(); ++block)
-    add_adapters(unit, targets_[block], "layers." + std::to_string(block) + ".",
+  for (size_t block = 0; block < targets().size(); ++block)
+    add_adapters(unit, targets()[block], "layers." + std::to_string(block) + ".",
                  names.block(static_cast<int64_t>(block)));
   if (embedding_adapter_) {
     // PEFT's initialisation: A, which has a column for each token in PEFT's files and a row here, zero, and B normal.
@@ -201,8 +204,8 @@ UnitSpec DecoderModel::vectors_unit() const {
   unit.name = "adapter_vectors";
   unit.trained = unit.replicated = unit.fp32 = true;
   const TensorNames& names = family_of(config_).names;
-  for (size_t block = 0; block < targets_.size(); ++block)
-    add_adapter_vectors(unit, *block_, targets_[block], lora_->use_dora, biases_[block],
+  for (size_t block = 0; block < targets().size(); ++block)
+    add_adapter_vectors(unit, *block_, targets()[block], lora_->use_dora, block_adapters_->biases[block],
                         "layers." + std::to_string(block) + ".", names.block(static_cast<int64_t>(block)));
   if (lora_->bias == LoraOptions::Bias::kAll && config_.norm == NormKind::kLayer)
     unit.parameters.push_back(vector_spec("norm.bias", config_.hidden_size, names.final_norm + ".bias"));
@@ -228,12 +231,12 @@ TrainedRows DecoderModel::trained_rows(UnitStore& store, const std::string& modu
 std::map<std::string, at::Tensor> DecoderModel::initial_magnitudes(UnitStore& store) const {
   at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> magnitudes;
-  for (size_t block = 0; lora_ && lora_->use_dora && block < targets_.size(); ++block) {
+  for (size_t block = 0; lora_ && lora_->use_dora && block < targets().size(); ++block) {
     const int unit = static_cast<int>(block) + 1;
     store.pre_forward(unit);
     const std::vector<at::Tensor>& tensors = store.parameters(unit);
     const UnitTensors weights{tensors, &store.weight_states(unit)};
-    for (const LoraTarget& target : targets_[block]) {
+    for (const LoraTarget& target : targets()[block]) {
       const Weight weight = weights.weight(block_->weight_position(target.layer));
       const at::Tensor lengths = row_squares(weight).sqrt();
       int64_t row = target.row_begin;
@@ -305,9 +308,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   const int64_t blocks = config_.num_hidden_layers;
   if (!lora_) return run_blocks(x_TD, store, pass, blocks, options.recompute);
   if (options.adapters) {
-    pass.targets = &targets_;
-    pass.biases = lora_->bias == LoraOptions::Bias::kNone ? nullptr : &biases_;
-    pass.dora = lora_->use_dora;
+    pass.adapters = block_adapters_;
     pass.lora_dropout = dropout(lora_->dropout);
   }
   x_TD = enter_unit(x_TD, store, adapters_.matrices);
@@ -383,7 +384,7 @@ ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
   if (lora_) {
     shape.adapter_dropout = lora_->dropout > 0;
     shape.dora = lora_->use_dora;
-    shape.adapters = adapter_shapes(targets_);
+    shape.adapters = adapter_shapes(targets());
   }
   HeadShape& head = shape.head;
   head.products = {{static_cast<double>(tokens), d, v}};

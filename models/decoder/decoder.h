@@ -64,7 +64,7 @@ class DecoderModel {
   const BlockTable& block() const { return *block_; }
   const std::optional<LoraOptions>& lora() const { return lora_; }
   /// The adapters of each block, and of the embedding.
-  const std::vector<std::vector<LoraTarget>>& targets() const { return targets_; }
+  const std::vector<std::vector<LoraTarget>>& targets() const { return block_adapters_->targets; }
   const std::optional<LoraStrength>& embedding_adapter() const { return embedding_adapter_; }
   /// Ids, ascending, of the rows of each of token_modules() that are trained beside the adapters.
   const std::map<std::string, std::vector<int64_t>>& token_rows() const { return token_rows_; }
@@ -115,8 +115,7 @@ class DecoderModel {
   DecoderConfig config_;
   std::shared_ptr<const BlockTable> block_;
   std::optional<LoraOptions> lora_;
-  std::vector<std::vector<LoraTarget>> targets_;
-  std::vector<std::vector<TrainedBias>> biases_;
+  std::shared_ptr<const BlockAdapters> block_adapters_ = std::make_shared<BlockAdapters>();
   std::optional<LoraStrength> embedding_adapter_;
   std::map<std::string, std::vector<int64_t>> token_rows_;
   mutable std::map<std::string, at::Tensor> row_ids_;  // token_rows_ on the device of the last forward

@@ -107,8 +107,9 @@ at::Tensor sum_columns(const at::Tensor& x_TD) {
 
 at::Tensor scale_columns(const at::Tensor& x_TD, const at::Tensor& factors_D, const at::Tensor& bias_D,
                          const at::Tensor& addend_TD) {
-  TRIREME_RETURN_LAUNCH(Dispatch("scale_columns", x_TD).needs(x_TD.is_contiguous(), "the matrix is not contiguous").choice(),
-                 scale_columns(x_TD, factors_D, bias_D, addend_TD));
+  TRIREME_RETURN_LAUNCH(
+      Dispatch("scale_columns", x_TD).needs(x_TD.is_contiguous(), "the matrix is not contiguous").choice(),
+      scale_columns(x_TD, factors_D, bias_D, addend_TD));
   at::Tensor y = at::empty(x_TD.sizes(), x_TD.options());
   at::mul_out(y, x_TD, factors_D);
   if (bias_D.defined()) y.add_(bias_D);
