@@ -124,7 +124,9 @@ class TensorsReader {
     if (behind) module.resize(module.size() - std::string_view(kBaseLayer).size());
     if (!module.ends_with("embed_tokens") && !module.ends_with("wte") && module != "lm_head")
       return problem("tensor {} is a weight of another module than the embedding and the output matrix", name);
-    if (is_saved(adapter_.config.lora, module)) {
+    const LoraOptions& lora = adapter_.config.lora;
+    // Where peft ties the other matrix to a saved one, it does not name it in modules_to_save.
+    if (is_saved(lora, module) || (!behind && lora.ensure_weight_tying && !lora.modules_to_save.empty())) {
       adapter_.saved[module + ".weight"] = {entry.info.shape, read_values(file_, name, entry)};
       return;
     }
