@@ -113,17 +113,15 @@ bool ModuleSelector::all_linear() const {
 std::string pattern_problem(const std::string& pattern) {
   if (pattern.empty()) return "is empty";
   if (pattern.size() > kLongestPattern) return fmt::format("is longer than {} characters", kLongestPattern);
+  if (const std::string what = difference(pattern); !what.empty())
+    return fmt::format("has {}, which is not supported: write it in another way, or the modules' names as a list",
+                       what);
   try {
     const std::regex tried(pattern);
   } catch (const std::regex_error&) {
     return "is no regular expression that this program reads: write the names of the modules as a list";
   }
-  const std::string what = difference(pattern);
-  return what.empty() ? ""
-                      : fmt::format(
-                            "has {}, which is not supported: write it in another way, or the modules' names "
-                            "as a list",
-                            what);
+  return "";
 }
 
 bool selects(const ModuleSelector& selector, const std::string& module) {

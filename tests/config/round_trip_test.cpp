@@ -136,7 +136,7 @@ class Generator {
 TEST(RoundTrip, RandomConfigurations) {
   std::set<std::string> changed;
   const auto defaults = flatten_config(load_text(kMinimal));
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < 700; ++seed) {
     const Config config = Generator(seed).config();
     const std::string text = print_config(config);
     for (const auto& pair : flatten_config(config))
