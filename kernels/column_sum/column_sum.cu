@@ -124,18 +124,18 @@ __global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const Ma
             scaled.value[i] = from_float<T>(value * factors[i]);
           }
           *reinterpret_cast<Pack<T>*>(out + r * a.columns) = scaled;
-          continue;
-        }
-        if constexpr (kPass == Pass::kDropout) {
-          // 32-bit: a division of 64-bit numbers takes longer than the rest of the row.
-          const auto sample = static_cast<uint32_t>(r) / static_cast<uint32_t>(a.rows_of_sample);
-          const int64_t place = a.first_row + r - static_cast<int64_t>(sample) * a.rows_of_sample;
-          values[u] = dropped(values[u], sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1),
-                              place * a.columns + column, a.threshold, a.scale);
-          *reinterpret_cast<Pack<T>*>(out + r * a.columns) = values[u];
-        }
+        } else {
+          if constexpr (kPass == Pass::kDropout) {
+            // 32-bit: a division of 64-bit numbers takes longer than the rest of the row.
+            const auto sample = static_cast<uint32_t>(r) / static_cast<uint32_t>(a.rows_of_sample);
+            const int64_t place = a.first_row + r - static_cast<int64_t>(sample) * a.rows_of_sample;
+            values[u] = dropped(values[u], sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1),
+                                place * a.columns + column, a.threshold, a.scale);
+            *reinterpret_cast<Pack<T>*>(out + r * a.columns) = values[u];
+          }
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) sums[i] += to_float(values[u].value[i]);
+          for (int i = 0; i < kWidth; ++i) sums[i] += to_float(values[u].value[i]);
+        }
       }
     }
   }
