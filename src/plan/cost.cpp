@@ -165,7 +165,8 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
     return traits.slowdown * count / (traits.fp8 ? rates.fp8_flops : rates.bf16_flops);
   };
   const double attention =
-      flops.attention / (rates.attention_flops * attention_part(shape.block->head_dim, shape.attention_dropout));
+      flops.attention / (rates.attention_flops *
+                         attention_part(shape.block->head_dim, shape.attention_dropout, shape.tokens * shape.context));
   double again = 0;  // products of the adapted rows that DoRA with dropout computes a second time
   for (const AdapterShape& adapter : shape.adapters)
     if (shape.dora && shape.adapter_dropout)
