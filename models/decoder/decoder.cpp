@@ -137,6 +137,10 @@ void DecoderModel::add_lora_units() {
       throw ConfigError(
           fmt::format("lora.ensure_weight_tying is not supported with an adapter of {}", names.embedding));
   }
+  for (const std::string& name : lora_->modules_to_save)
+    if (const LoraOptions one{.modules_to_save = {name}}; !is_saved(one, names.embedding) && !is_saved(one, names.head))
+      throw ConfigError(fmt::format("lora.modules_to_save: a {} has no module '{}', only {} and {}", config_.family,
+                                    name, names.embedding, names.head));
   choose_token_rows();
   units_.push_back(adapters_unit());
   adapters_.matrices = static_cast<int>(units_.size()) - 1;

@@ -113,6 +113,7 @@ TEST(Adapter, OptionsThatNameNothingAreRefused) {
       {[](auto& l) { l.rank_pattern = {{"q_proj", 2}, {"layers.0.*", 4}}; }, "two values, 2 by 'q_proj' and 4"},
       {[](auto& l) { l.target_modules = {{"qkv_proj"}}, l.rank_pattern = {{"q_proj", 2}}; }, "name the parts"},
       {[](auto& l) { l.target_modules = {{"embed_tokens"}}, l.use_dora = true; }, "linear layers"},
+      {[](auto& l) { l.modules_to_save = {"lm_head", "wte"}; }, "has no module 'wte'"},
       {[](auto& l) { l.trainable_token_indices = {{"", {5000}}}; }, "names row 5000"},
       {[](auto& l) { l.trainable_token_indices = {{"norm", {1}}}; }, "has rows for tokens in"}};
   for (const auto& [change, said] : cases)
