@@ -68,7 +68,7 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"gradient_accumulation_steps", kAccumulation},
     {"accumulate_grad_batches", kAccumulation},
     {"init_lora_weights", " A is drawn and B is zero, as with peft's default; lora.adapter starts from an adapter."},
-    {"lora_target_linear", " Write 'target_modules: all-linear' in section lora."},
+    {"lora_target_linear", " lora.target_modules: all-linear takes every product of the blocks."},
     {"resume_from_checkpoint", " A run resumes by itself when output.dir holds its checkpoints."},
     {"auto_resume_from_checkpoints", " A run resumes by itself when output.dir holds its checkpoints."},
     {"datasets", kRows},

@@ -92,7 +92,7 @@ TEST(Override, KeysOfOtherTrainersNameOurs) {
            {"lora_alpha=3", "Did you mean 'lora.alpha'?"},
            {"lora.peft_use_dora=true", "Did you mean 'use_dora'?"},
            {"lora_modules_to_save=[lm_head]", "Did you mean 'lora.modules_to_save'?"},
-           {"lora.lora_target_linear=true", "Write 'target_modules: all-linear'"},
+           {"lora.lora_target_linear=true", "lora.target_modules: all-linear"},
            {"lora.init_lora_weights=pissa", "lora.adapter starts from an adapter"}})
     EXPECT_NE(problem_with(override).find(hint), std::string::npos) << problem_with(override);
   EXPECT_NE(problem_with("train.num_train_epochs=3").find("Did you mean 'epochs'"), std::string::npos)

@@ -161,7 +161,7 @@ void read_layers(const Json& json, LoraOptions& lora, Problems& problems) {
   if (is_empty(value)) return;
   for (const Json& layer : value.is_array() ? value : Json::array({value})) {
     if (!layer.is_number_unsigned() || layer.get<uint64_t>() > INT32_MAX)
-      problems.push_back(fmt::format("layers_to_transform has {}, expected the number of a layer", shown(layer)));
+      problems.push_back(fmt::format("layers_to_transform: {}, expected the number of a layer", shown(layer)));
     else
       lora.layers_to_transform.push_back(layer.get<int64_t>());
   }
