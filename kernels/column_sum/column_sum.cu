@@ -88,16 +88,23 @@ int64_t strips(int64_t rows, int64_t columns) {
   return count < 65535 ? count : 65535;
 }
 
-template <class T, bool kDropout>
+enum class Pass { kPlain, kDropout, kScaled };
+
+template <class T, Pass kPass>
 __global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const MatrixColumnSum a, int64_t strip) {
-  constexpr int kWidth = Pack<T>::kCount, kUnroll = kDropout ? 2 : 4;
+  constexpr int kWidth = Pack<T>::kCount, kUnroll = kPass == Pass::kPlain ? 4 : 2;
   __shared__ float lanes[kWarps][kTile<T>];
   const int64_t first = blockIdx.x * kTile<T>, column = first + static_cast<int64_t>(threadIdx.x) * kWidth;
   const int64_t begin = blockIdx.y * strip, end = begin + strip < a.rows ? begin + strip : a.rows;
   float sums[kWidth] = {};
   if (column < a.columns) {
     const T* x = static_cast<const T*>(a.x) + column;
-    T* out = kDropout ? static_cast<T*>(a.dropped) + column : nullptr;
+    T* out = kPass == Pass::kPlain ? nullptr : static_cast<T*>(a.dropped) + column;
+    const T* other = kPass == Pass::kScaled ? static_cast<const T*>(a.other) + column : nullptr;
+    float factors[kWidth] = {};
+    if constexpr (kPass == Pass::kScaled)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) factors[i] = a.factors[column + i];
     for (int64_t row = begin + threadIdx.y; row < end; row += kWarps * kUnroll) {
       Pack<T> values[kUnroll];
 #pragma unroll
@@ -107,16 +114,28 @@ __global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const Ma
       for (int u = 0; u < kUnroll; ++u) {
         const int64_t r = row + u * kWarps;
         if (r >= end) continue;
-        if constexpr (kDropout) {
-          // 32-bit: a division of 64-bit numbers takes longer than the rest of the row.
-          const auto sample = static_cast<uint32_t>(r) / static_cast<uint32_t>(a.rows_of_sample);
-          const int64_t place = a.first_row + r - static_cast<int64_t>(sample) * a.rows_of_sample;
-          values[u] = dropped(values[u], sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1),
-                              place * a.columns + column, a.threshold, a.scale);
-          *reinterpret_cast<Pack<T>*>(out + r * a.columns) = values[u];
-        }
+        if constexpr (kPass == Pass::kScaled) {
+          const Pack<T> second = *reinterpret_cast<const Pack<T>*>(other + r * a.columns);
+          Pack<T> scaled;
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) sums[i] += to_float(values[u].value[i]);
+          for (int i = 0; i < kWidth; ++i) {
+            const float value = to_float(values[u].value[i]);
+            sums[i] = fmaf(value, to_float(second.value[i]), sums[i]);
+            scaled.value[i] = from_float<T>(value * factors[i]);
+          }
+          *reinterpret_cast<Pack<T>*>(out + r * a.columns) = scaled;
+        } else {
+          if constexpr (kPass == Pass::kDropout) {
+            // 32-bit: a division of 64-bit numbers takes longer than the rest of the row.
+            const auto sample = static_cast<uint32_t>(r) / static_cast<uint32_t>(a.rows_of_sample);
+            const int64_t place = a.first_row + r - static_cast<int64_t>(sample) * a.rows_of_sample;
+            values[u] = dropped(values[u], sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1),
+                                place * a.columns + column, a.threshold, a.scale);
+            *reinterpret_cast<Pack<T>*>(out + r * a.columns) = values[u];
+          }
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) sums[i] += to_float(values[u].value[i]);
+        }
       }
     }
   }
@@ -151,20 +170,24 @@ cudaError_t matrix_column_sum(const MatrixColumnSum& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % Pack<T>::kCount != 0 || !aligned16(a.x, a.dropped) || a.rows > UINT32_MAX)
+    if (a.columns % Pack<T>::kCount != 0 || !aligned16(a.x, a.dropped, a.other) || a.rows > UINT32_MAX ||
+        (a.other != nullptr && (a.dropped == nullptr || a.factors == nullptr)))
       return cudaErrorInvalidValue;
     const int64_t count = a.rows == 0 ? 0 : strips(a.rows, a.columns);
     if (count > 0) {
       const int64_t strip = ceil_div(ceil_div(a.rows, count), kWarps) * kWarps;
       const dim3 grid(static_cast<unsigned>(ceil_div(a.columns, kTile<T>)), static_cast<unsigned>(count)),
           block(32, kWarps);
-      if (a.dropped != nullptr)
-        matrix_column_sum_kernel<T, true><<<grid, block, 0, stream>>>(a, strip);
+      if (a.other != nullptr)
+        matrix_column_sum_kernel<T, Pass::kScaled><<<grid, block, 0, stream>>>(a, strip);
+      else if (a.dropped != nullptr)
+        matrix_column_sum_kernel<T, Pass::kDropout><<<grid, block, 0, stream>>>(a, strip);
       else
-        matrix_column_sum_kernel<T, false><<<grid, block, 0, stream>>>(a, strip);
+        matrix_column_sum_kernel<T, Pass::kPlain><<<grid, block, 0, stream>>>(a, strip);
       if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
     }
-    return column_sum(a.workspace, count, a.columns, a.columns, a.sums, a.element, stream);
+    return column_sum(a.workspace, count, a.columns, a.columns, a.sums, a.other != nullptr ? Element::kF32 : a.element,
+                      stream);
   });
 }
 

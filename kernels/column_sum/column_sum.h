@@ -31,7 +31,13 @@ cudaError_t column_sums(const float* partial, int64_t rows, int64_t columns, con
 ///   dropped[r, c] = z[r, c]
 ///   sums[c]  = to(T, sum over r of z[r, c])
 ///
-/// The gradient of a bias is such a sum: of the gradient of the layer's output, behind the dropout that follows it.
+/// or of its product with another matrix, while x is scaled by columns (`other` is given):
+///
+///   dropped[r, c] = to(T, x[r, c] * factors[c])
+///   sums[c]  = sum over r of x[r, c] * other[r, c], fp32
+///
+/// The gradient of a bias is a sum of the first kind: of the gradient of the layer's output, behind the dropout that
+/// follows it; the gradient of DoRA's factors is one of the second kind.
 ///
 /// x, dropped  [rows, columns], device, same type T; dropped may be x or null; 16-byte aligned, columns a multiple of
 ///             16 / sizeof(T)
@@ -44,10 +50,12 @@ struct MatrixColumnSum {
   int64_t rows = 0, columns = 0;
   Element element = Element::kBF16;
 
-  void* dropped = nullptr;       // null: no dropout; the fields below are not read
-  const int64_t* ids = nullptr;  // [samples] global sample ids; sample s has rows s * rows_of_sample, ...
-  int64_t rows_of_sample = 0;    // divides rows
-  int64_t first_row = 0;         // index in its sample of each sample's first row here
+  const void* other = nullptr;     // null: no second matrix; same type and layout as x
+  const float* factors = nullptr;  // [columns], with `other`
+  void* dropped = nullptr;         // null: no dropout, and no `other`; the fields below are not read
+  const int64_t* ids = nullptr;    // [samples] global sample ids; sample s has rows s * rows_of_sample, ...
+  int64_t rows_of_sample = 0;      // divides rows
+  int64_t first_row = 0;           // index in its sample of each sample's first row here
   uint32_t t0 = 0, t1 = 0, threshold = 0;
   float scale = 1;
 };

@@ -36,14 +36,15 @@ struct RowsArguments {
   const float* factors;
   T* out;
   int64_t rows, columns;
+  const T *bias = nullptr, *addend = nullptr;  // of scale_columns
 };
 
-/// blockDim = (threads of a row, rows of a block).
-template <class T, int kWidth>
+/// blockDim = (threads of a row, rows of a block). kColumns: a factor for each column.
+template <class T, int kWidth, bool kColumns>
 __global__ void __launch_bounds__(kThreads) scale_rows_kernel(const RowsArguments<T> a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
-  const float by = a.factors[row];
+  const float by = kColumns ? 1.0f : a.factors[row];
   const T* const x = a.x + row * a.columns;
   T* const out = a.out + row * a.columns;
   const int64_t step = static_cast<int64_t>(blockDim.x) * kWidth;
@@ -57,18 +58,32 @@ __global__ void __launch_bounds__(kThreads) scale_rows_kernel(const RowsArgument
       if (first + k * step >= a.columns) continue;
       float v[kWidth];
       to_floats(vec[k], v);
+      if constexpr (kColumns) {
+        const int64_t column = first + k * step;
+        float more[kWidth] = {};
+        if (a.bias != nullptr) to_floats(*reinterpret_cast<const Vec<T, kWidth>*>(a.bias + column), more);
+        if (a.addend != nullptr) {
+          float other[kWidth];
+          to_floats(*reinterpret_cast<const Vec<T, kWidth>*>(a.addend + row * a.columns + column), other);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) v[i] *= by;
+          for (int i = 0; i < kWidth; ++i) more[i] += other[i];
+        }
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) v[i] = fmaf(v[i], __ldg(a.factors + column + i), more[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) v[i] *= by;
+      }
       store(out + first + k * step, from_floats<T>(v));
     }
   }
 }
 
-template <class T, int kWidth>
+template <class T, int kWidth, bool kColumns>
 cudaError_t launch_scale_rows(const RowsArguments<T>& a, cudaStream_t stream) {
   RowGeometry g = row_geometry(ceil_div(a.columns, kWidth), kUnroll);
   if (g.threads > kThreads) g.threads = kThreads;
-  return launch_each_row(scale_rows_kernel<T, kWidth>, a, a.rows, g, stream);
+  return launch_each_row(scale_rows_kernel<T, kWidth, kColumns>, a, a.rows, g, stream);
 }
 
 }  // namespace
@@ -101,8 +116,22 @@ cudaError_t scale_rows(const void* x, const float* factors, void* out, int64_t r
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);
     const RowsArguments<T> a{static_cast<const T*>(x), factors, static_cast<T*>(out), rows, columns};
-    return columns % kPack == 0 && aligned16(x, out) ? launch_scale_rows<T, kPack>(a, stream)
-                                                     : launch_scale_rows<T, 1>(a, stream);
+    return columns % kPack == 0 && aligned16(x, out) ? launch_scale_rows<T, kPack, false>(a, stream)
+                                                     : launch_scale_rows<T, 1, false>(a, stream);
+  });
+}
+
+cudaError_t scale_columns(const void* x, const float* factors, const void* bias, const void* addend, void* out,
+                          int64_t rows, int64_t columns, Element element, cudaStream_t stream) {
+  if (rows == 0 || columns == 0) return cudaSuccess;
+  return dispatch(element, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kPack = 16 / sizeof(T);
+    const RowsArguments<T> a{
+        static_cast<const T*>(x),     factors, static_cast<T*>(out), rows, columns, static_cast<const T*>(bias),
+        static_cast<const T*>(addend)};
+    return columns % kPack == 0 && aligned16(x, out, bias, addend) ? launch_scale_rows<T, kPack, true>(a, stream)
+                                                                   : launch_scale_rows<T, 1, true>(a, stream);
   });
 }
 

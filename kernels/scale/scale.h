@@ -4,6 +4,7 @@
 //
 //   scale        out[i] = to(out type, x[i] * *factor)
 //   scale_rows   out[r, c] = to(T, x[r, c] * factors[r]);  x and out [rows, columns] of one element type T
+//   scale_columns  out[r, c] = to(T, x[r, c] * factors[c] + bias[c] + addend[r, c]);  bias, addend: T, or null
 
 #include "kernels/element.h"
 
@@ -17,5 +18,7 @@ cudaError_t scale(const void* x, Element x_element, const float* factor, void* o
                   cudaStream_t stream);
 cudaError_t scale_rows(const void* x, const float* factors, void* out, int64_t rows, int64_t columns, Element element,
                        cudaStream_t stream);
+cudaError_t scale_columns(const void* x, const float* factors, const void* bias, const void* addend, void* out,
+                          int64_t rows, int64_t columns, Element element, cudaStream_t stream);
 
 }  // namespace trireme::kernels

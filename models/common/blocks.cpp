@@ -15,11 +15,17 @@ namespace trireme {
 
 namespace {
 
-/// One block's tensors by the names of its table's layers: the unit's, then A and B of every target.
+/// One block's tensors by the names of its table's layers: the unit's, then A and B of every target, magnitudes and
+/// trained biases.
 class BlockTensors {
  public:
   BlockTensors(const BlockPass& pass, int64_t index, const UnitTensors& unit)
-      : pass_(pass), block_(*pass.block), index_(static_cast<uint64_t>(index)), unit_(unit) {}
+      : pass_(pass), block_(*pass.block), index_(static_cast<uint64_t>(index)), unit_(unit) {
+    if (!pass.adapters) return;
+    targets_ = &pass.adapters->targets[index_];
+    magnitudes_ = static_cast<size_t>(block_.parameters()) + 2 * targets_->size();
+    biases_ = magnitudes_ + (pass.adapters->dora ? targets_->size() : 0);
+  }
 
   Norm norm(const char* name) {
     const int layer = find(name);
@@ -29,9 +35,7 @@ class BlockTensors {
   Linear linear(const char* name) {
     const int layer = find(name);
     TRIREME_CHECK(layer >= 0, "the block has no layer ", name);
-    return {unit_.weight(block_.weight_position(layer)),
-            bias(layer),
-            {adapters(layer), pass_.lora_scale, pass_.lora_dropout}};
+    return {unit_.weight(block_.weight_position(layer)), bias(layer), {adapters(layer), pass_.lora_dropout}};
   }
   /// Every layer of the table was asked for.
   void check_complete() const {
@@ -47,15 +51,31 @@ class BlockTensors {
   }
   at::Tensor bias(int layer) const {
     const int position = block_.bias_position(layer);
-    return position < 0 ? at::Tensor() : unit_[position];
+    if (position < 0) return {};
+    const at::Tensor& frozen = unit_[position];
+    if (!pass_.adapters) return frozen;
+    std::vector<at::Tensor> parts;  // of the bias: trained ones, and what is between them
+    int64_t row = 0;
+    for (size_t i = 0; const TrainedBias& trained : pass_.adapters->biases[index_]) {
+      const size_t parameter = biases_ + i++;
+      if (trained.layer != layer) continue;
+      if (row < trained.row_begin) parts.push_back(frozen.narrow(0, row, trained.row_begin - row));
+      parts.push_back(unit_.values[parameter].to(frozen.scalar_type()));
+      row = trained.row_begin + trained.rows;
+    }
+    if (row == 0) return frozen;
+    if (row < frozen.size(0)) parts.push_back(frozen.narrow(0, row, frozen.size(0) - row));
+    return parts.size() == 1 ? parts[0] : at::cat(parts);
   }
   std::vector<LoraAdapter> adapters(int layer) const {
+    if (targets_ == nullptr) return {};
     const at::TensorList pairs = unit_.values.slice(static_cast<size_t>(block_.parameters()));
     std::vector<LoraAdapter> list;
-    for (size_t t = 0; t < pass_.targets.size(); ++t) {
-      const LoraTarget& target = pass_.targets[t];
+    for (size_t t = 0; const LoraTarget& target : *targets_) {
       if (target.layer == layer)
-        list.push_back({pairs[2 * t], pairs[2 * t + 1], target.row_begin, index_ * pass_.streams + target.index});
+        list.push_back({pairs[2 * t], pairs[2 * t + 1], target.row_begin, index_ * pass_.streams + target.index,
+                        target.strength.scale, pass_.adapters->dora ? unit_.values[magnitudes_ + t] : at::Tensor()});
+      ++t;
     }
     return list;
   }
@@ -64,6 +84,8 @@ class BlockTensors {
   const BlockTable& block_;
   uint64_t index_;
   const UnitTensors& unit_;
+  const std::vector<LoraTarget>* targets_ = nullptr;  // of this block; null: none
+  size_t magnitudes_ = 0, biases_ = 0;                // where they begin in unit_
   size_t found_ = 0;
 };
 
@@ -149,19 +171,24 @@ Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps, bool 
 }
 
 at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
-                      const Recomputation& recomputation, int adapters) {
+                      const Recomputation& recomputation, const AdapterUnits& adapters) {
   const std::vector<Recompute>& recompute = recomputation.blocks;
   TRIREME_CHECK(recompute.empty() || static_cast<int64_t>(recompute.size()) == blocks, "recompute names ",
                 recompute.size(), " blocks, the model has ", blocks);
-  const size_t pairs = 2 * pass.targets.size();
+  size_t matrix = 0, vector = 0;  // the next of the adapters' parameters
   at::Tensor y_TD = x_TD;
   for (int64_t block = 0; block < blocks; ++block) {
     const int unit = static_cast<int>(block) + 1;
     y_TD = enter_unit(y_TD, store, unit);
     std::vector<at::Tensor> tensors = store.parameters(unit);
-    if (pairs > 0) {
-      const auto first = store.parameters(adapters).begin() + static_cast<std::ptrdiff_t>(pairs) * block;
-      tensors.insert(tensors.end(), first, first + static_cast<std::ptrdiff_t>(pairs));
+    const auto add = [&](int from, size_t& next, size_t count) {
+      for (size_t i = 0; i < count; ++i) tensors.push_back(store.parameters(from)[next++]);
+    };
+    if (pass.adapters) {
+      const size_t targets = pass.adapters->targets[static_cast<size_t>(block)].size();
+      add(adapters.matrices, matrix, 2 * targets);
+      if (pass.adapters->dora) add(adapters.vectors, vector, targets);
+      add(adapters.vectors, vector, pass.adapters->biases[static_cast<size_t>(block)].size());
     }
     const std::vector<WeightState>* states = &store.weight_states(unit);
     const Recompute what = recompute.empty() ? Recompute::kNone : recompute[static_cast<size_t>(block)];

@@ -18,6 +18,13 @@
 
 namespace trireme {
 
+/// What is trained beside the frozen blocks of a model, of each block.
+struct BlockAdapters {
+  std::vector<std::vector<LoraTarget>> targets{};
+  std::vector<std::vector<TrainedBias>> biases{};
+  bool dora = false;  // each target has a magnitude
+};
+
 /// Inputs that all blocks of one forward pass share.
 struct BlockPass {
   std::shared_ptr<const BlockTable> block{};
@@ -31,16 +38,19 @@ struct BlockPass {
   /// output projection and the MLP draw from streams first_stream + b * streams and the two behind it.
   Dropout attention{}, residual{};
   uint64_t first_stream = 0, streams = 0;
-  /// Adapters, whose dropout draws from streams b * streams + LoraTarget::index.
-  std::vector<LoraTarget> targets{};
-  double lora_scale = 0;
-  Dropout lora_dropout{};
+  std::shared_ptr<const BlockAdapters> adapters{};  // null: none
+  Dropout lora_dropout{};                           // draws from streams b * streams + LoraTarget::index
 };
 
-/// x [T, D] through all blocks, which are units 1, 2, … of the store. Unit `adapters` has A and B of every target,
-/// block after block, where there are targets.
+/// Units of what is trained beside frozen blocks; -1: there is no such unit.
+struct AdapterUnits {
+  int matrices = -1;  // begins with A and B of every target, block after block
+  int vectors = -1;   // begins with the magnitude of every target, then trained biases, block after block
+};
+
+/// x [T, D] through all blocks, which are units 1, 2, … of the store.
 at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
-                      const Recomputation& recomputation, int adapters = -1);
+                      const Recomputation& recomputation, const AdapterUnits& adapters = {});
 
 /// layer_norm() with a bias, without one rms_norm() or, `plus_one`, rms_norm_plus_one().
 Norm norm_of(const at::Tensor& weight, const at::Tensor& bias, double eps, bool plus_one = false);

@@ -1,7 +1,9 @@
 #pragma once
 // LoRA on the products of a block: the rows of a weight that a target names, and its name in PEFT.
 
+#include "trireme/base/lora.h"
 #include "trireme/nn/block.h"
+#include "trireme/nn/model_shape.h"
 
 #include <cstdint>
 #include <string>
@@ -9,17 +11,7 @@
 
 namespace trireme {
 
-struct LoraOptions {
-  int64_t r = 0;
-  double alpha = 0, dropout = 0;
-  /// Layers of a block by the last part of their modules (q_proj k_proj v_proj o_proj gate_proj up_proj down_proj;
-  /// GPT-2: c_attn c_proj c_fc; Phi-3: qkv_proj gate_up_proj), or qkv_proj (one fused adapter over q, k, v).
-  std::vector<std::string> targets;
-  /// Rows [rows_begin, rows_end) of the embedding and the output matrix are trained too (none where they are equal):
-  /// peft's trainable_token_indices. They follow the adapters in their unit, and replace the base's before each use.
-  int64_t rows_begin = 0, rows_end = 0;
-};
-
+/// One adapter of one block.
 struct LoraTarget {
   std::string name;    // "q_proj"
   std::string module;  // inside the block: "self_attn.q_proj"
@@ -27,13 +19,36 @@ struct LoraTarget {
   int64_t row_begin = 0, rows = 0, in = 0;
   bool fused = false;  // covers all parts of its layer, which are separate in PEFT
   uint64_t index = 0;  // index of the module among all of the block, independent of the chosen targets: key of dropout
+  LoraStrength strength = {};
 };
 
-/// The chosen targets in the order of the table. A name may mean two layers (GPT-2's c_proj). `family` begins messages.
-/// ConfigError: unknown name, a name twice, a fused target beside one of its parts, none, r or dropout out of range.
-std::vector<LoraTarget> lora_targets(const BlockTable& block, const std::string& family, const LoraOptions& lora);
+/// The end of the name of DoRA's magnitudes of a module.
+inline constexpr const char* kMagnitudeSuffix = ".lora_magnitude_vector";
+
+/// Rows of the bias of a layer that are trained.
+struct TrainedBias {
+  std::string module;  // inside the block: "self_attn.q_proj"
+  int layer = 0;       // of BlockTable::layers
+  int64_t row_begin = 0, rows = 0;
+};
+
+/// The targets of each block, in the order of the table. `prefixes`: of the modules of each block,
+/// "model.layers.3."; `family` begins messages. ConfigError: a name, a pattern, a key of a pattern or a block that no
+/// module has (`others` are its modules that are not in blocks), a name twice, a fused target beside one of its parts
+/// or over parts of different strength, no target, r or dropout out of range.
+std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const std::string& family,
+                                                  const LoraOptions& lora, const std::vector<std::string>& prefixes,
+                                                  const std::vector<std::string>& others);
+/// The trained biases of a block with these targets, as lora.bias says.
+std::vector<TrainedBias> trained_biases(const BlockTable& block, const LoraOptions& lora,
+                                        const std::vector<LoraTarget>& targets);
+
+/// The adapters of all blocks as the plan counts them: alike ones together.
+std::vector<AdapterShape> adapter_shapes(const std::vector<std::vector<LoraTarget>>& blocks);
 
 /// Names of attention's layers: the targets of a lora section that names none, where the model has them.
 std::vector<std::string> default_lora_targets(const BlockTable& block);
+/// Names of all layers that an adapter can have, without the fused ones: peft's all-linear.
+std::vector<std::string> all_lora_targets(const BlockTable& block);
 
 }  // namespace trireme

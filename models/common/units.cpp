@@ -67,7 +67,7 @@ UnitSpec block_unit(const BlockTable& block, const std::string& name, const std:
   return unit;
 }
 
-void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, int64_t r, const std::string& name,
+void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, const std::string& name,
                   const std::string& prefix) {
   for (const LoraTarget& target : targets) {
     // Two layers of one name (GPT-2's c_proj) are distinguished by their modules.
@@ -75,6 +75,7 @@ void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, int64_
                                          [&](const LoraTarget& other) { return other.name == target.name; }) > 1;
     const std::string full = name + (ambiguous ? target.module : target.name), module = prefix + target.module;
     const double bound = 1.0 / std::sqrt(static_cast<double>(target.in));
+    const int64_t r = target.strength.r;
     unit.parameters.push_back(
         {full + ".lora_A", {r, target.in}, {{module + ".lora_A.weight", r}}, Init::kUniform, bound, true});
     unit.parameters.back().matrix_rows = {r};
@@ -82,6 +83,21 @@ void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, int64_
         {full + ".lora_B", {target.rows, r}, {{module + ".lora_B.weight", target.rows}}, Init::kZeros, 0, true});
     unit.parameters.back().matrix_rows = {target.rows};
   }
+}
+
+void add_adapter_vectors(UnitSpec& unit, const BlockTable& block, const std::vector<LoraTarget>& targets, bool dora,
+                         const std::vector<TrainedBias>& biases, const std::string& name, const std::string& prefix) {
+  for (const LoraTarget& target : targets) {
+    if (!dora) break;
+    ParameterSpec& spec =
+        unit.parameters.emplace_back(vector_spec(name + target.module + ".magnitude", target.rows, "", Init::kOnes));
+    spec.parts.clear();
+    for (const LayerPart& part : block.layers[static_cast<size_t>(target.layer)].parts)
+      if (target.fused || part.module == target.module)
+        spec.parts.push_back({prefix + part.module + kMagnitudeSuffix, part.rows});
+  }
+  for (const TrainedBias& bias : biases)
+    unit.parameters.push_back(vector_spec(name + bias.module + ".bias", bias.rows, prefix + bias.module + ".bias"));
 }
 
 int64_t base_parameters(const std::vector<UnitSpec>& units) {

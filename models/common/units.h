@@ -28,8 +28,11 @@ void add_linear(UnitSpec& unit, const std::string& name, int64_t rows, int64_t c
 UnitSpec block_unit(const BlockTable& block, const std::string& name, const std::string& prefix);
 /// A and B of each target in a block, by PEFT's initialisation: A as kaiming_uniform(a = sqrt(5)), which is uniform
 /// within 1/sqrt(in); B zero. `name` begins their names in the unit.
-void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, int64_t r, const std::string& name,
+void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, const std::string& name,
                   const std::string& prefix);
+/// The vectors of a block that are trained beside its adapters: DoRA's magnitude of each target, then biases.
+void add_adapter_vectors(UnitSpec& unit, const BlockTable& block, const std::vector<LoraTarget>& targets, bool dora,
+                         const std::vector<TrainedBias>& biases, const std::string& name, const std::string& prefix);
 
 /// Parameters of the base model, and of the trained units.
 int64_t base_parameters(const std::vector<UnitSpec>& units);

@@ -1,5 +1,6 @@
 #include "models/decoder/adapter.h"
 
+#include "models/common/stored.h"
 #include "models/decoder/family.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -8,6 +9,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -30,14 +32,20 @@ std::vector<float> to_vector(const at::Tensor& tensor) {
   return {values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel()};
 }
 
-const AdapterPair& pair_of(const Adapter& adapter, const std::string& module, int64_t r, int64_t in, int64_t out) {
+const AdapterPair& pair_of(const Adapter& adapter, const std::string& module, const LoraStrength& strength, int64_t in,
+                           int64_t out) {
   const auto found = adapter.modules.find(module);
   if (found == adapter.modules.end())
     throw ModelError(fmt::format("the adapter has no module {}, which lora.target_modules asks for", module));
   const AdapterPair& pair = found->second;
-  if (pair.r != r || pair.in != in || pair.out != out)
+  if (pair.r != strength.r || pair.in != in || pair.out != out)
     throw ModelError(fmt::format("adapter module {} maps {} to {} with rank {}, the model needs {} to {} with rank {}",
-                                 module, pair.in, pair.out, pair.r, in, out, r));
+                                 module, pair.in, pair.out, pair.r, in, out, strength.r));
+  if (const double scale = strength_of(adapter.config.lora, module).scale; scale != strength.scale)
+    throw ModelError(
+        fmt::format("adapter module {} is scaled by {}, the configuration scales it by {}: give lora.alpha, "
+                    "lora.alpha_pattern and lora.use_rslora the adapter's values",
+                    module, scale, strength.scale));
   return pair;
 }
 
@@ -48,13 +56,37 @@ std::vector<LayerPart> fused_parts(const DecoderModel& model, const std::string&
   return parts;
 }
 
+/// target_modules as the files of an adapter have them: without fused modules, which peft does not know.
+ModuleSelector saved_targets(const DecoderModel& model) {
+  const ModuleSelector& chosen = model.lora()->target_modules;
+  if (chosen.all_linear()) return {all_lora_targets(model.block())};
+  if (!chosen.pattern.empty()) return chosen;
+  ModuleSelector saved;
+  for (const std::string& name : chosen.names) {
+    const size_t last = name.rfind('.') + 1;
+    const auto fused = std::ranges::find_if(model.block().layers, [&](const BlockLayer& layer) {
+      return !layer.fused.empty() && (layer.fused == name || layer.fused.ends_with("." + name.substr(last)));
+    });
+    if (fused == model.block().layers.end())
+      saved.names.push_back(name);
+    else
+      for (const LayerPart& part : fused->parts)
+        saved.names.push_back(name.substr(0, last) + part.module.substr(part.module.rfind('.') + 1));
+  }
+  return saved;
+}
+
+void import_magnitude(const AdapterPair& pair, const std::string& module, std::map<std::string, at::Tensor>& tensors) {
+  if (!pair.magnitude.empty()) tensors[module + kMagnitudeSuffix] = to_tensor(pair.magnitude, 1, pair.out)[0];
+}
+
 void import_fused(const Adapter& adapter, const DecoderModel& model, const std::string& prefix,
                   const LoraTarget& target, std::map<std::string, at::Tensor>& tensors) {
-  const int64_t r = model.lora()->r;
+  const int64_t r = target.strength.r;
   std::vector<at::Tensor> b;
   const AdapterPair* first = nullptr;
   for (const auto& [module, rows] : fused_parts(model, prefix, target)) {
-    const AdapterPair& pair = pair_of(adapter, module, r, target.in, rows);
+    const AdapterPair& pair = pair_of(adapter, module, target.strength, target.in, rows);
     if (first == nullptr) first = &pair;
     if (pair.a != first->a)
       throw ModelError(
@@ -63,6 +95,7 @@ void import_fused(const Adapter& adapter, const DecoderModel& model, const std::
                       "lora.target_modules to [q_proj, k_proj, v_proj] instead of qkv_proj",
                       module));
     b.push_back(to_tensor(pair.b, rows, r));
+    import_magnitude(pair, module, tensors);
   }
   const std::string name = prefix + target.module;
   tensors[name + ".lora_A.weight"] = to_tensor(first->a, r, target.in);
@@ -71,39 +104,106 @@ void import_fused(const Adapter& adapter, const DecoderModel& model, const std::
 
 }  // namespace
 
+namespace {
+
+/// Names and shapes of the tensors that an adapter has in place of the base model's.
+std::map<std::string, std::vector<int64_t>> saved_shapes(const DecoderModel& model) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (size_t u = 0; u < model.units().size(); ++u) {
+    if (!model.of_adapter(u)) continue;
+    for (const ParameterSpec& parameter : model.units()[u].parameters)
+      for (const ParameterPart& part : parameter.parts) {
+        if (!part.name.ends_with(".bias") && (model.units()[u].replicated || !part.name.ends_with(".weight"))) continue;
+        std::vector<int64_t>& shape = shapes[part.name];
+        shape = parameter.shape;
+        shape[0] = part.rows;
+      }
+  }
+  return shapes;
+}
+
+void import_saved(const Adapter& adapter, const DecoderModel& model, std::map<std::string, at::Tensor>& tensors) {
+  const TensorNames& names = family_of(model.config()).names;
+  const auto shapes = saved_shapes(model);
+  for (const auto& [name, tensor] : adapter.saved) {
+    const auto shape = shapes.find(name);
+    if (shape == shapes.end()) {
+      // peft keeps a tied output matrix beside the embedding that it is.
+      const auto embedding = adapter.saved.find(names.embedding + ".weight");
+      if (name == names.head + ".weight" && model.tied() && embedding != adapter.saved.end() &&
+          embedding->second.values == tensor.values)
+        continue;
+      throw ModelError(
+          fmt::format("the adapter has {} in place of the base model's, which lora.modules_to_save and "
+                      "lora.bias do not ask for: add it, else it would be lost",
+                      name));
+    }
+    if (shape->second != tensor.shape)
+      throw ModelError(fmt::format("the adapter's {} has shape [{}], the model needs [{}]", name,
+                                   fmt::join(tensor.shape, ", "), fmt::join(shape->second, ", ")));
+    tensors[name] = at::empty(tensor.shape, at::kFloat);
+    std::copy(tensor.values.begin(), tensor.values.end(), tensors[name].mutable_data_ptr<float>());
+  }
+  for (const auto& [name, shape] : shapes)
+    if (!adapter.saved.contains(name))
+      throw ModelError(
+          fmt::format("the adapter has no {}, which lora.modules_to_save or lora.bias asks for: leave it out", name));
+}
+
+}  // namespace
+
 std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const DecoderModel& model) {
   TRIREME_CHECK(model.lora().has_value(), "import_adapter needs a model with LoRA");
   const LoraOptions& lora = *model.lora();
-  if (adapter.config.r != lora.r)
-    throw ModelError(fmt::format("the adapter has rank {}, lora.r is {}: set lora.r to {}", adapter.config.r, lora.r,
-                                 adapter.config.r));
-  if (adapter.config.alpha != lora.alpha)
-    throw ModelError(fmt::format("the adapter has alpha {}, lora.alpha is {}: set lora.alpha to {}",
-                                 adapter.config.alpha, lora.alpha, adapter.config.alpha));
+  const LoraOptions& theirs = adapter.config.lora;
+  if (theirs.r != lora.r)
+    throw ModelError(
+        fmt::format("the adapter has rank {}, lora.r is {}: set lora.r to {}", theirs.r, lora.r, theirs.r));
+  if (theirs.alpha != lora.alpha)
+    throw ModelError(fmt::format("the adapter has alpha {}, lora.alpha is {}: set lora.alpha to {}", theirs.alpha,
+                                 lora.alpha, theirs.alpha));
+  if (theirs.use_dora != lora.use_dora)
+    throw ModelError(fmt::format("the adapter is {}of DoRA: set lora.use_dora to {}", theirs.use_dora ? "" : "not ",
+                                 theirs.use_dora));
   std::map<std::string, at::Tensor> tensors;
   std::set<std::string> used;
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {
     const std::string prefix = family_of(model.config()).names.block(block);
-    for (const LoraTarget& target : model.targets()) {
+    for (const LoraTarget& target : model.targets()[static_cast<size_t>(block)]) {
       const std::string name = prefix + target.module;
       if (target.fused) {
         import_fused(adapter, model, prefix, target, tensors);
         for (const auto& [module, rows] : fused_parts(model, prefix, target)) used.insert(module);
         continue;
       }
-      const AdapterPair& pair = pair_of(adapter, name, lora.r, target.in, target.rows);
-      tensors[name + ".lora_A.weight"] = to_tensor(pair.a, lora.r, target.in);
-      tensors[name + ".lora_B.weight"] = to_tensor(pair.b, target.rows, lora.r);
+      const AdapterPair& pair = pair_of(adapter, name, target.strength, target.in, target.rows);
+      tensors[name + ".lora_A.weight"] = to_tensor(pair.a, pair.r, target.in);
+      tensors[name + ".lora_B.weight"] = to_tensor(pair.b, target.rows, pair.r);
+      import_magnitude(pair, name, tensors);
       used.insert(name);
     }
   }
+  if (const auto& strength = model.embedding_adapter()) {
+    const std::string& name = family_of(model.config()).names.embedding;
+    const auto found = adapter.modules.find(name);
+    // Tokens that were added since have a zero in A.
+    const int64_t vocab = model.config().vocab_size, known = found == adapter.modules.end() ? vocab : found->second.in;
+    const AdapterPair& pair = pair_of(adapter, name, *strength, std::min(known, vocab), model.config().hidden_size);
+    at::Tensor& a = tensors[name + ".lora_embedding_A"];
+    a = at::zeros({vocab, pair.r}, at::kFloat);
+    a.narrow(0, 0, pair.in).copy_(to_tensor(pair.a, pair.r, pair.in).t());
+    tensors[name + ".lora_embedding_B"] = to_tensor(pair.b, pair.out, pair.r);
+    used.insert(name);
+  }
+  import_saved(adapter, model, tensors);
   for (const auto& [module, pair] : adapter.modules)
     if (!used.contains(module))
-      throw ModelError(
-          fmt::format("the adapter has module {}, which lora.target_modules [{}] does not cover: "
-                      "add it, else it would "
-                      "be lost",
-                      module, join(lora.targets, ", ")));
+      throw ModelError(fmt::format(
+          "the adapter has module {}, which lora.target_modules {} does not cover: add it, else it would be "
+          "lost",
+          module,
+          lora.target_modules.pattern.empty() ? "[" + join(lora.target_modules.names, ", ") + "]"
+                                              : lora.target_modules.pattern));
   return tensors;
 }
 
@@ -117,34 +217,41 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
     return found->second;
   };
   Adapter adapter;
-  adapter.config = {base_model, lora.r, lora.alpha, lora.dropout, {}};
-  for (const LoraTarget& target : model.targets()) {
-    std::vector<std::string>& names = adapter.config.target_modules;
-    if (target.fused)
-      for (const LayerPart& part : fused_parts(model, "", target))
-        names.push_back(part.module.substr(part.module.rfind('.') + 1));
-    else if (std::find(names.begin(), names.end(), target.name) == names.end())
-      names.push_back(target.name);
-  }
+  adapter.config = {base_model, lora};
+  adapter.config.lora.trainable_token_indices.clear();
+  adapter.config.lora.target_modules = saved_targets(model);
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {
     const std::string prefix = family_of(model.config()).names.block(block);
-    for (const LoraTarget& target : model.targets()) {
+    for (const LoraTarget& target : model.targets()[static_cast<size_t>(block)]) {
       const std::string name = prefix + target.module;
+      const int64_t r = target.strength.r;
       const at::Tensor &a = get(name + ".lora_A.weight"), &b = get(name + ".lora_B.weight");
-      TRIREME_CHECK(a.size(0) == lora.r && a.size(1) == target.in && b.size(0) == target.rows, "adapter tensors of ",
-                    name, " have shapes ", a.sizes(), " and ", b.sizes());
-      if (!target.fused) {
-        adapter.modules[name] = {to_vector(a), to_vector(b), lora.r, target.in, target.rows};
-        continue;
-      }
+      TRIREME_CHECK(a.size(0) == r && a.size(1) == target.in && b.size(0) == target.rows, "adapter tensors of ", name,
+                    " have shapes ", a.sizes(), " and ", b.sizes());
+      std::vector<LayerPart> parts = {{name, target.rows}};
+      if (target.fused) parts = fused_parts(model, prefix, target);
       int64_t row = 0;
-      for (const auto& [module, rows] : fused_parts(model, prefix, target)) {
-        adapter.modules[module] = {to_vector(a), to_vector(b.narrow(0, row, rows)), lora.r, target.in, rows};
+      for (const auto& [module, rows] : parts) {
+        AdapterPair& pair = adapter.modules[module];
+        pair = {to_vector(a), to_vector(b.narrow(0, row, rows)), r, target.in, rows};
+        if (lora.use_dora) pair.magnitude = to_vector(get(module + kMagnitudeSuffix));
         row += rows;
       }
     }
   }
+  if (const auto& strength = model.embedding_adapter()) {
+    const std::string& name = family_of(model.config()).names.embedding;
+    const at::Tensor &a = get(name + ".lora_embedding_A"), &b = get(name + ".lora_embedding_B");
+    adapter.modules[name] = {to_vector(a.t()), to_vector(b), strength->r, a.size(0), b.size(0), {}, true};
+  }
+  for (const auto& [name, shape] : saved_shapes(model)) adapter.saved[name] = {shape, to_vector(get(name))};
+  if (const TensorNames& names = family_of(model.config()).names; !lora.modules_to_save.empty() && model.tied()) {
+    // As peft, the output matrix beside the embedding that it is.
+    adapter.saved[names.head + ".weight"] = adapter.saved.at(names.embedding + ".weight");
+    adapter.config.lora.modules_to_save = {names.embedding.substr(names.embedding.rfind('.') + 1)};
+  }
   for (const std::string& module : token_modules(model.config())) {
+    if (adapter.saved.contains(module + ".weight")) token_rows.erase(module);
     const auto trained = tensors.find(module + kTokenRowsSuffix);
     if (trained == tensors.end()) continue;
     const std::vector<float> values = to_vector(trained->second);
@@ -154,7 +261,8 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
     made.columns = columns;
     for (size_t i = 0; i < held.ids.size(); ++i)
       all[held.ids[i]] = held.values.data() + static_cast<int64_t>(i) * columns;
-    for (int64_t i = 0; i < trained->second.size(0); ++i) all[lora.rows_begin + i] = values.data() + i * columns;
+    const std::vector<int64_t>& ids = model.token_rows().at(module);
+    for (size_t i = 0; i < ids.size(); ++i) all[ids[i]] = values.data() + static_cast<int64_t>(i) * columns;
     for (const auto& [id, row] : all) {
       made.ids.push_back(id);
       made.values.insert(made.values.end(), row, row + columns);
@@ -190,13 +298,34 @@ std::string other_base(const Adapter& adapter, const std::filesystem::path& base
       base.string());
 }
 
+void check_base_tensors(const Adapter& adapter, const WeightSource& base) {
+  for (const auto& [name, tensor] : adapter.base) {
+    const at::Tensor value = read_tensor(base, name);
+    const at::Tensor theirs = at::from_blob(const_cast<float*>(tensor.values.data()), tensor.shape, at::kFloat);
+    if (value.sizes() != theirs.sizes() ||
+        !at::equal(value.to(to_scalar_type(adapter.base_type)).to(at::kFloat), theirs))
+      throw ModelError(
+          fmt::format("the adapter has {} of its base, as peft puts it beside an adapter of this module, and the "
+                      "model's is another: "
+                      "take the base that the adapter was trained on (with as many rows: trireme model resize-vocab)",
+                      name));
+  }
+}
+
 DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapter) {
-  // The modules that are there decide: target_modules may be a pattern.
-  std::set<std::string> names;
-  for (const auto& [module, pair] : adapter.modules) names.insert(module.substr(module.rfind('.') + 1));
+  // The modules that are there decide.
+  LoraOptions lora = adapter.config.lora;
+  lora.target_modules = lora.exclude_modules = {};
+  lora.layers_to_transform.clear();
+  for (const auto& [module, pair] : adapter.modules) lora.target_modules.names.push_back(module);
+  const auto unused = [&](const auto& entry) {
+    return std::ranges::none_of(adapter.modules,
+                                [&](const auto& module) { return key_matches(entry.first, module.first); });
+  };
+  std::erase_if(lora.rank_pattern, unused);
+  std::erase_if(lora.alpha_pattern, unused);
   try {
-    return {config,
-            LoraOptions{adapter.config.r, adapter.config.alpha, adapter.config.dropout, {names.begin(), names.end()}}};
+    return {config, std::move(lora)};
   } catch (const ConfigError& error) {
     throw ModelError(fmt::format("the adapter does not fit a {}: {}", config.family, error.what()));
   }

@@ -3,6 +3,7 @@
 
 #include "models/decoder/decoder.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -15,7 +16,7 @@ namespace trireme {
 /// Tensors of the adapters unit by their part names
 /// ("model.layers.0.self_attn.q_proj.lora_A.weight"), fp32 on the CPU, from a PEFT adapter. The
 /// model's rank, alpha and targets must be the adapter's. A model with the fused qkv_proj takes q,
-/// k, v pairs when their A are equal. ModelError otherwise, with advice.
+/// k, v pairs when their A are equal. Rows of the vocabulary are not among them. ModelError otherwise, with advice.
 std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const DecoderModel& model);
 
 /// The PEFT adapter of the adapters unit's tensors (the names above). A fused qkv_proj becomes its
@@ -31,6 +32,9 @@ std::string base_hash(const std::filesystem::path& base);
 /// A sentence where the adapter says that it is of another base than the directory `base`, `what` ("model.path"): by
 /// the hash of the base's files where the adapter has one, else by its name. Empty where it does not.
 std::string other_base(const Adapter& adapter, const std::filesystem::path& base, const char* what);
+
+/// ModelError where the adapter has a tensor of its base that is not `base`'s.
+void check_base_tensors(const Adapter& adapter, const WeightSource& base);
 
 /// The model that takes this PEFT adapter: its rank, alpha, dropout and the targets of its modules.
 /// ModelError when there is none.

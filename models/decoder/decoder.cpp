@@ -1,67 +1,46 @@
 #include "models/decoder/decoder.h"
 
-#include "models/common/blocks.h"
 #include "models/decoder/family.h"
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/ops/embedding.h"
+#include "trireme/ops/layers/linear.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
 
 namespace trireme {
 
 namespace {
 
 constexpr int kEmbed = 0;
-constexpr int kTokenTable = 0, kPositionTable = 1;  // parameters of the embedding's unit
-constexpr int kFinalNorm = 0, kFinalNormBias = 1;   // of the head's; the output matrix comes last
+constexpr size_t kTokenTable = 0, kPositionTable = 1;  // parameters of the embedding's unit
+constexpr size_t kFinalNorm = 0, kFinalNormBias = 1;   // of the head's; the output matrix comes last
 
 /// Streams of dropout: block b has the sixteen from 16 b on. The adapters take the first of them, attention, output
 /// projection and MLP take 12, 13 and 14 (BlockPass), and the embedding takes 15 of block 0.
 constexpr uint64_t kStreams = 16, kFirstStream = 12, kEmbeddingStream = 15;
 
-UnitSpec embed_unit(const DecoderConfig& config, const TensorNames& names) {
+ParameterSpec token_table(const DecoderConfig& config, const std::string& name, const std::string& module) {
+  return matrix_spec(name, config.vocab_size, config.hidden_size, module, config.initializer_range);
+}
+
+ParameterSpec position_table(const DecoderConfig& config, const TensorNames& names) {
+  return matrix_spec("embed_positions", config.max_position_embeddings, config.hidden_size, names.positions,
+                     config.initializer_range);
+}
+
+UnitSpec one_parameter(const std::string& name, ParameterSpec parameter) {
   UnitSpec unit;
-  unit.name = "embed";
-  unit.parameters = {
-      matrix_spec("embed_tokens", config.vocab_size, config.hidden_size, names.embedding, config.initializer_range)};
-  if (config.positions == DecoderPositions::kLearned)
-    unit.parameters.push_back(matrix_spec("embed_positions", config.max_position_embeddings, config.hidden_size,
-                                          names.positions, config.initializer_range));
-  unit.keep = config.tie_word_embeddings;
-  // Gradients of the embedding need token ids only, and the loss head forms its gradients in the forward pass.
-  unit.backward_reads_weights = false;
+  unit.name = name;
+  unit.parameters = {std::move(parameter)};
   return unit;
 }
 
-UnitSpec head_unit(const DecoderConfig& config, const TensorNames& names) {
-  UnitSpec unit;
-  unit.name = "head";
-  add_norm(unit, "norm", config.hidden_size, names.final_norm, config.norm == NormKind::kLayer,
-           config.norm == NormKind::kRmsPlusOne);
-  if (!config.tie_word_embeddings)
-    unit.parameters.push_back(
-        matrix_spec("lm_head", config.vocab_size, config.hidden_size, names.head, config.initializer_range));
-  return unit;
-}
-
-UnitSpec adapters_unit(const DecoderModel& model) {
-  const DecoderConfig& config = model.config();
-  const LoraOptions& lora = *model.lora();
-  UnitSpec unit;
-  unit.name = "adapters";
-  unit.trained = unit.replicated = true;
-  for (int64_t block = 0; block < config.num_hidden_layers; ++block)
-    add_adapters(unit, model.targets(), lora.r, "layers." + std::to_string(block) + ".",
-                 family_of(config).names.block(block));
-  if (const int64_t rows = lora.rows_end - lora.rows_begin; rows > 0)
-    for (const std::string& module : token_modules(config)) {
-      ParameterSpec& spec = unit.parameters.emplace_back(matrix_spec(
-          module.substr(module.rfind('.') + 1) + ".rows", rows, config.hidden_size, "", config.initializer_range));
-      spec.parts[0].name = module + kTokenRowsSuffix;
-    }
-  return unit;
-}
+std::string last_part(const std::string& module) { return module.substr(module.rfind('.') + 1); }
 
 void check_batch(const TokenBatch& batch) {
   TRIREME_CHECK(batch.tokens_BS.dim() == 2 && batch.tokens_BS.scalar_type() == at::kLong,
@@ -70,35 +49,6 @@ void check_batch(const TokenBatch& batch) {
                 ", tokens ", batch.tokens_BS.sizes());
   TRIREME_CHECK(!batch.labels_BS.defined() || batch.labels_BS.sizes() == batch.tokens_BS.sizes(), "labels ",
                 batch.labels_BS.sizes(), ", tokens ", batch.tokens_BS.sizes());
-}
-
-/// The trained rows of the embedding (0) or of the output matrix (1), undefined if there are none. A tied model has one
-/// matrix for both.
-at::Tensor trained_rows(const DecoderModel& model, UnitStore& store, int matrix) {
-  if (!model.lora() || model.lora()->rows_begin == model.lora()->rows_end) return {};
-  const std::vector<at::Tensor>& adapters = store.parameters(static_cast<int>(model.units().size()) - 1);
-  return adapters[adapters.size() - (model.config().tie_word_embeddings || matrix == 1 ? 1 : 2)];
-}
-
-/// Puts trained rows into the gathered weight.
-void replace_rows(const at::Tensor& weight, const at::Tensor& rows, int64_t begin) {
-  at::NoGradGuard no_grad;
-  if (rows.defined()) weight.narrow(0, begin, rows.size(0)).copy_(rows);
-}
-
-/// The output matrix: lm_head, or the embedding when tied.
-const at::Tensor& output_weight(const DecoderModel& model, UnitStore& store, int head) {
-  return model.config().tie_word_embeddings ? store.parameters(kEmbed)[kTokenTable] : store.parameters(head).back();
-}
-
-/// What the output matrix reads: the logits' divisor divides it instead of them.
-at::Tensor head_input(const DecoderModel& model, UnitStore& store, int head, const at::Tensor& x_TD) {
-  const std::vector<at::Tensor>& tensors = store.parameters(head);
-  const DecoderConfig& config = model.config();
-  const at::Tensor bias = config.norm == NormKind::kLayer ? tensors[kFinalNormBias] : at::Tensor();
-  const at::Tensor hidden =
-      apply_norm(x_TD, norm_of(tensors[kFinalNorm], bias, config.norm_eps, config.norm == NormKind::kRmsPlusOne));
-  return config.logits_divisor == 1 ? hidden : hidden / config.logits_divisor;
 }
 
 /// x times the embedding's multiplier as the type of x has it, which is how Gemma was trained.
@@ -118,14 +68,211 @@ std::vector<std::string> token_modules(const DecoderConfig& config) {
 DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora)
     : config_(config), block_(std::make_shared<BlockTable>(decoder_block(config))), lora_(std::move(lora)) {
   const TensorNames& names = family_of(config_).names;
-  units_.push_back(embed_unit(config_, names));
+  const bool tied = config_.tie_word_embeddings;
+  // A tied output matrix stays the embedding if lora.ensure_weight_tying says so.
+  const bool ensured = lora_ && tied && lora_->ensure_weight_tying,
+             names_output = lora_ && is_saved(*lora_, names.head), saves_output = names_output && !ensured,
+             saves_embedding = lora_ && (is_saved(*lora_, names.embedding) || (names_output && ensured));
+  UnitSpec embed = one_parameter("embed", token_table(config_, "embed_tokens", names.embedding));
+  if (config_.positions == DecoderPositions::kLearned && !saves_embedding)
+    embed.parameters.push_back(position_table(config_, names));
+  // Gradients of the embedding need token ids only, and the loss head forms its gradients in the forward pass.
+  embed.backward_reads_weights = false;
+  units_.push_back(std::move(embed));
   for (int64_t block = 0; block < config_.num_hidden_layers; ++block)
     units_.push_back(block_unit(*block_, "layers." + std::to_string(block), names.block(block)));
-  units_.push_back(head_unit(config_, names));
+  UnitSpec head;
+  head.name = "head";
+  add_norm(head, "norm", config_.hidden_size, names.final_norm, config_.norm == NormKind::kLayer,
+           config_.norm == NormKind::kRmsPlusOne);
+  if (!tied && !saves_output) head.parameters.push_back(token_table(config_, "lm_head", names.head));
+  units_.push_back(std::move(head));
+
+  const int head_unit = static_cast<int>(units_.size()) - 1;
+  embedding_ = {kEmbed, kTokenTable};
+  if (config_.positions == DecoderPositions::kLearned) positions_ = {kEmbed, kPositionTable};
+  output_ = tied ? embedding_ : Place{head_unit, units_.back().parameters.size() - 1};
   for (UnitSpec& unit : units_) unit.trained = !lora_;
-  if (!lora_) return;
-  targets_ = lora_targets(*block_, config_.family, *lora_);
-  units_.push_back(adapters_unit(*this));
+  if (lora_) {
+    add_lora_units();
+    units_[kEmbed].trained = saves_embedding;
+    if (saves_embedding && positions_.unit >= 0) {
+      units_.push_back(one_parameter("embed_positions", position_table(config_, names)));
+      positions_ = {static_cast<int>(units_.size()) - 1, 0};
+    }
+    if (saves_output || (tied && saves_embedding && !ensured)) {
+      // The output matrix alone: a trained one, or the embedding as it was before.
+      units_.push_back(
+          one_parameter("lm_head", token_table(config_, "lm_head", saves_output ? names.head : names.embedding)));
+      units_.back().trained = saves_output;
+      units_.back().backward_reads_weights = false;
+      output_ = {static_cast<int>(units_.size()) - 1, 0};
+    }
+  }
+  units_[kEmbed].keep = this->tied();
+}
+
+void DecoderModel::add_lora_units() {
+  const TensorNames& names = family_of(config_).names;
+  std::vector<std::string> prefixes;
+  for (int64_t block = 0; block < config_.num_hidden_layers; ++block) prefixes.push_back(names.block(block));
+  BlockAdapters adapters{.targets = lora_targets(*block_, config_.family, *lora_, prefixes, {names.embedding}),
+                         .dora = lora_->use_dora};
+  for (const std::vector<LoraTarget>& of_block : adapters.targets)
+    adapters.biases.push_back(trained_biases(*block_, *lora_, of_block));
+  block_adapters_ = std::make_shared<const BlockAdapters>(std::move(adapters));
+  if (lora_->target_modules.all_linear()) {
+    // The embedding is no linear layer.
+  } else if (is_targeted(*lora_, names.head)) {
+    throw ConfigError(
+        fmt::format("lora.target_modules: {} with an adapter is not supported: take lora.modules_to_save: "
+                    "[{}], which trains it whole, or exclude it by lora.exclude_modules",
+                    names.head, names.head));
+  } else if (is_targeted(*lora_, names.embedding)) {
+    embedding_adapter_ = strength_of(*lora_, names.embedding);
+    if (lora_->use_dora)
+      throw ConfigError(
+          fmt::format("lora.use_dora is for linear layers: leave {} out of lora.target_modules", names.embedding));
+    if (config_.tie_word_embeddings && lora_->ensure_weight_tying)
+      throw ConfigError(
+          fmt::format("lora.ensure_weight_tying is not supported with an adapter of {}", names.embedding));
+  }
+  for (const std::string& name : lora_->modules_to_save)
+    if (const LoraOptions one{.modules_to_save = {name}}; !is_saved(one, names.embedding) && !is_saved(one, names.head))
+      throw ConfigError(fmt::format("lora.modules_to_save: a {} has no module '{}', only {} and {}", config_.family,
+                                    name, names.embedding, names.head));
+  choose_token_rows();
+  units_.push_back(adapters_unit());
+  adapters_.matrices = static_cast<int>(units_.size()) - 1;
+  if (UnitSpec vectors = vectors_unit(); !vectors.parameters.empty()) {
+    units_.push_back(std::move(vectors));
+    adapters_.vectors = static_cast<int>(units_.size()) - 1;
+    if (lora_->bias == LoraOptions::Bias::kAll && config_.norm == NormKind::kLayer)
+      final_norm_bias_ = {adapters_.vectors, units_.back().parameters.size() - 1};
+  }
+}
+
+void DecoderModel::choose_token_rows() {
+  const std::vector<std::string> modules = token_modules(config_);
+  for (const auto& [name, ids] : lora_->trainable_token_indices) {
+    const auto found = std::ranges::find_if(modules, [&](const std::string& module) {
+      return name.empty() || module == name || module.ends_with("." + name);
+    });
+    const auto fail = [&](const std::string& why) {
+      throw ConfigError(fmt::format("lora.trainable_token_indices{}{}: {}", name.empty() ? "" : ".", name, why));
+    };
+    if (found == modules.end())
+      fail(fmt::format("a {} has rows for tokens in {}{}", config_.family, join(modules, " and "),
+                       config_.tie_word_embeddings ? ", which is its output matrix, too" : ""));
+    std::vector<int64_t>& rows = token_rows_[*found];
+    rows.insert(rows.end(), ids.begin(), ids.end());
+    std::ranges::sort(rows);
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    if (!rows.empty() && (rows.front() < 0 || rows.back() >= config_.vocab_size))
+      fail(fmt::format("it names row {}, the vocabulary has {}", rows.front() < 0 ? rows.front() : rows.back(),
+                       config_.vocab_size));
+    if (rows.empty()) token_rows_.erase(*found);
+  }
+}
+
+UnitSpec DecoderModel::adapters_unit() const {
+  UnitSpec unit;
+  unit.name = "adapters";
+  unit.trained = unit.replicated = true;
+  const TensorNames& names = family_of(config_).names;
+  for (size_t block = 0; block < targets().size(); ++block)
+    add_adapters(unit, targets()[block], "layers." + std::to_string(block) + ".",
+                 names.block(static_cast<int64_t>(block)));
+  if (embedding_adapter_) {
+    // PEFT's initialisation: A, which has a column for each token in PEFT's files and a row here, zero, and B normal.
+    const auto add = [&](const char* name, int64_t rows, Init init) {
+      const std::string full = last_part(names.embedding) + name;
+      unit.parameters.push_back({full, {rows, embedding_adapter_->r}, {{names.embedding + name, rows}}, init, 1, true});
+    };
+    add(".lora_embedding_A", config_.vocab_size, Init::kZeros);
+    add(".lora_embedding_B", config_.hidden_size, Init::kNormal);
+  }
+  for (const std::string& module : token_modules(config_)) {
+    const auto rows = token_rows_.find(module);
+    if (rows == token_rows_.end()) continue;
+    ParameterSpec& spec =
+        unit.parameters.emplace_back(matrix_spec(last_part(module) + ".rows", static_cast<int64_t>(rows->second.size()),
+                                                 config_.hidden_size, "", config_.initializer_range));
+    spec.parts[0].name = module + kTokenRowsSuffix;
+  }
+  return unit;
+}
+
+UnitSpec DecoderModel::vectors_unit() const {
+  UnitSpec unit;
+  unit.name = "adapter_vectors";
+  unit.trained = unit.replicated = unit.fp32 = true;
+  const TensorNames& names = family_of(config_).names;
+  for (size_t block = 0; block < targets().size(); ++block)
+    add_adapter_vectors(unit, *block_, targets()[block], lora_->use_dora, block_adapters_->biases[block],
+                        "layers." + std::to_string(block) + ".", names.block(static_cast<int64_t>(block)));
+  if (lora_->bias == LoraOptions::Bias::kAll && config_.norm == NormKind::kLayer)
+    unit.parameters.push_back(vector_spec("norm.bias", config_.hidden_size, names.final_norm + ".bias"));
+  return unit;
+}
+
+TrainedRows DecoderModel::trained_rows(UnitStore& store, const std::string& module) const {
+  const auto rows = token_rows_.find(module);
+  if (rows == token_rows_.end()) return {};
+  // They are the last parameters, the embedding's before the output matrix'.
+  const size_t behind = module == token_modules(config_).back() ? 1 : token_rows_.size();
+  const std::vector<at::Tensor>& tensors = store.parameters(adapters_.matrices);
+  TrainedRows trained{tensors[tensors.size() - behind]};
+  const std::vector<int64_t>& ids = rows->second;
+  if (ids.back() - ids.front() + 1 == static_cast<int64_t>(ids.size())) trained.begin = ids.front();
+  at::Tensor& kept = row_ids_[module];
+  if (!kept.defined() || kept.device() != trained.values.device())
+    kept = at::tensor(ids, at::kLong).to(trained.values.device());
+  trained.ids = kept;
+  return trained;
+}
+
+std::map<std::string, at::Tensor> DecoderModel::initial_magnitudes(UnitStore& store) const {
+  at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> magnitudes;
+  for (size_t block = 0; lora_ && lora_->use_dora && block < targets().size(); ++block) {
+    const int unit = static_cast<int>(block) + 1;
+    store.pre_forward(unit);
+    const std::vector<at::Tensor>& tensors = store.parameters(unit);
+    const UnitTensors weights{tensors, &store.weight_states(unit)};
+    for (const LoraTarget& target : targets()[block]) {
+      const Weight weight = weights.weight(block_->weight_position(target.layer));
+      const at::Tensor lengths = row_squares(weight).sqrt();
+      int64_t row = target.row_begin;
+      for (const LayerPart& part : block_->layers[static_cast<size_t>(target.layer)].parts) {
+        if (!target.fused && part.module != target.module) continue;
+        magnitudes[family_of(config_).names.block(static_cast<int64_t>(block)) + part.module + kMagnitudeSuffix] =
+            lengths.narrow(0, row, part.rows);
+        row += part.rows;
+      }
+    }
+    store.post_forward(unit);
+  }
+  return magnitudes;
+}
+
+at::Tensor DecoderModel::embedded(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+  at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
+  if (positions_.unit > kEmbed) store.pre_forward(positions_.unit);  // frozen: without a backward
+  const at::Tensor& table = embedding_.in(store);
+  const TrainedRows rows = trained_rows(store, token_modules(config_).front());
+  rows.put_into(table);
+  at::Tensor x_TD = embed(table, tokens);
+  if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows);
+  if (embedding_adapter_ && options.adapters) {
+    const std::vector<at::Tensor>& tensors = store.parameters(adapters_.matrices);
+    const size_t a = tensors.size() - token_rows_.size() - 2;
+    x_TD = at::addmm(x_TD, embed(tensors[a], tokens), tensors[a + 1].t(), 1, embedding_adapter_->scale);
+  }
+  x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
+  if (positions_.unit >= 0) x_TD = x_TD + embed(positions_.in(store), batch.positions_BS.flatten());
+  if (positions_.unit > kEmbed) store.post_forward(positions_.unit);
+  return x_TD;
 }
 
 at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
@@ -139,15 +286,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
     result.sample_rows = options.exchange->size() * slice / batch.sample_ids_B.numel();
     return result;
   };
-  const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
-  const at::Tensor positions = batch.positions_BS.flatten();
-  const at::Tensor rows = trained_rows(*this, store, 0);
-  replace_rows(store.parameters(kEmbed)[kTokenTable], rows, lora_ ? lora_->rows_begin : 0);
-  at::Tensor x_TD = embed(store.parameters(kEmbed)[kTokenTable], tokens);
-  if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows, lora_->rows_begin);
-  x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
-  if (config_.positions == DecoderPositions::kLearned)
-    x_TD = x_TD + embed(store.parameters(kEmbed)[kPositionTable], positions);
+  at::Tensor x_TD = embedded(store, batch, options);
   if (const Dropout drop = dropout(config_.embedding_dropout, kEmbeddingStream); drop.active())
     x_TD = recorded_dropout(x_TD, drop);
   x_TD = leave_unit(x_TD, store, kEmbed);
@@ -158,12 +297,12 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
                  .attention = dropout(config_.attention_dropout),
                  .residual = dropout(config_.residual_dropout),
                  .first_stream = kFirstStream,
-                 .streams = kStreams,
-                 .targets = options.adapters ? targets_ : std::vector<LoraTarget>()};
+                 .streams = kStreams};
   if (block_->rotary)
     for (const RopeFrequencies* rope : {&config_.rope, config_.window_rope ? &*config_.window_rope : nullptr})
       if (rope != nullptr)
-        pass.ropes.push_back(rope_table(*rope, config_.head_dim, positions, batch.cu_seqlens, x_TD.scalar_type()));
+        pass.ropes.push_back(
+            rope_table(*rope, config_.head_dim, batch.positions_BS.flatten(), batch.cu_seqlens, x_TD.scalar_type()));
   const bool drops = pass.attention.active();
   TRIREME_CHECK(!drops || batch.sequence_keys.size() + 1 == batch.cu_seqlens.size(), "dropout of attention needs ",
                 batch.cu_seqlens.size() - 1, " sequence keys, there are ", batch.sequence_keys.size());
@@ -172,28 +311,55 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   pass.exchange = options.exchange;
   const int64_t blocks = config_.num_hidden_layers;
   if (!lora_) return run_blocks(x_TD, store, pass, blocks, options.recompute);
-  const int adapters = static_cast<int>(blocks) + 2;
-  pass.lora_scale = lora_->alpha / static_cast<double>(lora_->r);
-  pass.lora_dropout = dropout(lora_->dropout);
-  x_TD = run_blocks(enter_unit(x_TD, store, adapters), store, pass, blocks, options.recompute, adapters);
-  return leave_unit(x_TD, store, adapters);
+  if (options.adapters) {
+    pass.adapters = block_adapters_;
+    pass.lora_dropout = dropout(lora_->dropout);
+  }
+  x_TD = enter_unit(x_TD, store, adapters_.matrices);
+  if (adapters_.vectors >= 0) x_TD = enter_unit(x_TD, store, adapters_.vectors);
+  x_TD = run_blocks(x_TD, store, pass, blocks, options.recompute, adapters_);
+  if (adapters_.vectors >= 0) x_TD = leave_unit(x_TD, store, adapters_.vectors);
+  return leave_unit(x_TD, store, adapters_.matrices);
+}
+
+at::Tensor DecoderModel::head_input(UnitStore& store, const at::Tensor& x_TD, bool adapters) const {
+  const std::vector<at::Tensor>& tensors = store.parameters(static_cast<int>(config_.num_hidden_layers) + 1);
+  at::Tensor bias;
+  if (config_.norm == NormKind::kLayer) bias = tensors[kFinalNormBias];
+  if (adapters && final_norm_bias_.unit >= 0) bias = final_norm_bias_.in(store).to(x_TD.scalar_type());
+  const at::Tensor hidden =
+      apply_norm(x_TD, norm_of(tensors[kFinalNorm], bias, config_.norm_eps, config_.norm == NormKind::kRmsPlusOne));
+  return config_.logits_divisor == 1 ? hidden : hidden / config_.logits_divisor;
+}
+
+template <class F>
+at::Tensor DecoderModel::in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                                 const F& f) const {
+  const int head = static_cast<int>(config_.num_hidden_layers) + 1;
+  at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
+  if (output_.unit > head) x_TD = enter_unit(x_TD, store, output_.unit);
+  const at::Tensor hidden = head_input(store, x_TD, options.adapters);
+  const at::Tensor& weight = output_.in(store);
+  // An output matrix that was the embedding and is no more has no rows.
+  const bool own = config_.tie_word_embeddings == tied();
+  const TrainedRows rows = own ? trained_rows(store, token_modules(config_).back()) : TrainedRows{};
+  if (!tied()) rows.put_into(weight);
+  at::Tensor y = f(hidden, weight, rows);
+  if (output_.unit > head) y = leave_unit(y, store, output_.unit);
+  return leave_unit(y, store, head);
 }
 
 at::Tensor DecoderModel::with_head(decltype(loss_head)& run_head, UnitStore& store, const TokenBatch& batch,
                                    const ForwardOptions& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
-  const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
-  const at::Tensor hidden = head_input(*this, store, head, x_TD);
   TRIREME_CHECK(batch.labels_BS.defined() || options.exchange == nullptr, "a slice of rows needs labels");
   // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets =
       batch.labels_BS.defined() ? batch.labels_BS.reshape({-1}) : batch.tokens_BS.roll(-1, 1).view({-1});
-  const at::Tensor weight = output_weight(*this, store, head), rows = trained_rows(*this, store, 1);
-  const int64_t rows_begin = lora_ ? lora_->rows_begin : 0;
-  if (!config_.tie_word_embeddings) replace_rows(weight, rows, rows_begin);
-  return leave_unit(run_head(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), {}, rows, rows_begin), store,
-                    head);
+  return in_head(store, batch, options,
+                 [&](const at::Tensor& hidden, const at::Tensor& weight, const TrainedRows& rows) {
+                   return run_head(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), {}, rows);
+                 });
 }
 
 at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
@@ -206,13 +372,11 @@ at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, co
 
 at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   at::NoGradGuard no_grad;
-  const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
-  const at::Tensor hidden = head_input(*this, store, head, x_TD);
-  const at::Tensor weight = output_weight(*this, store, head);
-  if (!config_.tie_word_embeddings) replace_rows(weight, trained_rows(*this, store, 1), lora_ ? lora_->rows_begin : 0);
-  const at::Tensor logits_TV = at::linear(hidden, weight).to(at::kFloat);
-  return leave_unit(logits_TV, store, head).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
+  const at::Tensor logits_TV =
+      in_head(store, batch, options, [](const at::Tensor& hidden, const at::Tensor& weight, const TrainedRows&) {
+        return at::linear(hidden, weight).to(at::kFloat);
+      });
+  return logits_TV.view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
 }
 
 ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
@@ -222,21 +386,22 @@ ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
   shape.tokens = tokens;
   shape.attention_dropout = config_.attention_dropout > 0;
   if (lora_) {
-    shape.adapter_rank = lora_->r;
     shape.adapter_dropout = lora_->dropout > 0;
-    for (const LoraTarget& target : targets_) shape.adapters.push_back({target.layer, target.in, target.rows});
+    shape.dora = lora_->use_dora;
+    shape.adapters = adapter_shapes(targets());
   }
   HeadShape& head = shape.head;
   head.products = {{static_cast<double>(tokens), d, v}};
-  head.trained = shape.trained;
+  head.trained = units_[static_cast<size_t>(output_.unit)].trained;
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
   head.memory.row = tokens * (2 * d * element_size + 4);
   head.memory.logits = tokens * v * element_size;
   head.memory.logits_most = int64_t{256} << 20;  // a chunk of the loss head's kernel
   // The gradient of the matrix, or of its trained rows, in fp32.
-  head.memory.fixed = 4 * d * (shape.trained ? v : lora_->rows_end - lora_->rows_begin);
+  const auto rows = token_rows_.find(token_modules(config_).back());
+  head.memory.fixed = 4 * d * (head.trained ? v : rows == token_rows_.end() ? 0 : std::ssize(rows->second));
   // Tied: autograd holds it until the embedding's comes, at the end of backward.
-  head.memory.held = shape.trained && config_.tie_word_embeddings ? v * d * element_size : 0;
+  head.memory.held = head.trained && tied() ? v * d * element_size : 0;
   return shape;
 }
 

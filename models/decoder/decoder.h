@@ -5,6 +5,7 @@
 // Shapes: B rows, S positions, T = B S, D hidden, N query heads, K key/value heads, H head_dim, F intermediate, V
 // vocabulary, R LoRA rank.
 
+#include "models/common/blocks.h"
 #include "models/common/lora.h"
 #include "models/common/units.h"
 #include "models/decoder/config.h"
@@ -14,8 +15,10 @@
 #include "trireme/nn/sequence_exchange.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/layers/loss_head.h"
+#include "trireme/ops/trained_rows.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,8 +45,10 @@ struct ForwardOptions {
   bool train = true;  // gradients, and dropout
   uint64_t seed = 0;  // of dropout
   Recomputation recompute{};
-  bool dropout = true;   // false: none in training either
-  bool adapters = true;  // false: without adapters, as if B were zero; trained rows stay those of the store
+  bool dropout = true;  // false: none in training either
+  /// false: without adapters, as if B were zero, and without trained biases; what is trained of the vocabulary stays
+  /// the store's.
+  bool adapters = true;
   /// The ranks that share the rows of the batch; null: it has whole rows. Outlives the graph.
   SequenceExchange* exchange = nullptr;
 };
@@ -52,12 +57,24 @@ class DecoderModel {
  public:
   DecoderModel(const DecoderConfig& config, std::optional<LoraOptions> lora);
   /// Units: 0 embed (tokens, learned positions), 1..L blocks, L+1 head (final norm + lm_head; tied: norm only, unit 0
-  /// is kept), with LoRA one more: adapters.
+  /// is kept), with LoRA: adapters, adapter_vectors (DoRA's magnitudes, trained biases) where there are some, and what
+  /// modules_to_save takes out of units 0 and L+1.
   const std::vector<UnitSpec>& units() const { return units_; }
   const DecoderConfig& config() const { return config_; }
   const BlockTable& block() const { return *block_; }
   const std::optional<LoraOptions>& lora() const { return lora_; }
-  const std::vector<LoraTarget>& targets() const { return targets_; }
+  /// The adapters of each block, and of the embedding.
+  const std::vector<std::vector<LoraTarget>>& targets() const { return block_adapters_->targets; }
+  const std::optional<LoraStrength>& embedding_adapter() const { return embedding_adapter_; }
+  /// Ids, ascending, of the rows of each of token_modules() that are trained beside the adapters.
+  const std::map<std::string, std::vector<int64_t>>& token_rows() const { return token_rows_; }
+  /// Whether the unit is part of an adapter's files.
+  bool of_adapter(size_t unit) const { return lora_ && units_[unit].trained; }
+  /// Whether the output matrix is the embedding.
+  bool tied() const { return output_.unit == embedding_.unit; }
+  /// DoRA: the lengths of the rows of the adapted weights, with which magnitudes start, by the magnitudes' names.
+  /// Gathers all blocks. Collective.
+  std::map<std::string, at::Tensor> initial_magnitudes(UnitStore& store) const;
 
   /// Sum of loss_weight * cross-entropy: fp32 scalar, differentiable when train.
   at::Tensor loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
@@ -73,16 +90,38 @@ class DecoderModel {
   int64_t num_trained_parameters() const { return trained_parameters(units_); }
 
  private:
+  /// A parameter of a unit; unit -1: the model has none.
+  struct Place {
+    int unit = -1;
+    size_t parameter = 0;
+    const at::Tensor& in(UnitStore& store) const { return store.parameters(unit)[parameter]; }
+  };
   at::Tensor decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
-  /// The forward up to the loss head, and `head` (loss_head(), token_log_probs()).
+  /// Embeddings of the tokens [T, D], and the head's input, with all that is trained of them.
+  at::Tensor embedded(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  at::Tensor head_input(UnitStore& store, const at::Tensor& x_TD, bool adapters) const;
+  /// The forward up to the loss head, and f(its input, output matrix, the trained rows of that).
+  template <class F>
+  at::Tensor in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f) const;
+  /// The whole forward, whose head is loss_head() or token_log_probs().
   at::Tensor with_head(decltype(loss_head)& head, UnitStore& store, const TokenBatch& batch,
                        const ForwardOptions& options) const;
+  void add_lora_units();
+  void choose_token_rows();
+  UnitSpec adapters_unit() const;
+  UnitSpec vectors_unit() const;
+  TrainedRows trained_rows(UnitStore& store, const std::string& module) const;
 
   DecoderConfig config_;
   std::shared_ptr<const BlockTable> block_;
   std::optional<LoraOptions> lora_;
-  std::vector<LoraTarget> targets_;
+  std::shared_ptr<const BlockAdapters> block_adapters_ = std::make_shared<BlockAdapters>();
+  std::optional<LoraStrength> embedding_adapter_;
+  std::map<std::string, std::vector<int64_t>> token_rows_;
+  mutable std::map<std::string, at::Tensor> row_ids_;  // token_rows_ on the device of the last forward
   std::vector<UnitSpec> units_;
+  AdapterUnits adapters_;
+  Place embedding_, positions_, output_, final_norm_bias_;  // final_norm_bias_: one that is trained
 };
 
 /// The modules with a row for each token, the embedding first; the name of the rows that are trained of one.

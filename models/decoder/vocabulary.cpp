@@ -135,6 +135,8 @@ std::unique_ptr<StoredWeights> open_stored(const std::filesystem::path& director
                              std::vector<std::string> all = {name};
                              if (name.starts_with(base)) all.push_back(name.substr(base.size()));
                              if (name == embedding && !tied_head.empty()) all.push_back(tied_head);
+                             if (name == tied_head)  // of a model that an adapter unties
+                               all.insert(all.end(), {embedding, embedding.substr(base.size())});
                              return all;
                            },
                            [=](const std::string& name) { return transposed.contains(name); }});
@@ -225,14 +227,20 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
   return (rows + unit - 1) / unit * unit;
 }
 
-int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string, TokenRows>& rows) {
+int64_t vocab_with_adapter(const DecoderConfig& base, const Adapter& adapter) {
+  const std::map<std::string, TokenRows>& rows = adapter.token_rows;
   int64_t size = base.vocab_size;
+  const auto saved_rows = [&](const std::string& module) {
+    const auto saved = adapter.saved.find(module + ".weight");
+    return saved == adapter.saved.end() ? 0 : saved->second.shape[0];
+  };
+  for (const std::string& module : token_modules(base)) size = std::max(size, saved_rows(module));
   for (const auto& [module, part] : rows) size = std::max(size, part.ids.back() + 1);
   if (base.tie_word_embeddings && rows.contains(family_of(base).names.head))
     throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
   for (const std::string& module : token_modules(base)) {
     const auto part = rows.find(module);
-    for (int64_t row = base.vocab_size; row < size; ++row)
+    for (int64_t row = std::max(base.vocab_size, saved_rows(module)); row < size; ++row)
       if (part == rows.end() || !std::binary_search(part->second.ids.begin(), part->second.ids.end(), row))
         throw ModelError(
             fmt::format("the adapter brings rows up to {}, but neither it nor the model of {} rows has row "
@@ -249,7 +257,7 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
   check_names(*weights, config, directory);
   const std::string embedding = embedding_name(config), head = head_name(config);
   if (config.tie_word_embeddings && weights->stored(embedding) != head && weights->find(embedding) &&
-      weights->find(head) && !equal_tensors(*weights, embedding, head))
+      weights->stored(head) == head && weights->find(head) && !equal_tensors(*weights, embedding, head))
     throw ModelError(
         fmt::format("{}: config.json says tie_word_embeddings, but {} differs from {}: transformers uses both then; "
                     "set tie_word_embeddings to false to do the same",
@@ -305,6 +313,14 @@ AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_voca
   return rows;
 }
 
+void train_added_rows(const AddedRows& added, const DecoderConfig& config, LoraOptions& lora) {
+  std::vector<int64_t> ids;
+  for (int64_t id = added.begin; id < added.end; ++id) ids.push_back(id);
+  if (ids.empty()) return;
+  for (const std::string& module : token_modules(config))
+    if (!is_saved(lora, module)) lora.trainable_token_indices.emplace_back(module, ids);
+}
+
 std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start) {
@@ -327,11 +343,11 @@ std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, 
   return rows;
 }
 
-at::Tensor matrix_rows(const WeightSource& source, const std::string& name, int64_t begin, int64_t end) {
+at::Tensor matrix_rows(const WeightSource& source, const std::string& name, const std::vector<int64_t>& ids) {
   MatrixRows matrix(source, name);
-  at::Tensor rows = at::empty({end - begin, matrix.columns}, at::TensorOptions(at::kFloat));
-  for (int64_t row = begin; row < end; ++row)
-    std::copy_n(matrix[row].data(), matrix.columns, rows.mutable_data_ptr<float>() + (row - begin) * matrix.columns);
+  at::Tensor rows = at::empty({static_cast<int64_t>(ids.size()), matrix.columns}, at::TensorOptions(at::kFloat));
+  float* next = rows.mutable_data_ptr<float>();
+  for (const int64_t id : ids) next = std::copy_n(matrix[id].data(), matrix.columns, next);
   return rows;
 }
 

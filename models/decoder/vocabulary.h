@@ -2,6 +2,7 @@
 // The weights of a model directory with another number of vocabulary rows, or with some rows replaced.
 
 #include "models/decoder/config.h"
+#include "trireme/base/lora.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/formats/huggingface/weight_source.h"
 
@@ -13,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -22,7 +24,7 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
 
 /// Rows of the vocabulary that base and adapter have together: the base's, or more where the adapter brings all of the
 /// rows that the base lacks. ModelError when some are missing, and for rows of an output matrix that is tied.
-int64_t vocab_with_adapter(const DecoderConfig& base, const std::map<std::string, TokenRows>& rows);
+int64_t vocab_with_adapter(const DecoderConfig& base, const Adapter& adapter);
 
 /// Opens the weights of `directory`, whose configuration is `config`, with `vocab_size` rows (at least
 /// config.vocab_size) in the embedding and the output matrix.
@@ -52,6 +54,8 @@ struct AddedRows {
 /// From the first row or token that `model resize-vocab` added to the model in `directory`, else from `stored_vocab`,
 /// to `data_vocab`, the ids that data may have.
 AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t data_vocab);
+/// Trains these rows of every matrix with a row for each token.
+void train_added_rows(const AddedRows& added, const DecoderConfig& config, LoraOptions& lora);
 
 /// The rows of `source` that an adapter has to hold, so that it computes the same on a base that was resized elsewhere:
 /// rows that the stored base lacks, [stored_vocab, config.vocab_size), and rows that `start` replaced.
@@ -59,7 +63,7 @@ std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, 
                                                     int64_t stored_vocab,
                                                     const std::map<std::string, TokenRows>& start);
 
-/// Rows [begin, end) of one matrix, fp32.
-at::Tensor matrix_rows(const WeightSource& source, const std::string& name, int64_t begin, int64_t end);
+/// Rows of one matrix, fp32.
+at::Tensor matrix_rows(const WeightSource& source, const std::string& name, const std::vector<int64_t>& ids);
 
 }  // namespace trireme

@@ -43,7 +43,8 @@ std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::
                                                  const WeightSource* source, uint64_t seed) {
   std::vector<std::vector<at::Tensor>> units;
   for (const UnitSpec& unit : model.units()) {
-    units.push_back(build_unit(unit, at::TensorOptions(dtype).device(device),
+    const at::ScalarType type = unit.fp32 && dtype != at::kDouble ? at::kFloat : dtype;
+    units.push_back(build_unit(unit, at::TensorOptions(type).device(device),
                                [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
                                  if (source == nullptr || unit.replicated)
                                    draw_initial_values(spec, part, seed, 0, rows.view({-1}));
@@ -72,18 +73,19 @@ StreamedStore::StreamedStore(const DecoderModel& model, const WeightSource& sour
     : model_(model), source_(source), dtype_(dtype), units_(model.units().size()) {
   for (size_t u = 0; u < units_.size(); ++u) {
     states_.emplace_back(model.units()[u].parameters.size());
-    if (!model.units()[u].replicated) continue;
-    for (const ParameterSpec& spec : model.units()[u].parameters) {
-      const auto found = adapter.find(spec.parts[0].name);
-      TRIREME_CHECK(found != adapter.end(), "no adapter tensor ", spec.parts[0].name);
-      units_[u].push_back(found->second.to(dtype));
-    }
+    if (!model.of_adapter(u)) continue;
+    units_[u] = build_unit(model.units()[u], at::TensorOptions(dtype),
+                           [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) {
+                             const auto found = adapter.find(part.name);
+                             TRIREME_CHECK(found != adapter.end(), "no adapter tensor ", part.name);
+                             rows.copy_(found->second);
+                           });
   }
 }
 
 void StreamedStore::pre_forward(int unit) {
   const UnitSpec& spec = model_.units().at(unit);
-  if (spec.replicated || !units_[unit].empty()) return;
+  if (!units_[unit].empty()) return;
   units_[unit] = build_unit(
       spec, at::TensorOptions(dtype_),
       [&](const ParameterSpec&, const ParameterPart& part, const at::Tensor& rows) { fill_part(source_, part, rows); });
@@ -91,7 +93,7 @@ void StreamedStore::pre_forward(int unit) {
 
 void StreamedStore::post_forward(int unit) {
   const UnitSpec& spec = model_.units().at(unit);
-  if (!spec.replicated && !spec.keep) units_[unit].clear();
+  if (!model_.of_adapter(static_cast<size_t>(unit)) && !spec.keep) units_[unit].clear();
 }
 
 void StreamedStore::pre_backward(int) { TRIREME_CHECK(false, "a streamed store has no backward"); }
@@ -102,12 +104,16 @@ void assign_adapter(const DecoderModel& model, const std::map<std::string, at::T
   at::NoGradGuard no_grad;
   size_t assigned = 0;
   for (size_t u = 0; u < model.units().size(); ++u) {
-    if (!model.units()[u].replicated) continue;
+    if (!model.of_adapter(u)) continue;
     for (size_t p = 0; p < units[u].size(); ++p) {
-      const auto found = tensors.find(model.units()[u].parameters[p].parts[0].name);
-      if (found == tensors.end()) continue;
-      units[u][p].copy_(found->second);
-      ++assigned;
+      int64_t row = 0;
+      for (const ParameterPart& part : model.units()[u].parameters[p].parts) {
+        if (const auto found = tensors.find(part.name); found != tensors.end()) {
+          units[u][p].narrow(0, row, part.rows).copy_(found->second);
+          ++assigned;
+        }
+        row += part.rows;
+      }
     }
   }
   TRIREME_CHECK(assigned == tensors.size(), assigned, " of ", tensors.size(),

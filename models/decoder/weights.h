@@ -14,7 +14,7 @@
 namespace trireme {
 
 /// All units of the model, whole: base weights read from `source`, adapters drawn from `seed` (B
-/// zero). Trained units require gradients. ModelError naming the first missing or ill-shaped
+/// zero; DoRA's magnitudes one). Trained units require gradients. ModelError naming the first missing or ill-shaped
 /// tensor.
 std::vector<std::vector<at::Tensor>> load_whole(const DecoderModel& model, const WeightSource& source,
                                                 at::ScalarType dtype, at::Device device, uint64_t seed = 0);

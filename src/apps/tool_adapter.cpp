@@ -3,6 +3,7 @@
 
 #include "data/tokenizer/tokenizer.h"
 #include "models/decoder/adapter.h"
+#include "models/decoder/family.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
@@ -31,14 +32,23 @@ struct MergeOptions {
   bool force = false;
 };
 
-/// The adapter's share of one base tensor: scale * B A, fp32; undefined when it has none.
-at::Tensor update_of(const std::string& name, const std::map<std::string, at::Tensor>& adapter, double scale) {
+/// What an adapter makes of one base tensor, fp32: W + scale B A, with DoRA its rows brought to the magnitudes'
+/// lengths; undefined when it has no matrices for it.
+at::Tensor adapted(const std::string& name, const at::Tensor& weight, const std::map<std::string, at::Tensor>& adapter,
+                   const LoraOptions& lora) {
   const std::string suffix = ".weight";
   if (!name.ends_with(suffix)) return {};
   const std::string module = name.substr(0, name.size() - suffix.size());
-  const auto a = adapter.find(module + ".lora_A.weight"), b = adapter.find(module + ".lora_B.weight");
-  if (a == adapter.end() || b == adapter.end()) return {};
-  return at::mm(b->second, a->second).mul_(scale);
+  const auto find = [&](const char* end) {
+    const auto found = adapter.find(module + end);
+    return found == adapter.end() ? at::Tensor() : found->second;
+  };
+  if (const at::Tensor a = find(".lora_embedding_A"), b = find(".lora_embedding_B"); a.defined() && b.defined())
+    return weight + at::mm(a, b.t()).mul_(strength_of(lora, module).scale);
+  const at::Tensor a = find(".lora_A.weight"), b = find(".lora_B.weight"), magnitude = find(kMagnitudeSuffix);
+  if (!a.defined() || !b.defined()) return {};
+  const at::Tensor sum = weight + at::mm(b, a).mul_(strength_of(lora, module).scale);
+  return magnitude.defined() ? sum * (magnitude / sum.norm(2, {1})).unsqueeze(1) : sum;
 }
 
 /// Errors of merging in the weights of one target over all blocks, measured on the stored result.
@@ -134,12 +144,13 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
           fmt::format("only {:.1f} % of the update of {} survived: it is below the resolution of "
                       "the stored weights; nothing is written: merge with --dtype fp32",
                       100 * change.kept, change.worst));
-  const DecoderModel plain(config, std::nullopt);
+  const DecoderModel plain(config, std::nullopt), base_model(with_adapter.config(), std::nullopt);
   const std::unique_ptr<WeightSource> merged = open_decoder_weights(directory, config);
   const std::vector<int64_t> ids = eight_tokens(options.model, config.vocab_size);
-  StreamedStore base_store(plain, base, at::kFloat), merged_store(plain, *merged, at::kFloat);
+  StreamedStore base_store(base_model, base, at::kFloat), merged_store(plain, *merged, at::kFloat);
   StreamedStore adapter_store(with_adapter, base, at::kFloat, adapter);
-  const at::Tensor from_base = logits_of(plain, base_store, ids), from_merged = logits_of(plain, merged_store, ids);
+  const at::Tensor from_base = logits_of(base_model, base_store, ids),
+                   from_merged = logits_of(plain, merged_store, ids);
   const at::Tensor from_adapter = logits_of(with_adapter, adapter_store, ids);
   const double largest = from_adapter.abs().max().item<double>(),
                moved = (from_merged - from_base).abs().max().item<double>();
@@ -195,28 +206,37 @@ void merge(const MergeOptions& options) {
   // As peft, merge takes any base; unlike peft, it says when it is not the one that the adapter names.
   if (const std::string other = other_base(adapter, options.model, "--model"); !other.empty()) log_warn(other);
   DecoderConfig config = stored;
-  config.vocab_size = vocab_with_adapter(stored, adapter.token_rows);
+  config.vocab_size = vocab_with_adapter(stored, adapter);
   const DecoderModel with_adapter = model_for_adapter(config, adapter);
   const std::map<std::string, at::Tensor> tensors = import_adapter(adapter, with_adapter);
   const bool zero = std::none_of(tensors.begin(), tensors.end(), [](const auto& entry) {
-    return entry.first.ends_with(".lora_B.weight") && entry.second.abs().max().template item<double>() > 0;
+    const bool starts_as_zero = entry.first.ends_with(".lora_B.weight") || entry.first.ends_with(".lora_embedding_A");
+    return starts_as_zero && entry.second.abs().max().template item<double>() > 0;
   });
-  if ((zero || adapter.config.alpha == 0) && adapter.token_rows.empty())
+  const LoraOptions& lora = adapter.config.lora;
+  if ((zero || lora.alpha == 0) && adapter.token_rows.empty() && adapter.saved.empty() && !lora.use_dora)
     throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
                                  zero ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
 
   const auto base = open_decoder_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
+  check_base_tensors(adapter, *base);
+  // An embedding and an output matrix that were one and are no more are written as two.
+  const std::string head = family_of(config).names.head + ".weight",
+                    embedding = family_of(config).names.embedding + ".weight";
+  const bool untied = config.tie_word_embeddings && (!with_adapter.tied() || with_adapter.embedding_adapter());
+  config.tie_word_embeddings = config.tie_word_embeddings && !untied;
   DType coarsest = DType::kF32;
   const auto declared = merged_tensors(options, config, *base, coarsest);
   config.dtype = torch_dtype_name(declared.front().info.dtype);
   ModelDirectoryWriter writer(output, declared);
-  const double scale = adapter.config.alpha / static_cast<double>(adapter.config.r);
   std::map<std::string, TargetChange> changes;
   for (const auto& [name, info, transposed, padded] : declared) {
-    at::Tensor weight = read_tensor(*base, name);
-    if (const at::Tensor update = update_of(name, tensors, scale); update.defined()) {
-      const at::Tensor merged = (weight + update).to(to_scalar_type(info.dtype)).to(at::kFloat);
-      record_change(changes, name, weight, update, merged, to_scalar_type(info.dtype));
+    at::Tensor weight = read_tensor(*base, untied && name == head ? embedding : name);
+    if (const auto saved = tensors.find(name); saved != tensors.end()) {
+      weight = saved->second;
+    } else if (const at::Tensor changed = adapted(name, weight, tensors, lora); changed.defined()) {
+      const at::Tensor merged = changed.to(to_scalar_type(info.dtype)).to(at::kFloat);
+      record_change(changes, name, weight, changed - weight, merged, to_scalar_type(info.dtype));
       weight = merged;
     }
     writer.append(name, weight);
@@ -245,14 +265,25 @@ void show(const std::string& directory) {
   for (const auto& [module, pair] : adapter.modules) {
     Row& row = rows[module.substr(module.rfind('.') + 1)];
     ++row.modules;
-    row.parameters += static_cast<int64_t>(pair.a.size() + pair.b.size());
+    row.parameters += static_cast<int64_t>(pair.a.size() + pair.b.size() + pair.magnitude.size());
     row.a += square_sum(pair.a);
     row.b += square_sum(pair.b);
-    parameters += static_cast<int64_t>(pair.a.size() + pair.b.size());
+    parameters += static_cast<int64_t>(pair.a.size() + pair.b.size() + pair.magnitude.size());
   }
-  fmt::print("base model {}\nr {}, alpha {}, dropout {}\n{} parameters in {} modules\n",
-             adapter.config.base_model.empty() ? "(not named)" : adapter.config.base_model, adapter.config.r,
-             adapter.config.alpha, adapter.config.dropout, format_count(parameters), adapter.modules.size());
+  for (const auto& [name, tensor] : adapter.saved) parameters += static_cast<int64_t>(tensor.values.size());
+  const LoraOptions& lora = adapter.config.lora;
+  fmt::print("base model {}\nr {}, alpha {}, dropout {}{}\n{} parameters in {} modules\n",
+             adapter.config.base_model.empty() ? "(not named)" : adapter.config.base_model, lora.r, lora.alpha,
+             lora.dropout, std::string(lora.use_rslora ? ", rsLoRA" : "") + (lora.use_dora ? ", DoRA" : ""),
+             format_count(parameters), adapter.modules.size());
+  const auto print_pattern = [](const char* name, const auto& pattern) {
+    for (const auto& [key, value] : pattern) fmt::print("{} {} for {}\n", name, value, key);
+  };
+  print_pattern("r", lora.rank_pattern);
+  print_pattern("alpha", lora.alpha_pattern);
+  for (const auto& [module, trained] : adapter.token_rows) fmt::print("{} rows of {}\n", trained.ids.size(), module);
+  for (const auto& [name, tensor] : adapter.saved)
+    if (name.ends_with(".weight")) fmt::print("{} as a whole\n", name);
   fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A", "norm of B");
   for (const auto& [target, row] : rows)
     fmt::print("{:<12}{:>9}{:>14}{:>12.4g}{:>12.4g}\n", target, row.modules, format_count(row.parameters),

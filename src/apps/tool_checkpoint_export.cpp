@@ -136,8 +136,9 @@ void export_checkpoint(const CheckpointExport& options) {
   shape.vocab_size = resized_vocab(stored.vocab_size, config.model.vocab_size, config.model.pad_vocab_to);
   if (config.lora) {
     const AddedRows added = added_rows(base, stored.vocab_size, config.model.vocab_size.value_or(stored.vocab_size));
-    const DecoderModel model(shape, LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout,
-                                                config.lora->target_modules, added.begin, added.end});
+    LoraOptions lora = *config.lora;
+    train_added_rows(added, shape, lora);
+    const DecoderModel model(shape, std::move(lora));
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
     const auto start =

@@ -56,12 +56,12 @@ void generate(const GenerateOptions& options) {
     adapter = read_adapter(options.adapter);
     if (const std::string other = other_base(*adapter, directory, "--model"); !other.empty()) log_warn(other);
   }
-  if (adapter) config.vocab_size = vocab_with_adapter(stored, adapter->token_rows);
+  if (adapter) config.vocab_size = vocab_with_adapter(stored, *adapter);
   const DecoderModel model = adapter ? model_for_adapter(config, *adapter) : DecoderModel(config, std::nullopt);
-  auto units = load_whole(model,
-                          *open_decoder_weights(directory, stored, config.vocab_size, 0,
-                                                adapter ? adapter->token_rows : std::map<std::string, TokenRows>()),
-                          at::kFloat, at::kCPU);
+  const auto weights = open_decoder_weights(directory, stored, config.vocab_size, 0,
+                                            adapter ? adapter->token_rows : std::map<std::string, TokenRows>());
+  if (adapter) check_base_tensors(*adapter, *weights);
+  auto units = load_whole(model, *weights, at::kFloat, at::kCPU);
   if (adapter) assign_adapter(model, import_adapter(*adapter, model), units);
   WholeUnitStore store(std::move(units));
 

@@ -47,7 +47,8 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
   YamlNode value = parse_yaml(text.substr(equals + 1), place, problems);
   if (problems.size() > before) return;
   value.empty = false;  // "lora.adapter=" says null
-  if (value.kind == YamlNode::Kind::kMap) {
+  const Key* key = find_key(text.substr(0, equals));
+  if (value.kind == YamlNode::Kind::kMap && (key == nullptr || !key->map)) {
     problems.add(place, "the value reads as a mapping: set one key at a time, and put a text with ': ' in quotes");
   } else if (path.size() == 1) {
     put(root.entries, {path[0], place, std::move(value)});

@@ -10,26 +10,38 @@
 
 namespace trireme::described {
 
-template <class Member>
-struct Shape {
-  using Item = Member;
-  static constexpr bool kOptional = false, kList = false;
+struct OneShape {
+  static constexpr bool kOptional = false, kList = false, kMap = false;
 };
 template <class Member>
-struct Shape<std::optional<Member>> {
+struct Shape : OneShape {
   using Item = Member;
-  static constexpr bool kOptional = true, kList = false;
 };
 template <class Member>
-struct Shape<std::vector<Member>> {
+struct Shape<std::optional<Member>> : OneShape {
   using Item = Member;
-  static constexpr bool kOptional = false, kList = true;
+  static constexpr bool kOptional = true;
+};
+template <class Member>
+struct Shape<std::vector<Member>> : OneShape {
+  using Item = Member;
+  static constexpr bool kList = true;
+};
+template <>
+struct Shape<ModuleSelector> : OneShape {
+  using Item = std::string;
+  static constexpr bool kList = true;
+};
+template <class Member>
+struct Shape<std::vector<std::pair<std::string, Member>>> : OneShape {
+  using Item = Member;
+  static constexpr bool kMap = true;
 };
 
 template <class Item>
 constexpr Type type_of() {
   if constexpr (std::is_same_v<Item, bool>) return Type::kBool;
-  if constexpr (std::is_same_v<Item, int64_t>) return Type::kInteger;
+  if constexpr (std::is_same_v<Item, int64_t> || std::is_same_v<Item, std::vector<int64_t>>) return Type::kInteger;
   if constexpr (std::is_same_v<Item, double>) return Type::kNumber;
   if constexpr (std::is_same_v<Item, ParallelSection::Recompute>) return Type::kShare;
   return Type::kText;  // texts and choices
@@ -55,6 +67,11 @@ inline std::string text_of(const Key& key, int64_t item) {
   const char* word = word_for(key, item);
   return word == nullptr ? std::to_string(item) : word;
 }
+inline std::string text_of(const Key&, const std::vector<int64_t>& items) {
+  std::vector<std::string> texts;
+  for (const int64_t item : items) texts.push_back(std::to_string(item));
+  return "[" + join(texts, ", ") + "]";
+}
 inline std::string text_of(const Key& key, const ParallelSection::Recompute& item) {
   return item.word == item.kShare ? item.share : word_for(key, item.word);
 }
@@ -71,6 +88,11 @@ inline void take(const Key& key, int64_t& item, const std::string& text) {
   const KeyChoice* choice = key.choice(text);
   item = choice == nullptr ? number_from<int64_t>(text) : choice->value;
 }
+inline void take(const Key&, std::vector<int64_t>& items, const std::string& text) {
+  items.clear();
+  for (const std::string& item : split(text.substr(1, text.size() - 2), ','))
+    items.push_back(number_from<int64_t>(item.substr(item.find_first_not_of(' '))));
+}
 inline void take(const Key& key, ParallelSection::Recompute& item, const std::string& text) {
   using Recompute = ParallelSection::Recompute;
   const KeyChoice* choice = key.choice(text);
@@ -86,7 +108,11 @@ template <class Member>
 Value get_member(const Key& key, const void* at) {
   const Member& member = *static_cast<const Member*>(at);
   Value value;
-  if constexpr (Shape<Member>::kList) {
+  if constexpr (std::is_same_v<Member, ModuleSelector>) {
+    value = member.pattern.empty() ? member.names : Value{"", member.pattern};  // no name is empty
+  } else if constexpr (Shape<Member>::kMap) {
+    for (const auto& [name, item] : member) value.insert(value.end(), {name, text_of(key, item)});
+  } else if constexpr (Shape<Member>::kList) {
     for (const auto& item : member) value.push_back(text_of(key, item));
   } else if constexpr (Shape<Member>::kOptional) {
     if (member)
@@ -102,7 +128,15 @@ Value get_member(const Key& key, const void* at) {
 template <class Member>
 void set_member(const Key& key, void* at, const Value& value) {
   Member& member = *static_cast<Member*>(at);
-  if constexpr (Shape<Member>::kList) {
+  if constexpr (std::is_same_v<Member, ModuleSelector>) {
+    member = is_pattern(value) ? ModuleSelector{{}, value.back()} : ModuleSelector{value};
+  } else if constexpr (Shape<Member>::kMap) {
+    member.resize(value.size() / 2);
+    for (size_t i = 0; i < member.size(); ++i) {
+      member[i].first = value[2 * i];
+      take(key, member[i].second, value[2 * i + 1]);
+    }
+  } else if constexpr (Shape<Member>::kList) {
     member.resize(value.size());
     for (size_t i = 0; i < value.size(); ++i) take(key, member[i], value[i]);
   } else if constexpr (Shape<Member>::kOptional) {
@@ -135,8 +169,9 @@ struct SectionKeys {
     };
   }
 
-  template <class Member>
-  void key(const char* name, Member S::* member, const char* help, Key about = {}) {
+  /// `Owner`: S or its base.
+  template <class Member, class Owner>
+  void key(const char* name, Member Owner::* member, const char* help, Key about = {}) {
     about.name = name, about.help = help;
     using Item = typename Shape<Member>::Item;
     const S sample{};
@@ -145,6 +180,9 @@ struct SectionKeys {
     about.type = type_of<Item>();
     about.member = &typeid(Item);
     about.list = Shape<Member>::kList;
+    about.map = Shape<Member>::kMap;
+    about.lists = std::is_same_v<Item, std::vector<int64_t>>;
+    about.selector = std::is_same_v<Member, ModuleSelector>;
     about.optional = Shape<Member>::kOptional && *about.unset == '\0';
     about.get = get_member<Member>;
     about.set = set_member<Member>;

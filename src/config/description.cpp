@@ -46,16 +46,54 @@ Section lora_section() {
                               {.feature = Feature::kAdapters, .instead = "leave 'lora' out"});
   s.key("r", &S::r, "rank of the adapters",
         {.min = 1, .max = 65536, .elsewhere = {"lora.rank", "lora_r", "lora_rank"}});
-  s.key("alpha", &S::alpha, "the adapter's output is scaled by alpha / r",
+  s.key("alpha", &S::alpha, "the adapter's output is scaled by alpha / r; with use_rslora by alpha / sqrt(r)",
         {.min = 0, .above_min = true, .elsewhere = {"lora_alpha"}});
   s.key("dropout", &S::dropout, "dropout before A, in training only",
         {.min = 0, .max = 1, .below_max = true, .elsewhere = {"lora_dropout"}});
+  const std::vector<KeyChoice> projections = {"q_proj",       "k_proj",    "v_proj",       "o_proj", "gate_proj",
+                                              "up_proj",      "down_proj", "c_attn",       "c_proj", "c_fc",
+                                              "gate_up_proj", "qkv_proj",  "embed_tokens", "wte"};
   s.key("target_modules", &S::target_modules,
-        "projections that get an adapter; qkv_proj = one fused adapter over q, k, v",
-        {.choices = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "c_attn", "c_proj",
-                     "c_fc", "gate_up_proj", "qkv_proj"},
-         .elsewhere = {"lora_target", "lora.modules"},
-         .words_elsewhere = {{"all-linear", "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"}}});
+        "projections that get an adapter: names, also with parts of the path before them (layers.3.mlp.up_proj); a "
+        "regular expression that matches whole paths (model.layers.3.mlp.up_proj); or all-linear. qkv_proj = one fused "
+        "adapter over q, k, v",
+        {.choices = projections, .elsewhere = {"lora_target", "lora_target_modules", "lora.modules"}});
+  s.key("exclude_modules", &S::exclude_modules, "of these, those that get none: names or a regular expression",
+        {.choices = projections, .may_be_absent = true});
+  s.key("layers_to_transform", &S::layers_to_transform, "blocks with adapters, the first is 0; null = all",
+        {.min = 0, .max = 1e6, .one_or_more = true, .may_be_absent = true, .elsewhere = {"peft_layers_to_transform"}});
+  s.key("use_rslora", &S::use_rslora, "the adapter's output is scaled by alpha / sqrt(r)",
+        {.elsewhere = {"rslora", "peft_use_rslora"}});
+  s.key("rank_pattern", &S::rank_pattern,
+        "another r for some projections: a mapping of names, or of regular expressions that match a path or its end "
+        "after "
+        "a dot",
+        {.min = 1, .max = 65536, .may_be_absent = true});
+  s.key("alpha_pattern", &S::alpha_pattern, "another alpha for some projections, as rank_pattern",
+        {.min = 0, .above_min = true, .may_be_absent = true});
+  s.key("use_dora", &S::use_dora,
+        "DoRA: the length of each row of an adapted weight is trained apart from its direction. With dropout each "
+        "adapted "
+        "matrix is multiplied twice, as in peft",
+        {.elsewhere = {"dora", "peft_use_dora"}});
+  s.key("bias", &S::bias, "biases that are trained: none, all of the model, or those of projections with an adapter",
+        {.choices = {{"none", S::Bias::kNone}, {"all", S::Bias::kAll}, {"lora_only", S::Bias::kLoraOnly}},
+         .elsewhere = {"lora_bias"}});
+  const std::vector<KeyChoice> token_modules = {"embed_tokens", "lm_head", "wte"};
+  s.key("modules_to_save", &S::modules_to_save,
+        "modules that are trained whole beside the adapters: the embedding, the output matrix",
+        {.choices = token_modules, .may_be_absent = true, .elsewhere = {"lora_modules_to_save", "additional_target"}});
+  s.key(
+      "ensure_weight_tying", &S::ensure_weight_tying,
+      "a model whose output matrix is its embedding, and modules_to_save with the embedding: true = the output matrix "
+      "is trained with it; false = it stays as it was, as in peft");
+  s.key("trainable_token_indices", &S::trainable_token_indices,
+        "ids of tokens whose rows of the embedding are trained; a mapping says of which module",
+        {.choices = token_modules,
+         .min = 0,
+         .max = kMaxCount,
+         .may_be_absent = true,
+         .elsewhere = {"peft_trainable_token_indices"}});
   s.key("adapter", &S::adapter, "PEFT directory to start from", {.path = true});
   return s.section;
 }
@@ -334,7 +372,8 @@ Section preference_section() {
         {.min = 0, .elsewhere = {"pref_ftx"}});
   s.key("precompute_ref_log_probs", &S::precompute_ref_log_probs,
         "dpo: the reference's log-probabilities of all rows are computed before the first step, into output.dir; false "
-        "= in every step; null = true where all parameters are trained, false with adapters");
+        "= in every step; null = true where all parameters are trained and with lora.modules_to_save, false with other "
+        "adapters");
   s.key("disable_dropout", &S::disable_dropout, "no dropout in training, whatever model and lora.dropout say");
   return s.section;
 }

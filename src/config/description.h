@@ -19,6 +19,8 @@ namespace trireme {
 
 /// What a key holds, in canonical texts: one of a scalar, none of a null, as many as a list has items.
 using Value = std::vector<std::string>;
+/// Of a ModuleSelector: its pattern, behind an empty text, in place of names.
+inline bool is_pattern(const Value& value) { return value.size() == 2 && value.front().empty(); }
 
 enum class Type { kText, kInteger, kNumber, kBool, kShare };
 
@@ -77,6 +79,10 @@ struct Key {
   Type type = Type::kText;
   const std::type_info* member = nullptr;  // of a value, or of an item of a list
   bool list = false, optional = false;
+  bool selector = false;  // of a list of module names: a text in its place is a pattern (ModuleSelector)
+  /// Names or patterns of modules with a value each; in a Value they alternate. With choices: the names. `lists`: the
+  /// values are lists; one without a name is a map, too, whose name is empty.
+  bool map = false, lists = false;
   size_t offset = 0;  // in the section's struct
   Value (*get)(const Key&, const void* member) = nullptr;
   void (*set)(const Key&, void* member, const Value&) = nullptr;

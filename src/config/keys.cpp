@@ -53,6 +53,8 @@ std::string scalar_expectation(const Key& key) {
 
 std::string list_expectation(const Key& key) {
   const bool words = !key.choices.empty();
+  if (key.selector)
+    return fmt::format("a list of {}, a regular expression, or {}", alternatives(key), ModuleSelector::kAllLinear);
   switch (key.type) {
     case Type::kNumber:
       return fmt::format("a list of {}numbers{}", key.length > 0 ? fmt::format("{} ", key.length) : "", range(key));
@@ -235,12 +237,25 @@ Config with_all_sections(Config config) {
 std::string item_expectation(const Key& key) { return scalar_expectation(key); }
 
 std::string expectation(const Key& key) {
-  return (key.list ? list_expectation(key) : scalar_expectation(key)) +
-         (key.optional || key.may_be_absent ? ", or null" : "");
+  const auto plain = [](const Key& of) { return of.list ? list_expectation(of) : scalar_expectation(of); };
+  const auto mapping = [](Key of) {
+    const std::string names = of.choices.empty() ? "modules" : alternatives(of);
+    of.choices.clear();
+    const std::string values = list_expectation(of);
+    return of.lists ? fmt::format("{}, or a mapping of {} to such lists", values, names)
+                    : fmt::format("a mapping of {} to {}", names, values.substr(sizeof "a list of " - 1));
+  };
+  return (key.map ? mapping(key) : plain(key)) + (key.optional || key.may_be_absent ? ", or null" : "");
 }
 
 std::string value_text(const Key& key, const Value& value) {
+  if (key.selector && is_pattern(value)) return quoted(value.back());
   std::vector<std::string> items;
+  if (key.map) {
+    if (!value.empty() && value.front().empty()) return value.back();
+    for (size_t i = 0; i < value.size(); i += 2) items.push_back(fmt::format("{}: {}", quoted(value[i]), value[i + 1]));
+    return items.empty() ? "null" : fmt::format("{{{}}}", join(items, ", "));
+  }
   for (const std::string& item : value)
     items.push_back(key.type == Type::kText && key.choices.empty() ? quoted(item) : item);
   if (items.empty() && !(key.list && !key.may_be_absent)) return "null";

@@ -67,6 +67,8 @@ constexpr const char *kAccumulation =
 const std::map<std::string_view, const char*> kNoKeys = {
     {"gradient_accumulation_steps", kAccumulation},
     {"accumulate_grad_batches", kAccumulation},
+    {"init_lora_weights", " A is drawn and B is zero, as with peft's default; lora.adapter starts from an adapter."},
+    {"lora_target_linear", " lora.target_modules: all-linear takes every product of the blocks."},
     {"resume_from_checkpoint", " A run resumes by itself when output.dir holds its checkpoints."},
     {"auto_resume_from_checkpoints", " A run resumes by itself when output.dir holds its checkpoints."},
     {"datasets", kRows},
@@ -258,13 +260,58 @@ void Reader::refuse_for_family(const Place& place, const std::string& what, Feat
 
 std::optional<Value> Reader::value(const std::string& name, const Key& key, const YamlNode& node) {
   if (node.kind == YamlNode::Kind::kNull && (key.optional || key.may_be_absent)) return Value{};
+  if (key.map) return mapping(name, key, node);
   if (key.list) return list(name, key, node);
   const auto one = item(name, key, node, expectation(key));
   return one ? std::optional(Value{*one}) : std::nullopt;
 }
 
+bool Reader::check_pattern(const std::string& name, const Place& place, const std::string& pattern) {
+  const std::string problem = pattern_problem(pattern);
+  if (!problem.empty()) problems_.add(place, fmt::format("{}: the pattern '{}' {}", name, shown(pattern), problem));
+  return problem.empty();
+}
+
+std::optional<Value> Reader::mapping(const std::string& name, const Key& key, const YamlNode& node) {
+  Key values = key;
+  values.choices.clear();
+  values.map = values.may_be_absent = false;
+  values.list = key.lists;
+  const auto value_of = [&](const std::string& of, const YamlNode& at) -> std::optional<std::string> {
+    if (!key.lists) return item(of, values, at, item_expectation(values));
+    const auto items = list(of, values, at);
+    return items ? std::optional("[" + join(*items, ", ") + "]") : std::nullopt;
+  };
+  if (key.lists && node.kind == YamlNode::Kind::kList) {
+    if (node.items.empty()) return Value{};
+    const auto items = value_of(name, node);
+    return items ? std::optional(Value{"", *items}) : std::nullopt;
+  }
+  if (node.kind != YamlNode::Kind::kMap) return refuse(name, node, expectation(key));
+  Value read;
+  bool good = true;
+  for (const YamlEntry& entry : node.entries) {
+    const auto one = value_of(fmt::format("{} {}", name, shown(entry.key)), entry.value);
+    if (key.choices.empty()) {
+      good &= check_pattern(name, entry.place, entry.key);
+    } else if (key.choice(std::string_view(entry.key).substr(entry.key.rfind('.') + 1)) == nullptr) {
+      problems_.add(entry.place, fmt::format("{} must be {}.{}", name, expectation(key), word_hint(key, entry.key)));
+      good = false;
+    }
+    good &= one.has_value();
+    read.insert(read.end(), {entry.key, one.value_or("")});
+  }
+  return good ? std::optional(std::move(read)) : std::nullopt;
+}
+
 std::optional<Value> Reader::list(const std::string& name, const Key& key, const YamlNode& node) {
   const std::string expected = expectation(key);
+  if (key.selector && node.kind == YamlNode::Kind::kScalar) {
+    const Value pattern = {"", node.text};
+    if (ModuleSelector{{}, node.text}.all_linear()) return pattern;
+    if (node.text.find_first_of("\\.^$*+?()[]{}|") != std::string::npos)  // otherwise it matches no path
+      return check_pattern(name, node.place, node.text) ? std::optional(pattern) : std::nullopt;
+  }
   const bool names = key.type == Type::kText || !key.choices.empty();
   if (key.one_or_more && node.kind == YamlNode::Kind::kScalar) {
     const auto one = item(name, key, node, expected);
@@ -304,7 +351,8 @@ std::optional<Value> Reader::list(const std::string& name, const Key& key, const
 std::optional<std::string> Reader::item(const std::string& name, const Key& key, const YamlNode& node,
                                         const std::string& expected) {
   const bool scalar = node.kind == YamlNode::Kind::kScalar;
-  if (scalar && key.choice(node.text) != nullptr) return node.text;
+  const size_t last = key.selector ? node.text.rfind('.') + 1 : 0;
+  if (scalar && key.choice(std::string_view(node.text).substr(last)) != nullptr) return node.text;
   const bool words = !key.choices.empty();
   if (!scalar && (words || key.type == Type::kText)) return refuse(name, node, expected);
   std::string hint;

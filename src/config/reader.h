@@ -44,6 +44,9 @@ class Reader {
   // nullopt: refused and reported. `key` has the choices of the program.
   std::optional<Value> value(const std::string& name, const Key& key, const YamlNode& node);
   std::optional<Value> list(const std::string& name, const Key& key, const YamlNode& node);
+  std::optional<Value> mapping(const std::string& name, const Key& key, const YamlNode& node);
+  /// Whether the regular expression is supported; otherwise reports why it is not.
+  bool check_pattern(const std::string& name, const Place& place, const std::string& pattern);
   std::optional<std::string> item(const std::string& name, const Key& key, const YamlNode& node,
                                   const std::string& expected);
   std::optional<std::string> path(const std::string& name, const YamlNode& node);

@@ -150,7 +150,29 @@ void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
   if (!config.lora) return;
   if (const std::string why = dropout_problem(config.lora->dropout, kActivationDropoutSteps); !why.empty())
     problems.push_back({"lora.dropout", {"lora.dropout"}, "lora.dropout " + why});
-  const std::vector<std::string>& modules = config.lora->target_modules;
+  if (!config.lora->layers_to_transform.empty() && !config.lora->target_modules.pattern.empty() &&
+      !config.lora->target_modules.all_linear())
+    problems.push_back(
+        {"lora.layers_to_transform",
+         {"lora.layers_to_transform", "lora.target_modules"},
+         "lora.layers_to_transform is for target_modules that are a list: say the blocks in the pattern"});
+  const LoraSection& lora = *config.lora;
+  for (const auto& [name, ids] : lora.trainable_token_indices) {
+    const std::string module = name.empty() ? "embed_tokens" : name;
+    std::vector<int64_t> sorted = ids;
+    std::sort(sorted.begin(), sorted.end());
+    if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
+      problems.push_back({"lora.trainable_token_indices",
+                          {"lora.trainable_token_indices"},
+                          fmt::format("lora.trainable_token_indices has {} twice for {}", *twice, module)});
+    if (is_saved(lora, module))
+      problems.push_back({"lora.trainable_token_indices",
+                          {"lora.trainable_token_indices", "lora.modules_to_save"},
+                          fmt::format("lora.modules_to_save trains all rows of {}: leave it out of "
+                                      "lora.trainable_token_indices or of lora.modules_to_save",
+                                      module)});
+  }
+  const std::vector<std::string>& modules = lora.target_modules.names;
   const auto has = [&](const char* name) { return std::find(modules.begin(), modules.end(), name) != modules.end(); };
   if (!has("qkv_proj")) return;
   std::vector<std::string> covered;
@@ -319,13 +341,18 @@ void check_objective(const Config& config, const ProgramKeys& program, std::vect
                         {"preference.precompute_ref_log_probs", "lora"},
                         "preference.precompute_ref_log_probs false needs a 'lora' section: where all parameters are "
                         "trained the reference is gone after the first step"});
+  if (config.lora && !config.lora->modules_to_save.empty() && !preference.precompute_ref_log_probs.value_or(true))
+    problems.push_back({"preference.precompute_ref_log_probs",
+                        {"preference.precompute_ref_log_probs", "lora.modules_to_save"},
+                        "preference.precompute_ref_log_probs false needs a base that stays as it is, and "
+                        "lora.modules_to_save trains a part of it: leave one of them out"});
 }
 
 void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
   using Policy = ParallelSection::Policy;
   if (config.parallel.policy == Policy::kAuto || config.parallel.policy == Policy::kNone) return;
   const char* policy = word_of(config.parallel.policy);
-  if (config.lora)
+  if (config.lora && config.lora->modules_to_save.empty())
     problems.push_back({"parallel.policy",
                         {"parallel.policy", "lora"},
                         fmt::format("parallel.policy {} divides trained weights, and adapters are whole on every rank: "

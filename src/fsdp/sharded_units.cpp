@@ -107,7 +107,8 @@ void ShardedUnits::make_units() {
                       : trained_codes          ? Form::kTrainedCodes
                                                : Form::kCompute;
     const UnitDivision division = divide_unit(spec, grid_.shard.size, options_.policy, is_resident(u));
-    units_.push_back(std::make_unique<UnitStorage>(spec, form, division, grid_, options_.compute_dtype));
+    units_.push_back(
+        std::make_unique<UnitStorage>(spec, form, division, grid_, spec.fp32 ? at::kFloat : options_.compute_dtype));
     codes_index_.push_back(trained_codes ? static_cast<int>(with_codes.size()) : -1);
     if (trained_codes) with_codes.push_back(&spec);
     trained_index_.push_back(spec.trained ? static_cast<int>(trained_.size()) : -1);
@@ -195,6 +196,7 @@ void ShardedUnits::assign_weight_states() {
     std::vector<WeightState> states(specs_[u].parameters.size()), evaluation = states;
     for (size_t p = 0; p < states.size(); ++p) {
       if (!specs_[u].parameters[p].linear) continue;
+      if (!specs_[u].trained) states[p].row_squares = evaluation[p].row_squares = std::make_shared<at::Tensor>();
       const bool frozen = unit.form == UnitStorage::Form::kFrozenFp8;
       if (frozen || trained_fp8_[u]) states[p].recipe = frozen ? options_.frozen : options_.trained;
       if (unit.inverse_scales.defined())
@@ -321,6 +323,8 @@ bool ShardedUnits::restore_scales(const std::vector<double>& state) {
 
 void ShardedUnits::fill(size_t unit, const Filling& filling) {
   units_[unit]->fill(filling);
+  for (WeightState& state : weight_states_[unit])
+    if (state.row_squares) state.row_squares->reset();
   if (trained_index_[unit] >= 0) trained_[static_cast<size_t>(trained_index_[unit])].update_compute();
 }
 
@@ -376,14 +380,21 @@ bool ShardedUnits::assign(const std::string& tensor_name, const at::Tensor& valu
   bool found = false;
   const Filling filling{.write = [&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece,
                                      const at::Tensor& target) {
-    if (part.name != tensor_name) return;
-    found = true;
-    TRIREME_CHECK(value.numel() == piece.count, tensor_name, " has ", piece.count, " elements, the value has ",
-                  value.numel());
-    target.copy_(value.reshape(-1));
+    if (part.name != tensor_name) return;  // it keeps its values
+    target.copy_(value.reshape(-1).narrow(0, piece.tensor_begin, piece.count));
   }};
-  for (size_t u = 0; u < specs_.size(); ++u)
-    if (specs_[u].replicated) fill(u, filling);
+  for (size_t u = 0; u < specs_.size(); ++u) {
+    if (!specs_[u].trained) continue;
+    for (const ParameterSpec& parameter : specs_[u].parameters)
+      for (const ParameterPart& part : parameter.parts) {
+        if (part.name != tensor_name) continue;
+        found = true;
+        const int64_t elements = part.rows * (parameter.numel() / parameter.shape[0]);
+        TRIREME_CHECK(value.numel() == elements, tensor_name, " has ", elements, " elements, the value has ",
+                      value.numel());
+        fill(u, filling);
+      }
+  }
   return found;
 }
 

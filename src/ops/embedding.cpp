@@ -6,6 +6,7 @@
 #include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 
@@ -27,10 +28,9 @@ struct Embedding {
 };
 
 /// Identity on the embedded tokens; the gradient of tokens whose id is among the trained rows goes to these rows.
-struct TrainedRows {
+struct RowsNode {
   Input x, rows;
-  at::Tensor ids;
-  int64_t begin, count;
+  at::Tensor ids, row_ids;
 
   variable_list forward() {
     rows.value = at::Tensor();
@@ -41,12 +41,13 @@ struct TrainedRows {
     // Products with the tokens' indicators, of some rows at a time: their sums have a fixed order, the sums of
     // index_add on a GPU do not.
     const at::Tensor& dy_TD = d_outputs[0];
+    const int64_t count = row_ids.size(0);
     at::Tensor d_rows = at::empty({count, dy_TD.size(1)}, dy_TD.options());
     const int64_t at_a_time = std::max<int64_t>(1, kIndicators / std::max<int64_t>(1, dy_TD.size(0)));
     for (int64_t first = 0; first < count; first += at_a_time) {
       const int64_t part = std::min(at_a_time, count - first);
-      const at::Tensor part_ids = at::arange(begin + first, begin + first + part, ids.options());
-      const at::Tensor is_row = ids.unsqueeze(1).eq(part_ids.unsqueeze(0)).to(dy_TD.scalar_type());
+      const at::Tensor is_row =
+          ids.unsqueeze(1).eq(row_ids.narrow(0, first, part).unsqueeze(0)).to(dy_TD.scalar_type());
       at::Tensor d_part = d_rows.narrow(0, first, part);
       at::mm_out(d_part, is_row.t(), dy_TD);
     }
@@ -56,12 +57,25 @@ struct TrainedRows {
 
 }  // namespace
 
-at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const at::Tensor& rows_ND, int64_t begin) {
-  TRIREME_CHECK(x_TD.dim() == 2 && rows_ND.dim() == 2 && ids.dim() == 1 && ids.size(0) == x_TD.size(0),
-                "train_rows: x ", x_TD.sizes(), ", ids ", ids.sizes(), ", rows ", rows_ND.sizes());
+void TrainedRows::put_into(const at::Tensor& matrix) const {
+  at::NoGradGuard no_grad;
+  if (!defined()) return;
+  if (begin >= 0)
+    matrix.narrow(0, begin, count()).copy_(values);
+  else
+    matrix.index_copy_(0, ids, values.to(matrix.scalar_type()));
+}
+
+at::Tensor TrainedRows::columns_of(const at::Tensor& x_TV) const {
+  return begin >= 0 ? x_TV.narrow(1, begin, count()) : x_TV.index_select(1, ids);
+}
+
+at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const TrainedRows& rows) {
+  TRIREME_CHECK(x_TD.dim() == 2 && rows.values.dim() == 2 && ids.dim() == 1 && ids.size(0) == x_TD.size(0),
+                "train_rows: x ", x_TD.sizes(), ", ids ", ids.sizes(), ", rows ", rows.values.sizes());
   InputList inputs;
-  const Input x = inputs.add(x_TD), rows = inputs.add(rows_ND);
-  return run_node(TrainedRows{x, rows, ids, begin, rows_ND.size(0)}, inputs)[0];
+  const Input x = inputs.add(x_TD), values = inputs.add(rows.values);
+  return run_node(RowsNode{x, values, ids, rows.ids}, inputs)[0];
 }
 
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids) {

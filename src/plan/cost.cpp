@@ -40,7 +40,7 @@ ForwardFlops forward_flops(const ModelShape& shape) {
   for (const BlockLayer& layer : shape.block->layers)
     if (layer.product()) flops.products += 2 * tokens * static_cast<double>(layer.in * layer.out());
   for (const AdapterShape& adapter : shape.adapters)
-    flops.adapters += 2 * tokens * static_cast<double>(shape.adapter_rank * (adapter.in + adapter.rows));
+    flops.adapters += adapter.share * 2 * tokens * static_cast<double>(adapter.rank * (adapter.in + adapter.rows));
   // The ranks of a context divide the heads, and each sees whole sequences.
   flops.attention =
       4 * tokens * visible_tokens(shape) * static_cast<double>(shape.block->heads * shape.block->head_dim);
@@ -106,10 +106,20 @@ BlockBytes block_bytes(const ModelShape& shape, const RecipeTraits& recipe, int6
     forward += copied;
     backward += copied;
   }
+  // DoRA multiplies the weight by A for the lengths of the rows, reads z and writes y, reads dy and z and writes the
+  // gradient of z. With dropout the products of the adapted rows are computed a second time (row_times()).
+  for (const AdapterShape& adapter : shape.adapters) {
+    if (!shape.dora) break;
+    const double rows = adapter.share * static_cast<double>(adapter.rows);
+    // In forward; codes are converted first.
+    bytes.weights += (recipe.stores_codes ? 1 + 2 * element : element) * rows * static_cast<double>(adapter.in);
+    forward += (shape.adapter_dropout ? 6 : 2) * rows;
+    backward += (shape.adapter_dropout ? 6 : 3) * rows;
+  }
   // An adapter reads x for x A, and adds its product to y; backward reads dy, reads x for A's gradient, adds to dx.
   for (const AdapterShape& adapter : shape.adapters) {
-    forward += static_cast<double>(adapter.in + 2 * adapter.rows);
-    backward += static_cast<double>(adapter.rows + 3 * adapter.in);
+    forward += adapter.share * static_cast<double>(adapter.in + 2 * adapter.rows);
+    backward += adapter.share * static_cast<double>(adapter.rows + 3 * adapter.in);
   }
   bytes.forward += tokens * element * forward;
   bytes.backward += tokens * element * backward;
@@ -157,10 +167,15 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
   const double attention =
       flops.attention / (rates.attention_flops *
                          attention_part(shape.block->head_dim, shape.attention_dropout, shape.tokens * shape.context));
+  double again = 0;  // products of the adapted rows that DoRA with dropout computes a second time
+  for (const AdapterShape& adapter : shape.adapters)
+    if (shape.dora && shape.adapter_dropout)
+      again += adapter.share * 2 * static_cast<double>(shape.tokens) * static_cast<double>(adapter.in * adapter.rows);
   RowTimes times;
-  times.forward = product(recipe.forward, flops.products) + attention + bytes.forward / rates.memory_bytes;
-  times.backward = product(recipe.dgrad, flops.products) + (shape.trained ? product(recipe.wgrad, flops.products) : 0) +
-                   2.5 * attention + bytes.backward / rates.memory_bytes;
+  times.forward = product(recipe.forward, flops.products + again) + attention + bytes.forward / rates.memory_bytes;
+  times.backward = product(recipe.dgrad, flops.products + again) +
+                   (shape.trained ? product(recipe.wgrad, flops.products) : 0) + 2.5 * attention +
+                   bytes.backward / rates.memory_bytes;
   times.norms = bytes.norms / rates.memory_bytes;
   const BlockLayer& up = shape.block->at("up");
   times.mlp = product(recipe.forward, 2 * static_cast<double>(shape.tokens) * static_cast<double>(up.in * up.out()));

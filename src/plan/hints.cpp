@@ -103,8 +103,8 @@ class Changes {
 
   void add_adapters(const std::vector<std::string>& targets) {
     add("lora.r", "16");
-    if (targets == LoraSection{}.target_modules) return;
-    hints_.back().config.lora->target_modules = targets;
+    if (targets == LoraSection{}.target_modules.names) return;
+    hints_.back().config.lora->target_modules = {targets};
     hints_.back().settings.push_back(fmt::format("lora.target_modules: [{}]", join(targets, ", ")));
   }
 

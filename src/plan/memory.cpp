@@ -5,6 +5,7 @@
 #include "trireme/ops/attention.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace trireme {
 
@@ -50,15 +51,21 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   };
   norms += reads_residual("attention_norm", "qkv", true) + reads_residual("mlp_norm", "up", true);
 
+  double ranks = 0, multiplied = 0, multiplied_up = 0;  // what DoRA's factors multiply; of the up projection
+  for (const AdapterShape& adapter : shape.adapters) {
+    const double rows = shape.dora ? adapter.share * static_cast<double>(adapter.rows) : 0;
+    ranks += adapter.share * static_cast<double>(adapter.rank);
+    multiplied += rows;
+    if (adapter.layer == block.find("up")) multiplied_up += rows;
+  }
   // Per token: the inputs of the norms, q k v, the attention's output (also the output projection's input), the
   // adapters' products, codes of what wgrad reads.
   // With a context attention keeps the exchanged heads, and its own output beside the one that was exchanged.
   const bool shared = shape.context > 1;
   const int64_t heads = exchanged_heads(shape) * block.head_dim;
-  const int64_t kept =
-      (norms + heads + (shared ? 2 : 1) * q + shape.adapter_rank * static_cast<int64_t>(shape.adapters.size())) *
-          element_size +
-      statistics * 4 + (shape.trained ? inputs * recipe.kept_input_bytes : 0);
+  const auto of_adapters = static_cast<int64_t>(std::ceil(ranks + multiplied));
+  const int64_t kept = (norms + heads + (shared ? 2 : 1) * q + of_adapters) * element_size + statistics * 4 +
+                       (shape.trained ? inputs * recipe.kept_input_bytes : 0);
   // The up projection, in FP8 with a scale a row for gate and up; GELU keeps what the down projection's weight gradient
   // reads, too.
   int64_t gate_up = block.gated && recipe.keeps_activations_in_fp8 ? up + 8 : up * element_size;
@@ -70,7 +77,9 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // Values after the residual are not computed again.
   if (!post_norms) {
     memory.saved_norms = normed > 0 ? shape.tokens * (kept + gate_up) : 0;
-    memory.saved_mlp = shape.tokens * (kept + reads_residual("mlp_norm", "up", false) * element_size);
+    memory.saved_mlp =
+        shape.tokens *
+        (kept + (reads_residual("mlp_norm", "up", false) - static_cast<int64_t>(multiplied_up)) * element_size);
   }
   memory.saved_input = shape.tokens * d * element_size;
   memory.saved_attention = memory.saved_input + shape.tokens * (q * element_size + 4 * block.heads);
@@ -88,7 +97,8 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const bool only_codes = recipe.dgrad.fp8 && !shape.trained && !up_adapter;
   const int64_t gradient = only_codes || post_norms ? 0 : up;
   const int64_t activations = f + (down_adapter || (shape.trained && !post_norms) ? f * (1 + masked) : 0);
-  const int64_t up_backward = gradient + (up_adapter || shape.trained ? d * (1 + masked) : 0) + d;
+  const int64_t scaled = shape.dora && up_adapter ? up : 0;  // the gradient of gate_up times DoRA's factors
+  const int64_t up_backward = gradient + scaled + (up_adapter || shape.trained ? d * (1 + masked) : 0) + d;
   const auto backward_beside = [&](int64_t again) {
     return (2 * d + branch + std::max(again + std::max(activations, f + gradient), up_backward)) * element_size +
            recipe.gradient_bytes * (up + d);
@@ -111,8 +121,8 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   if (recipe.rows_apart) {
     // Backward of attention: the gradients of the block's result, of the residual and of attention's output; q, k, v
     // and their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
-    const int64_t beside = shape.adapter_rank * static_cast<int64_t>(shape.adapters.size()) * element_size +
-                           statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
+    const int64_t beside =
+        of_adapters * element_size + statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
     memory.working_whole =
         shape.tokens *
             ((2 * d + (shared ? 3 : 1) * q + 2 * heads + (shared ? qkv : 0) + 2 * head_norms) * element_size + beside) +
@@ -139,7 +149,8 @@ UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_
   const bool frozen_codes = input.frozen_fp8 && !unit.trained && unit.has_linear();
   if (!frozen_codes && !trained_codes) {
     const UnitLayout layout = make_layout(unit, shard_count);
-    return {layout.shard_numel * input.compute_bytes, layout.numel * input.compute_bytes};
+    const int64_t bytes = unit.fp32 ? 4 : input.compute_bytes;
+    return {layout.shard_numel * bytes, layout.numel * bytes};
   }
   const UnitLayout layout = make_layout(trained_codes ? unit : unit.matrices(), shard_count);
   const int64_t beside = make_layout(unit.vectors(), 1).numel * input.compute_bytes;
@@ -215,7 +226,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    if (input.compute_bytes < 4 || codes[u]) plan.masters += layout.shard_numel * 4;
+    if ((input.compute_bytes < 4 && !unit.fp32) || codes[u]) plan.masters += layout.shard_numel * 4;
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
     plan.moments += layout.shard_numel * input.moment_bytes -

@@ -320,10 +320,14 @@ void load_or_resume(const RunParts& run, const CheckpointFolder& folder, const C
   if (!warning.empty()) log_warn(warning);
   if (periodic) saver.prepare(step.state());
   // If all weights are trained, a checkpoint holds every weight: the base model is not read.
-  if (frozen) collective_check(comm, [&] { run.task.load_weights(step.units()); });
+  const auto load = [&] {
+    collective_check(comm, [&] { run.task.load_weights(step.units()); });
+    collective_check(comm, [&] { run.task.complete_weights(step.units()); });
+  };
+  if (frozen) load();
   const auto resumed = resume_newest(folder, description, comm, run.directory.choices(), step.state());
   if (!resumed) {
-    if (!frozen) collective_check(comm, [&] { run.task.load_weights(step.units()); });
+    if (!frozen) load();
     return;
   }
   step.weights_changed();

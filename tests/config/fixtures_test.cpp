@@ -16,11 +16,13 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
     {"betas",
      {"9:10: optimizer.betas must be a list of 2 numbers >= 0 and < 1, not 1 of them",
       "11:19: lora.target_modules must be a list of q_proj, k_proj, v_proj, o_proj, gate_proj, "
-      "up_proj, down_proj, c_attn, c_proj, c_fc, gate_up_proj or qkv_proj, not an empty list"}},
+      "up_proj, down_proj, c_attn, c_proj, c_fc, gate_up_proj, qkv_proj, embed_tokens or wte, a regular expression, or "
+      "all-linear, not an empty list"}},
     {"betas_range",
      {"9:16: optimizer.betas must be a number >= 0 and < 1, not '1.0'",
       "11:28: lora.target_modules must be q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
-      "down_proj, c_attn, c_proj, c_fc, gate_up_proj or qkv_proj, not 'q_prj'. Did you mean 'q_proj'?"}},
+      "down_proj, c_attn, c_proj, c_fc, gate_up_proj, qkv_proj, embed_tokens or wte, not 'q_prj'. Did you mean "
+      "'q_proj'?"}},
     {"bool_words",
      {"9:11: logging.mlperf must be true or false, not 'yes'. Did you mean 'true'?",
       "10:16: logging.tensorboard must be true or false, not 'True'. Did you mean 'true'?",
@@ -153,7 +155,8 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
      {"8:12: section 'optimizer' must hold keys and values, not '5'",
       "9:11: section 'schedule' must hold keys and values, not a list",
       "11:19: lora.target_modules must be a list of q_proj, k_proj, v_proj, o_proj, gate_proj, "
-      "up_proj, down_proj, c_attn, c_proj, c_fc, gate_up_proj or qkv_proj, not 'q_proj'. Did you mean '[q_proj]'?",
+      "up_proj, down_proj, c_attn, c_proj, c_fc, gate_up_proj, qkv_proj, embed_tokens or wte, a regular expression, or "
+      "all-linear, not 'q_proj'. Did you mean '[q_proj]'?",
       "12:6: lora.r must be an integer from 1 to 65536, not a list",
       "14:14: train.max_steps must be an integer from 1 to 2147483647, not a mapping"}},
 };

@@ -66,12 +66,12 @@ TEST(Override, IsReportedWithItsOwnText) {
             "--set train.max_steps=010: train.max_steps must be an integer from 1 to 2147483647, "
             "not '010'. Leave "
             "the leading zero out.");
-  EXPECT_EQ(problem_with("lora.target_modules=qkv_proj"),
-            "--set lora.target_modules=qkv_proj: lora.target_modules must be a list of q_proj, "
-            "k_proj, v_proj, "
-            "o_proj, gate_proj, up_proj, down_proj, c_attn, c_proj, c_fc, gate_up_proj or qkv_proj, not 'qkv_proj'. "
-            "Did you mean "
-            "'[qkv_proj]'?");
+  EXPECT_EQ(
+      problem_with("lora.target_modules=qkv_proj"),
+      "--set lora.target_modules=qkv_proj: lora.target_modules must be a list of q_proj, "
+      "k_proj, v_proj, "
+      "o_proj, gate_proj, up_proj, down_proj, c_attn, c_proj, c_fc, gate_up_proj, qkv_proj, embed_tokens or wte, a "
+      "regular expression, or all-linear, not 'qkv_proj'. Did you mean '[qkv_proj]'?");
   EXPECT_EQ(problem_with("schedule.min_lr=1"),
             "--set schedule.min_lr=1: schedule.min_lr 1 is more than optimizer.lr "
             "0.0004");
@@ -89,7 +89,11 @@ TEST(Override, KeysOfOtherTrainersNameOurs) {
            {"schedule.warmup=3", "Did you mean 'warmup_steps'?"},
            {"data.max_seq_length=3", "Did you mean 'seq_length'?"},
            {"lora.rank=3", "Did you mean 'r'?"},
-           {"lora_alpha=3", "Did you mean 'lora.alpha'?"}})
+           {"lora_alpha=3", "Did you mean 'lora.alpha'?"},
+           {"lora.peft_use_dora=true", "Did you mean 'use_dora'?"},
+           {"lora_modules_to_save=[lm_head]", "Did you mean 'lora.modules_to_save'?"},
+           {"lora.lora_target_linear=true", "lora.target_modules: all-linear"},
+           {"lora.init_lora_weights=pissa", "lora.adapter starts from an adapter"}})
     EXPECT_NE(problem_with(override).find(hint), std::string::npos) << problem_with(override);
   EXPECT_NE(problem_with("train.num_train_epochs=3").find("Did you mean 'epochs'"), std::string::npos)
       << problem_with("train.num_train_epochs=3");
@@ -97,28 +101,27 @@ TEST(Override, KeysOfOtherTrainersNameOurs) {
 
 /// What is offered must be there: a suggestion that is followed leads to no second message about the same key.
 TEST(Override, ASuggestionThatIsFollowedIsTaken) {
-  for (const auto& [setting, offered] : std::vector<std::pair<std::string, std::string>>{
-           {"eval.every_steps=4", "every_samples"},
-           {"eval.steps=4", "every_samples"},
-           {"eval.every=4", "every_samples"},
-           {"train.eval_every=4", "eval.every_samples"},
-           {"output.every_steps=4", "save_every_samples"},
-           {"output.save_every_steps=4", "save_every_samples"},
-           {"output.keep=3", "keep_last"},
-           {"output.load_best_model_at_end=true", "keep_best"},
-           {"train.early_stopping_patience=3", "patience"},
-           {"logging.every_samples=3", "every_steps"},
-           {"logging.steps=3", "every_steps"},
-           {"train.log_every=3", "logging.every_steps"},
-           {"data.test_samples=4", "eval.test_samples"},
-           {"train.warmup_steps=4", "schedule.warmup_steps"},
-           {"lora.target_modules=all-linear", "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"},
-           {"lora.target_modules=o_proj", "[o_proj]"},
-           {"precision.compute=bfloat16", "bf16"},
-           {"precision.compute=float32", "fp32"},
-           {"parallel.policy=full_shard", "full"},
-           {"schedule.name=cosine_with_min_lr", "cosine"},
-           {"optimizer.name=adam", "adamw"}}) {
+  for (const auto& [setting, offered] :
+       std::vector<std::pair<std::string, std::string>>{{"eval.every_steps=4", "every_samples"},
+                                                        {"eval.steps=4", "every_samples"},
+                                                        {"eval.every=4", "every_samples"},
+                                                        {"train.eval_every=4", "eval.every_samples"},
+                                                        {"output.every_steps=4", "save_every_samples"},
+                                                        {"output.save_every_steps=4", "save_every_samples"},
+                                                        {"output.keep=3", "keep_last"},
+                                                        {"output.load_best_model_at_end=true", "keep_best"},
+                                                        {"train.early_stopping_patience=3", "patience"},
+                                                        {"logging.every_samples=3", "every_steps"},
+                                                        {"logging.steps=3", "every_steps"},
+                                                        {"train.log_every=3", "logging.every_steps"},
+                                                        {"data.test_samples=4", "eval.test_samples"},
+                                                        {"train.warmup_steps=4", "schedule.warmup_steps"},
+                                                        {"lora.target_modules=o_proj", "[o_proj]"},
+                                                        {"precision.compute=bfloat16", "bf16"},
+                                                        {"precision.compute=float32", "fp32"},
+                                                        {"parallel.policy=full_shard", "full"},
+                                                        {"schedule.name=cosine_with_min_lr", "cosine"},
+                                                        {"optimizer.name=adam", "adamw"}}) {
     const size_t equals = setting.find('='), dot = setting.find('.');
     const std::string said = problem_with(setting), key = setting.substr(0, equals);
     ASSERT_NE(said.find("Did you mean '" + offered + "'?"), std::string::npos) << said;
@@ -128,8 +131,51 @@ TEST(Override, ASuggestionThatIsFollowedIsTaken) {
     for (const std::string& line : problems_with({followed, "data.valid=/v", "data.test=/t"}))
       EXPECT_EQ(line.find(followed + ": "), std::string::npos) << line;
   }
-  // No word of ours is a pattern.
-  EXPECT_EQ(problem_with("lora.target_modules=.*_proj").find("[.*_proj]"), std::string::npos);
+}
+
+TEST(Override, LoraChoosesModulesAsPeft) {
+  const auto with = [](const std::string& setting) { return *load_text(kMinimal, {"lora." + setting}).lora; };
+  EXPECT_EQ(with("target_modules=all-linear").target_modules.pattern, "all-linear");
+  EXPECT_EQ(with("target_modules='.*\\.(q|v)_proj'").target_modules.pattern, ".*\\.(q|v)_proj");
+  EXPECT_EQ(with("target_modules=[self_attn.q_proj, layers.3.mlp.up_proj]").target_modules.names,
+            (std::vector<std::string>{"self_attn.q_proj", "layers.3.mlp.up_proj"}));
+  EXPECT_EQ(with("layers_to_transform=2").layers_to_transform, (std::vector<int64_t>{2}));
+  EXPECT_EQ(with("rank_pattern={q_proj: 4, 'layers.0.*': 8}").rank_pattern,
+            (std::vector<std::pair<std::string, int64_t>>{{"q_proj", 4}, {"layers.0.*", 8}}));
+  EXPECT_EQ(with("alpha_pattern={q_proj: 0.5}").alpha_pattern,
+            (std::vector<std::pair<std::string, double>>{{"q_proj", 0.5}}));
+  using Rows = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+  EXPECT_EQ(with("trainable_token_indices=[7, 3]").trainable_token_indices, (Rows{{"", {7, 3}}}));
+  EXPECT_EQ(with("trainable_token_indices={embed_tokens: [1], lm_head: [2, 3]}").trainable_token_indices,
+            (Rows{{"embed_tokens", {1}}, {"lm_head", {2, 3}}}));
+  for (const char* setting :
+       {"target_modules=all-linear", "target_modules='.*\\.(q|v)_proj'", "rank_pattern={q_proj: 4}",
+        "trainable_token_indices=[7, 3]", "trainable_token_indices={lm_head: [2, 3]}", "modules_to_save=[lm_head]",
+        "bias=lora_only", "exclude_modules=[o_proj]"}) {
+    const Config config = load_text(kMinimal, {std::string("lora.") + setting});
+    EXPECT_EQ(parse_config(print_config(config), "x"), config) << setting;
+  }
+  for (const auto& [setting, said] : std::vector<std::pair<std::string, std::string>>{
+           {"target_modules='(q_proj'", "the pattern '(q_proj' is no regular expression"},
+           {"target_modules='.*(?<=q)_proj'", "has (?<, which is not supported"},
+           {"target_modules='.*\\Aq_proj'", "has \\A, which is not supported"},
+           {"target_modules=q_prj", "not 'q_prj'. Did you mean 'q_proj'?"},
+           {"rank_pattern={q_proj: 0}", "lora.rank_pattern q_proj must be an integer from 1 to 65536, not '0'"},
+           {"rank_pattern=4",
+            "lora.rank_pattern must be a mapping of modules to integers from 1 to 65536, or null, not '4'"},
+           {"trainable_token_indices={lm_haed: [1]}", "Did you mean 'lm_head'?"},
+           {"trainable_token_indices=[3, 3]", "has 3 twice for embed_tokens"},
+           {"modules_to_save=[norm]", "must be embed_tokens, lm_head or wte, not 'norm'"}})
+    EXPECT_NE(problems_with({"lora." + setting}).front().find(said), std::string::npos)
+        << problems_with({"lora." + setting}).front();
+  EXPECT_NE(problems_with({"lora.modules_to_save=[embed_tokens]", "lora.trainable_token_indices=[3]"})
+                .front()
+                .find("lora.modules_to_save trains all rows of embed_tokens"),
+            std::string::npos);
+  EXPECT_NE(problems_with({"lora.target_modules=.*q_proj", "lora.layers_to_transform=[0]"})
+                .front()
+                .find("target_modules that are a list"),
+            std::string::npos);
 }
 
 TEST(Override, MalformedOnesAreAllReported) {

@@ -40,8 +40,17 @@ class Generator {
   size_t below(size_t count) { return std::uniform_int_distribution<size_t>(0, count - 1)(random_); }
   Value value(const Key& key) {
     if ((key.optional || key.may_be_absent) && coin()) return {};
-    const size_t count = !key.list ? 1 : key.length > 0 ? key.length : 1 + below(3);
+    const size_t count = !key.list && !key.map ? 1 : key.length > 0 ? key.length : 1 + below(3);
     Value items;
+    if (key.map) {
+      Key one = key;
+      one.choices.clear();
+      for (size_t i = 0; i < std::min(count, std::max<size_t>(1, key.choices.size())); ++i)
+        items.insert(items.end(), {key.choices.empty() ? "layers." + std::to_string(i) + "\\..*" : key.choices[i].word,
+                                   key.lists ? "[" + item(one) + "]" : item(one)});
+      return items;
+    }
+    if (key.selector && coin()) return {"", coin() ? "all-linear" : ".*\\.(q|v)_proj"};
     while (items.size() < count) {
       const std::string one = item(key);
       if (std::find(items.begin(), items.end(), one) == items.end()) items.push_back(one);
@@ -127,7 +136,7 @@ class Generator {
 TEST(RoundTrip, RandomConfigurations) {
   std::set<std::string> changed;
   const auto defaults = flatten_config(load_text(kMinimal));
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < 700; ++seed) {
     const Config config = Generator(seed).config();
     const std::string text = print_config(config);
     for (const auto& pair : flatten_config(config))

@@ -35,7 +35,7 @@ TEST_F(HuggingFace, AnAdapterConfigThatIsNoObjectIsRefused) {
 
 Adapter small_adapter() {
   Adapter adapter;
-  adapter.config = {"base", 2, 4, 0.1, {"q_proj"}};
+  adapter.config = {"base", {2, 4, 0.1, {{"q_proj"}}}};
   adapter.modules["model.layers.0.self_attn.q_proj"] = {{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4}, 2, 3, 2};
   return adapter;
 }
@@ -43,8 +43,8 @@ Adapter small_adapter() {
 TEST_F(HuggingFace, AdaptersComeBackAsWritten) {
   write_adapter(root_, small_adapter(), DType::kF32);
   const Adapter read = read_adapter(root_);
-  EXPECT_EQ(read.config.r, 2);
-  EXPECT_EQ(read.config.alpha, 4);
+  EXPECT_EQ(read.config.lora.r, 2);
+  EXPECT_EQ(read.config.lora.alpha, 4);
   EXPECT_EQ(read.modules.at("model.layers.0.self_attn.q_proj").a, (std::vector<float>{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(read.modules.at("model.layers.0.self_attn.q_proj").out, 2);
 }
@@ -59,7 +59,7 @@ TEST_F(HuggingFace, AdaptersKeepTheirRowsOfTheVocabulary) {
   auto json = nlohmann::json::parse(slurp("adapter_config.json"));
   EXPECT_EQ(json["trainable_token_indices"]["embed_tokens"], (std::vector<int>{7, 9}));
   for (const nlohmann::json& indices :
-       std::vector<nlohmann::json>{{7}, {9, 7}, {{"lm_head", {1}}}, {{"k_proj", {1}}}, "all"}) {
+       std::vector<nlohmann::json>{{7}, {9, 9}, {{"lm_head", {1}}}, {{"k_proj", {1}}}, "all"}) {
     json["trainable_token_indices"] = indices;
     write("adapter_config.json", json.dump());
     expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "trainable_token");
@@ -98,13 +98,22 @@ TEST_F(HuggingFace, WhatPeftWouldLeaveOutIsRefused) {
 TEST_F(HuggingFace, AdaptersWeLackAreRefusedByName) {
   write_adapter(root_, small_adapter(), DType::kF32);
   const std::string config = adapter_config_json(small_adapter().config);
-  const std::pair<const char*, nlohmann::json> cases[] = {{"use_dora", true},
-                                                          {"use_rslora", true},
+  const std::pair<const char*, nlohmann::json> cases[] = {{"use_qalora", true},
+                                                          {"lora_bias", true},
+                                                          {"alora_invocation_tokens", {1, 2}},
+                                                          {"layer_replication", {{0, 2}}},
+                                                          {"target_parameters", {"experts"}},
+                                                          {"layers_pattern", "blocks"},
                                                           {"peft_type", "IA3"},
-                                                          {"bias", "all"},
+                                                          {"bias", "some"},
                                                           {"modules_to_save", {"lm_head"}},
-                                                          {"rank_pattern", {{"q_proj", 4}}},
-                                                          {"target_modules", "all-linear"},
+                                                          {"modules_to_save", {"norm"}},
+                                                          {"rank_pattern", {{"(q_proj", 4}}},
+                                                          {"alpha_pattern", {{"q_proj", 0}}},
+                                                          {"layers_to_transform", {1}},
+                                                          {"layers_to_transform", "0"},
+                                                          {"target_modules", ".*(?<=q)_proj"},
+                                                          {"target_modules", ".*k_proj"},
                                                           {"r", 0}};
   for (const auto& [key, value] : cases) {
     auto json = nlohmann::json::parse(config);
@@ -117,6 +126,44 @@ TEST_F(HuggingFace, AdaptersWeLackAreRefusedByName) {
   json["r"] = 3;
   write("adapter_config.json", json.dump());
   expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "r = 3");
+  // DoRA without its magnitudes.
+  json["r"] = 2;
+  json["use_dora"] = true;
+  write("adapter_config.json", json.dump());
+  expect_contains(failure(ExitCode::kModel, [&] { read_adapter(root_); }), "lora_magnitude_vector of 0 values");
+}
+
+TEST_F(HuggingFace, AdaptersComeBackWithAllThatPeftsCanHave) {
+  Adapter adapter = small_adapter();
+  LoraOptions& lora = adapter.config.lora;
+  lora.use_dora = lora.use_rslora = true;
+  lora.bias = LoraOptions::Bias::kLoraOnly;
+  lora.modules_to_save = {"lm_head"};
+  lora.target_modules = {{"embed_tokens", "q_proj"}};
+  lora.exclude_modules = {{}, ".*layers\\.1\\..*"};
+  lora.layers_to_transform = {0};
+  lora.rank_pattern = {{"embed_tokens", 1}};
+  lora.alpha_pattern = {{"q_proj", 0.5}};
+  const std::string module = "model.layers.0.self_attn.q_proj";
+  adapter.modules[module].magnitude = {5, 6};
+  adapter.saved["lm_head.weight"] = {{2, 3}, {1, 2, 3, 4, 5, 6}};
+  adapter.saved[module + ".bias"] = {{2}, {7, 8}};
+  adapter.token_rows["model.embed_tokens"] = {{4}, {1, 2, 3}, 3};
+  write_adapter(root_, adapter, DType::kF32);
+  const Adapter read = read_adapter(root_);
+  EXPECT_EQ(read.config.lora, lora);
+  EXPECT_EQ(read.modules.at(module).magnitude, (std::vector<float>{5, 6}));
+  EXPECT_EQ(read.saved.at("lm_head.weight").values, adapter.saved["lm_head.weight"].values);
+  EXPECT_EQ(read.saved.at(module + ".bias").values, (std::vector<float>{7, 8}));
+  const SafetensorsFile file(root_ / "adapter_model.safetensors");
+  for (const char* name :
+       {"base_model.model.lm_head.weight", "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"})
+    EXPECT_TRUE(file.entries().contains(name)) << name;
+  // ids in the order of the file.
+  auto json = nlohmann::json::parse(slurp("adapter_config.json"));
+  EXPECT_EQ(json["bias"], "lora_only");
+  EXPECT_EQ(json["exclude_modules"], ".*layers\\.1\\..*");
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ using namespace testing;
 DecoderModel model_with(std::vector<std::string> targets, int64_t r = 3) {
   DecoderConfig config = decoder_preset("llama-tiny");
   config.num_hidden_layers = 2;
-  return {config, LoraOptions{r, 6, 0.1, std::move(targets)}};
+  return {config, LoraOptions{r, 6, 0.1, {std::move(targets)}}};
 }
 
 std::map<std::string, at::Tensor> random_adapters(const DecoderModel& model) {
@@ -52,9 +52,10 @@ TEST(Adapter, FusedExportsAsItsEquivalents) {
   const DecoderModel model = model_with({"qkv_proj", "o_proj"});
   const auto tensors = random_adapters(model);
   const Adapter adapter = export_adapter(tensors, model, "base");
-  EXPECT_EQ(adapter.config.target_modules, (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
+  EXPECT_EQ(adapter.config.lora.target_modules.names,
+            (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
   EXPECT_EQ(adapter.config.base_model, "base");
-  EXPECT_EQ(adapter.config.r, 3);
+  EXPECT_EQ(adapter.config.lora.r, 3);
   ASSERT_EQ(adapter.modules.size(), 8u);
   const AdapterPair& k = adapter.modules.at("model.layers.1.self_attn.k_proj");
   const at::Tensor b = tensors.at("model.layers.1.self_attn.qkv_proj.lora_B.weight");
@@ -86,6 +87,59 @@ TEST(Adapter, MismatchesAreNamed) {
   Adapter wide = adapter;
   wide.modules.begin()->second.in += 1;
   EXPECT_NE(message_of([&] { import_adapter(wide, model); }).find("maps 129 to 128"), std::string::npos);
+}
+
+TEST(Adapter, OptionsThatNameNothingAreRefused) {
+  const auto refused = [](const std::function<void(LoraOptions&)>& change) -> std::string {
+    LoraOptions lora{3, 6, 0, {{"q_proj"}}};
+    change(lora);
+    DecoderConfig config = decoder_preset("llama-tiny");
+    config.num_hidden_layers = 2;
+    try {
+      const DecoderModel model(config, lora);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "no ConfigError";
+  };
+  const std::vector<std::pair<std::function<void(LoraOptions&)>, const char*>> cases = {
+      {[](auto& l) { l.target_modules = {{"layers.7.self_attn.q_proj"}}; }, "has no module"},
+      {[](auto& l) { l.target_modules = {{}, ".*x_proj"}; }, "no module of a llama matches"},
+      {[](auto& l) { l.target_modules = {{}, ".*lm_head"}; }, "no module of a llama matches"},
+      {[](auto& l) { l.target_modules = {{}, ".*(lm_head|q_proj)"}; }, "modules_to_save"},
+      {[](auto& l) { l.exclude_modules = {{"q_proj"}}; }, "leave no module"},
+      {[](auto& l) { l.layers_to_transform = {2}; }, "blocks are 0 to 1"},
+      {[](auto& l) { l.rank_pattern = {{"v_proj", 2}}; }, "matches no module with an adapter"},
+      {[](auto& l) { l.rank_pattern = {{"q_proj", 2}, {"layers.0.*", 4}}; }, "two values, 2 by 'q_proj' and 4"},
+      {[](auto& l) { l.target_modules = {{"qkv_proj"}}, l.rank_pattern = {{"q_proj", 2}}; }, "name the parts"},
+      {[](auto& l) { l.target_modules = {{"embed_tokens"}}, l.use_dora = true; }, "linear layers"},
+      {[](auto& l) { l.modules_to_save = {"lm_head", "wte"}; }, "has no module 'wte'"},
+      {[](auto& l) { l.trainable_token_indices = {{"", {5000}}}; }, "names row 5000"},
+      {[](auto& l) { l.trainable_token_indices = {{"norm", {1}}}; }, "has rows for tokens in"}};
+  for (const auto& [change, said] : cases)
+    EXPECT_NE(refused(change).find(said), std::string::npos) << said << ": " << refused(change);
+}
+
+TEST(Adapter, EachModuleHasItsOwnStrength) {
+  DecoderConfig config = decoder_preset("llama-tiny");
+  config.num_hidden_layers = 3;
+  LoraOptions lora{4, 6, 0, {{}, ModuleSelector::kAllLinear}};
+  lora.use_rslora = true;
+  lora.rank_pattern = {{"layers\\.1\\.mlp\\..*", 16}};
+  lora.alpha_pattern = {{"q_proj", 3}};
+  const DecoderModel model(config, lora);
+  ASSERT_EQ(model.targets().size(), 3u);
+  EXPECT_EQ(model.targets()[0].size(), 7u);
+  for (size_t block = 0; block < 3; ++block)
+    for (const LoraTarget& target : model.targets()[block]) {
+      EXPECT_EQ(target.strength.r, block == 1 && target.module.starts_with("mlp.") ? 16 : 4) << target.name;
+      EXPECT_EQ(target.strength.scale, (target.name == "q_proj" ? 3.0 : 6.0) / (target.strength.r == 4 ? 2 : 4));
+    }
+  // The plan counts alike adapters together.
+  double matrices = 0;
+  for (const AdapterShape& shape : model.shape(8, 4).adapters)
+    matrices += shape.share * static_cast<double>(shape.rank * (shape.in + shape.rows));
+  EXPECT_NEAR(3 * matrices, static_cast<double>(model.num_trained_parameters()), 1e-6);
 }
 
 TEST(Adapter, RandomStartIsPefts) {

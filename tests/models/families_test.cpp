@@ -121,7 +121,7 @@ TEST(FamilyUnits, NamesOfAGpt2Block) {
 }
 
 TEST(FamilyUnits, TargetsOfLora) {
-  const DecoderModel model(small_gpt2(0), LoraOptions{2, 4, 0, {"c_proj", "c_attn"}});
+  const DecoderModel model(small_gpt2(0), LoraOptions{2, 4, 0, {{"c_proj", "c_attn"}}});
   std::vector<std::string> names;
   for (size_t i = 0; i < 6; ++i) names.push_back(model.units().back().parameters[i].parts[0].name);
   EXPECT_EQ(names[0], "transformer.h.0.attn.c_attn.lora_A.weight");
@@ -129,7 +129,7 @@ TEST(FamilyUnits, TargetsOfLora) {
   EXPECT_EQ(names[4], "transformer.h.0.mlp.c_proj.lora_A.weight");
   EXPECT_EQ(model.units().back().parameters.size(), 18u);
   try {
-    DecoderModel(small_gpt2(0), LoraOptions{2, 4, 0, {"q_proj"}});
+    DecoderModel(small_gpt2(0), LoraOptions{2, 4, 0, {{"q_proj"}}});
     ADD_FAILURE() << "q_proj of a gpt2";
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("a gpt2 has no module 'q_proj'"), std::string::npos) << error.what();

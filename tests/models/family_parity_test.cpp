@@ -64,6 +64,30 @@ const std::vector<std::string> kCases = {"llama",
                                          "gpt2_untied_erf",
                                          "gpt3",
                                          "gpt2_lora"};
+/// What peft's adapters can have (ADAPTERS of family_reference.py).
+const std::vector<std::string> kAdapters = {"all_linear",
+                                            "pattern",
+                                            "layers",
+                                            "saved",
+                                            "saved_embedding_of_tied",
+                                            "saved_output_of_tied",
+                                            "saved_tied",
+                                            "saved_gpt2",
+                                            "tokens",
+                                            "tokens_of_tied",
+                                            "embedding",
+                                            "embedding_of_tied",
+                                            "dora",
+                                            "dora_pattern",
+                                            "dora_gpt2",
+                                            "dora_biases",
+                                            "bias_all"};
+
+std::vector<std::string> all_cases() {
+  std::vector<std::string> all = kCases;
+  for (const std::string& name : kAdapters) all.push_back("adapter_" + name);
+  return all;
+}
 
 class FamilyParity : public ::testing::TestWithParam<std::string> {
  protected:
@@ -107,12 +131,20 @@ Loaded load(const std::filesystem::path& directory, at::ScalarType dtype) {
   const DecoderConfig config = read_model_config(directory);
   std::optional<Adapter> adapter;
   if (std::filesystem::exists(directory / "adapter")) adapter = read_adapter(directory / "adapter");
-  Loaded loaded{adapter ? model_for_adapter(config, *adapter) : DecoderModel(config, std::nullopt),
-                open_decoder_weights(directory, config),
-                adapter,
-                {}};
+  std::optional<LoraOptions> lora;
+  if (adapter) {
+    lora = model_for_adapter(config, *adapter).lora();
+    // Rows that replace the base's are trained here.
+    for (const auto& [module, rows] : adapter->token_rows) lora->trainable_token_indices.emplace_back(module, rows.ids);
+  }
+  Loaded loaded{DecoderModel(config, lora), open_decoder_weights(directory, config), adapter, {}};
   loaded.units = load_whole(loaded.model, *loaded.source, dtype, at::kCPU);
-  if (adapter) assign_adapter(loaded.model, import_adapter(*adapter, loaded.model), loaded.units);
+  if (!adapter) return loaded;
+  check_base_tensors(*adapter, *loaded.source);
+  auto tensors = import_adapter(*adapter, loaded.model);
+  for (auto& [module, rows] : adapter->token_rows)
+    tensors[module + kTokenRowsSuffix] = at::tensor(rows.values).view({-1, rows.columns});
+  assign_adapter(loaded.model, tensors, loaded.units);
   return loaded;
 }
 
@@ -168,39 +200,39 @@ TEST_P(FamilyParity, LogitsLossAndGradients) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, FamilyParity, ::testing::ValuesIn(kCases));
+INSTANTIATE_TEST_SUITE_P(Cases, FamilyParity, ::testing::ValuesIn(all_cases()));
 
 class FamilyFiles : public FamilyParity {};
 
 TEST_F(FamilyFiles, WhatIsWrittenLoadsInTransformers) {
-  for (const std::string& name : kCases) {
+  for (const std::string& name : all_cases()) {
     const Loaded loaded = load(folder_ / name, at::kFloat);
     const auto directory = folder_ / name / "exported";
-    const DecoderConfig& config = loaded.model.config();
-    ModelDirectoryWriter writer(directory, stored_tensors(loaded.model.units(), DType::kF32));
-    // One half from memory, the other from the file.
-    size_t count = 0;
-    for (size_t u = 0; u < loaded.units.size(); ++u) {
-      if (loaded.model.units()[u].replicated) continue;
+    const DecoderModel base(loaded.model.config(), std::nullopt);
+    ModelDirectoryWriter writer(directory, stored_tensors(base.units(), DType::kF32));
+    std::map<std::string, at::Tensor> values, tensors;  // of the base, of the adapter
+    for (size_t u = 0; u < loaded.units.size(); ++u)
       for (size_t p = 0; p < loaded.units[u].size(); ++p) {
         int64_t row = 0;
         for (const ParameterPart& part : loaded.model.units()[u].parameters[p].parts) {
-          if (++count % 2 == 0)
-            writer.copy(part.name, *loaded.source);
-          else
-            writer.append(part.name, loaded.units[u][p].narrow(0, row, part.rows));
+          auto& of = loaded.model.of_adapter(u) ? tensors : values;
+          of[part.name] = loaded.units[u][p].narrow(0, row, part.rows);
           row += part.rows;
         }
       }
+    // One half from memory, the other from the file.
+    size_t count = 0;
+    for (const StoredTensor& tensor : stored_tensors(base.units(), DType::kF32)) {
+      if (++count % 2 == 0 || !values.contains(tensor.name))
+        writer.copy(tensor.name, *loaded.source);
+      else
+        writer.append(tensor.name, values[tensor.name]);
     }
-    writer.finish(config);
+    writer.finish(loaded.model.config());
     if (!loaded.adapter) continue;
-    std::map<std::string, at::Tensor> tensors;
-    const UnitSpec& adapters = loaded.model.units().back();
-    for (size_t p = 0; p < adapters.parameters.size(); ++p)
-      tensors[adapters.parameters[p].parts[0].name] = loaded.units.back()[p];
     std::filesystem::create_directories(directory / "adapter");
-    write_adapter(directory / "adapter", export_adapter(tensors, loaded.model, directory.string()), DType::kF32);
+    const Adapter exported = export_adapter(tensors, loaded.model, directory.string(), loaded.adapter->token_rows);
+    write_adapter(directory / "adapter", exported, DType::kF32);
   }
   // decoder_references.py loads them.
 }

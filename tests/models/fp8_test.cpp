@@ -49,7 +49,7 @@ struct Outcome {
 Outcome train(const Shape& shape, at::Device device, at::ScalarType dtype, Recipe recipe, int steps,
               bool adapters = true, int64_t compute_blocks = 0) {
   std::optional<LoraOptions> lora;
-  if (adapters) lora = LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  if (adapters) lora = LoraOptions{16, 32, 0.1, {{"qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}}};
   const DecoderModel model(config_of(shape), lora);
   Communicator& comm = test_world().communicator();
   // As pre-training recipes scale their initial weights: a residual stream of unit size to which every block adds a

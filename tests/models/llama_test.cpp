@@ -16,7 +16,7 @@ namespace {
 using namespace testing;
 
 TEST(LlamaUnits, NamesShapesAndCounts) {
-  const DecoderModel model(decoder_preset("llama2-70b"), LoraOptions{16, 32, 0.1, {"qkv_proj", "o_proj"}});
+  const DecoderModel model(decoder_preset("llama2-70b"), LoraOptions{16, 32, 0.1, {{"qkv_proj", "o_proj"}}});
   ASSERT_EQ(model.units().size(), 83u);
   EXPECT_EQ(model.units()[0].name, "embed");
   EXPECT_EQ(model.units()[80].name, "layers.79");
@@ -66,7 +66,7 @@ TEST(LlamaUnits, BadTargetsAreRefusedByName) {
   EXPECT_THROW(with({}), ConfigError);
   EXPECT_THROW(with({"q_proj", "q_proj"}), ConfigError);
   EXPECT_THROW(with({"qkv_proj", "v_proj"}), ConfigError);
-  EXPECT_THROW(DecoderModel(small_config(), LoraOptions{0, 8, 0, {"q_proj"}}), ConfigError);
+  EXPECT_THROW(DecoderModel(small_config(), LoraOptions{0, 8, 0, {{"q_proj"}}}), ConfigError);
   try {
     with({"q_prj"});
   } catch (const ConfigError& error) {

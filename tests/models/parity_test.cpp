@@ -38,7 +38,7 @@ std::map<std::string, at::Tensor> gradients_by_name(const DecoderModel& model,
 /// The adapter of the reference: what a reader of its PEFT directory would give.
 Adapter reference_adapter(const Reference& reference) {
   Adapter adapter;
-  adapter.config = {"", 3, 7, 0, split(reference.text("lora"), ',')};
+  adapter.config = {"", {3, 7, 0, {split(reference.text("lora"), ',')}}};
   for (const auto& [name, tensor] : reference.tensors) {
     const bool is_a = name.ends_with(".lora_A.weight");
     if (!name.starts_with("lora/") || (!is_a && !name.ends_with(".lora_B.weight"))) continue;
@@ -103,7 +103,7 @@ TEST_P(LlamaFusedParity, FusedQkvAdapter) {
   // One A for q, k and v in peft's terms: the fused A's gradient is the sum of the three, B's rows are theirs.
   const Reference reference(folder_ / GetParam());
   LoraOptions lora = *reference.lora();
-  lora.targets = {"qkv_proj", "o_proj"};
+  lora.target_modules.names = {"qkv_proj", "o_proj"};
   LoadedLlama loaded = load_llama(reference, lora);
   WholeUnitStore store(loaded.units);
   const TokenBatch batch = reference.batch();

@@ -76,7 +76,7 @@ class Reference {
   }
   std::optional<LoraOptions> lora() const {
     if (text("lora") == "-") return std::nullopt;
-    return LoraOptions{3, 7, 0.0, split(text("lora"), ',')};
+    return LoraOptions{3, 7, 0.0, {split(text("lora"), ',')}};
   }
   TokenBatch batch() const {
     TokenBatch batch;

@@ -26,7 +26,7 @@ inline DecoderConfig small_config(bool tie = false) {
 }
 
 inline LoraOptions seven(double dropout = 0) {
-  return {4, 8, dropout, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  return {4, 8, dropout, {{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}}};
 }
 
 inline TokenBatch batch_of(int64_t rows, int64_t length, uint64_t seed) {

@@ -33,15 +33,32 @@ TEST(BertEmbedding, ValueAndGradientsWithDropout) {
 
 TEST(TrainRows, OfManyRowsGetTheSumsOfTheirTokens) {
   const int64_t begin = 7, count = 70000;  // with 64 tokens more than one product
+  const at::Tensor row_ids = at::arange(begin, begin + count, kIndices);
   at::Tensor ids = at::randint(begin + count + 9, {64}, kIndices);
   ids.narrow(0, 0, 6).copy_(at::tensor({6, 7, 7, 70006, 70006, 70007}, kIndices));
   const at::Tensor x = random({64, 3}, 1).requires_grad_(), rows = at::zeros({count, 3}, x.options()).requires_grad_();
-  train_rows(x * 1, ids, rows, begin).square().sum().backward();
+  train_rows(x * 1, ids, {rows, row_ids, begin}).square().sum().backward();
   const at::Tensor trained = ids.ge(begin).logical_and(ids.lt(begin + count)), d = 2 * x.detach();
   const at::Tensor expected =
       at::zeros({count, 3}, d.options()).index_add(0, ids.masked_select(trained) - begin, d.index({trained}));
   EXPECT_LT(max_difference(rows.grad(), expected), 1e-12);
   EXPECT_EQ(max_difference(x.grad(), d), 0);
+}
+
+TEST(TrainRows, MayBeAnyRows) {
+  const at::Tensor ids = at::tensor({5, 2, 9, 2, 4}, kIndices), row_ids = at::tensor({2, 5, 7}, kIndices);
+  const at::Tensor x = random({5, 3}, 1), values = random({3, 3}, 2).requires_grad_(), table = random({10, 3}, 3);
+  const TrainedRows rows{values, row_ids};
+  train_rows(x * 1, ids, rows).square().sum().backward();
+  const at::Tensor d = 2 * x;
+  EXPECT_LT(max_difference(values.grad(), at::stack({d[1] + d[3], d[0], at::zeros({3}, d.options())})), 1e-12);
+  at::Tensor put = table.clone();
+  rows.put_into(put);
+  EXPECT_EQ(max_difference(put.index_select(0, row_ids), values), 0);
+  EXPECT_EQ(max_difference(put.index_select(0, at::tensor({0, 1, 3, 4, 6, 8, 9}, kIndices)),
+                           table.index_select(0, at::tensor({0, 1, 3, 4, 6, 8, 9}, kIndices))),
+            0);
+  EXPECT_EQ(max_difference(rows.columns_of(table.t()), table.t().index_select(1, row_ids)), 0);
 }
 
 TEST(GatherRows, AddsTheGradientsOfRowsTakenTwice) {

@@ -28,8 +28,14 @@ inline at::Tensor linear_reference(const at::Tensor& x, const Linear& linear) {
     at::Tensor input = x;
     if (linear.lora.dropout.active())
       input = x * apply_dropout(at::ones_like(x), linear.lora.dropout.at(adapter.stream));
-    const at::Tensor update = at::linear(at::linear(input, adapter.a), adapter.b) * linear.lora.scale;
+    at::Tensor update = at::linear(at::linear(input, adapter.a), adapter.b) * adapter.scale;
     const int64_t after = linear.weight.matrix.size(0) - adapter.row_begin - adapter.b.size(0);
+    if (adapter.magnitude.defined()) {
+      const at::Tensor w = linear.weight.matrix.narrow(0, adapter.row_begin, adapter.b.size(0));
+      const at::Tensor length = (w + adapter.scale * at::mm(adapter.b, adapter.a)).detach().norm(2, {1});
+      const at::Tensor factor = adapter.magnitude / length;
+      update = (factor - 1) * at::linear(input, w) + factor * update;
+    }
     y = y + at::constant_pad_nd(update, {adapter.row_begin, after});
   }
   return y;
@@ -71,6 +77,7 @@ struct BlockChoices {
   double multiplier = 1;  // the same
   int64_t rank = 0;       // rank of adapters on all four matrices; 0: none
   double lora_dropout = 0;
+  bool dora = false;
   bool trained = true;  // whether weights, norms and biases are trained
   bool recompute_up = false;
   int64_t tile_tokens = 0;
@@ -166,14 +173,16 @@ class TestBlock {
     for (const auto& [begin, count] : rows) {
       const int a = add("A", {c_.rank, in}, 1 / std::sqrt(static_cast<double>(in)), true);
       const int b = add("B", {count, c_.rank}, 0.1, true);
-      adapters_.push_back({linear, a, b, begin});
+      adapters_.push_back({linear, a, b, begin, c_.dora ? add("magnitude", {count}, 0.1, true, 1) : -1});
     }
   }
 
   Built build(at::Device device, at::ScalarType dtype, const Recipes& recipes) const {
     Built built{{}, device, dtype, recipes};
-    for (size_t i = 0; i < values_.size(); ++i)
-      built.leaves.push_back(values_[i].to(device, dtype).clone().requires_grad_(wanted_[i]));
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const bool wide = names_[i] == "magnitude" && dtype != at::kDouble;
+      built.leaves.push_back(values_[i].to(device, wide ? at::kFloat : dtype).clone().requires_grad_(wanted_[i]));
+    }
     return built;
   }
 
@@ -199,12 +208,11 @@ class TestBlock {
   Linear linear(const Built& built, int index, int number) const {
     Linear result{weight(built, index, number), at_index(built, biases_[static_cast<size_t>(number)]), {}};
     if (c_.rank == 0) return result;
-    result.lora.scale = 0.5;
     result.lora.dropout = {c_.lora_dropout, 11, samples(built)};
     for (size_t i = 0; i < adapters_.size(); ++i)
       if (adapters_[i].linear == number)
-        result.lora.adapters.push_back(
-            {at_index(built, adapters_[i].a), at_index(built, adapters_[i].b), adapters_[i].row_begin, 40 + i});
+        result.lora.adapters.push_back({at_index(built, adapters_[i].a), at_index(built, adapters_[i].b),
+                                        adapters_[i].row_begin, 40 + i, 0.5, at_index(built, adapters_[i].magnitude)});
     return result;
   }
 
@@ -272,6 +280,7 @@ class TestBlock {
   struct Adapter {
     int linear, a, b;
     int64_t row_begin;
+    int magnitude;
   };
   BlockChoices c_;
   BlockShape s_;
@@ -316,6 +325,12 @@ inline std::vector<BlockChoices> all_blocks() {
       lora.trained = false;
       lora.recompute_up = true;
       lora.name += "_frozen_recompute";
+      all.push_back(lora);
+      lora.dora = true;
+      lora.name = base.name + (p > 0 ? "_dora_dropout_recompute" : "_dora_recompute");
+      all.push_back(lora);
+      lora.recompute_up = false;
+      lora.name = base.name + (p > 0 ? "_dora_dropout" : "_dora");
       all.push_back(lora);
     }
   }

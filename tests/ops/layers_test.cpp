@@ -82,7 +82,7 @@ TEST(NormLinear, ActivatesWithEitherGelu) {
 TEST(LinearResidual, FrozenWeightGetsNoGradientAndAdaptersTrainWithoutAnInputGradient) {
   const at::Tensor x = random({6, 5}, 1), weight = random({9, 5}, 2), residual = random({6, 9}, 3);
   at::Tensor a = random({2, 5}, 4).requires_grad_(), b = random({9, 2}, 5).requires_grad_();
-  const Linear linear{{weight, {}}, {}, {{{a, b, 0, 1}}, 1.7, {0.2, 17, at::arange(2, at::kLong)}}};
+  const Linear linear{{weight, {}}, {}, {{{a, b, 0, 1, 1.7}}, {0.2, 17, at::arange(2, at::kLong)}}};
   project(linear_residual(x, residual, linear)).backward();
   EXPECT_TRUE(a.grad().defined());
   EXPECT_TRUE(b.grad().defined());
@@ -103,7 +103,7 @@ TEST(LinearResidual, ReadsTheWeightAgainInBackward) {
 TEST(LinearResidual, RefusesShapesThatDoNotFit) {
   const at::Tensor x = random({6, 5}, 1), w = random({9, 5}, 2), residual = random({6, 9}, 3);
   const auto with = [&](const std::vector<LoraAdapter>& adapters) {
-    return linear_residual(x, residual, {{w, {}}, {}, {adapters, 1, {}}});
+    return linear_residual(x, residual, {{w, {}}, {}, {adapters, {}}});
   };
   EXPECT_NO_THROW(with({{random({2, 5}, 1), random({3, 2}, 1), 6, 0}}));
   EXPECT_ANY_THROW(linear_residual(x, residual, plain(random({9, 6}, 1))));
@@ -197,6 +197,22 @@ TEST(Tiles, CutSamplesAndNothingElse) {
   EXPECT_EQ(dropout.of_rows(5, 5, 10).samples(), 1);
   EXPECT_EQ(dropout.of_rows(3, 4, 10).samples(), 0);  // of two samples
   EXPECT_ANY_THROW(dropout.of_rows(0, 3, 9));
+}
+
+TEST(Dora, KeepsTheSquaresOfAFrozenWeightsRows) {
+  const at::Tensor x = random({6, 5}, 1), w = random({9, 5}, 2), residual = random({6, 9}, 3), m = random({4}, 4) + 2;
+  Linear linear{{w, {}}, {}, {{{random({2, 5}, 5), random({4, 2}, 6), 3, 0, 0.5, m}}, {}}};
+  const at::Tensor y = linear_residual(x, residual, linear);
+  linear.weight.state.row_squares = std::make_shared<at::Tensor>();
+  EXPECT_EQ(max_difference(linear_residual(x, residual, linear), y), 0);
+  EXPECT_LT(max_difference(*linear.weight.state.row_squares, w.square().sum(1)), 1e-12);
+  // A magnitude of the directions' own length changes nothing but the adapter's part.
+  const LoraAdapter& adapter = linear.lora.adapters[0];
+  const at::Tensor v = w.narrow(0, 3, 4) + 0.5 * at::mm(adapter.b, adapter.a);
+  linear.lora.adapters[0].magnitude = v.norm(2, {1});
+  EXPECT_LT(max_difference((linear_residual(x, residual, linear) - residual).narrow(1, 3, 4), at::mm(x, v.t())), 1e-12);
+  linear.lora.adapters[0].magnitude = random({3}, 4);
+  EXPECT_ANY_THROW(linear_residual(x, residual, linear));
 }
 
 TEST(Nodes, RunTheirBackwardOnce) {

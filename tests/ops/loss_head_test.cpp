@@ -172,12 +172,17 @@ TEST(TokenLogProbs, ChunksAndTrainedRows) {
   for (int i = 0; i < 2; ++i) EXPECT_LT(relative_difference(trained[i], reference[i]), 1e-12) << i;
   // Rows of a frozen weight, which is gathered without them between forward and backward.
   const at::Tensor hidden = inputs[0].clone().requires_grad_(), weight = inputs[1].clone();
-  const at::Tensor rows = weight.narrow(0, begin, 3).clone().requires_grad_();
-  const at::Tensor log_probs = token_log_probs(hidden, weight, targets, ones, {}, rows, begin);
-  weight.narrow(0, begin, 3).zero_();
-  (log_probs * factors).sum().backward();
-  EXPECT_LT(relative_difference(hidden.grad(), reference[0]), 1e-12);
-  EXPECT_LT(relative_difference(rows.grad(), reference[1].narrow(0, begin, 3)), 1e-12);
+  for (const at::Tensor& ids : {at::arange(begin, vocabulary), at::tensor({int64_t{7}, begin, begin + 1})}) {
+    hidden.mutable_grad() = at::Tensor();
+    const TrainedRows rows{weight.index_select(0, ids).requires_grad_(), ids,
+                           ids[0].item<int64_t>() < begin ? -1 : begin};
+    const at::Tensor log_probs = token_log_probs(hidden, weight, targets, ones, {}, rows);
+    weight.index_fill_(0, ids, 0);
+    (log_probs * factors).sum().backward();
+    EXPECT_LT(relative_difference(hidden.grad(), reference[0]), 1e-12);
+    EXPECT_LT(relative_difference(rows.values.grad(), reference[1].index_select(0, ids)), 1e-12);
+    rows.put_into(weight);
+  }
 }
 
 TEST(TokenLogProbs, HalfPrecisionKeepsSmallFactors) {

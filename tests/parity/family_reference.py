@@ -90,6 +90,31 @@ CASES = {
     "gpt3": (GPT2Config, dict(GPT2, vocab_size=128, n_head=2, n_inner=256, n_positions=LENGTH), {}),
     "gpt2_lora": (GPT2Config, dict(GPT2), dict(lora=["c_attn", "c_proj", "c_fc"])),
 }
+TIED = dict(tie_word_embeddings=True)
+QWEN3 = (Qwen3Config, dict(SHAPE, head_dim=16))
+# What peft's adapters can have: family, settings, LoraConfig's arguments.
+ADAPTERS = {
+    "all_linear": (LlamaConfig, dict(SHAPE), dict(target_modules="all-linear", use_rslora=True)),
+    "pattern": (LlamaConfig, dict(SHAPE), dict(target_modules=r".*\.(q|v|down)_proj", rank_pattern={"v_proj": 5, r"layers\.1\.mlp\..*": 2},
+                                               alpha_pattern={"q_proj": 11}, use_rslora=True)),
+    "layers": (*QWEN3, dict(target_modules=["q_proj", "mlp.up_proj", "model.layers.0.self_attn.o_proj"], layers_to_transform=[1],
+                            exclude_modules=["layers.1.self_attn.q_proj"])),
+    "saved": (LlamaConfig, dict(SHAPE), dict(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])),
+    "saved_embedding_of_tied": (*QWEN3, dict(target_modules=["v_proj"], modules_to_save=["embed_tokens"]), TIED),
+    "saved_output_of_tied": (*QWEN3, dict(target_modules=["v_proj"], modules_to_save=["lm_head"]), TIED),
+    "saved_tied": (*QWEN3, dict(target_modules=["v_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True), TIED),
+    "saved_gpt2": (GPT2Config, dict(GPT2), dict(target_modules=["c_attn"], modules_to_save=["wte"])),
+    "tokens": (LlamaConfig, dict(SHAPE), dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [50, 3, 4], "lm_head": [1]})),
+    "tokens_of_tied": (*QWEN3, dict(target_modules=["q_proj"], trainable_token_indices=[50, 3, 70]), TIED),
+    "embedding": (LlamaConfig, dict(SHAPE), dict(target_modules=["embed_tokens", "o_proj"], rank_pattern={"embed_tokens": 4})),
+    "embedding_of_tied": (GPT2Config, dict(GPT2), dict(target_modules=["wte", "c_fc"])),
+    "dora": (LlamaConfig, dict(SHAPE), dict(target_modules="all-linear", use_dora=True)),
+    "dora_pattern": (*QWEN3, dict(target_modules=r".*\.(q|v|down)_proj", rank_pattern={"v_proj": 5}, use_dora=True, use_rslora=True)),
+    "dora_gpt2": (GPT2Config, dict(GPT2), dict(target_modules=["c_attn", "c_proj", "c_fc"], use_dora=True)),
+    "dora_biases": (Qwen2Config, dict(SHAPE), dict(target_modules=["q_proj", "k_proj", "up_proj"], use_dora=True, bias="lora_only")),
+    "bias_all": (GPT2Config, dict(GPT2), dict(target_modules=["c_fc"], bias="all")),
+}
+CASES |= {"adapter_" + name: (kind, dict(settings, **dict(*more)), dict(lora=lora)) for name, (kind, settings, lora, *more) in ADAPTERS.items()}
 
 
 class StayDouble(TorchFunctionMode):
@@ -114,12 +139,16 @@ def build(config):
     return model
 
 
-def with_adapter(model, targets, directory):
-    model = get_peft_model(model, LoraConfig(r=3, lora_alpha=7, lora_dropout=0.0, target_modules=targets, bias="none", task_type="CAUSAL_LM"))
+def with_adapter(model, arguments, directory):
+    if isinstance(arguments, list):
+        arguments = dict(target_modules=arguments)
+    model = get_peft_model(model, LoraConfig(**dict(dict(r=3, lora_alpha=7, lora_dropout=0.0, task_type="CAUSAL_LM"), **arguments)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding_A" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.1)
+            elif parameter.requires_grad and "lora_A" not in name and "lora_embedding_B" not in name:
+                parameter.mul_(torch.rand_like(parameter) * 0.4 + 0.8)  # magnitudes, rows, whole modules, biases
     model.save_pretrained(directory)
     return model
 
@@ -129,8 +158,13 @@ def gradients(model):
     found = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            value = parameter.grad.t() if name in stored else parameter.grad
-            found["grad/" + name.replace("base_model.model.", "").replace(".default", "")] = value.contiguous()
+            value = parameter.grad.t() if name in stored or "lora_embedding_A" in name else parameter.grad
+            if "trainable_tokens_delta" in name:  # in the order of ids
+                indices = model.get_submodule(name[:name.index(".trainable_tokens_delta")]).token_indices["default"]
+                value = value[torch.tensor(indices).argsort()]
+            for part in ("base_model.model.", ".default", ".modules_to_save", ".base_layer"):
+                name = name.replace(part, "")
+            found["grad/" + name.replace("magnitude_vector.weight", "magnitude_vector")] = value.contiguous()
     return found
 
 

@@ -84,7 +84,7 @@ def adapter_for(site, base, name, **options):
 
 
 # Fields of adapter_config.json that may have any value: they do not change what the adapter computes.
-HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
+HARMLESS = {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
             "inference_mode", "loftq_config",
             "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"}
 READ = {"r", "lora_alpha", "lora_dropout"}
@@ -95,7 +95,7 @@ def check_adapter_fields(site, base):
     adapter = adapter_for(site, base, "fields")
     site.trireme("adapter", "show", adapter, says="4 modules")
     fields = {field.name for field in dataclasses.fields(LoraConfig)}
-    odd = {name: "something" for name in fields - READ}
+    odd = {name: "something" for name in fields - READ} | {name: {"k": 1} for name in ("target_modules", "exclude_modules")}  # texts are patterns
     edit(adapter / "adapter_config.json", from_the_future={"k": 1}, **odd)
     message = site.trireme("adapter", "show", adapter, code=4)
     for name in sorted(fields - READ | {"from_the_future"}):

@@ -46,6 +46,9 @@ CASES = {
     "dpo-lora": ("dpo", "new", {}, {}, {}),
     "dpo-adapter-ipo": ("dpo", "adapter", dict(loss_type="ipo", beta=0.3), dict(loss_type="ipo", beta=0.3), {}),
     "dpo-adapter-precomputed": ("dpo", "adapter", dict(precompute_ref_log_probs="true"), {}, {}),
+    "dpo-dora": ("dpo", "new", {}, {}, {"lora.use_dora": "true", "lora.rank_pattern": "{q_proj: 2}"}),
+    "dpo-tokens": ("dpo", "new", {}, {}, {"lora.trainable_token_indices": "[7, 9, 40]", "lora.use_rslora": "true"}),
+    "dpo-saved": ("dpo", "new", {}, {}, {"lora.modules_to_save": "[lm_head]"}),
     "dpo-full": ("dpo", None, {}, {}, {}),
     "dpo-full-hinge-tied": ("dpo", None, dict(loss_type="hinge", beta=0.5), dict(loss_type="hinge", beta=0.5), {}),
     "dpo-full-robust-accumulated": ("dpo", None, dict(loss_type="robust", label_smoothing=0.1), dict(loss_type="robust", label_smoothing=0.1), {"batch.micro_batch_size": 1}),
@@ -132,7 +135,7 @@ def compare_weights(work, name, lora, theirs, differences, kind, tolerance, star
     begin = dict(start.named_parameters()) if start is not None else {}
     compared = 0
     for key, value in theirs.named_parameters():
-        if ".ref." in key or (lora and "lora_" not in key):
+        if ".ref." in key or (lora and not value.requires_grad):
             continue
         scale = (value - begin[key]).abs().max().item() if begin else None
         if begin and scale == 0:  # B = 0: A has no gradient

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Ten steps of train_llama against a plain transformers + peft loop: losses, gradient norms, learning rates, final weights, and the
-artefacts opened by transformers and peft. Exit code 77 = skipped."""
+artefacts opened by transformers and peft; adapters also merged by `trireme adapter merge`. Exit code 77 = skipped."""
 import argparse
+import copy
 import json
 import math
 import os
@@ -21,6 +22,29 @@ except ImportError as error:
 
 VOCAB, SEQ, STEPS, GBS, MBS = 97, 33, 10, 4, 2
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+PATTERN = dict(target_modules=r".*\.(q|v|down)_proj", rank_pattern={"v_proj": 5, r"layers\.1\.mlp\..*": 2}, alpha_pattern={"q_proj": 11})
+# --case adapter-NAME: model, LoraConfig's arguments, which are the keys of section lora.
+ADAPTERS = {
+    "all-linear": ("gqa", dict(target_modules="all-linear", use_rslora=True)),
+    "pattern": ("qwen3", dict(PATTERN, use_rslora=True)),
+    "layers": ("gqa", dict(target_modules=["q_proj", "mlp.up_proj", "model.layers.0.self_attn.o_proj"], layers_to_transform=[1, 2],
+                           exclude_modules=["layers.1.self_attn.q_proj"])),
+    "saved": ("qwen3", dict(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])),
+    "saved-embedding-of-tied": ("tied", dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
+    "saved-output-of-tied": ("tied", dict(target_modules=["q_proj"], modules_to_save=["lm_head"])),
+    "saved-tied": ("tied", dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True)),
+    "saved-gpt2": ("gpt2", dict(target_modules=["c_attn"], modules_to_save=["wte"])),
+    "tokens": ("gqa", dict(target_modules=["q_proj"], trainable_token_indices=[50, 3, 4])),
+    "tokens-of-both": ("qwen3", dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [50, 3, 4], "lm_head": [7, 8]})),
+    "tokens-of-tied": ("tied", dict(target_modules=["q_proj"], trainable_token_indices=[50, 3, 4])),
+    "embedding": ("gqa", dict(target_modules=["embed_tokens", "o_proj"])),
+    "embedding-of-tied": ("tied", dict(target_modules=["embed_tokens", "o_proj"])),
+    "dora": ("gqa", dict(target_modules="all-linear", use_dora=True)),
+    "dora-pattern": ("qwen3", dict(PATTERN, use_dora=True)),
+    "dora-gpt2": ("gpt2", dict(target_modules=["c_attn", "c_proj", "c_fc"], use_dora=True, bias="lora_only")),
+    "bias-all": ("gpt2", dict(target_modules=["c_fc"], bias="all")),
+    "bias-lora-only": ("qwen2", dict(target_modules=["q_proj", "o_proj"], bias="lora_only")),
+}
 
 
 def model_config(kind):
@@ -96,6 +120,16 @@ def close(name, got, want, tolerance, failures, relative=True):
     return error
 
 
+def parameters(model):
+    """Rows of the vocabulary in the order of their ids, which peft's files may have in any."""
+    found = dict(model.named_parameters(remove_duplicate=False))
+    for name in found:
+        if "trainable_tokens_delta" in name:
+            ids = model.get_submodule(name[:name.index(".trainable_tokens_delta")]).token_indices["default"]
+            found[name] = found[name][torch.tensor(ids).argsort()]
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--train-llama", required=True)
@@ -103,7 +137,12 @@ def main():
     parser.add_argument("--launch", default="", help="prefix such as 'mpirun -n 2'")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
-    mode, kind = args.case.split("-")
+    mode, kind = args.case.split("-", 1)
+    arguments = dict(target_modules={"mha": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"],
+                                     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}.get(kind, SEVEN))
+    name = kind
+    if mode == "adapter":
+        mode, (kind, arguments) = "lora", ADAPTERS[name]
     torch.manual_seed(11)
     torch.set_num_threads(1)
     failures = []
@@ -115,23 +154,24 @@ def main():
         valid = write_data(f"{work}/valid.npy", 7, 2)
         lr, warmup, minimum, clip, decay, seed = 3e-3, 2, 1e-4, 0.5, 0.05, 4321
         lora = ""
-        targets = {"mha": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"],
-                   "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}.get(kind, SEVEN)
         if mode == "lora":
-            peft_config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
+            peft_config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, task_type="CAUSAL_LM", **copy.deepcopy(arguments))  # peft changes its lists
             model = get_peft_model(model, peft_config)
             with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    if "lora_B" in name:
+                for parameter_name, parameter in model.named_parameters():
+                    if "lora_B" in parameter_name or "lora_embedding_A" in parameter_name:
                         parameter.normal_(0, 0.02)
+                    elif "magnitude" in parameter_name:
+                        parameter.mul_(torch.rand_like(parameter) * 0.1 + 0.95)
                 if kind == "fused":  # one A for q, k and v
                     for layer in model.base_model.model.model.layers:
                         a = layer.self_attn.q_proj.lora_A["default"].weight
                         layer.self_attn.k_proj.lora_A["default"].weight.copy_(a)
                         layer.self_attn.v_proj.lora_A["default"].weight.copy_(a)
             model.save_pretrained(f"{work}/start")
-            ours = targets if kind != "fused" else ["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-            lora = f"lora: {{r: 4, alpha: 8, dropout: 0.0, target_modules: [{', '.join(ours)}], adapter: start}}"
+            if kind == "fused":
+                arguments = dict(target_modules=["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+            lora = "lora: " + json.dumps(dict(r=4, alpha=8, dropout=0.0, adapter="start", **arguments))
             if kind == "fused":  # tie the three A by sharing one parameter
                 for layer in model.base_model.model.model.layers:
                     shared = layer.self_attn.q_proj.lora_A["default"]
@@ -181,10 +221,10 @@ output: {{dir: run}}
         lines = [json.loads(line) for line in open(f"{work}/run/metrics.jsonl")]
         steps = [line for line in lines if line["event"] == "train"]
         assert len(steps) == STEPS, f"{len(steps)} train lines"
-        worst = 0.0
+        worst = worst_norm = 0.0
         for line, (loss, norm, rate) in zip(steps, want):
             worst = max(worst, close(f"step {line['step']} loss", line["loss"], loss, 1e-5, failures))
-            close(f"step {line['step']} grad_norm", line["grad_norm"], norm, 1e-4, failures)
+            worst_norm = max(worst_norm, close(f"step {line['step']} grad_norm", line["grad_norm"], norm, 1e-4, failures))
             close(f"step {line['step']} lr", line["lr"], rate, 1e-12, failures)
         ours_eval = [line for line in lines if line["event"] == "eval"][-1]["loss"]
         close("eval loss", ours_eval, eval_loss, 1e-5, failures)
@@ -196,7 +236,7 @@ output: {{dir: run}}
             loaded = AutoModelForCausalLM.from_pretrained(f"{work}/run/model", dtype=torch.float32)
         loaded.eval()
         model.eval()
-        theirs, mine = dict(model.named_parameters(remove_duplicate=False)), dict(loaded.named_parameters(remove_duplicate=False))
+        theirs, mine = parameters(model), parameters(loaded)
         weight_error = 0.0
         for name, value in theirs.items():
             error = (mine[name] - value).abs().max().item()
@@ -207,8 +247,27 @@ output: {{dir: run}}
             logit_error = (loaded(input_ids=valid).logits - model(input_ids=valid).logits).abs().max().item()
         if not logit_error <= 1e-3:
             failures.append(f"logits differ by {logit_error:.3g}")
-        print(f"{args.case}: worst loss error {worst:.2e} relative, weights {weight_error:.2e}, logits {logit_error:.2e}, "
-              f"loss {want[0][0]:.4f} -> {want[-1][0]:.4f}")
+        merged = ""
+        if mode == "lora":
+            tool = os.path.join(os.path.dirname(os.path.abspath(args.train_llama)), "trireme")
+            done = subprocess.run([tool, "adapter", "merge", "--model", f"{work}/base", "--adapter", f"{work}/run/adapter", "--output",
+                                   f"{work}/merged"], capture_output=True, text=True)
+            if done.returncode != 0:
+                failures.append(f"adapter merge ended with {done.returncode}: {done.stderr}")
+            else:
+                with torch.no_grad():
+                    whole = AutoModelForCausalLM.from_pretrained(f"{work}/merged", dtype=torch.float32).eval()
+                    merge_error = (whole(input_ids=valid).logits - loaded(input_ids=valid).logits).abs().max().item()
+                mine, theirs = whole.state_dict(), loaded.merge_and_unload().state_dict()
+                assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
+                if args.case == "adapter-embedding-of-tied":  # peft merges into the matrix that is the output's, too, which its adapter does not change
+                    theirs.pop("lm_head.weight")
+                unload_error = max((mine[name] - value).abs().max().item() for name, value in theirs.items())
+                merged = f", merged {merge_error:.2e}, against merge_and_unload {unload_error:.2e}"
+                if not (merge_error <= 1e-4 and unload_error <= 1e-6):
+                    failures.append(f"the merged model's logits differ by {merge_error:.3g}, its weights from peft's by {unload_error:.3g}")
+        print(f"{args.case}: worst loss error {worst:.2e} relative, gradient norm {worst_norm:.2e}, weights {weight_error:.2e}, "
+              f"logits {logit_error:.2e}{merged}, loss {want[0][0]:.4f} -> {want[-1][0]:.4f}")
     if failures:
         print("\n".join(failures[:20]))
         sys.exit(1)

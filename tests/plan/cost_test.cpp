@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,7 +34,7 @@ BertModel bert_large() {
 
 TEST(ModelFlops, Llama70bLoraAsPublished) {
   const DecoderConfig config = decoder_preset("llama2-70b");
-  const LoraOptions mlperf{16, 32, 0.1, {"qkv_proj", "o_proj"}};
+  const LoraOptions mlperf{16, 32, 0.1, {{"qkv_proj", "o_proj"}}};
   EXPECT_NEAR(flops(config, mlperf, 8192) / 1e12, 2562, 2);
   EXPECT_NEAR(flops(config, mlperf, 8192) / 8192 / 1e9, 313, 0.7);
   EXPECT_NEAR(flops(config, mlperf, 2048) / 2048 / 1e9, 284, 0.7);
@@ -104,7 +105,7 @@ TEST(RowTimes, OfFrozenMatricesWithAdapters) {
     return row_times(DecoderModel(config, std::move(lora)).shape(1024, 2), traits_of(Recipe::kCompute), only(member, 1),
                      2);
   };
-  const LoraOptions lora{8, 16, 0, {"o_proj", "down_proj"}};
+  const LoraOptions lora{8, 16, 0, {{"o_proj", "down_proj"}}};
   EXPECT_DOUBLE_EQ(times(lora, &MachineRates::bf16_flops).backward, times({}, &MachineRates::bf16_flops).forward);
   EXPECT_DOUBLE_EQ(3 * times(lora, &MachineRates::bf16_flops).head, 2 * times({}, &MachineRates::bf16_flops).head);
   const double d = 4096, f = 11008, each = 1024 * 2;
@@ -112,6 +113,32 @@ TEST(RowTimes, OfFrozenMatricesWithAdapters) {
                    each * (d + 2 * d + f + 2 * d));
   EXPECT_DOUBLE_EQ(times(lora, &MachineRates::memory_bytes).backward - times({}, &MachineRates::memory_bytes).backward,
                    each * (d + 3 * d + d + 3 * f));
+}
+
+TEST(RowTimes, OfDoraAndOfAdaptersInSomeBlocks) {
+  const DecoderConfig config = decoder_preset("llama2-7b");
+  const auto times = [&](const std::optional<LoraOptions>& lora, double MachineRates::* member) {
+    return row_times(DecoderModel(config, lora).shape(1024, 2), traits_of(Recipe::kCompute), only(member, 1), 2);
+  };
+  LoraOptions lora{8, 16, 0, {{"down_proj"}}}, half = lora, dora = lora;
+  for (int64_t block = 0; block < 16; ++block) half.layers_to_transform.push_back(block);
+  dora.use_dora = true;
+  const auto bytes = &MachineRates::memory_bytes, flops = &MachineRates::bf16_flops;
+  const double none = times({}, bytes).forward, all = times(lora, bytes).forward;
+  EXPECT_DOUBLE_EQ(times(half, bytes).forward, (none + all) / 2);
+  const double d = 4096, f = 11008, each = 1024 * 2;
+  EXPECT_DOUBLE_EQ(times(dora, bytes).forward - all, each * 2 * d);
+  EXPECT_DOUBLE_EQ(times(dora, bytes).backward - times(lora, bytes).backward, each * 3 * d);
+  EXPECT_DOUBLE_EQ(times(dora, bytes).pass, 32 * 2 * d * f) << "the weight is read once more";
+  EXPECT_EQ(times(dora, flops).forward, times(lora, flops).forward);
+  dora.dropout = 0.1;
+  EXPECT_DOUBLE_EQ(times(dora, flops).forward - times(lora, flops).forward, 2 * 1024 * d * f);
+  const auto saved = [&](const LoraOptions& of) { return memory(DecoderModel(config, of), 1024); };
+  dora.dropout = 0;
+  EXPECT_EQ(saved(dora).saved - saved(lora).saved, 1024 * 2 * 4096);
+  dora.target_modules = lora.target_modules = {{"up_proj"}};
+  EXPECT_EQ(saved(dora).saved - saved(lora).saved, 1024 * 2 * 11008);
+  EXPECT_EQ(saved(dora).saved_mlp, saved(lora).saved_mlp) << "what is computed again is not kept";
 }
 
 TEST(RowTimes, OfBertsPackedRows) {
@@ -135,7 +162,7 @@ TEST(RowMemory, OfAGeluBlock) {
   EXPECT_EQ(bytes.saved, s * (inner + 2 * (f + f) + 2 * 2 * d));  // up projection, GELU, two norms
   EXPECT_EQ(bytes.saved_norms, s * (inner + 2 * (f + f)));
   EXPECT_EQ(bytes.saved_mlp, s * inner);
-  const LoraOptions lora{8, 16, 0, {"c_attn"}};
+  const LoraOptions lora{8, 16, 0, {{"c_attn"}}};
   EXPECT_EQ(memory(DecoderModel(decoder_preset("gpt3-126m"), lora), s).saved, s * (inner + 2 * 8 + 2 * f));
   // FP8: codes of the four inputs, and of GELU's in- and outputs the first alone.
   const RowMemory fp8 = memory(model, s, Recipe::kFp8Delayed);
@@ -171,13 +198,13 @@ TEST(RowMemory, NormsOfBranchesKeepTheirInputs) {
   EXPECT_EQ(full.saved, s * (inner + 2 * 2 * f + 2 * f)) << "no norm's result is read by a product";
   EXPECT_EQ(full.saved_mlp, s * inner);
   // Frozen: no product in front of the output projection reads its input, but recomputing the MLP does.
-  const LoraOptions lora{8, 16, 0, {"o_proj"}};
+  const LoraOptions lora{8, 16, 0, {{"o_proj"}}};
   const RowMemory frozen = memory(DecoderModel(olmo, lora), s);
   EXPECT_EQ(frozen.saved, s * (inner - 2 * 2 * d + 2 * 8 + 2 * 2 * f));
   EXPECT_EQ(frozen.saved_mlp, s * (inner - 2 * d + 2 * 8));
   // A Gemma's sandwich: norms in front, which adapters read, and behind.
   const DecoderConfig gemma = decoder_preset("gemma3-1b");
-  EXPECT_EQ(memory(DecoderModel(gemma, LoraOptions{8, 16, 0, {"q_proj"}}), s).saved,
+  EXPECT_EQ(memory(DecoderModel(gemma, LoraOptions{8, 16, 0, {{"q_proj"}}}), s).saved,
             s * (2 * (4 * 1152 + 5 * 256 + 6 * 256 + 4 * 256 + 8 + 2 * 6912) + 4 * (4 + 4 + 5)));
 }
 
@@ -195,7 +222,7 @@ TEST(RowMemory, FollowsWhatIsKept) {
   const DecoderModel full(config, {});
   const int64_t s = 1024, inner = 2 * (2 * 4096 + 3 * 4096 + 4096) + 4 * 34;
   const auto with = [&](std::vector<std::string> targets, Recipe recipe = Recipe::kCompute) {
-    return memory(DecoderModel(config, LoraOptions{8, 16, 0, std::move(targets)}), s, recipe);
+    return memory(DecoderModel(config, LoraOptions{8, 16, 0, {std::move(targets)}}), s, recipe);
   };
   EXPECT_EQ(with({"o_proj"}).saved, s * (inner + 2 * 8 + 4 * 11008));
   EXPECT_EQ(with({"q_proj", "v_proj"}).saved, s * (inner + 2 * 16 + 4 * 11008));
@@ -212,14 +239,17 @@ TEST(RowMemory, FollowsWhatIsKept) {
   EXPECT_EQ(with({"o_proj"}).working, s * 2 * (2 * 4096 + 5 * 11008));
   EXPECT_LT(with({"o_proj"}).working_kept, with({"o_proj"}).working);
   EXPECT_EQ(with({"o_proj"}, Recipe::kFp8Frozen).working_kept, with({"o_proj"}, Recipe::kFp8Frozen).working);
-  const DecoderModel rows(config, LoraOptions{8, 16, 0, {"o_proj"}, 31000, 32000});
-  EXPECT_EQ(rows.shape(s, 2).head.memory.fixed, 4 * 1000 * 4096) << "gradients of added rows";
+  LoraOptions rows{8, 16, 0, {{"o_proj"}}};
+  std::vector<int64_t> ids(1000);
+  std::iota(ids.begin(), ids.end(), 31000);
+  rows.trainable_token_indices = {{"lm_head", ids}};
+  EXPECT_EQ(DecoderModel(config, rows).shape(s, 2).head.memory.fixed, 4 * 1000 * 4096) << "gradients of added rows";
 }
 
 TEST(RowMemory, OfTiles) {
   // 8B with rows of 131,072 tokens: what a block's backward holds is q, k, v with their gradients, the gradients of
   // three inputs, and dq's fp32 sums.
-  const DecoderModel model(decoder_preset("llama3-8b"), LoraOptions{16, 32, 0, {"q_proj", "down_proj"}});
+  const DecoderModel model(decoder_preset("llama3-8b"), LoraOptions{16, 32, 0, {{"q_proj", "down_proj"}}});
   const int64_t s = 131072, d = 4096, qkv = 6144, beside = 2 * 16 * 2 + 4 * (32 + 2);
   const RowMemory bytes = memory(model, s);
   EXPECT_EQ(bytes.saved_attention, s * (2 * d * 2 + 4 * 32));

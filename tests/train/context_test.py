@@ -82,6 +82,8 @@ GPT = ("model.path=gpt.json", "model.init=random", "data.train=plain.npy", "data
 WORK = {
     "packed documents, masks, dropout of attention": ((), 1e-6, "train_llama"),
     "LoRA with dropout": (LORA, 1e-6, "train_llama"),
+    "DoRA, tokens and the output matrix beside it": ((*LORA, "lora.use_dora=true", "lora.trainable_token_indices=[3, 50, 7]",
+                                                      "lora.modules_to_save=[lm_head]", "lora.rank_pattern={q_proj: 2}"), 1e-6, "train_llama"),
     "token mean": (("train.loss=token_mean", "data.train=plain.npy"), 1e-6, "train_llama"),
     "one key head": (("model.path=one-key-head",), 1e-6, "train_llama"),
     "as many key heads as query heads": (("model.path=full-heads",), 1e-6, "train_llama"),

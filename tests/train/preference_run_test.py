@@ -218,6 +218,31 @@ def trained_rows(site):
     assert abs(site.metrics("frozen")[-1]["loss"] - base[-1]["loss"]) > 1e-4, "the rows are not trained"
 
 
+def adapters(site):
+    """The reference of adapters of every kind: computed in every step it is that of the file, and it stays the base that the run started from."""
+    kinds = ("lora.use_dora=true", "lora.trainable_token_indices=[3, 50, 7]", "lora.rank_pattern={q_proj: 2}", "lora.use_rslora=true",
+             "lora.target_modules=all-linear", "output.save_every_samples=8", "schedule.name=constant")
+    for name, more in (("dora", ()), ("saved", ("lora.modules_to_save=[lm_head]",))):
+        site.train(*kinds, *more, f"output.dir={name}")
+        steps = site.metrics(name)
+        assert abs(steps[0]["rewards/margins"]) < 1e-9 and abs(steps[-1]["rewards/margins"]) > 1e-3, (steps[0], steps[-1])
+        assert os.path.exists(f"{site.work}/{name}/reference_log_probs.safetensors") == (name == "saved")
+        for other, number, settings in (("file", 0, ["preference.precompute_ref_log_probs=true"]), ("sharded", 2, ["parallel.shard_size=2"]),
+                                        ("tiles", 0, ["batch.micro_batch_size=8", "parallel.recompute=full", "parallel.tile_tokens=128"])):
+            site.train(*kinds, *more, *settings, f"output.dir={name}-{other}", ranks=number)
+            close(site.metrics(f"{name}-{other}"), steps)
+        site.train(*kinds, *more, f"output.dir={name}-parts", "train.max_steps=3")
+        site.train(*kinds, *more, f"output.dir={name}-parts")
+        for a, b in zip(site.metrics(f"{name}-parts"), steps, strict=True):
+            assert all(a[key] == b[key] for key in ["loss", "grad_norm", *METRICS]), (name, a, b)
+        # Another run starts from it, and takes it for the reference.
+        site.train(*kinds, *more, f"lora.adapter={name}/adapter", f"output.dir={name}-on", "train.max_steps=2")
+        first = site.metrics(f"{name}-on")[0]
+        assert abs(first["rewards/margins"]) < 1e-6 and abs(first["logps/chosen"] - steps[0]["logps/chosen"]) > 1e-4, first
+    done = site.train("lora.modules_to_save=[lm_head]", "preference.precompute_ref_log_probs=false", "output.dir=refused", expect=2)
+    assert "needs a base that stays as it is, and lora.modules_to_save trains a part of it" in done.stderr, done.stderr
+
+
 def results(site):
     done = site.train("eval.every_samples=16", "logging.tensorboard=true", "preference.rpo_alpha=0.1", "train.max_steps=8")
     assert "rewards/accuracies" in done.stdout and "rewards/margins" in done.stdout, done.stdout
@@ -245,4 +270,5 @@ def results(site):
     site.train("lora=null", "train.max_steps=2", "output.dir=gpt", program="train_gpt")
 
 
-main({"exit-codes": exit_codes, "ranks": ranks, "resume": resume, "reference": reference, "results": results, "trained-rows": trained_rows}, Site)
+main({"exit-codes": exit_codes, "ranks": ranks, "resume": resume, "reference": reference, "results": results, "trained-rows": trained_rows,
+      "adapters": adapters}, Site)

@@ -177,6 +177,57 @@ def policies(site):
         assert worst < 1e-5, f"{run}: {went_on}"
 
 
+def adapters(site):
+    """Whole modules, rows of the vocabulary and DoRA beside adapters: the same on any number of ranks and under every policy, resumed to the bit,
+    and exported from a checkpoint."""
+    kinds = ("lora.modules_to_save=[lm_head]", "lora.trainable_token_indices=[3, 50, 7]", "lora.use_dora=true", "lora.use_rslora=true",
+             "lora.rank_pattern={q_proj: 2}", "schedule.name=constant", "output.save_every_samples=16")
+    site.train("output.dir=one", *kinds)
+    reference = [line["loss"] for line in site.metrics("one")] + [line["loss"] for line in site.metrics("one", "eval")]
+    for name, ranks, overrides in (("full", 2, ["parallel.policy=full"]), ("optimizer", 2, ["parallel.policy=optimizer"]),
+                                   ("gradients", 4, ["parallel.policy=gradients", "parallel.shard_size=2"]),
+                                   ("recomputed", 2, ["parallel.recompute=full", "parallel.shard_size=2"]), ("mlp", 0, ["parallel.recompute=mlp"]),
+                                   ("tiles", 2, ["batch.micro_batch_size=4", "parallel.recompute=attention", "parallel.tile_tokens=128",
+                                                 "parallel.offload=activations"]),
+                                   ("context", 2, ["parallel.context_size=2"])):
+        site.train(f"output.dir={name}", *kinds, *overrides, ranks=ranks)
+        losses = [line["loss"] for line in site.metrics(name)] + [line["loss"] for line in site.metrics(name, "eval")]
+        worst = max(abs(a - b) / abs(b) for a, b in zip(losses, reference))
+        print(f"{name}: losses differ by {worst:.1e}")
+        assert len(losses) == len(reference) and worst < 1e-6, (name, losses, reference)
+    adapter = "adapter/adapter_model.safetensors"
+    whole = open(f"{site.work}/one/{adapter}", "rb").read()
+    site.train("output.dir=parts", *kinds, "train.max_steps=4")
+    shutil.copytree(f"{site.work}/parts", f"{site.work}/wider")
+    site.train("output.dir=parts", *kinds)
+    assert open(f"{site.work}/parts/{adapter}", "rb").read() == whole, "a resumed run ends in other weights"
+    site.train("output.dir=wider", *kinds, "parallel.policy=full", ranks=2)
+    for a, b in zip(site.metrics("wider"), site.metrics("one")):
+        assert abs(a["loss"] / b["loss"] - 1) < 1e-6, (a, b)
+    site.tool("checkpoint", "export", f"{site.work}/parts", "--output", f"{site.work}/exported")
+    tensors = [weights(f"{site.work}/{folder}/adapter_model.safetensors") for folder in ("exported", "parts/adapter")]
+    assert tensors[0] == tensors[1], "the export of a checkpoint has other weights than the run"
+    # Another run starts from it; what the file has and the configuration does not ask for is not lost silently.
+    site.train("output.dir=again", *kinds, f"lora.adapter={site.work}/one/adapter", "train.max_steps=1")
+    done = site.train("output.dir=less", "lora.use_dora=true", "lora.use_rslora=true", "lora.rank_pattern={q_proj: 2}",
+                      f"lora.adapter={site.work}/one/adapter", expect=4)
+    assert "the adapter has lm_head.weight" in last_line(done.stderr), done.stderr
+    # Frozen codes: DoRA measures the values that they stand for.
+    for ranks in (0, 2):
+        site.train(f"output.dir=fp8-{ranks}", *kinds, "precision.linear=fp8", "parallel.shard_size=world", ranks=ranks)
+    for a, b, c in zip(*(site.metrics(name) for name in ("fp8-0", "fp8-2", "one"))):
+        assert abs(a["loss"] / b["loss"] - 1) < 2e-6 and 0 < abs(a["loss"] / c["loss"] - 1) < 0.01, (a, b, c)
+
+
+def weights(path):
+    """Bytes of each tensor of a safetensors file."""
+    content = open(path, "rb").read()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + length])
+    return {name: content[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]]
+            for name, entry in header.items() if name != "__metadata__"}
+
+
 def fp8(site):
     """Frozen weights in FP8: close to plain ones, the same on any number of ranks and with any recomputation."""
     evaluate = ["eval.every_samples=24"]
@@ -445,5 +496,5 @@ def origins(site):
 
 
 if __name__ == "__main__":
-    main({"origins": origins, "length": length, "exit-codes": exit_codes, "exit-codes-all": exit_codes_all, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "fp8": fp8, "fp8-training": fp8_training,
+    main({"origins": origins, "length": length, "exit-codes": exit_codes, "exit-codes-all": exit_codes_all, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "adapters": adapters, "fp8": fp8, "fp8-training": fp8_training,
           "fp8-current": fp8_current, "mlperf-log": mlperf_log, "outputs": outputs}, Site)

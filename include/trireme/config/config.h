@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/lora.h"
 #include "trireme/base/optimizers.h"
 #include "trireme/base/recipe.h"
 #include "trireme/config/features.h"
@@ -24,11 +25,7 @@ struct ModelSection {
   std::optional<bool> scaled_residual_init;  // null = the default of the model's family
   bool operator==(const ModelSection&) const = default;
 };
-struct LoraSection {
-  int64_t r = 16;
-  double alpha = 32;
-  double dropout = 0.1;
-  std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};
+struct LoraSection : LoraOptions {
   std::optional<std::string> adapter;
   bool operator==(const LoraSection&) const = default;
 };

@@ -79,8 +79,8 @@ class ShardedUnits : public UnitStore {
   /// Fills units with random weights as their specs say. Values depend only on (seed, tensor name, element), not on the
   /// sharding. `only_replicated`: only replicated units, for adapters on a loaded base model.
   void initialise(uint64_t seed, bool only_replicated);
-  /// Sets one checkpoint tensor of a replicated unit to `value`, the whole tensor (an adapter read from disk). False if
-  /// no replicated unit has a tensor of that name.
+  /// Sets one checkpoint tensor of a trained unit to `value`, the whole tensor (of an adapter read from disk). False if
+  /// no trained unit has a tensor of that name. Call weights_changed() after the last one.
   bool assign(const std::string& tensor_name, const at::Tensor& value);
 
   const std::vector<at::Tensor>& parameters(int unit) override;

@@ -11,10 +11,12 @@
 
 namespace trireme {
 
-/// LoRA on rows of a layer of each block: A [rank, in], B [rows, rank].
+/// LoRA on rows of a layer: A [rank, in], B [rows, rank].
 struct AdapterShape {
   int layer = 0;  // of BlockTable::layers
-  int64_t in = 0, rows = 0;
+  int64_t in = 0, rows = 0, rank = 0;
+  double share = 1;  // of the blocks, that have it
+  bool operator==(const AdapterShape&) const = default;
 };
 
 /// Bytes of the loss head's working memory. row: per row; logits: of a row's logits; logits_most: limit of the logits
@@ -46,8 +48,7 @@ struct ModelShape {
   int context = 1;       // ranks that share a row
   double sequences = 1;  // sequences of equal length in a row
   bool attention_dropout = false;
-  int64_t adapter_rank = 0;
-  bool adapter_dropout = false;
+  bool adapter_dropout = false, dora = false;
   std::vector<AdapterShape> adapters{};
   HeadShape head{};
   bool reference = false;  // a step has a second forward, of a frozen reference without adapters

@@ -48,6 +48,7 @@ struct UnitSpec {
   std::vector<ParameterSpec> parameters;
   bool trained = false;
   bool replicated = false;  // never sharded (adapters)
+  bool fp32 = false;        // used in fp32, not in the compute dtype (vectors of few elements)
   bool keep = false;        // stays gathered from its first use in a step to the end of backward (tied embedding)
   // false: backward needs no gather (an embedding's gradient needs only the token ids)
   bool backward_reads_weights = true;

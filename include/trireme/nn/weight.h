@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 namespace trireme {
 
 /// Delayed scaling of one tensor: fp32 scalars on the device. codes = saturate(x * scale), x = codes * inverse.
@@ -47,6 +49,8 @@ struct WeightState {
   at::Tensor inverse_scale{};
   Fp8LinearScales scales{};      // RecipeTraits::delayed_scales
   GradientSink* sink = nullptr;  // null: autograd computes the gradient, if the matrix requires grad
+  /// Of a frozen matrix, for DoRA: row_squares(), undefined until somebody has computed them. Null: not kept.
+  std::shared_ptr<at::Tensor> row_squares{};
 };
 
 struct Weight {

@@ -2,6 +2,7 @@
 // Rows of a matrix by index, with a deterministic gradient.
 
 #include "trireme/ops/dropout.h"
+#include "trireme/ops/trained_rows.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -12,9 +13,8 @@ namespace trireme {
 /// is the sum over its occurrences, fp32 inside, rounded once; on sm_90 in a fixed order.
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids);
 
-/// x [T, D], the embedding of ids [T] by a frozen table whose rows from `begin` on have the values of `rows` [N, D]:
-/// the gradient goes to `rows`.
-at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const at::Tensor& rows_ND, int64_t begin);
+/// x [T, D], the embedding of ids [T] by a frozen table that has the values of `rows`: their gradient goes to them.
+at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const TrainedRows& rows);
 
 /// x[rows[p], :], e.g. the positions whose words an MLM head predicts; gradient as for embed(). x [T, D], rows int64
 /// [P].

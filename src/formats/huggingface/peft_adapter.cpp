@@ -1,5 +1,6 @@
 #include "trireme/formats/huggingface/peft_adapter.h"
 
+#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
@@ -13,13 +14,15 @@ namespace trireme {
 namespace {
 
 constexpr const char* kPrefix = "base_model.model.";
-constexpr const char* kRows = ".token_adapter.trainable_tokens_delta";
+constexpr const char* kRowsSuffix = ".token_adapter.trainable_tokens_delta";
 constexpr const char* kBaseHash = "trireme_base_hash";
+constexpr const char* kBaseLayer = ".base_layer";
 
-/// The matrix as fp32. ModelError for a value that is not finite.
-std::vector<float> read_matrix(const SafetensorsFile& file, const std::string& name,
+/// The values as fp32. ModelError for one that is not finite.
+std::vector<float> read_values(const SafetensorsFile& file, const std::string& name,
                                const SafetensorsFile::Entry& entry) {
-  const int64_t count = entry.info.shape[0] * entry.info.shape[1];
+  int64_t count = 1;
+  for (const int64_t extent : entry.info.shape) count *= extent;
   std::vector<float> values(static_cast<size_t>(count));
   convert_floats(file.bytes(entry).data(), entry.info.dtype, values.data(), DType::kF32, count);
   if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
@@ -27,6 +30,149 @@ std::vector<float> read_matrix(const SafetensorsFile& file, const std::string& n
                                  file.path().string()));
   return values;
 }
+
+/// What a tensor of the file is, by the end of its name.
+enum class Kind { kA, kB, kMagnitude, kRows, kWeight, kBias, kUnknown };
+struct Suffix {
+  const char* text;
+  Kind kind;
+  size_t dimensions;
+  bool embedding = false;
+};
+constexpr Suffix kSuffixes[] = {{".lora_A.weight", Kind::kA, 2},
+                                {".lora_B.weight", Kind::kB, 2},
+                                {".lora_embedding_A", Kind::kA, 2, true},
+                                {".lora_embedding_B", Kind::kB, 2, true},
+                                {".lora_magnitude_vector", Kind::kMagnitude, 1},
+                                {kRowsSuffix, Kind::kRows, 2},
+                                {".weight", Kind::kWeight, 2},
+                                {".bias", Kind::kBias, 1}};
+
+/// Reads the tensors of one file into an adapter that has its configuration.
+class TensorsReader {
+ public:
+  TensorsReader(const SafetensorsFile& file, Adapter& adapter) : file_(file), adapter_(adapter) {}
+  /// Problems, in the order of the file.
+  std::vector<std::string> read() {
+    for (const auto& [name, entry] : file_.entries()) read_tensor(name, entry);
+    check_complete();
+    return std::move(problems_);
+  }
+
+ private:
+  template <class... Args>
+  void problem(fmt::format_string<Args...> text, Args&&... args) {
+    problems_.push_back(fmt::format(text, std::forward<Args>(args)...));
+  }
+
+  void read_tensor(const std::string& name, const SafetensorsFile::Entry& entry) {
+    const auto suffix = std::ranges::find_if(kSuffixes, [&](const Suffix& one) { return name.ends_with(one.text); });
+    if (!name.starts_with(kPrefix) || suffix == std::end(kSuffixes) || entry.info.shape.size() != suffix->dimensions ||
+        !dtype_is_float(entry.info.dtype) || dtype_size(entry.info.dtype) < 2)
+      return problem("tensor {} is none of LoRA's that this reader knows", name);
+    const std::string_view prefix = kPrefix;
+    const std::string module =
+        name.substr(prefix.size(), name.size() - prefix.size() - std::string_view(suffix->text).size());
+    switch (suffix->kind) {
+      case Kind::kRows: return read_rows(name, module, entry);
+      case Kind::kWeight: return read_weight(name, module, entry);
+      case Kind::kBias: return read_bias(name, module, entry);
+      default: break;
+    }
+    const LoraOptions& lora = adapter_.config.lora;
+    if (!is_targeted(lora, module))
+      problem(
+          "tensor {}: target_modules, exclude_modules and layers_to_transform of adapter_config.json leave this "
+          "module without an adapter",
+          name);
+    AdapterPair& pair = adapter_.modules[module];
+    const std::vector<int64_t>& shape = entry.info.shape;
+    if (suffix->kind == Kind::kMagnitude) {
+      if (!lora.use_dora) problem("tensor {} is of DoRA, and adapter_config.json says use_dora false", name);
+      pair.magnitude = read_values(file_, name, entry);
+      return;
+    }
+    const bool is_a = suffix->kind == Kind::kA;
+    pair.embedding = suffix->embedding;
+    pair.r = is_a ? shape[0] : shape[1];
+    (is_a ? pair.in : pair.out) = is_a ? shape[1] : shape[0];
+    (is_a ? pair.a : pair.b) = read_values(file_, name, entry);
+    if (const int64_t r = strength_of(lora, module).r; pair.r != r)
+      problem("tensor {} has shape [{}, {}], adapter_config.json says r = {}", name, shape[0], shape[1], r);
+  }
+
+  void read_rows(const std::string& name, const std::string& module, const SafetensorsFile::Entry& entry) {
+    const auto indices = adapter_.config.token_indices.find(module);
+    const size_t named = indices == adapter_.config.token_indices.end() ? 0 : indices->second.size();
+    const int64_t columns = entry.info.shape[1];
+    if (static_cast<int64_t>(named) != entry.info.shape[0] || named == 0)
+      return problem("tensor {} has {} rows, trainable_token_indices names {}", name, entry.info.shape[0], named);
+    const std::vector<float> values = read_values(file_, name, entry);
+    TokenRows& rows = adapter_.token_rows[module];
+    rows.columns = columns;
+    std::map<int64_t, const float*> sorted;
+    for (size_t i = 0; i < named; ++i) sorted[indices->second[i]] = values.data() + static_cast<int64_t>(i) * columns;
+    for (const auto& [id, row] : sorted) {
+      rows.ids.push_back(id);
+      rows.values.insert(rows.values.end(), row, row + columns);
+    }
+  }
+
+  /// A module of modules_to_save, or a whole matrix in front of which peft has put something else.
+  void read_weight(const std::string& name, std::string module, const SafetensorsFile::Entry& entry) {
+    const bool behind = module.ends_with(kBaseLayer);
+    if (behind) module.resize(module.size() - std::string_view(kBaseLayer).size());
+    if (!module.ends_with("embed_tokens") && !module.ends_with("wte") && module != "lm_head")
+      return problem("tensor {} is a weight of another module than the embedding and the output matrix", name);
+    const LoraOptions& lora = adapter_.config.lora;
+    // Where peft ties the other matrix to a saved one, it does not name it in modules_to_save.
+    if (is_saved(lora, module) || (!behind && lora.ensure_weight_tying && !lora.modules_to_save.empty())) {
+      adapter_.saved[module + ".weight"] = {entry.info.shape, read_values(file_, name, entry)};
+      return;
+    }
+    if (behind) {
+      adapter_.base[module + ".weight"] = {entry.info.shape, read_values(file_, name, entry)};
+      adapter_.base_type = entry.info.dtype;
+      return;
+    }
+    TokenRows& rows = adapter_.token_rows[module];
+    if (!rows.ids.empty()) return problem("tensor {} and trained rows are of one module", name);
+    for (int64_t id = 0; id < entry.info.shape[0]; ++id) rows.ids.push_back(id);
+    rows.values = read_values(file_, name, entry);
+    rows.columns = entry.info.shape[1];
+  }
+
+  void read_bias(const std::string& name, std::string module, const SafetensorsFile::Entry& entry) {
+    if (adapter_.config.lora.bias == LoraOptions::Bias::kNone)
+      return problem("tensor {} is a bias, and adapter_config.json says bias none", name);
+    if (module.ends_with(kBaseLayer)) module.resize(module.size() - std::string_view(kBaseLayer).size());
+    adapter_.saved[module + ".bias"] = {entry.info.shape, read_values(file_, name, entry)};
+  }
+
+  void check_complete() {
+    const bool dora = adapter_.config.lora.use_dora;
+    for (const auto& [module, pair] : adapter_.modules) {
+      if (pair.in == 0 || pair.out == 0)
+        problem("{} has {} but no lora_{}", module, pair.in == 0 ? pair.out == 0 ? "a magnitude" : "lora_B" : "lora_A",
+                pair.in == 0 ? "A" : "B");
+      else if (dora && static_cast<int64_t>(pair.magnitude.size()) != pair.out)
+        problem("{} has a lora_magnitude_vector of {} values, not {}", module, pair.magnitude.size(), pair.out);
+    }
+    for (const auto& [module, ids] : adapter_.config.token_indices)
+      if (!adapter_.token_rows.contains(module))
+        problem("trainable_token_indices names {}, whose rows are not in the file", module);
+    for (const std::string& name : adapter_.config.lora.modules_to_save)
+      if (std::ranges::none_of(adapter_.saved, [&](const auto& one) {
+            return one.first == name + ".weight" || one.first.ends_with("." + name + ".weight");
+          }))
+        problem("modules_to_save names {}, whose weight is not in the file", name);
+    if (adapter_.modules.empty()) problem("it holds no LoRA matrices");
+  }
+
+  const SafetensorsFile& file_;
+  Adapter& adapter_;
+  std::vector<std::string> problems_;
+};
 
 }  // namespace
 
@@ -44,52 +190,11 @@ Adapter read_adapter(const std::filesystem::path& directory) {
   if (const auto hash = file.metadata().find(kBaseHash); hash != file.metadata().end())
     adapter.base_hash = hash->second;
   std::vector<std::string> problems;
-  for (const auto& [name, entry] : file.entries()) {
-    const bool is_a = name.ends_with(".lora_A.weight"), is_b = name.ends_with(".lora_B.weight"),
-               is_rows = name.ends_with(kRows);
-    if (!name.starts_with(kPrefix) || (!is_a && !is_b && !is_rows) || entry.info.shape.size() != 2 ||
-        !dtype_is_float(entry.info.dtype) || dtype_size(entry.info.dtype) < 2) {
-      problems.push_back(fmt::format("tensor {} is not a LoRA matrix that this reader knows", name));
-      continue;
-    }
-    const size_t begin = std::char_traits<char>::length(kPrefix);
-    const size_t suffix = std::char_traits<char>::length(is_rows ? kRows : ".lora_A.weight");
-    const std::string module = name.substr(begin, name.size() - begin - suffix);
-    if (is_rows) {
-      const auto indices = adapter.config.token_indices.find(module);
-      if (indices == adapter.config.token_indices.end() ||
-          static_cast<int64_t>(indices->second.size()) != entry.info.shape[0])
-        problems.push_back(fmt::format("tensor {} has {} rows, trainable_token_indices names {}", name,
-                                       entry.info.shape[0],
-                                       indices == adapter.config.token_indices.end() ? 0 : indices->second.size()));
-      else
-        adapter.token_rows[module] = {indices->second, read_matrix(file, name, entry), entry.info.shape[1]};
-      continue;
-    }
-    if (!is_targeted(adapter.config, module))
-      problems.push_back(
-          fmt::format("tensor {}: target_modules and exclude_modules of adapter_config.json leave "
-                      "this module without an adapter",
-                      name));
-    AdapterPair& pair = adapter.modules[module];
-    std::vector<float>& values = is_a ? pair.a : pair.b;
-    const int64_t rows = entry.info.shape[0], columns = entry.info.shape[1];
-    const int64_t rank = is_a ? rows : columns;
-    if (rank != adapter.config.r)
-      problems.push_back(fmt::format("tensor {} has shape [{}, {}], adapter_config.json says r = {}", name, rows,
-                                     columns, adapter.config.r));
-    pair.r = rank;
-    (is_a ? pair.in : pair.out) = is_a ? columns : rows;
-    values = read_matrix(file, name, entry);
+  try {
+    problems = TensorsReader(file, adapter).read();
+  } catch (const ConfigError& error) {  // of patterns
+    problems.emplace_back(error.what());
   }
-  for (const auto& [module, pair] : adapter.modules)
-    if (pair.in == 0 || pair.out == 0)
-      problems.push_back(
-          fmt::format("{} has lora_{} but no lora_{}", module, pair.in == 0 ? "B" : "A", pair.in == 0 ? "A" : "B"));
-  for (const auto& [module, ids] : adapter.config.token_indices)
-    if (!adapter.token_rows.contains(module))
-      problems.push_back(fmt::format("trainable_token_indices names {}, whose rows are not in the file", module));
-  if (adapter.modules.empty()) problems.push_back("it holds no LoRA matrices");
   if (!problems.empty()) {
     std::vector<std::string> shown(problems.begin(),
                                    problems.begin() + static_cast<long>(std::min<size_t>(5, problems.size())));
@@ -101,36 +206,39 @@ Adapter read_adapter(const std::filesystem::path& directory) {
 
 void write_adapter(const std::filesystem::path& directory, const Adapter& adapter, DType dtype) {
   std::vector<std::pair<std::string, TensorInfo>> declared;
+  std::vector<const std::vector<float>*> values;
+  const auto declare = [&](const std::string& name, const std::vector<int64_t>& shape, const std::vector<float>& of) {
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    TRIREME_CHECK(static_cast<int64_t>(of.size()) == count, name, " has ", of.size(), " values, not ", count);
+    declared.emplace_back(kPrefix + name, TensorInfo{dtype, shape});
+    values.push_back(&of);
+  };
   for (const auto& [module, pair] : adapter.modules) {
-    declared.emplace_back(kPrefix + module + ".lora_A.weight", TensorInfo{dtype, {pair.r, pair.in}});
-    declared.emplace_back(kPrefix + module + ".lora_B.weight", TensorInfo{dtype, {pair.out, pair.r}});
+    declare(module + (pair.embedding ? ".lora_embedding_A" : ".lora_A.weight"), {pair.r, pair.in}, pair.a);
+    declare(module + (pair.embedding ? ".lora_embedding_B" : ".lora_B.weight"), {pair.out, pair.r}, pair.b);
+    if (!pair.magnitude.empty()) declare(module + ".lora_magnitude_vector", {pair.out}, pair.magnitude);
   }
   for (const auto& [module, rows] : adapter.token_rows)
-    declared.emplace_back(kPrefix + module + kRows,
-                          TensorInfo{dtype, {static_cast<int64_t>(rows.ids.size()), rows.columns}});
+    declare(module + kRowsSuffix, {static_cast<int64_t>(rows.ids.size()), rows.columns}, rows.values);
+  for (const auto& [name, tensor] : adapter.saved) {
+    // peft has the bias of an adapted module in the module's base layer.
+    const size_t last = name.rfind('.');
+    const bool adapted = name.ends_with(".bias") && adapter.modules.contains(name.substr(0, last));
+    declare(adapted ? name.substr(0, last) + kBaseLayer + name.substr(last) : name, tensor.shape, tensor.values);
+  }
   std::map<std::string, std::string> metadata;
   if (!adapter.base_hash.empty()) metadata[kBaseHash] = adapter.base_hash;
   SafetensorsWriter writer(directory / "adapter_model.safetensors", declared, metadata);
   std::vector<std::byte> converted;
-  const auto append = [&](const std::vector<float>& values) {
-    converted.resize(values.size() * dtype_size(dtype));
-    convert_floats(values.data(), DType::kF32, converted.data(), dtype, static_cast<int64_t>(values.size()));
+  for (const std::vector<float>* tensor : values) {
+    converted.resize(tensor->size() * dtype_size(dtype));
+    convert_floats(tensor->data(), DType::kF32, converted.data(), dtype, static_cast<int64_t>(tensor->size()));
     writer.append(converted.data(), converted.size());
-  };
-  for (const auto& [module, pair] : adapter.modules) {
-    for (const std::vector<float>* values : {&pair.a, &pair.b}) {
-      const int64_t expected = values == &pair.a ? pair.r * pair.in : pair.out * pair.r;
-      TRIREME_CHECK(static_cast<int64_t>(values->size()) == expected, module, " has ", values->size(), " values, not ",
-                    expected);
-      append(*values);
-    }
   }
   AdapterConfig config = adapter.config;
   config.token_indices.clear();
-  for (const auto& [module, rows] : adapter.token_rows) {
-    append(rows.values);
-    config.token_indices[module] = rows.ids;
-  }
+  for (const auto& [module, rows] : adapter.token_rows) config.token_indices[module] = rows.ids;
   writer.commit();
   // The configuration is written last: a directory that has one is complete.
   write_file_atomic(directory / "adapter_config.json", adapter_config_json(config));

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <utility>
+
 namespace trireme {
 
 namespace {
@@ -32,6 +34,7 @@ LinearLayer::LinearLayer(const Linear& linear, const at::Tensor& x, const char* 
   matrix_ = inputs.add(matrix);
   bias_ = inputs.add(linear.bias);
   lora_ = LoraPart(linear.lora, matrix, inputs);
+  TRIREME_CHECK(!lora_.dora() || !weight_.trained(), what, ": DoRA of a weight that is trained itself");
 }
 
 OperandForms LinearLayer::input_forms(bool recompute) const {
@@ -41,7 +44,8 @@ OperandForms LinearLayer::input_forms(bool recompute) const {
 }
 
 OperandForms LinearLayer::gradient_forms(const Gradients& gradients) const {
-  OperandForms forms = recipe_->gradient_forms(weight_);
+  // DoRA without dropout multiplies dy before the products read it.
+  OperandForms forms = lora_.dora() && !lora_.drops() ? OperandForms{} : recipe_->gradient_forms(weight_);
   forms.plain = forms.plain || lora_.active();
   forms.column_sums = gradients.wanted(bias_);
   return forms;
@@ -61,6 +65,7 @@ at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& a
   };
   if (!lora_.active()) return product({addend});
   if (!recompute) lora_.multiply_input(x.plain);
+  if (lora_.dora()) return forward_dora(x, added_bias, addend);
   // If possible the layer's own product comes last and adds to the adapters' part, which it reads while the tensor
   // cores are busy. This saves a separate pass over y.
   if (!addend.defined()) return product({lora_.output_part(out_features()), true});
@@ -71,7 +76,62 @@ at::Tensor LinearLayer::forward(const Operand& x, Bias bias, const at::Tensor& a
 
 void LinearLayer::keep(const Operand& x) {
   if (lora_.active()) lora_.multiply_input(x.plain);
+  if (lora_.dora()) (void)forward_dora(x, {}, {});
   recipe_->keep(x, weight_, kept_);
+}
+
+at::Tensor LinearLayer::forward_dora(const Operand& x, const at::Tensor& bias, const at::Tensor& addend) {
+  lora_.measure(weight_);
+  LinearRecipe::Kept unused;  // a weight with an adapter is frozen
+  kept_output_.clear();
+  const at::Tensor& factors = lora_.factors();
+  if (!lora_.drops()) {
+    const at::Tensor z = recipe_->forward(x, weight_, dtype_, {}, {lora_.output_part(out_features()), true}, unused);
+    const at::Tensor y = scale_columns(z, factors, bias, addend);
+    if (records_) kept_output_.push_back(z);
+    return y;
+  }
+  const at::Tensor y = recipe_->forward(x, weight_, dtype_, bias, {addend}, unused);
+  for (size_t slot = 0; slot < lora_.count(); ++slot) {
+    const auto [begin, rows] = lora_.rows_of(slot);
+    const Weight part{weight_.matrix.narrow(0, begin, rows), weight_.state};
+    const Operand dropped =
+        make_operand(apply_dropout(x.plain, lora_.dropout_of(slot)), recipe_->input_forms(part, /*trains=*/false));
+    const at::Tensor w = recipe_->forward(dropped, part, dtype_, {}, {}, unused), update = lora_.product_of(slot);
+    const at::Tensor g = factors.narrow(0, begin, rows);
+    y.narrow(1, begin, rows).add_(scale_columns(w, g - 1)).add_(scale_columns(update, g));
+    if (records_) kept_output_.push_back(update.add_(w));
+  }
+  return y;
+}
+
+at::Tensor LinearLayer::scale_gradient(const at::Tensor& dy, Gradients& gradients) {
+  const at::Tensor& factors = lora_.factors();
+  const std::vector<at::Tensor> outputs = std::exchange(kept_output_, {});
+  if (!lora_.drops()) {
+    const auto [scaled, d_factors] = scale_and_sum_columns(dy, factors, outputs.at(0));
+    lora_.from_factor_gradients(d_factors, gradients);
+    return scaled;
+  }
+  const at::Tensor scaled = scale_columns(dy, factors);
+  at::Tensor d_factors = at::zeros_like(factors);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto [begin, rows] = lora_.rows_of(i);
+    d_factors.narrow(0, begin, rows)
+        .copy_(at::sum(dy.narrow(1, begin, rows).to(factors.scalar_type()).mul(outputs[i]), {0}));
+  }
+  lora_.from_factor_gradients(d_factors, gradients);
+  return scaled;
+}
+
+void LinearLayer::add_dropped_products(const at::Tensor& dx, const at::Tensor& dy) {
+  for (size_t slot = 0; slot < lora_.count(); ++slot) {
+    const auto [begin, rows] = lora_.rows_of(slot);
+    const Weight part{weight_.matrix.narrow(0, begin, rows), weight_.state};
+    const at::Tensor d_part = scale_columns(dy.narrow(1, begin, rows), lora_.factors().narrow(0, begin, rows) - 1);
+    add_dropout_(dx, recipe_->dgrad(make_operand(d_part, recipe_->gradient_forms(part)), part, {}, dtype_, {}),
+                 lora_.dropout_of(slot));
+  }
 }
 
 void LinearLayer::compute_weight_gradient(const Operand& dy, const at::Tensor& x, Gradients& gradients) {
@@ -87,7 +147,8 @@ void LinearLayer::compute_weight_gradient(const Operand& dy, const at::Tensor& x
 
 at::Tensor LinearLayer::backward(const Operand& dy, const std::function<at::Tensor()>& input, bool want_dx,
                                  const at::Tensor& d_other, Gradients& gradients) {
-  if (lora_.active()) lora_.from_output_gradient(dy.plain, gradients);
+  const at::Tensor scaled = lora_.dora() ? scale_gradient(dy.plain, gradients) : dy.plain;
+  if (lora_.active()) lora_.from_output_gradient(scaled, gradients);
   at::Tensor part;
   {
     const at::Tensor x = backward_reads_input(gradients) ? input() : at::Tensor();
@@ -100,6 +161,11 @@ at::Tensor LinearLayer::backward(const Operand& dy, const std::function<at::Tens
   if (part.defined()) {
     if (d_other.defined()) part.add_(d_other);
     addend = {part, true};
+  }
+  if (lora_.dora()) {
+    if (!lora_.drops())
+      return recipe_->dgrad(make_operand(scaled, recipe_->gradient_forms(weight_)), weight_, kept_, dtype_, addend);
+    add_dropped_products(part, dy.plain);
   }
   return recipe_->dgrad(dy, weight_, kept_, dtype_, addend);
 }

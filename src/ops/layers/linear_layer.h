@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <vector>
 
 namespace trireme {
 
@@ -47,6 +48,13 @@ class LinearLayer {
   /// Whether backward may read x in its plain form; known before backward, so that forward decides what to keep.
   bool may_read_input() const;
 
+  /// DoRA: computes the factors, which layers copied from this one share. Otherwise the first forward does.
+  void measure() {
+    if (lora_.dora()) lora_.measure(weight_);
+  }
+  /// DoRA: backward will call forward(recompute) first, so what it keeps of the output can go.
+  void drop_kept_output() { kept_output_.clear(); }
+
   enum class Bias { kAdd, kLeave };  // kLeave: the kernel after the product adds it
   /// x W^T (+ bias) + the adapters' part (+ addend). `recompute`: called in backward, with the xA kept by forward.
   at::Tensor forward(const Operand& x, Bias bias, const at::Tensor& addend = {}, bool recompute = false);
@@ -60,6 +68,11 @@ class LinearLayer {
 
  private:
   void compute_weight_gradient(const Operand& dy, const at::Tensor& x, Gradients& gradients);
+  at::Tensor forward_dora(const Operand& x, const at::Tensor& bias, const at::Tensor& addend);
+  /// DoRA: computes the gradients of the magnitudes and returns dy times the factors.
+  at::Tensor scale_gradient(const at::Tensor& dy, Gradients& gradients);
+  /// DoRA with dropout: adds to dx what reaches x through the products of dropout(x) and the weight.
+  void add_dropped_products(const at::Tensor& dx, const at::Tensor& dy);
 
   Weight weight_;
   Input matrix_, bias_;
@@ -68,6 +81,8 @@ class LinearLayer {
   const LinearRecipe* recipe_ = nullptr;
   LoraPart lora_;
   LinearRecipe::Kept kept_;
+  /// DoRA: what the factors multiply. Without dropout one matrix of all columns, with dropout one for each adapter.
+  std::vector<at::Tensor> kept_output_;
 };
 
 /// The end of a sub-layer, where a linear layer's output is added to the residual stream inside a node:

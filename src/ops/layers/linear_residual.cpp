@@ -91,6 +91,7 @@ struct LinearResidualNode {
   variable_list forward() {
     const ProfileRange range("linear_residual");
     const at::Tensor rows = flatten_tokens(x.value), residual_rows = flatten_tokens(residual.value);
+    layer.linear.measure();
     const at::Tensor y = by_tiles(tiles, [&](const Tile& tile) {
       LinearResidualRows& part = parts.emplace_back(layer);
       part.take_tile(tile, rows.size(0));

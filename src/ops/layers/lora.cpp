@@ -37,18 +37,17 @@ bool kernel_up(const at::Tensor& y, const at::Tensor& xa, const at::Tensor& b, d
 }
 
 /// Adds the products to y, or overwrites y if `adds` is false.
-void up_products(const at::Tensor& y, const std::vector<LoraSlot>& slots, double scale, bool adds) {
+void up_products(const at::Tensor& y, const std::vector<LoraSlot>& slots, bool adds) {
   for (const LoraSlot& slot : slots) {
     const at::Tensor& b = slot.b.value;
     const at::Tensor rows = y.narrow(1, slot.row_begin, b.size(0));
-    if (!kernel_up(rows, slot.xa, b, scale, adds)) rows.addmm_(slot.xa, b.t(), adds ? 1 : 0, scale);
+    if (!kernel_up(rows, slot.xa, b, slot.scale, adds)) rows.addmm_(slot.xa, b.t(), adds ? 1 : 0, slot.scale);
   }
 }
 
 }  // namespace
 
-LoraPart::LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs)
-    : scale_(lora.scale), dropout_(lora.dropout) {
+LoraPart::LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs) : dropout_(lora.dropout) {
   for (const LoraAdapter& adapter : lora.adapters) {
     TRIREME_CHECK(adapter.a.dim() == 2 && adapter.b.dim() == 2 && adapter.a.size(1) == matrix.size(1) &&
                       adapter.b.size(1) == adapter.a.size(0),
@@ -60,8 +59,17 @@ LoraPart::LoraPart(const Lora& lora, const at::Tensor& matrix, InputList& inputs
       TRIREME_CHECK(adapter.row_begin >= other.row_begin + other.b.value.size(0) ||
                         other.row_begin >= adapter.row_begin + adapter.b.size(0),
                     "two adapters write row ", std::max(adapter.row_begin, other.row_begin), " of one weight");
-    slots_.push_back(
-        {inputs.add(adapter.a), inputs.add(adapter.b), adapter.row_begin, dropout_.at(adapter.stream), {}, {}});
+    TRIREME_CHECK(adapter.magnitude.defined() == lora.adapters[0].magnitude.defined() &&
+                      (!adapter.magnitude.defined() || adapter.magnitude.numel() == adapter.b.size(0)),
+                  "the adapters of one layer have magnitudes of their rows, or none has one");
+    slots_.push_back({inputs.add(adapter.a),
+                      inputs.add(adapter.b),
+                      inputs.add(adapter.magnitude),
+                      adapter.row_begin,
+                      adapter.scale,
+                      dropout_.at(adapter.stream),
+                      {},
+                      {}});
   }
 }
 
@@ -92,11 +100,11 @@ at::Tensor LoraPart::output_part(int64_t columns) const {
   const std::vector<int64_t> shape = {slots_[0].xa.size(0), columns};
   const at::Tensor part =
       taken == columns ? at::empty(shape, slots_[0].xa.options()) : at::zeros(shape, slots_[0].xa.options());
-  up_products(part, slots_, scale_, /*adds=*/false);
+  up_products(part, slots_, /*adds=*/false);
   return part;
 }
 
-void LoraPart::add_to(const at::Tensor& y) const { up_products(y, slots_, scale_, /*adds=*/true); }
+void LoraPart::add_to(const at::Tensor& y) const { up_products(y, slots_, /*adds=*/true); }
 
 void LoraPart::from_output_gradient(const at::Tensor& dy, Gradients& gradients) {
   for (LoraSlot& slot : slots_) {
@@ -106,18 +114,98 @@ void LoraPart::from_output_gradient(const at::Tensor& dy, Gradients& gradients) 
     if constexpr (kCudaBuild) {
       if (kernels_) {
         launch::LoraUpGradients both;
-        if (want_db) both = launch::lora_up_gradients(dy_rows, slot.xa, b, scale_);
+        if (want_db) both = launch::lora_up_gradients(dy_rows, slot.xa, b, slot.scale);
         if (both.d_xa.defined()) {
           slot.d_xa = both.d_xa;
           gradients.set(slot.b, both.db);
           continue;
         }
-        slot.d_xa = launch::lora_gradient_product(dy_rows, b, scale_);
+        slot.d_xa = launch::lora_gradient_product(dy_rows, b, slot.scale);
       }
     }
-    if (!slot.d_xa.defined()) slot.d_xa = at::mm(dy_rows, b).mul_(scale_);
-    if (want_db) gradients.set(slot.b, at::mm(dy_rows.t(), slot.xa).mul_(scale_));
+    if (!slot.d_xa.defined()) slot.d_xa = at::mm(dy_rows, b).mul_(slot.scale);
+    if (want_db) gradients.set(slot.b, at::mm(dy_rows.t(), slot.xa).mul_(slot.scale));
   }
+}
+
+namespace {
+
+constexpr int64_t kMeasuredRows = 4096;  // of codes whose values are in memory at a time
+
+/// Calls f(first row, values) for all rows of the weight, in the compute dtype: a view, or the values of codes.
+template <class F>
+void for_values(const Weight& weight, at::ScalarType dtype, const F& f) {
+  const at::Tensor& matrix = weight.matrix;
+  if (!weight.quantized()) return f(0, matrix);
+  for (int64_t row = 0; row < matrix.size(0); row += kMeasuredRows)
+    f(row, matrix.narrow(0, row, std::min(kMeasuredRows, matrix.size(0) - row)).to(dtype));
+}
+
+/// a b^T summed and returned in `type`.
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType type) {
+  if (a.scalar_type() == type) return at::mm(a, b.t());
+  // LibTorch on a CPU has no product of 16-bit matrices with an fp32 result.
+  return a.is_cuda() ? at::mm(a, b.t(), type) : at::mm(a.to(type), b.t().to(type));
+}
+
+}  // namespace
+
+at::Tensor row_squares(const Weight& weight) {
+  const at::ScalarType type = weight.matrix.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor squares = at::empty({weight.matrix.size(0)}, weight.matrix.options().dtype(type).requires_grad(false));
+  for_values(weight, at::kFloat, [&](int64_t row, const at::Tensor& values) {
+    squares.narrow(0, row, values.size(0))
+        .copy_(at::linalg_vector_norm(values.detach(), 2, {1}, false, type).square_());
+  });
+  return weight.quantized() ? squares.mul_(weight.state.inverse_scale.square()) : squares;
+}
+
+void LoraPart::measure(const Weight& weight) {
+  if (factors_.defined()) return;
+  at::Tensor squares;
+  if (const auto& kept = weight.state.row_squares) {
+    if (!kept->defined()) *kept = row_squares(weight);
+    squares = *kept;
+  } else {
+    squares = row_squares(weight);
+  }
+  // |v_j|^2 = |w_j|^2 + 2 s (W A^T)_j . b_j + s^2 b_j A A^T b_j: no matrix of the weight's size is made.
+  const at::ScalarType type = squares.scalar_type(), dtype = slots_[0].a.value.scalar_type();
+  at::Tensor products = at::empty({weight.matrix.size(0), stack_rows(slots_).size(0)}, squares.options());
+  for_values(weight, dtype, [&](int64_t row, const at::Tensor& values) {
+    products.narrow(0, row, values.size(0)).copy_(wide_product(values, stack_rows(slots_), type));
+  });
+  if (weight.quantized()) products.mul_(weight.state.inverse_scale);
+  factors_ = at::ones_like(squares);
+  lengths_ = at::ones_like(squares);
+  int64_t column = 0;
+  for (const LoraSlot& slot : slots_) {
+    const at::Tensor a = slot.a.value.to(type), b = slot.b.value.to(type);
+    const int64_t rows = b.size(0), rank = b.size(1);
+    const at::Tensor cross = products.narrow(0, slot.row_begin, rows).narrow(1, column, rank);
+    const at::Tensor own = at::mm(b, at::mm(a, a.t()));
+    const at::Tensor more = (cross.mul(2 * slot.scale) + own.mul_(slot.scale * slot.scale)).mul_(b).sum(1);
+    const at::Tensor length = (squares.narrow(0, slot.row_begin, rows) + more).clamp_min_(0).sqrt_();
+    lengths_.narrow(0, slot.row_begin, rows).copy_(length);
+    factors_.narrow(0, slot.row_begin, rows).copy_(slot.magnitude.value / length);
+    column += rank;
+  }
+}
+
+void LoraPart::from_factor_gradients(const at::Tensor& d_factors, Gradients& gradients) const {
+  for (const LoraSlot& slot : slots_) {
+    if (!gradients.wanted(slot.magnitude)) continue;
+    const int64_t rows = slot.magnitude.value.size(0);
+    gradients.set(slot.magnitude, d_factors.narrow(0, slot.row_begin, rows) / lengths_.narrow(0, slot.row_begin, rows));
+  }
+}
+
+std::pair<int64_t, int64_t> LoraPart::rows_of(size_t slot) const {
+  return {slots_[slot].row_begin, slots_[slot].b.value.size(0)};
+}
+
+at::Tensor LoraPart::product_of(size_t slot) const {
+  return at::mm(slots_[slot].xa, slots_[slot].b.value.t()).mul_(slots_[slot].scale);
 }
 
 at::Tensor LoraPart::from_input(const at::Tensor& x, bool want_dx, Gradients& gradients) {

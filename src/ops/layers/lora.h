@@ -1,9 +1,12 @@
 #pragma once
 // Private to ops/: LoRA (Hu et al. 2021) as an optional part of a linear layer in an autograd node.
 //
-//   forward   xA_i = dropout_i(x) A_i^T;  y[:, rows of i] += scale xA_i B_i^T
-//   backward  d_xA_i = scale dy[:, rows of i] B_i,  dB_i = scale dy[:, rows of i]^T xA_i
+//   forward   xA_i = dropout_i(x) A_i^T;  y[:, rows of i] += scale_i xA_i B_i^T
+//   backward  d_xA_i = scale_i dy[:, rows of i] B_i,  dB_i = scale_i dy[:, rows of i]^T xA_i
 //             dA_i = d_xA_i^T dropout_i(x),  dx += dropout_i(d_xA_i A_i)
+//
+// DoRA multiplies columns by factors (LoraAdapter): the linear layer computes what is multiplied, and its gradient, and
+// this part the factors. dy is then the gradient of what is multiplied.
 
 #include "layers/tiles.h"
 #include "trireme/nn/autograd_node.h"
@@ -12,14 +15,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace trireme {
 
 /// One adapter of a layer.
 struct LoraSlot {
-  Input a, b;  // [r, in], [rows, r]
+  Input a, b;       // [r, in], [rows, r]
+  Input magnitude;  // [rows]; not given: no DoRA
   int64_t row_begin = 0;
+  double scale = 1;
   Dropout dropout;
   at::Tensor xa;    // [T, r], kept by forward; the row stride may exceed r
   at::Tensor d_xa;  // [T, r]; for kernels padded with zero columns up to a supported rank
@@ -34,6 +40,8 @@ class LoraPart {
   int64_t samples() const { return dropout_.samples(); }
   /// From now on x is the rows of a tile of `tokens` rows. Before multiply_input().
   void take_tile(const Tile& tile, int64_t tokens);
+  bool dora() const { return active() && slots_[0].magnitude.given(); }
+  bool drops() const { return dropout_.active(); }
 
   /// Computes xA of every adapter from x [T, in].
   void multiply_input(const at::Tensor& x);
@@ -47,9 +55,22 @@ class LoraPart {
   /// Computes dA, and if `want_dx` returns the adapters' part of dx [T, in], to which the layer's own product is added.
   at::Tensor from_input(const at::Tensor& x, bool want_dx, Gradients& gradients);
 
+  /// DoRA: computes the factors of all columns [columns], 1 where there is no adapter. Once: A, B and the weight are
+  /// those of a step.
+  void measure(const Weight& weight);
+  const at::Tensor& factors() const { return factors_; }
+  /// DoRA: sets the gradients of the magnitudes from those of the factors [columns].
+  void from_factor_gradients(const at::Tensor& d_factors, Gradients& gradients) const;
+  /// DoRA with dropout, adapter by adapter: its rows of the weight, and dropout_i(x).
+  size_t count() const { return slots_.size(); }
+  std::pair<int64_t, int64_t> rows_of(size_t slot) const;
+  const Dropout& dropout_of(size_t slot) const { return slots_[slot].dropout; }
+  /// scale xA B^T of one adapter.
+  at::Tensor product_of(size_t slot) const;
+
  private:
   std::vector<LoraSlot> slots_;
-  double scale_ = 0;
+  at::Tensor factors_, lengths_;  // DoRA, of all columns: g_j and |v_j|, accumulate_type
   Dropout dropout_;
   bool kernels_ = false;  // whether our kernels process x
 };

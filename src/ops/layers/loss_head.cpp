@@ -64,14 +64,14 @@ void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at:
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const WeightRows& rows) {
+                      const TrainedRows& rows) {
   const at::ScalarType type = accumulate_type(hidden), narrow_type = hidden.scalar_type();
   const auto options = hidden.options().dtype(type);
   HeadResult result;
   result.loss = at::zeros({}, options);
   result.losses = at::empty({hidden.size(0)}, options);
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
-  if (need_weight) result.d_weight = at::zeros(rows.shape(weight), options);
+  if (need_weight) result.d_weight = at::zeros(rows.defined() ? rows.values.sizes() : weight.sizes(), options);
   if (need_weight && bias.defined()) result.d_bias = at::zeros(bias.sizes(), options);
   const at::Tensor all_weights = token_weight.to(type);
   // Avoids a division by zero in a batch without targets.
@@ -100,7 +100,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       at::mm_out(out, d_logits, weight);
     }
     if (!need_weight) continue;
-    d_logits = rows.of(d_logits);
+    if (rows.defined()) d_logits = rows.columns_of(d_logits);
     if (w.row_factor.defined()) {
       add_weighted_sums(result, d_logits, scaled_rows(h, w.row_factor), w.row_factor);
       continue;
@@ -133,7 +133,7 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
 /// The arguments of both nodes, and what their gradients have in common.
 struct Head {
   Input hidden, weight, bias, trained;  // `trained`: some rows of a frozen weight
-  WeightRows rows;
+  TrainedRows rows;
   at::Tensor targets;
   bool need_hidden, need_weight;
   at::ScalarType dtype;
@@ -171,7 +171,7 @@ struct Head {
     result.losses = at::zeros({h.size(0)}, result.loss.options());
     result.largest = at::ones({}, result.loss.options());
     if (d_hidden) result.d_hidden = at::zeros_like(h);
-    if (d_weight) result.d_weight = at::zeros(rows.shape(w), result.loss.options());
+    if (d_weight) result.d_weight = at::zeros(rows.defined() ? rows.values.sizes() : w.sizes(), result.loss.options());
     if (d_weight && bias.given()) result.d_bias = at::zeros(bias.value.sizes(), result.loss.options());
     return result;
   }
@@ -192,7 +192,7 @@ struct Head {
     set(bias, result.d_bias);
   }
 
-  void forget() { hidden.value = weight.value = bias.value = trained.value = targets = at::Tensor(); }
+  void forget() { hidden.value = weight.value = bias.value = trained.value = rows.values = targets = at::Tensor(); }
 };
 
 struct LossHead {
@@ -239,7 +239,7 @@ struct LogProbHead {
       head.give(result, {}, result.row_factor.defined() ? result.row_factor * factor : factor, gradients);
     } else {
       // Since forward the weight may have been gathered anew, without the trained rows.
-      if (head.trained.given()) head.weight.value.narrow(0, head.rows.begin, head.rows.count).copy_(head.trained.value);
+      head.rows.put_into(head.weight.value);
       HeadResult again = head.run(d_losses, head.need_hidden, /*d_weight=*/true);
       head.give(again, again.largest, again.row_factor.defined() ? again.row_factor * again.largest : at::Tensor(),
                 gradients);
@@ -269,40 +269,36 @@ void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const a
 }
 
 Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-               const at::Tensor& token_weight, const at::Tensor& bias, const at::Tensor& rows, int64_t rows_begin) {
+               const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows) {
   check_arguments(hidden, weight, targets, token_weight, bias);
-  TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows_begin >= 0 &&
-                                    rows_begin + rows.size(0) <= weight.size(0)),
-                "loss head: trained rows ", rows_begin, " and ", rows.defined() ? rows.size(0) : 0, " more of ",
-                weight.sizes());
+  TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows.count() <= weight.size(0)),
+                "loss head: ", rows.defined() ? rows.count() : 0, " trained rows of ", weight.sizes());
   const bool gradients = at::GradMode::is_enabled();
-  const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias), r = inputs.add(rows);
+  const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias), r = inputs.add(rows.values);
   return {h,
           w,
           b,
           r,
-          rows.defined() ? WeightRows{rows_begin, rows.size(0)} : WeightRows{},
+          rows,
           targets,
           gradients && hidden.requires_grad(),
-          gradients && (weight.requires_grad() || (rows.defined() && rows.requires_grad())),
+          gradients && (weight.requires_grad() || (rows.defined() && rows.values.requires_grad())),
           weight.scalar_type()};
 }
 
 }  // namespace
 
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias, const at::Tensor& rows,
-                     int64_t rows_begin) {
+                     const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows) {
   InputList inputs;
-  Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows, rows_begin);
+  Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows);
   return run_node(LossHead{std::move(head), token_weight, {}}, inputs)[0];
 }
 
 at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                           const at::Tensor& counted, const at::Tensor& bias, const at::Tensor& rows,
-                           int64_t rows_begin) {
+                           const at::Tensor& counted, const at::Tensor& bias, const TrainedRows& rows) {
   InputList inputs;
-  Head head = make_head(inputs, hidden, weight, targets, counted, bias, rows, rows_begin);
+  Head head = make_head(inputs, hidden, weight, targets, counted, bias, rows);
   return run_node(LogProbHead{std::move(head), counted, {}}, inputs)[0];
 }
 

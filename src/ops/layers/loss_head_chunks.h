@@ -2,6 +2,7 @@
 // Private to ops/: loss and gradients of the loss head, chunk by chunk. Shapes and dtypes as for loss_head().
 
 #include "matmul/operand.h"
+#include "trireme/ops/trained_rows.h"
 
 #include <ATen/ATen.h>
 
@@ -44,20 +45,11 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight, const a
 /// Row t of x [T, D] times factors[t]; the product is computed in fp32, a few rows at a time.
 at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors);
 
-/// Rows of the weight, all where count is -1.
-struct WeightRows {
-  int64_t begin = 0, count = -1;
-  std::vector<int64_t> shape(const at::Tensor& weight) const {
-    return {count < 0 ? weight.size(0) : count, weight.size(1)};
-  }
-  /// Their columns of d_logits.
-  at::Tensor of(const at::Tensor& d_logits) const { return count < 0 ? d_logits : d_logits.narrow(1, begin, count); }
-};
-
-/// The composition. Computes d_hidden if `need_hidden`, d_weight (of `rows`) and d_bias if `need_weight`.
+/// The composition. Computes d_hidden if `need_hidden`, d_weight (of `rows` where there are some) and d_bias if
+/// `need_weight`.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const WeightRows& rows = {});
+                      const TrainedRows& rows = {});
 
 namespace launch {
 
@@ -65,7 +57,7 @@ namespace launch {
 /// one chunk's buffer. No synchronisation with the host.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const WeightRows& rows = {});
+                      const TrainedRows& rows = {});
 
 /// Cross-entropy of logits [T, V] (the row stride may exceed V). If gradients are wanted, logits become
 /// gradient_weights * (softmax - one-hot). weights and gradient_weights: fp32 [T], zero for the same tokens. losses:

@@ -66,7 +66,7 @@ int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const WeightRows& rows) {
+                      const TrainedRows& rows) {
   const int64_t tokens = hidden.size(0), vocab = weight.size(0);
   const auto options = hidden.options().dtype(at::kFloat);
   HeadResult result;
@@ -75,7 +75,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   const RelativeWeights relative(w * result.largest.reciprocal(), hidden.scalar_type());
   result.row_factor = relative.row_factor;
   if (need_hidden) result.d_hidden = at::empty_like(hidden);
-  if (need_weight) result.d_weight = at::empty(rows.shape(weight), options);
+  if (need_weight) result.d_weight = at::empty(rows.defined() ? rows.values.sizes() : weight.sizes(), options);
 
   // Chunks of equal size, in whole GEMM tiles.
   const int64_t most = kernel_chunk(vocab, hidden.element_size()), chunks = (tokens + most - 1) / most,
@@ -100,7 +100,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       at::mm_out(out, logits, weight);
     }
     if (!need_weight) continue;
-    logits = rows.of(logits);
+    if (rows.defined()) logits = rows.columns_of(logits);
     if (part.row_factor.defined()) h = trireme::scaled_rows(h, part.row_factor);
     if (bias.defined()) {
       const at::Tensor sums = part.row_factor.defined()

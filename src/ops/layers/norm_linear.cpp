@@ -52,6 +52,7 @@ struct NormLinearNode {
   variable_list forward() {
     const ProfileRange range("norm_linear");
     const at::Tensor rows = flatten_tokens(x.value);
+    layer.linear.measure();
     const at::Tensor y = by_tiles(tiles, [&](const Tile& tile) {
       parts.push_back(layer);
       parts.back().linear.take_tile(tile, rows.size(0));

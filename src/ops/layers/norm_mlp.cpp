@@ -62,6 +62,7 @@ struct MlpRows {
       const bool keep = gated() ? keeps_input_of(down) : down.may_read_input();
       if (keep && !recompute_up) activated = active.plain;
     }
+    if (recompute_up) up.drop_kept_output();
     if (!result_unused || tail.keeps_values()) return tail.forward(down, active, rows);
     down.keep(active);
     return {};
@@ -106,7 +107,9 @@ struct NormMlpNode {
   std::vector<int64_t> shape;  // of h
   std::vector<Tile> tiles;
 
-  MlpRows of(const Tile& tile) const {
+  MlpRows of(const Tile& tile) {
+    layer.up.measure();
+    layer.down.measure();
     MlpRows part = layer;
     part.take_tile(tile, tiles.back().begin + tiles.back().count);
     part.recompute_up = false;

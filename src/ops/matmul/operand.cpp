@@ -104,6 +104,31 @@ at::Tensor sum_columns(const at::Tensor& x_TD) {
   return at::sum(x_TD, {0}, false, accumulate_type(x_TD)).to(x_TD.scalar_type());
 }
 
+at::Tensor scale_columns(const at::Tensor& x_TD, const at::Tensor& factors_D, const at::Tensor& bias_D,
+                         const at::Tensor& addend_TD) {
+  TRIREME_RETURN_LAUNCH(
+      Dispatch("scale_columns", x_TD).needs(x_TD.is_contiguous(), "the matrix is not contiguous").choice(),
+      scale_columns(x_TD, factors_D, bias_D, addend_TD));
+  at::Tensor y = at::empty(x_TD.sizes(), x_TD.options());
+  at::mul_out(y, x_TD, factors_D);
+  if (bias_D.defined()) y.add_(bias_D);
+  if (addend_TD.defined()) y.add_(addend_TD);
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> scale_and_sum_columns(const at::Tensor& x_TD, const at::Tensor& factors_D,
+                                                        const at::Tensor& other_TD) {
+  const Choice choice = Dispatch("scale_and_sum_columns", x_TD)
+                            .needs(x_TD.is_contiguous() && other_TD.is_contiguous(), "a matrix is not contiguous")
+                            .needs(x_TD.size(1) * x_TD.element_size() % 16 == 0 &&
+                                       reinterpret_cast<uintptr_t>(x_TD.const_data_ptr()) % 16 == 0,
+                                   "the rows are not aligned to 16 bytes")
+                            .choice();
+  TRIREME_RETURN_LAUNCH(choice, scale_and_sum_columns(x_TD, factors_D, other_TD));
+  const at::ScalarType type = factors_D.scalar_type();
+  return {scale_columns(x_TD, factors_D), at::sum(x_TD.to(type).mul(other_TD), {0}, false, type)};
+}
+
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known, bool want_column_sums) {
   // In the first step no earlier amax exists, so the tensor's own is used.
   if (!known)

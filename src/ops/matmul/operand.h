@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
 namespace trireme {
 
@@ -77,6 +78,13 @@ at::Tensor dequantize_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
 /// Column sums, fp32 inside (fp64 for fp64), rounded once.
 at::Tensor sum_columns(const at::Tensor& x_TD);
+/// x times one factor for each column (+ bias [D]) (+ addend [T, D]), computed in the factors' type (fp32, or fp64) and
+/// rounded once where our kernel runs.
+at::Tensor scale_columns(const at::Tensor& x_TD, const at::Tensor& factors_D, const at::Tensor& bias_D = {},
+                         const at::Tensor& addend_TD = {});
+/// {x times one factor for each column, the sums of x other over rows in the factors' type [D]}.
+std::pair<at::Tensor, at::Tensor> scale_and_sum_columns(const at::Tensor& x_TD, const at::Tensor& factors_D,
+                                                        const at::Tensor& other_TD);
 /// The dropout of a gradient as the operand of products; its plain form and its column sums come from one pass where
 /// our kernel runs.
 Operand make_dropped_operand(const at::Tensor& x_TD, const Dropout& dropout, const OperandForms& wanted);
@@ -115,6 +123,10 @@ Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool wan
 at::Tensor transpose_bytes(const at::Tensor& matrix);
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
 at::Tensor sum_columns(const at::Tensor& x_TD);
+at::Tensor scale_columns(const at::Tensor& x_TD, const at::Tensor& factors_D, const at::Tensor& bias_D,
+                         const at::Tensor& addend_TD);
+std::pair<at::Tensor, at::Tensor> scale_and_sum_columns(const at::Tensor& x_TD, const at::Tensor& factors_D,
+                                                        const at::Tensor& other_TD);
 Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout);  // plain and column_sums
 }  // namespace launch
 

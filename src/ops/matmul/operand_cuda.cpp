@@ -1,6 +1,7 @@
 #include "dropout_parts.h"
 #include "kernels/column_sum/column_sum.h"
 #include "kernels/fp8/fp8.h"
+#include "kernels/scale/scale.h"
 #include "launch.h"
 #include "matmul/operand.h"
 
@@ -11,9 +12,10 @@ namespace trireme::launch {
 
 namespace {
 
-/// `a` has what dropout needs, or nothing.
+/// `a` has what dropout or a second matrix needs, or nothing.
 at::Tensor column_sums(const at::Tensor& x_TD, kernels::MatrixColumnSum a) {
-  const at::Tensor sums = at::empty({x_TD.size(1)}, x_TD.options());
+  const at::Tensor sums =
+      at::empty({x_TD.size(1)}, x_TD.options().dtype(a.other == nullptr ? x_TD.scalar_type() : at::kFloat));
   const at::Tensor workspace =
       at::empty({kernels::matrix_column_sum_workspace(x_TD.size(0), x_TD.size(1))}, x_TD.options().dtype(at::kFloat));
   a.x = x_TD.const_data_ptr();
@@ -31,6 +33,32 @@ at::Tensor column_sums(const at::Tensor& x_TD, kernels::MatrixColumnSum a) {
 at::Tensor sum_columns(const at::Tensor& x_TD) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   return column_sums(x_TD, {});
+}
+
+at::Tensor scale_columns(const at::Tensor& x_TD, const at::Tensor& factors_D, const at::Tensor& bias_D,
+                         const at::Tensor& addend_TD) {
+  const c10::cuda::CUDAGuard guard(x_TD.device());
+  const at::Tensor y = at::empty(x_TD.sizes(), x_TD.options()), factors = factors_D.contiguous(),
+                   bias = bias_D.defined() ? bias_D.contiguous() : bias_D,
+                   addend = addend_TD.defined() ? addend_TD.contiguous() : addend_TD;
+  launched(kernels::scale_columns(x_TD.const_data_ptr(), factors.const_data_ptr<float>(),
+                                  bias.defined() ? bias.const_data_ptr() : nullptr,
+                                  addend.defined() ? addend.const_data_ptr() : nullptr, y.mutable_data_ptr(),
+                                  x_TD.size(0), x_TD.size(1), element(x_TD), stream_of(x_TD)),
+           "scale_columns");
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> scale_and_sum_columns(const at::Tensor& x_TD, const at::Tensor& factors_D,
+                                                        const at::Tensor& other_TD) {
+  const c10::cuda::CUDAGuard guard(x_TD.device());
+  const at::Tensor y = at::empty(x_TD.sizes(), x_TD.options()), factors = factors_D.contiguous();
+  kernels::MatrixColumnSum a;
+  a.other = other_TD.const_data_ptr();
+  a.factors = factors.const_data_ptr<float>();
+  a.dropped = y.mutable_data_ptr();
+  const at::Tensor sums = column_sums(x_TD, a);
+  return {y, sums};
 }
 
 Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {

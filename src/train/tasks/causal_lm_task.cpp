@@ -1,6 +1,7 @@
 #include "causal_lm_task.h"
 
 #include "data/tokenizer/packed_with.h"
+#include "models/common/stored.h"
 #include "models/decoder/adapter.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
@@ -33,11 +34,6 @@ struct TokenMicroBatch final : MicroBatch {
 DecoderConfig read_shape(const Config& config) {
   const std::filesystem::path path = config.model.path;
   return config.model.init == ModelSection::Init::kRandom ? read_model_shape(path) : read_model_config(path);
-}
-
-std::optional<LoraOptions> lora_options(const Config& config) {
-  if (!config.lora) return std::nullopt;
-  return LoraOptions{config.lora->r, config.lora->alpha, config.lora->dropout, config.lora->target_modules};
 }
 
 std::string rope_text(const RopeFrequencies& rope) {
@@ -101,16 +97,21 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(program.vocab_multiple));
   data_vocab_ = config.model.vocab_size.value_or(stored_vocab_);
-  std::optional<LoraOptions> lora = lora_options(config);
+  std::optional<LoraOptions> lora = config.lora;
   if (lora) {
     const AddedRows added = added_rows(config.model.path, stored_vocab_, data_vocab_);
-    lora->rows_begin = added.begin, lora->rows_end = added.end;
+    train_added_rows(added, shape, *lora);
     if (added.begin < added.end)
       facts_.description.push_back(
           fmt::format("vocabulary: rows {} to {} were added to the base and are trained beside the adapters{}",
                       added.begin, added.end - 1, added.tokens.empty() ? "" : ": " + added.tokens));
   }
   model_ = std::make_unique<DecoderModel>(shape, std::move(lora));
+  if (shape.tie_word_embeddings && !model_->tied() && shape.vocab_size > stored_vocab_)
+    throw ConfigError(
+        "new rows of the vocabulary, and an output matrix that lora.modules_to_save makes another than the embedding: "
+        "set "
+        "lora.ensure_weight_tying to true, or write the larger model first (trireme model resize-vocab)");
   const std::vector<std::pair<const char*, int64_t>> sizes = {
       {"hidden_size", shape.hidden_size},
       {"intermediate_size", shape.intermediate_size},
@@ -203,8 +204,8 @@ void CausalLmTask::warn_of_tokenizers() const {
 
 ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size) const {
   if (config.lora == config_.lora) return model_->shape(config.data.seq_length, element_size);
-  std::optional<LoraOptions> lora = lora_options(config);
-  if (lora && model_->lora()) lora->rows_begin = model_->lora()->rows_begin, lora->rows_end = model_->lora()->rows_end;
+  std::optional<LoraOptions> lora = config.lora;
+  if (lora && model_->lora()) lora->trainable_token_indices = model_->lora()->trainable_token_indices;
   const auto other = std::make_shared<const DecoderModel>(model_->config(), std::move(lora));
   ModelShape shape = other->shape(config.data.seq_length, element_size);
   shape.owner = other;
@@ -253,6 +254,7 @@ void CausalLmTask::check_start() {
     throw ModelError(fmt::format("lora.adapter {}: {}", path, error.what()));
   }
   token_rows_ = start.token_rows;
+  if (!start.base.empty()) check_base_tensors(start, *open_weights());
   if (const std::string other = other_base(start, config_.model.path, "model.path");
       !other.empty() && rank_.grid.world.rank == 0)
     log_warn(fmt::format("lora.adapter {}: {}", path, other));
@@ -272,7 +274,9 @@ namespace {
 int64_t equal_last_rows(const WeightSource& source, const std::string& name, int64_t rows) {
   constexpr int64_t kMost = 1024;
   constexpr double kClose = 1e-2;  // added rows differ by about 1e-4 of their norm, trained rows by about their norm
-  const at::Tensor last = matrix_rows(source, name, std::max<int64_t>(0, rows - kMost), rows);
+  std::vector<int64_t> ids;
+  for (int64_t id = std::max<int64_t>(0, rows - kMost); id < rows; ++id) ids.push_back(id);
+  const at::Tensor last = matrix_rows(source, name, ids);
   const at::Tensor reference = last.select(0, last.size(0) - 1);
   const double norm = reference.norm().item<double>();
   if (norm == 0) return 0;
@@ -291,26 +295,26 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
     token_rows_.clear();
   else if (config_.lora && rank_.grid.world.rank == 0)
     token_rows_ = adapter_token_rows(*source, model_->config(), stored_vocab_, token_rows_);
+  if (config_.lora) std::erase_if(token_rows_, [&](const auto& held) { return is_saved(*config_.lora, held.first); });
   if (source != nullptr && rows > stored_vocab_)
     log_info(fmt::format("vocabulary: {} rows of the model, {} new ones", format_count(stored_vocab_),
                          format_count(rows - stored_vocab_)));
   // The trained rows start with the weights' values, or with lora.adapter's, which the weights' type may round.
-  if (source != nullptr && model_->lora() && model_->lora()->rows_begin < model_->lora()->rows_end) {
-    const int64_t begin = model_->lora()->rows_begin, end = model_->lora()->rows_end;
-    for (const std::string& module : token_modules(model_->config())) {
-      const at::Tensor trained = matrix_rows(*source, module + ".weight", begin, end);
+  if (source != nullptr)
+    for (const auto& [module, ids] : model_->token_rows()) {
+      const at::Tensor trained = matrix_rows(*source, module + ".weight", ids);
       if (const auto part = start.find(module); part != start.end())
         for (size_t i = 0; i < part->second.ids.size(); ++i)
-          if (const int64_t id = part->second.ids[i]; id >= begin && id < end)
+          if (const auto row = std::ranges::lower_bound(ids, part->second.ids[i]);
+              row != ids.end() && *row == part->second.ids[i])
             std::copy_n(part->second.values.data() + static_cast<int64_t>(i) * part->second.columns,
-                        part->second.columns, trained[id - begin].mutable_data_ptr<float>());
+                        part->second.columns, trained[row - ids.begin()].mutable_data_ptr<float>());
       adapter_[module + kTokenRowsSuffix] = trained;
     }
-  }
-  if (source != nullptr && config_.lora && model_->lora()->rows_begin == model_->lora()->rows_end &&
+  const std::string embedding = token_modules(model_->config()).front();
+  if (source != nullptr && config_.lora && model_->token_rows().empty() && !is_saved(*config_.lora, embedding) &&
       rank_.grid.world.rank == 0) {
-    const int64_t equal =
-        equal_last_rows(*source, token_modules(model_->config()).front() + ".weight", model_->config().vocab_size);
+    const int64_t equal = equal_last_rows(*source, embedding + ".weight", model_->config().vocab_size);
     if (equal > 0)
       log_warn(fmt::format(
           "rows {} to {} of the vocabulary are all but equal, as rows that were added to a base and not trained since. "
@@ -319,9 +323,23 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
           "and they are trained",
           rows - equal, rows - 1, kAddedRowsKey, rows - equal, config_.model.path));
   }
+  // Trained biases start with the base's, or with lora.adapter's.
+  for (const UnitSpec& unit : model_->units())
+    for (const ParameterSpec& parameter : unit.parameters)
+      for (const ParameterPart& part : parameter.parts)
+        if (source != nullptr && unit.replicated && part.name.ends_with(".bias") && !adapter_.contains(part.name))
+          adapter_.emplace(part.name, read_tensor(*source, part.name));
   for (const auto& [name, value] : adapter_)
     TRIREME_CHECK(units.assign(name, value), "adapter tensor ", name, " has no place in the model");
+  if (!adapter_.empty()) units.weights_changed();
   adapter_.clear();
+}
+
+void CausalLmTask::complete_weights(ShardedUnits& units) {
+  if (!config_.lora || config_.lora->adapter) return;  // lora.adapter has its magnitudes
+  for (const auto& [name, value] : model_->initial_magnitudes(units))
+    TRIREME_CHECK(units.assign(name, value), "no magnitude ", name, " in the model");
+  units.release();
 }
 
 void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::path& directory) {
@@ -340,7 +358,7 @@ void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
 void CausalLmTask::save_adapter(ShardedUnits& units, const std::filesystem::path& directory) {
   std::map<std::string, at::Tensor> tensors;
   units.export_tensors(
-      at::kFloat, [&](int unit) { return units.units()[unit].replicated; },
+      at::kFloat, [&](int unit) { return units.units()[unit].trained; },
       [&](const std::string& name, const at::Tensor& value) { tensors[name] = value; });
   if (rank_.grid.world.rank != 0) return;
   Adapter adapter = export_adapter(tensors, *model_, config_.model.path, token_rows_);

@@ -23,6 +23,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
   EvalResult eval_result(const EvalSums& sums) const override;  // {loss, denominator}
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
+  void complete_weights(ShardedUnits& units) override;
 
  protected:
   void weights_loaded(ShardedUnits& units, const WeightSource* source) override;

@@ -24,13 +24,14 @@ struct PairMicroBatch final : MicroBatch {
   at::Tensor counts, metrics;  // of StepBatch
 };
 
-/// The units of a run with other values of one replicated unit, for a forward without gradient.
+/// The units of a run with other values of some replicated units, for a forward without gradient.
 class ReferenceStore final : public UnitStore {
  public:
-  ReferenceStore(UnitStore& units, int replaced, const std::vector<at::Tensor>& values)
-      : units_(units), replaced_(replaced), values_(values) {}
+  ReferenceStore(UnitStore& units, const std::map<int, std::vector<at::Tensor>>& values)
+      : units_(units), values_(values) {}
   const std::vector<at::Tensor>& parameters(int unit) override {
-    return unit == replaced_ ? values_ : units_.parameters(unit);
+    const auto found = values_.find(unit);
+    return found == values_.end() ? units_.parameters(unit) : found->second;
   }
   const std::vector<WeightState>& weight_states(int unit) override { return units_.weight_states(unit); }
   void pre_forward(int unit) override { units_.pre_forward(unit); }
@@ -40,8 +41,7 @@ class ReferenceStore final : public UnitStore {
 
  private:
   UnitStore& units_;
-  int replaced_;
-  const std::vector<at::Tensor>& values_;
+  const std::map<int, std::vector<at::Tensor>>& values_;
 };
 
 }  // namespace
@@ -50,7 +50,8 @@ PreferenceTask::PreferenceTask(const Config& config, const RankInfo& rank, const
     : CausalLmTask(config, rank, program),
       loss_(config.train.objective, config.preference.value_or(PreferenceSection())) {
   const PreferenceSection section = config.preference.value_or(PreferenceSection());
-  precomputes_ = loss_.has_reference() && section.precompute_ref_log_probs.value_or(!config.lora);
+  precomputes_ = loss_.has_reference() &&
+                 section.precompute_ref_log_probs.value_or(!config.lora || !config.lora->modules_to_save.empty());
   drops_ = !section.disable_dropout;
   facts_.metrics = loss_.metrics();
   facts_.nominal_denominator = 1;  // the losses come normalised
@@ -75,13 +76,16 @@ void PreferenceTask::weights_loaded(ShardedUnits& units, const WeightSource* sou
   CausalLmTask::weights_loaded(units, source);
   if (!loss_.has_reference() || precomputes_) return;
   // A resumed run loads its adapters after this.
-  for (const at::Tensor& parameter : units.parameters(static_cast<int>(units.units().size()) - 1))
-    start_.push_back(parameter.clone());
+  for (size_t u = 0; u < units.units().size(); ++u) {
+    if (!units.units()[u].replicated) continue;
+    for (const at::Tensor& parameter : units.parameters(static_cast<int>(u)))
+      start_[static_cast<int>(u)].push_back(parameter.clone());
+  }
 }
 
 at::Tensor PreferenceTask::reference_log_probs(UnitStore& units, const TokenBatch& tokens) {
   const at::NoGradGuard no_grad;
-  ReferenceStore store(units, static_cast<int>(model_->units().size()) - 1, start_);
+  ReferenceStore store(units, start_);
   ForwardOptions options;
   options.train = false;
   options.adapters = config_.lora->adapter.has_value();  // new ones begin with B = 0

@@ -2,15 +2,16 @@
 // Preference tuning: the task of a decoder whose rows are pairs of a chosen and a rejected answer.
 //
 // The reference of DPO is the policy as it was before the first step. With adapters it is computed in every step: the
-// frozen base without adapters, or, where the run starts from lora.adapter, with that one. Otherwise, and with
-// preference.precompute_ref_log_probs, its log-probabilities of all rows are computed once, before the first step, and
-// kept in a file of output.dir.
+// frozen base without adapters, or, where the run starts from lora.adapter, with that one. Otherwise, with
+// lora.modules_to_save, whose base is not kept, and with preference.precompute_ref_log_probs, its log-probabilities of
+// all rows are computed once, before the first step, and kept in a file of output.dir.
 
 #include "causal_lm_task.h"
 #include "preference_loss.h"
 #include "reference_file.h"
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,10 @@ class PreferenceTask final : public CausalLmTask {
 
   const PreferenceLoss loss_;
   bool precomputes_ = false, drops_ = false;
-  std::vector<at::Tensor> start_;  // the adapters' unit as it was before the first step, where the reference needs it
-  ReferenceRows reference_;        // of precomputes_, from prepare() on
+  /// Replicated units as they were before the first step, where the reference needs them: adapters, rows of the
+  /// vocabulary, magnitudes, biases.
+  std::map<int, std::vector<at::Tensor>> start_;
+  ReferenceRows reference_;  // of precomputes_, from prepare() on
   std::filesystem::path reference_path_;
 };
 

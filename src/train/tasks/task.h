@@ -117,6 +117,8 @@ class TrainingTask : public PlannedModel {
   void check_weights();
   /// Loads or draws the weights of all units; collective, once.
   void load_weights(ShardedUnits& units);
+  /// When that has succeeded on all ranks: fills weights that follow from others. Collective.
+  virtual void complete_weights(ShardedUnits& /*units*/) {}
   /// Between the loading of the weights and the first step of this process: what has to be computed with the weights
   /// before they change. Collective.
   virtual void prepare(ShardedUnits& /*units*/, const BeforeSteps& /*before*/) {}

@@ -2,6 +2,8 @@
 // Last linear layer and cross-entropy, in chunks of tokens, so that the logits of all tokens are never in memory at
 // once.
 
+#include "trireme/ops/trained_rows.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -23,11 +25,9 @@ namespace trireme {
 /// chunk's weight gradient is added to d_weight inside its product, and softmax reads logits in the dtype of the
 /// products.
 ///
-/// `rows` [N, D] with `rows_begin`: the rows of a frozen weight from `rows_begin` on, which are trained: the weight has
-/// their values already, and their gradient goes to `rows`. Without bias.
+/// `rows` of a frozen weight, which has their values already: their gradient goes to them. Without bias.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias = {}, const at::Tensor& rows = {},
-                     int64_t rows_begin = 0);
+                     const at::Tensor& token_weight, const at::Tensor& bias = {}, const TrainedRows& rows = {});
 
 /// log p of each token's target, l_t[target_t] - logsumexp(l_t): [T] in fp32 (fp64), 0 where `counted` [T] (fp32, 0 or
 /// 1) is 0. Memory, dtypes and the other arguments as for loss_head(), but gradients are those of each token by itself,
@@ -35,8 +35,7 @@ at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const a
 /// multiplies its rows: as many FLOPs as loss_head(). With a trained weight (or `rows`) forward keeps the hidden
 /// states, and backward computes the logits again: 2 V D FLOPs more for each token.
 at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                           const at::Tensor& counted, const at::Tensor& bias = {}, const at::Tensor& rows = {},
-                           int64_t rows_begin = 0);
+                           const at::Tensor& counted, const at::Tensor& bias = {}, const TrainedRows& rows = {});
 
 /// The same loss without gradients, and the number of counted tokens whose target has the largest logit (fp64 scalars).
 struct HeadScore {
