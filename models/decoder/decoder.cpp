@@ -173,6 +173,12 @@ void DecoderModel::choose_token_rows() {
                        config_.vocab_size));
     if (rows.empty()) token_rows_.erase(*found);
   }
+  if (const std::string& embedding = modules.front(); embedding_adapter_ && token_rows_.contains(embedding))
+    throw ConfigError(fmt::format(
+        "lora.target_modules has {0}, of which rows are trained, too (lora.trainable_token_indices, or rows "
+        "that were added to the vocabulary): peft does not have both; leave it out, or train it whole by "
+        "lora.modules_to_save: [{0}]",
+        last_part(embedding)));
 }
 
 UnitSpec DecoderModel::adapters_unit() const {

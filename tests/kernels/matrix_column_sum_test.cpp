@@ -77,6 +77,33 @@ TEST_F(MatrixColumnSumTest, DropsAsTheDropoutKernelAndSumsWhatItWrites) {
       }
 }
 
+TEST_F(MatrixColumnSumTest, SumsAProductAndScalesColumns) {
+  for (const Element element : kElements)
+    for (const Shape& s : kShapes) {
+      if (too_large(s.count())) continue;
+      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows()) + " x " + std::to_string(s.columns));
+      const Values x = normal_values(s.count(), element, 1), other = normal_values(s.count(), element, 2),
+                   factors = normal_values(s.columns, Element::kF32, 3);
+      Values products(x.size()), expected(x.size());
+      for (size_t i = 0; i < x.size(); ++i) {
+        products[i] = x[i] * other[i];
+        const double factor = factors[i % static_cast<size_t>(s.columns)];
+        expected[i] = round_to(static_cast<float>(x[i]) * static_cast<float>(factor), element);
+      }
+      const DeviceArray in(x, element), second(other, element), by(factors, Element::kF32), out(s.count(), element),
+          sums(s.columns, Element::kF32), workspace(matrix_column_sum_workspace(s.rows(), s.columns), Element::kF32);
+      MatrixColumnSum a;
+      a.x = in.data(), a.sums = sums.data(), a.workspace = workspace.fp32(), a.rows = s.rows(), a.columns = s.columns;
+      a.element = element, a.other = second.data(), a.factors = by.fp32(), a.dropped = out.data();
+      CUDA_OK(matrix_column_sum(a, nullptr));
+      EXPECT_EQ(out.values(), expected);
+      expect_sums(sums.values(), products, s, Element::kF32);
+      const Values first = sums.values();
+      CUDA_OK(matrix_column_sum(a, nullptr));
+      EXPECT_EQ(sums.values(), first) << "not deterministic";
+    }
+}
+
 TEST_F(MatrixColumnSumTest, NoRowsHaveSumsOfZero) {
   const DeviceArray sums(Values(16, 7.0), Element::kBF16);
   MatrixColumnSum a;

@@ -2,6 +2,7 @@
 
 #include "testing.h"
 
+#include <cmath>
 #include <utility>
 
 namespace trireme::kernels::testing::scale_tests {
@@ -42,6 +43,33 @@ TEST_F(ScaleTest, RowsByFactorsOfTheirOwn) {
         DeviceArray in(x, element, shift), out(rows * columns, element, shift), by(factors, Element::kF32);
         CUDA_OK(scale_rows(in.data(), by.fp32(), out.data(), rows, columns, element, nullptr));
         EXPECT_EQ(out.values(), expected) << name_of(element) << " " << rows << " x " << columns << " shift " << shift;
+      }
+    }
+  }
+}
+
+TEST_F(ScaleTest, ColumnsByFactorsOfTheirOwn) {
+  for (const Element element : kElements) {
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {9, 1024}, {600, 40}, {2, 5001}}) {
+      for (const int64_t shift : {0, 1}) {
+        for (const bool more : {false, true}) {
+          const Values x = normal_values(rows * columns, element, 1),
+                       factors = normal_values(columns, Element::kF32, 2), bias = normal_values(columns, element, 3),
+                       addend = normal_values(rows * columns, element, 4);
+          Values expected;
+          for (int64_t i = 0; i < rows * columns; ++i) {
+            const auto at = static_cast<size_t>(i), column = static_cast<size_t>(i % columns);
+            const float rest = more ? static_cast<float>(bias[column]) + static_cast<float>(addend[at]) : 0.0f;
+            expected.push_back(
+                round_to(std::fma(static_cast<float>(x[at]), static_cast<float>(factors[column]), rest), element));
+          }
+          const DeviceArray in(x, element, shift), out(rows * columns, element, shift), by(factors, Element::kF32),
+              added_bias(bias, element, shift), added(addend, element, shift);
+          CUDA_OK(scale_columns(in.data(), by.fp32(), more ? added_bias.data() : nullptr, more ? added.data() : nullptr,
+                                out.data(), rows, columns, element, nullptr));
+          EXPECT_EQ(out.values(), expected)
+              << name_of(element) << " " << rows << " x " << columns << " shift " << shift << (more ? ", more" : "");
+        }
       }
     }
   }

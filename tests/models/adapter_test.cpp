@@ -114,6 +114,8 @@ TEST(Adapter, OptionsThatNameNothingAreRefused) {
       {[](auto& l) { l.target_modules = {{"qkv_proj"}}, l.rank_pattern = {{"q_proj", 2}}; }, "name the parts"},
       {[](auto& l) { l.target_modules = {{"embed_tokens"}}, l.use_dora = true; }, "linear layers"},
       {[](auto& l) { l.modules_to_save = {"lm_head", "wte"}; }, "has no module 'wte'"},
+      {[](auto& l) { l.target_modules = {{"embed_tokens"}}, l.trainable_token_indices = {{"", {5}}}; },
+       "rows are trained, too"},
       {[](auto& l) { l.trainable_token_indices = {{"", {5000}}}; }, "names row 5000"},
       {[](auto& l) { l.trainable_token_indices = {{"norm", {1}}}; }, "has rows for tokens in"}};
   for (const auto& [change, said] : cases)

@@ -93,7 +93,8 @@ TEST_P(KernelsGpu, LoraWithDropout) {
       for (size_t i = 0; i < t.size(); ++i) t[i].requires_grad_(i != 1);
       std::vector<LoraAdapter> list;
       for (size_t i = 0; i < s.ranks.size(); ++i)
-        list.push_back({t[2 + 2 * i], t[3 + 2 * i], static_cast<int64_t>(i) * kRows, 7 + i});
+        list.push_back(
+            {t[2 + 2 * i], t[3 + 2 * i], static_cast<int64_t>(i) * kRows, 7 + i, 1.5 + static_cast<double>(i)});
       const at::Tensor y = layer(t[0], t[1], list, Dropout{0.1, 42, ids.to(device)});
       (y * dy.to(device, dtype)).sum().backward();
       std::vector<at::Tensor> results = {y};
@@ -105,11 +106,11 @@ TEST_P(KernelsGpu, LoraWithDropout) {
     const auto layer = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& list,
                           const Dropout& dropout) {
       return linear_residual(x, at::zeros({x.size(0), w.size(0)}, x.options().requires_grad(false)),
-                             {{w, {}}, {}, {list, 1.5, dropout}});
+                             {{w, {}}, {}, {list, dropout}});
     };
     const auto reference = [](const at::Tensor& x, const at::Tensor& w, const std::vector<LoraAdapter>& list,
                               const Dropout& dropout) {
-      return testing::linear_reference(x, {{w, {}}, {}, {list, 1.5, dropout}});
+      return testing::linear_reference(x, {{w, {}}, {}, {list, dropout}});
     };
     const auto ours = run(at::kCUDA, GetParam(), layer), exact = run(at::kCPU, at::kDouble, reference);
     for (size_t i = 0; i < ours.size(); ++i) {

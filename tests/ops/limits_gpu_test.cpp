@@ -163,7 +163,7 @@ TEST_F(LimitsGpu, LoraOnASampleBeyond32BitsOfWordsDrawsAsDropoutDoes) {
   // The layer's own weight is zero, so y is the adapter's part.
   const at::Tensor y =
       linear_residual(x, at::zeros({tokens, out_width}, options),
-                      {{at::zeros({out_width, in_width}, options), {}}, {}, {{{a, b, 0, 3}}, 1.0, dropout}});
+                      {{at::zeros({out_width, in_width}, options), {}}, {}, {{{a, b, 0, 3}}, dropout}});
   // Rows on both sides of the element where 32-bit word indices start again.
   const int64_t first = tokens - last_rows;
   const at::Tensor rows = in_fp64(x.narrow(0, first, last_rows)).view({1, last_rows * in_width});
