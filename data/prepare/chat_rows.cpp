@@ -3,13 +3,12 @@
 #include "data/prepare/row_output.h"
 #include "trireme/base/file.h"
 #include "trireme/base/rng.h"
-#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <tuple>
 
@@ -17,53 +16,6 @@ namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// The directory whose tokenizer_config.json belongs to a tokenizer.
-fs::path model_directory(const fs::path& tokenizer) {
-  std::error_code error;
-  return fs::is_directory(tokenizer, error) ? tokenizer : tokenizer.parent_path();
-}
-
-/// sentencepiece's file does not hold the tokens that a model added: those of tokenizer_config.json, added_tokens.json
-/// and the named ones. A tokenizer.json has them.
-void add_model_tokens(Tokenizer& tokenizer, const fs::path& directory) {
-  if (tokenizer.kind() != "sentencepiece") return;
-  std::map<int64_t, std::string> tokens;
-  const auto read = [&](const char* name) { return read_json_if_there(directory / name, ExitCode::kData); };
-  const auto added = read("added_tokens.json");
-  for (const auto& [text, id] : added.items())
-    if (added.is_object() && id.is_number_integer() && !text.empty()) tokens[id.get<int64_t>()] = text;
-  const auto decoder = member(read("tokenizer_config.json"), "added_tokens_decoder");
-  for (const auto& [key, entry] : decoder.items()) {
-    int64_t id = -1;
-    std::from_chars(key.data(), key.data() + key.size(), id);
-    const auto content = member(entry, "content");
-    if (id >= 0 && content.is_string() && !content.get<std::string>().empty()) tokens[id] = content.get<std::string>();
-  }
-  for (const auto& [id, text] : tokens)
-    if (const int64_t ours = tokenizer.add_special(text); ours != id)
-      throw DataError(fmt::format(
-          "{}: the token '{}' has the id {}, but the {} pieces of the tokenizer and the tokens before it give it {}",
-          directory.string(), text, id, tokenizer.base_vocab_size(), ours));
-  for (const auto& [key, text] : named_tokens(directory))
-    if (!text.empty()) tokenizer.add_special(text);
-  for (const auto id : {tokenizer.bos_id(), tokenizer.eos_id()})
-    if (id) tokenizer.add_special(tokenizer.decode(std::vector<int32_t>{*id}, true));
-}
-
-Tokenizer open_tokenizer(const fs::path& path) {
-  Tokenizer tokenizer(path);
-  add_model_tokens(tokenizer, model_directory(path));
-  return tokenizer;
-}
-
-std::map<std::string, std::string> template_variables(const Tokenizer& tokenizer, const fs::path& directory) {
-  std::map<std::string, std::string> variables;
-  for (const auto& [name, id] : {std::pair{"bos_token", tokenizer.bos_id()}, {"eos_token", tokenizer.eos_id()}})
-    if (id) variables[name] = tokenizer.decode(std::vector<int32_t>{*id}, true);
-  for (const auto& [name, text] : named_tokens(directory)) variables[name] = text;
-  return variables;
-}
 
 /// The groups of each row, in order. `lengths`: of the groups.
 std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, int64_t seq_length, bool one_per_row) {
@@ -112,23 +64,26 @@ bool is_valid_chat(int64_t number, double fraction) {
   return std::ldexp(static_cast<double>(draw >> 11), -53) < fraction;
 }
 
-ChatModel::ChatModel(const ChatRowOptions& options)
-    : tokenizer(open_tokenizer(options.tokenizer)),
-      variables(template_variables(tokenizer, model_directory(options.tokenizer))) {
-  if (!options.template_file.empty()) {
-    chat_.emplace(read_text_file(options.template_file, ExitCode::kData), options.template_file.string(), variables);
-    return;
-  }
-  try {
-    chat_.emplace(ChatTemplate::open(model_directory(options.tokenizer), options.template_name, variables));
-  } catch (const DataError& error) {
-    without_chat_ = error.what();
-  }
+ChatModel open_chat_model(const ChatRowOptions& options) {
+  return ChatModel(options.tokenizer, options.template_file, options.template_name);
 }
 
-const ChatTemplate& ChatModel::chat() const {
-  if (!chat_) throw DataError(without_chat_);
-  return *chat_;
+std::string with_eos(const ChatModel& model, std::string text) {
+  const std::string eos = model.special("eos_token");
+  if (eos.empty()) throw DataError("the tokenizer has no EOS token, with which answers that are plain texts end");
+  if (!text.ends_with(eos)) text += eos;
+  return text;
+}
+
+std::vector<int32_t> text_ids(const ChatModel& model, const std::string& text) {
+  std::vector<int32_t> all = model.tokenizer().leading();
+  const std::vector<int32_t> of_text = model.tokenizer().encode(text);
+  all.insert(all.end(), of_text.begin(), of_text.end());
+  return all;
+}
+
+size_t common_ids(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
 double total_size(const std::vector<fs::path>& files) {

@@ -8,6 +8,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
+
 namespace trireme {
 
 namespace {
@@ -131,13 +133,15 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
 at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   check_batch(batch);
   const int64_t slice = options.exchange != nullptr ? batch.tokens_BS.numel() : 0;
-  const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
-    if (!options.train || !options.dropout || p == 0) return {};
+  const auto keyed = [&](double p, uint64_t stream) -> Dropout {
     Dropout result{p, options.seed, batch.sample_ids_B, stream};
     if (slice == 0) return result;
     result.first_row = options.exchange->rank() * slice;
     result.sample_rows = options.exchange->size() * slice / batch.sample_ids_B.numel();
     return result;
+  };
+  const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
+    return options.train && options.dropout && p != 0 ? keyed(p, stream) : Dropout{};
   };
   const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
   const at::Tensor positions = batch.positions_BS.flatten();
@@ -145,7 +149,16 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   replace_rows(store.parameters(kEmbed)[kTokenTable], rows, lora_ ? lora_->rows_begin : 0);
   at::Tensor x_TD = embed(store.parameters(kEmbed)[kTokenTable], tokens);
   if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows, lora_->rows_begin);
-  x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
+  // Noise is added to what transformers' embedding module returns, which Gemma's has scaled.
+  const bool scaled_inside = config_.norm == NormKind::kRmsPlusOne;
+  if (scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
+  if (options.train && options.neftune_alpha > 0) {
+    const Dropout rows = keyed(0, kEmbeddingStream);
+    const int64_t length = slice > 0 ? rows.sample_rows : batch.tokens_BS.size(1);
+    const double elements = static_cast<double>(length * config_.hidden_size);
+    x_TD = add_noise(x_TD, rows, options.neftune_alpha / std::sqrt(elements));
+  }
+  if (!scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
   if (config_.positions == DecoderPositions::kLearned)
     x_TD = x_TD + embed(store.parameters(kEmbed)[kPositionTable], positions);
   if (const Dropout drop = dropout(config_.embedding_dropout, kEmbeddingStream); drop.active())
@@ -204,15 +217,18 @@ at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, co
   return with_head(token_log_probs, store, batch, options);
 }
 
-at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                                const at::Tensor& tokens) const {
   at::NoGradGuard no_grad;
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
+  at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
+  if (tokens.defined()) x_TD = x_TD.index_select(0, tokens);
   const at::Tensor hidden = head_input(*this, store, head, x_TD);
   const at::Tensor weight = output_weight(*this, store, head);
   if (!config_.tie_word_embeddings) replace_rows(weight, trained_rows(*this, store, 1), lora_ ? lora_->rows_begin : 0);
-  const at::Tensor logits_TV = at::linear(hidden, weight).to(at::kFloat);
-  return leave_unit(logits_TV, store, head).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
+  const at::Tensor logits_TV = leave_unit(at::linear(hidden, weight).to(at::kFloat), store, head);
+  if (tokens.defined()) return logits_TV;
+  return logits_TV.view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
 }
 
 ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {

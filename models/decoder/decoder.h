@@ -42,8 +42,9 @@ struct ForwardOptions {
   bool train = true;  // gradients, and dropout
   uint64_t seed = 0;  // of dropout
   Recomputation recompute{};
-  bool dropout = true;   // false: none in training either
-  bool adapters = true;  // false: without adapters, as if B were zero; trained rows stay those of the store
+  bool dropout = true;       // false: none in training either
+  double neftune_alpha = 0;  // in training: noise of this alpha on the embedding; 0: none
+  bool adapters = true;      // false: without adapters, as if B were zero; trained rows stay those of the store
   /// The ranks that share the rows of the batch; null: it has whole rows. Outlives the graph.
   SequenceExchange* exchange = nullptr;
 };
@@ -64,8 +65,10 @@ class DecoderModel {
   /// log p of what each position predicts, where loss_weight is 1, and 0 where it is 0: [B * S] fp32, differentiable
   /// when train.
   at::Tensor log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
-  /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
-  at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// Logits [B, S, V] in fp32, for generation and checks on few tokens; `tokens` (int64): of these of the B S tokens
+  /// alone, [tokens, V].
+  at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                    const at::Tensor& tokens = {}) const;
 
   /// For rows of so many tokens, computed with elements of so many bytes.
   ModelShape shape(int64_t tokens, int64_t element_size) const;

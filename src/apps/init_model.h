@@ -15,6 +15,9 @@ struct InitModelOptions {
   uint64_t seed = 0;
 };
 
+/// ConfigError for a size below 1 or above ConfigReader::kMaxInteger.
+void check_sizes(const InitModelOptions& options);
+
 /// Shapes of BERT for --preset.
 std::vector<std::string> bert_preset_names();
 /// True if --preset or --config names a BERT.

@@ -53,13 +53,6 @@ BertConfig bert_shape(const InitModelOptions& options) {
   config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
   config.vocab_size = options.vocab_size.value_or(config.vocab_size);
   config.max_position_embeddings = options.max_positions.value_or(config.max_position_embeddings);
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"--hidden-size", config.hidden_size},
-                                    {"--layers", config.num_hidden_layers},
-                                    {"--heads", config.num_attention_heads},
-                                    {"--intermediate-size", config.intermediate_size},
-                                    {"--vocab-size", config.vocab_size},
-                                    {"--max-positions", config.max_position_embeddings}})
-    if (value < 1) throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
   if (config.hidden_size % config.num_attention_heads != 0)
     throw ConfigError(fmt::format("init-model: hidden size {} is no multiple of {} heads; change one",
                                   config.hidden_size, config.num_attention_heads));

@@ -69,15 +69,11 @@ DecoderConfig shape_of(const InitModelOptions& options) {
   config.max_position_embeddings = options.max_positions.value_or(config.max_position_embeddings);
   if (options.tie) config.tie_word_embeddings = true;
 
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"--hidden-size", config.hidden_size},
-                                    {"--layers", config.num_hidden_layers},
-                                    {"--heads", config.num_attention_heads},
-                                    {"--kv-heads", config.num_key_value_heads},
-                                    {"--head-dim", config.head_dim},
-                                    {"--intermediate-size", config.intermediate_size},
-                                    {"--vocab-size", config.vocab_size},
-                                    {"--max-positions", config.max_position_embeddings}})
-    if (value < 1) throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
+  if (config.head_dim < 1)
+    throw ConfigError(
+        fmt::format("init-model: a hidden size of {} has no room for {} heads; change one or give "
+                    "--head-dim",
+                    config.hidden_size, config.num_attention_heads));
   if (config.num_attention_heads % config.num_key_value_heads != 0)
     throw ConfigError(
         fmt::format("init-model: {} query heads cannot share {} key/value heads evenly; --heads "
@@ -135,6 +131,20 @@ void init_model(const InitModelOptions& options) {
 
 }  // namespace
 
+void check_sizes(const InitModelOptions& options) {
+  for (const auto& [name, value] : {std::pair{"--hidden-size", options.hidden_size},
+                                    {"--layers", options.layers},
+                                    {"--heads", options.heads},
+                                    {"--kv-heads", options.kv_heads},
+                                    {"--head-dim", options.head_dim},
+                                    {"--intermediate-size", options.intermediate_size},
+                                    {"--vocab-size", options.vocab_size},
+                                    {"--max-positions", options.max_positions}})
+    if (value && (*value < 1 || *value > ConfigReader::kMaxInteger))
+      throw ConfigError(
+          fmt::format("init-model: {} is {}; it must be from 1 to {}", name, *value, ConfigReader::kMaxInteger));
+}
+
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
   CLI::App* tool = app.add_subcommand("init-model", "A Hugging Face model directory with random weights");
@@ -160,7 +170,10 @@ void add_init_model_tool(CLI::App& app) {
   tool->add_flag("--force", options->force, "Replace the model in --output");
   tool->add_flag("--config-only", options->config_only, "No weights: for runs with model.init: random");
   tool->add_option("--output", options->output, "Directory to write")->required();
-  tool->callback([options] { asks_for_bert(*options) ? init_bert(*options) : init_model(*options); });
+  tool->callback([options] {
+    check_sizes(*options);
+    asks_for_bert(*options) ? init_bert(*options) : init_model(*options);
+  });
 }
 
 }  // namespace trireme

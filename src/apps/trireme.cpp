@@ -51,6 +51,7 @@ int run(int argc, char** argv) {
   trireme::add_adapter_tool(app);
   trireme::add_checkpoint_tool(app);
   trireme::add_generate_tool(app);
+  trireme::add_chat_tool(app);
   trireme::add_config_tool(app);
   trireme::add_launch_tool(app);
   trireme::add_plot_tool(app);
