@@ -39,10 +39,10 @@ def trl_sequences(tokenizer, rows):
     """Ids and completion mask of what SFTTrainer trains on; nothing predicts the first token."""
     trainer = object.__new__(SFTTrainer)
     trainer._tokenizer = tokenizer
-    trainer._chat_template = trainer.chat_template = None
+    trainer.chat_template, trainer.completion_only_loss = None, True
     config = SFTConfig(output_dir="unused", max_length=None, use_cpu=True, bf16=False, report_to=[])
     for row in trainer._prepare_dataset(datasets.Dataset.from_list(rows), tokenizer, config, False, None, "train"):
-        yield tuple(row["input_ids"]), (0, *row["completion_mask"][1:])
+        yield tuple(row["input_ids"]), (0, *(int(label != -100) for label in row["labels"][1:]))
 
 
 def ours(args, work, folder, *extra, name="sets.jsonl", rows=None, files=None):
@@ -141,12 +141,12 @@ def check_refusals(args, work):
     folder = work / "completion-qwen2"
     bare = work / "bare"
     bare.mkdir()
-    (bare / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (bare / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("<|endoftext|>", "<|other|>"))
     (bare / "tokenizer_config.json").write_text("{}")
     message = [{"role": "user", "content": "a"}]
     cases = [({"prompt": "a"}, "nor prompt and completion, nor instruction and output"), ({"instruction": "a", "input": "b"}, "nor instruction and output"),
              ({"prompt": message, "completion": "x"}, "are a text and a list"), ({"prompt": "x", "completion": message}, "are a text and a list"),
-             ({"prompt": 3, "completion": 4}, '"prompt" is a JSON number, expected a list'), ({"prompt": message, "completion": [3]}, "message 1: not an object"),
+             ({"prompt": 3, "completion": 4}, "'prompt' is a JSON number, expected a list"), ({"prompt": message, "completion": [3]}, "message 1: not an object"),
              ({"instruction": 1, "output": "x"}, '"instruction" is a JSON number, expected a text'), ({"instruction": "x", "output": ["y"]}, '"output" is a JSON array'),
              ({"instruction": "x", "output": "y", "history": [["a"]]}, '"history" holds what is no pair'), ({"instruction": "x", "output": "y", "history": 1}, '"history" is a JSON number'),
              ({"prompt": message, "completion": []}, "no conversation is left of 1")]
