@@ -153,10 +153,10 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   const bool scaled_inside = config_.norm == NormKind::kRmsPlusOne;
   if (scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
   if (options.train && options.neftune_alpha > 0) {
-    const Dropout rows = keyed(0, kEmbeddingStream);
-    const int64_t length = slice > 0 ? rows.sample_rows : batch.tokens_BS.size(1);
+    const Dropout samples = keyed(0, kEmbeddingStream);
+    const int64_t length = slice > 0 ? samples.sample_rows : batch.tokens_BS.size(1);
     const double elements = static_cast<double>(length * config_.hidden_size);
-    x_TD = add_noise(x_TD, rows, options.neftune_alpha / std::sqrt(elements));
+    x_TD = add_noise(x_TD, samples, options.neftune_alpha / std::sqrt(elements));
   }
   if (!scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
   if (config_.positions == DecoderPositions::kLearned)

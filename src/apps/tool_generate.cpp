@@ -36,7 +36,7 @@ struct GenerateOptions {
   uint64_t seed = 0;
 };
 
-void show(const std::string& text) {
+void print_text(const std::string& text) {
   fmt::print("{}", text);
   std::fflush(stdout);
 }
@@ -84,7 +84,7 @@ class Generator {
     check(ids);
     std::string whole;
     const auto add = [&](const std::string& part) {
-      show(part);
+      print_text(part);
       whole += part;
     };
     GenerationSteps steps;
@@ -97,7 +97,7 @@ class Generator {
               .vocabulary = tokenizer().vocab_size()},
              steps);
     add(text.finish());
-    show("\n");
+    print_text("\n");
     return whole;
   }
 
@@ -163,7 +163,7 @@ void run_generate(const GenerateOptions& options) {
   std::vector<int32_t> ids = tokenizer.leading();
   for (const int32_t id : tokenizer.encode(options.prompt)) ids.push_back(id);
   StreamingDecoder text(tokenizer);
-  for (const int32_t id : ids) show(text.add(id));
+  for (const int32_t id : ids) print_text(text.add(id));
   generator.continue_text(ids, std::move(text));
 }
 
@@ -171,14 +171,14 @@ void run_chat(const GenerateOptions& options) {
   Generator generator("chat", options);
   const bool terminal = isatty(STDIN_FILENO) != 0;
   const auto ask = [&] {
-    if (terminal) show("> ");
+    if (terminal) print_text("> ");
   };
   ask();
   for (std::string line; std::getline(std::cin, line); ask()) {
     if (line.ends_with('\r')) line.pop_back();
     if (line.find_first_not_of(" \t") != std::string::npos) generator.turn(line);
   }
-  if (terminal) show("\n");
+  if (terminal) print_text("\n");
 }
 
 /// Options of both commands.

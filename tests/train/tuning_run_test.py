@@ -239,4 +239,41 @@ def positions(site):
     assert "exceed the model's 512 positions" in done.stderr
 
 
-main({"prompts": prompts, "refusals": refusals, "ranks": ranks, "chat": chat, "positions": positions}, Site)
+SMALL = ["--layers", 2, "--hidden-size", 64, "--intermediate-size", 96, "--heads", 4, "--vocab-size", 320, "--max-positions", 512, "--dtype", "fp32"]
+FAMILIES = {"llama3.2-1b": [], "mistral-7b-v0.3": [], "qwen2-0.5b": [], "qwen3-0.6b": ["--head-dim", 32], "olmo2-1b": [], "smollm3-3b": [],
+            "granite3.3-2b": [], "gemma3-270m": ["--head-dim", 32], "phi3-mini-4k": []}
+
+
+def families(site):
+    """The way of docs/howto/tune-chat.md with a small model of each family: tokens, template, rows, LoRA with the best kept, merge, a chat as in transformers."""
+    work = site.work
+    Path(work, "chatml.jinja").write_text(CHATML)
+    tokenizer = byte_level.train("qwen2", ["Hello there, what is two and two? It is four. Good day to you."] * 4, 300)
+    os.makedirs(f"{work}/tokenizer")
+    tokenizer.save(f"{work}/tokenizer/tokenizer.json")
+    chats = [{"instruction": question, "output": answer} for question, answer in (("Hello", "Good day."), ("What is two and two?", "It is four."))] * 12
+    Path(work, "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    for preset, more in FAMILIES.items():
+        folder = f"{work}/{preset}"
+        site.tool("init-model", "--preset", preset, *SMALL, "--kv-heads", 4 if preset.startswith(("phi3", "olmo2")) else 2, *more, "--tokenizer", "tokenizer", "--output", f"{preset}/base")
+        site.tool("model", "resize-vocab", "--model", f"{preset}/base", "--add-token", "<|im_start|>", "--add-token", "<|im_end|>", "--eos-token", "<|im_end|>",
+                  "--chat-template", "chatml.jinja", "--output", f"{preset}/chat")
+        site.tool("data", "chat", "--model", f"{preset}/chat", "--input", "chats.jsonl", "--seq-length", 64, "--output", f"{preset}/train.npy", "--valid-output", f"{preset}/valid.npy",
+                  "--valid-fraction", 0.2)
+        modules = "[qkv_proj, o_proj, gate_up_proj, down_proj]" if preset.startswith("phi3") else "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
+        site.train(f"model.path={folder}/chat", f"data.train={folder}/train.npy", f"data.valid={folder}/valid.npy", "data.seq_length=64", "batch.global_batch_size=2",
+                   "lora.r=8", "lora.alpha=16", "lora.dropout=0", f"lora.target_modules={modules}", "optimizer.lr=1e-2", "train.max_steps=24", "train.loss=token_mean",
+                   "eval.every_samples=16", "eval.prompts=[Hello]", "eval.max_new_tokens=12", f"output.dir={folder}/run", "output.keep_best=true")
+        site.tool("adapter", "merge", "--base", f"{preset}/chat", "--adapter", f"{preset}/run/best/adapter", "--output", f"{preset}/merged", "--dtype", "fp32")
+        losses = [line["loss"] for line in site.metrics(f"{preset}/run")]
+        tokenizer, model = AutoTokenizer.from_pretrained(f"{folder}/merged"), AutoModelForCausalLM.from_pretrained(f"{folder}/merged", dtype=torch.float32).eval()
+        assert tokenizer.eos_token == "<|im_end|>" and tokenizer.eos_token_id in (model.generation_config.eos_token_id if isinstance(model.generation_config.eos_token_id, list) else [model.generation_config.eos_token_id])
+        for question in ("Hello", "What is two and two?"):
+            theirs = answer(model, tokenizer, [{"role": "user", "content": question}], 16, use_cache=False)
+            ours = site.tool("generate", "--chat", "--model", f"{preset}/merged", "--prompt", question, "--max-new-tokens", 16).stdout
+            assert ours == theirs + "\n", (preset, ours, theirs)
+        assert losses[-1] < losses[0], (preset, losses)
+        print(f"{preset}: loss {losses[0]:.3f} to {losses[-1]:.3f}, answers {ours!r}", flush=True)
+
+
+main({"families": families, "prompts": prompts, "refusals": refusals, "ranks": ranks, "chat": chat, "positions": positions}, Site)
