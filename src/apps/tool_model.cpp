@@ -90,6 +90,7 @@ class TokenizerFiles {
     // Pieces take the ids that follow the last piece: these are free only in a tokenizer without added tokens.
     if (pieces_ && next_id_ == piece_count_)
       *pieces_ = add_sentencepiece_pieces(*pieces_, directory_ / "tokenizer.model", tokens);
+    list_added_tokens();
     for (const std::string& text : tokens) {
       const int64_t id = known_[text] = next_id_++;
       Json token = {{"id", id}};
@@ -126,6 +127,18 @@ class TokenizerFiles {
  private:
   static Json member(const Json& object, const char* key) {
     return object.is_object() && object.contains(key) ? object.at(key) : Json();
+  }
+  /// transformers 5 takes a tokenizer_config.json that lists some added tokens for all of them.
+  void list_added_tokens() {
+    if (!json_.contains("tokenizer.json") || !json_.contains("tokenizer_config.json")) return;
+    Json& config = json_["tokenizer_config.json"];
+    if (config.contains("added_tokens_decoder")) return;
+    for (Json token : member(json_["tokenizer.json"], "added_tokens")) {
+      const Json id = member(token, "id");
+      if (!id.is_number_integer()) continue;
+      token.erase("id");
+      config["added_tokens_decoder"][id.dump()] = token;
+    }
   }
   void know(const Json& token, const Json& id) {
     if (!id.is_number_integer() || id.get<int64_t>() > INT32_MAX) return;

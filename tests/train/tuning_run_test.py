@@ -67,10 +67,10 @@ output: {{dir: run}}
         return [(line["step"], line["prompt"], line["text"]) for line in self.metrics(run, "sample")]
 
 
-def answer(model, tokenizer, messages, count=24, **more):
-    """What transformers generates greedily, with the template's end of a turn as an end."""
+def answer(model, tokenizer, messages, count=24, ends=None, **more):
+    """What transformers generates greedily; `ends`: where an answer ends, beside EOS the template's end of a turn if they are not given."""
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")["input_ids"]
-    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    ends = ends or [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, eos_token_id=ends, pad_token_id=0, **more)
     return tokenizer.decode(out[0][ids.shape[1]:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -114,7 +114,7 @@ def prompts(site):
     site.train(*PROMPTED, "output.dir=lora", "lora.r=4", "lora.target_modules=[q_proj, v_proj]", "eval.max_new_tokens=60")
     ids = tokenizer.apply_chat_template([{"role": "user", "content": PROMPTS[0]}], add_generation_prompt=True)
     assert len(ids["input_ids"] if hasattr(ids, "keys") else ids) + 60 < SEQ < 2 * 60
-    site.tool("adapter", "merge", "--base", "base", "--adapter", "lora/adapter", "--output", "merged", "--dtype", "fp32")
+    site.tool("adapter", "merge", "--model", "base", "--adapter", "lora/adapter", "--output", "merged", "--dtype", "fp32")
     model = AutoModelForCausalLM.from_pretrained(f"{work}/merged", dtype=torch.float32).eval()
     for _, prompt, text in site.samples("lora")[3:]:
         assert text == answer(model, tokenizer, [{"role": "user", "content": prompt}], 60), (prompt, text)
@@ -212,7 +212,7 @@ def chat(site):
     # Refused: no template, wrong options, a template's refusal.
     refused = [(2, "are for --chat", "generate", "--prompt", "x", "--system", "y"), (2, "--max-new-tokens is 0", "chat", "--max-new-tokens", 0),
                (2, "--temperature is -1", "chat", "--temperature", -1), (2, "exceed the model's 512 positions", "generate", "--chat", "--prompt", "x", "--max-new-tokens", 512),
-               (3, "no chat template 'none'", "chat", "--template-name", "none"), (2, "expected NAME=VALUE", "chat", "--variable", "x")]
+               (3, "no chat template", "chat", "--template-name", "none"), (2, "expected NAME=VALUE", "chat", "--variable", "x")]
     for code, says, tool, *arguments in refused:
         done = site.tool(tool, "--model", "base", *arguments, expect=code)
         assert says in done.stderr, (says, done.stderr)
@@ -247,7 +247,7 @@ FAMILIES = {"llama3.2-1b": [], "mistral-7b-v0.3": [], "qwen2-0.5b": [], "qwen3-0
 def families(site):
     """The way of docs/howto/tune-chat.md with a small model of each family: tokens, template, rows, LoRA with the best kept, merge, a chat as in transformers."""
     work = site.work
-    Path(work, "chatml.jinja").write_text(CHATML)
+    Path(work, "chatml.jinja").write_text(CHATML.replace("im_start", "turn").replace("im_end", "done"))
     tokenizer = byte_level.train("qwen2", ["Hello there, what is two and two? It is four. Good day to you."] * 4, 300)
     os.makedirs(f"{work}/tokenizer")
     tokenizer.save(f"{work}/tokenizer/tokenizer.json")
@@ -256,7 +256,7 @@ def families(site):
     for preset, more in FAMILIES.items():
         folder = f"{work}/{preset}"
         site.tool("init-model", "--preset", preset, *SMALL, "--kv-heads", 4 if preset.startswith(("phi3", "olmo2")) else 2, *more, "--tokenizer", "tokenizer", "--output", f"{preset}/base")
-        site.tool("model", "resize-vocab", "--model", f"{preset}/base", "--add-token", "<|im_start|>", "--add-token", "<|im_end|>", "--eos-token", "<|im_end|>",
+        site.tool("model", "resize-vocab", "--model", f"{preset}/base", "--add-token", "<|turn|>", "--add-token", "<|done|>", "--eos-token", "<|done|>",
                   "--chat-template", "chatml.jinja", "--output", f"{preset}/chat")
         site.tool("data", "chat", "--model", f"{preset}/chat", "--input", "chats.jsonl", "--seq-length", 64, "--output", f"{preset}/train.npy", "--valid-output", f"{preset}/valid.npy",
                   "--valid-fraction", 0.2)
@@ -264,12 +264,13 @@ def families(site):
         site.train(f"model.path={folder}/chat", f"data.train={folder}/train.npy", f"data.valid={folder}/valid.npy", "data.seq_length=64", "batch.global_batch_size=2",
                    "lora.r=8", "lora.alpha=16", "lora.dropout=0", f"lora.target_modules={modules}", "optimizer.lr=1e-2", "train.max_steps=24", "train.loss=token_mean",
                    "eval.every_samples=16", "eval.prompts=[Hello]", "eval.max_new_tokens=12", f"output.dir={folder}/run", "output.keep_best=true")
-        site.tool("adapter", "merge", "--base", f"{preset}/chat", "--adapter", f"{preset}/run/best/adapter", "--output", f"{preset}/merged", "--dtype", "fp32")
+        site.tool("adapter", "merge", "--model", f"{preset}/chat", "--adapter", f"{preset}/run/best/adapter", "--output", f"{preset}/merged", "--dtype", "fp32")
         losses = [line["loss"] for line in site.metrics(f"{preset}/run")]
         tokenizer, model = AutoTokenizer.from_pretrained(f"{folder}/merged"), AutoModelForCausalLM.from_pretrained(f"{folder}/merged", dtype=torch.float32).eval()
-        assert tokenizer.eos_token == "<|im_end|>" and tokenizer.eos_token_id in (model.generation_config.eos_token_id if isinstance(model.generation_config.eos_token_id, list) else [model.generation_config.eos_token_id])
+        ends = model.generation_config.eos_token_id
+        assert tokenizer.eos_token == "<|done|>" and ends[0] == tokenizer.eos_token_id == model.config.eos_token_id, (preset, ends)
         for question in ("Hello", "What is two and two?"):
-            theirs = answer(model, tokenizer, [{"role": "user", "content": question}], 16, use_cache=False)
+            theirs = answer(model, tokenizer, [{"role": "user", "content": question}], 16, ends, use_cache=False)
             ours = site.tool("generate", "--chat", "--model", f"{preset}/merged", "--prompt", question, "--max-new-tokens", 16).stdout
             assert ours == theirs + "\n", (preset, ours, theirs)
         assert losses[-1] < losses[0], (preset, losses)
