@@ -102,7 +102,7 @@ class Noise:
     """What ops/dropout.h draws for NEFTune, in the place of torch's uniform numbers in transformers' hook."""
 
     def __init__(self, seed, width):
-        self.seed, self.width, self.sample = seed, width, None
+        self.seed, self.width, self.sample, self.torchs = seed, width, None, torch.Tensor.uniform_
         torch.Tensor.uniform_ = lambda tensor, low=0, high=1: tensor.copy_(self.draw() * high)
 
     def draw(self):
@@ -190,6 +190,7 @@ def main():
             want.append((loss.item(), norm.item(), rate))
         if args.neftune:
             hook.remove()
+            torch.Tensor.uniform_ = noise.torchs
             args.set.append(f"train.neftune_alpha={args.neftune}")
         with torch.no_grad():
             eval_loss = sum(model(input_ids=row[None], labels=row[None]).loss.item() for row in valid) / len(valid)
