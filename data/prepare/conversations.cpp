@@ -131,7 +131,7 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
 /// Alpaca's fields.
 ConversationRow instruction_of(const Json& object, const std::string& place) {
   const auto text = [&](const Json& value, const std::string& name) -> std::string {
-    if (value.is_null()) return {};
+    if (value.is_null() && name != "output") return {};
     if (!value.is_string())
       throw DataError(fmt::format("{}: \"{}\" is a JSON {}, expected a text", place, name, value.type_name()));
     return value;

@@ -148,6 +148,7 @@ def check_refusals(args, work):
              ({"prompt": message, "completion": "x"}, "are a text and a list"), ({"prompt": "x", "completion": message}, "are a text and a list"),
              ({"prompt": 3, "completion": 4}, "'prompt' is a JSON number, expected a list"), ({"prompt": message, "completion": [3]}, "message 1: not an object"),
              ({"instruction": 1, "output": "x"}, '"instruction" is a JSON number, expected a text'), ({"instruction": "x", "output": ["y"]}, '"output" is a JSON array'),
+             ({"instruction": "x", "output": None}, '"output" is a JSON null, expected a text'),
              ({"instruction": "x", "output": "y", "history": [["a"]]}, '"history" holds what is no pair'), ({"instruction": "x", "output": "y", "history": 1}, '"history" is a JSON number'),
              ({"prompt": message, "completion": []}, "no conversation is left of 1")]
     for row, says in cases:
