@@ -109,6 +109,24 @@ at::Tensor scaled_embedding(const at::Tensor& x_TD, double multiplier) {
   return x_TD * at::scalar_tensor(multiplier, at::TensorOptions(x_TD.scalar_type())).item();
 }
 
+/// What is drawn for the rows of a batch is keyed by their samples.
+Dropout keys_of(const TokenBatch& batch, const ForwardOptions& options, double p, uint64_t stream) {
+  Dropout keys{p, options.seed, batch.sample_ids_B, stream};
+  if (options.exchange == nullptr) return keys;
+  const int64_t slice = batch.tokens_BS.numel();
+  keys.first_row = options.exchange->rank() * slice;
+  keys.sample_rows = options.exchange->size() * slice / batch.sample_ids_B.numel();
+  return keys;
+}
+
+/// The embedding with NEFTune's noise, of at most alpha / sqrt(tokens of a row * D).
+at::Tensor with_noise(const at::Tensor& x_TD, const TokenBatch& batch, const ForwardOptions& options) {
+  if (!options.train || options.neftune_alpha == 0) return x_TD;
+  const Dropout keys = keys_of(batch, options, 0, kEmbeddingStream);
+  const int64_t length = keys.sample_rows > 0 ? keys.sample_rows : batch.tokens_BS.size(1);
+  return add_noise(x_TD, keys, options.neftune_alpha / std::sqrt(static_cast<double>(length * x_TD.size(1))));
+}
+
 }  // namespace
 
 std::vector<std::string> token_modules(const DecoderConfig& config) {
@@ -132,16 +150,8 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
 
 at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   check_batch(batch);
-  const int64_t slice = options.exchange != nullptr ? batch.tokens_BS.numel() : 0;
-  const auto keyed = [&](double p, uint64_t stream) -> Dropout {
-    Dropout result{p, options.seed, batch.sample_ids_B, stream};
-    if (slice == 0) return result;
-    result.first_row = options.exchange->rank() * slice;
-    result.sample_rows = options.exchange->size() * slice / batch.sample_ids_B.numel();
-    return result;
-  };
   const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
-    return options.train && options.dropout && p != 0 ? keyed(p, stream) : Dropout{};
+    return options.train && options.dropout && p != 0 ? keys_of(batch, options, p, stream) : Dropout{};
   };
   const at::Tensor tokens = enter_unit(batch.tokens_BS.flatten(), store, kEmbed);
   const at::Tensor positions = batch.positions_BS.flatten();
@@ -152,12 +162,7 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
   // Noise is added to what transformers' embedding module returns, which Gemma's has scaled.
   const bool scaled_inside = config_.norm == NormKind::kRmsPlusOne;
   if (scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
-  if (options.train && options.neftune_alpha > 0) {
-    const Dropout samples = keyed(0, kEmbeddingStream);
-    const int64_t length = slice > 0 ? samples.sample_rows : batch.tokens_BS.size(1);
-    const double elements = static_cast<double>(length * config_.hidden_size);
-    x_TD = add_noise(x_TD, samples, options.neftune_alpha / std::sqrt(elements));
-  }
+  x_TD = with_noise(x_TD, batch, options);
   if (!scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
   if (config_.positions == DecoderPositions::kLearned)
     x_TD = x_TD + embed(store.parameters(kEmbed)[kPositionTable], positions);
