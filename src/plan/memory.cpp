@@ -75,19 +75,25 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   memory.saved_input = shape.tokens * d * element_size;
   memory.saved_attention = memory.saved_input + shape.tokens * (q * element_size + 4 * block.heads);
 
-  // Forward of the MLP: gate_up and the activation, with FP8 products also both as bytes. Backward: the gradients of
-  // the activation and of gate_up, gate_up itself where it was formed again, and for adapters the activation and its
-  // masked copy; then the gradient of the normalised rows; codes of both products' gradients. Frozen products in FP8
-  // without an adapter have the gradient of gate_up as codes only.
+  // Forward of the MLP: gate_up and the activation, with FP8 products also both as bytes.
   const int64_t masked = shape.adapter_dropout ? 1 : 0;
   // A branch that is normed or multiplied by itself is a tensor beside the sum.
   const int64_t branch = branch_norms || block.branch_multiplier != 1 ? d : 0;
   const int64_t forward = (up + f + 2 * d + branch) * element_size + (recipe.forward.fp8 ? up + f : 0);
+  // Backward of the MLP, beside the gradients of the result and of the input. The down projection: gate_up, computed
+  // again, the gradient of the activation, and for weight gradients and adapters the activation and its masked copy.
+  // Then the activation function: gate_up and the gradients of both of its sides. Then the up projection: the gradient
+  // of gate_up, and the normalised rows, their masked copy and gradient. Frozen products in FP8 without an adapter have
+  // the gradient of gate_up as codes only.
   const bool only_codes = recipe.dgrad.fp8 && !shape.trained && !up_adapter;
-  int64_t backward = (up + f + 3 * d + branch + (only_codes || post_norms ? 0 : up)) * element_size;
-  backward += recipe.gradient_bytes * (up + d);
-  if (down_adapter || (shape.trained && !post_norms)) backward += f * (1 + masked) * element_size;
-  if (up_adapter || shape.trained) backward += d * (1 + masked) * element_size;
+  const int64_t gradient = only_codes || post_norms ? 0 : up;
+  const int64_t activations = f + (down_adapter || (shape.trained && !post_norms) ? f * (1 + masked) : 0);
+  const int64_t up_backward = gradient + (up_adapter || shape.trained ? d * (1 + masked) : 0) + d;
+  const auto backward_beside = [&](int64_t again) {
+    return (2 * d + branch + std::max(again + std::max(activations, f + gradient), up_backward)) * element_size +
+           recipe.gradient_bytes * (up + d);
+  };
+  const int64_t backward = backward_beside(up);
   // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq, the normalised
   // rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of 64 stay on chip, beside
   // 8 bytes for each head and each of the 128 rows that a sequence takes at least.
@@ -97,8 +103,11 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t attention =
       (d + (shared ? 3 : 1) * q + 2 * heads + (shared ? qkv : 0) + d * (1 + masked)) * element_size;
   const int64_t exchange = shared ? (d + qkv + 2 * heads) * element_size : 0;
-  memory.working =
-      std::max(shape.tokens * std::max({forward, backward, attention, exchange}), shape.tokens * attention + sums);
+  const auto working = [&](int64_t mlp) {
+    return std::max(shape.tokens * std::max({forward, mlp, attention, exchange}), shape.tokens * attention + sums);
+  };
+  memory.working = working(backward);
+  memory.working_kept = working(gate_up == up * element_size ? backward_beside(0) : backward);
   if (recipe.rows_apart) {
     // Backward of attention: the gradients of the block's result, of the residual and of attention's output; q, k, v
     // and their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
@@ -209,7 +218,8 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     if (input.compute_bytes < 4 || codes[u]) plan.masters += layout.shard_numel * 4;
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
-    plan.moments += layout.shard_numel * input.moment_bytes;
+    plan.moments += layout.shard_numel * input.moment_bytes -
+                    unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;
@@ -239,9 +249,16 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
     const bool attends = candidate.full > 0 || (candidate.attention == 0 && candidate.host_full > 0);
     working = (row.working_whole + (attends ? row.saved_attention - row.saved_input : 0)) * candidate.rows +
               candidate.tile * row.tile_token + (input.gradient_bytes < 4 ? row.tile_sums : 0);
-  } else if (candidate.whole() > 0) {  // the block that is being recomputed
-    saved += row.saved_norms > 0 ? row.saved_norms : row.saved;
-    if (candidate.full + candidate.host_full == 0) saved -= row.saved_attention;
+  } else if (candidate.whole() > 0) {
+    // The block that is computed again has what backward reads, beside the values of the blocks before it. The blocks
+    // on the host are the first: theirs are the only values then.
+    int64_t again = row.saved_norms > 0 ? row.saved_norms : row.saved;
+    if (candidate.full + candidate.attention > 0)
+      again += saved - (candidate.full > 0 ? row.saved_input : row.saved_attention);
+    const int64_t working_again = row.working_kept * candidate.rows;
+    if (candidate.whole() == input.num_blocks ||
+        again * candidate.rows + working_again > saved * candidate.rows + working)
+      saved = again, working = working_again;
   }
   plan.tile_tokens = candidate.whole() > 0 ? candidate.tile : 0;
   plan.activations = saved * candidate.rows;
@@ -249,6 +266,8 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
       row.head.row * candidate.rows + row.head.fixed + std::min(row.head.logits * candidate.rows, row.head.logits_most);
   plan.working = std::max(working, head) + row.working_fixed + row.head.held;
   count_gradients(input, storage, passes, plan);
+  // The optimizer's step comes when activations are gone and gradients are whole.
+  plan.working = std::max(plan.working, input.matrix_work.memory - (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

@@ -96,8 +96,8 @@ TEST_F(AttentionTest, BackwardEqualsTheOracle) {
         SCOPED_TRACE(name_of(c, element) + (deterministic ? " deterministic" : finishes ? "" : " sums of all blocks"));
         run.poison_gradients();
         CUDA_OK(run.backward(deterministic, finishes));
-        // A sequence of one token has zero gradients of q and k: only rounding noise of dp - delta remains.
-        const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1};
+        // Rows that see one key have zero gradients of q and k: only rounding noise of dp - delta remains.
+        const bool single = c.cu_seqlens == std::vector<int32_t>{0, 1} || c.window == 1;
         // Nearly one-hot rows: ds = p (dp - delta) is a small difference, and delta comes from the rounded o. On such
         // rows (200 tokens, d 64, bf16) the error against fp64 is 2.2e-2 in dq and 1.7e-2 in dk for cuDNN's and
         // LibTorch's flash attention and for these kernels.

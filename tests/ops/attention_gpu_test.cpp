@@ -7,7 +7,9 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <string>
 
 namespace trireme {
@@ -105,6 +107,65 @@ TEST(AttentionGpuDropout, IsTheSameAgainAndKeepsTheMean) {
     EXPECT_EQ(max_difference(a, b), 0);
     EXPECT_GT(max_difference(a, other), 0.01);
     EXPECT_NEAR(a.to(at::kDouble).mean().item<double>(), 1.0, 0.01);
+  }
+}
+
+/// The output and the gradients of q, k and v of causal attention, [T, 1 or heads, H] in fp64 on the GPU, in ranges of
+/// queries.
+std::vector<at::Tensor> causal_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                         const at::Tensor& d_out, double scale) {
+  constexpr int64_t kRange = 2048;
+  const int64_t tokens = q.size(0), heads = q.size(1);
+  const at::Tensor keys = k.select(1, 0), values = v.select(1, 0);
+  std::vector<at::Tensor> result{at::zeros_like(q), at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
+  for (int64_t begin = 0; begin < tokens; begin += kRange) {
+    const int64_t count = std::min(kRange, tokens - begin), end = begin + count;
+    const at::Tensor seen_keys = keys.narrow(0, 0, end), seen_values = values.narrow(0, 0, end);
+    for (int64_t head = 0; head < heads; ++head) {
+      const auto of = [&](const at::Tensor& x) { return x.select(1, head).narrow(0, begin, count); };
+      at::Tensor p = at::matmul(of(q), seen_keys.t()).mul_(scale);
+      p.narrow(1, begin, count)
+          .masked_fill_(at::ones({count, count}, p.options().dtype(at::kBool)).triu_(1),
+                        -std::numeric_limits<double>::infinity());
+      p.sub_(at::logsumexp(p, {1}, true)).exp_();
+      const at::Tensor out = at::matmul(p, seen_values);
+      of(result[0]).copy_(out);
+      result[3].select(1, 0).narrow(0, 0, end).addmm_(p.t(), of(d_out));
+      at::Tensor d_scores = at::matmul(of(d_out), seen_values.t());
+      d_scores.sub_((out * of(d_out)).sum(1, true)).mul_(p).mul_(scale);
+      of(result[1]).copy_(at::matmul(d_scores, seen_keys));
+      result[2].select(1, 0).narrow(0, 0, end).addmm_(d_scores.t(), of(q));
+    }
+  }
+  return result;
+}
+
+TEST(AttentionGpuLong, EveryRangeOfTokensEqualsFp64) {
+  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU found";
+  constexpr int64_t kRange = 4096;
+  const char* const names[] = {"output", "dq", "dk", "dv"};
+  for (const int64_t tokens : {131072, 524288}) {
+    at::manual_seed(11);
+    const auto random_heads = [&](int64_t heads) {
+      return at::randn({tokens, heads, 128}, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
+    };
+    const at::Tensor q = random_heads(2).requires_grad_(), k = random_heads(1).requires_grad_(),
+                     v = random_heads(1).requires_grad_(), d_out = random_heads(2);
+    const Sequences sequences = make_sequences({0, static_cast<int32_t>(tokens)}, {}, at::kCUDA);
+    const double scale = 1 / std::sqrt(128.0);
+    const at::Tensor out = attention(q, k, v, sequences, {.scale = scale, .causal = true});
+    out.backward(d_out);
+    at::NoGradGuard no_grad;
+    const auto exact = [](const at::Tensor& x) { return x.detach().to(at::kDouble); };
+    const auto expected = causal_reference(exact(q), exact(k), exact(v), exact(d_out), scale);
+    const std::vector<at::Tensor> got{exact(out), exact(q.grad()), exact(k.grad()), exact(v.grad())};
+    for (size_t i = 0; i < got.size(); ++i) {
+      const auto norms = [&](const at::Tensor& x) { return x.reshape({tokens / kRange, -1}).norm(2, {1}); };
+      // Of all ranges the worst: late outputs are means of many values, late gradients sums of few.
+      const double error = (norms(got[i] - expected[i]) / norms(expected[i])).max().item<double>();
+      EXPECT_LT(error, 2e-2) << tokens << " tokens, " << names[i];  // NaN fails too
+      RecordProperty(std::to_string(tokens) + names[i], std::to_string(error));
+    }
   }
 }
 

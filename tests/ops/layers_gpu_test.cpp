@@ -56,10 +56,12 @@ TEST_P(LayersGpu, FrozenFp8IsAsCloseAsItsEmulation) {
                got = block.run(at::kCUDA, at::kBFloat16, recipes);
     for (size_t i = 0; i < got.size(); ++i) {
       const double ours = relative_distance(got[i], expected[i]), theirs = relative_distance(emulated[i], expected[i]);
-      // Dropout in front of an adapter multiplies what it keeps, and with it the rounding of codes.
-      EXPECT_LT(ours, 1.15 * theirs + (choices.lora_dropout > 0 ? 0.03 : 0.01))
-          << "value " << i << ", emulation " << theirs;
-      EXPECT_LT(relative_distance(got[i], emulated[i]), 0.08) << "value " << i;
+      // Dropout in front of an adapter multiplies what it keeps, and with it the rounding of codes. Behind a norm of
+      // the branch the gradient of the second adapter of qkv is a sum of columns that nearly cancel, so that it is
+      // several times as wrong as its terms, and codes that bf16 rounds to a neighbour change it as much.
+      const double more = choices.branch_norm ? 0.04 : choices.lora_dropout > 0 ? 0.03 : 0.01;
+      EXPECT_LT(ours, 1.15 * theirs + more) << "value " << i << ", emulation " << theirs;
+      EXPECT_LT(relative_distance(got[i], emulated[i]), choices.branch_norm ? 0.12 : 0.08) << "value " << i;
     }
   }
 }

@@ -43,7 +43,7 @@ PlanInput input_for(const std::vector<UnitSpec>& units, int world, int64_t memor
   input.num_blocks = kBlocks;
   input.row.saved = 50 * kMiB;
   input.row.saved_input = 5 * kMiB;
-  input.row.working = 50 * kMiB;
+  input.row.working = input.row.working_kept = 50 * kMiB;
   return input;
 }
 
@@ -199,7 +199,7 @@ PlanInput long_rows(const std::vector<UnitSpec>& units, int64_t memory) {
   PlanInput input = input_for(units, 1, memory);
   input.row_tokens = 65536;
   input.row.saved_attention = 10 * kMiB;
-  input.row.working = 600 * kMiB;
+  input.row.working = input.row.working_kept = 600 * kMiB;
   input.row.working_whole = 40 * kMiB;
   input.row.tile_token = 8192;
   input.times.attention = 0.3;

@@ -50,11 +50,13 @@ struct RateKey {
 };
 const std::array<RateKey, 18>& rate_keys();
 
-/// Part of attention_flops that other head sizes or dropout reach, as measured by `scripts/bench/attention.sh` on an
-/// H200 for sequences of 2,048 (heads of 128) and 512 to 2,048 (heads of 64).
-constexpr double attention_part(int64_t head_size, bool dropout) {
-  if (head_size >= 128) return dropout ? 0.89 : 1;
-  return dropout ? 0.58 : 0.75;
+/// Part of attention_flops, the rate of rows of 4,096 tokens and heads of 128, that other shapes reach, as measured on
+/// an H200: by `scripts/bench/attention.sh` for heads of 64 and dropout, in rows of 131,072 and 262,144 tokens for the
+/// length, with which the part of a kernel's time outside its main loop vanishes.
+constexpr double attention_part(int64_t head_size, bool dropout, int64_t tokens) {
+  const double length = tokens <= 4096 ? 1 : 1.18 / (1 + 0.18 * 4096 / static_cast<double>(tokens));
+  if (head_size >= 128) return length * (dropout ? 0.89 : 1);
+  return length * (dropout ? 0.58 : 0.75);
 }
 
 /// Part of a network adapter's nominal rate that a collective of large messages reaches.
