@@ -114,6 +114,7 @@ struct RowScan::State {
 };
 
 std::string RowScanReport::summary() const {
+  if (rows == 0) return "no rows to check: they are drawn, not read";
   if (checked >= rows)
     return fmt::format("all {} {} are good ({})", format_count(rows), unit, format_duration(seconds));
   return fmt::format("{} of {} {} checked in {}, spread over all files; `trireme data verify` checks all",

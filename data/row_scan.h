@@ -40,7 +40,7 @@ struct RowScanReport {
   std::vector<BadRow> first_bad;  // in the order of sets and rows, at most RowScanOptions::keep
   double seconds = 0;             // since the start
   std::string unit = "rows";
-  /// "all 4,000 rows are good (0.2 s)", "1,200 of 4,000 rows checked in 10.0 s, …".
+  /// "no rows to check: …" (mock rows), "all 4,000 rows are good (0.2 s)", "1,200 of 4,000 rows checked in 10.0 s, …".
   std::string summary() const;
 };
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 namespace trireme {
@@ -67,17 +68,28 @@ namespace {
 void refuse_texts(const Config& config, const SplitKeys& keys) {
   if (config.data.column) return;
   for (const std::string& file : keys.files) {
-    const std::set<std::string> there = fields_there(file, {"messages", "conversations", "chosen", "rejected", "text"});
-    const bool chats = there.contains("messages") || there.contains("conversations");
-    if (there.contains("text") || (!chats && !(there.contains("chosen") && there.contains("rejected")))) continue;
+    // The fields by which it is known: the first, or both.
+    struct Kind {
+      const char *field, *beside, *what, *tool;
+    };
+    static constexpr Kind kKinds[] = {{"messages", "messages", "conversations", "chat"},
+                                      {"conversations", "conversations", "conversations", "chat"},
+                                      {"chosen", "rejected", "pairs of answers", "preference"},
+                                      {"completion", "prompt", "prompts and completions", "chat"},
+                                      {"instruction", "output", "instructions", "chat"}};
+    std::vector<std::string> fields = {"text"};
+    for (const Kind& kind : kKinds) fields.insert(fields.end(), {kind.field, kind.beside});
+    const std::set<std::string> there = fields_there(file, fields);
+    const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& each) {
+      return there.contains(each.field) && there.contains(each.beside);
+    });
+    if (there.contains("text") || kind == std::end(kKinds)) continue;
     const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
     throw DataError(fmt::format(
-        "{}: holds {}. Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output {}; then "
-        "set {} to {}",
-        file,
-        chats ? fmt::format("conversations ('{}')", there.contains("messages") ? "messages" : "conversations")
-              : "pairs of answers ('chosen')",
-        chats ? "chat" : "preference", config.model.path, file, config.data.seq_length, rows, keys.key, rows));
+        "{}: holds {} ('{}'). Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output "
+        "{}; then set {} to {}",
+        file, kind->what, kind->field, kind->tool, config.model.path, file, config.data.seq_length, rows, keys.key,
+        rows));
   }
 }
 

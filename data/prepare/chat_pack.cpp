@@ -3,10 +3,13 @@
 #include "data/prepare/conversations.h"
 #include "data/prepare/outputs.h"
 #include "trireme/base/error.h"
+#include "trireme/base/rng.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace trireme {
@@ -14,26 +17,56 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr double kMostCopies = 1000;
+
 struct Tokenised {
   RowDocument document;  // mask 1: the token is a target
   std::string refusal;   // of the template; empty: none
   bool readable = true;  // false: `refusal` says why it is no conversation
+  size_t input = 0;      // number of the file
 };
 
-/// `variables`: of the template; those of the conversation win.
-Tokenised tokenise_chat(const Tokenizer& tokenizer, const ChatTemplate& chat, ConversationRow row,
-                        nlohmann::ordered_json variables) {
+/// A prompt and its completion that are texts.
+RowDocument tokenise_texts(const ChatModel& model, const ConversationRow& row) {
+  RowDocument document;
+  document.ids = text_ids(model, row.prompt_text + with_eos(model, row.completion_text));
+  const size_t prompt = common_ids(text_ids(model, row.prompt_text), document.ids);
+  document.mask.assign(document.ids.size(), 1);
+  std::fill_n(document.mask.begin(), std::max<size_t>(1, prompt), 0);
+  return document;
+}
+
+/// Takes the loss from all answers but the last.
+void keep_last_answer(nlohmann::ordered_json& messages) {
+  bool last = true;
+  for (size_t i = messages.size(); i-- > 0;) {
+    nlohmann::ordered_json& message = messages[i];
+    if (message["role"] != "assistant") continue;
+    if (!last) message["weight"] = 0;
+    last = false;
+  }
+}
+
+/// The variables of the conversation win over those of the options.
+Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatPackOptions& options) {
   Tokenised result;
+  result.input = row.input;
   if (!row.problem.empty()) {
     result.readable = false;
     result.refusal = row.problem;
     return result;
   }
-  if (!row.conversation.variables.is_null()) variables.update(row.conversation.variables);
-  row.conversation.variables = std::move(variables);
   ChatText text;
   try {
-    text = chat.training_text(row.conversation);
+    if (row.texts) {
+      result.document = tokenise_texts(model, row);
+      return result;
+    }
+    if (options.last_only) keep_last_answer(row.conversation.messages);
+    nlohmann::ordered_json variables = options.variables;
+    if (!row.conversation.variables.is_null()) variables.update(row.conversation.variables);
+    row.conversation.variables = std::move(variables);
+    text = model.chat().training_text(row.conversation);
   } catch (const DataError& error) {
     result.refusal = fmt::format("{}: {}", row.place, error.what());
     return result;
@@ -44,7 +77,7 @@ Tokenised tokenise_chat(const Tokenizer& tokenizer, const ChatTemplate& chat, Co
     marks.places.push_back(end - 1);
   }
   std::vector<uint8_t>& mask = result.document.mask;
-  result.document.ids = tokenizer.encode(text.text, marks);
+  result.document.ids = model.tokenizer().encode(text.text, marks);
   mask.assign(result.document.ids.size(), 0);
   // From the token of the first byte to the token of the last, as transformers' return_assistant_tokens_mask.
   for (size_t i = 0; i < marks.tokens.size(); i += 2)
@@ -53,15 +86,35 @@ Tokenised tokenise_chat(const Tokenizer& tokenizer, const ChatTemplate& chat, Co
   return result;
 }
 
+void check_weights(const ChatPackOptions& options) {
+  if (options.weights.empty()) return;
+  if (options.weights.size() != options.inputs.size())
+    throw ConfigError(fmt::format("--weight: {} for {}: give one for each --input", options.weights.size(),
+                                  counted(static_cast<int64_t>(options.inputs.size()), "file")));
+  for (const double weight : options.weights)
+    if (!(weight > 0 && weight <= kMostCopies))
+      throw ConfigError(fmt::format("--weight {}: expected a number above 0, at most {}", weight, kMostCopies));
+}
+
+/// How often a conversation is in the training rows.
+int64_t copies_of(const ChatPackOptions& options, size_t input, int64_t number) {
+  if (options.weights.empty()) return 1;
+  const double weight = options.weights[input], whole = std::floor(weight);
+  const uint64_t draw = derive_seed(0, "mixing", static_cast<uint64_t>(number));
+  return static_cast<int64_t>(whole) + (std::ldexp(static_cast<double>(draw >> 11), -53) < weight - whole ? 1 : 0);
+}
+
 }  // namespace
 
 ChatPackReport pack_conversations(const ChatPackOptions& options) {
   check_row_options(options);
-  const ChatModel model(options);
+  check_weights(options);
+  const ChatModel model = open_chat_model(options);
   ChatPackReport report;
-  report.template_name = model.chat().name();
-  report.vocab_size = model.tokenizer.vocab_size();
-  report.by_generation_blocks = model.chat().has_generation_blocks();
+  if (model.has_chat()) report.template_name = model.chat().name();
+  report.vocab_size = model.tokenizer().vocab_size();
+  report.by_generation_blocks = model.has_chat() && model.chat().has_generation_blocks();
+  report.inputs.resize(options.inputs.size());
   std::vector<RowDocument> train, valid;
   const auto keep = [&](Tokenised made, int64_t number) {
     if (!made.refusal.empty()) {
@@ -81,16 +134,30 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       document.ids.resize(length);
       document.mask.resize(length);
     }
-    if (std::find(document.mask.begin(), document.mask.end(), 1) == document.mask.end())
+    const int64_t targets = std::count(document.mask.begin(), document.mask.end(), 1);
+    if (targets == 0) {
       ++report.untrained;
-    else
-      (in_valid_split(/*seed=*/0, number, options.valid_fraction) ? valid : train).push_back(std::move(document));
+      return;
+    }
+    const int64_t copies = copies_of(options, made.input, number);
+    if (copies == 0) return;
+    if (in_valid_split(/*seed=*/0, number, options.valid_fraction)) return valid.push_back(std::move(document));
+    RowCounts& input = report.inputs[made.input];
+    input.documents += copies;
+    input.tokens += copies * static_cast<int64_t>(document.ids.size());
+    input.targets += copies * targets;
+    train.insert(train.end(), static_cast<size_t>(copies), document);
   };
+  size_t inputs = 0;
   make_of_rows<ConversationRow, Tokenised>(
-      options, [&](const fs::path& path, const auto& visit) { for_each_conversation(path, options.field, visit); },
-      [&](ConversationRow row) {
-        return tokenise_chat(model.tokenizer, model.chat(), std::move(row), options.variables);
+      options,
+      [&](const fs::path& path, const auto& visit) {
+        for_each_conversation(path, options.field, [&, input = inputs++](ConversationRow row) {
+          row.input = input;
+          visit(std::move(row));
+        });
       },
+      [&](ConversationRow row) { return tokenise_chat(model, std::move(row), options); },
       [&](Tokenised made) { keep(std::move(made), report.conversations++); });
   for (const auto& [chats, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
     if (chats->empty() && !path->empty())
@@ -105,12 +172,12 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   report.train = write(options.output, train);
   if (!options.valid_output.empty()) report.valid = write(options.valid_output, valid);
   const RowDocument& first = train.front();
-  report.sample = model.tokenizer.decode(first.ids, true);
+  report.sample = model.tokenizer().decode(first.ids, true);
   for (size_t t = 0; t < first.ids.size(); ++t) {
     if (first.mask[t] == 0) continue;
     size_t end = t;
     while (end < first.ids.size() && first.mask[end] == 1) ++end;
-    report.sample_targets.push_back(model.tokenizer.decode(std::span(first.ids).subspan(t, end - t), true));
+    report.sample_targets.push_back(model.tokenizer().decode(std::span(first.ids).subspan(t, end - t), true));
     t = end;
   }
   return report;

@@ -13,15 +13,21 @@ namespace trireme {
 struct ChatPackOptions : ChatRowOptions {
   std::string field;       // empty: messages or conversations
   bool drop_long = false;  // else a conversation that is longer than a row loses its end
+  bool last_only = false;  // the loss is on the last answer alone
+  /// Of each input: how often a conversation of it is in the training rows. A part of 1 is a share of its
+  /// conversations, drawn by their numbers. Empty: once.
+  std::vector<double> weights;
 };
 
 struct ChatPackReport {
   int64_t conversations = 0;  // read
   int64_t unreadable = 0, refused = 0, untrained = 0, cut = 0, dropped_long = 0;
-  std::string first_unreadable, first_refusal, template_name;
+  std::string first_unreadable, first_refusal;
+  std::string template_name;  // empty: there is none, which texts need not
   int64_t vocab_size = 0;
   bool by_generation_blocks = false;
   RowCounts train, valid;
+  std::vector<RowCounts> inputs;  // of the training rows; without rows and padding
   /// The first conversation of the training rows: its text, and the texts that the loss is on.
   std::string sample;
   std::vector<std::string> sample_targets;

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <tuple>
 
@@ -13,36 +14,6 @@ namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// The directory whose tokenizer_config.json belongs to a tokenizer.
-fs::path model_directory(const fs::path& tokenizer) {
-  std::error_code error;
-  return fs::is_directory(tokenizer, error) ? tokenizer : tokenizer.parent_path();
-}
-
-/// The named tokens of a model need not be among those that its files add to sentencepiece's. A tokenizer.json has
-/// them.
-void add_named_tokens(Tokenizer& tokenizer, const fs::path& directory) {
-  if (tokenizer.kind() != "sentencepiece") return;
-  for (const auto& [key, text] : named_tokens(directory))
-    if (!text.empty()) tokenizer.add_special(text);
-  for (const auto id : {tokenizer.bos_id(), tokenizer.eos_id()})
-    if (id) tokenizer.add_special(tokenizer.decode(std::vector<int32_t>{*id}, true));
-}
-
-Tokenizer open_tokenizer(const fs::path& path) {
-  Tokenizer tokenizer(path);
-  add_named_tokens(tokenizer, model_directory(path));
-  return tokenizer;
-}
-
-std::map<std::string, std::string> template_variables(const Tokenizer& tokenizer, const fs::path& directory) {
-  std::map<std::string, std::string> variables;
-  for (const auto& [name, id] : {std::pair{"bos_token", tokenizer.bos_id()}, {"eos_token", tokenizer.eos_id()}})
-    if (id) variables[name] = tokenizer.decode(std::vector<int32_t>{*id}, true);
-  for (const auto& [name, text] : named_tokens(directory)) variables[name] = text;
-  return variables;
-}
 
 /// The groups of each row, in order. `lengths`: of the groups.
 std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, int64_t seq_length, bool one_per_row) {
@@ -78,23 +49,26 @@ void check_row_options(const ChatRowOptions& options) {
   check_row_outputs(options.output, options.valid_output, options.valid_fraction);
 }
 
-ChatModel::ChatModel(const ChatRowOptions& options)
-    : tokenizer(open_tokenizer(options.tokenizer)),
-      variables(template_variables(tokenizer, model_directory(options.tokenizer))) {
-  if (!options.template_file.empty()) {
-    chat_.emplace(read_text_file(options.template_file, ExitCode::kData), options.template_file.string(), variables);
-    return;
-  }
-  try {
-    chat_.emplace(ChatTemplate::open(model_directory(options.tokenizer), options.template_name, variables));
-  } catch (const DataError& error) {
-    without_chat_ = error.what();
-  }
+ChatModel open_chat_model(const ChatRowOptions& options) {
+  return ChatModel(options.tokenizer, options.template_file, options.template_name);
 }
 
-const ChatTemplate& ChatModel::chat() const {
-  if (!chat_) throw DataError(without_chat_);
-  return *chat_;
+std::string with_eos(const ChatModel& model, std::string text) {
+  const std::string eos = model.special("eos_token");
+  if (eos.empty()) throw DataError("the tokenizer has no EOS token, with which answers that are plain texts end");
+  if (!text.ends_with(eos)) text += eos;
+  return text;
+}
+
+std::vector<int32_t> text_ids(const ChatModel& model, const std::string& text) {
+  std::vector<int32_t> all = model.tokenizer().leading();
+  const std::vector<int32_t> of_text = model.tokenizer().encode(text);
+  all.insert(all.end(), of_text.begin(), of_text.end());
+  return all;
+}
+
+size_t common_ids(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
 RowCounts write_whole_rows(const fs::path& path, const std::vector<RowDocument>& documents, size_t together,

@@ -2,9 +2,8 @@
 // What `data chat` and `data preference` share: options, the model's tokenizer and template, reading of files, and rows
 // of whole documents.
 
-#include "data/chat/chat_template.h"
+#include "data/chat/chat_model.h"
 #include "data/prepare/progress.h"
-#include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/process.h"
 
@@ -13,8 +12,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,20 +35,14 @@ struct ChatRowOptions {
 /// ConfigError. Makes the folders of the outputs.
 void check_row_options(const ChatRowOptions& options);
 
-/// The tokenizer of a model with the tokens that it added, and its template.
-struct ChatModel {
-  Tokenizer tokenizer;
-  std::map<std::string, std::string> variables;  // of the template: special tokens, "eos_token" -> "</s>"
-
-  explicit ChatModel(const ChatRowOptions& options);
-  /// DataError where the model has none.
-  const ChatTemplate& chat() const;
-  int32_t padding() const { return tokenizer.pad_id().value_or(tokenizer.eos_id().value_or(0)); }
-
- private:
-  std::optional<ChatTemplate> chat_;
-  std::string without_chat_;  // why there is none
-};
+/// The model of the options.
+ChatModel open_chat_model(const ChatRowOptions& options);
+/// Texts without a template, as TRL tokenises them: answers end with EOS (DataError where there is none), and what the
+/// tokenizer puts before a text comes first.
+std::string with_eos(const ChatModel& model, std::string text);
+std::vector<int32_t> text_ids(const ChatModel& model, const std::string& text);
+/// Length of the common beginning: where an answer begins, whose prompt alone may have other last tokens.
+size_t common_ids(const std::vector<int32_t>& a, const std::vector<int32_t>& b);
 
 /// read(path, visit) visits the rows of each input, whose `bytes_done` is the progress. `make` makes something of each
 /// row, on all threads; `keep` gets the results in the order of the rows. An error of reading comes after the rows

@@ -109,18 +109,77 @@ std::vector<std::string> keys_of(const Json& object) {
   return names;
 }
 
-Conversation conversation_of(const Json& object, const std::string& field, const std::string& place) {
-  if (!object.is_object()) throw DataError(place + ": not a JSON object");
-  std::string name = field;
-  if (name.empty()) name = object.contains("messages") ? "messages" : "conversations";
-  if (!object.contains(name)) {
-    const std::vector<std::string> names = keys_of(object);
-    throw DataError(fmt::format("{}: no field '{}' (name it with --field); the object has: {}.{}", place,
-                                field.empty() ? "messages" : field, join(names, ", "), did_you_mean(name, names)));
+/// prompt and completion.
+ConversationRow completion_of(const Json& object, const std::string& place) {
+  const Json &prompt = object.at("prompt"), &completion = object.at("completion");
+  ConversationRow row;
+  row.texts = prompt.is_string();
+  if (row.texts && completion.is_string()) {
+    row.prompt_text = prompt, row.completion_text = completion;
+    return row;
   }
-  Conversation result;
-  result.messages = messages_of(unwrapped(object.at(name), name, place), name, place);
-  read_extras(object, place, result);
+  if (row.texts || completion.is_string())
+    throw DataError(place +
+                    ": 'prompt' and 'completion' are a text and a list: write both as lists of {role, content}");
+  Json& messages = row.conversation.messages = messages_of(prompt, "prompt", place);
+  for (Json& message : messages)
+    if (message["role"] == "assistant") message["weight"] = 0;
+  for (const Json& message : messages_of(completion, "completion", place)) messages.push_back(message);
+  return row;
+}
+
+/// Alpaca's fields.
+ConversationRow instruction_of(const Json& object, const std::string& place) {
+  const auto text = [&](const Json& value, const std::string& name) -> std::string {
+    if (value.is_null() && name != "output") return {};
+    if (!value.is_string())
+      throw DataError(fmt::format("{}: \"{}\" is a JSON {}, expected a text", place, name, value.type_name()));
+    return value;
+  };
+  const auto field = [&](const char* name) { return object.contains(name) ? object.at(name) : Json(); };
+  ConversationRow row;
+  Json& messages = row.conversation.messages;
+  const auto add = [&](const char* role, std::string content) {
+    messages.push_back({{"role", role}, {"content", std::move(content)}});
+  };
+  if (const std::string system = text(field("system"), "system"); !system.empty()) add("system", system);
+  const Json history = unwrapped(field("history"), "history", place);
+  if (!history.is_null() && !history.is_array())
+    throw DataError(fmt::format("{}: \"history\" is a JSON {}, expected a list of pairs", place, history.type_name()));
+  for (const Json& pair : history) {
+    if (!pair.is_array() || pair.size() != 2)
+      throw DataError(place + ": \"history\" holds what is no pair of a question and an answer");
+    add("user", text(pair[0], "history"));
+    add("assistant", text(pair[1], "history"));
+  }
+  std::string question = text(object.at("instruction"), "instruction");
+  if (const std::string input = text(field("input"), "input"); !input.empty())
+    question += (question.empty() ? "" : "\n") + input;
+  add("user", question);
+  add("assistant", text(object.at("output"), "output"));
+  return row;
+}
+
+ConversationRow conversation_of(const Json& object, const std::string& field, const std::string& place) {
+  if (!object.is_object()) throw DataError(place + ": not a JSON object");
+  const auto has = [&](const char* name) { return object.contains(name); };
+  std::string name = field;
+  if (name.empty()) name = has("messages") ? "messages" : "conversations";
+  ConversationRow result;
+  if (has(name.c_str())) {
+    result.conversation.messages = messages_of(unwrapped(object.at(name), name, place), name, place);
+  } else if (field.empty() && has("prompt") && has("completion")) {
+    result = completion_of(object, place);
+  } else if (field.empty() && has("instruction") && has("output")) {
+    result = instruction_of(object, place);
+  } else {
+    const std::vector<std::string> names = keys_of(object);
+    throw DataError(fmt::format("{}: no field '{}' (name it with --field){}; the object has: {}.{}", place,
+                                field.empty() ? "messages" : field,
+                                field.empty() ? ", nor prompt and completion, nor instruction and output" : "",
+                                join(names, ", "), did_you_mean(name, names)));
+  }
+  read_extras(object, place, result.conversation);
   return result;
 }
 
@@ -223,13 +282,15 @@ void for_each_row(const fs::path& path, const std::vector<std::string>& columns,
 
 void for_each_conversation(const fs::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit) {
-  std::vector<std::string> columns = {field, "tools", "chat_template_kwargs"};
-  if (field.empty()) {
-    columns[0] = "messages";
-    columns.emplace_back("conversations");
-  }
+  std::vector<std::string> columns = {"tools", "chat_template_kwargs"};
+  const std::vector<std::string> known = {"messages", "conversations", "prompt", "completion", "instruction",
+                                          "input",    "output",        "system", "history"};
+  if (field.empty())
+    columns.insert(columns.end(), known.begin(), known.end());
+  else
+    columns.push_back(field);
   for_each_row<ConversationRow>(path, columns, visit, [&](const Json& object, const std::string& place) {
-    return ConversationRow{conversation_of(object, field, place), {}, 0, {}};
+    return conversation_of(object, field, place);
   });
 }
 

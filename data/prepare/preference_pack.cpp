@@ -41,18 +41,6 @@ ThreeTexts render(const ChatTemplate& chat, const PreferenceRow& row, const Json
   return texts;
 }
 
-/// Texts without a template: the answers end with EOS.
-ThreeTexts plain_texts(const PreferenceRow& row, const ChatModel& model) {
-  const auto eos = model.variables.find("eos_token");
-  if (eos == model.variables.end() || eos->second.empty())
-    throw DataError("the tokenizer has no EOS token, with which answers that are plain texts end");
-  ThreeTexts texts = {row.prompt_text, row.prompt_text + row.chosen.get<std::string>(),
-                      row.prompt_text + row.rejected.get<std::string>()};
-  for (const auto& [answer, text] : {std::pair{&row.chosen, &texts[1]}, {&row.rejected, &texts[2]}})
-    if (!answer->get_ref<const std::string&>().ends_with(eos->second)) *text += eos->second;
-  return texts;
-}
-
 TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Json& variables) {
   TokenisedPair pair;
   pair.place = row.place;
@@ -61,25 +49,22 @@ TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Jso
   if (!pair.readable) return pair;
   ThreeTexts texts;
   try {
-    texts = row.texts ? plain_texts(row, model) : render(model.chat(), row, variables);
+    if (row.texts)
+      texts = {row.prompt_text, row.prompt_text + with_eos(model, row.chosen),
+               row.prompt_text + with_eos(model, row.rejected)};
+    else
+      texts = render(model.chat(), row, variables);
   } catch (const DataError& error) {
     pair.refusal = fmt::format("{}: {}", row.place, error.what());
     return pair;
   }
   const auto ids = [&](const std::string& text) {
-    std::vector<int32_t> all = row.texts ? model.tokenizer.leading() : std::vector<int32_t>();
-    const std::vector<int32_t> of_text = model.tokenizer.encode(text);
-    all.insert(all.end(), of_text.begin(), of_text.end());
-    return all;
+    return row.texts ? text_ids(model, text) : model.tokenizer().encode(text);
   };
   const std::vector<int32_t> prompt = ids(texts[0]);
   pair.chosen = ids(texts[1]);
   pair.rejected = ids(texts[2]);
-  const auto common = [&](const std::vector<int32_t>& other) {
-    return static_cast<size_t>(std::mismatch(prompt.begin(), prompt.end(), other.begin(), other.end()).first -
-                               prompt.begin());
-  };
-  pair.prompt = std::min(common(pair.chosen), common(pair.rejected));
+  pair.prompt = std::min(common_ids(prompt, pair.chosen), common_ids(prompt, pair.rejected));
   pair.other_prompt = pair.prompt < prompt.size();
   return pair;
 }
@@ -142,9 +127,9 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
         fmt::format("--max-length {}: expected 2 or more, and room for two answers in the {} tokens of a "
                     "row",
                     options.max_length, options.seq_length));
-  const ChatModel model(options);
+  const ChatModel model = open_chat_model(options);
   PreferencePackReport report;
-  report.vocab_size = model.tokenizer.vocab_size();
+  report.vocab_size = model.tokenizer().vocab_size();
   std::vector<RowDocument> train, valid;
   make_of_rows<PreferenceRow, TokenisedPair>(
       options, for_each_preference,
@@ -170,7 +155,7 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
     std::vector<int32_t> ids;
     for (size_t t = 0; t < document.ids.size(); ++t)
       if ((document.mask[t] != 0) == targets) ids.push_back(document.ids[t]);
-    return model.tokenizer.decode(ids, true);
+    return model.tokenizer().decode(ids, true);
   };
   report.prompt = text(train[0], false);
   report.chosen = text(train[0], true);

@@ -68,6 +68,7 @@ std::vector<std::string> shape_problems(const DecoderConfig& config) {
   if (config.num_hidden_layers > kMaxLayers)
     problems.push_back(
         fmt::format("num_hidden_layers is {}, at most {} are supported", config.num_hidden_layers, kMaxLayers));
+  if (!problems.empty()) return problems;
   for (const auto& [what, count] :
        {std::pair("layer_types", config.windowed.size()), {"no_rope_layers", config.without_rope.size()}})
     if (count != 0 && static_cast<int64_t>(count) != config.num_hidden_layers)
@@ -145,7 +146,7 @@ void set_layers(DecoderConfig& config, int64_t layers) {
            !std::equal(blocks.begin() + static_cast<std::ptrdiff_t>(period), blocks.end(), blocks.begin()))
       ++period;
     if (count == 0) return;
-    blocks.resize(static_cast<size_t>(layers));
+    blocks.resize(static_cast<size_t>(std::min(layers, kMaxLayers)));
     for (size_t i = count; i < blocks.size(); ++i) blocks[i] = blocks[i - period];
   };
   continued(config.windowed);

@@ -12,6 +12,8 @@
 
 #include <algorithm>
 
+#include <cmath>
+
 namespace trireme {
 
 namespace {
@@ -55,6 +57,24 @@ void check_batch(const TokenBatch& batch) {
 at::Tensor scaled_embedding(const at::Tensor& x_TD, double multiplier) {
   if (multiplier == 1) return x_TD;
   return x_TD * at::scalar_tensor(multiplier, at::TensorOptions(x_TD.scalar_type())).item();
+}
+
+/// What is drawn for the rows of a batch is keyed by their samples.
+Dropout keys_of(const TokenBatch& batch, const ForwardOptions& options, double p, uint64_t stream) {
+  Dropout keys{p, options.seed, batch.sample_ids_B, stream};
+  if (options.exchange == nullptr) return keys;
+  const int64_t slice = batch.tokens_BS.numel();
+  keys.first_row = options.exchange->rank() * slice;
+  keys.sample_rows = options.exchange->size() * slice / batch.sample_ids_B.numel();
+  return keys;
+}
+
+/// The embedding with NEFTune's noise, of at most alpha / sqrt(tokens of a row * D).
+at::Tensor with_noise(const at::Tensor& x_TD, const TokenBatch& batch, const ForwardOptions& options) {
+  if (!options.train || options.neftune_alpha == 0) return x_TD;
+  const Dropout keys = keys_of(batch, options, 0, kEmbeddingStream);
+  const int64_t length = keys.sample_rows > 0 ? keys.sample_rows : batch.tokens_BS.size(1);
+  return add_noise(x_TD, keys, options.neftune_alpha / std::sqrt(static_cast<double>(length * x_TD.size(1))));
 }
 
 }  // namespace
@@ -275,7 +295,11 @@ at::Tensor DecoderModel::embedded(UnitStore& store, const TokenBatch& batch, con
     const size_t a = tensors.size() - token_rows_.size() - 2;
     x_TD = at::addmm(x_TD, embed(tensors[a], tokens), tensors[a + 1].t(), 1, embedding_adapter_->scale);
   }
-  x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
+  // Noise is added to what transformers' embedding module returns, which Gemma's has scaled.
+  const bool scaled_inside = config_.norm == NormKind::kRmsPlusOne;
+  if (scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
+  x_TD = with_noise(x_TD, batch, options);
+  if (!scaled_inside) x_TD = scaled_embedding(x_TD, config_.embedding_multiplier);
   if (positions_.unit >= 0) x_TD = x_TD + embed(positions_.in(store), batch.positions_BS.flatten());
   if (positions_.unit > kEmbed) store.post_forward(positions_.unit);
   return x_TD;
@@ -283,14 +307,8 @@ at::Tensor DecoderModel::embedded(UnitStore& store, const TokenBatch& batch, con
 
 at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
   check_batch(batch);
-  const int64_t slice = options.exchange != nullptr ? batch.tokens_BS.numel() : 0;
   const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
-    if (!options.train || !options.dropout || p == 0) return {};
-    Dropout result{p, options.seed, batch.sample_ids_B, stream};
-    if (slice == 0) return result;
-    result.first_row = options.exchange->rank() * slice;
-    result.sample_rows = options.exchange->size() * slice / batch.sample_ids_B.numel();
-    return result;
+    return options.train && options.dropout && p != 0 ? keys_of(batch, options, p, stream) : Dropout{};
   };
   at::Tensor x_TD = embedded(store, batch, options);
   if (const Dropout drop = dropout(config_.embedding_dropout, kEmbeddingStream); drop.active())
@@ -339,11 +357,12 @@ at::Tensor DecoderModel::head_input(UnitStore& store, const at::Tensor& x_TD, bo
 }
 
 template <class F>
-at::Tensor DecoderModel::in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
-                                 const F& f) const {
+at::Tensor DecoderModel::in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f,
+                                 const at::Tensor& tokens) const {
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
   if (output_.unit > head) x_TD = enter_unit(x_TD, store, output_.unit);
+  if (tokens.defined()) x_TD = x_TD.index_select(0, tokens);
   const at::Tensor hidden = head_input(store, x_TD, options.adapters);
   const at::Tensor& weight = output_.in(store);
   // An output matrix that was the embedding and is no more has no rows.
@@ -376,13 +395,14 @@ at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, co
   return with_head(token_log_probs, store, batch, options);
 }
 
-at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                                const at::Tensor& tokens) const {
   at::NoGradGuard no_grad;
-  const at::Tensor logits_TV =
-      in_head(store, batch, options, [](const at::Tensor& hidden, const at::Tensor& weight, const TrainedRows&) {
-        return at::linear(hidden, weight).to(at::kFloat);
-      });
-  return logits_TV.view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
+  const auto f = [](const at::Tensor& hidden, const at::Tensor& weight, const TrainedRows&) {
+    return at::linear(hidden, weight).to(at::kFloat);
+  };
+  if (tokens.defined()) return in_head(store, batch, options, f, tokens);
+  return in_head(store, batch, options, f).view({batch.tokens_BS.size(0), batch.tokens_BS.size(1), -1});
 }
 
 ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {

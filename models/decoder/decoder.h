@@ -45,7 +45,8 @@ struct ForwardOptions {
   bool train = true;  // gradients, and dropout
   uint64_t seed = 0;  // of dropout
   Recomputation recompute{};
-  bool dropout = true;  // false: none in training either
+  bool dropout = true;       // false: none in training either
+  double neftune_alpha = 0;  // in training: noise of this alpha on the embedding; 0: none
   /// false: without adapters, as if B were zero, and without trained biases; what is trained of the vocabulary stays
   /// the store's.
   bool adapters = true;
@@ -81,8 +82,10 @@ class DecoderModel {
   /// log p of what each position predicts, where loss_weight is 1, and 0 where it is 0: [B * S] fp32, differentiable
   /// when train.
   at::Tensor log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
-  /// Logits [B, S, V] in fp32, for generation and checks on few tokens.
-  at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// Logits [B, S, V] in fp32, for generation and checks on few tokens; `tokens` (int64): of these of the B S tokens
+  /// alone, [tokens, V].
+  at::Tensor logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                    const at::Tensor& tokens = {}) const;
 
   /// For rows of so many tokens, computed with elements of so many bytes.
   ModelShape shape(int64_t tokens, int64_t element_size) const;
@@ -100,9 +103,11 @@ class DecoderModel {
   /// Embeddings of the tokens [T, D], and the head's input, with all that is trained of them.
   at::Tensor embedded(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   at::Tensor head_input(UnitStore& store, const at::Tensor& x_TD, bool adapters) const;
-  /// The forward up to the loss head, and f(its input, output matrix, the trained rows of that).
+  /// The forward up to the loss head, and f(its input, output matrix, the trained rows of that). `tokens`, if defined:
+  /// of all tokens the numbers of those that f gets.
   template <class F>
-  at::Tensor in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f) const;
+  at::Tensor in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f,
+                     const at::Tensor& tokens = {}) const;
   /// The whole forward, whose head is loss_head() or token_log_probs().
   at::Tensor with_head(decltype(loss_head)& head, UnitStore& store, const TokenBatch& batch,
                        const ForwardOptions& options) const;

@@ -192,6 +192,8 @@ void add_line(ReportRun& run, const nlohmann::json& line, double step) {
     add(run.eval_margin, step, line, "rewards/margins");
   } else if (event == "test") {
     add(run.test_loss, step, line, "loss");
+  } else if (event == "sample") {
+    run.samples.push_back({step, text_of(line, "prompt"), text_of(line, "text")});
   } else if (event == "save") {
     run.events.push_back({ReportEvent::Kind::kSave, step, "checkpoint"});
   } else if (event == "save_failed") {

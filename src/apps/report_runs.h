@@ -34,11 +34,18 @@ struct ReportEnd {
   std::optional<double> peak_memory, planned_memory;  // bytes
 };
 
+/// What the model answered to one of eval.prompts after an evaluation.
+struct ReportSample {
+  double step = 0;
+  std::string prompt, text;
+};
+
 struct ReportRun {
   std::string name;
   ReportSeries loss, eval_loss, eval_accuracy, test_loss, lr, grad_norm, tokens_per_s, step_time, memory_gib, mfu;
   ReportSeries reward_accuracy, reward_margin, eval_margin;  // of pairs of answers
   std::vector<ReportEvent> events;
+  std::vector<ReportSample> samples;
   std::optional<ReportEnd> end;
   std::string commit, hosts, devices;
   double runtime_s = 0;        // of all processes of the run

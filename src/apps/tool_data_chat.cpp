@@ -19,7 +19,7 @@ namespace {
 
 struct ChatArguments {
   ChatPackOptions options;
-  std::string long_conversations = "cut";
+  std::string long_conversations = "cut", loss = "all";
   std::vector<std::string> variables;
 };
 
@@ -32,21 +32,6 @@ void print_chat_split(const std::string& path, const RowCounts& split, int64_t s
              format_count(split.padding), 100.0 * static_cast<double>(split.padding) / places);
 }
 
-/// Variables of the template from NAME=VALUE.
-void read_variables(const std::vector<std::string>& texts, ChatRowOptions& options) {
-  for (const std::string& each : texts) {
-    const size_t equals = each.find('=');
-    if (equals == 0 || equals == std::string::npos)
-      throw ConfigError(fmt::format("--variable {}: expected NAME=VALUE", each));
-    // true, false, null, numbers, lists and objects as in JSON; everything else is a text, also what is no number's
-    // own form, such as 1.50.
-    const std::string text = each.substr(equals + 1);
-    auto value = nlohmann::ordered_json::parse(text, nullptr, false);
-    if (value.is_discarded() || value.is_string() || (value.is_number() && value.dump() != text)) value = text;
-    options.variables[each.substr(0, equals)] = std::move(value);
-  }
-}
-
 void write_origin(const ChatRowOptions& options) {
   const Tokenizer tokenizer{std::filesystem::path(options.tokenizer)};
   write_packed_with(options.output, tokenizer, options.tokenizer);
@@ -56,7 +41,8 @@ void write_origin(const ChatRowOptions& options) {
 void chat(ChatArguments& arguments) {
   ChatPackOptions& options = arguments.options;
   options.drop_long = arguments.long_conversations == "drop";
-  read_variables(arguments.variables, options);
+  options.last_only = arguments.loss == "last";
+  options.variables = template_variables(arguments.variables);
   const double start = steady_seconds();
   const ChatPackReport report = pack_conversations(options);
   write_origin(options);
@@ -65,11 +51,18 @@ void chat(ChatArguments& arguments) {
   };
   print(options.output, report.train);
   if (!options.valid_output.empty()) print(options.valid_output, report.valid);
+  for (size_t i = 0; i < report.inputs.size() && report.inputs.size() > 1; ++i)
+    fmt::print("  {}: {}, {} tokens, {} with a loss ({:.1f} % of all with a loss)\n", options.inputs[i].string(),
+               counted(report.inputs[i].documents, "conversation"), format_count(report.inputs[i].tokens),
+               format_count(report.inputs[i].targets),
+               100.0 * static_cast<double>(report.inputs[i].targets) / static_cast<double>(report.train.targets));
   fmt::print("read {} in {}; template {}; vocabulary {}\n", counted(report.conversations, "conversation"),
-             format_duration(steady_seconds() - start), report.template_name, format_count(report.vocab_size));
-  fmt::print("loss: {}\n", report.by_generation_blocks
-                               ? "what the template's generation blocks write"
-                               : "each answer of the assistant, with what the template writes after it");
+             format_duration(steady_seconds() - start), report.template_name.empty() ? "none" : report.template_name,
+             format_count(report.vocab_size));
+  fmt::print("loss: {}{}\n",
+             report.by_generation_blocks ? "what the template's generation blocks write"
+                                         : "each answer of the assistant, with what the template writes after it",
+             options.last_only ? ", of the last answer alone" : "");
   if (report.unreadable > 0)
     fmt::print("dropped {} that cannot be read, the first: {}\n", counted(report.unreadable, "conversation"),
                report.first_unreadable);
@@ -88,8 +81,9 @@ void chat(ChatArguments& arguments) {
 }
 
 constexpr const char* kChatHelp =
-    "Conversations (JSON lines, a JSON list, Parquet, Arrow) to training rows: rendered by the model's chat template, "
-    "with a loss on what the assistant says, packed whole into rows of --seq-length tokens";
+    "Conversations (JSON lines, a JSON list, Parquet, Arrow), also prompts with completions and Alpaca's instructions, "
+    "to training rows: rendered by the model's chat template, with a loss on what the assistant says, packed whole "
+    "into rows of --seq-length tokens";
 
 // ---- preference
 
@@ -105,7 +99,7 @@ void preference(PreferenceArguments& arguments) {
   options.longer = arguments.truncation == "keep_end" ? Long::kKeepEnd
                    : arguments.truncation == "drop"   ? Long::kDrop
                                                       : Long::kKeepStart;
-  read_variables(arguments.variables, options);
+  options.variables = template_variables(arguments.variables);
   const double start = steady_seconds();
   const PreferencePackReport report = pack_preferences(options);
   write_origin(options);
@@ -145,10 +139,7 @@ void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std
   command.add_option("--input", options.inputs, "Files to read, in this order")->required();
   command.add_option("--output", options.output, "Token file: .npy, or .h5/.hdf5")->required();
   command.add_option("--seq-length", options.seq_length, "Tokens in a row")->required();
-  command.add_option("--template", options.template_file, "A Jinja file instead of the model's template");
-  command.add_option("--template-name", options.template_name, "Which of the model's templates (default: default)");
-  command.add_option("--variable", variables,
-                     "NAME=VALUE: a variable of the template, such as enable_thinking=false (JSON, else a text)");
+  add_template_options(command, options.template_file, options.template_name, variables);
   command.add_option("--valid-output", options.valid_output, "Second token file, for validation");
   command.add_option("--valid-fraction", options.valid_fraction,
                      fmt::format("Fraction of the {}s in the validation file", what));
@@ -159,6 +150,22 @@ void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std
 }
 
 }  // namespace
+
+nlohmann::ordered_json template_variables(const std::vector<std::string>& texts) {
+  nlohmann::ordered_json variables;
+  for (const std::string& each : texts) {
+    const size_t equals = each.find('=');
+    if (equals == 0 || equals == std::string::npos)
+      throw ConfigError(fmt::format("--variable {}: expected NAME=VALUE", each));
+    // true, false, null, numbers, lists and objects as in JSON; everything else is a text, also what is no number's
+    // own form, such as 1.50.
+    const std::string text = each.substr(equals + 1);
+    auto value = nlohmann::ordered_json::parse(text, nullptr, false);
+    if (value.is_discarded() || value.is_string() || (value.is_number() && value.dump() != text)) value = text;
+    variables[each.substr(0, equals)] = std::move(value);
+  }
+  return variables;
+}
 
 void add_chat_data_tool(CLI::App& data) {
   auto arguments = std::make_shared<ChatArguments>();
@@ -171,6 +178,13 @@ void add_chat_data_tool(CLI::App& data) {
       ->add_option("--long", arguments->long_conversations,
                    "A conversation longer than a row: cut (loses its end, the default) or drop")
       ->check(CLI::IsMember({"cut", "drop"}));
+  command
+      ->add_option("--loss", arguments->loss,
+                   "Answers with a loss: all (the default), or the last one of a conversation")
+      ->check(CLI::IsMember({"all", "last"}));
+  command->add_option("--weight", options.weights,
+                      "For each --input: how often a conversation of it is in the training rows; 2 = twice, 0.25 = a "
+                      "quarter of them once");
   command->callback([arguments] { chat(*arguments); });
 }
 

@@ -1,111 +1,195 @@
-// `trireme generate`: text from a model, on the CPU. The whole context is computed again for every
+// `trireme generate` and `trireme chat`: text from a model, on the CPU. The whole context is computed again for every
 // token: meant for a look, not for serving.
 #include "tools.h"
 
-#include "data/tokenizer/tokenizer.h"
+#include "data/chat/chat_model.h"
 #include "models/decoder/adapter.h"
+#include "models/decoder/generation.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/rng.h"
+#include "trireme/base/text.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <memory>
+#include <optional>
 
 namespace trireme {
 
 namespace {
 
 struct GenerateOptions {
-  std::string model, adapter, prompt;
+  std::string model, adapter, prompt, system, template_file, template_name;
+  std::vector<std::string> variables;  // of the template
+  bool chat = false;                   // the prompt is a message
   int64_t max_new_tokens = 50;
   double temperature = 0;
   uint64_t seed = 0;
 };
 
-int64_t choose(const at::Tensor& logits_V, double temperature, uint64_t seed, int64_t position) {
-  if (temperature == 0) return logits_V.argmax().item<int64_t>();
-  const at::Tensor cumulative = at::softmax(logits_V.to(at::kDouble) / temperature, -1).cumsum(0);
-  const double u = static_cast<double>(derive_seed(seed, "generate", static_cast<uint64_t>(position)) >> 11) * 0x1p-53;
-  const int64_t id = cumulative.le(u * cumulative[-1].item<double>()).sum().item<int64_t>();
-  return std::min(id, logits_V.size(0) - 1);
+void print_text(const std::string& text) {
+  fmt::print("{}", text);
+  std::fflush(stdout);
 }
 
-void generate(const GenerateOptions& options) {
-  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
-    throw ConfigError(
-        fmt::format("generate: --temperature is {}; it must be 0 or a positive finite number", options.temperature));
-  if (options.max_new_tokens < 1)
-    throw ConfigError(fmt::format("generate: --max-new-tokens is {}; it must be at least 1", options.max_new_tokens));
-  const std::filesystem::path directory = options.model;
-  DecoderConfig config = read_model_config(directory);
-  const DecoderConfig stored = config;
-  if (!find_tokenizer(directory))
-    throw ModelError(fmt::format("{} has no tokenizer; put the model's {} there", options.model, kTokenizerFiles));
-  const Tokenizer tokenizer(directory);
+/// A model on the CPU, and its tokenizer.
+class Generator {
+ public:
+  Generator(const char* tool, const GenerateOptions& options) : tool_(tool), options_(options) {
+    if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
+      throw ConfigError(
+          fmt::format("{}: --temperature is {}; it must be 0 or a positive finite number", tool, options.temperature));
+    if (options.max_new_tokens < 1)
+      throw ConfigError(fmt::format("{}: --max-new-tokens is {}; it must be at least 1", tool, options.max_new_tokens));
+    const std::filesystem::path directory = options.model;
+    config_ = read_model_config(directory);
+    const DecoderConfig stored = config_;
+    if (!find_tokenizer(directory))
+      throw ModelError(fmt::format("{} has no tokenizer; put the model's {} there", options.model, kTokenizerFiles));
+    ends_ = end_of_text_ids(directory, config_);
+    if (options.chat)
+      open_chat(directory);
+    else
+      tokenizer_.emplace(directory);
 
-  std::optional<Adapter> adapter;
-  if (!options.adapter.empty()) {
-    adapter = read_adapter(options.adapter);
-    if (const std::string other = other_base(*adapter, directory, "--model"); !other.empty()) log_warn(other);
+    std::optional<Adapter> adapter;
+    if (!options.adapter.empty()) {
+      adapter = read_adapter(options.adapter);
+      if (const std::string other = other_base(*adapter, directory, "--model"); !other.empty()) log_warn(other);
+    }
+    if (adapter) config_.vocab_size = vocab_with_adapter(stored, *adapter);
+    model_ = std::make_unique<DecoderModel>(adapter ? model_for_adapter(config_, *adapter)
+                                                    : DecoderModel(config_, std::nullopt));
+    const auto weights = open_decoder_weights(directory, stored, config_.vocab_size, 0,
+                                              adapter ? adapter->token_rows : std::map<std::string, TokenRows>());
+    if (adapter) check_base_tensors(*adapter, *weights);
+    auto units = load_whole(*model_, *weights, at::kFloat, at::kCPU);
+    if (adapter) assign_adapter(*model_, import_adapter(*adapter, *model_), units);
+    store_ = std::make_unique<WholeUnitStore>(std::move(units));
   }
-  if (adapter) config.vocab_size = vocab_with_adapter(stored, *adapter);
-  const DecoderModel model = adapter ? model_for_adapter(config, *adapter) : DecoderModel(config, std::nullopt);
-  const auto weights = open_decoder_weights(directory, stored, config.vocab_size, 0,
-                                            adapter ? adapter->token_rows : std::map<std::string, TokenRows>());
-  if (adapter) check_base_tensors(*adapter, *weights);
-  auto units = load_whole(model, *weights, at::kFloat, at::kCPU);
-  if (adapter) assign_adapter(model, import_adapter(*adapter, model), units);
-  WholeUnitStore store(std::move(units));
 
+  const Tokenizer& tokenizer() const { return chat_ ? chat_->tokenizer() : *tokenizer_; }
+
+  /// Shows the text that follows, and returns it.
+  std::string continue_text(const std::vector<int32_t>& ids, StreamingDecoder text) {
+    check(ids);
+    std::string whole;
+    const auto add = [&](const std::string& part) {
+      print_text(part);
+      whole += part;
+    };
+    GenerationSteps steps;
+    steps.token = [&](size_t, int32_t id) { add(text.add(id)); };
+    generate(*model_, *store_, at::kCPU, {ids},
+             {.max_new_tokens = options_.max_new_tokens,
+              .temperature = options_.temperature,
+              .seed = options_.seed,
+              .ends = ends_,
+              .vocabulary = tokenizer().vocab_size()},
+             steps);
+    add(text.finish());
+    print_text("\n");
+    return whole;
+  }
+
+  /// A message of the user and the model's answer to it.
+  void turn(const std::string& message) {
+    messages_.messages.push_back({{"role", "user"}, {"content", message}});
+    const std::string answer = continue_text(chat_->prompt(messages_), StreamingDecoder(tokenizer()));
+    messages_.messages.push_back({{"role", "assistant"}, {"content", answer}});
+  }
+
+ private:
+  void open_chat(const std::filesystem::path& directory) {
+    chat_.emplace(directory, options_.template_file, options_.template_name);
+    if (!options_.system.empty()) messages_.messages.push_back({{"role", "system"}, {"content", options_.system}});
+    messages_.variables = template_variables(options_.variables);
+    if (const auto end = chat_->end_of_turn(); end && std::find(ends_.begin(), ends_.end(), *end) == ends_.end())
+      ends_.push_back(*end);
+    std::vector<std::string> names;
+    for (const int64_t id : ends_)
+      if (id < tokenizer().vocab_size())
+        names.push_back(fmt::format("{} ({})", tokenizer().decode(std::vector{static_cast<int32_t>(id)}, true), id));
+    log_info(fmt::format("template {}; {}", chat_->chat().name(),
+                         names.empty() ? "no token ends an answer" : "an answer ends at " + join(names, ", ")));
+  }
+
+  void check(const std::vector<int32_t>& ids) const {
+    if (ids.empty())
+      throw ConfigError(fmt::format("{}: the prompt is empty and the tokenizer puts no token before a text", tool_));
+    for (const int32_t id : ids)
+      if (id >= config_.vocab_size)
+        throw ModelError(
+            fmt::format("{}: the tokenizer gives id {}, the model's vocabulary has {}: resize it with trireme "
+                        "model resize-vocab",
+                        options_.model, id, config_.vocab_size));
+    const int64_t length = static_cast<int64_t>(ids.size()) + options_.max_new_tokens;
+    // Dynamic scaling is made for longer texts: its frequencies follow the length.
+    if (length > config_.max_position_embeddings && config_.rope.scaling != RopeFrequencies::Scaling::kDynamic)
+      throw ConfigError(
+          fmt::format("{}: {} prompt tokens and {} new ones exceed the model's {} positions; "
+                      "lower --max-new-tokens",
+                      tool_, ids.size(), options_.max_new_tokens, config_.max_position_embeddings));
+    check_sequence_length(config_, length, fmt::format("{}: the length of the prompt and --max-new-tokens", tool_));
+  }
+
+  const char* tool_;
+  const GenerateOptions& options_;
+  DecoderConfig config_;
+  std::vector<int64_t> ends_;
+  std::optional<Tokenizer> tokenizer_;  // without chat_
+  std::optional<ChatModel> chat_;
+  Conversation messages_;
+  std::unique_ptr<DecoderModel> model_;
+  std::unique_ptr<WholeUnitStore> store_;
+};
+
+void run_generate(const GenerateOptions& options) {
+  if (!options.chat && (!options.system.empty() || !options.template_file.empty() || !options.template_name.empty() ||
+                        !options.variables.empty()))
+    throw ConfigError("generate: --system, --template, --template-name and --variable are for --chat");
+  Generator generator("generate", options);
+  if (options.chat) return generator.turn(options.prompt);
+  const Tokenizer& tokenizer = generator.tokenizer();
   std::vector<int32_t> ids = tokenizer.leading();
   for (const int32_t id : tokenizer.encode(options.prompt)) ids.push_back(id);
-  if (ids.empty()) throw ConfigError("generate: the prompt is empty and the tokenizer puts no token before a text");
-  for (const int32_t id : ids)
-    if (id >= config.vocab_size)
-      throw ModelError(fmt::format(
-          "{}: the tokenizer gives id {}, the model's vocabulary has {}: resize it with trireme model resize-vocab",
-          options.model, id, config.vocab_size));
-  if (static_cast<int64_t>(ids.size()) + options.max_new_tokens > config.max_position_embeddings)
-    throw ConfigError(fmt::format(
-        "generate: {} prompt tokens and {} new ones exceed the model's {} positions; lower --max-new-tokens",
-        ids.size(), options.max_new_tokens, config.max_position_embeddings));
-
-  check_sequence_length(config, static_cast<int64_t>(ids.size()) + options.max_new_tokens,
-                        "generate: the length of the prompt and --max-new-tokens");
-
-  const std::vector<int64_t> ends = end_of_text_ids(directory, config);
   StreamingDecoder text(tokenizer);
-  const auto show = [](const std::string& part) {
-    fmt::print("{}", part);
-    std::fflush(stdout);
+  for (const int32_t id : ids) print_text(text.add(id));
+  generator.continue_text(ids, std::move(text));
+}
+
+void run_chat(const GenerateOptions& options) {
+  Generator generator("chat", options);
+  const bool terminal = isatty(STDIN_FILENO) != 0;
+  const auto ask = [&] {
+    if (terminal) print_text("> ");
   };
-  for (const int32_t id : ids) show(text.add(id));
-  ForwardOptions forward;
-  forward.train = false;
-  for (int64_t step = 0; step < options.max_new_tokens; ++step) {
-    const auto length = static_cast<int64_t>(ids.size());
-    TokenBatch batch;
-    batch.tokens_BS = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong).view({1, length});
-    batch.positions_BS = at::arange(length, at::TensorOptions(at::kLong)).view({1, length});
-    batch.loss_weight_BS = at::zeros({1, length}, at::kFloat);
-    batch.cu_seqlens = {0, static_cast<int32_t>(length)};
-    const at::Tensor logits = model.logits(store, batch, forward);
-    // A padded vocabulary has rows without a token.
-    const int64_t pieces = std::min(config.vocab_size, tokenizer.vocab_size());
-    const int64_t next = choose(logits[0][length - 1].narrow(0, 0, pieces), options.temperature, options.seed, length);
-    if (std::find(ends.begin(), ends.end(), next) != ends.end()) break;
-    ids.push_back(static_cast<int32_t>(next));
-    show(text.add(ids.back()));
+  ask();
+  for (std::string line; std::getline(std::cin, line); ask()) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") != std::string::npos) generator.turn(line);
   }
-  show(text.finish() + "\n");
+  if (terminal) print_text("\n");
+}
+
+/// Options of both commands.
+void add_options(CLI::App& tool, GenerateOptions& options) {
+  tool.add_option("--model", options.model, "Hugging Face model directory")->required();
+  tool.add_option("--adapter", options.adapter, "PEFT adapter directory");
+  tool.add_option("--system", options.system, "Message of the system");
+  add_template_options(tool, options.template_file, options.template_name, options.variables);
+  tool.add_option("--max-new-tokens", options.max_new_tokens, "Most tokens to add")->capture_default_str();
+  tool.add_option("--temperature", options.temperature, "0 = the likeliest token every time")->capture_default_str();
+  tool.add_option("--seed", options.seed, "Seed of the sampling")->capture_default_str();
 }
 
 }  // namespace
@@ -113,13 +197,21 @@ void generate(const GenerateOptions& options) {
 void add_generate_tool(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* tool = app.add_subcommand("generate", "Continue a text with a model, on the CPU");
-  tool->add_option("--model", options->model, "Hugging Face model directory")->required();
-  tool->add_option("--adapter", options->adapter, "PEFT adapter directory");
-  tool->add_option("--prompt", options->prompt, "Text to continue")->required();
-  tool->add_option("--max-new-tokens", options->max_new_tokens, "Most tokens to add")->capture_default_str();
-  tool->add_option("--temperature", options->temperature, "0 = the likeliest token every time")->capture_default_str();
-  tool->add_option("--seed", options->seed, "Seed of the sampling")->capture_default_str();
-  tool->callback([options] { generate(*options); });
+  add_options(*tool, *options);
+  tool->add_option("--prompt", options->prompt, "Text to continue; with --chat the user's message")->required();
+  tool->add_flag("--chat", options->chat, "Answer the prompt, by the model's chat template");
+  tool->callback([options] { run_generate(*options); });
+}
+
+void add_chat_tool(CLI::App& app) {
+  auto options = std::make_shared<GenerateOptions>();
+  options->chat = true;
+  options->max_new_tokens = 256;
+  CLI::App* tool = app.add_subcommand(
+      "chat",
+      "Talk with a model by its chat template, on the CPU: each line of stdin is a message, in one conversation");
+  add_options(*tool, *options);
+  tool->callback([options] { run_chat(*options); });
 }
 
 }  // namespace trireme

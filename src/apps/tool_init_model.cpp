@@ -32,9 +32,19 @@ struct InitModelOptions {
   uint64_t seed = 0;
 };
 
-void require_positive(std::initializer_list<std::pair<const char*, int64_t>> sizes) {
-  for (const auto& [name, value] : sizes)
-    if (value < 1) throw ConfigError(fmt::format("init-model: {} is {}; it must be at least 1", name, value));
+/// ConfigError for a size below 1 or above ConfigReader::kMaxInteger.
+void check_sizes(const InitModelOptions& options) {
+  for (const auto& [name, value] : {std::pair{"--hidden-size", options.hidden_size},
+                                    {"--layers", options.layers},
+                                    {"--heads", options.heads},
+                                    {"--kv-heads", options.kv_heads},
+                                    {"--head-dim", options.head_dim},
+                                    {"--intermediate-size", options.intermediate_size},
+                                    {"--vocab-size", options.vocab_size},
+                                    {"--max-positions", options.max_positions}})
+    if (value && (*value < 1 || *value > ConfigReader::kMaxInteger))
+      throw ConfigError(
+          fmt::format("init-model: {} is {}; it must be from 1 to {}", name, *value, ConfigReader::kMaxInteger));
 }
 
 template <class Shape>
@@ -45,12 +55,6 @@ void set_sizes(Shape& config, const InitModelOptions& options) {
   config.num_attention_heads = options.heads.value_or(config.num_attention_heads);
   config.vocab_size = options.vocab_size.value_or(config.vocab_size);
   config.max_position_embeddings = options.max_positions.value_or(config.max_position_embeddings);
-  require_positive({{"--hidden-size", config.hidden_size},
-                    {"--layers", config.num_hidden_layers},
-                    {"--heads", config.num_attention_heads},
-                    {"--intermediate-size", config.intermediate_size},
-                    {"--vocab-size", config.vocab_size},
-                    {"--max-positions", config.max_position_embeddings}});
 }
 
 /// The type of the weights, which becomes the configuration's. WriteError if --output holds a model.
@@ -108,7 +112,11 @@ DecoderConfig shape_of(const InitModelOptions& options) {
     config.head_dim = config.hidden_size / config.num_attention_heads;
   if (options.tie) config.tie_word_embeddings = true;
 
-  require_positive({{"--kv-heads", config.num_key_value_heads}, {"--head-dim", config.head_dim}});
+  if (config.head_dim < 1)
+    throw ConfigError(
+        fmt::format("init-model: a hidden size of {} has no room for {} heads; change one or give "
+                    "--head-dim",
+                    config.hidden_size, config.num_attention_heads));
   if (config.num_attention_heads % config.num_key_value_heads != 0)
     throw ConfigError(fmt::format(
         "init-model: {} query heads cannot share {} key/value heads evenly; --heads must be a multiple of --kv-heads",
@@ -216,6 +224,20 @@ void init_bert(const InitModelOptions& options) {
 
 }  // namespace
 
+void check_sizes(const InitModelOptions& options) {
+  for (const auto& [name, value] : {std::pair{"--hidden-size", options.hidden_size},
+                                    {"--layers", options.layers},
+                                    {"--heads", options.heads},
+                                    {"--kv-heads", options.kv_heads},
+                                    {"--head-dim", options.head_dim},
+                                    {"--intermediate-size", options.intermediate_size},
+                                    {"--vocab-size", options.vocab_size},
+                                    {"--max-positions", options.max_positions}})
+    if (value && (*value < 1 || *value > ConfigReader::kMaxInteger))
+      throw ConfigError(
+          fmt::format("init-model: {} is {}; it must be from 1 to {}", name, *value, ConfigReader::kMaxInteger));
+}
+
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
   std::vector<std::string> presets = decoder_preset_names();
@@ -244,6 +266,7 @@ void add_init_model_tool(CLI::App& app) {
   tool->callback([options] {
     if (!options->preset.empty() && !options->config.empty())
       throw ConfigError("init-model: give --preset or --config, not both");
+    check_sizes(*options);
     asks_for_bert(*options) ? init_bert(*options) : init_decoder(*options);
     log_info(fmt::format("wrote {}", options->output));
   });

@@ -1,6 +1,7 @@
 // `trireme model resize-vocab`: a model with more rows in its vocabulary.
 #include "tools.h"
 
+#include "data/chat/chat_template.h"
 #include "models/decoder/decoder.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
@@ -14,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,7 +29,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 struct ResizeOptions {
-  std::string model, output;
+  std::string model, output, eos_token, chat_template;
   std::optional<int64_t> vocab_size, pad_to;
   std::vector<std::string> tokens;
   uint64_t seed = 0;
@@ -76,19 +78,21 @@ class TokenizerFiles {
       for (const auto& [text, id] : json_["added_tokens.json"].items()) know({{"content", text}}, id);
     if (!pieces_ && !json_.contains("tokenizer.json"))
       throw ModelError(
-          fmt::format("{} has neither tokenizer.model nor tokenizer.json: --add-token needs one", directory.string()));
+          fmt::format("{} has neither tokenizer.model nor tokenizer.json: --add-token and --eos-token need one",
+                      directory.string()));
   }
 
   /// Ids from next_id() on.
   void add(const std::vector<std::string>& tokens) {
     for (const std::string& text : tokens)
-      if (std::find(known_.begin(), known_.end(), text) != known_.end())
+      if (known_.contains(text))
         throw ConfigError(fmt::format("--add-token {}: the tokenizer has this token already", text));
     // Pieces take the ids that follow the last piece: these are free only in a tokenizer without added tokens.
     if (pieces_ && next_id_ == piece_count_)
       *pieces_ = add_sentencepiece_pieces(*pieces_, directory_ / "tokenizer.model", tokens);
+    list_added_tokens();
     for (const std::string& text : tokens) {
-      const int64_t id = next_id_++;
+      const int64_t id = known_[text] = next_id_++;
       Json token = {{"id", id}};
       token.update(added_token(text));
       if (json_.contains("tokenizer.json")) json_["tokenizer.json"]["added_tokens"].push_back(token);
@@ -103,6 +107,17 @@ class TokenizerFiles {
     }
   }
 
+  /// Makes a special token the one that ends texts; returns its id.
+  int64_t set_eos(const std::string& text) {
+    const auto found = known_.find(text);
+    if (found == known_.end())
+      throw ConfigError(
+          fmt::format("--eos-token {}: the tokenizer has no such special token; add it with --add-token", text));
+    json_["tokenizer_config.json"]["eos_token"] = text;
+    if (json_.contains("special_tokens_map.json")) json_["special_tokens_map.json"]["eos_token"] = added_token(text);
+    return found->second;
+  }
+
   int64_t next_id() const { return next_id_; }
   void write(ModelDirectoryWriter& writer) const {
     for (const auto& [name, json] : json_) writer.write_companion(name, json.dump(2) + "\n");
@@ -113,27 +128,47 @@ class TokenizerFiles {
   static Json member(const Json& object, const char* key) {
     return object.is_object() && object.contains(key) ? object.at(key) : Json();
   }
+  /// transformers 5 takes a tokenizer_config.json that lists some added tokens for all of them.
+  void list_added_tokens() {
+    if (!json_.contains("tokenizer.json") || !json_.contains("tokenizer_config.json")) return;
+    Json& config = json_["tokenizer_config.json"];
+    if (config.contains("added_tokens_decoder")) return;
+    for (Json token : member(json_["tokenizer.json"], "added_tokens")) {
+      const Json id = member(token, "id");
+      if (!id.is_number_integer()) continue;
+      token.erase("id");
+      config["added_tokens_decoder"][id.dump()] = token;
+    }
+  }
   void know(const Json& token, const Json& id) {
-    if (const Json content = member(token, "content"); content.is_string()) known_.push_back(content);
-    if (id.is_number_integer() && id.get<int64_t>() <= INT32_MAX) next_id_ = std::max(next_id_, id.get<int64_t>() + 1);
+    if (!id.is_number_integer() || id.get<int64_t>() > INT32_MAX) return;
+    if (const Json content = member(token, "content"); content.is_string()) known_[content] = id;
+    next_id_ = std::max(next_id_, id.get<int64_t>() + 1);
   }
 
   fs::path directory_;
   std::map<std::string, Json> json_;
   std::optional<std::string> pieces_;  // tokenizer.model
   int64_t piece_count_ = 0, next_id_ = 0;
-  std::vector<std::string> known_;
+  std::map<std::string, int64_t> known_;  // added and special tokens
 };
 
 void resize_vocab(const ResizeOptions& options) {
   const fs::path model = options.model, output = options.output;
-  if (!options.vocab_size && !options.pad_to && options.tokens.empty())
-    throw ConfigError("model resize-vocab: give --vocab-size, --pad-to or --add-token");
+  if (!options.vocab_size && !options.pad_to && options.tokens.empty() && options.eos_token.empty() &&
+      options.chat_template.empty())
+    throw ConfigError("model resize-vocab: give --vocab-size, --pad-to, --add-token, --eos-token or --chat-template");
+  std::string chat_template;
+  if (!options.chat_template.empty()) {
+    chat_template = read_text_file(options.chat_template, ExitCode::kData);
+    (void)ChatTemplate(chat_template, options.chat_template);  // its syntax
+  }
   require_model_output("model resize-vocab", options.output, options.force, options.model);
   const DecoderConfig stored = read_model_config(model);
   std::optional<TokenizerFiles> tokenizer;
   std::optional<int64_t> wanted = options.vocab_size;
-  if (!options.tokens.empty()) {
+  std::optional<int64_t> eos;
+  if (!options.tokens.empty() || !options.eos_token.empty()) {
     tokenizer.emplace(model, stored.max_position_embeddings);
     const int64_t first = tokenizer->next_id();
     tokenizer->add(options.tokens);
@@ -141,6 +176,7 @@ void resize_vocab(const ResizeOptions& options) {
       throw ConfigError(fmt::format("model resize-vocab: --vocab-size is {}, the tokens to add have ids up to {}",
                                     *wanted, tokenizer->next_id() - 1));
     if (!wanted) wanted = std::max(stored.vocab_size, tokenizer->next_id());
+    if (!options.eos_token.empty()) eos = tokenizer->set_eos(options.eos_token);
     for (size_t i = 0; i < options.tokens.size(); ++i)
       fmt::print("{} = {}\n", options.tokens[i], first + static_cast<int64_t>(i));
   }
@@ -166,6 +202,18 @@ void resize_vocab(const ResizeOptions& options) {
   if (!added.contains("first")) added["first"] = stored.vocab_size;
   for (size_t i = 0; i < options.tokens.size(); ++i)
     added["tokens"][options.tokens[i]] = tokenizer->next_id() - static_cast<int64_t>(options.tokens.size() - i);
+  if (eos) {
+    // What ended texts before still does: a base was trained with it.
+    std::vector<int64_t> ends = end_of_text_ids(model, stored);
+    std::erase(ends, *eos);
+    ends.insert(ends.begin(), *eos);
+    json["eos_token_id"] = *eos;
+    const fs::path generation = model / "generation_config.json";
+    Json other = fs::is_regular_file(generation) ? read_json(generation) : Json::parse(generation_config_json(stored));
+    other["eos_token_id"] = ends;
+    writer.write_companion("generation_config.json", other.dump(2) + "\n");
+  }
+  if (!chat_template.empty()) writer.write_companion("chat_template.jinja", chat_template);
   writer.write_companion("config.json", json.dump(2) + "\n");
   writer.commit();
   fmt::print("{}: vocabulary of {} rows, {} of them new\n", options.output, format_count(config.vocab_size),
@@ -192,6 +240,11 @@ void add_model_tool(CLI::App& app) {
       ->add_option("--add-token", options->tokens,
                    "Special tokens that the tokenizer files get, with the ids after its last one")
       ->allow_extra_args(false);
+  resize->add_option(
+      "--eos-token", options->eos_token,
+      "Special token that ends a turn of a chat: the tokenizer's EOS from now on, and first among the ids "
+      "of config.json and generation_config.json at which generation stops");
+  resize->add_option("--chat-template", options->chat_template, "Jinja file that becomes the model's chat template");
   resize->add_option("--seed", options->seed, "Seed of the new rows")->capture_default_str();
   resize->add_flag("--force", options->force, "Replace the model in --output");
   resize->callback([options] { resize_vocab(*options); });

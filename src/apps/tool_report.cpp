@@ -172,6 +172,46 @@ std::string event_key(const std::vector<ReportRun>& runs) {
   return text.empty() ? "" : "<p class=\"key\">Marks: " + text + "</p>\n";
 }
 
+std::string escaped_lines(const std::string& text, size_t limit) {
+  std::vector<std::string> lines = split(text.substr(0, limit), '\n');
+  for (std::string& line : lines) line = html_escaped(line, limit);
+  return join(lines, "\n");
+}
+
+/// The answers to each prompt: after the first evaluation and after the newest ones.
+std::string samples(const std::vector<ReportRun>& runs) {
+  constexpr size_t kMostPrompts = 16, kMostAnswers = 6, kBytes = 150'000;
+  size_t cells = 0;
+  std::string text;
+  const auto shown = [&](size_t run, size_t limit) {
+    std::vector<std::pair<std::string, std::vector<const ReportSample*>>> prompts;
+    for (const ReportSample& sample : runs[run].samples) {
+      auto found =
+          std::find_if(prompts.begin(), prompts.end(), [&](const auto& each) { return each.first == sample.prompt; });
+      if (found == prompts.end()) {
+        if (prompts.size() == kMostPrompts) continue;
+        found = prompts.insert(prompts.end(), {sample.prompt, {}});
+      }
+      if (found->second.size() == kMostAnswers) found->second.erase(found->second.begin() + 1);
+      found->second.push_back(&sample);
+    }
+    for (const auto& [prompt, answers] : prompts) {
+      cells += 1 + answers.size();
+      if (limit == 0) continue;
+      text += fmt::format("<div class=\"wide\"><table><tr><th>{}</th><td class=\"name\"><b>{}</b></td></tr>\n",
+                          html_escaped(run_label(runs, run)), escaped_lines(prompt, limit));
+      for (const ReportSample* answer : answers)
+        text += fmt::format("<tr><th>step {}</th><td class=\"name\">{}</td></tr>\n",
+                            format_count(static_cast<int64_t>(answer->step)), escaped_lines(answer->text, limit));
+      text += "</table></div>\n";
+    }
+  };
+  for (size_t i = 0; i < runs.size(); ++i) shown(i, 0);
+  if (cells == 0) return "";
+  for (size_t i = 0; i < runs.size(); ++i) shown(i, std::min<size_t>(2000, kBytes / cells));
+  return "<h2>Answers to the prompts</h2>\n" + text;
+}
+
 std::string value_in(const ReportRun& run, const std::string& key) {
   for (const auto& [name, value] : run.config)
     if (name == key) return value;
@@ -224,6 +264,7 @@ std::string report_page(const std::vector<ReportRun>& runs) {
   page +=
       "<p class=\"note\">Lines are means of the steps in a pixel column, the bands behind them reach from the lowest "
       "value to the highest.</p>\n";
+  page += samples(runs);
   page += configuration(runs);
   return page + "</body></html>\n";
 }

@@ -5,8 +5,11 @@
 #include "trireme/base/dtype.h"
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -19,6 +22,17 @@ void write_output(const std::string& path, const std::string& content);
 /// The first characters of a text on one line.
 std::string excerpt(const std::string& text, size_t characters = 200);
 
+/// --template, --template-name and --variable of a command that renders conversations.
+template <class Path>
+void add_template_options(CLI::App& command, Path& file, std::string& name, std::vector<std::string>& variables) {
+  command.add_option("--template", file, "A Jinja file instead of the model's template");
+  command.add_option("--template-name", name, "Which of the model's templates (default: default)");
+  command.add_option("--variable", variables,
+                     "NAME=VALUE: a variable of the template, such as enable_thinking=false (JSON, else a text)");
+}
+/// What --variable gave; null: nothing. ConfigError.
+nlohmann::ordered_json template_variables(const std::vector<std::string>& texts);
+
 void add_init_model_tool(CLI::App& app);        // tool_init_model.cpp
 void add_model_tool(CLI::App& app);             // tool_model.cpp
 void add_tokenizer_tool(CLI::App& app);         // tool_tokenizer.cpp
@@ -30,6 +44,7 @@ void add_megatron_data_tool(CLI::App& data);    // tool_data_megatron.cpp: `data
 void add_data_verify_tool(CLI::App& data);      // tool_data_verify.cpp: `data verify`
 void add_adapter_tool(CLI::App& app);           // tool_adapter.cpp
 void add_generate_tool(CLI::App& app);          // tool_generate.cpp
+void add_chat_tool(CLI::App& app);              // tool_generate.cpp
 void add_calibrate_tool(CLI::App& app);         // tool_calibrate.cpp
 void add_checkpoint_tool(CLI::App& app);        // tool_checkpoint.cpp
 void add_config_tool(CLI::App& app);            // tool_config.cpp

@@ -53,9 +53,9 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   for (const auto add :
        {trireme::add_init_model_tool, trireme::add_model_tool, trireme::add_tokenizer_tool, trireme::add_data_tool,
-        trireme::add_adapter_tool, trireme::add_checkpoint_tool, trireme::add_generate_tool, trireme::add_config_tool,
-        trireme::add_launch_tool, trireme::add_plot_tool, trireme::add_profile_tool, trireme::add_report_tool,
-        trireme::add_simulate_tool, trireme::add_calibrate_tool, trireme::add_doctor_tool})
+        trireme::add_adapter_tool, trireme::add_checkpoint_tool, trireme::add_generate_tool, trireme::add_chat_tool,
+        trireme::add_config_tool, trireme::add_launch_tool, trireme::add_plot_tool, trireme::add_profile_tool,
+        trireme::add_report_tool, trireme::add_simulate_tool, trireme::add_calibrate_tool, trireme::add_doctor_tool})
     add(app);
   trireme::add_data_verify_tool(*app.get_subcommand("data"));
   trireme::refuse_endless_numbers(app);

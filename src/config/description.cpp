@@ -330,6 +330,10 @@ Section train_section() {
              {"sample_mean", S::Loss::kSampleMean},
              {"token_mean", S::Loss::kTokenMean},
              {"rank_mean", S::Loss::kRankMean, Feature::kRankMeans, "; rank_mean: mean of the ranks' token means"}}});
+  s.key("neftune_alpha", &S::neftune_alpha,
+        "NEFTune: uniform noise of at most this / sqrt(data.seq_length * hidden size) is added to the embeddings in "
+        "training, not in evaluations; 5 and 10 are usual; 0 = none",
+        {.min = 0, .feature = Feature::kPairs, .elsewhere = {"neftune_noise_alpha", "noisy_embedding_alpha"}});
   s.key("on_nonfinite", &S::on_nonfinite,
         "at a step whose loss or gradient is not finite: stop = end the run; skip = change no weight, do not "
         "count the step in the schedule, and go on (at most 20 times in a row)",
@@ -404,6 +408,17 @@ Section eval_section() {
         {.min = 0, .max = 1, .above_min = true, .feature = Feature::kAccuracy, .instead = "use eval.target_loss"});
   s.key("test_samples", &S::test_samples, "test on this many rows from the start of data.test; null = on all",
         {.min = 1, .max = kMaxCount});
+  s.key("prompts", &S::prompts,
+        "texts that the model answers after every evaluation, for people to read: in metrics.jsonl, TensorBoard and "
+        "the HTML report. Of a model with a chat template each is a message of the user, of another the beginning of a "
+        "text",
+        {.may_be_absent = true, .feature = Feature::kPairs, .elsewhere = {"validation_prompt", "validation_prompts"}});
+  s.key("max_new_tokens", &S::max_new_tokens, "most tokens of an answer to eval.prompts",
+        {.min = 1, .max = kMaxCount, .feature = Feature::kPairs});
+  s.key("temperature", &S::temperature,
+        "of the answers to eval.prompts; 0 = the likeliest token every time. Every evaluation draws with the same "
+        "random numbers",
+        {.min = 0, .feature = Feature::kPairs});
   return s.section;
 }
 

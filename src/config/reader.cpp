@@ -59,6 +59,7 @@ constexpr const char *kAccumulation =
                      *kPacking = " Rows are packed before the run: trireme data chat, trireme data pack.",
                      *kTemplate = " trireme data chat writes conversations by the model's template (--template).",
                      *kLossMask = " trireme data chat decides which tokens have a loss.",
+                     *kMixing = " trireme data chat mixes files: a --weight for each --input.",
                      *kFewBits = " Frozen weights have the compute type, or FP8 with precision.linear: fp8.",
                      *kAttention = " Attention always runs in fused kernels.",
                      *kAdapter = " A section lora trains an adapter; without it all parameters are trained.";
@@ -83,6 +84,12 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"completion_only_loss", kLossMask},
     {"train_on_inputs", kLossMask},
     {"train_on_prompt", kLossMask},
+    {"mask_history", " trireme data chat --loss last: a loss on the last answer of a conversation alone."},
+    {"last_response_only", " trireme data chat --loss last: a loss on the last answer of a conversation alone."},
+    {"interleave_probs", kMixing},
+    {"dataset_mixer", kMixing},
+    {"dataset_mixture", kMixing},
+    {"label_smoothing_factor", " The loss of train.objective sft has no label smoothing."},
     {"truncation_mode", " trireme data preference cuts pairs of answers: --max-length, --truncation-mode."},
     {"val_set_size", " trireme data chat and data pack divide the data: --valid-fraction."},
     {"val_size", " trireme data chat and data pack divide the data: --valid-fraction."},
@@ -90,15 +97,17 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"load_in_8bit", kFewBits},
     {"quantization_bit", kFewBits},
     {"deepspeed", " The plan shards what is trained: parallel.policy, parallel.shard_size."},
-    {"report_to", " logging.tensorboard: true writes TensorBoard's event files."},
+    {"report_to",
+     " logging.tensorboard: true writes TensorBoard's event files, which wandb sync --sync-tensorboard takes."},
+    {"use_wandb", " logging.tensorboard: true writes event files, which wandb sync --sync-tensorboard takes."},
+    {"wandb_project", " logging.tensorboard: true writes event files, which wandb sync --sync-tensorboard takes."},
     {"flash_attention", kAttention},
     {"flash_attn", kAttention},
     {"attn_implementation", kAttention},
     {"dataloader_num_workers", " Rows are read ahead without a setting."},
     {"metric_for_best_model", " The best evaluation is that of the lowest loss, for BERT of the highest accuracy."},
     {"finetuning_type", kAdapter},
-    {"peft_type", kAdapter},
-    {"neftune_noise_alpha", " Noise on embeddings is not supported."}};
+    {"peft_type", kAdapter}};
 
 /// What to write in place of a key that has another name now; "": it never was a key.
 std::string retired_advice(const Section& section, const YamlEntry& entry) {

@@ -201,6 +201,7 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
   if (config.train.patience) needs_valid("train.patience");
   if (config.output.keep_best) needs_valid("output.keep_best");
   if (config.eval.samples) needs_valid("eval.samples");
+  if (!config.eval.prompts.empty()) needs_valid("eval.prompts");
 }
 
 void check_data(const Config& config, std::vector<RuleProblem>& problems) {
@@ -317,6 +318,7 @@ void check_objective(const Config& config, const ProgramKeys& program, std::vect
   if (config.train.loss != program.defaults.train.loss)
     refuse("train.loss",
            fmt::format("is for train.objective sft; the loss of {} is a mean over pairs: leave it out", name));
+  if (config.train.neftune_alpha > 0) refuse("train.neftune_alpha", "is for train.objective sft: leave it out");
   if (config.logging.mlperf) refuse("logging.mlperf", "is for train.objective sft: MLPerf has no benchmark of pairs");
   const PreferenceSection preference = config.preference.value_or(PreferenceSection());
   using LossType = PreferenceSection::LossType;

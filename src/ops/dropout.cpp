@@ -162,13 +162,17 @@ at::Tensor dropout_elements::by_loop(const at::Tensor& x_BE, const at::Tensor& i
   return out;
 }
 
-at::Tensor dropout_elements::by_tensor_ops(const at::Tensor& x_BE, const at::Tensor& ids, const DropoutKey& key,
-                                           int64_t first) {
+namespace {
+
+/// The 16 bits of the hash of each element, as int64: f(first sample, its samples, [samples, E]) for some samples at a
+/// time.
+template <class F>
+void hash_elements(const at::Tensor& ids, uint32_t t0, uint32_t t1, int64_t first, int64_t row_size, const F& f) {
   TRIREME_CHECK(first % 2 == 0, "dropout from element ", first, ", which is odd");
-  const int64_t samples = x_BE.size(0), row_size = x_BE.size(1), words = (row_size + 1) / 2, first_word = first / 2;
+  const int64_t samples = ids.size(0), words = (row_size + 1) / 2, first_word = first / 2;
   constexpr int64_t kMask = 0xffffffff;
-  at::Tensor k0_B = mix_(ids.bitwise_and(kMask).bitwise_xor_(static_cast<int64_t>(key.t0)));
-  k0_B.bitwise_xor_(ids.bitwise_right_shift(32).bitwise_and_(kMask)).bitwise_xor_(static_cast<int64_t>(key.t1));
+  at::Tensor k0_B = mix_(ids.bitwise_and(kMask).bitwise_xor_(static_cast<int64_t>(t0)));
+  k0_B.bitwise_xor_(ids.bitwise_right_shift(32).bitwise_and_(kMask)).bitwise_xor_(static_cast<int64_t>(t1));
   k0_B = mix_(k0_B);
   const at::Tensor k1_B = mix_(k0_B.add(static_cast<int64_t>(kGolden)).bitwise_and_(kMask));
 
@@ -177,7 +181,6 @@ at::Tensor dropout_elements::by_tensor_ops(const at::Tensor& x_BE, const at::Ten
     upper = low.bitwise_right_shift(32).mul_(static_cast<int64_t>(kGolden)).bitwise_and_(kMask);
     low.bitwise_and_(kMask);
   }
-  at::Tensor out = at::empty(x_BE.sizes(), x_BE.options());
   // Short samples, such as single tokens, are processed several at a time.
   constexpr int64_t kWordsAtOnce = int64_t{1} << 22;
   const int64_t most = std::max<int64_t>(1, kWordsAtOnce / std::max<int64_t>(1, words));
@@ -187,14 +190,50 @@ at::Tensor dropout_elements::by_tensor_ops(const at::Tensor& x_BE, const at::Ten
     at::Tensor hash = mix_(low.bitwise_xor(keys(k0_B))).bitwise_xor_(keys(k1_B));
     if (upper.defined()) hash.bitwise_xor_(upper);
     hash = mix_(hash);
-    const at::Tensor kept = at::stack({hash.bitwise_and(0xffff), hash.bitwise_right_shift(16)}, 2)
-                                .ge(static_cast<int64_t>(key.threshold))
-                                .view({count, 2 * words})
-                                .narrow(1, 0, row_size);
-    const at::Tensor rows = x_BE.narrow(0, begin, count);
-    out.narrow(0, begin, count).copy_(at::where(kept, rows * key.scale, at::zeros({}, rows.options())));
+    f(begin, count,
+      at::stack({hash.bitwise_and(0xffff), hash.bitwise_right_shift(16)}, 2)
+          .view({count, 2 * words})
+          .narrow(1, 0, row_size));
   }
+}
+
+}  // namespace
+
+at::Tensor dropout_elements::by_tensor_ops(const at::Tensor& x_BE, const at::Tensor& ids, const DropoutKey& key,
+                                           int64_t first) {
+  at::Tensor out = at::empty(x_BE.sizes(), x_BE.options());
+  hash_elements(ids, key.t0, key.t1, first, x_BE.size(1), [&](int64_t begin, int64_t count, const at::Tensor& bits) {
+    const at::Tensor rows = x_BE.narrow(0, begin, count), kept = bits.ge(static_cast<int64_t>(key.threshold));
+    out.narrow(0, begin, count).copy_(at::where(kept, rows * key.scale, at::zeros({}, rows.options())));
+  });
   return out;
+}
+
+at::Tensor add_noise(const at::Tensor& x, const Dropout& samples, double magnitude) {
+  constexpr int64_t kElementsAtOnce = int64_t{1} << 21;
+  const int64_t width = x.size(-1), tokens = x.numel() / width, most = std::max<int64_t>(1, kElementsAtOnce / width);
+  const uint64_t key = derive_seed(samples.seed, "noise", samples.stream);
+  Dropout all = samples;
+  all.p = 0.5;  // active
+  at::Tensor noise;
+  {
+    at::NoGradGuard no_grad;
+    noise = at::empty({tokens, width}, x.options());
+    for (int64_t begin = 0; begin < tokens; begin += most) {
+      const at::Tensor some = noise.narrow(0, begin, std::min(most, tokens - begin));
+      const Dropout rows = all.of_rows(begin, some.size(0), tokens);
+      some.copy_(over_parts(some, rows, [&](const at::Tensor& part, const at::Tensor& ids, int64_t first) {
+        at::Tensor out = at::empty(part.sizes(), part.options().dtype(at::kFloat));
+        hash_elements(ids, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), first, part.size(1),
+                      [&](int64_t sample, int64_t count, const at::Tensor& bits) {
+                        out.narrow(0, sample, count)
+                            .copy_(bits.to(at::kFloat).add_(0.5).mul_(1.0 / 32768).sub_(1).mul_(magnitude));
+                      });
+        return out;
+      }));
+    }
+  }
+  return at::add(x, noise.view(x.sizes()));
 }
 
 at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout) {

@@ -69,8 +69,25 @@ void Evaluation::evaluate() {
   progress_.reached_target = reaches_target(run_.config, *metrics);
   rank_evaluation(*metrics);
   report_.evaluation(*metrics);
+  answer_prompts();
   if (!progress_.ends_early() && !all_steps_done()) report_.start_block();
   clock_.start_step();
+}
+
+void Evaluation::answer_prompts() {
+  if (run_.config.eval.prompts.empty()) return;
+  const ProgressSection section("prompts");
+  const ShardedUnits::Evaluation evaluating(units_);
+  try {
+    report_.samples(run_.task.sample(units_, run_.comm(), [&](int64_t done, int64_t total) {
+      report_.evaluation_status("prompts", done, total);
+      if (vote_.cast(asked_to_stop_())) throw EvaluationInterrupted();
+    }));
+    vote_.outcome();
+  } catch (const EvaluationInterrupted&) {
+    units_.release();
+    log_info("the answers to eval.prompts are left out, because the run was asked to stop");
+  }
 }
 
 void Evaluation::rank_evaluation(const EvalMetrics& metrics) {

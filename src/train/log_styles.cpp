@@ -183,6 +183,10 @@ void TensorboardLog::evaluation(const EvalMetrics& metrics) { evaluated(metrics,
 
 void TensorboardLog::test(const EvalMetrics& metrics) { evaluated(metrics, "test", "test"); }
 
+void TensorboardLog::sample(int64_t step, size_t number, const std::string& prompt, const std::string& text) {
+  file_.text(step, fmt::format("samples/{}", number), as_code(prompt) + "\n---\n\n" + as_code(text));
+}
+
 bool is_results_file(const std::string& name) {
   for (const char* known : {kCommandFile, kGitFile, kParametersFile, kErrorFile, kLightningFile})
     if (name == known) return true;

@@ -51,6 +51,8 @@ class TensorboardLog {
   void step(const TrainMetrics& metrics, bool due);
   void evaluation(const EvalMetrics& metrics);
   void test(const EvalMetrics& metrics);
+  /// What the model answers to a prompt, as the text samples/`number`.
+  void sample(int64_t step, size_t number, const std::string& prompt, const std::string& text);
   void flush() { file_.flush(); }
 
  private:

@@ -47,16 +47,19 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
     while (std::getline(in, text)) {
       int64_t step = 0;
       std::optional<EvalMetrics> evaluation;
+      bool repeated = false;  // with the evaluation
       try {
         const auto object = nlohmann::json::parse(text);
         step = object.value("step", int64_t{0});
-        if (object.value("event", "") == "eval") evaluation = read_evaluation(object);
+        const std::string event = object.value("event", "");
+        if (event == "eval") evaluation = read_evaluation(object);
+        repeated = evaluation || event == "sample";
       } catch (const nlohmann::json::exception&) {
         ++foreign;  // the lines after it are those of the run
         continue;
       }
       if (step > *resume_step) break;
-      if (!evaluated && step == *resume_step && evaluation) continue;
+      if (!evaluated && step == *resume_step && repeated) continue;
       if (evaluation) earlier_.push_back(*evaluation);
       kept += text + '\n';
     }

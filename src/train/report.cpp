@@ -168,6 +168,18 @@ void Report::test(const EvalMetrics& metrics) {
   console_.line(test_console_line(metrics));
 }
 
+void Report::samples(const std::vector<SampledText>& texts) {
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const SampledText& sample = texts[i];
+    const nlohmann::ordered_json line = {{"event", "sample"},      {"step", progress_.completed},
+                                         {"prompt_number", i + 1}, {"prompt", sample.prompt},
+                                         {"text", sample.text},    {"ended", sample.ended}};
+    event(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    if (tensorboard_) tensorboard_->sample(progress_.completed, i + 1, sample.prompt, sample.text);
+  }
+  if (tensorboard_) tensorboard_->flush();
+}
+
 void Report::flush() {
   if (tensorboard_) tensorboard_->flush();
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -35,6 +36,8 @@ class Report {
   void evaluation_status(const char* what, int64_t done, int64_t total);
   void evaluation(const EvalMetrics& metrics);
   void test(const EvalMetrics& metrics);
+  /// Answers to eval.prompts after the newest evaluation.
+  void samples(const std::vector<SampledText>& texts);
   void flush();
 
   /// Training has ended, the end of the run has not: `status` is "success" or "aborted".

@@ -82,7 +82,24 @@ def resumed(args, work):
     assert "2m51s" in text and ": AMD EPYC on vm, commit abc" in text, text[:1500]
 
 
+def samples(args, work):
+    """Answers to prompts: the first and the newest ones, as text, and the page stays small."""
+    write_run(f"{work}/told", 40)
+    with open(f"{work}/told/metrics.jsonl", "a") as out:
+        for step in range(10, 500, 10):
+            for number in range(40):
+                out.write(json.dumps({"event": "sample", "step": step, "prompt_number": number + 1, "prompt": f"prompt {number}\n<second line>",
+                                      "text": f"answer of {step}\n\n<b>" + '"' * 4000, "ended": False}) + "\n")
+        out.write('{"event":"sample","step":500,"prompt":5}\n')
+    tool(args, f"{work}/told", "--output", f"{work}/told.html")
+    text = open(f"{work}/told.html").read()
+    found = Page(text).all
+    assert len(text) < 1e6 and "prompt 15\n<second line>" in found and "prompt 16" not in found, len(text)
+    assert "answer of 10\n\n<b>" in found and "answer of 490" in found and "answer of 450" in found and "answer of 440" not in found and "answer of 20\n" not in found
+
+
 def page(args, work):
+    samples(args, work)
     write_run(f"{work}/one", 200)
     write_run(f"{work}/two", 400, lr="0.002", end=False, shift=0.2)
     tool(args, f"{work}/one", "--output", f"{work}/out/one.html")

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import tempfile
@@ -108,6 +109,24 @@ def check_wrong_command_lines(site):
         site.run("train_llama", *arguments.split(), code=2, says=says)
 
 
+def check_sizes(site):
+    """Sizes of init-model that no model has: exit code 2 with every preset, never 70."""
+    listed = site.run("trireme", "init-model", "--preset", "none", "--output", "odd", code=2).split("Presets: ")[-1]
+    presets = re.findall(r"[\w.-]*\w", listed) + ["bert-tiny", "bert-large"]
+    assert len(presets) > 40 and "gemma3-1b" in presets, presets
+    options = ("--layers", "--hidden-size", "--heads", "--kv-heads", "--head-dim", "--intermediate-size", "--vocab-size", "--max-positions")
+    cases = [(preset, "--layers") for preset in presets] + [(preset, option) for preset in ("gemma3-1b", "gpt2", "bert-tiny") for option in options]
+    for preset, option in site.some(cases, presets.index("gemma3-1b"), -1):
+        if preset.startswith("bert") and option in ("--kv-heads", "--head-dim"):
+            continue
+        for value in (-1, 0, 2**31, 10**18, -2**63) if preset == "gemma3-1b" else (-1,):
+            site.run("trireme", "init-model", "--preset", preset, f"{option}={value}", "--config-only", "--output", "odd", code=2, says=f"{option} is {value}; it must be from 1")
+        for value in (3, 2**31 - 1) if option != "--layers" or preset == "gemma3-1b" else ():
+            done = subprocess.run([f"{site.bin}/trireme", "init-model", "--preset", preset, f"{option}={value}", "--config-only", "--force", "--output", "odd"],
+                                  capture_output=True, text=True, cwd=site.work)
+            assert done.returncode in (0, 2), (preset, option, value, done.returncode, done.stderr)
+
+
 def check_generate_and_profile(site):
     site.run("trireme", "init-model", "--preset", "llama-tiny", "--vocab-size", 320, "--tokenizer", "made/by/it/t.model", "--output", "model")
     small = ["init-model", "--preset", "gpt3-126m", "--layers", 1, "--heads", 4, "--vocab-size", 320, "--hidden-size", 64]
@@ -130,10 +149,12 @@ output: {dir: run}
     # Conversations are refused with the command that makes rows of them.
     messages = '{"messages": [{"role": "user", "content": "Who rows?"}, {"role": "assistant", "content": "The rowers."}]}'
     for name, text in site.some((("chat.jsonl", messages), ("chat.json", f"[{messages}]"),
-                                 ("gpt.jsonl", messages.replace("messages", "conversations"))), 0):
+                                 ("gpt.jsonl", messages.replace("messages", "conversations")), ("alpaca.jsonl", '{"instruction": "a", "output": "b"}'),
+                                 ("pairs.jsonl", '{"prompt": "a", "completion": "b"}')), 0, 3):
         (site.work / name).write_text(text + "\n")
         for key in ("data.train", "data.valid") if site.every else ("data.train",):
-            out = site.run("train_llama", "--config", "run.yaml", "--dry-run", "--set", "output.dir=chat", "--set", f"{key}={name}", code=3, says=": holds conversations ('")
+            out = site.run("train_llama", "--config", "run.yaml", "--dry-run", "--set", "output.dir=chat", "--set", f"{key}={name}", code=3,
+                           says=": holds " + {"alpaca.jsonl": "instructions ('", "pairs.jsonl": "prompts and completions ('"}.get(name, "conversations ('"))
             rows = Path(name).stem + ".npy"
             assert f"then set {key} to {rows}" in out and f"data chat --model '{site.work}/model' --input '{site.work}/{name}' --seq-length 16 --output {rows}" in out, out
 
@@ -149,6 +170,7 @@ def main():
         check_text(site)
         check_names(site)
         check_wrong_command_lines(site)
+        check_sizes(site)
         check_generate_and_profile(site)
     print("ok")
 

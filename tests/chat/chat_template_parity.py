@@ -227,11 +227,90 @@ def real_templates():
 
 def fuzz(args):
     real = real_templates()
-    for name, template in {**real, **chat_templates.MODELS, "generation": chat_templates.GENERATION}.items():
+    for name, template in {**real, **chat_templates.MODELS, **chat_templates.SHIPPED, "generation": chat_templates.GENERATION}.items():
         compare(name, args.probe, list(random_requests(template, args.fuzz, args.seed)), may_refuse=True)
     print(f"{len(real)} real templates (TRIREME_CHAT_TEMPLATES names a folder of them), {len(chat_templates.MODELS) + 1} of this test, {args.fuzz} conversations each: equal texts and masks, or refused")
     for reason, count in REASONS.most_common():
         print(f"  {count} refused here: {reason[:160]}")
+
+
+def turns(messages):
+    """(system or None, [(question, answer or None)])"""
+    system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+    rest = [m["content"] for m in messages[system is not None:]]
+    return system, [(rest[i], rest[i + 1] if i + 1 < len(rest) else None) for i in range(0, len(rest), 2)]
+
+
+def llama2(messages):
+    """Parts (text, whether it has a loss), as Meta's llama/generation.py puts dialogs together."""
+    system, pairs = turns(messages)
+    for i, (question, answer) in enumerate(pairs):
+        if i == 0 and system is not None:
+            question = f"<<SYS>>\n{system}\n<</SYS>>\n\n{question}"
+        yield f"<s>[INST] {question.strip()} [/INST]", False
+        if answer is not None:
+            yield f" {answer.strip()} </s>", True
+
+
+def mistral_v1(messages):
+    """As mistral-common's tokenizer v1."""
+    system, pairs = turns(messages)
+    yield "<s>", False
+    for i, (question, answer) in enumerate(pairs):
+        yield f" [INST] {'' if i or system is None else system + chr(10) * 2}{question} [/INST]", False
+        if answer is not None:
+            yield f" {answer}</s>", True
+
+
+def mistral_v3(messages):
+    system, pairs = turns(messages)
+    yield "<s>", False
+    for i, (question, answer) in enumerate(pairs):
+        yield f"[INST] {system + chr(10) * 2 if i + 1 == len(pairs) and system is not None else ''}{question}[/INST]", False
+        if answer is not None:
+            yield f" {answer}</s>", True
+
+
+def deepseek(messages):
+    system, pairs = turns(messages)
+    yield "<s>" + (system or ""), False
+    for question, answer in pairs:
+        yield f"<｜User｜>{question}", False
+        if answer is not None:
+            yield "<｜Assistant｜>", False
+            yield f"{answer}<｜end▁of▁sentence｜>", True
+
+
+FORMATS = {"llama2": llama2, "mistral-v1": mistral_v1, "mistral-v3": mistral_v3, "deepseek-r1-distill": deepseek}
+
+
+def check_shipped(probe):
+    """The templates of models/decoder/chat_templates write what the models were trained on, with the loss on the answers; DeepSeek's as TRL's does."""
+    assert set(FORMATS) == set(chat_templates.SHIPPED), set(chat_templates.SHIPPED) ^ set(FORMATS)
+    rng, chats = random.Random(4), []
+    for i in range(80):
+        messages = [{"role": "system", "content": rng.choice(TEXTS)}] if i % 2 else []
+        messages += [{"role": "assistant" if turn % 2 else "user", "content": rng.choice(TEXTS)} for turn in range(rng.randrange(1, 7))]
+        chats.append(messages)
+    theirs = real_templates().get("deepseek_r1_distill_training.jinja")
+    for name, template in chat_templates.SHIPPED.items():
+        requests = [{"template": template, "messages": m, "spans": True, "prompt": False, "variables": VARIABLES} for m in chats]
+        compare(name, probe, requests)
+        for messages, ours in zip(chats, run_probe(probe, requests)):
+            parts = list(FORMATS[name](messages))
+            assert ours["text"] == "".join(text for text, _ in parts), (name, messages, ours["text"])
+            text = ours["text"].encode()
+            assert [text[a:b].decode() for a, b in ours["spans"]] == [part for part, loss in parts if loss], (name, messages, ours)
+            if name == "deepseek-r1-distill" and theirs:
+                assert ours["text"] == expected({"template": theirs, "messages": messages, "prompt": False, "variables": VARIABLES})["text"], messages
+    wrong = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    for name in ("llama2", "mistral-v1", "mistral-v3"):
+        answer = run_probe(probe, [{"template": chat_templates.SHIPPED[name], "messages": wrong, "prompt": False, "variables": VARIABLES}])[0]
+        assert "take turns, but message 2 is of user" in answer["error"], answer
+    reasoning = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "r"}]
+    request = {"template": chat_templates.SHIPPED["deepseek-r1-distill"], "messages": reasoning, "prompt": True, "variables": VARIABLES}
+    assert run_probe(probe, [request])[0]["text"] == "<s><｜User｜>q<｜Assistant｜><think>\nr\n</think>\n\na<｜end▁of▁sentence｜><｜Assistant｜><think>\n"
+    print(f"{len(FORMATS)} shipped templates: the models' formats{'; DeepSeek as in TRL' if theirs else ''}")
 
 
 def main():
@@ -248,6 +327,7 @@ def main():
         for key, value in counts.items():
             total[key] += value
 
+    check_shipped(args.probe)
     for name, template in chat_templates.MODELS.items():
         counts = compare(name, args.probe, list(model_requests(template, 60)))
         assert counts["equal"] > 20, f"{name} refuses most conversations"

@@ -1,4 +1,8 @@
 """Chat templates of the shapes that published models have, written for the tests, and templates of one construct each."""
+from pathlib import Path
+
+# models/decoder/chat_templates: name -> text
+SHIPPED = {path.stem: path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parents[2] / "models/decoder/chat_templates").glob("*.jinja"))}
 
 CHATML = """{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 

@@ -13,9 +13,11 @@ import tempfile
 try:
     import numpy as np
     import torch
+    import xxhash
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config,
                               Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
+    from transformers.integrations.neftune import activate_neftune
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -130,9 +132,32 @@ def parameters(model):
     return found
 
 
+class Noise:
+    """What ops/dropout.h draws for NEFTune, in the place of torch's uniform numbers in transformers' hook."""
+
+    def __init__(self, seed, width):
+        self.seed, self.width, self.sample, self.torchs = seed, width, None, torch.Tensor.uniform_
+        torch.Tensor.uniform_ = lambda tensor, low=0, high=1: tensor.copy_(self.draw() * high)
+
+    def draw(self):
+        def mix(x):
+            x = (x ^ (x >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
+            x = (x ^ (x >> 15)) * 0x735A2D97 & 0xFFFFFFFF
+            return x ^ (x >> 15)
+        key = xxhash.xxh3_64_intdigest((15).to_bytes(8, "little"), xxhash.xxh3_64_intdigest(b"noise", self.seed))
+        sample = np.uint64(self.sample)
+        k0 = mix(mix(sample ^ np.uint64(key & 0xFFFFFFFF)) ^ np.uint64(key >> 32))
+        k1 = mix((k0 + np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF))
+        word = np.arange(SEQ * self.width // 2, dtype=np.uint64)
+        h = mix(mix(word ^ k0) ^ k1)
+        bits = np.stack([h & np.uint64(0xFFFF), h >> np.uint64(16)], 1).reshape(1, SEQ, self.width)
+        return torch.from_numpy(((bits.astype(np.float64) + 0.5) / 32768 - 1).astype(np.float32))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--train-llama", required=True)
+    parser.add_argument("--neftune", type=float, default=0)
     parser.add_argument("--case", required=True)
     parser.add_argument("--launch", default="", help="prefix such as 'mpirun -n 2'")
     parser.add_argument("--set", action="append", default=[])
@@ -184,10 +209,17 @@ def main():
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-6)
         order = epoch_order(len(data), seed, STEPS * GBS)
         want = []
+        if args.neftune:
+            noise = Noise(seed, 48)
+            hook = activate_neftune(model, args.neftune)
+            model.get_input_embeddings().training = True
         for step in range(STEPS):
             rows = data[order[step * GBS:(step + 1) * GBS]]
-            losses = [model(input_ids=row[None], labels=row[None]).loss for row in rows]
-            loss = sum(losses) / GBS
+            loss = 0
+            for i, row in enumerate(rows):
+                if args.neftune:
+                    noise.sample = step * GBS + i
+                loss = loss + model(input_ids=row[None], labels=row[None]).loss / GBS
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_([p for _, p in trained], clip)
@@ -196,6 +228,10 @@ def main():
                 group["lr"] = rate
             optimizer.step()
             want.append((loss.item(), norm.item(), rate))
+        if args.neftune:
+            hook.remove()
+            torch.Tensor.uniform_ = noise.torchs
+            args.set.append(f"train.neftune_alpha={args.neftune}")
         with torch.no_grad():
             eval_loss = sum(model(input_ids=row[None], labels=row[None]).loss.item() for row in valid) / len(valid)
 

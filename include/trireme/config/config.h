@@ -95,6 +95,7 @@ struct TrainSection {
   enum class OnNonfinite { kStop, kSkip } on_nonfinite = OnNonfinite::kStop;
   enum class OnSpike { kReport, kSkip } on_spike = OnSpike::kReport;
   std::optional<std::string> max_time;  // DD:HH:MM:SS of one process
+  double neftune_alpha = 0;             // noise on the embedding; 0 = none
   std::optional<int64_t> patience;      // evaluations in a row without a better one that end the run
   bool operator==(const TrainSection&) const = default;
 };
@@ -116,6 +117,9 @@ struct EvalSection {
   bool shuffle = true;             // Megatron's files: through its shuffled maps; other files are read in their order
   std::optional<double> target_accuracy;
   std::optional<int64_t> test_samples;  // number of rows of data.test, from the first; null = all
+  std::vector<std::string> prompts;     // continued by the model at every evaluation
+  int64_t max_new_tokens = 64;          // of an answer to a prompt
+  double temperature = 0;               // of the answers
   bool operator==(const EvalSection&) const = default;
 };
 struct PrecisionSection {

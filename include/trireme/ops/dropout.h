@@ -59,6 +59,11 @@ void add_dropout_(const at::Tensor& sum, const at::Tensor& x, const Dropout& dro
 /// apply_dropout() composed of at:: operations, for other GPUs; public for the test that compares both.
 at::Tensor apply_dropout_tensor_ops(const at::Tensor& x, const Dropout& dropout);
 
+/// x + u, u uniform in (-magnitude, magnitude): NEFTune's noise (Jain et al. 2023). Of an element's 16 bits r of the
+/// hash above u is magnitude ((r + 0.5) / 32768 - 1), and host's key is derive_seed(seed, "noise", stream). `samples`
+/// gives them and the seed; its p has no meaning. Autograd records the sum.
+at::Tensor add_noise(const at::Tensor& x, const Dropout& samples, double magnitude);
+
 /// apply_dropout() with autograd.
 at::Tensor recorded_dropout(const at::Tensor& x, const Dropout& dropout);
 

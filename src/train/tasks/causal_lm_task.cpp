@@ -18,6 +18,7 @@
 #include "trireme/plan/precision.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <optional>
@@ -129,7 +130,11 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
   if (!rank.plan_only) {
     format_ = &row_format("data.train", config.data.train);
     open_rows();
-    if (rank.grid.world.rank == 0) warn_of_tokenizers();
+    if (rank.grid.world.rank == 0) {
+      warn_of_tokenizers();
+      if (!config.eval.prompts.empty())
+        facts_.description.push_back(prompts_.emplace(config, shape, tokens_at_once()).description());
+    }
     found.insert(found.end(), {{"format of data.train", format_->labels ? "Megatron" : "rows"},
                                {"rows of data.train", std::to_string(facts_.train_rows)},
                                {"rows of data.valid", std::to_string(facts_.eval_samples)}});
@@ -230,12 +235,40 @@ at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const R
   options.train = train;
   options.seed = seed();
   options.recompute = recompute;
+  options.neftune_alpha = config_.train.neftune_alpha;
   options.exchange = rank_.exchange;
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options);
 }
 
 at::Tensor CausalLmTask::score(UnitStore& units, const MicroBatch& batch) {
   return loss(units, batch, {}, /*train=*/false).view({1});
+}
+
+std::vector<SampledText> CausalLmTask::sample(ShardedUnits& units, Communicator& comm,
+                                              const std::function<void(int64_t, int64_t)>& progress) {
+  if (config_.eval.prompts.empty()) return {};
+  // Rank 0 has the tokenizer, and chooses: with sharded weights all ranks need the same passes.
+  using Given = std::pair<std::vector<std::vector<int32_t>>, std::vector<int64_t>>;
+  const Given own = prompts_ ? Given(prompts_->ids(), prompts_->options().ends) : Given();
+  const auto [texts, ends] = nlohmann::json::parse(comm.all_gather_host(nlohmann::json(own).dump())[0]).get<Given>();
+  GenerationOptions options;
+  if (prompts_) options = prompts_->options();
+  options.max_new_tokens = config_.eval.max_new_tokens;
+  options.pass_tokens = tokens_at_once();
+  options.ends = ends;
+  GenerationSteps steps;
+  steps.agree = [&](std::vector<int64_t>& ids) {
+    const at::Tensor tensor = to_tensor(ids, rank_.device);
+    comm.broadcast(tensor, 0)->wait();
+    const at::Tensor host = tensor.to(at::kCPU);
+    std::copy_n(host.const_data_ptr<int64_t>(), ids.size(), ids.begin());
+  };
+  steps.pass = [&](int64_t done, int64_t total) {
+    units.release();
+    progress(done, total);
+  };
+  const auto answers = generate(*model_, units, rank_.device, texts, options, steps);
+  return prompts_ ? prompts_->texts(answers) : std::vector<SampledText>();
 }
 
 EvalResult CausalLmTask::eval_result(const EvalSums& sums) const {

@@ -3,12 +3,14 @@
 
 #include "data/token_pack.h"
 #include "models/decoder/decoder.h"
+#include "prompts.h"
 #include "row_task.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,8 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
+  std::vector<SampledText> sample(ShardedUnits& units, Communicator& comm,
+                                  const std::function<void(int64_t, int64_t)>& progress) override;
   EvalResult eval_result(const EvalSums& sums) const override;  // {loss, denominator}
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
   void complete_weights(ShardedUnits& units) override;
@@ -40,10 +44,13 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   void check_start() override;
   std::unique_ptr<WeightSource> open_weights() const override;
   void open_rows();
+  /// Of a pass over eval.prompts: a rank's share of a row.
+  int64_t tokens_at_once() const { return config_.data.seq_length / rank_.grid.context.size; }
   /// Warns about rows that are packed with another tokenizer than the model's.
   void warn_of_tokenizers() const;
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
+  std::optional<Prompts> prompts_;               // rank 0, where there are eval.prompts
   const RowFormat* format_ = nullptr;            // of data.train; null: a plan, which opens no data
   int64_t stored_vocab_ = 0;                     // rows of the vocabulary in model.path; the model may have more
   int64_t data_vocab_ = 0;                       // ids that rows may have: without padding ids

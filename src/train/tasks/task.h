@@ -87,6 +87,12 @@ struct TaskFacts : ModelFacts {
   std::vector<std::string> metrics;  // names of what is measured beside the loss: "rewards/chosen"
 };
 
+/// What the model answers to one of eval.prompts.
+struct SampledText {
+  std::string prompt, text;
+  bool ended = false;  // by a token that ends an answer, before eval.max_new_tokens
+};
+
 /// What TrainingTask::prepare() needs to know.
 struct BeforeSteps {
   Communicator& comm;
@@ -144,6 +150,11 @@ class TrainingTask : public PlannedModel {
   virtual EvalSums evaluate(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;
   /// The same over data.test, where facts().test_samples says that there is any.
   virtual EvalSums test(ShardedUnits& units, const std::function<void(int64_t, int64_t)>& progress) = 0;
+  /// Answers to eval.prompts, on rank 0; collective. `progress` as in evaluate(), the same on all ranks.
+  virtual std::vector<SampledText> sample(ShardedUnits& /*units*/, Communicator& /*comm*/,
+                                          const std::function<void(int64_t, int64_t)>& /*progress*/) {
+    return {};
+  }
   /// From sums over all ranks. DataError where no row of data.valid has a target.
   virtual EvalResult eval_result(const EvalSums& sums) const = 0;
 

@@ -1,0 +1,102 @@
+#include "data/chat/chat_model.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/formats/json.h"
+
+#include <utility>
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The directory whose tokenizer_config.json belongs to a tokenizer.
+fs::path model_directory(const fs::path& tokenizer) {
+  std::error_code error;
+  return fs::is_directory(tokenizer, error) ? tokenizer : tokenizer.parent_path();
+}
+
+/// The named tokens of a model need not be among those that its files add to sentencepiece's. A tokenizer.json has
+/// them.
+void add_named_tokens(Tokenizer& tokenizer, const fs::path& directory) {
+  if (tokenizer.kind() != "sentencepiece") return;
+  for (const auto& [key, text] : named_tokens(directory))
+    if (!text.empty()) tokenizer.add_special(text);
+  for (const auto id : {tokenizer.bos_id(), tokenizer.eos_id()})
+    if (id) tokenizer.add_special(tokenizer.decode(std::vector<int32_t>{*id}, true));
+}
+
+Tokenizer open_tokenizer(const fs::path& path) {
+  Tokenizer tokenizer(path);
+  add_named_tokens(tokenizer, model_directory(path));
+  return tokenizer;
+}
+
+std::map<std::string, std::string> template_variables(const Tokenizer& tokenizer, const fs::path& directory) {
+  std::map<std::string, std::string> variables;
+  for (const auto& [name, id] : {std::pair{"bos_token", tokenizer.bos_id()}, {"eos_token", tokenizer.eos_id()}})
+    if (id) variables[name] = tokenizer.decode(std::vector<int32_t>{*id}, true);
+  for (const auto& [name, text] : named_tokens(directory)) variables[name] = text;
+  return variables;
+}
+
+}  // namespace
+
+ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const std::string& template_name)
+    : tokenizer_(open_tokenizer(path)), variables_(template_variables(tokenizer_, model_directory(path))) {
+  if (!template_file.empty()) {
+    chat_.emplace(read_text_file(template_file, ExitCode::kData), template_file.string(), variables_);
+    return;
+  }
+  try {
+    chat_.emplace(ChatTemplate::open(model_directory(path), template_name, variables_));
+  } catch (const DataError& error) {
+    without_chat_ = error.what();
+  }
+}
+
+const ChatTemplate& ChatModel::chat() const {
+  if (!chat_) throw DataError(without_chat_);
+  return *chat_;
+}
+
+std::string ChatModel::special(const std::string& name) const {
+  const auto found = variables_.find(name);
+  return found == variables_.end() ? std::string() : found->second;
+}
+
+bool ChatModel::is_special(int32_t id) const {
+  if (id >= tokenizer_.base_vocab_size() || id == tokenizer_.eos_id()) return true;  // of add_special(), which has text
+  const std::vector<int32_t> one = {id};
+  return tokenizer_.decode(one).empty() && !tokenizer_.decode(one, true).empty();
+}
+
+std::optional<int32_t> ChatModel::end_of_turn() const {
+  constexpr const char* kAnswer = "trireme-answer";
+  Conversation conversation;
+  conversation.messages = {{{"role", "user"}, {"content", "question"}}, {{"role", "assistant"}, {"content", kAnswer}}};
+  std::string text;
+  try {
+    text = chat().render(conversation, /*add_generation_prompt=*/false);
+  } catch (const DataError&) {
+    return std::nullopt;
+  }
+  const size_t found = text.rfind(kAnswer);
+  if (found == std::string::npos) return std::nullopt;
+  for (const int32_t id : tokenizer_.encode(std::string_view(text).substr(found + std::string_view(kAnswer).size())))
+    if (is_special(id)) return id;
+  return std::nullopt;
+}
+
+std::vector<int32_t> ChatModel::prompt(const Conversation& conversation) const {
+  return tokenizer_.encode(chat().render(conversation, /*add_generation_prompt=*/true));
+}
+
+bool has_chat_template(const fs::path& directory) {
+  if (fs::is_regular_file(directory / "chat_template.jinja")) return true;
+  const auto config = read_json_if_there(directory / "tokenizer_config.json", ExitCode::kData);
+  return !member(config, "chat_template").is_null();
+}
+
+}  // namespace trireme

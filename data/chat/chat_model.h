@@ -1,0 +1,50 @@
+#pragma once
+// The tokenizer of a model with the tokens that it added, and its chat template.
+
+#include "data/chat/chat_template.h"
+#include "data/tokenizer/tokenizer.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// Const members are thread-safe.
+class ChatModel {
+ public:
+  /// `path`: a model directory, or a tokenizer file beside tokenizer_config.json. `template_file`, unless empty,
+  /// replaces the model's template; `template_name` is ChatTemplate::open()'s. DataError; a model's template that is
+  /// not there or has wrong syntax is an error of chat() only.
+  explicit ChatModel(const std::filesystem::path& path, const std::filesystem::path& template_file = {},
+                     const std::string& template_name = {});
+
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  /// DataError where the model has none.
+  const ChatTemplate& chat() const;
+  bool has_chat() const { return chat_.has_value(); }
+  /// The text of a special token: "eos_token" -> "</s>"; empty: there is none.
+  std::string special(const std::string& name) const;
+  int32_t padding() const { return tokenizer_.pad_id().value_or(tokenizer_.eos_id().value_or(0)); }
+  /// The special token with which the template ends an answer: the first that it writes after the answer's text. None
+  /// where it writes none there, or refuses a conversation of a question and an answer.
+  std::optional<int32_t> end_of_turn() const;
+  /// The ids of the conversation as far as the next answer.
+  std::vector<int32_t> prompt(const Conversation& conversation) const;
+
+ private:
+  bool is_special(int32_t id) const;
+
+  Tokenizer tokenizer_;
+  std::map<std::string, std::string> variables_;  // of the template: special tokens
+  std::optional<ChatTemplate> chat_;
+  std::string without_chat_;  // why there is none
+};
+
+/// Whether a model directory has a chat template.
+bool has_chat_template(const std::filesystem::path& directory);
+
+}  // namespace trireme
