@@ -26,6 +26,21 @@ void add_linear(UnitSpec& unit, const std::string& name, int64_t rows, int64_t c
   unit.parameters.push_back(vector_spec(name + ".bias", rows, module + ".bias"));
 }
 
+namespace {
+
+/// ParameterSpec::matrix_rows of a product.
+std::vector<int64_t> stacked_matrices(const BlockTable& block, const BlockLayer& layer) {
+  const bool fused = layer.parts.size() == 1;
+  const int64_t kv = block.kv_heads * block.head_dim;
+  if (fused && layer.name == "qkv") return {layer.out() - 2 * kv, kv, kv};
+  if (fused && layer.name == "up" && block.gated) return {layer.out() / 2, layer.out() / 2};
+  std::vector<int64_t> rows;
+  for (const LayerPart& part : layer.parts) rows.push_back(part.rows);
+  return rows;
+}
+
+}  // namespace
+
 UnitSpec block_unit(const BlockTable& block, const std::string& name, const std::string& prefix) {
   UnitSpec unit;
   unit.name = name;
@@ -43,6 +58,7 @@ UnitSpec block_unit(const BlockTable& block, const std::string& name, const std:
     if (layer.product()) {
       weight = {layer.name, {layer.out(), layer.in}, parts(".weight"), Init::kNormal, layer.deviation, true, true};
       weight.transposed = block.transposed;
+      weight.matrix_rows = stacked_matrices(block, layer);
     }
     if (layer.bias)
       unit.parameters[static_cast<size_t>(block.bias_position(l))] = {
@@ -61,8 +77,10 @@ void add_adapters(UnitSpec& unit, const std::vector<LoraTarget>& targets, int64_
     const double bound = 1.0 / std::sqrt(static_cast<double>(target.in));
     unit.parameters.push_back(
         {full + ".lora_A", {r, target.in}, {{module + ".lora_A.weight", r}}, Init::kUniform, bound, true});
+    unit.parameters.back().matrix_rows = {r};
     unit.parameters.push_back(
         {full + ".lora_B", {target.rows, r}, {{module + ".lora_B.weight", target.rows}}, Init::kZeros, 0, true});
+    unit.parameters.back().matrix_rows = {target.rows};
   }
 }
 

@@ -164,9 +164,11 @@ Section optimizer_section() {
 #define TRIREME_CHOICE(Value, word) KeyChoice(#word, S::Name::k##Value),
         {.choices = {TRIREME_OPTIMIZERS(TRIREME_CHOICE)},
 #undef TRIREME_CHOICE
-         .elsewhere = {"optim", "optimizer.type"},
-         .words_elsewhere = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}}});
-  s.key("moments", &S::moments, "adamw: type of both moments; bf16: half the memory, rounded stochastically",
+         .elsewhere = {"optim", "optimizer.type", "use_muon"},
+         .words_elsewhere = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}, {"dist_muon", "muon"}}});
+  s.key("moments", &S::moments,
+        "adamw, muon: type of the moments; bf16: half the memory, rounded stochastically (the momentum of matrices to "
+        "nearest)",
         {.choices = {{"fp32", S::Moments::kFp32}, {"bf16", S::Moments::kBf16}}});
   s.key("lr", &S::lr, "peak learning rate",
         {.min = 0,
@@ -199,6 +201,19 @@ Section optimizer_section() {
   s.key("trust_ratio", &S::trust_ratio,
         "lamb: tensors whose step is scaled by |w| / |update|: those with weight decay, or all",
         {.choices = {{"decayed", S::TrustRatio::kDecayed}, {"all", S::TrustRatio::kAll}}});
+  s.key("momentum", &S::momentum, "muon: decay of the momentum of matrices (Nesterov)",
+        {.min = 0, .max = 1, .below_max = true, .elsewhere = {"muon_momentum", "optimizer.mu"}});
+  s.key("adjust_lr_fn", &S::adjust_lr_fn,
+        "muon: factor of the learning rate of a matrix [out, in], as torch.optim.Muon has it: match_rms_adamw 0.2 "
+        "sqrt(max(out, in)), with which rates and weight decay of adamw fit; original sqrt(max(1, out / in))",
+        {.choices = {{"match_rms_adamw", S::AdjustLr::kMatchRmsAdamw}, {"original", S::AdjustLr::kOriginal}},
+         .elsewhere = {"muon_scale_mode", "muon_adjust_lr"},
+         .words_elsewhere = {{"rms_norm", "match_rms_adamw"}}});
+  s.key(
+      "matrix_lr", &S::matrix_lr,
+      "muon: peak learning rate of matrices, on the schedule of lr, which is then that of the other parameters; null: "
+      "lr",
+      {.min = 0, .elsewhere = {"muon_lr"}});
   return s.section;
 }
 

@@ -262,13 +262,22 @@ void check_max_time(const Config& config, std::vector<RuleProblem>& problems) {
                                     *time)});
 }
 
-void check_moments(const Config& config, std::vector<RuleProblem>& problems) {
-  if (config.optimizer.moments != OptimizerSection::Moments::kFp32 &&
-      config.optimizer.name != OptimizerSection::Name::kAdamw)
-    problems.push_back({"optimizer.moments",
-                        {"optimizer.moments", "optimizer.name"},
-                        fmt::format("optimizer.moments {} is for adamw, not for {}", word_of(config.optimizer.moments),
-                                    word_of(config.optimizer.name))});
+void check_optimizer(const Config& config, std::vector<RuleProblem>& problems) {
+  const OptimizerSection &ours = config.optimizer, defaults;
+  const auto refuse = [&](const char* key, const std::string& what) {
+    problems.push_back({key, {key, "optimizer.name"}, fmt::format("{} {}", key, what)});
+  };
+  if (ours.moments != defaults.moments && ours.name == OptimizerSection::Name::kLamb)
+    refuse("optimizer.moments",
+           fmt::format("{} is for adamw and muon, not for {}", word_of(ours.moments), word_of(ours.name)));
+  if (ours.name != OptimizerSection::Name::kMuon) {
+    const std::string only = fmt::format("is for optimizer.name: muon, not for {}", word_of(ours.name));
+    if (ours.momentum != defaults.momentum) refuse("optimizer.momentum", only);
+    if (ours.adjust_lr_fn != defaults.adjust_lr_fn) refuse("optimizer.adjust_lr_fn", only);
+    if (ours.matrix_lr) refuse("optimizer.matrix_lr", only);
+  } else if (ours.matrix_lr && ours.lr == 0) {
+    refuse("optimizer.matrix_lr", "follows the schedule of optimizer.lr, which is 0: set a rate above 0 there");
+  }
 }
 
 void check_objective(const Config& config, const ProgramKeys& program, std::vector<RuleProblem>& problems) {
@@ -441,7 +450,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& pr
   check_objective(config, program, problems);
   check_policy(config, problems);
   check_kept_activations(config, problems);
-  check_moments(config, problems);
+  check_optimizer(config, problems);
   check_max_time(config, problems);
   check_mlperf_rules(config, program, problems);
   check_profile(config, program, world_size, problems);

@@ -169,8 +169,16 @@ void ShardedUnits::add_trained(size_t unit) {
        pieces_in_range(spec, state.layout, state.begin, state.begin + state.layout.shard_numel))
     trained.ranges.push_back({piece.flat_begin - state.begin, piece.flat_begin - state.begin + piece.count,
                               piece.tensor, spec.parameters[static_cast<size_t>(piece.parameter)].decay});
-  for (const ParameterSpec& parameter : spec.parameters)
+  for (size_t p = 0; p < spec.parameters.size(); ++p) {
+    const ParameterSpec& parameter = spec.parameters[p];
     trained.num_tensors += static_cast<int>(parameter.parts.size());
+    int64_t first = state.layout.offsets[p];
+    for (const int64_t rows : parameter.matrix_rows) {
+      trained.matrices.push_back({first, rows, parameter.numel() / parameter.shape[0], parameter.decay});
+      first += trained.matrices.back().numel();
+    }
+  }
+  trained.group = state.divided ? shard_group_.get() : nullptr;
   if (codes_index_[unit] >= 0)
     codes_->add(codes_index_[unit], {state.layout, state.begin, state.shard, state.tensors}, trained);
 }

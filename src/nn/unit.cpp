@@ -56,6 +56,12 @@ bool UnitSpec::has_linear() const {
   return std::any_of(parameters.begin(), parameters.end(), [](const ParameterSpec& p) { return p.linear; });
 }
 
+int64_t UnitSpec::matrix_numel() const {
+  int64_t n = 0;
+  for (const ParameterSpec& parameter : parameters) n += parameter.matrix_rows.empty() ? 0 : parameter.numel();
+  return n;
+}
+
 UnitSpec UnitSpec::matrices() const {
   UnitSpec part = *this;
   std::erase_if(part.parameters, [](const ParameterSpec& p) { return !p.linear; });

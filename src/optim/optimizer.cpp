@@ -6,8 +6,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-
 namespace trireme {
 
 const OptimizerTraits& traits_of(OptimizerSection::Name name) {
@@ -23,12 +21,7 @@ const OptimizerTraits& traits_of(OptimizerSection::Name name) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world) {
   TRIREME_CHECK(options.betas.size() == 2, "optimizer.betas has ", options.betas.size(), " values, not 2");
-  const OptimizerTraits& traits = traits_of(options.name);
-  const bool divided =
-      std::any_of(shards.begin(), shards.end(), [&](const TrainedShard& shard) { return shard.copies < world.size(); });
-  if (traits.whole_matrices && divided)
-    throw ConfigError("optimizer.name: this optimizer needs whole matrices on each rank: take parallel.policy none");
-  return traits.make(options, shards, world);
+  return traits_of(options.name).make(options, shards, world);
 }
 
 std::vector<StateTensor> Optimizer::moment_state(const std::vector<TrainedShard>& shards, const at::Tensor& steps,

@@ -285,6 +285,17 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
       8.0 + 2.0 * static_cast<double>(input.moment_bytes) + 2.0 * static_cast<double>(input.gradient_bytes);
   cost.optimizer = (static_cast<double>(storage.shard_elements) * element + static_cast<double>(storage.copied_bytes)) /
                    rates.memory_bytes;
+  if (const MatrixWork& work = input.matrix_work; work.units > 0) {
+    // Each rank of a shard group, or without one of the world, multiplies the matrices of its units. Updates go to the
+    // rank that multiplies and back, or from it to all ranks.
+    const bool divided = plan.state_shards() > 1;
+    const int ranks = divided ? plan.shard_size : input.world_size;
+    const double part = std::ceil(static_cast<double>(work.units) / ranks) / work.units;
+    cost.optimizer += part * work.flops / rates.bf16_flops;
+    const double update = 2.0 * static_cast<double>(work.elements);
+    if (divided) cost.exposed += 2 * update / ranks * (1 - 1.0 / ranks) * byte;
+    if (!divided && ranks > 1) cost.exposed += update * route(rates, ranks, per_host).byte;
+  }
   return cost;
 }
 

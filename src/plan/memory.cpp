@@ -218,7 +218,8 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     if (input.compute_bytes < 4 || codes[u]) plan.masters += layout.shard_numel * 4;
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
-    plan.moments += layout.shard_numel * input.moment_bytes;
+    plan.moments += layout.shard_numel * input.moment_bytes -
+                    unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;
@@ -265,6 +266,8 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
       row.head.row * candidate.rows + row.head.fixed + std::min(row.head.logits * candidate.rows, row.head.logits_most);
   plan.working = std::max(working, head) + row.working_fixed + row.head.held;
   count_gradients(input, storage, passes, plan);
+  // The optimizer's step comes when activations are gone and gradients are whole.
+  plan.working = std::max(plan.working, input.matrix_work.memory - (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

@@ -444,7 +444,10 @@ PlanInput plan_input(const PlanQuestion& question) {
   if (config.parallel.offload == Offload::kAuto && question.gpu && question.host_memory > 0)
     input.offload = PlanInput::Offload::kAuto;
   input.host_memory = question.gpu ? question.host_memory : std::numeric_limits<int64_t>::max() / 4;
-  input.moment_bytes = traits_of(config.optimizer.name).moment_bytes(config.optimizer);
+  const OptimizerTraits& optimizer = traits_of(config.optimizer.name);
+  input.moment_bytes = optimizer.moment_bytes(config.optimizer);
+  input.matrix_moment_bytes = optimizer.moment_bytes(config.optimizer, /*matrix=*/true);
+  input.matrix_work = matrix_work(config.optimizer, *input.units);
   input.policy = parse_policy(word_of(config.parallel.policy));
   input.ranks_per_host = question.ranks_per_host;
   input.device_memory = question.device_memory;

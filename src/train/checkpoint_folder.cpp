@@ -52,11 +52,12 @@ std::string text_of(uint64_t bytes) { return format_bytes(static_cast<double>(by
 /// Of one checkpoint: the masters and moments of what is trained, and what describes them.
 uint64_t checkpoint_bytes(const Config& config, const std::vector<UnitSpec>& units, int world_size) {
   const OptimizerTraits& optimizer = traits_of(config.optimizer.name);
-  const int64_t element = 4 + optimizer.moment_bytes(config.optimizer),  // the fp32 master and the moments
-      pieces = (1 + optimizer.moments) * kBytesPerPiece * world_size;
+  const int64_t moments = optimizer.moment_bytes(config.optimizer),
+                saved = moments - optimizer.moment_bytes(config.optimizer, /*matrix=*/true),
+                pieces = (1 + optimizer.moments) * kBytesPerPiece * world_size;
   int64_t bytes = 1 << 16;
   for (const UnitSpec& unit : units)
-    if (unit.trained) bytes += make_layout(unit, 1).numel * element + pieces;
+    if (unit.trained) bytes += make_layout(unit, 1).numel * (4 + moments) - unit.matrix_numel() * saved + pieces;
   return static_cast<uint64_t>(bytes);
 }
 

@@ -6,6 +6,7 @@
 #include "trireme/config/batch_sizes.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/scalar_type.h"
+#include "trireme/optim/optimizer.h"
 
 #include <cmath>
 
@@ -19,8 +20,9 @@ constexpr const char *kSamplesName = "samples", *kEvaluatedStepName = "evaluated
                      *kLossWindowName = "loss_window", *kFp8ScalesName = "task", *kDataName = "data",
                      *kBestName = "best_evaluation";
 
-/// The checkpoint tensors of the trained units, by their places in the units' vectors.
-std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units) {
+/// The checkpoint tensors of the trained units, by their places in the units' vectors; and the vectors of their own
+/// that `optimizer` has for elements of some units.
+std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units, const OptimizerTraits& optimizer) {
   std::vector<CheckpointUnit> described;
   for (const UnitSpec& unit : units) {
     if (!unit.trained) continue;
@@ -33,6 +35,9 @@ std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units) {
       entry.tensors.push_back({parameter.parts[piece.part].name, shape, piece.flat_begin});
     }
     described.push_back(std::move(entry));
+    const int64_t matrices = optimizer.whole_matrices ? unit.matrix_numel() : 0;
+    if (matrices > 0 && matrices < layout.numel)
+      described.push_back({rest_name(unit.name), layout.numel - matrices, {}});
   }
   return described;
 }
@@ -115,7 +120,7 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
   manifest.config = print_config(config);
   manifest.config_hash = configuration_hash(config);
   manifest.seed = config.train.seed;
-  manifest.units = describe_units(units);
+  manifest.units = describe_units(units, traits_of(config.optimizer.name));
   run.samples_after = [batches = BatchSizes(config.batch)](int64_t steps) { return batches.before(steps); };
   run.tokens_per_sample = config.data.seq_length;
   if (!fingerprints) return run;

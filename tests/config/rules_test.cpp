@@ -28,10 +28,17 @@ std::vector<std::string> with_shard_size(const std::string& size, int64_t ranks)
   return on_ranks("batch: {global_batch_size: 24}\nparallel: {shard_size: " + size + "}\n", ranks);
 }
 
-TEST(Rules, Bf16MomentsAreAdamws) {
+TEST(Rules, KeysOfOneOptimizer) {
+  using Lines = std::vector<std::string>;
   EXPECT_EQ(on_ranks("optimizer: {name: lamb, moments: bf16}\n", 1),
-            std::vector<std::string>{"optimizer.moments bf16 is for adamw, not for lamb"});
+            Lines{"optimizer.moments bf16 is for adamw and muon, not for lamb"});
   EXPECT_TRUE(on_ranks("optimizer: {name: adamw, moments: bf16}\n", 1).empty());
+  EXPECT_EQ(on_ranks("optimizer: {momentum: 0.9, adjust_lr_fn: original, matrix_lr: 0.02}\n", 1),
+            (Lines{"optimizer.momentum is for optimizer.name: muon, not for adamw",
+                   "optimizer.adjust_lr_fn is for optimizer.name: muon, not for adamw",
+                   "optimizer.matrix_lr is for optimizer.name: muon, not for adamw"}));
+  EXPECT_TRUE(on_ranks("optimizer: {name: muon, momentum: 0.9, adjust_lr_fn: original, matrix_lr: 0.02}\n", 1).empty());
+  EXPECT_EQ(on_ranks("optimizer: {name: muon, lr: 0, matrix_lr: 0.02}\n", 1).size(), 1u);
 }
 
 TEST(Rules, APolicyNeedsSomethingToDivide) {

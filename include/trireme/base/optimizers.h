@@ -5,4 +5,5 @@
 /// src/optim/word.cpp.
 #define TRIREME_OPTIMIZERS(X) \
   X(Adamw, adamw)             \
-  X(Lamb, lamb)
+  X(Lamb, lamb)               \
+  X(Muon, muon)

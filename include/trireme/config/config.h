@@ -69,7 +69,11 @@ struct OptimizerSection {
   double grad_clip = 0.3;
   enum class Clip { kGlobal, kLocal } clip = Clip::kGlobal;
   enum class TrustRatio { kDecayed, kAll } trust_ratio = TrustRatio::kDecayed;  // lamb
-  enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw
+  enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw, muon
+  // muon:
+  double momentum = 0.95;
+  enum class AdjustLr { kMatchRmsAdamw, kOriginal } adjust_lr_fn = AdjustLr::kMatchRmsAdamw;
+  std::optional<double> matrix_lr;  // peak rate of matrices; null = lr
   bool operator==(const OptimizerSection&) const = default;
 };
 struct ScheduleSection {

@@ -10,11 +10,22 @@
 
 namespace trireme {
 
+class Communicator;
+
 /// Consecutive elements of the shard that belong to one checkpoint tensor.
 struct ShardRange {
   int64_t begin, end;  // elements of the shard
   int tensor;          // index of the checkpoint tensor inside the unit, the same on every rank
   bool decay;
+};
+
+/// A matrix of a linear layer, which an optimizer may update as a whole.
+struct ShardMatrix {
+  int64_t first;  // its first element in the unit's vector, which holds it row by row
+  int64_t rows, columns;
+  bool decay;
+  int64_t numel() const { return rows * columns; }
+  bool operator==(const ShardMatrix&) const = default;
 };
 
 struct TrainedShard {
@@ -31,6 +42,8 @@ struct TrainedShard {
   at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
   int num_tensors = 0;
+  std::vector<ShardMatrix> matrices;  // of the whole unit, ascending, the same on every rank
+  Communicator* group = nullptr;      // the ranks that hold the unit's shards, in order; null: this shard is the unit
   /// Index of the shard's first element among the elements of all trained units. It does not depend on the division of
   /// units.
   int64_t first_element = 0;

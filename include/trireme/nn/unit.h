@@ -37,6 +37,9 @@ struct ParameterSpec {
   /// part); -1: none.
   int64_t zero_rows_from = -1;
   bool transposed = false;  // checkpoint files keep the matrix [in, out]
+  /// Of a layer's matrix: the rows of the matrices that it stacks on dim 0 (q, k, v; gate, up), also where files have
+  /// them as one tensor. An optimizer may update each as a whole. Empty for embeddings, heads and vectors.
+  std::vector<int64_t> matrix_rows = {};
   int64_t numel() const;
 };
 
@@ -49,7 +52,8 @@ struct UnitSpec {
   // false: backward needs no gather (an embedding's gradient needs only the token ids)
   bool backward_reads_weights = true;
   int64_t numel() const;
-  bool has_linear() const;  // has a matrix of a linear layer
+  bool has_linear() const;       // has a matrix of a linear layer
+  int64_t matrix_numel() const;  // elements of parameters with matrix_rows
   /// The unit with only its matrices of linear layers; the unit with only its other parameters.
   UnitSpec matrices() const;
   UnitSpec vectors() const;

@@ -6,12 +6,14 @@
 #include "trireme/comm/communicator.h"
 #include "trireme/config/config.h"
 #include "trireme/nn/trained_shard.h"
+#include "trireme/nn/unit.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace trireme {
@@ -37,13 +39,13 @@ class Optimizer {
 struct OptimizerTraits {
   int moments;                  // number of flat state tensors, each as long as the master weights
   bool bf16_moments = false;    // optimizer.moments: bf16 is possible
-  bool whole_matrices = false;  // a step reads whole matrices: the policy must leave them on each rank
+  bool whole_matrices = false;  // matrices (ParameterSpec::matrix_rows) have one moment, and are updated as wholes
   std::unique_ptr<Optimizer> (*make)(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                      Communicator& world);
 
-  /// Bytes of all moments of one element.
-  int64_t moment_bytes(const OptimizerSection& options) const {
-    return moments * (options.moments == OptimizerSection::Moments::kBf16 ? 2 : 4);
+  /// Bytes of all moments of one element; `matrix`: of a matrix.
+  int64_t moment_bytes(const OptimizerSection& options, bool matrix = false) const {
+    return (matrix && whole_matrices ? 1 : moments) * (options.moments == OptimizerSection::Moments::kBf16 ? 2 : 4);
   }
 };
 
@@ -54,12 +56,29 @@ TRIREME_OPTIMIZERS(TRIREME_DECLARE)
 
 const OptimizerTraits& traits_of(OptimizerSection::Name name);
 
+/// In the state of an optimizer with whole_matrices the elements of a unit with matrices that are in none of them form
+/// a vector of their own, with the gaps between parameters: its name.
+std::string rest_name(const std::string& unit);
+
+/// The work of an optimizer with whole_matrices on the matrices of trained units; zeros for other optimizers.
+struct MatrixWork {
+  int units = 0;         // with matrices
+  int64_t elements = 0;  // of all matrices
+  double flops = 0;      // of all matrices, in one step
+  int64_t memory = 0;    // working memory of a rank in bytes
+};
+MatrixWork matrix_work(const OptimizerSection& options, const std::vector<UnitSpec>& units);
+
+/// Five Newton-Schulz steps x = a x + (b G + c G^2) x, G = x x^T, from x = matrix / |matrix|, as torch.optim.Muon takes
+/// them: bf16 [n, rows, columns], n matrices, with singular values near 1. The argument's memory is used. Of symmetric
+/// products with at least `symmetric_from` rows a quarter is not computed but mirrored.
+at::Tensor orthogonalised(at::Tensor matrices, int64_t symmetric_from = 2048);
+
 /// An optimizer over `shards`, which must outlive it. adamw: Loshchilov & Hutter 2019, as torch.optim.AdamW computes
 /// it. lamb: You et al. 2020 with bias correction and a trust ratio |w| / |update| per checkpoint tensor. The ratio is
 /// 1 if either norm is 0 and, unless trust_ratio is all, for tensors without weight decay (as in apex' FusedLAMB and
-/// the MLPerf submissions). Norms cover all ranks that share a tensor. Empty shards and other options are internal
-/// errors; the configuration rejects them earlier. ConfigError if the optimizer needs whole matrices and the policy
-/// divides them.
+/// the MLPerf submissions). Norms cover all ranks that share a tensor. muon: torch.optim.Muon for matrices, adamw for
+/// the rest. Other options are internal errors; the configuration rejects them earlier.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world);
 

@@ -1,6 +1,7 @@
 #pragma once
 // The search for a plan: its input, the best plan and the smallest plan.
 
+#include "trireme/optim/optimizer.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/plan.h"
@@ -16,12 +17,14 @@ struct PlanInput {
   const std::vector<UnitSpec>* units = nullptr;
   std::shared_ptr<const void> owner;  // keeps `units` alive if nothing else does
   int world_size = 1;
-  int context_size = 1;        // ranks that share a row; `row` and `times` are of a rank's slice of it
-  int ranks_per_host = 0;      // Topology::largest_group(); 0: all ranks are on one host
-  int64_t compute_bytes = 2;   // per element of the compute and storage dtype
-  int64_t gradient_bytes = 4;  // per element of a gradient that is reduced; sums over passes are fp32
-  int64_t moment_bytes = 8;    // per element, both moments
-  bool frozen_fp8 = false;     // matrices of linear layers of frozen units take one byte per element
+  int context_size = 1;             // ranks that share a row; `row` and `times` are of a rank's slice of it
+  int ranks_per_host = 0;           // Topology::largest_group(); 0: all ranks are on one host
+  int64_t compute_bytes = 2;        // per element of the compute and storage dtype
+  int64_t gradient_bytes = 4;       // per element of a gradient that is reduced; sums over passes are fp32
+  int64_t moment_bytes = 8;         // per element, both moments
+  int64_t matrix_moment_bytes = 8;  // the same of elements of matrices (ParameterSpec::matrix_rows)
+  MatrixWork matrix_work;           // of the optimizer
+  bool frozen_fp8 = false;          // matrices of linear layers of frozen units take one byte per element
   /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
   Recipe trained = Recipe::kCompute;
   int64_t compute_first = 0, compute_last = 0;

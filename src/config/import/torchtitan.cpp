@@ -282,7 +282,8 @@ class TitanImporter : Importer {
 
   void optimizer() {
     if (const std::string name = text("optimizer.name", "AdamW"); name != "AdamW")
-      refuse("optimizer.name", "AdamW can be imported, Trireme has no " + name);
+      refuse("optimizer.name", name == "Muon" ? "AdamW can be imported; for Muon set optimizer.name: muon in the result"
+                                              : "AdamW can be imported, Trireme has no " + name);
     put("optimizer.name", "adamw");
     no_key("optimizer.name", "optimizer.name: adamw");
     take("optimizer.lr", 8e-4);
