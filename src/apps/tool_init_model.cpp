@@ -224,20 +224,6 @@ void init_bert(const InitModelOptions& options) {
 
 }  // namespace
 
-void check_sizes(const InitModelOptions& options) {
-  for (const auto& [name, value] : {std::pair{"--hidden-size", options.hidden_size},
-                                    {"--layers", options.layers},
-                                    {"--heads", options.heads},
-                                    {"--kv-heads", options.kv_heads},
-                                    {"--head-dim", options.head_dim},
-                                    {"--intermediate-size", options.intermediate_size},
-                                    {"--vocab-size", options.vocab_size},
-                                    {"--max-positions", options.max_positions}})
-    if (value && (*value < 1 || *value > ConfigReader::kMaxInteger))
-      throw ConfigError(
-          fmt::format("init-model: {} is {}; it must be from 1 to {}", name, *value, ConfigReader::kMaxInteger));
-}
-
 void add_init_model_tool(CLI::App& app) {
   auto options = std::make_shared<InitModelOptions>();
   std::vector<std::string> presets = decoder_preset_names();
