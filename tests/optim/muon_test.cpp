@@ -1,5 +1,5 @@
 // Muon on the CPU: the Newton-Schulz steps, skipped steps, and the elements that are in no matrix.
-#include "comm/self_communicator.h"
+#include "trireme/comm/communicator.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
