@@ -114,8 +114,7 @@ DecoderConfig shape_of(const InitModelOptions& options) {
 
   if (config.head_dim < 1)
     throw ConfigError(
-        fmt::format("init-model: a hidden size of {} has no room for {} heads; change one or give "
-                    "--head-dim",
+        fmt::format("init-model: a hidden size of {} has no room for {} heads; change one or give --head-dim",
                     config.hidden_size, config.num_attention_heads));
   if (config.num_attention_heads % config.num_key_value_heads != 0)
     throw ConfigError(fmt::format(
