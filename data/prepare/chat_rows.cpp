@@ -46,7 +46,7 @@ std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, in
 void check_row_options(const ChatRowOptions& options) {
   if (options.seq_length < 2 || options.seq_length > (1 << 24))
     throw ConfigError(fmt::format("--seq-length {}: expected 2 to {}", options.seq_length, 1 << 24));
-  check_row_outputs(options.output, options.valid_output, options.valid_fraction);
+  check_row_outputs(options.inputs, options.output, options.valid_output, options.valid_fraction);
 }
 
 ChatModel open_chat_model(const ChatRowOptions& options) {

@@ -1,5 +1,7 @@
 #include "data/prepare/conversations.h"
 
+#include "data/prepare/progress.h"
+#include "data/stream/documents.h"
 #include "data/text_file.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -162,11 +164,12 @@ ConversationRow instruction_of(const Json& object, const std::string& place) {
 
 ConversationRow conversation_of(const Json& object, const std::string& field, const std::string& place) {
   if (!object.is_object()) throw DataError(place + ": not a JSON object");
-  const auto has = [&](const char* name) { return object.contains(name); };
+  // Columns of files with rows of several kinds are null where a row is of another kind.
+  const auto has = [&](const char* name) { return object.contains(name) && !object.at(name).is_null(); };
   std::string name = field;
   if (name.empty()) name = has("messages") ? "messages" : "conversations";
   ConversationRow result;
-  if (has(name.c_str())) {
+  if (field.empty() ? has(name.c_str()) : object.contains(name)) {
     result.conversation.messages = messages_of(unwrapped(object.at(name), name, place), name, place);
   } else if (field.empty() && has("prompt") && has("completion")) {
     result = completion_of(object, place);
@@ -264,18 +267,23 @@ PreferenceRow preference_of(const Json& object, const std::string& place) {
 template <class Row>
 void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
                   const std::function<Row(const Json&, const std::string& place)>& read) {
-  for_each_object(path, columns, [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
-    Row row;
-    try {
-      row = read(object(), place);
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::kData) throw;
-      row.problem = error.what();
-    }
-    row.place = place;
-    row.bytes_done = bytes_done;
-    visit(std::move(row));
-  });
+  double before = 0;
+  for (const fs::path& file : fs::is_directory(path) ? document_files(path) : std::vector<fs::path>{path}) {
+    for_each_object(file, columns,
+                    [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
+                      Row row;
+                      try {
+                        row = read(object(), place);
+                      } catch (const Error& error) {
+                        if (error.code() != ExitCode::kData) throw;
+                        row.problem = error.what();
+                      }
+                      row.place = place;
+                      row.bytes_done = before + bytes_done;
+                      visit(std::move(row));
+                    });
+    before += total_size({file});
+  }
 }
 
 }  // namespace

@@ -18,8 +18,22 @@ bool is_hdf5_name(const std::filesystem::path& path) {
   return path.extension() == ".h5" || path.extension() == ".hdf5";
 }
 
-void check_row_outputs(const std::filesystem::path& output, const std::filesystem::path& valid_output,
-                       double valid_fraction) {
+void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
+                       const std::filesystem::path& valid_output, double valid_fraction) {
+  // Absolute first: of a relative path whose first part is not there, weakly_canonical() makes none.
+  const auto whole = [](const std::filesystem::path& path) {
+    std::error_code error;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+  };
+  const auto same_file = [&](const std::filesystem::path& a, const std::filesystem::path& b) {
+    return !whole(a).empty() && whole(a) == whole(b);
+  };
+  if (!valid_output.empty() && same_file(output, valid_output))
+    throw ConfigError(fmt::format("--output and --valid-output are the same file: {}", output.string()));
+  for (const std::filesystem::path& input : inputs)
+    for (const std::filesystem::path& path : {output, valid_output})
+      if (!path.empty() && same_file(input, path))
+        throw ConfigError(fmt::format("{} is an input and an output", path.string()));
   for (const std::filesystem::path& path : {output, valid_output})
     if (!path.empty() && path.extension() != ".npy" && !is_hdf5_name(path))
       throw ConfigError(

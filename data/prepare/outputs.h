@@ -8,13 +8,14 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
-/// ConfigError unless the names end in .npy, .h5 or .hdf5, and a second file and its fraction are both given or
-/// neither. Makes the folders.
-void check_row_outputs(const std::filesystem::path& output, const std::filesystem::path& valid_output,
-                       double valid_fraction);
+/// ConfigError unless the names end in .npy, .h5 or .hdf5, no file is named twice, inputs included, and a second file
+/// and its fraction are both given or neither. Makes the folders.
+void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
+                       const std::filesystem::path& valid_output, double valid_fraction);
 /// Whether an item belongs to the second file, by its number and a seed.
 bool in_valid_split(uint64_t seed, int64_t number, double valid_fraction);
 bool is_hdf5_name(const std::filesystem::path& path);

@@ -31,27 +31,16 @@ struct TokenisedDocuments {
   }
 };
 
-bool same_file(const fs::path& a, const fs::path& b) {
-  std::error_code error;
-  return fs::weakly_canonical(a, error) == fs::weakly_canonical(b, error) && !error;
-}
-
 void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
   if (options.seq_length < 2)
     throw ConfigError(fmt::format("--seq-length {}: a row needs at least 2 tokens", options.seq_length));
-  if (!options.valid_output.empty() && same_file(options.output, options.valid_output))
-    throw ConfigError(fmt::format("--output and --valid-output are the same file: {}", options.output.string()));
-  for (const fs::path& input : options.inputs)
-    for (const fs::path& path : {options.output, options.valid_output})
-      if (!path.empty() && same_file(input, path))
-        throw ConfigError(fmt::format("{} is an input and an output", path.string()));
   if (options.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS piece");
   if (options.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS piece");
   if (options.batch_documents < 0)
     throw ConfigError(fmt::format("--batch-documents {}: expected 0 or more", options.batch_documents));
   if (options.batch_documents > 0 && options.shuffle_seed)
     throw ConfigError("--batch-documents cuts in the order of the input: give no --shuffle-seed with it");
-  check_row_outputs(options.output, options.valid_output, options.valid_fraction);
+  check_row_outputs(options.inputs, options.output, options.valid_output, options.valid_fraction);
 }
 
 /// Reads, tokenises in batches on all cores, and sorts documents into the two splits.

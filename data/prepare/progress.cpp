@@ -1,5 +1,6 @@
 #include "data/prepare/progress.h"
 
+#include "data/stream/documents.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
@@ -46,6 +47,10 @@ double total_size(const std::vector<std::filesystem::path>& files) {
   double total = 0;
   for (const std::filesystem::path& path : files) {
     std::error_code error;
+    if (std::filesystem::is_directory(path, error)) {
+      total += total_size(document_files(path));
+      continue;
+    }
     total += static_cast<double>(std::filesystem::file_size(path, error));
     if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
   }

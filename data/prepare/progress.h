@@ -26,7 +26,7 @@ class Progress {
   bool terminal_, drawn_ = false;
 };
 
-/// Bytes of the files. DataError for one that cannot be read.
+/// Bytes of the files, of directories those of document_files(). DataError for one that cannot be read.
 double total_size(const std::vector<std::filesystem::path>& files);
 
 }  // namespace trireme

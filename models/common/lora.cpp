@@ -80,6 +80,24 @@ LoraStrength fused_strength(const BlockLayer& layer, const LoraOptions& lora, co
 
 }  // namespace
 
+namespace {
+
+/// An adapter of qkv_proj or gate_up_proj is one of all their parts in files: a part, or the whole of targeted parts,
+/// cannot be excluded.
+void check_parts(const LoraOptions& lora, const std::string& prefix, const LoraTarget& fused, const BlockLayer& layer) {
+  for (const LayerPart& part : layer.parts) {
+    const std::string whole = prefix + fused.module, one = prefix + part.module;
+    if (one != whole &&
+        ((is_targeted(lora, whole) && is_excluded(lora, one)) || (is_excluded(lora, whole) && is_targeted(lora, one))))
+      throw ConfigError(
+          fmt::format("lora.exclude_modules: {} has the part {}, and only one of them is excluded: name the parts in "
+                      "lora.target_modules and lora.exclude_modules",
+                      whole, last_part(part.module)));
+  }
+}
+
+}  // namespace
+
 std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const std::string& family,
                                                   const LoraOptions& lora, const std::vector<std::string>& prefixes,
                                                   const std::vector<std::string>& others) {
@@ -101,6 +119,7 @@ std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const
     for (const LoraTarget& target : all) {
       // Patterns mean the modules that the model has in files.
       if (target.fused && !lora.target_modules.pattern.empty()) continue;
+      if (target.fused) check_parts(lora, prefix, target, block.layers[static_cast<size_t>(target.layer)]);
       if (!is_targeted(lora, prefix + target.module)) continue;
       const BlockLayer& layer = block.layers[static_cast<size_t>(target.layer)];
       targets.push_back(target);

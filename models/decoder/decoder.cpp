@@ -120,6 +120,11 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
       units_.push_back(one_parameter("embed_positions", position_table(config_, names)));
       positions_ = {static_cast<int>(units_.size()) - 1, 0};
     }
+    if (tied && saves_output && !token_rows_.empty())
+      throw ConfigError(
+          fmt::format("lora.modules_to_save has {0}, and lora.trainable_token_indices rows of the embedding, which is "
+                      "{0}, too: peft cannot open such an adapter; take one of them",
+                      last_part(names.head)));
     if (saves_output || (tied && saves_embedding && !ensured)) {
       // The output matrix alone: a trained one, or the embedding as it was before.
       units_.push_back(

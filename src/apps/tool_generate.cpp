@@ -178,6 +178,7 @@ void run_chat(const GenerateOptions& options) {
     if (line.ends_with('\r')) line.pop_back();
     if (line.find_first_not_of(" \t") != std::string::npos) generator.turn(line);
   }
+  if (std::cin.bad() || std::ferror(stdin) != 0) throw DataError("chat: the standard input cannot be read");
   if (terminal) print_text("\n");
 }
 

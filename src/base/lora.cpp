@@ -61,6 +61,11 @@ std::string difference(std::string_view pattern) {
   return "";
 }
 
+/// A regular expression that is matched in polynomial time: a pattern such as "(.+)+x" would take forever otherwise.
+std::regex compile(const std::string& pattern) {
+  return std::regex(pattern, std::regex_constants::ECMAScript | std::regex_constants::__polynomial);
+}
+
 /// Whether the pattern matches the whole module path or, with `ends`, its end after a dot.
 bool matches(const std::string& pattern, const std::string& module, bool ends) {
   thread_local std::map<std::pair<std::string, bool>, std::regex> compiled;
@@ -68,7 +73,7 @@ bool matches(const std::string& pattern, const std::string& module, bool ends) {
   if (found == compiled.end()) {
     if (const std::string problem = pattern_problem(pattern); !problem.empty())
       throw ConfigError(fmt::format("the pattern '{}' {}", pattern, problem));
-    found = compiled.emplace(std::pair(pattern, ends), std::regex(ends ? "(.*\\.)?(" + pattern + ")" : pattern)).first;
+    found = compiled.emplace(std::pair(pattern, ends), compile(ends ? "(.*\\.)?(" + pattern + ")" : pattern)).first;
   }
   return std::regex_match(module, found->second);
 }
@@ -117,7 +122,7 @@ std::string pattern_problem(const std::string& pattern) {
     return fmt::format("has {}, which is not supported: write it in another way, or the modules' names as a list",
                        what);
   try {
-    const std::regex tried(pattern);
+    (void)compile(pattern);
   } catch (const std::regex_error&) {
     return "is no regular expression that this program reads: write the names of the modules as a list";
   }
@@ -132,9 +137,12 @@ bool selects(const ModuleSelector& selector, const std::string& module) {
 
 bool is_saved(const LoraOptions& lora, const std::string& module) { return names_module(lora.modules_to_save, module); }
 
+bool is_excluded(const LoraOptions& lora, const std::string& module) {
+  return !lora.exclude_modules.empty() && selects(lora.exclude_modules, module);
+}
+
 bool is_targeted(const LoraOptions& lora, const std::string& module) {
-  if (is_saved(lora, module)) return false;
-  if (!lora.exclude_modules.empty() && selects(lora.exclude_modules, module)) return false;
+  if (is_saved(lora, module) || is_excluded(lora, module)) return false;
   if (!selects(lora.target_modules, module)) return false;
   const std::vector<std::string>& names = lora.target_modules.names;
   // As in peft, a whole path means its module whatever its layer.

@@ -91,7 +91,8 @@ inline void take(const Key& key, int64_t& item, const std::string& text) {
 inline void take(const Key&, std::vector<int64_t>& items, const std::string& text) {
   items.clear();
   for (const std::string& item : split(text.substr(1, text.size() - 2), ','))
-    items.push_back(number_from<int64_t>(item.substr(item.find_first_not_of(' '))));
+    if (const size_t begin = item.find_first_not_of(' '); begin != std::string::npos)
+      items.push_back(number_from<int64_t>(item.substr(begin)));
 }
 inline void take(const Key& key, ParallelSection::Recompute& item, const std::string& text) {
   using Recompute = ParallelSection::Recompute;

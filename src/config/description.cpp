@@ -47,7 +47,7 @@ Section lora_section() {
   s.key("r", &S::r, "rank of the adapters",
         {.min = 1, .max = 65536, .elsewhere = {"lora.rank", "lora_r", "lora_rank"}});
   s.key("alpha", &S::alpha, "the adapter's output is scaled by alpha / r; with use_rslora by alpha / sqrt(r)",
-        {.min = 0, .above_min = true, .elsewhere = {"lora_alpha"}});
+        {.min = 0, .max = 65536, .above_min = true, .elsewhere = {"lora_alpha"}});
   s.key("dropout", &S::dropout, "dropout before A, in training only",
         {.min = 0, .max = 1, .below_max = true, .elsewhere = {"lora_dropout"}});
   const std::vector<KeyChoice> projections = {"q_proj",       "k_proj",    "v_proj",       "o_proj", "gate_proj",
@@ -66,11 +66,10 @@ Section lora_section() {
         {.elsewhere = {"rslora", "peft_use_rslora"}});
   s.key("rank_pattern", &S::rank_pattern,
         "another r for some projections: a mapping of names, or of regular expressions that match a path or its end "
-        "after "
-        "a dot",
+        "after a dot",
         {.min = 1, .max = 65536, .may_be_absent = true});
   s.key("alpha_pattern", &S::alpha_pattern, "another alpha for some projections, as rank_pattern",
-        {.min = 0, .above_min = true, .may_be_absent = true});
+        {.min = 0, .max = 65536, .above_min = true, .may_be_absent = true});
   s.key("use_dora", &S::use_dora,
         "DoRA: the length of each row of an adapted weight is trained apart from its direction. With dropout each "
         "adapted "

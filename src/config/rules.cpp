@@ -159,6 +159,10 @@ void check_lora(const Config& config, std::vector<RuleProblem>& problems) {
   const LoraSection& lora = *config.lora;
   for (const auto& [name, ids] : lora.trainable_token_indices) {
     const std::string module = name.empty() ? "embed_tokens" : name;
+    if (ids.empty())
+      problems.push_back({"lora.trainable_token_indices",
+                          {"lora.trainable_token_indices"},
+                          fmt::format("lora.trainable_token_indices has no id for {}", module)});
     std::vector<int64_t> sorted = ids;
     std::sort(sorted.begin(), sorted.end());
     if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())

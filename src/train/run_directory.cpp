@@ -224,9 +224,11 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
   }
   if (done)
     throw WriteError(fmt::format(
-        "output.dir {} holds this run, finished after step {} ({}): raise train.max_steps to go on from there, or "
+        "output.dir {} holds this run, finished after step {} ({}): raise train.max_steps{} to go on from there, or "
         "choose another output.dir to run it again",
-        path.string(), finished->step, artefact));
+        path.string(), finished->step, artefact,
+        finished->step < config.train.max_steps ? " and what ended it before that (train.patience, eval.target_loss)"
+                                                : ""));
   if (list_checkpoints(path / "checkpoints").empty())
     throw WriteError(fmt::format(
         "output.dir {} holds this run, {}, and no checkpoint to go on from (output.save_every_samples makes "

@@ -22,6 +22,7 @@ TEST(LoraPattern, MatchesWholePaths) {
       {R"(^model\.layers\.\d\.self_attn\.(?:q|k)_proj$)", {kQ0}},
       {R"(model.layers.[\d]+.(mlp|self_attn).(up|q)_proj)", {kQ0, kQ11, kUp1}},
       {R"((?!.*self_attn).*)", {kUp1, kEmbedding}},
+      {R"((.+)+x)", {}},  // exponentially many ways to try
       {R"(.*layers\.1.*)", {kQ11, kUp1}},
       {R"(.*layers\.1\..*)", {kUp1}},
       {R"(.*layers\.\d{2}\..*)", {kQ11}},

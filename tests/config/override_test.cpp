@@ -165,6 +165,8 @@ TEST(Override, LoraChoosesModulesAsPeft) {
             "lora.rank_pattern must be a mapping of modules to integers from 1 to 65536, or null, not '4'"},
            {"trainable_token_indices={lm_haed: [1]}", "Did you mean 'lm_head'?"},
            {"trainable_token_indices=[3, 3]", "has 3 twice for embed_tokens"},
+           {"trainable_token_indices={lm_head: []}", "has no id for lm_head"},
+           {"alpha=1e300", "lora.alpha must be a number > 0 and <= 65536, not '1e300'"},
            {"modules_to_save=[norm]", "must be embed_tokens, lm_head or wte, not 'norm'"}})
     EXPECT_NE(problems_with({"lora." + setting}).front().find(said), std::string::npos)
         << problems_with({"lora." + setting}).front();

@@ -144,6 +144,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {pack + "--output rows.txt", 2, ".npy, .h5 or .hdf5"},
       {pack + "--output x.npy --document chapter", 2, "chapter"},
       {pack + "--output x.npy --valid-fraction 0.1", 2, "--valid-output"},
+      {pack + "--output x.npy --valid-fraction 0.1 --valid-output ./x.npy", 2, "are the same file"},
       {pack + "--output x.npy --shuffle-seed 4294967296", 2, "4294967296"},
       {pack + "--output text.txt/x.npy", 73, "text.txt"},
       {"data pack --tokenizer tok.model --input text.txt --seq-length 999999 --output x.npy", 3, "less than one row"},

@@ -55,6 +55,8 @@ std::string pattern_problem(const std::string& pattern);
 bool selects(const ModuleSelector& selector, const std::string& module);
 /// Whether a module is trained whole.
 bool is_saved(const LoraOptions& lora, const std::string& module);
+/// Whether lora.exclude_modules names the module. ConfigError as above.
+bool is_excluded(const LoraOptions& lora, const std::string& module);
 /// Whether a module of a block, or the embedding, gets an adapter. ConfigError for a pattern with a problem.
 bool is_targeted(const LoraOptions& lora, const std::string& module);
 

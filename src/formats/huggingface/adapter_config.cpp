@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <set>
@@ -174,10 +175,10 @@ void read_lora(const Json& json, LoraOptions& lora, Problems& problems) {
     lora.r = r.get<int64_t>();
   else
     problems.emplace_back("r is missing or not an integer from 1 to 65536");
-  if (const Json alpha = member(json, "lora_alpha"); alpha.is_number())
+  if (const Json alpha = member(json, "lora_alpha"); alpha.is_number() && std::abs(alpha.get<double>()) <= 65536)
     lora.alpha = alpha.get<double>();
   else
-    problems.emplace_back("lora_alpha is missing or not a number");
+    problems.emplace_back("lora_alpha is missing or not a number up to 65536");
   lora.dropout = 0;
   if (const Json dropout = member(json, "lora_dropout"); dropout.is_number())
     lora.dropout = dropout.get<double>();
@@ -219,19 +220,20 @@ void read_lora(const Json& json, LoraOptions& lora, Problems& problems) {
   });
 }
 
-/// A list refers to the input embedding; an object names the modules.
+/// A list refers to the input embedding, here under an empty name; an object names the modules.
 std::map<std::string, std::vector<int64_t>> token_indices(const Json& value, Problems& problems) {
   std::map<std::string, std::vector<int64_t>> indices;
   if (is_empty(value)) return indices;
-  const Json object = value.is_array() ? Json{{"embed_tokens", value}} : value;
+  const Json object = value.is_array() ? Json{{"", value}} : value;
   const auto bad = [&](const Json& what) {
     problems.push_back(fmt::format("trainable_token_indices: {} is not supported", shown(what)));
   };
   if (!object.is_object()) return bad(value), indices;
   for (const auto& [name, list] : object.items()) {
     const std::string module = name == "embed_tokens" ? "model.embed_tokens" : name == "wte" ? "transformer.wte" : name;
-    if ((module != "model.embed_tokens" && module != "transformer.wte" && module != "lm_head") || !list.is_array() ||
-        list.empty()) {
+    if ((!(module.empty() && value.is_array()) && module != "model.embed_tokens" && module != "transformer.wte" &&
+         module != "lm_head") ||
+        !list.is_array() || list.empty()) {
       bad({{name, list}});
       continue;
     }

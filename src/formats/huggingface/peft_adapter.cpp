@@ -54,6 +54,7 @@ class TensorsReader {
   TensorsReader(const SafetensorsFile& file, Adapter& adapter) : file_(file), adapter_(adapter) {}
   /// Problems, in the order of the file.
   std::vector<std::string> read() {
+    name_embedding();
     for (const auto& [name, entry] : file_.entries()) read_tensor(name, entry);
     check_complete();
     return std::move(problems_);
@@ -99,6 +100,17 @@ class TensorsReader {
     (is_a ? pair.a : pair.b) = read_values(file_, name, entry);
     if (const int64_t r = strength_of(lora, module).r; pair.r != r)
       problem("tensor {} has shape [{}, {}], adapter_config.json says r = {}", name, shape[0], shape[1], r);
+  }
+
+  /// A list in adapter_config.json means the embedding, whatever the model calls it: that of the file's rows.
+  void name_embedding() {
+    auto list = adapter_.config.token_indices.extract("");
+    if (list.empty()) return;
+    const auto of_gpt2 = [](const auto& entry) {
+      return entry.first.starts_with(kPrefix + std::string("transformer.wte."));
+    };
+    list.key() = std::ranges::any_of(file_.entries(), of_gpt2) ? "transformer.wte" : "model.embed_tokens";
+    adapter_.config.token_indices.insert(std::move(list));
   }
 
   void read_rows(const std::string& name, const std::string& module, const SafetensorsFile::Entry& entry) {
