@@ -164,16 +164,19 @@ ConversationRow instruction_of(const Json& object, const std::string& place) {
 
 ConversationRow conversation_of(const Json& object, const std::string& field, const std::string& place) {
   if (!object.is_object()) throw DataError(place + ": not a JSON object");
-  // Columns of files with rows of several kinds are null where a row is of another kind.
+  // Columns of files with rows of several kinds are null where a row is of another kind: all fields of a kind, if so.
   const auto has = [&](const char* name) { return object.contains(name) && !object.at(name).is_null(); };
+  const auto has_both = [&](const char* one, const char* other) {
+    return object.contains(one) && object.contains(other) && (has(one) || has(other));
+  };
   std::string name = field;
   if (name.empty()) name = has("messages") ? "messages" : "conversations";
   ConversationRow result;
   if (field.empty() ? has(name.c_str()) : object.contains(name)) {
     result.conversation.messages = messages_of(unwrapped(object.at(name), name, place), name, place);
-  } else if (field.empty() && has("prompt") && has("completion")) {
+  } else if (field.empty() && has_both("prompt", "completion")) {
     result = completion_of(object, place);
-  } else if (field.empty() && has("instruction") && has("output")) {
+  } else if (field.empty() && has_both("instruction", "output")) {
     result = instruction_of(object, place);
   } else {
     const std::vector<std::string> names = keys_of(object);
