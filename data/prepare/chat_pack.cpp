@@ -3,7 +3,6 @@
 #include "data/prepare/conversations.h"
 #include "data/prepare/outputs.h"
 #include "trireme/base/error.h"
-#include "trireme/base/rng.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -100,8 +99,7 @@ void check_weights(const ChatPackOptions& options) {
 int64_t copies_of(const ChatPackOptions& options, size_t input, int64_t number) {
   if (options.weights.empty()) return 1;
   const double weight = options.weights[input], whole = std::floor(weight);
-  const uint64_t draw = derive_seed(0, "mixing", static_cast<uint64_t>(number));
-  return static_cast<int64_t>(whole) + (std::ldexp(static_cast<double>(draw >> 11), -53) < weight - whole ? 1 : 0);
+  return static_cast<int64_t>(whole) + (is_drawn("mixing", /*seed=*/0, number, weight - whole) ? 1 : 0);
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
     return std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
   };
   const auto same_file = [&](const std::filesystem::path& a, const std::filesystem::path& b) {
-    return !whole(a).empty() && whole(a) == whole(b);
+    const std::filesystem::path one = whole(a);
+    return !one.empty() && one == whole(b);
   };
   if (!valid_output.empty() && same_file(output, valid_output))
     throw ConfigError(fmt::format("--output and --valid-output are the same file: {}", output.string()));
@@ -46,9 +47,13 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
     if (path.has_parent_path()) make_directories(path.parent_path());
 }
 
+bool is_drawn(std::string_view purpose, uint64_t seed, int64_t number, double fraction) {
+  const uint64_t draw = derive_seed(seed, purpose, static_cast<uint64_t>(number));
+  return std::ldexp(static_cast<double>(draw >> 11), -53) < fraction;
+}
+
 bool in_valid_split(uint64_t seed, int64_t number, double valid_fraction) {
-  const uint64_t draw = derive_seed(seed, "valid_split", static_cast<uint64_t>(number));
-  return std::ldexp(static_cast<double>(draw >> 11), -53) < valid_fraction;
+  return is_drawn("valid_split", seed, number, valid_fraction);
 }
 
 void write_masked_rows(const std::filesystem::path& path, int64_t seq_length, int64_t count,

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trireme {
@@ -16,7 +17,9 @@ namespace trireme {
 /// and its fraction are both given or neither. Makes the folders.
 void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                        const std::filesystem::path& valid_output, double valid_fraction);
-/// Whether an item belongs to the second file, by its number and a seed.
+/// Whether an item is among a fraction of all, by its number, a seed and what it is drawn for.
+bool is_drawn(std::string_view purpose, uint64_t seed, int64_t number, double fraction);
+/// Whether an item belongs to the second file.
 bool in_valid_split(uint64_t seed, int64_t number, double valid_fraction);
 bool is_hdf5_name(const std::filesystem::path& path);
 

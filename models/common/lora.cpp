@@ -78,10 +78,6 @@ LoraStrength fused_strength(const BlockLayer& layer, const LoraOptions& lora, co
   return first;
 }
 
-}  // namespace
-
-namespace {
-
 /// An adapter of qkv_proj or gate_up_proj is one of all their parts in files: a part, or the whole of targeted parts,
 /// cannot be excluded.
 void check_parts(const LoraOptions& lora, const std::string& prefix, const LoraTarget& fused, const BlockLayer& layer) {
