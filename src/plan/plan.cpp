@@ -405,6 +405,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   if (config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute)
     input.gradient_bytes = input.compute_bytes;
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
+  input.frozen_nf4 = frozen_nf4(config);
+  if (input.frozen_nf4) input.times.pass += nf4_time(shape, input.rates, input.compute_bytes);
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;

@@ -94,7 +94,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       task_.units(), comm_, run.grid, device,
       ShardingOptions{
           run.compute_dtype, run.plan.resident, frozen_recipe(config_),
-          trained_recipe(config_, task_.facts().automatic_fp8),
+          trained_recipe(config_, task_.facts().automatic_fp8), frozen_nf4(config_),
           config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute ? run.compute_dtype : at::kFloat,
           run.plan.policy, config_.precision.fp8_skip_first, config_.precision.fp8_skip_last,
           config_.model.read == ModelSection::Read::kPerHost});
