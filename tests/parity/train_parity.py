@@ -49,7 +49,7 @@ ADAPTERS = {
 }
 
 
-def model_config(kind):
+def model_config(kind, hidden=48, intermediate=80):
     extra = {}
     if kind == "mha":
         extra = dict(num_key_value_heads=4)
@@ -59,7 +59,7 @@ def model_config(kind):
         extra = dict(rope_theta=500000.0, max_position_embeddings=131072,
                      rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                        original_max_position_embeddings=8192))
-    base = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+    base = dict(vocab_size=VOCAB, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=3, num_attention_heads=4,
                 num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)
     if kind == "mistral":
         return MistralConfig(**base, sliding_window=SEQ)
@@ -132,6 +132,14 @@ def parameters(model):
     return found
 
 
+def open_base(path):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, device_map="cpu").eval()
+    for module in model.modules():  # bitsandbytes would multiply in bf16
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
 class Noise:
     """What ops/dropout.h draws for NEFTune, in the place of torch's uniform numbers in transformers' hook."""
 
@@ -173,15 +181,16 @@ def main():
     torch.set_num_threads(1)
     failures = []
     with tempfile.TemporaryDirectory() as work:
-        config = model_config(kind)
+        # bitsandbytes' CPU library (0.50) reads other scales where rows are no whole blocks.
+        config = model_config(kind, 64, 128) if args.nf4 else model_config(kind)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         model.save_pretrained(f"{work}/base", safe_serialization=True)
         tool = os.path.join(os.path.dirname(os.path.abspath(args.train_llama)), "trireme")
-        base, options = f"{work}/base", {}
+        base = f"{work}/base"
         if args.nf4:
-            base, options = f"{work}/nf4", dict(device_map="cpu")
+            base = f"{work}/nf4"
             subprocess.run([tool, "model", "quantize", "--model", f"{work}/base", "--output", base], check=True, capture_output=True)
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **options).eval()
+            model = open_base(base)
             args.set.append("precision.frozen=nf4")
             if args.nf4 == "codes":
                 args.set.append(f"model.path={base}")
@@ -277,7 +286,7 @@ output: {{dir: run}}
 
         # The artefact, opened by transformers or peft.
         if mode == "lora":
-            loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **options), f"{work}/run/adapter")
+            loaded = PeftModel.from_pretrained(open_base(base), f"{work}/run/adapter")
         else:
             loaded = AutoModelForCausalLM.from_pretrained(f"{work}/run/model", dtype=torch.float32)
         loaded.eval()
@@ -304,7 +313,7 @@ output: {{dir: run}}
                     whole = AutoModelForCausalLM.from_pretrained(f"{work}/merged", dtype=torch.float32).eval()
                     merge_error = (whole(input_ids=valid).logits - loaded(input_ids=valid).logits).abs().max().item()
                 if args.nf4:  # merged into the weights that the codes were made from
-                    plain = AutoModelForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32).eval()
+                    plain = open_base(f"{work}/base")
                     with torch.no_grad():
                         moved = (loaded(input_ids=valid).logits - plain(input_ids=valid).logits).abs().max().item()
                         whole_loss = sum(whole(input_ids=row[None], labels=row[None]).loss.item() for row in valid) / len(valid)
