@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 try:
+    import numpy as np
     import torch
     import bitsandbytes.functional as bnb
     from safetensors.torch import load_file, save_file
@@ -21,7 +22,6 @@ except ImportError as error:
 
 # [80, 48] is 60 blocks of 64; the keys' 12 x 48 and the 47 columns of the last MLP are no whole blocks.
 SHAPE = dict(vocab_size=97, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=64)
-RULES = "bitsandbytes::quantize_blockwise"
 
 
 def hostile(name, index, shape, generator):
@@ -92,10 +92,74 @@ def compare(name, weight, ours, failures):
     return int((mine != theirs["absmax"].view(-1)).sum()), mine.numel()
 
 
+def check_refusals(binary, model, work):
+    """Each change of a model in NF4 is refused by name when a run starts on it."""
+    tensors = load_file(f"{model}/model.safetensors")
+    config = json.load(open(f"{model}/config.json"))
+    name = "model.layers.1.self_attn.o_proj.weight"
+    key = name + ".quant_state.bitsandbytes__nf4"
+    np.save(f"{work}/train.npy", np.ones((4, 17), np.int32))
+    open(f"{work}/run.yaml", "w").write("""
+model: {path: changed}
+lora: {r: 2}
+data: {train: train.npy, seq_length: 17}
+batch: {global_batch_size: 2}
+train: {max_steps: 1}
+precision: {compute: fp32, frozen: nf4}
+output: {dir: run}
+""")
+
+    def state(changed, **values):
+        text = {**json.loads(bytes(changed[key].tolist())), **values}
+        changed[key] = torch.tensor(list(json.dumps({k: v for k, v in text.items() if v is not None}).encode()), dtype=torch.uint8)
+
+    def to(suffix, value):
+        return lambda changed: changed.update({name + suffix: value(changed[name + suffix])})
+
+    def plain(changed):
+        for other in [k for k in changed if k.startswith(name)]:
+            del changed[other]
+        changed[name] = torch.ones(64, 64)
+
+    bnb_settings = lambda **values: dict(quantization_config={**config["quantization_config"], **values})
+    cases = [
+        (lambda changed: None, "", [], ["--dry-run"]),
+        (lambda changed: changed.update({key.replace("nf4", "fp4"): changed.pop(key)}), "is stored in FP4", [], ["--dry-run"]),
+        (lambda changed: state(changed, quant_type="fp4"), 'has quant_type "fp4"', [], ["--dry-run"]),
+        (lambda changed: state(changed, blocksize=128), "blocksize 128", [], ["--dry-run"]),
+        (lambda changed: state(changed, nested_blocksize=None, nested_offset=None), "double quantisation", [], ["--dry-run"]),
+        (lambda changed: state(changed, nested_offset="0.1"), "double quantisation", [], ["--dry-run"]),
+        (lambda changed: state(changed, shape=[32, 128]), "has shape [32, 128] in NF4", [], ["--dry-run"]),
+        (lambda changed: state(changed, shape=[2**40, 2**40]), "without a shape", [], ["--dry-run"]),
+        (lambda changed: changed.pop(name + ".absmax"), "without " + name + ".absmax", [], ["--dry-run"]),
+        (to(".absmax", lambda x: x[:-1]), "has 63 elements of U8, not 64", [], ["--dry-run"]),
+        (to(".nested_absmax", lambda x: x.half()), "elements of F16", [], ["--dry-run"]),
+        (to("", lambda x: x.view(-1)[:-1]), "has 2047 elements", [], ["--dry-run"]),
+        (to(".quant_map", lambda x: x * 0.5), "another quant_map", [], ["--dry-run"]),
+        (to(".nested_quant_map", lambda x: x * 0.5), "another nested_quant_map", [], ["--dry-run"]),
+        (to(".nested_absmax", lambda x: x * float("nan")), f"the scales of {name} in four bits are not finite", [], []),
+        (plain, f"{name} is not: a model with some matrices in four bits", [], ["--dry-run"]),
+        (lambda changed: None, "is stored in four bits (bitsandbytes)", ["precision.frozen=auto"], ["--dry-run"]),
+        (lambda changed: config.update(bnb_settings(bnb_4bit_quant_type="fp4")), "quantization_config", [], ["--dry-run"]),
+        (lambda changed: config.update(bnb_settings(bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=False)), "quantization_config", [], ["--dry-run"]),
+        (lambda changed: config.update(bnb_settings(quant_method="gptq")), "quantization_config", [], ["--dry-run"]),
+    ]
+    os.makedirs(f"{work}/changed")
+    for change, says, overrides, options in cases:
+        changed = dict(tensors)
+        change(changed)
+        save_file({k: v.contiguous() for k, v in changed.items()}, f"{work}/changed/model.safetensors", metadata={"format": "pt"})
+        json.dump(config, open(f"{work}/changed/config.json", "w"))
+        sets = [argument for override in overrides for argument in ("--set", override)]
+        done = subprocess.run([f"{binary}/train_llama", "--config", f"{work}/run.yaml", *sets, *options], capture_output=True, text=True)
+        assert done.returncode == (4 if says else 0) and says in done.stderr, f"exit {done.returncode}, no '{says}' in\n{done.stderr}{done.stdout}"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
-    tool = os.path.join(parser.parse_args().bin, "trireme")
+    binary = parser.parse_args().bin
+    tool = os.path.join(binary, "trireme")
 
     def quantize(model, output, code=0, says=""):
         done = subprocess.run([tool, "model", "quantize", "--model", model, "--output", output], capture_output=True, text=True)
@@ -146,6 +210,11 @@ def main():
             quantize(f"{work}/bad", f"{work}/none", code=4, says=f"{name} in {work}/bad/model.safetensors {says}" if bad != 3e38 else says)
             assert not os.path.exists(f"{work}/none")
         quantize(output, f"{work}/none", code=4, says="is stored in four bits (bitsandbytes)")
+
+        torch.manual_seed(1)
+        AutoModelForCausalLM.from_config(LlamaConfig(**{**SHAPE, "hidden_size": 64}, intermediate_size=128), dtype=torch.float32).save_pretrained(f"{work}/whole")
+        quantize(f"{work}/whole", f"{work}/codes")
+        check_refusals(binary, f"{work}/codes", work)
     print(f"bitsandbytes' CPU library has the neighbour of {apart} of {scales} 8-bit codes")
     if failures:
         print("\n".join(failures[:20]))

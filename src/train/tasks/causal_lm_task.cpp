@@ -164,6 +164,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
           shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads,
           shape.head_dim, shape.intermediate_size, shape.vocab_size, format_count(facts_.parameters),
           format_count(facts_.trained_parameters)));
+  if (frozen_nf4(config)) facts_.description.push_back(nf4_description(model_->units(), rank.compute_dtype));
 }
 
 SplitRows<Sample> CausalLmTask::open_split(Split split) const {

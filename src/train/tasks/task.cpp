@@ -83,6 +83,20 @@ std::string nf4_problem(const std::vector<UnitSpec>& units) {
   return "";
 }
 
+std::string nf4_description(const std::vector<UnitSpec>& units, at::ScalarType compute_dtype) {
+  int64_t stored = 0, largest = 0;
+  for (const UnitSpec& unit : units) {
+    const int64_t numel = unit.trained || !unit.has_linear() ? 0 : unit.matrices().numel();
+    stored += numel;
+    largest = std::max(largest, numel);
+  }
+  const auto bytes = static_cast<double>(nf4_code_bytes(stored) + nf4_blocks(stored) + 4 * nf4_nested_blocks(stored));
+  return fmt::format(
+      "frozen matrices: {} parameters in NF4, {} of codes and scales; the {} parameters of one block at a "
+      "time are expanded to {}",
+      format_count(stored), format_bytes(bytes), format_count(largest), type_name(compute_dtype));
+}
+
 void TrainingTask::check_weights() {
   checked_ = true;
   check_start();
