@@ -11,9 +11,9 @@ import sys
 import tempfile
 
 try:
+    import bitsandbytes.functional as bnb
     import numpy as np
     import torch
-    import bitsandbytes.functional as bnb
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM, LlamaConfig
 except ImportError as error:

@@ -3,12 +3,12 @@
 // 16 code points (the quantiles of a normal distribution), two codes a byte, the first in the high half. The absmax of
 // a tensor minus their mean are quantised again: blocks of 256, 256 code points (its dynamic map), one byte each.
 //
-//   absmax[b] = fp32(map[code8[b]] * nested[b / 256]) + offset      value[i] = round(fp32(book[code4[i]] * absmax[i /
-//   64]))
+//   absmax[b] = fp32(map[code8[b]] * nested[b / 256]) + offset
+//   value[i]  = round(fp32(book[code4[i]] * absmax[i / 64]))
 //
-// Source of the rules: bitsandbytes 0.50, its CUDA kernels. Codes, absmax and values are theirs to the bit; the offset
-// is LibTorch's mean, whose last bit depends on the device. The CPU library of that release finds 8-bit codes through a
-// table, and takes the neighbour of about one code in a thousand.
+// Source of the rules: the CUDA kernels of bitsandbytes 0.50. The offset is LibTorch's mean, whose last bit depends on
+// the device. The CPU library of that release finds 8-bit codes through a table, and takes the neighbour of about one
+// code in a thousand. A block of zeros has the code of 0, where the CUDA kernel divides 0 by 0 and has that of -1.
 
 #include <ATen/core/Tensor.h>
 
