@@ -21,7 +21,7 @@ try:
                               Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
     from transformers.integrations.neftune import activate_neftune
 except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
+    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs, but not bitsandbytes")
     sys.exit(77)
 
 VOCAB, SEQ, STEPS, GBS, MBS = 97, 33, 10, 4, 2
