@@ -476,7 +476,8 @@ std::string context_problem(const PlanQuestion& question, int64_t size) {
   if (question.ranks % size != 0 || config.data.seq_length % size != 0)
     return fmt::format("does not divide {} and data.seq_length {}", counted(question.ranks, "rank"),
                        config.data.seq_length);
-  const BlockTable& block = *question.model.model_shape(config, 1).block;
+  const ModelShape shape = question.model.model_shape(config, 1);
+  const BlockTable& block = *shape.block;
   if (block.heads % size != 0)
     return fmt::format(
         "does not divide the model's {} query heads, of which each rank takes its part: take a divisor of {}; for more "
