@@ -435,7 +435,8 @@ Section precision_section() {
                              {"float", "fp32"}}});
   s.key("linear", &S::linear,
         "products of the blocks' matrices in the compute type, or in FP8: frozen matrices are stored in it, "
-        "trained ones multiplied in it (GPUs of compute capability 9.0; a CPU emulates it)",
+        "trained ones multiplied in it (GPUs of compute capability 9.0, delayed and tensorwise 8.9 or more; a CPU "
+        "emulates it)",
         {.choices = {{"compute", S::Linear::kCompute}, {"fp8", S::Linear::kFp8}},
          .retired = {{"frozen", {{"fp8", "fp8"}, {"bf16", "compute"}}},
                      {"encoder", {{"fp8", "fp8"}, {"compute", "compute"}}}},

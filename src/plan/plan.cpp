@@ -391,7 +391,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.units = shape.units;
   input.owner = shape.owner;
   input.num_blocks = shape.num_blocks;
-  input.row = row_memory(shape, recipe, input.compute_bytes);
+  input.kernels = question.kernels;
+  input.row = row_memory(shape, recipe, input.compute_bytes, question.kernels);
   input.times = row_times(shape, recipe, input.rates, input.compute_bytes);
   input.predicted = question.gpu;
   input.rows = static_cast<int>(config.batch.micro_batch_size);

@@ -31,6 +31,7 @@ struct PlanInput {
   int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
   int64_t host_memory = 0;    // bytes of pinned host memory a rank may use
   int64_t overhead = 0;       // context, library workspaces, communicator buffers
+  KernelClass kernels = KernelClass::kHopper;
   int num_blocks = 0;
   RowMemory row;
   RowTimes times;
