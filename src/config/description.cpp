@@ -512,9 +512,15 @@ Section parallel_section() {
       {.choices = {{"auto", S::kAutoTile}}, .min = 128, .max = 1048576});
   s.key(
       "offload", &S::offload,
-      "activations = what blocks keep, their input and attention's output, waits for backward in pinned memory of the "
-      "host, and parallel.recompute is attention or full; auto = of as many blocks as the plan finds worth it",
-      {.choices = {{"auto", S::Offload::kAuto}, {"none", S::Offload::kNone}, {"activations", S::Offload::kActivations}},
+      "what waits in pinned memory of the host: activations = what blocks keep, their input and attention's output, "
+      "and parallel.recompute is attention or full; optimizer = master weights and moments of adamw, of as many units "
+      "as the host holds; all = both; auto = activations of as many blocks as the plan finds worth it, and the "
+      "optimizer's state of as many units as must where the run does not fit otherwise",
+      {.choices = {{"auto", S::Offload::kAuto},
+                   {"none", S::Offload::kNone},
+                   {"activations", S::Offload::kActivations},
+                   {"optimizer", S::Offload::kOptimizer},
+                   {"all", S::Offload::kAll}},
        .elsewhere = {"activation_offloading", "cpu_offloading"}});
   s.key("reduce_dtype", &S::reduce_dtype,
         "type in which gradients are summed over ranks; compute = that of precision.compute",

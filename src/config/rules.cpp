@@ -389,10 +389,23 @@ void check_kept_activations(const Config& config, std::vector<RuleProblem>& prob
       refuse("tile_tokens",
              " is for blocks that are recomputed whole: take parallel.recompute auto, attention or full");
   }
-  if (parallel.offload == ParallelSection::Offload::kActivations && !whole)
+  using Offload = ParallelSection::Offload;
+  if ((parallel.offload == Offload::kActivations || parallel.offload == Offload::kAll) && !whole)
     refuse("offload",
-           " activations is for blocks that keep no more than their input and attention's output: take "
-           "parallel.recompute auto, attention or full");
+           fmt::format(" {} is for blocks that keep no more than their input and attention's output: take "
+                       "parallel.recompute auto, attention or full",
+                       word_of(parallel.offload)));
+  if (const OptimizerSection& optimizer = config.optimizer;
+      (parallel.offload == Offload::kOptimizer || parallel.offload == Offload::kAll) &&
+      optimizer.name != OptimizerSection::Name::kAdamw)
+    problems.push_back(
+        {"parallel.offload",
+         {"parallel.offload", "optimizer.name"},
+         fmt::format("parallel.offload {} is for optimizer.name: adamw, whose state goes through the GPU in parts: {}",
+                     word_of(parallel.offload),
+                     optimizer.name == OptimizerSection::Name::kLamb
+                         ? "lamb needs the norms of whole tensors before it changes an element"
+                         : "muon updates whole matrices")});
 }
 
 void check_profile(const Config& config, const ProgramKeys& program, std::optional<int64_t> world_size,

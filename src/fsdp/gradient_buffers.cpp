@@ -98,7 +98,7 @@ at::Tensor GradientBuffers::part(Unit& unit, size_t parameter) {
   if (!unit.gradient.defined()) {
     const bool one = last_micro_batch_ || reduces_each(unit);
     unit.gradient =
-        at::empty({unit.layout.numel}, unit.shard.master.options().dtype(one ? options_.reduce_dtype : at::kFloat));
+        at::empty({unit.layout.numel}, at::TensorOptions(options_.device).dtype(one ? options_.reduce_dtype : at::kFloat));
   }
   return unit.gradient.narrow(0, unit.layout.offsets[parameter], unit.spec.parameters[parameter].numel());
 }

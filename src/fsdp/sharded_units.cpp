@@ -112,7 +112,9 @@ void ShardedUnits::make_units() {
     codes_index_.push_back(trained_codes ? static_cast<int>(with_codes.size()) : -1);
     if (trained_codes) with_codes.push_back(&spec);
     trained_index_.push_back(spec.trained ? static_cast<int>(trained_.size()) : -1);
-    if (spec.trained) trained_.emplace_back();
+    if (!spec.trained) continue;
+    if (trained_index_[u] < options_.host_units) units_[u]->host = options_.host;
+    trained_.emplace_back();
   }
   arriving_.resize(specs_.size());
   if (!with_codes.empty()) codes_ = std::make_unique<TrainedCodes>(with_codes, device_, options_.compute_dtype);
@@ -154,6 +156,7 @@ void ShardedUnits::add_trained(size_t unit) {
   TrainedShard& trained = trained_[index];
   trained.name = spec.name;
   trained.master = state.master;
+  trained.host = state.host;
   if (codes_index_[unit] < 0) trained.compute = state.shard;
   const GridSlice slice = grid_.slice_of_unit(state.divided);
   trained.begin = state.begin;

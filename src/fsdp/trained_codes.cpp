@@ -1,5 +1,6 @@
 #include "trained_codes.h"
 
+#include "trireme/nn/host_state.h"
 #include "trireme/ops/matmul/fp8.h"
 
 #include <ATen/ATen.h>
@@ -70,13 +71,22 @@ void TrainedCodes::add(int unit, const Part& part, TrainedShard& shard) {
                   last = std::min(end, offset + u.spec->parameters[p].numel());
     if (first >= last) continue;
     const at::Tensor master = shard.master.narrow(0, first - begin, last - first);
+    const bool on_host = shard.host != nullptr;
     if (u.spec->parameters[p].linear) {
-      u.pieces.push_back(
-          {u.first_parameter + static_cast<int64_t>(p), master, part.codes.narrow(0, first - begin, last - first)});
-    } else {
-      vector_masters_.push_back(master);
-      vector_values_.push_back(part.tensors[p].view(-1).narrow(0, first - offset, last - first));
+      const int64_t most = on_host ? shard.host->piece_elements() : last - first;
+      for (int64_t from = first; from < last; from += most)
+        u.pieces.push_back({u.first_parameter + static_cast<int64_t>(p),
+                            shard.master.narrow(0, from - begin, std::min(most, last - from)),
+                            part.codes.narrow(0, from - begin, std::min(most, last - from))});
+      continue;
     }
+    const at::Tensor value = part.tensors[p].view(-1).narrow(0, first - offset, last - first);
+    if (on_host) {
+      host_vectors_.emplace_back(value, master);
+      continue;
+    }
+    vector_masters_.push_back(master);
+    vector_values_.push_back(value);
   }
 }
 
@@ -86,7 +96,8 @@ void TrainedCodes::update_scales(Communicator* group) {
     if (!shard.amax_known) {
       shard.amax.zero_();  // of tensors without elements on this rank
       for (const ShardRange& range : shard.ranges)
-        shard.amax[range.tensor].copy_(fp8_amax(shard.master.narrow(0, range.begin, range.end - range.begin)));
+        shard.amax[range.tensor].copy_(
+            fp8_amax(shard.master.narrow(0, range.begin, range.end - range.begin).to(shard.amax.device())));
     }
     shard.amax_known = false;
   }
@@ -97,14 +108,25 @@ void TrainedCodes::update_scales(Communicator* group) {
     vectors_.zero_();
   }
   if (!vector_values_.empty()) at::_foreach_copy_(vector_values_, vector_masters_);
+  for (const auto& [value, master] : host_vectors_) value.copy_(master, /*non_blocking=*/true);
   if (group != nullptr && vectors_.numel() > 0) group->all_reduce(vectors_)->wait();
   inverse_.copy_(fp8_inverse_scale(amax));
   scale_.copy_(inverse_.reciprocal());
 }
 
 void TrainedCodes::write(int unit) const {
-  for (const Piece& piece : units_.at(static_cast<size_t>(unit)).pieces)
-    fp8_codes_(piece.codes, piece.master, scale_.select(0, piece.parameter));
+  const Unit& u = units_.at(static_cast<size_t>(unit));
+  const auto convert = [&](const Piece& piece, const at::Tensor& master) {
+    fp8_codes_(piece.codes, master, scale_.select(0, piece.parameter));
+  };
+  if (u.shard->host == nullptr) {
+    for (const Piece& piece : u.pieces) convert(piece, piece.master);
+    return;
+  }
+  std::vector<HostState::Piece> masters;
+  for (const Piece& piece : u.pieces) masters.push_back({piece.master});
+  u.shard->host->pass(
+      masters, [&](size_t i, const HostState::Piece& here) { convert(u.pieces[i], here[0]); }, /*writes=*/false);
 }
 
 }  // namespace trireme

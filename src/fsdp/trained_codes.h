@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -45,7 +46,7 @@ class TrainedCodes {
   void write(int unit) const;
 
  private:
-  /// This rank's elements of a matrix.
+  /// This rank's elements of a matrix, or some of them that go through the device together.
   struct Piece {
     int64_t parameter;  // number among the parameters of all units
     at::Tensor master, codes;
@@ -62,6 +63,7 @@ class TrainedCodes {
   at::Tensor scale_, inverse_;                              // fp32 [parameters]
   at::Tensor vectors_;                                      // flat
   std::vector<at::Tensor> vector_masters_, vector_values_;  // this rank's elements of them
+  std::vector<std::pair<at::Tensor, at::Tensor>> host_vectors_;  // the same of units whose masters are on the host
 };
 
 }  // namespace trireme

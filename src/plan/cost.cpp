@@ -298,8 +298,12 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
   // Master weights and moments are read and written, the gradient is read twice (its norm comes first).
   const double element =
       8.0 + 2.0 * static_cast<double>(input.moment_bytes) + 2.0 * static_cast<double>(input.gradient_bytes);
-  cost.optimizer = (static_cast<double>(storage.shard_elements) * element + static_cast<double>(storage.copied_bytes)) /
+  const auto host = static_cast<double>(storage.host_elements);
+  cost.optimizer = ((static_cast<double>(storage.shard_elements) - host) * element +
+                    host * static_cast<double>(input.gradient_bytes) + static_cast<double>(storage.copied_bytes)) /
                    rates.memory_bytes;
+  // What comes from the host hides what goes back and the arithmetic: each direction has the bus to itself.
+  if (input.host_apart) cost.state = static_cast<double>(storage.from_host) / rates.host_bytes;
   if (const MatrixWork& work = input.matrix_work; work.units > 0) {
     // Each rank of a shard group, or without one of the world, multiplies the matrices of its units. Updates go to the
     // rank that multiplies and back, or from it to all ranks.

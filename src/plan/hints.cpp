@@ -59,7 +59,11 @@ class Changes {
     if (const auto word = config.parallel.recompute.word; word != Recomputed::kAuto && word != Recomputed::kFull)
       add("parallel.recompute", "full");
     if (config.parallel.tile_tokens != ParallelSection::kAutoTile) add("parallel.tile_tokens", "auto");
-    if (config.parallel.offload == ParallelSection::Offload::kNone) add("parallel.offload", "auto");
+    using Offload = ParallelSection::Offload;
+    if (config.parallel.offload == Offload::kNone) add("parallel.offload", "auto");
+    if ((config.parallel.offload == Offload::kActivations && traits_of(config.optimizer.name).streams) ||
+        (config.parallel.offload == Offload::kOptimizer && config.parallel.recompute.word == Recomputed::kAuto))
+      add("parallel.offload", "all");
     // With one pass a step each gradient is reduced as soon as it is computed, under every policy.
     if (local > micro) add("batch.micro_batch_size", std::to_string(local));
     if (question.gpu && compute_dtype(config, question.gpu) == at::kFloat) add("precision.compute", "bf16");

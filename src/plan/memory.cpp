@@ -1,6 +1,7 @@
 #include "trireme/plan/memory.h"
 
 #include "candidate.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/ops/attention.h"
 
@@ -193,7 +194,7 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
 
 }  // namespace
 
-PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy) {
+PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy, int host_units) {
   PolicyMemory storage;
   TrainingPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
@@ -202,6 +203,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   plan.context_size = input.context_size;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
+  plan.host_units = host_units;
   const std::vector<bool> codes = trained_codes(input);
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
@@ -226,11 +228,22 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    if ((input.compute_bytes < 4 && !unit.fp32) || codes[u]) plan.masters += layout.shard_numel * 4;
+    const int64_t masters = (input.compute_bytes < 4 && !unit.fp32) || codes[u] ? layout.shard_numel * 4 : 0;
+    const int64_t moments =
+        layout.shard_numel * input.moment_bytes -
+        unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
-    plan.moments += layout.shard_numel * input.moment_bytes -
-                    unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
+    const bool waits = storage.trained_units <= host_units;
+    if (waits) {
+      storage.host_elements += layout.shard_numel;
+      // Codes are made when the scales are known, from masters that come once more.
+      storage.from_host += masters + moments + (codes[u] ? masters : 0);
+    }
+    if (waits && input.host_apart)
+      plan.host_state += masters + moments;
+    else
+      plan.masters += masters, plan.moments += moments;
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;
@@ -279,6 +292,9 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   count_gradients(input, storage, passes, plan);
   // The optimizer's step comes when activations are gone and gradients are whole.
   plan.working = std::max(plan.working, input.matrix_work.memory - (plan.activations - plan.reused));
+  if (plan.host_state > 0)
+    plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) -
+                                              (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

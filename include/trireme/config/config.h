@@ -143,7 +143,7 @@ struct ParallelSection {
   } recompute;
   static constexpr int64_t kAutoTile = 0;
   int64_t tile_tokens = kAutoTile;
-  enum class Offload { kAuto, kNone, kActivations } offload = Offload::kAuto;
+  enum class Offload { kAuto, kNone, kActivations, kOptimizer, kAll } offload = Offload::kAuto;
   enum class ReduceDtype { kFp32, kCompute } reduce_dtype = ReduceDtype::kFp32;  // of the gradients summed over ranks
   std::optional<std::string> rates;  // file of the machine's rates (`trireme calibrate`); null: the built-in table
   bool operator==(const ParallelSection&) const = default;

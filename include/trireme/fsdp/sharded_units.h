@@ -26,6 +26,7 @@
 #include "trireme/comm/rank_grid.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/nn/trained_shard.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/fp8_scales.h"
@@ -59,6 +60,10 @@ struct ShardingOptions {
   /// load() reads each element from the files once per host: ranks of a host that hold the same elements read a share
   /// each and send it to the others. false: each rank reads all of its elements.
   bool read_per_host = false;
+  /// Master weights and moments of the first `host_units` trained units are in memory of `host`, which outlives the
+  /// store.
+  int host_units = 0;
+  HostState* host = nullptr;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws

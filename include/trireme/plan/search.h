@@ -46,6 +46,10 @@ struct PlanInput {
   std::optional<int64_t> tile;  // tokens, 0: no tiles; nullopt = auto
   /// Whether the values of blocks that are recomputed whole go to the host: none, all, or as many as the plan chooses.
   enum class Offload { kNone, kAuto, kAll } offload = Offload::kNone;
+  /// Whether master weights and moments of trained units wait on the host: none, of as many as must where nothing fits
+  /// otherwise, or of as many as it holds.
+  Offload state = Offload::kNone;
+  bool host_apart = true;  // memory of the host is not memory of the device
   MachineRates rates;
   bool predicted = false;  // `rates` and `times` are the machine's; otherwise only ratios are meaningful
 };
