@@ -110,13 +110,12 @@ def faults(site):
     site.train("output.dir=killed", *save)
     assert site.result("killed")[1] == site.result("whole")[1]
     # The writer is slow: the optimizer waits, and what is written is the state before its update.
-    site.train("output.dir=slow", *save, TRIREME_FAULT="sleep@save:write:1s:step2")
+    site.train("output.dir=slow", *save, TRIREME_FAULT="sleep@save:write:1s:step3")
     assert site.result("slow")[1] == site.result("whole")[1]
-    for run in ("whole", "slow"):
-        for step in sorted(os.listdir(f"{site.work}/whole/checkpoints")):
-            with open(f"{site.work}/whole/checkpoints/{step}/rank-00000.safetensors", "rb") as a, \
-                    open(f"{site.work}/{run}/checkpoints/{step}/rank-00000.safetensors", "rb") as b:
-                assert a.read() == b.read(), (run, step)
+    for step in ("step-00000003", "step-00000004"):
+        with open(f"{site.work}/whole/checkpoints/{step}/rank-00000.safetensors", "rb") as a, \
+                open(f"{site.work}/slow/checkpoints/{step}/rank-00000.safetensors", "rb") as b:
+            assert a.read() == b.read(), step
     line = last_line(site.train("output.dir=full", ON_HOST, expect=2, TRIREME_FAULT="fail@pinned-memory").stderr)
     assert "of pinned memory in which master weights and moments wait" in line and "parallel.offload: none" in line, line
     for optimizer, why in (("lamb", "norms of whole tensors"), ("muon", "whole matrices")):
