@@ -297,6 +297,10 @@ void check_optimizer(const Config& config, std::vector<RuleProblem>& problems) {
   if (ours.moments != defaults.moments && ours.name == OptimizerSection::Name::kLamb)
     refuse("optimizer.moments",
            fmt::format("{} is for adamw and muon, not for {}", word_of(ours.moments), word_of(ours.name)));
+  if (ours.gradients != defaults.gradients && config.lora)
+    problems.push_back({"optimizer.gradients",
+                        {"optimizer.gradients", "lora"},
+                        "optimizer.gradients bf16 is for training all parameters: those of adapters are few"});
   if (ours.name != OptimizerSection::Name::kMuon) {
     const std::string only = fmt::format("is for optimizer.name: muon, not for {}", word_of(ours.name));
     if (ours.momentum != defaults.momentum) refuse("optimizer.momentum", only);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace trireme {
 
@@ -14,6 +15,14 @@ namespace {
 
 /// Distance of one matrix's scalars to the next, in floats: cuBLASLt requires aligned scalars.
 constexpr int64_t kStride = 32;
+
+/// Largest magnitudes of a shard's tensors; `master`: its master weights, here or on the host.
+void find_amax(const TrainedShard& shard, const at::Tensor& master) {
+  shard.amax.zero_();  // of tensors without elements on this rank
+  for (const ShardRange& range : shard.ranges)
+    shard.amax[range.tensor].copy_(
+        fp8_amax(master.narrow(0, range.begin, range.end - range.begin).to(shard.amax.device())));
+}
 
 }  // namespace
 
@@ -27,7 +36,7 @@ TrainedCodes::TrainedCodes(const std::vector<const UnitSpec*>& units, at::Device
   size_t most_parts = 1;
   std::vector<std::vector<int64_t>> tensors_of;  // by parameter
   for (const UnitSpec* spec : units) {
-    units_.push_back({spec, static_cast<int64_t>(tensors_of.size()), tensor, vectors, nullptr, {}});
+    units_.push_back({spec, static_cast<int64_t>(tensors_of.size()), tensor, vectors, nullptr, {}, false});
     vectors += make_layout(spec->vectors(), 1).numel;
     for (const ParameterSpec& parameter : spec->parameters) {
       tensors_of.emplace_back();
@@ -75,7 +84,7 @@ void TrainedCodes::add(int unit, const Part& part, TrainedShard& shard) {
     if (u.spec->parameters[p].linear) {
       const int64_t most = on_host ? shard.host->piece_elements() : last - first;
       for (int64_t from = first; from < last; from += most)
-        u.pieces.push_back({u.first_parameter + static_cast<int64_t>(p),
+        u.pieces.push_back({u.first_parameter + static_cast<int64_t>(p), from - begin,
                             shard.master.narrow(0, from - begin, std::min(most, last - from)),
                             part.codes.narrow(0, from - begin, std::min(most, last - from))});
       continue;
@@ -93,15 +102,10 @@ void TrainedCodes::add(int unit, const Part& part, TrainedShard& shard) {
 void TrainedCodes::update_scales(Communicator* group) {
   for (const Unit& unit : units_) {
     TrainedShard& shard = *unit.shard;
-    if (!shard.amax_known) {
-      shard.amax.zero_();  // of tensors without elements on this rank
-      for (const ShardRange& range : shard.ranges)
-        shard.amax[range.tensor].copy_(
-            fp8_amax(shard.master.narrow(0, range.begin, range.end - range.begin).to(shard.amax.device())));
-    }
+    if (!shard.amax_known) find_amax(shard, shard.master);
     shard.amax_known = false;
   }
-  const at::Tensor amax = amax_.index_select(0, tensors_of_.view(-1)).view(tensors_of_.sizes()).amax(1);
+  const at::Tensor amax = parameter_amax(0, tensors_of_.size(0));
   if (group != nullptr) {
     reduce_amax(*group, amax);
     // Each element is on one rank and zero on the others, so that the sum is exact.
@@ -114,8 +118,30 @@ void TrainedCodes::update_scales(Communicator* group) {
   scale_.copy_(inverse_.reciprocal());
 }
 
-void TrainedCodes::write(int unit) const {
-  const Unit& u = units_.at(static_cast<size_t>(unit));
+at::Tensor TrainedCodes::parameter_amax(int64_t first, int64_t count) const {
+  const at::Tensor tensors = tensors_of_.narrow(0, first, count);
+  return amax_.index_select(0, tensors.reshape(-1)).view(tensors.sizes()).amax(1);
+}
+
+void TrainedCodes::follow_updates() {
+  for (Unit& unit : units_) {
+    if (unit.shard->host == nullptr) continue;
+    unit.shard->updated = [this, &unit](const at::Tensor& master) {
+      if (!unit.shard->amax_known) find_amax(*unit.shard, master);
+      unit.shard->amax_known = unit.written = true;
+      // As update_scales() will compute them.
+      const auto count = static_cast<int64_t>(unit.spec->parameters.size());
+      const at::Tensor scale = fp8_inverse_scale(parameter_amax(unit.first_parameter, count)).reciprocal();
+      for (const Piece& piece : unit.pieces)
+        fp8_codes_(piece.codes, master.narrow(0, piece.begin, piece.codes.numel()),
+                   scale.select(0, piece.parameter - unit.first_parameter));
+    };
+  }
+}
+
+void TrainedCodes::write(int unit) {
+  Unit& u = units_.at(static_cast<size_t>(unit));
+  if (std::exchange(u.written, false)) return;
   const auto convert = [&](const Piece& piece, const at::Tensor& master) {
     fp8_codes_(piece.codes, master, scale_.select(0, piece.parameter));
   };

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 namespace trireme {
 
@@ -143,21 +144,34 @@ class AdamW final : public Optimizer {
   void step_parts(double lr, const at::Tensor& multiplier, const at::Tensor& skip) {
     for (TrainedShard& shard : shards_)
       if (shard.host != nullptr && shard.amax.defined()) shard.amax.zero_();
+    at::Tensor masters;  // of the shard that is under way, if it is asked for
     shards_[parts_.front().of].host->pass(host_, [&](size_t i, const HostState::Piece& here) {
       const Part& part = parts_[i];
-      std::vector<TrainedShard> shard = {part.shard};
-      if (here.size() > 2) shard[0].master = here[2];
-      shard[0].gradient = shards_[part.of].gradient.narrow(0, part.begin, part.shard.master.numel());
-      if (part.tables.defined()) {
-        shard_kernels::adamw({shard[0], part.tables, here[0], here[1], step_, multiplier, skip, lr}, options_,
-                             /*clears_amax=*/false);
-        shards_[part.of].amax_known = shard[0].amax.defined();
-        return;
-      }
-      const auto groups = make_groups(shard, options_.decay_norms, [](size_t) { return true; });
-      compose(shard, groups, {here[0]}, {here[1]}, lr, multiplier, skip);
-      shard[0].update_compute();
+      update(part, here, lr, multiplier, skip);
+      const TrainedShard& shard = shards_[part.of];
+      if (!shard.updated) return;
+      if (!masters.defined()) masters = at::zeros({shard.master.numel()}, here[2].options());
+      masters.narrow(0, part.begin, here[2].numel()).copy_(here[2]);
+      if (i + 1 < parts_.size() && parts_[i + 1].of == part.of) return;
+      shard.updated(std::exchange(masters, at::Tensor()));
     });
+  }
+
+  /// `here`: the part's moments and, if they are on the host, masters.
+  void update(const Part& part, const HostState::Piece& here, double lr, const at::Tensor& multiplier,
+              const at::Tensor& skip) {
+    std::vector<TrainedShard> shard = {part.shard};
+    if (here.size() > 2) shard[0].master = here[2];
+    shard[0].gradient = shards_[part.of].gradient.narrow(0, part.begin, part.shard.master.numel());
+    if (part.tables.defined()) {
+      shard_kernels::adamw({shard[0], part.tables, here[0], here[1], step_, multiplier, skip, lr}, options_,
+                           /*clears_amax=*/false);
+      shards_[part.of].amax_known = shard[0].amax.defined();
+      return;
+    }
+    const auto groups = make_groups(shard, options_.decay_norms, [](size_t) { return true; });
+    compose(shard, groups, {here[0]}, {here[1]}, lr, multiplier, skip);
+    shard[0].update_compute();
   }
 
   /// LibTorch's AdamW for the groups of these shards, whose moments are `firsts` and `seconds`.

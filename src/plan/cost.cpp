@@ -244,9 +244,10 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
                blocks = input.num_blocks;
   const double forward = rows * blocks * times.forward, backward = rows * blocks * times.backward;
   cost.compute = passes * (forward + backward + rows * (times.head + times.reference) + times.pass);
-  // A pass after the first reads the fp32 sums that it adds to, or adds a reduced shard to the shard's sum.
-  const double summed = plan.reduces_each_pass() ? 12.0 * static_cast<double>(storage.shard_elements)
-                                                 : 4.0 * static_cast<double>(storage.whole_elements);
+  // A pass after the first reads the sums that it adds to, or adds a reduced shard to the shard's sum.
+  const double summed =
+      static_cast<double>(input.sum_bytes) *
+      static_cast<double>(plan.reduces_each_pass() ? 3 * storage.shard_elements : storage.whole_elements);
   cost.compute += (passes - 1) * summed / rates.memory_bytes;
   cost.recompute = passes * recomputation_time(input, candidate);
   const Transfer transfer = host_transfer(input, candidate);

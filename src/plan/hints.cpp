@@ -72,6 +72,9 @@ class Changes {
     if (!config.lora && traits_of(config.optimizer.name).bf16_moments &&
         config.optimizer.moments == OptimizerSection::Moments::kFp32)
       add("optimizer.moments", "bf16");
+    if (!config.lora && compute_dtype(config, question.gpu) == at::kBFloat16 &&
+        config.optimizer.gradients == OptimizerSection::Gradients::kFp32)
+      add("optimizer.gradients", "bf16");
     const ModelFacts& facts = question.model.facts();
     if (question.gpu && config.precision.linear != PrecisionSection::Linear::kFp8 &&
         (config.lora ? facts.frozen_fp8 : facts.trained_fp8))

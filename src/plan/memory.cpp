@@ -171,11 +171,11 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
   const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
   int64_t kept = 0;
   if (!divided) {
-    kept = storage.whole_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.whole_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
   } else if (passes > 1 && plan.policy == ShardPolicy::kOptimizer) {
-    kept = storage.whole_elements * 4;
+    kept = storage.whole_elements * input.sum_bytes;
   } else {
-    kept = storage.shard_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.shard_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
     plan.gradients += std::min(few, storage.whole_elements * input.gradient_bytes);
   }
   plan.gradients += kept;
@@ -237,8 +237,10 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     const bool waits = storage.trained_units <= host_units;
     if (waits) {
       storage.host_elements += layout.shard_numel;
-      // Codes are made when the scales are known, from masters that come once more.
-      storage.from_host += masters + moments + (codes[u] ? masters : 0);
+      // The codes of a shard are made when the scales of the group are known, from masters that come once more; those
+      // of a whole unit in the pass, from masters that stay until the unit's end.
+      storage.from_host += masters + moments + (codes[u] && division.state ? masters : 0);
+      if (codes[u] && !division.state) storage.passing = std::max(storage.passing, masters);
     }
     if (waits && input.host_apart)
       plan.host_state += masters + moments;
@@ -293,8 +295,9 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   // The optimizer's step comes when activations are gone and gradients are whole.
   plan.working = std::max(plan.working, input.matrix_work.memory - (plan.activations - plan.reused));
   if (plan.host_state > 0)
-    plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) -
-                                              (plan.activations - plan.reused));
+    plan.working =
+        std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
+                                   storage.passing - (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

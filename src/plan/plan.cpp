@@ -451,6 +451,12 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.shard_size = shard_size == ParallelSection::kWorldSize ? question.ranks : static_cast<int>(shard_size);
   if (config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute)
     input.gradient_bytes = input.compute_bytes;
+  if (config.optimizer.gradients == OptimizerSection::Gradients::kBf16) {
+    if (dtype != at::kBFloat16)
+      throw ConfigError(fmt::format("optimizer.gradients: bf16 needs products in bf16, and precision.compute is {} here",
+                                    dtype == at::kHalf ? "fp16" : "fp32"));
+    input.gradient_bytes = input.sum_bytes = 2;
+  }
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
@@ -644,7 +650,7 @@ TrainingPlan plan_run(const PlanQuestion& question) {
 std::string describe_parts(const TrainingPlan& plan) {
   const std::string why =
       plan.accumulated_passes > 1 && plan.shard_size > 1 && plan.gradients > plan.total() / 10
-          ? fmt::format(", in fp32 and whole on every rank because the gradients of {} forward passes are summed",
+          ? fmt::format(", whole on every rank because the gradients of {} forward passes are summed",
                         plan.accumulated_passes)
           : "";
   return fmt::format(

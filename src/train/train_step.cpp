@@ -94,12 +94,15 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
   }
   if (run.plan.host_units > 0)
     host_state_ = std::make_unique<HostState>(HostState::Options{.device = device, .bytes = run.plan.host_state});
-  ShardingOptions sharding{
+  const bool narrow = config_.optimizer.gradients == OptimizerSection::Gradients::kBf16;
+  const bool reduces_narrow = narrow || config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute;
+  const ShardingOptions sharding{
       run.compute_dtype,
       run.plan.resident,
       frozen_recipe(config_),
       trained_recipe(config_, task_.facts().automatic_fp8),
-      config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute ? run.compute_dtype : at::kFloat,
+      reduces_narrow ? run.compute_dtype : at::kFloat,
+      narrow ? run.compute_dtype : at::kFloat,
       run.plan.policy,
       config_.precision.fp8_skip_first,
       config_.precision.fp8_skip_last,

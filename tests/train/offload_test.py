@@ -64,13 +64,16 @@ def bits(site):
     site.pair("one", "batch.micro_batch_size=8", "optimizer.moments=bf16")
     for recipe in ("rowwise", "tensorwise", "delayed"):
         site.pair(recipe, "precision.linear=fp8", f"precision.fp8_recipe={recipe}")
+    site.pair("gradients", "optimizer.gradients=bf16", "batch.micro_batch_size=2")
+    assert site.result("gradients")[0] != site.result("two")[0], "nothing was rounded"
     site.pair("fp32", "precision.compute=fp32", "train.max_steps=2")
     site.pair("fp16", "precision.compute=fp16", "precision.loss_scale=16777216", "train.max_steps=6")
 
 
 def ranks(site):
     """Divided state, with a compute copy and with codes, and whole state of every rank."""
-    for policy, more in (("full", ()), ("optimizer", ("precision.linear=fp8",)), ("none", ("model.read=per_host",))):
+    for policy, more in (("full", ()), ("optimizer", ("precision.linear=fp8",)), ("none", ("model.read=per_host",)),
+                         ("gradients", ("optimizer.gradients=bf16", "batch.micro_batch_size=2"))):
         site.pair(policy, f"parallel.policy={policy}", *more, ranks=2)
 
 
@@ -122,6 +125,8 @@ def faults(site):
         for offload in ("optimizer", "all"):
             text = site.train("output.dir=refused", f"parallel.offload={offload}", f"optimizer.name={optimizer}", expect=2).stderr
             assert f"parallel.offload {offload} is for optimizer.name: adamw" in text and why in text, text
+    text = site.train("output.dir=refused", "optimizer.gradients=bf16", "precision.compute=fp32", expect=2).stderr
+    assert "optimizer.gradients: bf16 needs products in bf16, and precision.compute is fp32" in text, text
     text = site.train("output.dir=refused", "parallel.offload=all", "parallel.recompute=mlp", expect=2).stderr
     assert "parallel.offload all is for blocks that keep no more" in text, text
     site.pair("all", "parallel.recompute=full")

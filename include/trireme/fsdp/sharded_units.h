@@ -19,7 +19,7 @@
 // A trained unit has one flat gradient buffer. wgrad of its matrices writes there (GradientSink); gradients of its
 // other parameters are copied there when autograd has computed them. As soon as a micro-batch has produced all
 // gradients of a unit, its reduction starts, if it is the step's last micro-batch or the policy divides gradients. With
-// several micro-batches, sums over them are fp32: of whole gradients, or of the shards that come out of each reduction.
+// several micro-batches, sums over them have ShardingOptions::sum_dtype: of whole gradients, or of the shards that come out of each reduction.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
@@ -51,8 +51,8 @@ struct ShardingOptions {
   std::vector<bool> resident{};
   /// Recipe of the matrices of linear layers of frozen and of trained units. Delayed scales are part of this store.
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
-  /// Dtype in which gradients are summed over ranks.
-  at::ScalarType reduce_dtype = at::kFloat;
+  /// Dtypes in which gradients are summed over ranks, and over micro-batches.
+  at::ScalarType reduce_dtype = at::kFloat, sum_dtype = at::kFloat;
   ShardPolicy policy = ShardPolicy::kFull;  // of trained units, if the shard group has several ranks
   /// Among the trained units that have matrices of linear layers, the first `compute_first` and the last `compute_last`
   /// units are multiplied with kCompute.
@@ -163,6 +163,8 @@ class ShardedUnits : public UnitStore {
   void assign_weight_states();
   bool is_resident(size_t unit) const;
   bool holds_frozen_codes(const UnitSpec& spec) const;
+  /// All units with trained codes are divided, or none is. There is one.
+  bool divides_codes() const;
   void use(int unit);
   /// Fills a unit; weights_changed() then makes codes and whole copies of trained units.
   void fill(size_t unit, const Filling& filling);

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,9 @@ struct TrainedShard {
 
   /// Where master weights and moments wait for the optimizer, which takes them through the device; null: they are there.
   HostState* host = nullptr;
+  /// Of a shard with a `host`, may be empty: an optimizer calls it in its pass with the new master weights on the device,
+  /// when `amax` is that of all of them.
+  std::function<void(const at::Tensor& master)> updated;
 
   /// The device of gradients, and of what is computed.
   at::Device device() const { return compute.defined() ? compute.device() : amax.device(); }

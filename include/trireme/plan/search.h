@@ -20,7 +20,8 @@ struct PlanInput {
   int context_size = 1;             // ranks that share a row; `row` and `times` are of a rank's slice of it
   int ranks_per_host = 0;           // Topology::largest_group(); 0: all ranks are on one host
   int64_t compute_bytes = 2;        // per element of the compute and storage dtype
-  int64_t gradient_bytes = 4;       // per element of a gradient that is reduced; sums over passes are fp32
+  int64_t gradient_bytes = 4;       // per element of a gradient that is reduced
+  int64_t sum_bytes = 4;            // the same of a sum over passes
   int64_t moment_bytes = 8;         // per element, both moments
   int64_t matrix_moment_bytes = 8;  // the same of elements of matrices (ParameterSpec::matrix_rows)
   MatrixWork matrix_work;           // of the optimizer
