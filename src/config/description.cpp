@@ -207,6 +207,10 @@ Section optimizer_section() {
         "adamw, muon: type of the moments; bf16: half the memory, rounded stochastically (the momentum of matrices to "
         "nearest)",
         {.choices = {{"fp32", S::Moments::kFp32}, {"bf16", S::Moments::kBf16}}});
+  s.key("gradients", &S::gradients,
+        "type in which gradients of all parameters are summed over micro-batches and ranks; bf16: half the memory, each "
+        "sum rounded to nearest, so that small gradients of many micro-batches are lost",
+        {.choices = {{"fp32", S::Gradients::kFp32}, {"bf16", S::Gradients::kBf16}}});
   s.key("lr", &S::lr, "peak learning rate",
         {.min = 0,
          .option = {.fms = "learning_rate", .torchtitan = "optimizer.lr", .nemo = "model.optim.lr"},
@@ -513,9 +517,15 @@ Section parallel_section() {
       {.choices = {{"auto", S::kAutoTile}}, .min = 128, .max = 1048576});
   s.key(
       "offload", &S::offload,
-      "activations = what blocks keep, their input and attention's output, waits for backward in pinned memory of the "
-      "host, and parallel.recompute is attention or full; auto = of as many blocks as the plan finds worth it",
-      {.choices = {{"auto", S::Offload::kAuto}, {"none", S::Offload::kNone}, {"activations", S::Offload::kActivations}},
+      "what waits in pinned memory of the host: activations = what blocks keep, their input and attention's output, "
+      "and parallel.recompute is attention or full; optimizer = master weights and moments of adamw, of as many units "
+      "as the host holds; all = both; auto = activations of as many blocks as the plan finds worth it, and the "
+      "optimizer's state of as many units as must where the run does not fit otherwise",
+      {.choices = {{"auto", S::Offload::kAuto},
+                   {"none", S::Offload::kNone},
+                   {"activations", S::Offload::kActivations},
+                   {"optimizer", S::Offload::kOptimizer},
+                   {"all", S::Offload::kAll}},
        .elsewhere = {"activation_offloading", "cpu_offloading"}});
   s.key("reduce_dtype", &S::reduce_dtype,
         "type in which gradients are summed over ranks; compute = that of precision.compute",

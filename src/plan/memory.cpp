@@ -1,6 +1,7 @@
 #include "trireme/plan/memory.h"
 
 #include "candidate.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/ops/attention.h"
 
@@ -227,11 +228,11 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
   const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
   int64_t kept = 0;
   if (!divided) {
-    kept = storage.whole_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.whole_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
   } else if (passes > 1 && plan.policy == ShardPolicy::kOptimizer) {
-    kept = storage.whole_elements * 4;
+    kept = storage.whole_elements * input.sum_bytes;
   } else {
-    kept = storage.shard_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.shard_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
     plan.gradients += std::min(few, storage.whole_elements * input.gradient_bytes);
   }
   plan.gradients += kept;
@@ -250,7 +251,7 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
 
 }  // namespace
 
-PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy) {
+PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy, int host_units) {
   PolicyMemory storage;
   TrainingPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
@@ -259,6 +260,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   plan.context_size = input.context_size;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
+  plan.host_units = host_units;
   const std::vector<bool> codes = trained_codes(input);
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
@@ -283,11 +285,24 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    if ((input.compute_bytes < 4 && !unit.fp32) || codes[u]) plan.masters += layout.shard_numel * 4;
+    const int64_t masters = (input.compute_bytes < 4 && !unit.fp32) || codes[u] ? layout.shard_numel * 4 : 0;
+    const int64_t moments =
+        layout.shard_numel * input.moment_bytes -
+        unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
-    plan.moments += layout.shard_numel * input.moment_bytes -
-                    unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
+    const bool waits = storage.trained_units <= host_units;
+    if (waits) {
+      storage.host_elements += layout.shard_numel;
+      // The codes of a shard are made when the scales of the group are known, from masters that come once more; those
+      // of a whole unit in the pass, from masters that stay until the unit's end.
+      storage.from_host += masters + moments + (codes[u] && division.state ? masters : 0);
+      if (codes[u] && !division.state) storage.passing = std::max(storage.passing, masters);
+    }
+    if (waits && input.host_apart)
+      plan.host_state += masters + moments;
+    else
+      plan.masters += masters, plan.moments += moments;
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;
@@ -342,6 +357,10 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
           : storage.shard_elements * ((input.gradient_bytes < 4 ? 4 : 0) + (input.moment_bytes < 8 ? 8 : 0));
   plan.working =
       std::max(plan.working, std::max(input.matrix_work.memory, converted) - (plan.activations - plan.reused));
+  if (plan.host_state > 0)
+    plan.working =
+        std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
+                                   storage.passing - (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

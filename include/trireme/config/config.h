@@ -67,6 +67,7 @@ struct OptimizerSection {
   enum class Clip { kGlobal, kLocal } clip = Clip::kGlobal;
   enum class TrustRatio { kDecayed, kAll } trust_ratio = TrustRatio::kDecayed;  // lamb
   enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw, muon
+  enum class Gradients { kFp32, kBf16 } gradients = Gradients::kFp32;           // their sums
   // muon:
   double momentum = 0.95;
   enum class AdjustLr { kMatchRmsAdamw, kOriginal } adjust_lr_fn = AdjustLr::kMatchRmsAdamw;
@@ -143,7 +144,7 @@ struct ParallelSection {
   } recompute;
   static constexpr int64_t kAutoTile = 0;
   int64_t tile_tokens = kAutoTile;
-  enum class Offload { kAuto, kNone, kActivations } offload = Offload::kAuto;
+  enum class Offload { kAuto, kNone, kActivations, kOptimizer, kAll } offload = Offload::kAuto;
   enum class ReduceDtype { kFp32, kCompute } reduce_dtype = ReduceDtype::kFp32;  // of the gradients summed over ranks
   std::optional<std::string> rates;  // file of the machine's rates (`trireme calibrate`); null: the built-in table
   bool operator==(const ParallelSection&) const = default;
