@@ -4,6 +4,7 @@
 #include "trireme/nn/host_state.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/ops/attention.h"
+#include "trireme/ops/matmul/nf4.h"
 
 #include <algorithm>
 #include <cmath>
@@ -204,7 +205,14 @@ struct UnitBytes {
   int64_t shard, whole;
 };
 UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_count, bool trained_codes) {
-  const bool frozen_codes = input.frozen_fp8 && !unit.trained && unit.has_linear();
+  const bool matrices = !unit.trained && unit.has_linear();
+  if (input.frozen_nf4 && matrices) {
+    const UnitLayout layout = make_layout(unit.matrices(), shard_count);
+    const int64_t scales = nf4_blocks(layout.numel) + 4 * nf4_nested_blocks(layout.numel);
+    const int64_t beside = make_layout(unit.vectors(), 1).numel * input.compute_bytes + scales;
+    return {layout.shard_numel / 2 + beside, layout.numel / 2 + beside};
+  }
+  const bool frozen_codes = input.frozen_fp8 && matrices;
   if (!frozen_codes && !trained_codes) {
     const UnitLayout layout = make_layout(unit, shard_count);
     const int64_t bytes = unit.fp32 ? 4 : input.compute_bytes;
@@ -262,10 +270,14 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   plan.overhead = input.overhead;
   plan.host_units = host_units;
   const std::vector<bool> codes = trained_codes(input);
+  int64_t expanded = 0;  // elements of one unit in NF4
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
     const UnitDivision division = divide_unit(unit, shard_size, policy, /*resident=*/false);
-    const UnitBytes bytes = storage_bytes(input, unit, division.any() ? shard_size : 1, codes[u]);
+    const int shards = division.any() ? shard_size : 1;
+    const UnitBytes bytes = storage_bytes(input, unit, shards, codes[u]);
+    if (input.frozen_nf4 && !unit.trained && unit.has_linear())
+      expanded = std::max(expanded, make_layout(unit.matrices(), shards).numel);
     plan.weights += division.weights ? bytes.shard : bytes.whole;
     if (division.weights) {
       if (unit.keep)
@@ -308,6 +320,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     storage.shard_elements += layout.shard_numel;
     if (division.state) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
   }
+  plan.gather_slots += expanded * input.compute_bytes;
   return storage;
 }
 

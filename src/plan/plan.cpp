@@ -459,6 +459,8 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.gradient_bytes = input.sum_bytes = 2;
   }
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
+  input.frozen_nf4 = frozen_nf4(config);
+  if (input.frozen_nf4) input.times.pass += nf4_time(shape, input.rates, input.compute_bytes);
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;

@@ -23,6 +23,7 @@ struct ModelFacts {
   std::vector<std::string> description;      // lines for people: model, data
   std::vector<std::string> adapter_targets;  // lora.target_modules of a lora section; empty: no adapters are possible
   bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with, without lora
+  bool frozen_nf4 = false;                       // precision.frozen: nf4 is possible
   Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
   bool divides_rows = false;                     // several ranks may share a row
 };

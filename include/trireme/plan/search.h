@@ -26,6 +26,7 @@ struct PlanInput {
   int64_t matrix_moment_bytes = 8;  // the same of elements of matrices (ParameterSpec::matrix_rows)
   MatrixWork matrix_work;           // of the optimizer
   bool frozen_fp8 = false;          // matrices of linear layers of frozen units take one byte per element
+  bool frozen_nf4 = false;          // ShardingOptions::frozen_nf4
   /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
   Recipe trained = Recipe::kCompute;
   int64_t compute_first = 0, compute_last = 0;
