@@ -15,7 +15,7 @@ namespace trireme {
 /// Sums over the steps and evaluations of a process.
 struct RunTotals {
   int64_t steps = 0, rows = 0, finite_losses = 0;
-  double step_seconds = 0, loss_sum = 0;         // of steps with a finite loss
+  double step_seconds = 0, flops = 0, loss_sum = 0;  // loss_sum: of steps with a finite loss
   std::optional<EvalMetrics> first, best, last;  // evaluations of the run, also before a resume
   std::optional<EvalMetrics> test;
   std::optional<TrainMetrics> newest;
@@ -38,7 +38,7 @@ struct RunSummary {
   double samples_per_s = 0;        // over the runtime
   double epoch = 0;                // passes over data.train
   double tokens_per_step_row = 0;  // data.seq_length
-  std::optional<double> row_flops, peak_flops;  // of a row; of a rank's device, where it is known
+  std::optional<double> peak_flops;  // of a rank's device, where it is known
   double peak_memory = 0;                       // bytes, rank 0
   std::optional<double> planned_memory;         // bytes; on GPUs
   std::optional<double> target_loss, target_accuracy;
