@@ -96,20 +96,19 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
     host_state_ = std::make_unique<HostState>(HostState::Options{.device = device, .bytes = run.plan.host_state});
   const bool narrow = config_.optimizer.gradients == OptimizerSection::Gradients::kBf16;
   const bool reduces_narrow = narrow || config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute;
-  const ShardingOptions sharding{
-      run.compute_dtype,
-      run.plan.resident,
-      frozen_recipe(config_),
-      trained_recipe(config_, task_.facts().automatic_fp8),
-      frozen_nf4(config_),
-      reduces_narrow ? run.compute_dtype : at::kFloat,
-      narrow ? run.compute_dtype : at::kFloat,
-      run.plan.policy,
-      config_.precision.fp8_skip_first,
-      config_.precision.fp8_skip_last,
-      config_.model.read == ModelSection::Read::kPerHost,
-      run.plan.host_units,
-      host_state_.get()};
+  const ShardingOptions sharding{run.compute_dtype,
+                                 run.plan.resident,
+                                 frozen_recipe(config_),
+                                 trained_recipe(config_, task_.facts().automatic_fp8),
+                                 frozen_nf4(config_),
+                                 reduces_narrow ? run.compute_dtype : at::kFloat,
+                                 narrow ? run.compute_dtype : at::kFloat,
+                                 run.plan.policy,
+                                 config_.precision.fp8_skip_first,
+                                 config_.precision.fp8_skip_last,
+                                 config_.model.read == ModelSection::Read::kPerHost,
+                                 run.plan.host_units,
+                                 host_state_.get()};
   const auto make_state = [&] {
     units_ = std::make_unique<ShardedUnits>(task_.units(), comm_, run.grid, device, sharding);
     optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);
@@ -155,7 +154,8 @@ void TrainStep::train_step(int64_t step) {
   const at::Tensor saturated = units_->end_step();
   units_->weights_changed();
 
-  in_flight_.push(step + 1, lr, step_results(stats, loss, grad_norm, verdict, saturated, guard_->loss_scale()), clock_);
+  in_flight_.push(step + 1, lr, batch.row_flops,
+                  step_results(stats, loss, grad_norm, verdict, saturated, guard_->loss_scale()), clock_);
   progress_.completed = step + 1;
 }
 
