@@ -341,7 +341,8 @@ TEST(RowMemory, OfOtherKernels) {
   }
   // Sums of dq in fp32, with dropout of 128 rows more than a sequence has tokens, in place of sums on chip.
   constexpr int64_t d = 1024, f = 4096;
-  EXPECT_EQ(bert(KernelClass::kPortable).working, 512 * std::max((2 * f + 2 * d) * 2, 9 * d * 2) + 4 * d * (512 + 128));
+  EXPECT_EQ(bert(KernelClass::kPortable).working,
+            std::max(512 * (2 * f + 2 * d) * 2, 512 * 9 * d * 2 + 4 * d * (512 + 128)));
   // Backward of GPT's MLP in compositions: bias + x of GELU, and six fp32 tensors of the norm.
   const RowMemory composed = gpt(KernelClass::kNone), kernels = gpt(KernelClass::kHopper);
   EXPECT_EQ(composed.head.logits, 2048 * 8 * decoder_preset("gpt3-126m").vocab_size);
