@@ -207,10 +207,11 @@ Section optimizer_section() {
         "adamw, muon: type of the moments; bf16: half the memory, rounded stochastically (the momentum of matrices to "
         "nearest)",
         {.choices = {{"fp32", S::Moments::kFp32}, {"bf16", S::Moments::kBf16}}});
-  s.key("gradients", &S::gradients,
-        "type in which gradients of all parameters are summed over micro-batches and ranks; bf16: half the memory, each "
-        "sum rounded to nearest, so that small gradients of many micro-batches are lost",
-        {.choices = {{"fp32", S::Gradients::kFp32}, {"bf16", S::Gradients::kBf16}}});
+  s.key(
+      "gradients", &S::gradients,
+      "type in which gradients of all parameters are summed over micro-batches and ranks; bf16: half the memory, each "
+      "sum rounded to nearest, so that small gradients of many micro-batches are lost",
+      {.choices = {{"fp32", S::Gradients::kFp32}, {"bf16", S::Gradients::kBf16}}});
   s.key("lr", &S::lr, "peak learning rate",
         {.min = 0,
          .option = {.fms = "learning_rate", .torchtitan = "optimizer.lr", .nemo = "model.optim.lr"},

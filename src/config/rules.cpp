@@ -395,10 +395,9 @@ void check_kept_activations(const Config& config, std::vector<RuleProblem>& prob
   }
   using Offload = ParallelSection::Offload;
   if ((parallel.offload == Offload::kActivations || parallel.offload == Offload::kAll) && !whole)
-    refuse("offload",
-           fmt::format(" {} is for blocks that keep no more than their input and attention's output: take "
-                       "parallel.recompute auto, attention or full",
-                       word_of(parallel.offload)));
+    refuse("offload", fmt::format(" {} is for blocks that keep no more than their input and attention's output: take "
+                                  "parallel.recompute auto, attention or full",
+                                  word_of(parallel.offload)));
   if (const OptimizerSection& optimizer = config.optimizer;
       (parallel.offload == Offload::kOptimizer || parallel.offload == Offload::kAll) &&
       optimizer.name != OptimizerSection::Name::kAdamw)
