@@ -440,11 +440,24 @@ Section precision_section() {
                              {"float", "fp32"}}});
   s.key("linear", &S::linear,
         "products of the blocks' matrices in the compute type, or in FP8: frozen matrices are stored in it, "
-        "trained ones multiplied in it (GPUs of compute capability 9.0; a CPU emulates it)",
+        "trained ones multiplied in it (GPUs of compute capability 9.0, delayed and tensorwise 8.9 or more; a CPU "
+        "emulates it)",
         {.choices = {{"compute", S::Linear::kCompute}, {"fp8", S::Linear::kFp8}},
          .retired = {{"frozen", {{"fp8", "fp8"}, {"bf16", "compute"}}},
                      {"encoder", {{"fp8", "fp8"}, {"compute", "compute"}}}},
          .elsewhere = {"fp8"}});
+  s.key("frozen", &S::frozen,
+        "how the blocks' matrices beneath adapters are stored: in the compute type; in FP8, in which they are "
+        "multiplied, "
+        "too; in nf4, bitsandbytes' four bits with double quantisation, from which each block's are expanded to the "
+        "compute type when it uses them; auto = as precision.linear says",
+        {.choices = {{"auto", S::Frozen::kAuto},
+                     {"compute", S::Frozen::kCompute},
+                     {"fp8", S::Frozen::kFp8},
+                     {"nf4", S::Frozen::kNf4}},
+         .feature = Feature::kAdapters,
+         .elsewhere = {"bnb_4bit_quant_type"},
+         .words_elsewhere = {{"bf16", "compute"}, {"4bit", "nf4"}}});
   s.key("fp8_recipe", &S::fp8_recipe,
         "scales of trained matrices' FP8 products: delayed = one for each tensor, from the step before; "
         "tensorwise = one for each tensor, its own; rowwise = one for each row of activations and "

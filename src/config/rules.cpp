@@ -253,6 +253,20 @@ void check_precision(const Config& config, const ProgramKeys& program, std::vect
          {"precision.linear"},
          fmt::format("precision.linear fp8 without a 'lora' section is not for {}, which {}: leave it at compute",
                      program.name, without_feature(Feature::kFp8Training))});
+  using Frozen = PrecisionSection::Frozen;
+  if (const Frozen frozen = precision.frozen; frozen != Frozen::kAuto) {
+    const auto refuse = [&](const char* other, const char* why) {
+      problems.push_back({"precision.frozen",
+                          {"precision.frozen", other},
+                          fmt::format("precision.frozen {} {}", word_of(frozen), why)});
+    };
+    if (!config.lora)
+      refuse("lora",
+             "is for matrices beneath adapters, and without a 'lora' section all are trained: leave it at auto");
+    else if (fp8 && frozen != Frozen::kFp8)
+      refuse("precision.linear",
+             "contradicts precision.linear fp8, with which these matrices are in FP8: give one of them");
+  }
   const auto for_trained = [&](const char* key, const std::string& value) {
     const auto refuse = [&](const char* why) {
       problems.push_back({key, {key, "precision.linear"}, fmt::format("{} {} {}", key, value, why)});

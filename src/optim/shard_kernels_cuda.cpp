@@ -46,7 +46,7 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
 }  // namespace
 
 bool kernels_serve(const TrainedShard& shard) {
-  return has_kernels(shard.device()) && shard.master.is_contiguous() &&
+  return kernel_class(shard.device()) != KernelClass::kNone && shard.master.is_contiguous() &&
          (!shard.compute.defined() || shard.compute.is_contiguous());
 }
 

@@ -1,6 +1,7 @@
 #include "trireme/plan/cost.h"
 
 #include "candidate.h"
+#include "trireme/ops/matmul/nf4.h"
 #include "trireme/plan/memory.h"
 
 #include <algorithm>
@@ -206,6 +207,14 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
                   rates.memory_bytes;
   if (shape.reference) times.reference = shape.num_blocks * times.forward + flops.head / rates.bf16_flops;
   return times;
+}
+
+double nf4_time(const ModelShape& shape, const MachineRates& rates, int64_t element_size) {
+  double elements = 0;
+  for (const UnitSpec& unit : *shape.units)
+    if (!unit.trained && unit.has_linear()) elements += static_cast<double>(unit.matrices().numel());
+  const int uses = shape.reference ? 3 : 2;  // forward and backward
+  return uses * elements * (0.5 + 1.0 / kNf4Block + static_cast<double>(element_size)) / rates.memory_bytes;
 }
 
 double recomputation_time(const PlanInput& input, const Candidate& c) {

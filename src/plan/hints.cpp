@@ -76,9 +76,10 @@ class Changes {
         config.optimizer.gradients == OptimizerSection::Gradients::kFp32)
       add("optimizer.gradients", "bf16");
     const ModelFacts& facts = question.model.facts();
-    if (question.gpu && config.precision.linear != PrecisionSection::Linear::kFp8 &&
-        (config.lora ? facts.frozen_fp8 : facts.trained_fp8))
-      add("precision.linear", "fp8");
+    const bool plain = config.precision.linear != PrecisionSection::Linear::kFp8 &&
+                       config.precision.frozen == PrecisionSection::Frozen::kAuto;
+    if (question.gpu && plain && (config.lora ? facts.frozen_fp8 : facts.trained_fp8)) add("precision.linear", "fp8");
+    if (config.lora && plain && facts.frozen_nf4) add("precision.frozen", "nf4");
     const std::vector<Recipe>& all = trained_fp8_recipes();
     const auto codes = std::ranges::find_if(all, [](Recipe recipe) { return traits_of(recipe).stores_codes; });
     if (trains_in_fp8(config) && codes != all.end() && !block_traits(question, config).stores_codes)

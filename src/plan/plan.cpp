@@ -439,7 +439,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.units = shape.units;
   input.owner = shape.owner;
   input.num_blocks = shape.num_blocks;
-  input.row = row_memory(shape, recipe, input.compute_bytes);
+  input.kernels = question.kernels;
+  input.row = row_memory(shape, recipe, input.compute_bytes, question.kernels);
   input.times = row_times(shape, recipe, input.rates, input.compute_bytes);
   input.predicted = question.gpu;
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -460,6 +461,8 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.gradient_bytes = input.sum_bytes = 2;
   }
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
+  input.frozen_nf4 = frozen_nf4(config);
+  if (input.frozen_nf4) input.times.pass += nf4_time(shape, input.rates, input.compute_bytes);
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;
@@ -536,7 +539,8 @@ std::string context_problem(const PlanQuestion& question, int64_t size) {
   if (question.ranks % size != 0 || config.data.seq_length % size != 0)
     return fmt::format("does not divide {} and data.seq_length {}", counted(question.ranks, "rank"),
                        config.data.seq_length);
-  const BlockTable& block = *question.model.model_shape(config, 1).block;
+  const ModelShape shape = question.model.model_shape(config, 1);
+  const BlockTable& block = *shape.block;
   if (block.heads % size != 0)
     return fmt::format(
         "does not divide the model's {} query heads, of which each rank takes its part: take a divisor of {}; for more "

@@ -8,6 +8,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
 #include "trireme/version.h"
@@ -73,6 +74,7 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
                                                      world.communicator().backend());
   std::vector<std::string> lines = {fmt::format("Trireme {} ({}): {} rank{} on {}{}", kVersion, kCommit, ranks,
                                                 ranks == 1 ? "" : "s", device.name, group)};
+  if (world.device().is_cuda()) lines.push_back(describe_kernels(kernel_class(world.device())));
   const Topology& topology = world.topology();
   if (topology.hosts() > 1) {
     const int size = plan.shard_size;
@@ -140,6 +142,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   std::string text =
       fmt::format("dry run: {} on {}, {}\n", counted(ranks, "rank"),
                   gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", type_name(dtype));
+  if (gpu) text += describe_kernels(planned_kernel_class(at::kCPU)) + '\n';
   for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks / context, context > 1)) text += cost + '\n';
   text += describe_plan(plan, task->units());

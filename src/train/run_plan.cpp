@@ -131,7 +131,7 @@ int run_context_size(const Config& config, const TrainingProgram& program, World
         program.make_task(config, {RankGrid(), world.device(), compute_dtype, /*plan_only=*/true}, program.keys);
     size = choose_context_size({config, *model, comm.size(), world.device().is_cuda(), static_cast<int64_t>(-most[0]),
                                 static_cast<int64_t>(-most[1]), world.topology().largest_group(),
-                                run_rates(config, device.name)});
+                                run_rates(config, device.name), 0, planned_kernel_class(world.device())});
   });
   // Ranks with other files would choose otherwise, and are found with the plan.
   return static_cast<int>(comm.all_reduce_host({static_cast<double>(size)}, ReduceOp::kMax)[0]);
@@ -149,7 +149,8 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
                 0,
                 world.topology().largest_group(),
                 run_rates(config, device_info_.name),
-                grid.context.size} {
+                grid.context.size,
+                planned_kernel_class(world.device())} {
   Communicator& comm = world.communicator();
   if (const auto bytes = fault_value("device-memory", comm.rank()))
     question_.device_memory = device_info_.total_memory = static_cast<int64_t>(*bytes);

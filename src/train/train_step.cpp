@@ -102,6 +102,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
                                  run.plan.resident,
                                  frozen_recipe(config_),
                                  trained_recipe(config_, task_.facts().automatic_fp8),
+                                 frozen_nf4(config_),
                                  reduces_narrow ? run.compute_dtype : at::kFloat,
                                  narrow ? run.compute_dtype : at::kFloat,
                                  run.plan.policy,

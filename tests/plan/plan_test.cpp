@@ -62,6 +62,26 @@ TEST(Plan, KeepsEverythingWholeWhereItFits) {
   EXPECT_EQ(plan.gathered_per_pass, 0);
 }
 
+TEST(Plan, MatricesInNf4TakeHalfAByteAndOneUnitsMemory) {
+  auto units = frozen_model();
+  PlanInput input = input_for(units, 1, 0);
+  const int64_t adapters = best_plan(input).weights - kBlocks * 128 * kMiB;
+  for (UnitSpec& unit : units)
+    if (!unit.trained) unit.parameters[0].linear = true;
+  input.frozen_nf4 = true;
+  const TrainingPlan whole = best_plan(input);
+  // Codes, a byte for 64 elements, 4 for 64 x 256; 64 Mi elements a block.
+  constexpr int64_t kScales = kMiB + kMiB / 64;
+  EXPECT_EQ(whole.weights, kBlocks * (32 * kMiB + kScales) + adapters);
+  EXPECT_EQ(whole.gather_slots, 128 * kMiB);
+  input.world_size = 4;
+  input.shard_size = 4;
+  const TrainingPlan sharded = best_plan(input);
+  EXPECT_EQ(sharded.weights, kBlocks * (8 * kMiB + kScales) + adapters) << "scales are whole";
+  EXPECT_EQ(sharded.gather_slots, 128 * kMiB + 3 * (32 * kMiB + kScales));
+  EXPECT_EQ(sharded.gathered_per_pass, kBlocks * 24 * kMiB);
+}
+
 TEST(Plan, TheHeadHoldsLogitsOfAllRowsOrOfAsManyAsFit) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 4, 4096 * kMiB);

@@ -125,11 +125,12 @@ struct EvalSection {
 };
 struct PrecisionSection {
   enum class Compute { kFp32, kBf16, kFp16 };
-  std::optional<Compute> compute;                                  // default: bf16 on a GPU, fp32 on a CPU
-  enum class Linear { kCompute, kFp8 } linear = Linear::kCompute;  // products of the blocks' matrices
-  std::optional<Recipe> fp8_recipe;                                // of trained matrices; null: the program chooses
-  int64_t fp8_skip_first = 0, fp8_skip_last = 0;                   // trained blocks that stay in the compute type
-  std::optional<double> loss_scale;                                // fp16: first value of the dynamic scale
+  std::optional<Compute> compute;                                            // default: bf16 on a GPU, fp32 on a CPU
+  enum class Linear { kCompute, kFp8 } linear = Linear::kCompute;            // products of the blocks' matrices
+  enum class Frozen { kAuto, kCompute, kFp8, kNf4 } frozen = Frozen::kAuto;  // matrices beside adapters
+  std::optional<Recipe> fp8_recipe;               // of trained matrices; null: the program chooses
+  int64_t fp8_skip_first = 0, fp8_skip_last = 0;  // trained blocks that stay in the compute type
+  std::optional<double> loss_scale;               // fp16: first value of the dynamic scale
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {

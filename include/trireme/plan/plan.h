@@ -8,6 +8,7 @@
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/plan/rates.h"
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct ModelFacts {
   std::vector<std::string> description;      // lines for people: model, data
   std::vector<std::string> adapter_targets;  // lora.target_modules of a lora section; empty: no adapters are possible
   bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with, without lora
+  bool frozen_nf4 = false;                       // precision.frozen: nf4 is possible
   Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
   bool divides_rows = false;                     // several ranks may share a row
 };
@@ -47,9 +49,10 @@ struct PlanQuestion {
   int ranks_per_host = 0;     // 0: all ranks are on one host
   MachineRates rates{};
   int context_size = 0;  // ranks that share a row; 0: choose_context_size()
+  KernelClass kernels = planned_kernel_class(at::kCPU);
   /// The same question for another configuration, which outlives the result, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
-    return {other, model, other_ranks, gpu, device_memory, host_memory, ranks_per_host, rates, 0};
+    return {other, model, other_ranks, gpu, device_memory, host_memory, ranks_per_host, rates, 0, kernels};
   }
 };
 

@@ -26,12 +26,14 @@ struct PlanInput {
   int64_t matrix_moment_bytes = 8;  // the same of elements of matrices (ParameterSpec::matrix_rows)
   MatrixWork matrix_work;           // of the optimizer
   bool frozen_fp8 = false;          // matrices of linear layers of frozen units take one byte per element
+  bool frozen_nf4 = false;          // ShardingOptions::frozen_nf4
   /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
   Recipe trained = Recipe::kCompute;
   int64_t compute_first = 0, compute_last = 0;
   int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
   int64_t host_memory = 0;    // bytes of pinned host memory a rank may use
   int64_t overhead = 0;       // context, library workspaces, communicator buffers
+  KernelClass kernels = KernelClass::kHopper;
   int num_blocks = 0;
   RowMemory row;
   RowTimes times;

@@ -6,6 +6,7 @@
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/plan/cost.h"
 
 #include <fmt/format.h>
 

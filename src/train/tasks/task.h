@@ -44,6 +44,10 @@ struct RankInfo {
 /// any.
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens = 0);
+/// Why precision.frozen: nf4 cannot store the matrices of these units; empty: it can.
+std::string nf4_problem(const std::vector<UnitSpec>& units);
+/// What it stores, for the log.
+std::string nf4_description(const std::vector<UnitSpec>& units, at::ScalarType compute_dtype);
 
 /// One forward's worth of rows on the device; the task knows what is inside.
 struct MicroBatch {
