@@ -1,8 +1,8 @@
 #include "trireme/plan/memory.h"
 
 #include "candidate.h"
-#include "trireme/nn/host_state.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/ops/attention.h"
 #include "trireme/ops/matmul/nf4.h"
 
@@ -298,9 +298,8 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
     const int64_t masters = (input.compute_bytes < 4 && !unit.fp32) || codes[u] ? layout.shard_numel * 4 : 0;
-    const int64_t moments =
-        layout.shard_numel * input.moment_bytes -
-        unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
+    const int64_t moments = layout.shard_numel * input.moment_bytes -
+                            unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
     const bool waits = storage.trained_units <= host_units;
@@ -371,9 +370,8 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   plan.working =
       std::max(plan.working, std::max(input.matrix_work.memory, converted) - (plan.activations - plan.reused));
   if (plan.host_state > 0)
-    plan.working =
-        std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
-                                   storage.passing - (plan.activations - plan.reused));
+    plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
+                                              storage.passing - (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

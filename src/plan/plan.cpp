@@ -374,7 +374,8 @@ std::optional<TrainingPlan> find_plan(const PlanInput& input) {
             const auto candidate =
                 fit(beside, storage, {.shard_size = size, .policy = policy, .rows = rows, .resident = resident});
             if (!candidate) break;  // more resident units leave even less memory
-            const PolicyMemory fewest = input.state == Offload::kAuto ? fewest_units(input, *candidate, units) : storage;
+            const PolicyMemory fewest =
+                input.state == Offload::kAuto ? fewest_units(input, *candidate, units) : storage;
             const StepCost cost = cost_of(input, fewest, *candidate, memory_of(input, fewest, *candidate));
             const std::tuple rank{cost.total() * margin, size, policy, -rows, -resident};
             if (best && rank >= best_rank) continue;
@@ -454,8 +455,9 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.gradient_bytes = input.compute_bytes;
   if (config.optimizer.gradients == OptimizerSection::Gradients::kBf16) {
     if (dtype != at::kBFloat16)
-      throw ConfigError(fmt::format("optimizer.gradients: bf16 needs products in bf16, and precision.compute is {} here",
-                                    dtype == at::kHalf ? "fp16" : "fp32"));
+      throw ConfigError(
+          fmt::format("optimizer.gradients: bf16 needs products in bf16, and precision.compute is {} here",
+                      dtype == at::kHalf ? "fp16" : "fp32"));
     input.gradient_bytes = input.sum_bytes = 2;
   }
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
@@ -629,10 +631,11 @@ TrainingPlan plan_run(const PlanQuestion& question) {
         "parallel.offload: auto, or fewer ranks on a host",
         size_text(needed), size_text(input.host_memory)));
   if (input.state == PlanInput::Offload::kAll && least.host_units == 0)
-    throw ConfigError(fmt::format(
-        "parallel.offload: {} needs pinned memory for master weights and moments of a unit, and a rank's host has {} for "
-        "it: take parallel.offload: auto, or fewer ranks on a host",
-        word_of(question.config.parallel.offload), size_text(input.host_memory)));
+    throw ConfigError(
+        fmt::format("parallel.offload: {} needs pinned memory for master weights and moments of a unit, and a rank's "
+                    "host has {} for "
+                    "it: take parallel.offload: auto, or fewer ranks on a host",
+                    word_of(question.config.parallel.offload), size_text(input.host_memory)));
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
       long_rows ? fmt::format("; a row of {} tokens is on {}: more of a host may share it (parallel.context_size)",
@@ -641,11 +644,10 @@ TrainingPlan plan_run(const PlanQuestion& question) {
                 : "";
   // Where the host is full, too.
   const int trained = static_cast<int>(std::ranges::count_if(*input.units, &UnitSpec::trained));
-  const std::string host =
-      least.host_units > 0 && least.host_units < trained
-          ? fmt::format("; {} of its host hold the state of {} of {} units", size_text(input.host_memory),
-                        least.host_units, trained)
-          : "";
+  const std::string host = least.host_units > 0 && least.host_units < trained
+                               ? fmt::format("; {} of its host hold the state of {} of {} units",
+                                             size_text(input.host_memory), least.host_units, trained)
+                               : "";
   throw ConfigError(
       fmt::format("{}{}{}; try {}", describe_need(least), host, whole,
                   shown.empty() ? "a smaller model: no setting saves memory here" : join(shown, ", or ")));
@@ -662,7 +664,8 @@ std::string describe_parts(const TrainingPlan& plan) {
       "libraries {}{}",
       size_text(plan.weights), size_text(plan.masters), size_text(plan.moments), size_text(plan.gradients), why,
       size_text(plan.gather_slots), size_text(plan.activations), size_text(plan.working), size_text(plan.overhead),
-      plan.host_state > 0 ? fmt::format("; master weights and moments on the host {}", size_text(plan.host_state)) : "");
+      plan.host_state > 0 ? fmt::format("; master weights and moments on the host {}", size_text(plan.host_state))
+                          : "");
 }
 
 std::string describe_need(const TrainingPlan& plan) {
@@ -713,9 +716,9 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
                                                       plan.cost.copies * 1e3, plan.cost.offload * 1e3)
                                         : "");
   if (plan.host_units > 0)
-    text += fmt::format("master weights and moments of the first {} wait on the host{}\n",
-                        counted(plan.host_units, "trained unit"),
-                        plan.cost.known ? fmt::format(": {:.1f} ms per step through the GPU", plan.cost.state * 1e3) : "");
+    text += fmt::format(
+        "master weights and moments of the first {} wait on the host{}\n", counted(plan.host_units, "trained unit"),
+        plan.cost.known ? fmt::format(": {:.1f} ms per step through the GPU", plan.cost.state * 1e3) : "");
   if (plan.cost.known) text += describe_cost(plan.cost) + '\n';
   return text;
 }

@@ -3,6 +3,8 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/plan/precision.h"
 #include "trireme/watchdog/progress.h"
@@ -113,11 +115,16 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
     units_ = std::make_unique<ShardedUnits>(task_.units(), comm_, run.grid, device, sharding);
     optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);
   };
-  // Host memory is allocated here.
-  if (host_state_)
+  if (host_state_) {
+    const double begin = steady_seconds();
     collective_check(comm_, make_state);
-  else
+    if (device.is_cuda())
+      log_info(fmt::format("{} of pinned host memory for master weights and moments, allocated in {}",
+                           format_bytes(static_cast<double>(run.plan.host_state)),
+                           format_duration(steady_seconds() - begin)));
+  } else {
     make_state();
+  }
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   guard_ = std::make_unique<StepGuard>(config_, run.compute_dtype, device, std::move(event));
   observe_faults();

@@ -361,8 +361,8 @@ TEST(Plan, StateGoesToTheHostWhereNothingFitsOtherwise) {
     EXPECT_NEAR(plan->cost.state, plan->host_units * 768 * 1.048576e-3, 1e-9);
     PlanInput fewer = input;
     fewer.host_memory = plan->host_state - 1;
-    if (plan->host_units > 0) EXPECT_FALSE(find_plan(fewer)) << plan->host_units << " are the fewest";
-    if (memory > 9500) EXPECT_EQ(plan->host_units, 0);
+    EXPECT_TRUE(plan->host_units == 0 || !find_plan(fewer)) << plan->host_units << " are the fewest";
+    EXPECT_TRUE(memory < 9500 || plan->host_units == 0);
     before = plan->host_units;
   }
   EXPECT_EQ(before, 7);

@@ -20,7 +20,8 @@
 // A trained unit has one flat gradient buffer. wgrad of its matrices writes there (GradientSink); gradients of its
 // other parameters are copied there when autograd has computed them. As soon as a micro-batch has produced all
 // gradients of a unit, its reduction starts, if it is the step's last micro-batch or the policy divides gradients. With
-// several micro-batches, sums over them have ShardingOptions::sum_dtype: of whole gradients, or of the shards that come out of each reduction.
+// several micro-batches, sums over them have ShardingOptions::sum_dtype: of whole gradients, or of the shards that come
+// out of each reduction.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
