@@ -220,7 +220,7 @@ def check_judged(args, work):
         texts = [{"prompt": row["prompt"][-1]["content"] + " ", "completion": row["completion"][0]["content"], "label": row["label"]} for row in singles]
         for rows in (singles, both, texts):
             trainer = object.__new__(KTOTrainer)
-            trainer._tokenizer, trainer.calculate_KL = tokenizer, False
+            trainer._tokenizer, trainer.calculate_KL, trainer.desirable_weight, trainer.undesirable_weight = tokenizer, False, 1, 1
             config = KTOConfig(output_dir="unused", max_length=most, use_cpu=True, bf16=False, report_to=[])
             expected = sorted(((tuple(one["prompt_ids"] + one["completion_ids"])[:most], len(one["prompt_ids"]), one["label"])
                                for one in trainer._prepare_dataset(datasets.Dataset.from_list(rows), tokenizer, config, "train")))

@@ -135,7 +135,7 @@ def refusals(site):
     refused("train.neftune_alpha", "train.neftune_alpha=5", "train.objective=dpo")
     refused("preference.label_smoothing", "train.label_smoothing=0.1", "train.objective=dpo")
     refused("train.label_smoothing", "train.label_smoothing=1")
-    refused("Did you mean 'train.label_smoothing'?", "train.label_smoothing_factor=0.1")
+    refused("Did you mean 'label_smoothing'?", "train.label_smoothing_factor=0.1")
     os.rename(f"{site.work}/base/tokenizer.json", f"{site.work}/tokenizer.json")
     refused("has no tokenizer: put the model's", *PROMPTED)
     os.rename(f"{site.work}/tokenizer.json", f"{site.work}/base/tokenizer.json")
