@@ -392,7 +392,7 @@ TEST(Plan, StateGoesToTheHostWhereNothingFitsOtherwise) {
 
 TEST(Plan, StateAndActivationsShareTheHost) {
   const auto units = trained_model();
-  PlanInput input = long_rows(units, 5700 * kMiB);
+  PlanInput input = long_rows(units, 6900 * kMiB);
   input.micro_batches = 4;
   input.rates.host_bytes = 1e12;
   input.offload = input.state = PlanInput::Offload::kAll;
