@@ -60,7 +60,8 @@ constexpr const char *kAccumulation =
                      *kTemplate = " trireme data chat writes conversations by the model's template (--template).",
                      *kLossMask = " trireme data chat decides which tokens have a loss.",
                      *kMixing = " trireme data chat mixes files: a --weight for each --input.",
-                     *kFewBits = " Frozen weights have the compute type, or FP8 with precision.linear: fp8.",
+                     *kFewBits =
+                         " Matrices beneath adapters have four bits with precision.frozen: nf4, eight with fp8.",
                      *kAttention = " Attention always runs in fused kernels.",
                      *kAdapter = " A section lora trains an adapter; without it all parameters are trained.";
 
@@ -89,7 +90,6 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"interleave_probs", kMixing},
     {"dataset_mixer", kMixing},
     {"dataset_mixture", kMixing},
-    {"label_smoothing_factor", " The loss of train.objective sft has no label smoothing."},
     {"truncation_mode", " trireme data preference cuts pairs of answers: --max-length, --truncation-mode."},
     {"val_set_size", " trireme data chat and data pack divide the data: --valid-fraction."},
     {"val_size", " trireme data chat and data pack divide the data: --valid-fraction."},

@@ -2,7 +2,9 @@
 
 #include "candidate.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/ops/attention.h"
+#include "trireme/ops/matmul/nf4.h"
 
 #include <algorithm>
 #include <cmath>
@@ -203,7 +205,14 @@ struct UnitBytes {
   int64_t shard, whole;
 };
 UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_count, bool trained_codes) {
-  const bool frozen_codes = input.frozen_fp8 && !unit.trained && unit.has_linear();
+  const bool matrices = !unit.trained && unit.has_linear();
+  if (input.frozen_nf4 && matrices) {
+    const UnitLayout layout = make_layout(unit.matrices(), shard_count);
+    const int64_t scales = nf4_blocks(layout.numel) + 4 * nf4_nested_blocks(layout.numel);
+    const int64_t beside = make_layout(unit.vectors(), 1).numel * input.compute_bytes + scales;
+    return {layout.shard_numel / 2 + beside, layout.numel / 2 + beside};
+  }
+  const bool frozen_codes = input.frozen_fp8 && matrices;
   if (!frozen_codes && !trained_codes) {
     const UnitLayout layout = make_layout(unit, shard_count);
     const int64_t bytes = unit.fp32 ? 4 : input.compute_bytes;
@@ -227,11 +236,11 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
   const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
   int64_t kept = 0;
   if (!divided) {
-    kept = storage.whole_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.whole_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
   } else if (passes > 1 && plan.policy == ShardPolicy::kOptimizer) {
-    kept = storage.whole_elements * 4;
+    kept = storage.whole_elements * input.sum_bytes;
   } else {
-    kept = storage.shard_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.shard_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
     plan.gradients += std::min(few, storage.whole_elements * input.gradient_bytes);
   }
   plan.gradients += kept;
@@ -250,7 +259,7 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
 
 }  // namespace
 
-PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy) {
+PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy, int host_units) {
   PolicyMemory storage;
   TrainingPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
@@ -259,11 +268,16 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   plan.context_size = input.context_size;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
+  plan.host_units = host_units;
   const std::vector<bool> codes = trained_codes(input);
+  int64_t expanded = 0;  // elements of one unit in NF4
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
     const UnitDivision division = divide_unit(unit, shard_size, policy, /*resident=*/false);
-    const UnitBytes bytes = storage_bytes(input, unit, division.any() ? shard_size : 1, codes[u]);
+    const int shards = division.any() ? shard_size : 1;
+    const UnitBytes bytes = storage_bytes(input, unit, shards, codes[u]);
+    if (input.frozen_nf4 && !unit.trained && unit.has_linear())
+      expanded = std::max(expanded, make_layout(unit.matrices(), shards).numel);
     plan.weights += division.weights ? bytes.shard : bytes.whole;
     if (division.weights) {
       if (unit.keep)
@@ -283,16 +297,29 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    if ((input.compute_bytes < 4 && !unit.fp32) || codes[u]) plan.masters += layout.shard_numel * 4;
+    const int64_t masters = (input.compute_bytes < 4 && !unit.fp32) || codes[u] ? layout.shard_numel * 4 : 0;
+    const int64_t moments = layout.shard_numel * input.moment_bytes -
+                            unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
-    plan.moments += layout.shard_numel * input.moment_bytes -
-                    unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
+    const bool waits = storage.trained_units <= host_units;
+    if (waits) {
+      storage.host_elements += layout.shard_numel;
+      // The codes of a shard are made when the scales of the group are known, from masters that come once more; those
+      // of a whole unit in the pass, from masters that stay until the unit's end.
+      storage.from_host += masters + moments + (codes[u] && division.state ? masters : 0);
+      if (codes[u] && !division.state) storage.passing = std::max(storage.passing, masters);
+    }
+    if (waits && input.host_apart)
+      plan.host_state += masters + moments;
+    else
+      plan.masters += masters, plan.moments += moments;
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;
     if (division.state) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
   }
+  plan.gather_slots += expanded * input.compute_bytes;
   return storage;
 }
 
@@ -342,6 +369,9 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
           : storage.shard_elements * ((input.gradient_bytes < 4 ? 4 : 0) + (input.moment_bytes < 8 ? 8 : 0));
   plan.working =
       std::max(plan.working, std::max(input.matrix_work.memory, converted) - (plan.activations - plan.reused));
+  if (plan.host_state > 0)
+    plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
+                                              storage.passing - (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

@@ -42,7 +42,8 @@ std::string plan_summary(const TrainingPlan& plan) {
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
                   plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
                   plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
-  all += fmt::format(" {} {} {} {}", plan.tile_tokens, plan.offloaded, plan.host, plan.context_size);
+  all += fmt::format(" {} {} {} {} {} {}", plan.tile_tokens, plan.offloaded, plan.host, plan.context_size,
+                     plan.host_units, plan.host_state);
   for (const bool resident : plan.resident) all += resident ? " r" : " s";
   for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
   return fmt::format(
@@ -192,8 +193,10 @@ std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& 
   if (!ran_out(error)) return std::nullopt;
   // The plan predicted too little: settings that need less memory, the largest saving first.
   std::vector<std::string> advice;
+  PlanInput input = plan_input(question_);
+  if (plan_.host_units == 0) input.state = PlanInput::Offload::kNone;
   if (question_.config.parallel.recompute.word != ParallelSection::Recompute::kFull &&
-      plan_.total() > least_plan(plan_input(question_)).total())
+      plan_.total() > least_plan(input).total())
     advice.emplace_back("parallel.recompute: full");
   std::vector<PlanHint> hints = plan_hints(question_);
   std::stable_sort(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });

@@ -63,6 +63,25 @@ TEST(ModelFlops, BertOnPackedRowsAsTheBenchmarkCounts) {
               44.5 + 0.7 + 48 * 3.5 * 24 * 4 * 512 * 256 * 1024 / 1e12, 0.4);
 }
 
+TEST(RowFlopsOfSequences, CountAttentionWithinThem) {
+  DecoderConfig config = decoder_preset("llama2-7b");
+  const auto flops = [&] { return RowFlops(DecoderModel(config, {}).shape(4096, 2)); };
+  const double whole = flops().whole_row(), attention = 3.5 * 32 * 2 * 4096.0 * 4096 * 4096;
+  EXPECT_EQ(whole, model_flops(DecoderModel(config, {}).shape(4096, 2)));
+  EXPECT_NEAR(flops().mean(1, {0, 4096}) / whole, 1, 1e-12);
+  EXPECT_NEAR((whole - flops().mean(1, {0, 2048, 4096})) / (attention / 2), 1, 1e-9);
+  // Two rows: one of 16 documents, one of two.
+  std::vector<int32_t> boundaries = {0};
+  while (boundaries.back() < 4096) boundaries.push_back(boundaries.back() + 256);
+  boundaries.insert(boundaries.end(), {4096 + 1024, 8192});
+  const double share = (1.0 / 16 + (1.0 + 9) / 16) / 2;
+  EXPECT_NEAR((whole - flops().mean(2, boundaries)) / (attention * (1 - share)), 1, 1e-9);
+  // A window is no limit inside documents that are shorter.
+  config.sliding_window = 1024;
+  EXPECT_LT(flops().whole_row(), whole);
+  EXPECT_NEAR((flops().mean(1, {0, 1024, 2048, 3072, 4096}) - (whole - attention)) / (attention / 4), 1, 1e-9);
+}
+
 /// Of a machine that does nothing in no time but what `rates` sets.
 MachineRates only(double MachineRates::* member, double value) {
   MachineRates rates;

@@ -256,7 +256,7 @@ def large_model(site):
         assert process.returncode == 0 and "68,9" in out, (process.returncode, out, err)
         took.append((usage.ru_utime + usage.ru_stime, time.monotonic() - begin))
     print("dry run of 70B: seconds of processor and wall:", took)
-    assert min(seconds for seconds, _ in took) < 2, took
+    assert min(seconds for seconds, _ in took) < (10 if sanitized(site.args.bin) else 2), took
     # One file cut off by a byte is found by the header alone.
     cut = f"{site.work}/70b/model-00007-of-00015.safetensors"
     os.truncate(cut, os.path.getsize(cut) - 1)

@@ -122,7 +122,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
                      &trained = traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8));
   facts_.frozen_fp8 = fp8_problem(rank, frozen, sizes).empty();
   facts_.trained_fp8 = program.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
-  if (config.precision.linear == PrecisionSection::Linear::kFp8) {
+  const std::string blocks = nf4_problem(model_->units());
+  facts_.frozen_nf4 = config.lora && blocks.empty();
+  if (frozen_nf4(config) && !blocks.empty()) throw ConfigError(blocks);
+  if (block_recipe(config, facts_.automatic_fp8) != Recipe::kCompute) {
     const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length / rank.grid.context.size;
     if (const std::string problem = fp8_problem(rank, config.lora ? frozen : trained, sizes, tokens); !problem.empty())
       throw ConfigError(problem);
@@ -148,7 +151,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
       program.features.has(Feature::kContext) && config.train.objective == TrainSection::Objective::kSft;
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
-  facts_.flops_per_row = model_flops(model_->shape(config.data.seq_length, /*element_size=*/1));
+  facts_.flops = RowFlops(model_->shape(config.data.seq_length, /*element_size=*/1));
   facts_.nominal_denominator =
       per_token
           ? samples * static_cast<double>(config.data.seq_length - (format_ != nullptr && format_->labels ? 0 : 1))
@@ -161,6 +164,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
           shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads,
           shape.head_dim, shape.intermediate_size, shape.vocab_size, format_count(facts_.parameters),
           format_count(facts_.trained_parameters)));
+  if (frozen_nf4(config)) facts_.description.push_back(nf4_description(model_->units(), rank.compute_dtype));
 }
 
 SplitRows<Sample> CausalLmTask::open_split(Split split) const {
@@ -217,8 +221,19 @@ ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size)
   return shape;
 }
 
+double CausalLmTask::row_flops(const std::vector<TokenPack>& passes) const {
+  double sum = 0, rows = 0;
+  for (const TokenPack& pack : passes) {
+    const auto count = static_cast<int64_t>(pack.sample_ids.size());
+    sum += static_cast<double>(count) * facts_.flops.mean(count, pack.boundaries);
+    rows += static_cast<double>(count);
+  }
+  return sum / rows;
+}
+
 StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
   StepBatch batch;
+  batch.row_flops = row_flops(passes);
   for (const TokenPack& pack : passes) {
     // Of the ranks that share rows, one counts them.
     if (rank_.grid.context.rank == 0) batch.samples += static_cast<double>(pack.sample_ids.size());
@@ -236,6 +251,7 @@ at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const R
   options.seed = seed();
   options.recompute = recompute;
   options.neftune_alpha = config_.train.neftune_alpha;
+  options.smoothing = {config_.train.label_smoothing, data_vocab_};
   options.exchange = rank_.exchange;
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options);
 }
