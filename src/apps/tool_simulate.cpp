@@ -270,11 +270,12 @@ void add_simulate_tool(CLI::App& app) {
   tool->add_option("--gpus-per-host", arguments->gpus_per_host, "GPUs of each host")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  CLI::Option* kind = tool->add_option("--device,--gpu", arguments->device,
-                                       "Kind of the GPUs, h200 (the default without parallel.rates), h100, or one whose "
-                                       "rates are derived from its datasheet: " +
-                                           join(device_words(), ", "))
-                          ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
+  CLI::Option* kind =
+      tool->add_option("--device,--gpu", arguments->device,
+                       "Kind of the GPUs, h200 (the default without parallel.rates), h100, or one whose "
+                       "rates are derived from its datasheet: " +
+                           join(device_words(), ", "))
+          ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
   tool->add_option("--rates", arguments->rates, "YAML file of rates that `trireme calibrate` wrote")->excludes(kind);
   tool->add_option("--link-gb-s", arguments->link_gb_s,
                    "Nominal rate of the network for each GPU, GB/s in each direction (default 50: one adapter of 400 "

@@ -41,9 +41,8 @@ ForwardFlops forward_flops(const ModelShape& shape) {
   for (const AdapterShape& adapter : shape.adapters)
     flops.adapters += adapter.share * 2 * tokens * static_cast<double>(adapter.rank * (adapter.in + adapter.rows));
   // The ranks of a context divide the heads, and each sees whole sequences.
-  flops.attention =
-      4 * tokens * visible_tokens(shape, tokens * shape.context / shape.sequences) *
-      static_cast<double>(shape.block->heads * shape.block->head_dim);
+  flops.attention = 4 * tokens * visible_tokens(shape, tokens * shape.context / shape.sequences) *
+                    static_cast<double>(shape.block->heads * shape.block->head_dim);
   for (const HeadShape::Product& product : shape.head.products)
     flops.head += 2 * product.tokens * static_cast<double>(product.in * product.out);
   return flops;

@@ -55,8 +55,8 @@ MachineRates device_rates(std::string_view word) {
   rates.memory_bytes = part(measured.memory_bytes, sheet->memory_gb_s, kH200.memory_gb_s);
   rates.host_bytes = part(measured.host_bytes, sheet->pcie_gb_s, kH200.pcie_gb_s);
   // Without NVLink what a GPU sends goes through the host's memory, on its way out and in.
-  rates.link_bytes = sheet->nvlink_gb_s > 0 ? part(measured.link_bytes, sheet->nvlink_gb_s, kH200.nvlink_gb_s)
-                                            : rates.host_bytes / 2;
+  rates.link_bytes =
+      sheet->nvlink_gb_s > 0 ? part(measured.link_bytes, sheet->nvlink_gb_s, kH200.nvlink_gb_s) : rates.host_bytes / 2;
   rates.memory_gib = sheet->memory_gib;
   return rates;
 }
@@ -64,9 +64,9 @@ MachineRates device_rates(std::string_view word) {
 void check_device(const Config& config, std::string_view word) {
   const DeviceSheet* sheet = sheet_of(word);
   if (sheet == nullptr || config.precision.linear != PrecisionSection::Linear::kFp8 || sheet->capability == 90) return;
-  throw ConfigError(fmt::format(
-      "precision.linear fp8 needs a GPU of compute capability 9.0, and {} has {}.{}: leave it at compute", sheet->name,
-      sheet->capability / 10, sheet->capability % 10));
+  throw ConfigError(
+      fmt::format("precision.linear fp8 needs a GPU of compute capability 9.0, and {} has {}.{}: leave it at compute",
+                  sheet->name, sheet->capability / 10, sheet->capability % 10));
 }
 
 }  // namespace trireme

@@ -88,8 +88,8 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
     lines.push_back(line);
   for (const std::string& line : split(describe_plan(plan, task.units()), '\n'))
     if (!line.empty()) lines.push_back(line);
-  if (const std::string rates = rates_line(config, plan, run_rates(config, device.name), device.name);
-      !rates.empty()) lines.push_back(rates);
+  if (const std::string rates = rates_line(config, plan, run_rates(config, device.name), device.name); !rates.empty())
+    lines.push_back(rates);
   return lines;
 }
 
@@ -141,10 +141,9 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   });
   const RowScanReport report = scan_rows(*task);
 
-  std::string text =
-      fmt::format("dry run: {} on {}, {}\n", counted(ranks, "rank"),
-                  gpu ? fmt::format("{} of {:.1f} GiB", named ? rates.name : "GPUs", memory_gib) : "CPUs",
-                  type_name(dtype));
+  std::string text = fmt::format(
+      "dry run: {} on {}, {}\n", counted(ranks, "rank"),
+      gpu ? fmt::format("{} of {:.1f} GiB", named ? rates.name : "GPUs", memory_gib) : "CPUs", type_name(dtype));
   for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks / context, context > 1)) text += cost + '\n';
   text += describe_plan(plan, task->units());

@@ -32,8 +32,8 @@ struct StepRecord {
   int64_t step = 0;  // from 1
   double lr = 0;
   double row_flops = 0;  // StepBatch::row_flops
-  TimePoint end;      // of everything that the step queued
-  at::Tensor values;  // fp64 [kNumResults + metrics], host memory
+  TimePoint end;         // of everything that the step queued
+  at::Tensor values;     // fp64 [kNumResults + metrics], host memory
   double operator[](StepResult which) const { return values.const_data_ptr<double>()[which]; }
   bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
 };
