@@ -33,10 +33,10 @@ struct BertBatch {
 };
 
 struct BertForward {
-  bool train = true;          // dropout on
-  uint64_t seed = 0;          // of dropout
-  Recomputation recompute{};  // kMlp is not available
-  LabelSmoothing smoothing;   // in training: of the masked words
+  bool train = true;           // dropout on
+  uint64_t seed = 0;           // of dropout
+  Recomputation recompute{};   // kMlp is not available
+  LabelSmoothing smoothing{};  // in training: of the masked words
 };
 
 /// Sums for an evaluation, fp64 scalars: weighted cross-entropies, and the number of masked words whose largest logit

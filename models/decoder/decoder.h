@@ -45,9 +45,9 @@ struct ForwardOptions {
   bool train = true;  // gradients, and dropout
   uint64_t seed = 0;  // of dropout
   Recomputation recompute{};
-  bool dropout = true;       // false: none in training either
-  double neftune_alpha = 0;  // in training: noise of this alpha on the embedding; 0: none
-  LabelSmoothing smoothing;  // of loss() in training
+  bool dropout = true;         // false: none in training either
+  double neftune_alpha = 0;    // in training: noise of this alpha on the embedding; 0: none
+  LabelSmoothing smoothing{};  // of loss() in training
   /// false: without adapters, as if B were zero, and without trained biases; what is trained of the vocabulary stays
   /// the store's.
   bool adapters = true;
