@@ -3,6 +3,7 @@
 artefacts opened by transformers and peft; adapters also merged by `trireme adapter merge`. Exit code 77 = skipped."""
 import argparse
 import copy
+import importlib.util
 import json
 import math
 import os
@@ -172,6 +173,9 @@ def main():
     parser.add_argument("--launch", default="", help="prefix such as 'mpirun -n 2'")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
+    if args.nf4 and importlib.util.find_spec("bitsandbytes") is None:
+        print("SKIPPED: pip install bitsandbytes into the environment of TRIREME_PYTHON")
+        sys.exit(77)
     mode, kind = args.case.split("-", 1)
     arguments = dict(target_modules={"mha": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"],
                                      "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}.get(kind, SEVEN))
