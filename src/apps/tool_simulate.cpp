@@ -3,6 +3,7 @@
 #include "tools.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/devices.h"
 #include "trireme/plan/rates.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/train/training_program.h"
@@ -52,7 +53,7 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
   if (!arguments.rates.empty())
     options.rates = read_rates(arguments.rates);
   else if (!arguments.device.empty())
-    options.rates = machine_rates("NVIDIA " + arguments.device);
+    options.rates = device_rates(arguments.device);
   else
     options.rates = run_rates(
         load_config(arguments.config, arguments.overrides, training_program(arguments.trainer).keys), "NVIDIA H200");
@@ -76,14 +77,16 @@ std::string machine_text(const SimulationOptions& options) {
                      rates.memory_gib, options.gpus_per_host, rates.link_bytes / 1e9, rates.network_bytes / 1e9);
 }
 
-/// "tiles of 8,192 tokens, activations of 20 blocks in 75.0 GiB of the host"; empty: neither.
+/// "tiles of 8,192 tokens, activations of 20 blocks in 75.0 GiB of the host"; empty: none.
 std::string kept_text(const TrainingPlan& plan) {
-  if (plan.tile_tokens == 0 && plan.offloaded == 0) return "";
   std::vector<std::string> parts;
   if (plan.tile_tokens > 0) parts.push_back(fmt::format("tiles of {} tokens", format_count(plan.tile_tokens)));
   if (plan.offloaded > 0)
     parts.push_back(fmt::format("activations of {} in {:.1f} GiB of the host", counted(plan.offloaded, "block"),
                                 static_cast<double>(plan.host) / kGiB));
+  if (plan.host_units > 0)
+    parts.push_back(fmt::format("master weights and moments of {} in {:.1f} GiB of the host",
+                                counted(plan.host_units, "unit"), static_cast<double>(plan.host_state) / kGiB));
   return join(parts, ", ");
 }
 
@@ -129,7 +132,8 @@ nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan&
                                   {"full", count(Recompute::kFull)}}},
                                 {"tile_tokens", one.plan.tile_tokens},
                                 {"offloaded_blocks", one.plan.offloaded},
-                                {"host_memory_gib", static_cast<double>(one.plan.host) / kGiB},
+                                {"offloaded_units", one.plan.host_units},
+                                {"host_memory_gib", static_cast<double>(one.plan.host + one.plan.host_state) / kGiB},
                                 {"fits", one.fits},
                                 {"memory_gib", static_cast<double>(one.plan.total()) / kGiB}};
   if (!one.fits) return row;
@@ -142,6 +146,7 @@ nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan&
               {"other_ms", cost.fixed * 1e3},
               {"host_copies_ms", cost.copies * 1e3},
               {"exposed_host_copies_ms", cost.offload * 1e3},
+              {"host_state_ms", cost.state * 1e3},
               {"tokens_per_s_per_gpu", one.tokens_per_s},
               {"efficiency", *one.efficiency}});
   return row;
@@ -164,6 +169,7 @@ std::string simulation_json(const Simulation& simulation, const SimulationOption
                                       {"machine",
                                        {{"name", rates.name},
                                         {"rates_file", rates.file},
+                                        {"measured", rates.measured},
                                         {"memory_gib", rates.memory_gib},
                                         {"host_memory_gib", rates.host_memory_gib},
                                         {"host_bytes_per_s", rates.host_bytes},
@@ -266,9 +272,12 @@ void add_simulate_tool(CLI::App& app) {
   tool->add_option("--gpus-per-host", arguments->gpus_per_host, "GPUs of each host")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  CLI::Option* kind = tool->add_option("--gpu", arguments->device,
-                                       "Kind of the GPUs: H200 (the default without parallel.rates) or H100")
-                          ->check(CLI::IsMember({"H200", "H100"}));
+  CLI::Option* kind =
+      tool->add_option("--device,--gpu", arguments->device,
+                       "Kind of the GPUs, h200 (the default without parallel.rates), h100, or one whose "
+                       "rates are derived from its datasheet: " +
+                           join(device_words(), ", "))
+          ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
   tool->add_option("--rates", arguments->rates, "YAML file of rates that `trireme calibrate` wrote")->excludes(kind);
   tool->add_option("--link-gb-s", arguments->link_gb_s,
                    "Nominal rate of the network for each GPU, GB/s in each direction (default 50: one adapter of 400 "

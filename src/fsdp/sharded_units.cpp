@@ -76,7 +76,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, con
   });
   gradients_ = std::make_unique<GradientBuffers>(
       world, shard_group_.get(), replica_group_.get(),
-      GradientBuffers::Options{device, options.reduce_dtype,
+      GradientBuffers::Options{device, options.reduce_dtype, options.sum_dtype,
                                /*reduce_each=*/options.policy >= ShardPolicy::kGradients});
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (trained_index_[u] < 0) continue;
@@ -112,7 +112,9 @@ void ShardedUnits::make_units() {
     codes_index_.push_back(trained_codes ? static_cast<int>(with_codes.size()) : -1);
     if (trained_codes) with_codes.push_back(&spec);
     trained_index_.push_back(spec.trained ? static_cast<int>(trained_.size()) : -1);
-    if (spec.trained) trained_.emplace_back();
+    if (!spec.trained) continue;
+    if (trained_index_[u] < options_.host_units) units_[u]->host = options_.host;
+    trained_.emplace_back();
   }
   arriving_.resize(specs_.size());
   if (!with_codes.empty()) codes_ = std::make_unique<TrainedCodes>(with_codes, device_, options_.compute_dtype);
@@ -131,6 +133,12 @@ void ShardedUnits::make_units() {
     unit.allocate(device_, memory);
     if (specs_[u].trained) add_trained(u);
   }
+  if (codes_ && !divides_codes()) codes_->follow_updates();
+}
+
+bool ShardedUnits::divides_codes() const {
+  const auto any = std::find_if(codes_index_.begin(), codes_index_.end(), [](int index) { return index >= 0; });
+  return units_[static_cast<size_t>(any - codes_index_.begin())]->divided;
 }
 
 /// Shards of frozen units never change, so the ranks of one host can read them from each other's memory.
@@ -157,6 +165,7 @@ void ShardedUnits::add_trained(size_t unit) {
   TrainedShard& trained = trained_[index];
   trained.name = spec.name;
   trained.master = state.master;
+  trained.host = state.host;
   if (codes_index_[unit] < 0) trained.compute = state.shard;
   const GridSlice slice = grid_.slice_of_unit(state.divided);
   trained.begin = state.begin;
@@ -276,12 +285,7 @@ void ShardedUnits::release() {
 
 void ShardedUnits::weights_changed() {
   at::NoGradGuard no_grad;
-  // All units with codes are divided, or none is.
-  if (codes_) {
-    const auto any = std::find_if(codes_index_.begin(), codes_index_.end(), [](int index) { return index >= 0; });
-    const bool divided = units_[static_cast<size_t>(any - codes_index_.begin())]->divided;
-    codes_->update_scales(divided ? shard_group_.get() : nullptr);
-  }
+  if (codes_) codes_->update_scales(divides_codes() ? shard_group_.get() : nullptr);
   // In the order in which forward uses the units, so that the first whole copies arrive first.
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!specs_[u].trained) continue;

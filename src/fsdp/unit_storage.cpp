@@ -94,13 +94,23 @@ void UnitStorage::allocate(at::Device device, const Memory& memory) {
     tensors.push_back(flat.narrow(0, offset, parameter.numel()).view(parameter.shape).detach());
   }
   if (!spec.trained) return;
-  master = dtype == at::kFloat ? shard : at::zeros({layout.shard_numel}, fp32);
+  if (dtype == at::kFloat)
+    master = shard;
+  else
+    master = host != nullptr ? host->zeros(layout.shard_numel, at::kFloat) : at::zeros({layout.shard_numel}, fp32);
 }
 
 void UnitStorage::fill(const Filling& filling) {
   if (form == Form::kFrozenFp8) return fill_codes(filling);
   if (form == Form::kFrozenNf4) return fill_nf4(filling);
-  write_shared(stored, layout, begin, master.defined() ? master : shard, divided || gathered, filling);
+  const bool sharded = divided || gathered;
+  if (host == nullptr || master.is_same(shard))
+    return write_shared(stored, layout, begin, master.defined() ? master : shard, sharded, filling);
+  // Readers and communicators write to the device. Elements that are not written keep their values.
+  host->settle();
+  const at::Tensor values = master.to(shard.device(), /*non_blocking=*/false, /*copy=*/true);
+  write_shared(stored, layout, begin, values, sharded, filling);
+  master.copy_(values);
 }
 
 void UnitStorage::allocate_nf4() {
@@ -206,9 +216,10 @@ WorkPtr UnitStorage::gather(Communicator& group) const {
 
 at::Tensor UnitStorage::whole(Communicator* group) const {
   const at::Tensor& mine = master.defined() ? master : shard;
+  if (host != nullptr) host->settle();
   if (!gathered && !divided) return mine;
-  at::Tensor all = at::empty({layout.numel}, mine.options());
-  group->all_gather(all, mine)->wait();
+  at::Tensor all = at::empty({layout.numel}, shard.options().dtype(mine.scalar_type()));
+  group->all_gather(all, mine.to(shard.device()))->wait();
   return all;
 }
 

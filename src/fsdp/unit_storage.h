@@ -5,6 +5,7 @@
 #include "trireme/comm/rank_grid.h"
 #include "trireme/formats/huggingface/stored_nf4.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/nf4.h"
 
@@ -66,7 +67,8 @@ struct UnitStorage {
   void expand() const;
   /// Starts to gather the shards of `group` into `full`.
   WorkPtr gather(Communicator& group) const;
-  /// The flat buffer as `shard`, or the master weights, have it. Collective over `group` if the weights are divided.
+  /// The flat buffer as `shard`, or the master weights, have it, on the device or the host. Collective over `group` if
+  /// the weights are divided.
   at::Tensor whole(Communicator* group) const;
 
   const UnitSpec& spec;
@@ -77,9 +79,10 @@ struct UnitStorage {
   UnitLayout layout;         // of `stored`
   int64_t begin;             // first element of this rank's shard in the flat buffer
   at::ScalarType compute_dtype, dtype;
+  HostState* host = nullptr;  // trained: has the master weights that are not `shard`; set before allocate()
 
   at::Tensor shard;                 // dtype [shard_numel]; may be a part of `full`
-  at::Tensor master;                // trained: fp32 [shard_numel]; may be the same tensor as shard
+  at::Tensor master;                // trained: fp32 [shard_numel]; may be the same tensor as shard, or on the host
   at::Tensor full;                  // dtype [numel]; `gathered`: uses a slot's memory
   std::vector<at::Tensor> tensors;  // one per parameter of the unit
   at::Tensor vector_memory;         // compute dtype, flat, whole on every rank

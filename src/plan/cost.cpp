@@ -19,9 +19,8 @@ double unhidden_bytes(double rows, double columns, double inner, double element_
   return rows * columns * element_size * std::max(0.0, 1 - inner / 4096);
 }
 
-/// Tokens that a position sees, on average over a sequence and the blocks.
-double visible_tokens(const ModelShape& shape) {
-  const double length = static_cast<double>(shape.tokens) * shape.context / shape.sequences;
+/// Tokens that a position sees, on average over a sequence of `length` tokens and the blocks.
+double visible_tokens(const ModelShape& shape, double length) {
   if (!shape.block->causal) return length;
   double sum = 0;
   for (int b = 0; b < shape.num_blocks; ++b) {
@@ -43,8 +42,8 @@ ForwardFlops forward_flops(const ModelShape& shape) {
   for (const AdapterShape& adapter : shape.adapters)
     flops.adapters += adapter.share * 2 * tokens * static_cast<double>(adapter.rank * (adapter.in + adapter.rows));
   // The ranks of a context divide the heads, and each sees whole sequences.
-  flops.attention =
-      4 * tokens * visible_tokens(shape) * static_cast<double>(shape.block->heads * shape.block->head_dim);
+  flops.attention = 4 * tokens * visible_tokens(shape, tokens * shape.context / shape.sequences) *
+                    static_cast<double>(shape.block->heads * shape.block->head_dim);
   for (const HeadShape::Product& product : shape.head.products)
     flops.head += 2 * product.tokens * static_cast<double>(product.in * product.out);
   return flops;
@@ -158,6 +157,20 @@ double model_flops(const ModelShape& shape) {
          ((shape.head.trained ? 3 : 2) + reference) * flops.head;
 }
 
+RowFlops::RowFlops(const ModelShape& shape) : shape_(shape), whole_row_(model_flops(shape)) {}
+
+double RowFlops::attention(int64_t tokens) const {
+  const auto length = static_cast<double>(tokens);
+  return shape_.num_blocks * (shape_.reference ? 4.5 : 3.5) * 4 * length * visible_tokens(shape_, length) *
+         static_cast<double>(shape_.block->heads * shape_.block->head_dim);
+}
+
+double RowFlops::mean(int64_t rows, const std::vector<int32_t>& boundaries) const {
+  double sequences = 0;
+  for (size_t s = 0; s + 1 < boundaries.size(); ++s) sequences += attention(boundaries[s + 1] - boundaries[s]);
+  return whole_row_ - attention(shape_.tokens) + sequences / static_cast<double>(rows);
+}
+
 RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,
                    int64_t element_size) {
   const ForwardFlops flops = forward_flops(shape);
@@ -253,9 +266,10 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
                blocks = input.num_blocks;
   const double forward = rows * blocks * times.forward, backward = rows * blocks * times.backward;
   cost.compute = passes * (forward + backward + rows * (times.head + times.reference) + times.pass);
-  // A pass after the first reads the fp32 sums that it adds to, or adds a reduced shard to the shard's sum.
-  const double summed = plan.reduces_each_pass() ? 12.0 * static_cast<double>(storage.shard_elements)
-                                                 : 4.0 * static_cast<double>(storage.whole_elements);
+  // A pass after the first reads the sums that it adds to, or adds a reduced shard to the shard's sum.
+  const double summed =
+      static_cast<double>(input.sum_bytes) *
+      static_cast<double>(plan.reduces_each_pass() ? 3 * storage.shard_elements : storage.whole_elements);
   cost.compute += (passes - 1) * summed / rates.memory_bytes;
   cost.recompute = passes * recomputation_time(input, candidate);
   const Transfer transfer = host_transfer(input, candidate);
@@ -307,8 +321,12 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
   // Master weights and moments are read and written, the gradient is read twice (its norm comes first).
   const double element =
       8.0 + 2.0 * static_cast<double>(input.moment_bytes) + 2.0 * static_cast<double>(input.gradient_bytes);
-  cost.optimizer = (static_cast<double>(storage.shard_elements) * element + static_cast<double>(storage.copied_bytes)) /
+  const auto host = static_cast<double>(storage.host_elements);
+  cost.optimizer = ((static_cast<double>(storage.shard_elements) - host) * element +
+                    host * static_cast<double>(input.gradient_bytes) + static_cast<double>(storage.copied_bytes)) /
                    rates.memory_bytes;
+  // What comes from the host hides what goes back and the arithmetic: each direction has the bus to itself.
+  if (input.host_apart) cost.state = static_cast<double>(storage.from_host) / rates.host_bytes;
   if (const MatrixWork& work = input.matrix_work; work.units > 0) {
     // Each rank of a shard group, or without one of the world, multiplies the matrices of its units. Updates go to the
     // rank that multiplies and back, or from it to all ranks.

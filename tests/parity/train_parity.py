@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 
-try:
+from needed import needed
+
+with needed():
     if "--nf4" in sys.argv:
         import bitsandbytes  # noqa: F401  transformers opens NF4 with it; not installed by scripts/setup.sh
     import numpy as np
@@ -20,9 +22,7 @@ try:
     from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config,
                               Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
     from transformers.integrations.neftune import activate_neftune
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs, but not bitsandbytes")
-    sys.exit(77)
+    from transformers.trainer_pt_utils import LabelSmoother
 
 VOCAB, SEQ, STEPS, GBS, MBS = 97, 33, 10, 4, 2
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -168,6 +168,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--train-llama", required=True)
     parser.add_argument("--neftune", type=float, default=0)
+    parser.add_argument("--label-smoothing", type=float, default=0)
     parser.add_argument("--case", required=True)
     parser.add_argument("--nf4", choices=["values", "codes"], help="the base in bitsandbytes' NF4: made while values are loaded, or as stored")
     parser.add_argument("--launch", default="", help="prefix such as 'mpirun -n 2'")
@@ -230,6 +231,9 @@ def main():
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-6)
         order = epoch_order(len(data), seed, STEPS * GBS)
         want = []
+        smooth = LabelSmoother(args.label_smoothing)
+        if args.label_smoothing:
+            args.set.append(f"train.label_smoothing={args.label_smoothing}")
         if args.neftune:
             noise = Noise(seed, 48)
             hook = activate_neftune(model, args.neftune)
@@ -240,7 +244,8 @@ def main():
             for i, row in enumerate(rows):
                 if args.neftune:
                     noise.sample = step * GBS + i
-                loss = loss + model(input_ids=row[None], labels=row[None]).loss / GBS
+                out = model(input_ids=row[None], labels=row[None])
+                loss = loss + (smooth(out, row[None], shift_labels=True) if args.label_smoothing else out.loss) / GBS
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_([p for _, p in trained], clip)

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -60,6 +61,25 @@ TEST(ModelFlops, BertOnPackedRowsAsTheBenchmarkCounts) {
   // 6 x 302 M x 24,576 for the encoder, about 0.7 TFLOP for the heads (48 rows of 512).
   EXPECT_NEAR(48 * model_flops(bert_large().shape(512, 2, 2)) / 1e12,
               44.5 + 0.7 + 48 * 3.5 * 24 * 4 * 512 * 256 * 1024 / 1e12, 0.4);
+}
+
+TEST(RowFlopsOfSequences, CountAttentionWithinThem) {
+  DecoderConfig config = decoder_preset("llama2-7b");
+  const auto flops = [&] { return RowFlops(DecoderModel(config, {}).shape(4096, 2)); };
+  const double whole = flops().whole_row(), attention = 3.5 * 32 * 2 * 4096.0 * 4096 * 4096;
+  EXPECT_EQ(whole, model_flops(DecoderModel(config, {}).shape(4096, 2)));
+  EXPECT_NEAR(flops().mean(1, {0, 4096}) / whole, 1, 1e-12);
+  EXPECT_NEAR((whole - flops().mean(1, {0, 2048, 4096})) / (attention / 2), 1, 1e-9);
+  // Two rows: one of 16 documents, one of two.
+  std::vector<int32_t> boundaries = {0};
+  while (boundaries.back() < 4096) boundaries.push_back(boundaries.back() + 256);
+  boundaries.insert(boundaries.end(), {4096 + 1024, 8192});
+  const double share = (1.0 / 16 + (1.0 + 9) / 16) / 2;
+  EXPECT_NEAR((whole - flops().mean(2, boundaries)) / (attention * (1 - share)), 1, 1e-9);
+  // A window is no limit inside documents that are shorter.
+  config.sliding_window = 1024;
+  EXPECT_LT(flops().whole_row(), whole);
+  EXPECT_NEAR((flops().mean(1, {0, 1024, 2048, 3072, 4096}) - (whole - attention)) / (attention / 4), 1, 1e-9);
 }
 
 /// Of a machine that does nothing in no time but what `rates` sets.
@@ -292,6 +312,44 @@ TEST(RowMemory, OfBertsLayers) {
   EXPECT_EQ(plain.working_fixed, 0);
   EXPECT_EQ(plain.head.held, vocabulary * d * 8);
   EXPECT_EQ(fp8.working_fixed, 24 * (4 * d * d + 2 * d * f));
+}
+
+TEST(RowMemory, OfOtherKernels) {
+  const auto bert = [](KernelClass kernels) {
+    return row_memory(bert_large().shape(512, 1, 2), traits_of(Recipe::kCompute), 2, kernels);
+  };
+  const auto gpt = [](KernelClass kernels) {
+    return row_memory(DecoderModel(decoder_preset("gpt3-126m"), {}).shape(2048, 2), traits_of(Recipe::kCompute), 2,
+                      kernels);
+  };
+  const auto llama = [](KernelClass kernels) {
+    return row_memory(DecoderModel(decoder_preset("llama3-8b"), {}).shape(4096, 2), traits_of(Recipe::kCompute), 2,
+                      kernels);
+  };
+  for (const auto& of : std::vector<std::function<RowMemory(KernelClass)>>{bert, gpt, llama}) {
+    const RowMemory hopper = of(KernelClass::kHopper), portable = of(KernelClass::kPortable),
+                    none = of(KernelClass::kNone);
+    for (const RowMemory& other : {portable, none}) {
+      EXPECT_EQ(other.saved, hopper.saved) << "what the layers keep does not depend on who computes it";
+      EXPECT_EQ(other.saved_mlp, hopper.saved_mlp);
+      EXPECT_EQ(other.saved_attention, hopper.saved_attention);
+    }
+    EXPECT_GE(portable.working, hopper.working);
+    EXPECT_EQ(portable.head.logits_most, hopper.head.logits_most);
+    EXPECT_GT(none.working, portable.working);
+    EXPECT_EQ(none.head.logits_most, int64_t{1} << 30);
+  }
+  // Sums of dq in fp32, with dropout of 128 rows more than a sequence has tokens, in place of sums on chip.
+  constexpr int64_t d = 1024, f = 4096;
+  EXPECT_EQ(bert(KernelClass::kPortable).working,
+            std::max(512 * (2 * f + 2 * d) * 2, 512 * 9 * d * 2 + 4 * d * (512 + 128)));
+  // Backward of GPT's MLP in compositions: bias + x of GELU, and six fp32 tensors of the norm.
+  const RowMemory composed = gpt(KernelClass::kNone), kernels = gpt(KernelClass::kHopper);
+  EXPECT_EQ(composed.head.logits, 2048 * 8 * decoder_preset("gpt3-126m").vocab_size);
+  EXPECT_EQ(composed.head.fixed - kernels.head.fixed, 2 * 768 * decoder_preset("gpt3-126m").vocab_size);
+  // Gradients of keys and values for each of 32 query heads.
+  EXPECT_EQ(llama(KernelClass::kPortable).working_whole,
+            llama(KernelClass::kHopper).working_whole + 4096 * 2 * 4096 * 2);
 }
 
 }  // namespace

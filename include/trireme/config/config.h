@@ -67,6 +67,7 @@ struct OptimizerSection {
   enum class Clip { kGlobal, kLocal } clip = Clip::kGlobal;
   enum class TrustRatio { kDecayed, kAll } trust_ratio = TrustRatio::kDecayed;  // lamb
   enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw, muon
+  enum class Gradients { kFp32, kBf16 } gradients = Gradients::kFp32;           // their sums
   // muon:
   double momentum = 0.95;
   enum class AdjustLr { kMatchRmsAdamw, kOriginal } adjust_lr_fn = AdjustLr::kMatchRmsAdamw;
@@ -90,21 +91,24 @@ struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
   std::optional<double> epochs;  // instead of max_steps; resolve_epochs() replaces it
   bool deterministic = false;
-  enum class Objective { kSft, kDpo, kOrpo } objective = Objective::kSft;
+  enum class Objective { kSft, kDpo, kOrpo, kKto } objective = Objective::kSft;
   enum class Loss { kSampleMean, kTokenMean, kRankMean } loss = Loss::kSampleMean;
   enum class OnNonfinite { kStop, kSkip } on_nonfinite = OnNonfinite::kStop;
   enum class OnSpike { kReport, kSkip } on_spike = OnSpike::kReport;
   std::optional<std::string> max_time;  // DD:HH:MM:SS of one process
   double neftune_alpha = 0;             // noise on the embedding; 0 = none
+  double label_smoothing = 0;           // share of each target's probability that all ids divide
   std::optional<int64_t> patience;      // evaluations in a row without a better one that end the run
   bool operator==(const TrainSection&) const = default;
 };
-/// Of train.objective dpo and orpo; the names are TRL's.
+/// Of train.objective dpo, orpo and kto; the names are TRL's.
 struct PreferenceSection {
   double beta = 0.1;
-  enum class LossType { kSigmoid, kHinge, kIpo, kRobust } loss_type = LossType::kSigmoid;
+  enum class LossType { kSigmoid, kHinge, kIpo, kRobust, kKto, kApoZeroUnpaired };
+  std::optional<LossType> loss_type;  // null: kSigmoid; with kto kKto
   double label_smoothing = 0, rpo_alpha = 0;
-  std::optional<bool> precompute_ref_log_probs;  // null: where all parameters are trained
+  double desirable_weight = 1, undesirable_weight = 1;  // kto
+  std::optional<bool> precompute_ref_log_probs;         // null: where all parameters are trained
   bool disable_dropout = true;
   bool operator==(const PreferenceSection&) const = default;
 };
@@ -144,7 +148,7 @@ struct ParallelSection {
   } recompute;
   static constexpr int64_t kAutoTile = 0;
   int64_t tile_tokens = kAutoTile;
-  enum class Offload { kAuto, kNone, kActivations } offload = Offload::kAuto;
+  enum class Offload { kAuto, kNone, kActivations, kOptimizer, kAll } offload = Offload::kAuto;
   enum class ReduceDtype { kFp32, kCompute } reduce_dtype = ReduceDtype::kFp32;  // of the gradients summed over ranks
   std::optional<std::string> rates;  // file of the machine's rates (`trireme calibrate`); null: the built-in table
   bool operator==(const ParallelSection&) const = default;

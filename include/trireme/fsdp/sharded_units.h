@@ -20,13 +20,15 @@
 // A trained unit has one flat gradient buffer. wgrad of its matrices writes there (GradientSink); gradients of its
 // other parameters are copied there when autograd has computed them. As soon as a micro-batch has produced all
 // gradients of a unit, its reduction starts, if it is the step's last micro-batch or the policy divides gradients. With
-// several micro-batches, sums over them are fp32: of whole gradients, or of the shards that come out of each reduction.
+// several micro-batches, sums over them have ShardingOptions::sum_dtype: of whole gradients, or of the shards that come
+// out of each reduction.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/nn/trained_shard.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/fp8_scales.h"
@@ -53,8 +55,8 @@ struct ShardingOptions {
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
   /// The matrices of linear layers of frozen units are stored and gathered in NF4, and multiplied in the compute dtype.
   bool frozen_nf4 = false;
-  /// Dtype in which gradients are summed over ranks.
-  at::ScalarType reduce_dtype = at::kFloat;
+  /// Dtypes in which gradients are summed over ranks, and over micro-batches.
+  at::ScalarType reduce_dtype = at::kFloat, sum_dtype = at::kFloat;
   ShardPolicy policy = ShardPolicy::kFull;  // of trained units, if the shard group has several ranks
   /// Among the trained units that have matrices of linear layers, the first `compute_first` and the last `compute_last`
   /// units are multiplied with kCompute.
@@ -62,6 +64,10 @@ struct ShardingOptions {
   /// load() reads each element from the files once per host: ranks of a host that hold the same elements read a share
   /// each and send it to the others. false: each rank reads all of its elements.
   bool read_per_host = false;
+  /// Master weights and moments of the first `host_units` trained units are in memory of `host`, which outlives the
+  /// store.
+  int host_units = 0;
+  HostState* host = nullptr;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -164,6 +170,8 @@ class ShardedUnits : public UnitStore {
   bool is_resident(size_t unit) const;
   bool holds_frozen_codes(const UnitSpec& spec) const;
   void expand(int unit);
+  /// All units with trained codes are divided, or none is. There is one.
+  bool divides_codes() const;
   void use(int unit);
   /// Fills a unit; weights_changed() then makes codes and whole copies of trained units.
   void fill(size_t unit, const Filling& filling);

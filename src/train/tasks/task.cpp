@@ -6,6 +6,7 @@
 #include "trireme/base/time.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/ops/matmul/nf4.h"
+#include "trireme/plan/devices.h"
 
 #include <fmt/format.h>
 
@@ -52,11 +53,16 @@ int64_t TrainingTask::rows_per_pass() const {
 
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
-  if (!rank.device.is_cuda() && !rank.planned_for_gpus) return "";
-  if (recipe.needs_sm90 && rank.device.is_cuda() && !has_kernels(rank.device))
-    return fmt::format(
-        "precision.linear fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
-        rank.device.str());
+  const int capability = rank.device.is_cuda() ? compute_capability(rank.device) : rank.planned_capability;
+  if (capability == 0) return "";
+  if (recipe.fp8() &&
+      (rank.device.is_cuda() ? kernel_class(rank.device) : planned_kernel_class(capability)) == KernelClass::kNone)
+    return "precision.linear fp8 needs Trireme's kernels, which do not run here: " +
+           std::string(rank.device.is_cuda() ? "this build has none for the GPU, or TRIREME_KERNELS is none"
+                                             : "TRIREME_KERNELS is none");
+  if (std::string problem = fp8_problem_of(recipe, capability, rank.device.is_cuda() ? rank.device.str() : "the GPU");
+      !problem.empty())
+    return problem;
   if (recipe.needs_16_bit && rank.compute_dtype == at::kFloat)
     return "precision.linear fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32";
   const int64_t multiple = recipe.size_multiple;
