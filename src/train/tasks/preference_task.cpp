@@ -8,6 +8,7 @@
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/plan/cost.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
