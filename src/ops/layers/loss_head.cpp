@@ -78,12 +78,14 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   result.largest = all_weights.abs().max().clamp_min(1e-30);
   const RelativeWeights relative(all_weights / result.largest, narrow_type);
   result.row_factor = relative.row_factor;
+  // A token that is not counted may have any target.
+  const at::Tensor known = targets.masked_fill(all_weights == 0, 0);
 
   const int64_t tokens = hidden.size(0), chunk = loss_head_chunk(weight.size(0), hidden.is_cuda());
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t count = std::min(chunk, tokens - begin);
     const at::Tensor h = hidden.narrow(0, begin, count);
-    const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1);
+    const at::Tensor target = known.narrow(0, begin, count).unsqueeze(1);
     at::Tensor logits = logits_of(h, weight, bias).to(type);
     const at::Tensor log_sum = logits.logsumexp(-1, true);
     at::Tensor of_target = logits.gather(1, target);
