@@ -23,9 +23,16 @@ struct Sample {
   std::vector<int64_t> sequence_starts;  // ascending, first 0
   std::vector<int64_t> labels;           // [S], or empty
   std::vector<int64_t> positions;        // [S], or empty: counted from each sequence start
-  int64_t pairs = 0;  // sequences 2 i and 2 i + 1 are the chosen and the rejected answer of pair i, from the first on
-  int64_t num_targets() const;  // set bits of loss_mask
+  int64_t pairs = 0;                     // sequences 2 i and 2 i + 1 are those of pair i (Answers), from the first on
+  std::vector<uint8_t> desirable;        // [pairs] of judged answers: 1 or 0
+  int64_t num_targets() const;           // set bits of loss_mask
 };
+
+/// What the sequences of rows are that train.objective dpo, orpo and kto take, two by two; the last one of a row may be
+/// padding. kPairs: the chosen and the rejected answer to a prompt; the file's loss_mask is 1 at the targets of chosen
+/// answers and 2 at those of rejected ones. kJudged: an answer, 1 at its targets where it is desirable and 2 where it
+/// is not; and its prompt with the answer to another prompt, 3 at its targets.
+enum class Answers { kNone, kPairs, kJudged };
 
 /// A row of one sequence with a loss on every position.
 Sample one_sequence(std::vector<int64_t> input_ids);
@@ -35,8 +42,7 @@ class TokenDataset {
  public:
   virtual ~TokenDataset() = default;
   virtual int64_t size() const = 0;
-  /// Whether the rows are pairs of a chosen and a rejected answer (Sample::pairs).
-  virtual bool pairs() const { return false; }
+  virtual Answers answers() const { return Answers::kNone; }
   /// Row `index`, checked: length, ids in [0, vocab_size), mask, starts. DataError with file, row, byte offset and
   /// value. Thread-safe.
   virtual Sample read(int64_t index) const = 0;
@@ -46,11 +52,9 @@ class TokenDataset {
 /// Rows of npy and HDF5 files, concatenated in the given order. The content of a file decides its format, never its
 /// name. DataError for a file of another format, with a guess of it, and for rows of another length.
 ///
-/// In rows of pairs the answers alternate as sequences, chosen, rejected, chosen, …; the last sequence may be padding.
-/// The file's loss_mask is 1 at the targets of chosen answers, 2 at those of rejected ones, and every answer has one.
-/// `pairs`: whether all rows have to be such; null: as the first row is.
+/// `answers`: what all rows have to be; null: as the first row is. Every answer has a target.
 std::unique_ptr<TokenDataset> open_token_dataset(const std::vector<std::filesystem::path>& files, int64_t seq_length,
-                                                 int64_t vocab_size, std::optional<bool> pairs = std::nullopt);
+                                                 int64_t vocab_size, std::optional<Answers> answers = std::nullopt);
 
 /// The stream of sample indices: one permutation per epoch, concatenated. shuffle: np.random.RandomState(seed)
 /// shuffling arange(size) once per epoch (MLPerf's order); otherwise file order. Independent of the world size.

@@ -187,7 +187,7 @@ std::unique_ptr<RowFile> open_row_file(const fs::path& path, int64_t seq_length)
 class ConcatenatedDataset : public TokenDataset {
  public:
   ConcatenatedDataset(const std::vector<std::filesystem::path>& files, int64_t seq_length, int64_t vocab_size,
-                      std::optional<bool> pairs)
+                      std::optional<Answers> answers)
       : seq_length_(seq_length), vocab_size_(vocab_size) {
     for (const auto& path : files) {
       files_.push_back(open_row_file(path, seq_length));
@@ -195,10 +195,10 @@ class ConcatenatedDataset : public TokenDataset {
         throw DataError(fmt::format("{}: holds no rows: pack more text, or a shorter --seq-length", path.string()));
       ends_.push_back(size() + files_.back()->rows());
     }
-    pairs_ = pairs.value_or(!pairs && std::ranges::count(files_.front()->read(0).loss_mask, kRejected) > 0);
+    answers_ = answers ? *answers : answers_of(files_.front()->read(0).loss_mask);
   }
 
-  bool pairs() const override { return pairs_; }
+  Answers answers() const override { return answers_; }
 
   int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
 
@@ -209,7 +209,7 @@ class ConcatenatedDataset : public TokenDataset {
     Sample sample = files_[file]->read(row);
     check(*files_[file], row, sample);
     for (const int64_t start : sample.sequence_starts) sample.loss_mask[static_cast<size_t>(start)] = 0;
-    if (pairs_) take_pairs(*files_[file], row, sample);
+    if (answers_ != Answers::kNone) take_pairs(*files_[file], row, sample);
     return sample;
   }
 
@@ -218,7 +218,9 @@ class ConcatenatedDataset : public TokenDataset {
     for (const auto& file : files_)
       parts.push_back(fmt::format("{} ({}, {} row{})", file->path().filename().string(), file->kind(),
                                   format_count(file->rows()), file->rows() == 1 ? "" : "s"));
-    return join(parts, ", ") + (pairs_ ? " of pairs" : "");
+    return join(parts, ", ") + (answers_ == Answers::kPairs    ? " of pairs"
+                                : answers_ == Answers::kJudged ? " of judged answers"
+                                                               : "");
   }
 
  private:
@@ -256,39 +258,65 @@ class ConcatenatedDataset : public TokenDataset {
   void check_mask(const RowFile& file, int64_t row, const std::vector<uint8_t>& mask) const {
     if (static_cast<int64_t>(mask.size()) != seq_length_)
       fail(file, row, -1, fmt::format("loss_mask has {} entries for {} tokens", mask.size(), seq_length_));
-    const uint8_t most = pairs_ ? kRejected : kTarget;
+    const uint8_t most = answers_ == Answers::kNone ? kTarget : answers_ == Answers::kPairs ? kRejected : kOther;
     const auto bad = std::find_if(mask.begin(), mask.end(), [&](uint8_t value) { return value > most; });
     if (bad != mask.end())
       fail(file, row, -1,
-           fmt::format("loss_mask[{}] is {}, expected {}{}", bad - mask.begin(), *bad, pairs_ ? "0, 1 or 2" : "0 or 1",
+           fmt::format("loss_mask[{}] is {}, expected {}{}", bad - mask.begin(), *bad,
+                       most == kTarget     ? "0 or 1"
+                       : most == kRejected ? "0, 1 or 2"
+                                           : "0 to 3",
                        *bad == kRejected ? ": a rejected answer in rows without pairs" : ""));
   }
 
+  static Answers answers_of(const std::vector<uint8_t>& mask) {
+    return std::ranges::count(mask, kOther) > 0      ? Answers::kJudged
+           : std::ranges::count(mask, kRejected) > 0 ? Answers::kPairs
+                                                     : Answers::kNone;
+  }
+
   /// Counts the pairs of a row, and leaves 0 and 1 in its mask.
-  static void take_pairs(const RowFile& file, int64_t row, Sample& sample) {
+  void take_pairs(const RowFile& file, int64_t row, Sample& sample) const {
     const auto sequences = static_cast<int64_t>(sample.sequence_starts.size());
-    int64_t last_chosen = -1;
+    const bool judged = answers_ == Answers::kJudged;
+    int64_t last_first = -1;  // of a pair
     for (int64_t s = 0; s < sequences; ++s) {
       const auto begin = sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s)],
                  end = s + 1 < sequences ? sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s) + 1]
                                          : sample.loss_mask.end();
-      const bool chosen = std::find(begin, end, kTarget) != end, rejected = std::find(begin, end, kRejected) != end;
-      const bool padding = !chosen && !rejected && s + 1 == sequences && s > 0 && s % 2 == 0;
-      if (!padding && (chosen != (s % 2 == 0) || rejected == chosen))
+      const bool chosen = std::find(begin, end, kTarget) != end, rejected = std::find(begin, end, kRejected) != end,
+                 other = std::find(begin, end, kOther) != end, first = s % 2 == 0;
+      if (!chosen && !rejected && !other && s + 1 == sequences && s > 0 && first) continue;  // padding
+      // The answer to another prompt has no target where prompt and answer are one token.
+      const bool right = judged  ? first ? chosen != rejected && !other : !chosen && !rejected
+                         : first ? chosen && !rejected
+                                 : rejected && !chosen;
+      if (!right)
         fail(file, row, begin - sample.loss_mask.begin(),
-             fmt::format("sequence {} has {}, but sequences are chosen and rejected answers by turns, with targets 1 "
-                         "and 2 in loss_mask (trireme data preference makes such rows)",
-                         s,
-                         chosen && rejected ? "targets of both"
-                         : chosen           ? "targets of a chosen answer"
-                         : rejected         ? "targets of a rejected answer"
-                                            : "no target"));
-      if (chosen) last_chosen = s;
-      if (rejected) ++sample.pairs;
-      std::replace(begin, end, kRejected, kTarget);
+             fmt::format(
+                 "sequence {} has {}, but sequences are {} in loss_mask (trireme data preference{} makes such "
+                 "rows)",
+                 s,
+                 chosen + rejected + other > 1 ? "targets of both"
+                 : chosen                      ? "targets of a chosen answer"
+                 : rejected                    ? "targets of a rejected answer"
+                 : other                       ? "targets of an answer to another prompt"
+                                               : "no target",
+                 judged ? "answers and the same prompts with answers to others by turns, with targets 1 or 2, and 3,"
+                        : "chosen and rejected answers by turns, with targets 1 and 2",
+                 judged ? " --unpaired" : ""));
+      if (first) {
+        last_first = s;
+        if (judged) sample.desirable.push_back(chosen ? 1 : 0);
+      } else {
+        ++sample.pairs;
+      }
+      std::replace_if(begin, end, [](uint8_t value) { return value > kTarget; }, kTarget);
     }
-    if (last_chosen + 1 == sequences)
-      fail(file, row, sample.sequence_starts.back(), "the last chosen answer has no rejected one beside it");
+    if (last_first + 1 == sequences)
+      fail(file, row, sample.sequence_starts.back(),
+           judged ? "the last answer has no sequence with another answer beside it"
+                  : "the last chosen answer has no rejected one beside it");
   }
 
   void check_starts(const RowFile& file, int64_t row, const std::vector<int64_t>& starts) const {
@@ -304,10 +332,10 @@ class ConcatenatedDataset : public TokenDataset {
                        seq_length_));
   }
 
-  static constexpr uint8_t kTarget = 1, kRejected = 2;
+  static constexpr uint8_t kTarget = 1, kRejected = 2, kOther = 3;
 
   int64_t seq_length_, vocab_size_;
-  bool pairs_ = false;
+  Answers answers_ = Answers::kNone;
   std::vector<std::unique_ptr<RowFile>> files_;
   std::vector<int64_t> ends_;  // rows through file i
 };
@@ -318,18 +346,26 @@ RowSet packed_set(const std::string& name, const std::shared_ptr<const TokenData
 
 SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader& reader) {
   const SplitKeys keys = split_keys(config, split);
-  const bool pairs = config.train.objective != TrainSection::Objective::kSft;
+  using Objective = TrainSection::Objective;
+  const Objective objective = config.train.objective;
+  const Answers wanted = objective == Objective::kSft   ? Answers::kNone
+                         : objective == Objective::kKto ? Answers::kJudged
+                                                        : Answers::kPairs;
   // A run of MLPerf touches no row before its clock runs.
   const std::shared_ptr<const TokenDataset> data =
       open_token_dataset(to_paths(keys.files), config.data.seq_length, reader.vocab_size,
-                         config.logging.mlperf ? std::optional(pairs) : std::nullopt);
-  if (data->pairs() != pairs)
-    throw ConfigError(pairs ? fmt::format("train.objective {}: {}, {}, has no pairs of a chosen and a rejected answer: "
-                                          "make such rows with `trireme data preference`",
-                                          word_of(config.train.objective), keys.key, keys.files.front())
-                            : fmt::format("{}, {}, has pairs of a chosen and a rejected answer: set train.objective to "
-                                          "dpo or orpo, or train on other rows",
-                                          keys.key, keys.files.front()));
+                         config.logging.mlperf ? std::optional(wanted) : std::nullopt);
+  if (data->answers() != wanted) {
+    const bool judged = (wanted == Answers::kNone ? data->answers() : wanted) == Answers::kJudged;
+    const char* what = judged ? "judged answers" : "pairs of a chosen and a rejected answer";
+    throw ConfigError(wanted == Answers::kNone
+                          ? fmt::format("{}, {}, has {}: set train.objective to {}, or train on other rows", keys.key,
+                                        keys.files.front(), what, judged ? "kto" : "dpo or orpo")
+                          : fmt::format("train.objective {}: {}, {}, has no {}: make such rows with `trireme data "
+                                        "preference{}`",
+                                        word_of(objective), keys.key, keys.files.front(), what,
+                                        judged ? " --unpaired" : ""));
+  }
   SplitRows<Sample> rows = {.sets = {packed_set(keys.key, data)}, .description = data->description()};
   if (split != Split::kTrain) {
     rows.read = [data](int64_t index) { return data->read(index); };
@@ -379,11 +415,11 @@ Sample one_sequence(std::vector<int64_t> input_ids) {
 int64_t Sample::num_targets() const { return std::count(loss_mask.begin(), loss_mask.end(), uint8_t{1}); }
 
 std::unique_ptr<TokenDataset> open_token_dataset(const std::vector<std::filesystem::path>& files, int64_t seq_length,
-                                                 int64_t vocab_size, std::optional<bool> pairs) {
+                                                 int64_t vocab_size, std::optional<Answers> answers) {
   TRIREME_CHECK(!files.empty(), "no data file given");
   TRIREME_CHECK(seq_length >= 2, "seq_length is ", seq_length, ", but a row of fewer than 2 tokens predicts nothing");
   TRIREME_CHECK(vocab_size > 0, "vocabulary of ", vocab_size);
-  return std::make_unique<ConcatenatedDataset>(files, seq_length, vocab_size, pairs);
+  return std::make_unique<ConcatenatedDataset>(files, seq_length, vocab_size, answers);
 }
 
 struct Sampler::Generator {

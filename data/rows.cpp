@@ -75,6 +75,7 @@ void refuse_texts(const Config& config, const SplitKeys& keys) {
     static constexpr Kind kKinds[] = {{"messages", "messages", "conversations", "chat"},
                                       {"conversations", "conversations", "conversations", "chat"},
                                       {"chosen", "rejected", "pairs of answers", "preference"},
+                                      {"label", "completion", "judged answers", "preference --unpaired"},
                                       {"completion", "prompt", "prompts and completions", "chat"},
                                       {"instruction", "output", "instructions", "chat"}};
     std::vector<std::string> fields = {"text"};

@@ -23,6 +23,7 @@ void append_pairs(TokenPack& pack, const Sample& sample, int64_t first) {
   if (sample.pairs == 0) return;
   pack.row_keys.push_back(row_key(sample));
   pack.row_pairs.push_back(sample.pairs);
+  pack.desirable.insert(pack.desirable.end(), sample.desirable.begin(), sample.desirable.end());
   for (int64_t s = 0; s < 2 * sample.pairs; ++s) {
     const auto at = [&](int64_t sequence) {
       const auto index = static_cast<size_t>(sequence);

@@ -20,9 +20,11 @@ struct TokenPack {
   std::vector<int64_t> sequence_keys;     // [sequences] place of the sequence's row * S + position of its first token
   double denominator = 0;                 // divisor of the loss sum: number of targets, or of rows with a target
 
-  /// Rows of pairs: for each pair the sequences of its answers, and their targets.
+  /// Rows of pairs: for each pair the sequences of its answers, and their targets. Of judged answers: the answer is
+  /// `chosen`, the answer to another prompt `rejected`.
   std::vector<int64_t> chosen, rejected;
   std::vector<double> chosen_targets, rejected_targets;
+  std::vector<double> desirable;   // of judged answers: 1 or 0
   std::vector<uint64_t> row_keys;  // of rows with pairs: hashes of their tokens, sequences and masks
   std::vector<int64_t> row_pairs;  // of the same rows: how many they have
 };

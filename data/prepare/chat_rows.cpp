@@ -11,11 +11,9 @@
 #include <tuple>
 
 namespace trireme {
-namespace {
 
 namespace fs = std::filesystem;
 
-/// The groups of each row, in order. `lengths`: of the groups.
 std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, int64_t seq_length, bool one_per_row) {
   std::vector<std::vector<size_t>> rows;
   std::vector<size_t> order(lengths.size());
@@ -40,8 +38,6 @@ std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, in
   std::sort(rows.begin(), rows.end());
   return rows;
 }
-
-}  // namespace
 
 void check_row_options(const ChatRowOptions& options) {
   if (options.seq_length < 2 || options.seq_length > (1 << 24))
@@ -75,25 +71,34 @@ RowCounts write_whole_rows(const fs::path& path, const std::vector<RowDocument>&
                            int64_t seq_length, bool one_per_row, int32_t padding) {
   std::vector<size_t> lengths(documents.size() / together);
   for (size_t d = 0; d < documents.size(); ++d) lengths[d / together] += documents[d].ids.size();
-  const auto rows = best_fit(lengths, seq_length, one_per_row);
-  RowCounts counts;
-  counts.documents = static_cast<int64_t>(documents.size());
-  counts.rows = static_cast<int64_t>(rows.size());
-  for (const RowDocument& document : documents) {
-    counts.tokens += static_cast<int64_t>(document.ids.size());
-    counts.targets +=
-        std::count_if(document.mask.begin(), document.mask.end(), [](uint8_t value) { return value != 0; });
+  std::vector<std::vector<const RowDocument*>> rows;
+  for (const auto& groups : best_fit(lengths, seq_length, one_per_row)) {
+    std::vector<const RowDocument*>& row = rows.emplace_back();
+    for (const size_t group : groups)
+      for (size_t d = group * together; d < (group + 1) * together; ++d) row.push_back(&documents[d]);
   }
+  return write_rows_of(path, rows, seq_length, padding);
+}
+
+RowCounts write_rows_of(const fs::path& path, const std::vector<std::vector<const RowDocument*>>& rows,
+                        int64_t seq_length, int32_t padding) {
+  RowCounts counts;
+  counts.rows = static_cast<int64_t>(rows.size());
+  for (const auto& row : rows)
+    for (const RowDocument* document : row) {
+      ++counts.documents;
+      counts.tokens += static_cast<int64_t>(document->ids.size());
+      counts.targets += std::count_if(document->mask.begin(), document->mask.end(),
+                                      [](uint8_t value) { return value == 1 || value == 2; });
+    }
   counts.padding = counts.rows * seq_length - counts.tokens;
   write_masked_rows(path, seq_length, counts.rows, [&](int64_t index) {
     PackedRecord record;
-    for (const size_t group : rows[static_cast<size_t>(index)])
-      for (size_t d = group * together; d < (group + 1) * together; ++d) {
-        const RowDocument& document = documents[d];
-        record.seq_start_id.push_back(static_cast<int32_t>(record.input_ids.size()));
-        record.input_ids.insert(record.input_ids.end(), document.ids.begin(), document.ids.end());
-        record.loss_mask.insert(record.loss_mask.end(), document.mask.begin(), document.mask.end());
-      }
+    for (const RowDocument* document : rows[static_cast<size_t>(index)]) {
+      record.seq_start_id.push_back(static_cast<int32_t>(record.input_ids.size()));
+      record.input_ids.insert(record.input_ids.end(), document->ids.begin(), document->ids.end());
+      record.loss_mask.insert(record.loss_mask.end(), document->mask.begin(), document->mask.end());
+    }
     const auto length = static_cast<size_t>(seq_length);
     if (record.input_ids.size() < length) record.seq_start_id.push_back(static_cast<int32_t>(record.input_ids.size()));
     record.input_ids.resize(length, padding);

@@ -84,15 +84,21 @@ struct RowDocument {
   std::vector<uint8_t> mask;  // as PackedRecord::loss_mask
 };
 
+/// The documents of each row: the longest first, each into the fullest row with enough space, or a new row. Rows are in
+/// the order of their first documents.
+std::vector<std::vector<size_t>> best_fit(const std::vector<size_t>& lengths, int64_t seq_length, bool one_per_row);
+
 struct RowCounts {
-  int64_t documents = 0, rows = 0, tokens = 0, targets = 0, padding = 0;
+  int64_t documents = 0, rows = 0, tokens = 0, targets = 0, padding = 0;  // targets: of mask 1 and 2
 };
 
 /// Writes rows of whole documents. Each `together` documents, from the first on, are beside each other in one row,
-/// which has room for them. Packed by the best fit: the longest first, each into the fullest row with enough space, or
-/// a new row. Rows are in the order of their first documents. The rest of a row is padding, a sequence of its own
-/// without loss. WriteError.
+/// which has room for them, by best_fit(). The rest of a row is padding, a sequence of its own without loss.
+/// WriteError.
 RowCounts write_whole_rows(const std::filesystem::path& path, const std::vector<RowDocument>& documents,
                            size_t together, int64_t seq_length, bool one_per_row, int32_t padding);
+/// Writes rows of these documents, which have room for them; the rest as above.
+RowCounts write_rows_of(const std::filesystem::path& path, const std::vector<std::vector<const RowDocument*>>& rows,
+                        int64_t seq_length, int32_t padding);
 
 }  // namespace trireme

@@ -266,6 +266,32 @@ PreferenceRow preference_of(const Json& object, const std::string& place) {
   return row;
 }
 
+PreferenceRow judged_of(const Json& object, const std::string& place) {
+  if (!object.is_object() || !object.contains("completion")) return preference_of(object, place);
+  const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
+  for (const char* name : {"prompt", "label"})
+    if (!object.contains(name))
+      fail(fmt::format("no field '{}' (a judged answer has prompt, completion and label); the object has: {}", name,
+                       join(keys_of(object), ", ")));
+  const Json &prompt = object.at("prompt"), &completion = object.at("completion"), &label = object.at("label");
+  if (!label.is_boolean()) fail(fmt::format("'label' is {}, expected true or false", label.dump()));
+  if (prompt.is_string() != completion.is_string())
+    fail("one of 'prompt' and 'completion' is a text: write both as lists of {role, content}");
+  PreferenceRow row;
+  row.label = label.get<bool>();
+  row.texts = prompt.is_string();
+  if (row.texts) {
+    row.prompt_text = prompt.get<std::string>();
+    row.chosen = completion;
+    return row;
+  }
+  row.prompt.messages = messages_of(prompt, "prompt", place);
+  row.chosen = messages_of(completion, "completion", place);
+  if (row.prompt.messages.empty() || row.chosen.empty()) fail("'prompt' or 'completion' is an empty list");
+  read_extras(object, place, row.prompt);
+  return row;
+}
+
 /// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
 template <class Row>
 void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
@@ -308,6 +334,22 @@ void for_each_conversation(const fs::path& path, const std::string& field,
 void for_each_preference(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
   for_each_row<PreferenceRow>(path, {"prompt", "chosen", "rejected", "tools", "chat_template_kwargs"}, visit,
                               preference_of);
+}
+
+void for_each_judged(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
+  for_each_row<PreferenceRow>(
+      path, {"prompt", "completion", "label", "chosen", "rejected", "tools", "chat_template_kwargs"},
+      [&](PreferenceRow row) {
+        if (row.label || !row.problem.empty()) return visit(std::move(row));
+        PreferenceRow second = row;
+        row.label = true;
+        second.chosen = std::move(second.rejected);
+        second.label = false;
+        second.second = true;
+        visit(std::move(row));
+        visit(std::move(second));
+      },
+      judged_of);
 }
 
 }  // namespace trireme

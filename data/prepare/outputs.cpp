@@ -48,8 +48,7 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
 }
 
 bool is_drawn(std::string_view purpose, uint64_t seed, int64_t number, double fraction) {
-  const uint64_t draw = derive_seed(seed, purpose, static_cast<uint64_t>(number));
-  return std::ldexp(static_cast<double>(draw >> 11), -53) < fraction;
+  return uniform_draw(seed, purpose, static_cast<uint64_t>(number)) < fraction;
 }
 
 bool in_valid_split(uint64_t seed, int64_t number, double valid_fraction) {

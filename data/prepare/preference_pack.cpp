@@ -14,10 +14,12 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr uint8_t kChosen = 1, kRejected = 2;  // in loss_mask
+constexpr uint8_t kChosen = 1, kRejected = 2, kOther = 3;  // in loss_mask
 
 struct TokenisedPair {
   std::vector<int32_t> chosen, rejected;  // with the prompt
+  std::optional<bool> label;              // of a judged answer, in `chosen`
+  bool second = false;                    // PreferenceRow::second
   size_t prompt = 0;                      // tokens of the prompt
   bool other_prompt = false;              // alone the prompt has other tokens
   std::string place, refusal;
@@ -34,6 +36,7 @@ ThreeTexts render(const ChatTemplate& chat, const PreferenceRow& row, const Json
   ThreeTexts texts;
   texts[0] = chat.render(conversation, /*add_generation_prompt=*/true);
   for (const auto& [answer, text] : {std::pair{&row.chosen, &texts[1]}, {&row.rejected, &texts[2]}}) {
+    if (answer == &row.rejected && row.label) continue;
     conversation.messages = row.prompt.messages;
     for (const Json& message : *answer) conversation.messages.push_back(message);
     *text = chat.render(conversation, /*add_generation_prompt=*/false);
@@ -44,6 +47,8 @@ ThreeTexts render(const ChatTemplate& chat, const PreferenceRow& row, const Json
 TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Json& variables) {
   TokenisedPair pair;
   pair.place = row.place;
+  pair.label = row.label;
+  pair.second = row.second;
   pair.readable = row.problem.empty();
   pair.refusal = row.problem;
   if (!pair.readable) return pair;
@@ -51,7 +56,7 @@ TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Jso
   try {
     if (row.texts)
       texts = {row.prompt_text, row.prompt_text + with_eos(model, row.chosen),
-               row.prompt_text + with_eos(model, row.rejected)};
+               row.label ? "" : row.prompt_text + with_eos(model, row.rejected)};
     else
       texts = render(model.chat(), row, variables);
   } catch (const DataError& error) {
@@ -63,8 +68,11 @@ TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Jso
   };
   const std::vector<int32_t> prompt = ids(texts[0]);
   pair.chosen = ids(texts[1]);
-  pair.rejected = ids(texts[2]);
-  pair.prompt = std::min(common_ids(prompt, pair.chosen), common_ids(prompt, pair.rejected));
+  pair.prompt = common_ids(prompt, pair.chosen);
+  if (!pair.label) {
+    pair.rejected = ids(texts[2]);
+    pair.prompt = std::min(pair.prompt, common_ids(prompt, pair.rejected));
+  }
   pair.other_prompt = pair.prompt < prompt.size();
   return pair;
 }
@@ -85,7 +93,7 @@ void count(DroppedPairs& dropped, const std::string& first) {
   if (dropped.count++ == 0) dropped.first = first;
 }
 
-/// The documents of a pair as training has them, chosen and rejected; none: it is dropped.
+/// The documents of a pair as training has them, chosen and rejected, or of a judged answer; none: it is dropped.
 std::vector<RowDocument> documents_of(const TokenisedPair& pair, const PreferencePackOptions& options,
                                       PreferencePackReport& report) {
   using Long = PreferencePackOptions::Long;
@@ -101,13 +109,14 @@ std::vector<RowDocument> documents_of(const TokenisedPair& pair, const Preferenc
     return {};
   }
   const bool cut = pair.chosen.size() > most || pair.rejected.size() > most;
-  std::vector<RowDocument> documents = {document_of(pair.chosen, pair.prompt, kChosen, most, keep_end),
-                                        document_of(pair.rejected, pair.prompt, kRejected, most, keep_end)};
-  if (!has_targets(documents[0]) || !has_targets(documents[1])) {
+  std::vector<RowDocument> documents = {
+      document_of(pair.chosen, pair.prompt, pair.label.value_or(true) ? kChosen : kRejected, most, keep_end)};
+  if (!pair.label) documents.push_back(document_of(pair.rejected, pair.prompt, kRejected, most, keep_end));
+  if (!std::ranges::all_of(documents, has_targets)) {
     count(report.without_answer, pair.place);
     return {};
   }
-  if ((cut && options.longer == Long::kDrop) || documents[0].ids.size() + documents[1].ids.size() > row) {
+  if ((cut && options.longer == Long::kDrop) || documents.front().ids.size() + documents.back().ids.size() > row) {
     count(report.too_long, pair.place);
     return {};
   }
@@ -116,13 +125,43 @@ std::vector<RowDocument> documents_of(const TokenisedPair& pair, const Preferenc
   return documents;
 }
 
+/// Rows of judged answers: best_fit() gives every answer twice its room, and within a row each prompt has the
+/// completion of the answer before, the first that of the last, as TRL's KTOTrainer rotates them within a batch.
+RowCounts write_judged_rows(const fs::path& path, const std::vector<RowDocument>& answers,
+                            const std::vector<size_t>& prompts, const PreferencePackOptions& options, int32_t padding,
+                            int64_t& alone) {
+  std::vector<size_t> lengths;
+  for (const RowDocument& answer : answers) lengths.push_back(2 * answer.ids.size());
+  std::vector<RowDocument> others(answers.size());
+  std::vector<std::vector<const RowDocument*>> rows;
+  for (const auto& row : best_fit(lengths, options.seq_length, /*one_per_row=*/false)) {
+    alone += row.size() == 1 ? 1 : 0;
+    std::vector<const RowDocument*>& documents = rows.emplace_back();
+    for (size_t i = 0; i < row.size(); ++i) {
+      const size_t a = row[i], before = row[(i + row.size() - 1) % row.size()];
+      const auto middle = [&](size_t one) { return answers[one].ids.begin() + static_cast<int64_t>(prompts[one]); };
+      std::vector<int32_t> ids(answers[a].ids.begin(), middle(a));
+      ids.insert(ids.end(), middle(before), answers[before].ids.end());
+      others[a] = document_of(ids, prompts[a], kOther, static_cast<size_t>(options.max_length),
+                              options.longer == PreferencePackOptions::Long::kKeepEnd);
+      documents.insert(documents.end(), {&answers[a], &others[a]});
+    }
+  }
+  return write_rows_of(path, rows, options.seq_length, padding);
+}
+
 }  // namespace
 
 PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
   PreferencePackOptions options = given;
   check_row_options(options);
-  if (options.max_length == 0) options.max_length = options.seq_length / 2;
-  if (options.max_length < 2 || options.max_length >= options.seq_length)
+  if (options.unpaired && options.one_per_row)
+    throw ConfigError(
+        "--one-per-row is for pairs: the KL term of --unpaired answers is a mean over those of a row, so let rows hold "
+        "several");
+  if (options.max_length == 0) options.max_length = options.seq_length / (options.unpaired ? 8 : 2);
+  if (options.max_length < 2 ||
+      options.max_length > (options.unpaired ? options.seq_length / 2 : options.seq_length - 1))
     throw ConfigError(
         fmt::format("--max-length {}: expected 2 or more, and room for two answers in the {} tokens of a "
                     "row",
@@ -130,24 +169,43 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
   const ChatModel model = open_chat_model(options);
   PreferencePackReport report;
   report.vocab_size = model.tokenizer().vocab_size();
-  std::vector<RowDocument> train, valid;
+  struct Documents {
+    std::vector<RowDocument> all;
+    std::vector<size_t> prompts;  // of judged answers: tokens of their prompts
+  };
+  // The rejected answers of pairs that are judged one by one go behind all others, so that few have the chosen answer
+  // to their own prompt for another one.
+  Documents train, valid, second_train, second_valid;
   make_of_rows<PreferenceRow, TokenisedPair>(
-      options, for_each_preference,
+      options, options.unpaired ? for_each_judged : for_each_preference,
       [&](PreferenceRow row) { return tokenise_pair(model, std::move(row), options.variables); },
       [&](TokenisedPair pair) {
-        std::vector<RowDocument>& split =
-            in_valid_split(/*seed=*/0, report.pairs++, options.valid_fraction) ? valid : train;
-        for (RowDocument& document : documents_of(pair, options, report)) split.push_back(std::move(document));
+        const bool held =
+            in_valid_split(/*seed=*/0, pair.second ? report.pairs - 1 : report.pairs++, options.valid_fraction);
+        Documents& split = pair.second ? held ? second_valid : second_train : held ? valid : train;
+        for (RowDocument& document : documents_of(pair, options, report)) {
+          const bool end = options.longer == PreferencePackOptions::Long::kKeepEnd;
+          split.prompts.push_back(pair.prompt -
+                                  std::min(end ? pair.chosen.size() - document.ids.size() : 0, pair.prompt));
+          split.all.push_back(std::move(document));
+        }
       });
+  for (const auto& [split, second] : {std::pair{&train, &second_train}, {&valid, &second_valid}}) {
+    std::ranges::move(second->all, std::back_inserter(split->all));
+    std::ranges::move(second->prompts, std::back_inserter(split->prompts));
+  }
   for (const auto& [documents, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
-    if (documents->empty() && !path->empty())
+    if (documents->all.empty() && !path->empty())
       throw DataError(
           fmt::format("{}: no pair is left of {}: {} that cannot be read, {} refused by the template, {} "
                       "with a prompt that fills --max-length, {} too long, {} without an answer",
                       path->string(), report.pairs, report.unreadable.count, report.refused.count,
                       report.long_prompts.count, report.too_long.count, report.without_answer.count));
-  const auto write = [&](const fs::path& path, const std::vector<RowDocument>& documents) {
-    return write_whole_rows(path, documents, /*together=*/2, options.seq_length, options.one_per_row, model.padding());
+  const auto write = [&](const fs::path& path, const Documents& documents) {
+    return options.unpaired
+               ? write_judged_rows(path, documents.all, documents.prompts, options, model.padding(), report.alone)
+               : write_whole_rows(path, documents.all, /*together=*/2, options.seq_length, options.one_per_row,
+                                  model.padding());
   };
   report.train = write(options.output, train);
   if (!options.valid_output.empty()) report.valid = write(options.valid_output, valid);
@@ -157,9 +215,14 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
       if ((document.mask[t] != 0) == targets) ids.push_back(document.ids[t]);
     return model.tokenizer().decode(ids, true);
   };
-  report.prompt = text(train[0], false);
-  report.chosen = text(train[0], true);
-  report.rejected = text(train[1], true);
+  const auto first = [&](uint8_t target, bool targets) {
+    const auto found = std::ranges::find_if(
+        train.all, [&](const RowDocument& one) { return std::ranges::count(one.mask, target) > 0; });
+    return found == train.all.end() ? "" : text(*found, targets);
+  };
+  report.prompt = text(train.all[0], false);
+  report.chosen = first(kChosen, true);
+  report.rejected = first(kRejected, true);
   return report;
 }
 

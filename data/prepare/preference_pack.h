@@ -10,25 +10,29 @@
 namespace trireme {
 
 struct PreferencePackOptions : ChatRowOptions {
-  int64_t max_length = 0;  // tokens of a prompt with one answer; 0: half a row
+  bool unpaired = false;   // rows of judged answers (Answers::kJudged)
+  int64_t max_length = 0;  // tokens of a prompt with one answer; 0: half a row, of judged answers an eighth
   /// A longer one keeps its start or its end, or the pair is dropped. Pairs whose prompts leave no room are dropped.
   enum class Long { kKeepStart, kKeepEnd, kDrop } longer = Long::kKeepStart;
 };
 
-/// Pairs that were dropped for one reason.
+/// Pairs, or judged answers, that were dropped for one reason.
 struct DroppedPairs {
   int64_t count = 0;
   std::string first;  // its place, or a sentence with it
 };
 
 struct PreferencePackReport {
-  int64_t pairs = 0;  // read
+  int64_t pairs = 0;  // read; judged answers: prompts with the answers of one row of the file
   DroppedPairs unreadable, refused, long_prompts, too_long, without_answer;
   int64_t cut = 0;             // pairs of which an answer was cut
   DroppedPairs other_prompts;  // kept: the tokens of the prompt alone are not the first ones of prompt and answer
   int64_t vocab_size = 0;
   RowCounts train, valid;
-  std::string prompt, chosen, rejected;  // of the first pair of the training rows: context, and the texts with a loss
+  int64_t alone = 0;  // judged answers without another one in their row
+  /// Of the first pair of the training rows: context, and the texts with a loss. Judged answers: the first desirable
+  /// and the first undesirable one.
+  std::string prompt, chosen, rejected;
 };
 
 /// Keeps all tokens in memory. ConfigError, DataError with the place of the pair, WriteError.

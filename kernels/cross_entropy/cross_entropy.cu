@@ -87,10 +87,16 @@ __device__ inline void write_token(const CrossEntropy& a, int64_t token, const T
   a.loss[token] = t.weight == 0.0f ? 0.0f : t.weight * (lse - t.target_logit);
 }
 
+/// The same with label smoothing. `sum`: of the logits of smoothed_vocab columns.
+__device__ inline void write_smoothed(const CrossEntropy& a, int64_t token, const Token& t, float lse, float sum) {
+  const float mean = sum / static_cast<float>(a.smoothed_vocab);
+  a.loss[token] = t.weight * (lse - t.target_logit + a.smoothing * (t.target_logit - mean));
+}
+
 /// One block per token: softmax statistics in a first pass over the row, the gradient in a second. With kStaged the row
 /// stays in shared memory between the passes; without it the second pass reads the row from L2, as long as the rows in
 /// flight fit there.
-template <class T, int kWidth, bool kStaged>
+template <class T, int kWidth, bool kStaged, bool kSmooth>
 __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) {
   constexpr int kUnroll = kWidth == 1 ? 8 : 4, kStep = kThreads * kWidth;
   __shared__ Partition scratch[32];
@@ -141,6 +147,8 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
   };
 
   Partition v{-INFINITY, 0.0f};
+  [[maybe_unused]] float logit_sum[1] = {};
+  [[maybe_unused]] const int smoothed = static_cast<int>(a.smoothed_vocab);
   const auto gather = [&](int begin, int end) {
     for (int base = begin + first; base < end; base += kStep * kUnroll) {
       Vec<T, kWidth> loaded[kUnroll];
@@ -153,6 +161,11 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
         float values[kWidth];
         take(loaded[k], base + k * kStep, values);
         extend(v, values);
+        if constexpr (kSmooth) {
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i)
+            if (base + k * kStep + i < smoothed) logit_sum[0] += values[i];
+        }
       }
     }
   };
@@ -171,12 +184,23 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
     gather(0, vocab);
   }
   v = block_merge(v, scratch);
-  if (threadIdx.x == 0) write_token(a, token, t, v.top + logf(v.sum));
+  if constexpr (kSmooth) {
+    __shared__ float sums[32];
+    row_sum(logit_sum, kThreads, sums);
+    if (threadIdx.x == 0) write_smoothed(a, token, t, v.top + logf(v.sum), logit_sum[0]);
+  } else {
+    if (threadIdx.x == 0) write_token(a, token, t, v.top + logf(v.sum));
+  }
   if (a.d_logits == nullptr) return;
 
   const float factor = a.gradient_weights != nullptr ? a.gradient_weights[token] : weight, share = factor / v.sum,
               offset = v.top * kLog2E;
   const int target = static_cast<int>(a.targets[token]);
+  [[maybe_unused]] float off_target = 0.0f, on_target = factor;
+  if constexpr (kSmooth) {
+    off_target = factor * a.smoothing / static_cast<float>(a.smoothed_vocab);
+    on_target = factor * (1.0f - a.smoothing);
+  }
   // In descending order: what was read last is most likely still in L2.
   const int passes = (stride + kStep * kUnroll - 1) / (kStep * kUnroll);
   for (int pass = passes - 1; pass >= 0; --pass) {
@@ -193,31 +217,37 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
       take(loaded[k], column, values);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) values[i] = share * exp2_fast(values[i] * kLog2E - offset);
+      if constexpr (kSmooth) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (column + i < smoothed) values[i] -= off_target;
+      }
       // The inner loop is skipped unless the target is in this thread's pack, which is rare.
       if (const int place = target - column; place >= 0 && place < kWidth) {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
-          if (i == place) values[i] -= factor;
+          if (i == place) values[i] -= on_target;
       }
       store(out + column, from_floats<T>(values));
     }
   }
 }
 
-template <class T, int kWidth, bool kStaged>
+template <class T, int kWidth, bool kStaged, bool kSmooth>
 cudaError_t launch_rows(const CrossEntropy& a, size_t shared, cudaStream_t stream) {
-  if (const cudaError_t error = allow_shared_memory(row_kernel<T, kWidth, kStaged>, shared); error != cudaSuccess)
-    return error;
-  row_kernel<T, kWidth, kStaged><<<static_cast<unsigned>(a.tokens), kThreads, shared, stream>>>(a);
+  const auto kernel = row_kernel<T, kWidth, kStaged, kSmooth>;
+  if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
+  kernel<<<static_cast<unsigned>(a.tokens), kThreads, shared, stream>>>(a);
   return cudaGetLastError();
 }
 
-template <class T>
+template <class T, bool kSmooth>
 cudaError_t launch(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kPack = 16 / sizeof(T);
-  if (a.stride % kPack != 0 || !aligned16(a.logits, a.d_logits)) return launch_rows<T, 1, false>(a, 0, stream);
+  if (a.stride % kPack != 0 || !aligned16(a.logits, a.d_logits)) return launch_rows<T, 1, false, kSmooth>(a, 0, stream);
   const size_t row = static_cast<size_t>(a.stride) * sizeof(T);
-  return row <= kStagedBytes ? launch_rows<T, kPack, true>(a, row, stream) : launch_rows<T, kPack, false>(a, 0, stream);
+  return row <= kStagedBytes ? launch_rows<T, kPack, true, kSmooth>(a, row, stream)
+                             : launch_rows<T, kPack, false, kSmooth>(a, 0, stream);
 }
 
 __global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* values, int64_t count, float* total) {
@@ -240,7 +270,11 @@ cudaError_t cross_entropy(const CrossEntropy& a, cudaStream_t stream) {
   if (a.tokens == 0) return cudaSuccess;
   if (a.vocab <= 0 || a.stride < a.vocab || a.tokens > INT32_MAX || a.stride > INT32_MAX / 2 || a.loss == nullptr)
     return cudaErrorInvalidValue;
-  return dispatch(a.element, [&](auto zero) { return launch<decltype(zero)>(a, stream); });
+  if (a.smoothing != 0.0f && (a.smoothed_vocab <= 0 || a.smoothed_vocab > a.vocab)) return cudaErrorInvalidValue;
+  return dispatch(a.element, [&](auto zero) {
+    using T = decltype(zero);
+    return a.smoothing == 0.0f ? launch<T, false>(a, stream) : launch<T, true>(a, stream);
+  });
 }
 
 cudaError_t sum_values(const float* values, int64_t count, float* total, cudaStream_t stream) {

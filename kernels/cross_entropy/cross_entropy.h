@@ -4,6 +4,11 @@
 //   lse_t = log sum_v exp(l[t, v]),   loss[t] = w_t (lse_t - l[t, target_t])
 //   d_logits[t, v] = u_t (exp(l[t, v] - lse_t) - [v == target_t])
 //
+// With label smoothing e over the first V = smoothed_vocab columns (the rest are padding ids):
+//
+//   loss[t] = w_t (lse_t - (1 - e) l[t, target_t] - e mean_{v < V} l[t, v])
+//   d_logits[t, v] = u_t (exp(l[t, v] - lse_t) - (1 - e) [v == target_t] - e / V [v < V])
+//
 // logits    [tokens, vocab] with `stride` elements between rows (stride >= vocab), fp32 or 16-bit
 // d_logits  the same layout and type; null: loss only. May be logits itself. Columns from vocab to stride (padding of
 // the vocabulary) are set to 0 targets   int64 [tokens], inside the vocabulary wherever w_t != 0;  w = weights fp32
@@ -30,6 +35,8 @@ struct CrossEntropy {
   float* loss = nullptr;
   int64_t tokens = 0, vocab = 0, stride = 0;
   Element element = Element::kBF16;
+  float smoothing = 0.0f;
+  int64_t smoothed_vocab = 0;  // only with smoothing
 };
 cudaError_t cross_entropy(const CrossEntropy& arguments, cudaStream_t stream);
 

@@ -49,25 +49,11 @@ __global__ void __launch_bounds__(kThreads) nf4_kernel(const Nf4Dequantize a, bo
   }
 }
 
-/// One value a thread from `begin` on: the end of an odd count, and memory without alignment.
-template <class T>
-__global__ void __launch_bounds__(kThreads) nf4_values_kernel(const Nf4Dequantize a, int64_t begin) {
-  const int64_t i = begin + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= a.count) return;
-  const float absmax = __fadd_rn(__fmul_rn(a.map[a.absmax[i / 64]], a.nested[i / (64 * 256)]), *a.offset);
-  const int code = a.codes[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15;
-  static_cast<T*>(a.out)[i] = from_float<T>(__fmul_rn(a.book[code], absmax));
-}
-
 template <class T>
 cudaError_t dequantize(const Nf4Dequantize& a, cudaStream_t stream) {
-  const bool aligned = reinterpret_cast<uintptr_t>(a.codes) % 4 == 0 && reinterpret_cast<uintptr_t>(a.out) % 16 == 0;
-  const int64_t words = aligned ? a.count / kValues : 0, rest = a.count - words * kValues;
-  if (words > 0)
-    nf4_kernel<T><<<static_cast<unsigned>(ceil_div(words, kThreads * kUnroll)), kThreads, 0, stream>>>(
-        a, streams(a.count * static_cast<int64_t>(sizeof(T))));
-  if (rest > 0)
-    nf4_values_kernel<T><<<static_cast<unsigned>(ceil_div(rest, kThreads)), kThreads, 0, stream>>>(a, words * kValues);
+  const int64_t blocks = ceil_div(a.count, kThreads * kUnroll * kValues);
+  nf4_kernel<T>
+      <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a, streams(a.count * static_cast<int64_t>(sizeof(T))));
   return cudaGetLastError();
 }
 
@@ -75,6 +61,7 @@ cudaError_t dequantize(const Nf4Dequantize& a, cudaStream_t stream) {
 
 cudaError_t nf4_dequantize(const Nf4Dequantize& a, cudaStream_t stream) {
   if (a.count == 0) return cudaSuccess;
+  if (a.count % kValues != 0) return cudaErrorInvalidValue;
   switch (a.element) {
     case Element::kF16: return dequantize<__half>(a, stream);
     case Element::kBF16: return dequantize<__nv_bfloat16>(a, stream);

@@ -15,7 +15,7 @@
 
 namespace trireme::kernels {
 
-/// Any count. Fast, with 16-byte stores, if `codes` is aligned to 4 bytes and `out` to 16.
+/// `codes` aligned to 4 bytes, `out` to 16. A count that is no multiple of 8 is cudaErrorInvalidValue.
 struct Nf4Dequantize {
   const uint8_t* codes = nullptr;   // [ceil(count / 2)]
   const uint8_t* absmax = nullptr;  // [ceil(count / 64)]

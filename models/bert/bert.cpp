@@ -3,7 +3,6 @@
 #include "models/common/blocks.h"
 #include "trireme/base/error.h"
 #include "trireme/ops/embedding.h"
-#include "trireme/ops/layers/loss_head.h"
 #include "trireme/ops/layers/norm_linear.h"
 
 #include <ATen/ATen.h>
@@ -178,8 +177,9 @@ at::Tensor BertModel::loss(UnitStore& store, const BertBatch& batch, const BertF
   const at::Tensor x_TD = enter_unit(encode(store, batch, options), store, head);
   const std::vector<at::Tensor>& w = store.parameters(head);
   const HeadInputs inputs = head_inputs(*this, x_TD, batch, w);
-  at::Tensor loss = loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P,
-                              batch.masked_weights_P, w[kOutputBias]);
+  at::Tensor loss =
+      loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P, batch.masked_weights_P,
+                w[kOutputBias], /*rows=*/{}, options.train ? options.smoothing : LabelSmoothing{});
   if (config_.next_sentence) loss = loss + next_sentence_loss(inputs.next_logits, batch);
   return leave_unit(loss, store, head);
 }

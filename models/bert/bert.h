@@ -11,6 +11,7 @@
 #include "trireme/nn/recompute.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/attention.h"
+#include "trireme/ops/layers/loss_head.h"
 
 #include <cstdint>
 #include <memory>
@@ -32,9 +33,10 @@ struct BertBatch {
 };
 
 struct BertForward {
-  bool train = true;          // dropout on
-  uint64_t seed = 0;          // of dropout
-  Recomputation recompute{};  // kMlp is not available
+  bool train = true;           // dropout on
+  uint64_t seed = 0;           // of dropout
+  Recomputation recompute{};   // kMlp is not available
+  LabelSmoothing smoothing{};  // in training: of the masked words
 };
 
 /// Sums for an evaluation, fp64 scalars: weighted cross-entropies, and the number of masked words whose largest logit

@@ -187,6 +187,13 @@ std::vector<std::string> default_lora_targets(const BlockTable& block) {
   return targets;
 }
 
+std::vector<std::string> adaptable_modules(const BlockTable& block) {
+  std::vector<std::string> modules;
+  for (const LoraTarget& target : all_targets(block))
+    if (!target.fused) modules.push_back(target.module);
+  return modules;
+}
+
 std::vector<std::string> all_lora_targets(const BlockTable& block) {
   std::vector<std::string> targets;
   for (const LoraTarget& target : all_targets(block))

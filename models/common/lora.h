@@ -48,6 +48,8 @@ std::vector<AdapterShape> adapter_shapes(const std::vector<std::vector<LoraTarge
 
 /// Names of attention's layers: the targets of a lora section that names none, where the model has them.
 std::vector<std::string> default_lora_targets(const BlockTable& block);
+/// Modules inside of a block ("self_attn.q_proj") that can have an adapter, without the fused ones.
+std::vector<std::string> adaptable_modules(const BlockTable& block);
 /// Names of all layers that an adapter can have, without the fused ones: peft's all-linear.
 std::vector<std::string> all_lora_targets(const BlockTable& block);
 

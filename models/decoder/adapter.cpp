@@ -312,6 +312,31 @@ void check_base_tensors(const Adapter& adapter, const WeightSource& base) {
   }
 }
 
+namespace {
+
+/// ModelError where the adapter's configuration gives modules of the model an adapter that its file does not have.
+void check_whole(const Adapter& adapter, const DecoderModel& model) {
+  const LoraOptions& lora = adapter.config.lora;
+  const TensorNames& names = family_of(model.config()).names;
+  std::vector<std::string> targeted, missing;
+  for (int64_t block = 0; block < model.config().num_hidden_layers; ++block)
+    for (const std::string& module : adaptable_modules(model.block())) targeted.push_back(names.block(block) + module);
+  if (!lora.target_modules.all_linear()) targeted.push_back(names.embedding);
+  for (const std::string& module : targeted)
+    if (!adapter.modules.contains(module) && is_targeted(lora, module)) missing.push_back(module);
+  if (missing.empty()) return;
+  constexpr size_t kMost = 4;
+  const size_t count = missing.size();
+  missing.resize(std::min(count, kMost));
+  throw ModelError(fmt::format(
+      "adapter_model.safetensors has no tensors of {}{}, which adapter_config.json gives an adapter: the file is not "
+      "whole, or of another base; where these modules have none, say so in target_modules, exclude_modules or "
+      "layers_to_transform",
+      join(missing, ", "), count > kMost ? fmt::format(" and {} more modules", count - kMost) : ""));
+}
+
+}  // namespace
+
 DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapter) {
   // The modules that are there decide.
   LoraOptions lora = adapter.config.lora;
@@ -325,7 +350,9 @@ DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapt
   std::erase_if(lora.rank_pattern, unused);
   std::erase_if(lora.alpha_pattern, unused);
   try {
-    return {config, std::move(lora)};
+    DecoderModel model(config, std::move(lora));
+    check_whole(adapter, model);
+    return model;
   } catch (const ConfigError& error) {
     throw ModelError(fmt::format("the adapter does not fit a {}: {}", config.family, error.what()));
   }

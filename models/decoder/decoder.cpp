@@ -379,8 +379,9 @@ at::Tensor DecoderModel::in_head(UnitStore& store, const TokenBatch& batch, cons
   return leave_unit(y, store, head);
 }
 
-at::Tensor DecoderModel::with_head(decltype(loss_head)& run_head, UnitStore& store, const TokenBatch& batch,
-                                   const ForwardOptions& options) const {
+template <class F>
+at::Tensor DecoderModel::with_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                                   const F& f) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   TRIREME_CHECK(batch.labels_BS.defined() || options.exchange == nullptr, "a slice of rows needs labels");
   // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
@@ -388,16 +389,23 @@ at::Tensor DecoderModel::with_head(decltype(loss_head)& run_head, UnitStore& sto
       batch.labels_BS.defined() ? batch.labels_BS.reshape({-1}) : batch.tokens_BS.roll(-1, 1).view({-1});
   return in_head(store, batch, options,
                  [&](const at::Tensor& hidden, const at::Tensor& weight, const TrainedRows& rows) {
-                   return run_head(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), {}, rows);
+                   return f(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), rows);
                  });
 }
 
 at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
-  return with_head(loss_head, store, batch, options);
+  return with_head(store, batch, options,
+                   [&](const auto& hidden, const auto& weight, const auto& targets, const auto& token_weight,
+                       const TrainedRows& rows) {
+                     return loss_head(hidden, weight, targets, token_weight, {}, rows,
+                                      options.train ? options.smoothing : LabelSmoothing{});
+                   });
 }
 
 at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
-  return with_head(token_log_probs, store, batch, options);
+  return with_head(store, batch, options,
+                   [](const auto& hidden, const auto& weight, const auto& targets, const auto& counted,
+                      const TrainedRows& rows) { return token_log_probs(hidden, weight, targets, counted, {}, rows); });
 }
 
 at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,

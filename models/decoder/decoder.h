@@ -45,8 +45,9 @@ struct ForwardOptions {
   bool train = true;  // gradients, and dropout
   uint64_t seed = 0;  // of dropout
   Recomputation recompute{};
-  bool dropout = true;       // false: none in training either
-  double neftune_alpha = 0;  // in training: noise of this alpha on the embedding; 0: none
+  bool dropout = true;         // false: none in training either
+  double neftune_alpha = 0;    // in training: noise of this alpha on the embedding; 0: none
+  LabelSmoothing smoothing{};  // of loss() in training
   /// false: without adapters, as if B were zero, and without trained biases; what is trained of the vocabulary stays
   /// the store's.
   bool adapters = true;
@@ -108,9 +109,9 @@ class DecoderModel {
   template <class F>
   at::Tensor in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f,
                      const at::Tensor& tokens = {}) const;
-  /// The whole forward, whose head is loss_head() or token_log_probs().
-  at::Tensor with_head(decltype(loss_head)& head, UnitStore& store, const TokenBatch& batch,
-                       const ForwardOptions& options) const;
+  /// The whole forward, whose head is f(hidden, weight, targets, token weights, trained rows).
+  template <class F>
+  at::Tensor with_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f) const;
   void add_lora_units();
   void choose_token_rows();
   UnitSpec adapters_unit() const;

@@ -15,7 +15,7 @@ namespace {
 int64_t choose(const at::Tensor& logits_V, double temperature, uint64_t seed, int64_t position) {
   if (temperature == 0) return logits_V.argmax().item<int64_t>();
   const at::Tensor cumulative = at::softmax(logits_V.to(at::kDouble) / temperature, -1).cumsum(0);
-  const double u = static_cast<double>(derive_seed(seed, "generate", static_cast<uint64_t>(position)) >> 11) * 0x1p-53;
+  const double u = uniform_draw(seed, "generate", static_cast<uint64_t>(position));
   const int64_t id = cumulative.le(u * cumulative[-1].item<double>()).sum().item<int64_t>();
   return std::min(id, logits_V.size(0) - 1);
 }

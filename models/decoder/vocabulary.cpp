@@ -32,9 +32,7 @@ std::string head_name(const DecoderConfig& config) { return family_of(config).na
 
 /// Standard normal number `index` of one new row's stream (Box and Muller).
 double normal(uint64_t stream, uint64_t index) {
-  const auto uniform = [&](const char* name) {
-    return (static_cast<double>(derive_seed(stream, name, index) >> 11) + 0.5) * 0x1p-53;
-  };
+  const auto uniform = [&](const char* name) { return uniform_draw(stream, name, index) + 0x1p-54; };  // above 0
   return std::sqrt(-2 * std::log(uniform("radius"))) * std::cos(2 * std::numbers::pi * uniform("angle"));
 }
 

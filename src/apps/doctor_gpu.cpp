@@ -111,16 +111,17 @@ GpuFacts describe_gpu(const Nvml& nvml, Nvml::Device device) {
   }
   if (const auto capability = nvml.pair("nvmlDeviceGetCudaComputeCapability", device); capability) {
     facts.text += fmt::format(", compute capability {}.{}", capability->first, capability->second);
-    try {
-      const KernelClass kernels = kernel_class_of(10 * capability->first + capability->second);
-      facts.text += fmt::format(", {}", describe_kernels(kernels));
-      if (kernels == KernelClass::kNone && parse_kernel_class(environment("TRIREME_KERNELS")) != kernels)
-        facts.advice.push_back(
-            fmt::format("this build has no kernels for it, LibTorch's take their place, slower: configure with "
-                        "-DTRIREME_CUDA_ARCHITECTURES={}{}",
-                        capability->first, capability->second));
-    } catch (const ConfigError& error) {
-      facts.advice.emplace_back(error.what());
+    if constexpr (kCudaBuild) {
+      try {
+        const KernelClass kernels = kernel_class_of(10 * capability->first + capability->second);
+        facts.text += fmt::format(", {}", describe_kernels(kernels));
+        if (kernels == KernelClass::kNone && environment("TRIREME_KERNELS").empty())
+          facts.advice.emplace_back(
+              "this build has no kernels for it, LibTorch's take their place, slower: configure it on this machine, or "
+              "with -DTRIREME_CUDA_ARCHITECTURES");
+      } catch (const ConfigError& error) {
+        facts.advice.emplace_back(error.what());
+      }
     }
   }
   if (const auto ecc = nvml.pair("nvmlDeviceGetEccMode", device)) {

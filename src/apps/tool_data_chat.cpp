@@ -105,15 +105,16 @@ void preference(PreferenceArguments& arguments) {
   const double start = steady_seconds();
   const PreferencePackReport report = pack_preferences(options);
   write_origin(options);
+  const char* what = options.unpaired ? "answer" : "pair";
   const auto print = [&](const std::filesystem::path& path, const RowCounts& split) {
-    print_chat_split(path.string(), split, options.seq_length, counted(split.documents / 2, "pair"));
+    print_chat_split(path.string(), split, options.seq_length, counted(split.documents / 2, what));
   };
   print(options.output, report.train);
   if (!options.valid_output.empty()) print(options.valid_output, report.valid);
-  fmt::print("read {} in {}; vocabulary {}\n", counted(report.pairs, "pair"), format_duration(steady_seconds() - start),
-             format_count(report.vocab_size));
-  const auto dropped = [](const DroppedPairs& pairs, const char* why, const char* what = "dropped") {
-    if (pairs.count > 0) fmt::print("{} {} {}, the first: {}\n", what, counted(pairs.count, "pair"), why, pairs.first);
+  fmt::print("read {} in {}; vocabulary {}\n", counted(report.pairs, options.unpaired ? "row" : "pair"),
+             format_duration(steady_seconds() - start), format_count(report.vocab_size));
+  const auto dropped = [&](const DroppedPairs& pairs, const char* why, const char* verb = "dropped") {
+    if (pairs.count > 0) fmt::print("{} {} {}, the first: {}\n", verb, counted(pairs.count, what), why, pairs.first);
   };
   dropped(report.unreadable, "that cannot be read");
   dropped(report.refused, "that the template refuses");
@@ -121,10 +122,15 @@ void preference(PreferenceArguments& arguments) {
   dropped(report.too_long, "that are too long");
   dropped(report.without_answer, "with an answer of no tokens");
   if (report.cut > 0)
-    fmt::print("cut {} at the {} of an answer\n", counted(report.cut, "pair"),
+    fmt::print("cut {} at the {} of an answer\n", counted(report.cut, what),
                options.longer == Long::kKeepEnd ? "start" : "end");
   dropped(report.other_prompts, "whose answers begin inside the prompt, because the prompt alone has other last tokens",
           "note:");
+  if (report.alone > 0)
+    fmt::print(
+        "note: {} alone in a row, whose KL term is the ratio of that answer: a longer --seq-length or a shorter "
+        "--max-length packs several\n",
+        counted(report.alone, "answer"));
   fmt::print("  first prompt: {}\n  chosen: {}\n  rejected: {}\n", excerpt(report.prompt, 400), excerpt(report.chosen),
              excerpt(report.rejected));
 }
@@ -132,7 +138,8 @@ void preference(PreferenceArguments& arguments) {
 constexpr const char* kPreferenceHelp =
     "Pairs of a chosen and a rejected answer (JSON lines, a JSON list, Parquet, Arrow) to training rows for "
     "train.objective dpo and orpo: fields prompt, chosen and rejected as TRL has them, rendered by the model's chat "
-    "template, with a loss on the answers, packed whole into rows of --seq-length tokens";
+    "template, with a loss on the answers, packed whole into rows of --seq-length tokens. --unpaired: judged answers, "
+    "prompt, completion and label, for kto";
 
 /// Options of both commands. `what`: "conversation", of which rows are made.
 void add_row_options(CLI::App& command, ChatRowOptions& options, std::vector<std::string>& variables,
@@ -194,7 +201,10 @@ void add_preference_data_tool(CLI::App& data) {
   CLI::App* command = data.add_subcommand("preference", kPreferenceHelp);
   add_row_options(*command, options, arguments->variables, "pair");
   command->add_option("--max-length", options.max_length,
-                      "Tokens of a prompt with one answer (TRL's max_length; default: half of --seq-length)");
+                      "Tokens of a prompt with one answer (TRL's max_length; default: half of --seq-length, with "
+                      "--unpaired an eighth)");
+  command->add_flag("--unpaired", options.unpaired,
+                    "Rows of judged answers for train.objective kto, from prompt, completion and label, or from pairs");
   command
       ->add_option("--truncation-mode", arguments->truncation,
                    "A longer one: keep_start (loses its end, the default), keep_end, or drop (the pair)")

@@ -1,20 +1,18 @@
 // `trireme model quantize`: a model in bitsandbytes' NF4.
 #include "tools.h"
 
+#include "models/common/stored.h"
 #include "models/decoder/decoder.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/text.h"
-#include "trireme/formats/huggingface/stored_nf4.h"
 #include "trireme/formats/json.h"
 #include "trireme/ops/matmul/nf4.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -45,48 +43,44 @@ std::set<std::string> matrices_of(const DecoderModel& model) {
   return names;
 }
 
-StoredTensor declared(const std::string& name, DType dtype, std::vector<int64_t> shape) {
-  return {name, {dtype, std::move(shape)}};
-}
-
-/// A matrix and what is beside it, as formats/huggingface/stored_nf4.h reads them.
-std::vector<StoredTensor> declared_nf4(const std::string& name, int64_t count, int64_t state_bytes) {
-  return {declared(name, DType::kU8, {nf4_code_bytes(count), 1}),
-          declared(name + ".absmax", DType::kU8, {nf4_blocks(count)}),
-          declared(name + ".nested_absmax", DType::kF32, {nf4_nested_blocks(count)}),
-          declared(name + ".nested_quant_map", DType::kF32, {256}),
-          declared(name + ".quant_map", DType::kF32, {16}),
-          declared(name + ".quant_state.bitsandbytes__nf4", DType::kU8, {state_bytes})};
-}
-
-struct QuantizedMatrix {
-  at::Tensor codes;
-  Nf4Scales scales;
-  std::string state;  // JSON
+/// A tensor of the written model; without a value it is copied.
+struct WrittenTensor {
+  StoredTensor declared;
+  at::Tensor value;
 };
 
-QuantizedMatrix quantize_matrix(const WeightSource& source, const StoredTensor& tensor) {
+/// A matrix and what is beside it, as formats/huggingface/stored_nf4.h reads them.
+void add_quantized(const WeightSource& source, const StoredTensor& tensor, std::vector<WrittenTensor>& written) {
+  const std::string text = tensor_text(source, tensor.name);
   const at::Tensor values = read_tensor(source, tensor.name);
+  if (!at::isfinite(values).all().item<bool>())
+    throw ModelError(text + " holds a NaN or an infinity: take another copy of the model");
   const int64_t count = values.numel();
   const auto bytes = at::TensorOptions(at::kByte), fp32 = at::TensorOptions(at::kFloat);
-  QuantizedMatrix matrix{
-      at::empty({nf4_code_bytes(count), 1}, bytes),
-      {at::empty({nf4_blocks(count)}, bytes), at::empty({nf4_nested_blocks(count)}, fp32), at::empty({}, fp32)},
-      {}};
-  if (!at::isfinite(values).all().item<bool>())
-    throw ModelError(tensor_text(source, tensor.name) + " holds a NaN or an infinity: take another copy of the model");
-  nf4_quantize_scales_(matrix.scales, nf4_quantize_(matrix.codes, values));
-  if (!at::isfinite(matrix.scales.nested).all().item<bool>() || !at::isfinite(matrix.scales.offset).item<bool>())
-    throw ModelError(tensor_text(source, tensor.name) + " holds numbers so large that its scales are infinite");
-  const nlohmann::ordered_json state = {{"quant_type", "nf4"},
-                                        {"blocksize", kNf4Block},
-                                        {"dtype", torch_dtype_name(tensor.info.dtype)},
-                                        {"shape", tensor.info.shape},
-                                        {"nested_blocksize", kNf4NestedBlock},
-                                        {"nested_dtype", "float32"},
-                                        {"nested_offset", matrix.scales.offset.item<float>()}};
-  matrix.state = state.dump();
-  return matrix;
+  const at::Tensor codes = at::empty({nf4_code_bytes(count), 1}, bytes);
+  const Nf4Scales scales{at::empty({nf4_blocks(count)}, bytes), at::empty({nf4_nested_blocks(count)}, fp32),
+                         at::empty({}, fp32)};
+  nf4_quantize_scales_(scales, nf4_quantize_(codes, values));
+  if (!at::isfinite(scales.nested).all().item<bool>() || !at::isfinite(scales.offset).item<bool>())
+    throw ModelError(text + " holds numbers so large that its scales are infinite");
+  const std::string state = nlohmann::ordered_json{{"quant_type", "nf4"},
+                                                   {"blocksize", kNf4Block},
+                                                   {"dtype", torch_dtype_name(tensor.info.dtype)},
+                                                   {"shape", tensor.info.shape},
+                                                   {"nested_blocksize", kNf4NestedBlock},
+                                                   {"nested_dtype", "float32"},
+                                                   {"nested_offset", scales.offset.item<float>()}}
+                                .dump();
+  const auto add = [&](const std::string& suffix, const at::Tensor& value) {
+    const DType dtype = value.scalar_type() == at::kByte ? DType::kU8 : DType::kF32;
+    written.push_back({{tensor.name + suffix, {dtype, value.sizes().vec()}}, value});
+  };
+  add("", codes);
+  add(".absmax", scales.absmax);
+  add(".nested_absmax", scales.nested);
+  add(".nested_quant_map", nf4_map(at::kCPU));
+  add(".quant_map", nf4_book(at::kCPU));
+  add(".quant_state.bitsandbytes__nf4", at::tensor(std::vector<uint8_t>(state.begin(), state.end()), bytes));
 }
 
 void quantize(const QuantizeOptions& options) {
@@ -95,44 +89,19 @@ void quantize(const QuantizeOptions& options) {
   const DecoderModel model(config, std::nullopt);
   const std::set<std::string> matrices = matrices_of(model);
   const auto source = open_decoder_weights(options.model, config);
-  std::vector<StoredTensor> tensors = stored_tensors(model.units(), DType::kF32), written;
-  std::map<std::string, QuantizedMatrix> quantized;
-  int64_t before = 0, after = 0;
-  for (StoredTensor& tensor : tensors) {
+  std::vector<WrittenTensor> written;
+  for (StoredTensor& tensor : stored_tensors(model.units(), DType::kF32)) {
     tensor.info.dtype = weight_type(*source, tensor.name, tensor.info.shape);
-    int64_t count = 1;
-    for (const int64_t extent : tensor.info.shape) count *= extent;
-    before += count * static_cast<int64_t>(dtype_size(tensor.info.dtype));
-    if (!matrices.contains(tensor.name)) {
-      written.push_back(tensor);
-      continue;
-    }
-    const QuantizedMatrix& matrix = quantized[tensor.name] = quantize_matrix(*source, tensor);
-    for (const StoredTensor& one : declared_nf4(tensor.name, count, static_cast<int64_t>(matrix.state.size())))
-      written.push_back(one);
+    if (matrices.contains(tensor.name))
+      add_quantized(*source, tensor, written);
+    else
+      written.push_back({tensor, {}});
   }
-  ModelDirectoryWriter writer(options.output, written);
-  for (const StoredTensor& tensor : tensors) {
-    const auto found = quantized.find(tensor.name);
-    if (found == quantized.end()) {
-      writer.copy(tensor.name, *source);
-      continue;
-    }
-    const auto& [codes, scales, state] = found->second;
-    const std::string& name = tensor.name;
-    writer.append(name, codes);
-    writer.append(name + ".absmax", scales.absmax);
-    writer.append(name + ".nested_absmax", scales.nested);
-    writer.append(name + ".nested_quant_map", nf4_map(at::kCPU));
-    writer.append(name + ".quant_map", nf4_book(at::kCPU));
-    writer.append(name + ".quant_state.bitsandbytes__nf4",
-                  at::from_blob(const_cast<char*>(state.data()), {static_cast<int64_t>(state.size())}, at::kByte));
-  }
-  for (const StoredTensor& tensor : written) {
-    int64_t count = 1;
-    for (const int64_t extent : tensor.info.shape) count *= extent;
-    after += count * static_cast<int64_t>(dtype_size(tensor.info.dtype));
-  }
+  std::vector<StoredTensor> declared;
+  for (const WrittenTensor& tensor : written) declared.push_back(tensor.declared);
+  ModelDirectoryWriter writer(options.output, declared);
+  for (const auto& [tensor, value] : written)
+    value.defined() ? writer.append(tensor.name, value) : writer.copy(tensor.name, *source);
   writer.copy_companions(options.model);
   writer.seal(config);
   const std::filesystem::path own = std::filesystem::path(options.model) / "config.json";
@@ -148,8 +117,7 @@ void quantize(const QuantizeOptions& options) {
                                  {"bnb_4bit_quant_storage", "uint8"}};
   writer.write_companion("config.json", json.dump(2) + "\n");
   writer.commit();
-  fmt::print("{}: {} matrices in NF4, {} instead of {}\n", options.output, quantized.size(),
-             format_bytes(static_cast<double>(after)), format_bytes(static_cast<double>(before)));
+  fmt::print("{}: {} matrices in NF4\n", options.output, matrices.size());
 }
 
 }  // namespace

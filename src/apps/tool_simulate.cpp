@@ -3,6 +3,7 @@
 #include "tools.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/devices.h"
 #include "trireme/plan/rates.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/train/training_program.h"
@@ -52,7 +53,7 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
   if (!arguments.rates.empty())
     options.rates = read_rates(arguments.rates);
   else if (!arguments.device.empty())
-    options.rates = machine_rates("NVIDIA " + arguments.device);
+    options.rates = device_rates(arguments.device);
   else
     options.rates = run_rates(
         load_config(arguments.config, arguments.overrides, training_program(arguments.trainer).keys), "NVIDIA H200");
@@ -168,6 +169,7 @@ std::string simulation_json(const Simulation& simulation, const SimulationOption
                                       {"machine",
                                        {{"name", rates.name},
                                         {"rates_file", rates.file},
+                                        {"measured", rates.measured},
                                         {"memory_gib", rates.memory_gib},
                                         {"host_memory_gib", rates.host_memory_gib},
                                         {"host_bytes_per_s", rates.host_bytes},
@@ -270,9 +272,12 @@ void add_simulate_tool(CLI::App& app) {
   tool->add_option("--gpus-per-host", arguments->gpus_per_host, "GPUs of each host")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  CLI::Option* kind = tool->add_option("--gpu", arguments->device,
-                                       "Kind of the GPUs: H200 (the default without parallel.rates) or H100")
-                          ->check(CLI::IsMember({"H200", "H100"}));
+  CLI::Option* kind =
+      tool->add_option("--device,--gpu", arguments->device,
+                       "Kind of the GPUs, h200 (the default without parallel.rates), h100, or one whose "
+                       "rates are derived from its datasheet: " +
+                           join(device_words(), ", "))
+          ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
   tool->add_option("--rates", arguments->rates, "YAML file of rates that `trireme calibrate` wrote")->excludes(kind);
   tool->add_option("--link-gb-s", arguments->link_gb_s,
                    "Nominal rate of the network for each GPU, GB/s in each direction (default 50: one adapter of 400 "

@@ -13,6 +13,10 @@ uint64_t derive_seed(uint64_t seed, std::string_view name, uint64_t index) {
   return xxh3_64(&index, sizeof index, named);
 }
 
+double uniform_draw(uint64_t seed, std::string_view name, uint64_t index) {
+  return static_cast<double>(derive_seed(seed, name, index) >> 11) * 0x1p-53;
+}
+
 uint64_t NumpyRandom::interval(uint64_t max) {
   if (max == 0) return 0;
   const uint64_t mask = ~uint64_t{0} >> std::countl_zero(max);

@@ -322,12 +322,17 @@ Section train_section() {
         "on GPUs: every run of the same configuration has the same bits, a resumed one too; attention's "
         "backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
         {.may_change = true, .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"}});
-  s.key("objective", &S::objective,
-        "sft: predict the targets; dpo, orpo: prefer the chosen to the rejected answer of each pair (section "
-        "preference); data.train then has rows of pairs (trireme data preference)",
-        {.choices = {{"sft", S::Objective::kSft}, {"dpo", S::Objective::kDpo}, {"orpo", S::Objective::kOrpo}},
-         .feature = Feature::kPairs,
-         .elsewhere = {"rl", "stage"}});
+  s.key(
+      "objective", &S::objective,
+      "sft: predict the targets; dpo, orpo: prefer the chosen to the rejected answer of each pair (section "
+      "preference); data.train then has rows of pairs (trireme data preference); kto: prefer desirable to undesirable "
+      "answers (trireme data preference --unpaired)",
+      {.choices = {{"sft", S::Objective::kSft},
+                   {"dpo", S::Objective::kDpo},
+                   {"orpo", S::Objective::kOrpo},
+                   {"kto", S::Objective::kKto}},
+       .feature = Feature::kPairs,
+       .elsewhere = {"rl", "stage"}});
   s.key("loss", &S::loss,
         "sample_mean: mean of each sample's mean over its targets; token_mean: mean over all targets of the step",
         {.choices = {
@@ -338,6 +343,10 @@ Section train_section() {
         "NEFTune: uniform noise of at most this / sqrt(data.seq_length * hidden size) is added to the embeddings in "
         "training, not in evaluations; 5 and 10 are usual; 0 = none",
         {.min = 0, .feature = Feature::kPairs, .elsewhere = {"neftune_noise_alpha", "noisy_embedding_alpha"}});
+  s.key("label_smoothing", &S::label_smoothing,
+        "share of each target's probability that all ids of the vocabulary divide evenly, in training; losses of steps "
+        "have it, those of evaluations do not; BERT: of the masked words' loss",
+        {.min = 0, .max = 1, .below_max = true, .elsewhere = {"label_smoothing_factor"}});
   s.key("on_nonfinite", &S::on_nonfinite,
         "at a step whose loss or gradient is not finite: stop = end the run; skip = change no weight, do not "
         "count the step in the schedule, and go on (at most 20 times in a row)",
@@ -357,18 +366,23 @@ Section train_section() {
 
 Section preference_section() {
   using S = PreferenceSection;
-  described::SectionKeys<S> s(&Config::preference, "preference", "the loss of train.objective dpo and orpo",
+  described::SectionKeys<S> s(&Config::preference, "preference", "the loss of train.objective dpo, orpo and kto",
                               {.feature = Feature::kPairs, .instead = "leave 'preference' out"});
-  s.key("beta", &S::beta,
-        "dpo: factor of the log-probability ratios to the reference (ipo: its tau); orpo: weight of the odds ratio",
-        {.min = 0, .above_min = true, .elsewhere = {"dpo_beta", "pref_beta", "rl_beta", "orpo_alpha"}});
+  s.key(
+      "beta", &S::beta,
+      "dpo, kto: factor of the log-probability ratios to the reference (ipo: its tau); orpo: weight of the odds ratio",
+      {.min = 0, .above_min = true, .elsewhere = {"dpo_beta", "pref_beta", "rl_beta", "orpo_alpha", "kto_beta"}});
   s.key("loss_type", &S::loss_type,
         "dpo, with the margin m of the ratios: sigmoid = -log sigmoid(beta m); hinge = max(0, 1 - beta m); ipo = "
-        "(m - 1 / (2 beta))^2, m of means over tokens; robust = sigmoid for labels of which label_smoothing are wrong",
+        "(m - 1 / (2 beta))^2, m of means over tokens; robust = sigmoid for labels of which label_smoothing are wrong. "
+        "kto: "
+        "kto, or apo_zero_unpaired = the same without its KL term. null = sigmoid, with kto kto",
         {.choices = {{"sigmoid", S::LossType::kSigmoid},
                      {"hinge", S::LossType::kHinge},
                      {"ipo", S::LossType::kIpo},
-                     {"robust", S::LossType::kRobust}},
+                     {"robust", S::LossType::kRobust},
+                     {"kto", S::LossType::kKto},
+                     {"apo_zero_unpaired", S::LossType::kApoZeroUnpaired}},
          .elsewhere = {"dpo_loss", "pref_loss"}});
   s.key("label_smoothing", &S::label_smoothing,
         "dpo: share of pairs whose order is taken to be wrong; with sigmoid conservative DPO, which TRL had before "
@@ -378,8 +392,13 @@ Section preference_section() {
         "dpo: weight of the chosen answers' mean negative log-probability a token, added to the loss (TRL's loss_type "
         "[sigmoid, sft])",
         {.min = 0, .elsewhere = {"pref_ftx"}});
+  s.key("desirable_weight", &S::desirable_weight, "kto: weight of the loss of desirable answers",
+        {.min = 0, .elsewhere = {"kto_desirable_weight", "kto_chosen_weight"}});
+  s.key("undesirable_weight", &S::undesirable_weight, "kto: weight of the loss of undesirable answers",
+        {.min = 0, .elsewhere = {"kto_undesirable_weight", "kto_rejected_weight"}});
   s.key("precompute_ref_log_probs", &S::precompute_ref_log_probs,
-        "dpo: the reference's log-probabilities of all rows are computed before the first step, into output.dir; false "
+        "dpo, kto: the reference's log-probabilities of all rows are computed before the first step, into output.dir; "
+        "false "
         "= in every step; null = true where all parameters are trained and with lora.modules_to_save, false with other "
         "adapters");
   s.key("disable_dropout", &S::disable_dropout, "no dropout in training, whatever model and lora.dropout say");

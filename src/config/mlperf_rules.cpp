@@ -142,10 +142,9 @@ const Benchmark kBert = {"bert",
 
 /// Fixed in all three: the order of the rows is random, each row comes once in an epoch, and no step is skipped for its
 /// loss.
-const std::vector<Fixed> kCommon = {{"model.vocab_size", {"null"}},
-                                    {"data.weights", {"null", "[]"}},
-                                    {"data.shuffle", {"true"}},
-                                    {"optimizer.decay_norms", {"false"}},
+const std::vector<Fixed> kCommon = {{"model.vocab_size", {"null"}}, {"data.weights", {"null", "[]"}},
+                                    {"data.shuffle", {"true"}},     {"optimizer.decay_norms", {"false"}},
+                                    {"train.neftune_alpha", {"0"}}, {"train.label_smoothing", {"0"}},
                                     {"train.on_spike", {"report"}}};
 
 const Benchmark* benchmark_of(const Config& config, const ProgramKeys& program) {

@@ -90,7 +90,6 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"interleave_probs", kMixing},
     {"dataset_mixer", kMixing},
     {"dataset_mixture", kMixing},
-    {"label_smoothing_factor", " The loss of train.objective sft has no label smoothing."},
     {"truncation_mode", " trireme data preference cuts pairs of answers: --max-length, --truncation-mode."},
     {"val_set_size", " trireme data chat and data pack divide the data: --valid-fraction."},
     {"val_size", " trireme data chat and data pack divide the data: --valid-fraction."},

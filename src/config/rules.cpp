@@ -334,32 +334,44 @@ void check_objective(const Config& config, const ProgramKeys& program, std::vect
   };
   if (objective == Objective::kSft) {
     if (config.preference)
-      refuse("preference", "is a section for train.objective dpo and orpo: set one of them, or leave the section out");
+      refuse("preference",
+             "is a section for train.objective dpo, orpo and kto: set one of them, or leave the section out");
     return;
   }
   if (config.train.loss != program.defaults.train.loss)
-    refuse("train.loss",
-           fmt::format("is for train.objective sft; the loss of {} is a mean over pairs: leave it out", name));
+    refuse("train.loss", fmt::format("is for train.objective sft; the loss of {} is a mean over {}: leave it out", name,
+                                     objective == Objective::kKto ? "answers" : "pairs"));
   if (config.train.neftune_alpha > 0) refuse("train.neftune_alpha", "is for train.objective sft: leave it out");
+  if (config.train.label_smoothing > 0)
+    refuse("train.label_smoothing", "is for train.objective sft; of dpo there is preference.label_smoothing");
   if (config.logging.mlperf) refuse("logging.mlperf", "is for train.objective sft: MLPerf has no benchmark of pairs");
   const PreferenceSection preference = config.preference.value_or(PreferenceSection());
   using LossType = PreferenceSection::LossType;
-  if (objective == Objective::kOrpo) {
-    const auto only_dpo = [&](const char* key, bool given) {
-      if (given) refuse(key, "is for train.objective dpo: leave it out");
-    };
-    only_dpo("preference.loss_type", preference.loss_type != LossType::kSigmoid);
-    only_dpo("preference.label_smoothing", preference.label_smoothing > 0);
-    only_dpo("preference.rpo_alpha", preference.rpo_alpha > 0);
-    only_dpo("preference.precompute_ref_log_probs", preference.precompute_ref_log_probs.has_value());
-    return;
+  const auto only = [&](const char* key, bool given, const char* whose) {
+    if (given) refuse(key, fmt::format("is for train.objective {}: leave it out", whose));
+  };
+  const bool dpo = objective == Objective::kDpo, kto = objective == Objective::kKto;
+  const LossType type = preference.loss_type.value_or(kto ? LossType::kKto : LossType::kSigmoid);
+  const bool unpaired = type == LossType::kKto || type == LossType::kApoZeroUnpaired;
+  if (!dpo) {
+    only("preference.loss_type", !kto && preference.loss_type && type != LossType::kSigmoid, unpaired ? "kto" : "dpo");
+    only("preference.label_smoothing", preference.label_smoothing > 0, "dpo");
+    only("preference.rpo_alpha", preference.rpo_alpha > 0, "dpo");
   }
-  if (preference.label_smoothing > 0 &&
-      (preference.loss_type == LossType::kIpo || preference.loss_type == LossType::kHinge))
-    problems.push_back({"preference.label_smoothing",
-                        {"preference.label_smoothing", "preference.loss_type"},
-                        fmt::format("preference.label_smoothing is for loss_type sigmoid and robust, not {}",
-                                    word_of(preference.loss_type))});
+  if (!kto) {
+    only("preference.desirable_weight", preference.desirable_weight != 1, "kto");
+    only("preference.undesirable_weight", preference.undesirable_weight != 1, "kto");
+  }
+  if (objective == Objective::kOrpo)
+    return only("preference.precompute_ref_log_probs", preference.precompute_ref_log_probs.has_value(), "dpo and kto");
+  if (unpaired != kto)
+    refuse("preference.loss_type", fmt::format("{} is not one of train.objective {}, which has {}", word_of(type), name,
+                                               kto ? "kto and apo_zero_unpaired" : "sigmoid, hinge, ipo and robust"));
+  if (dpo && preference.label_smoothing > 0 && (type == LossType::kIpo || type == LossType::kHinge))
+    problems.push_back(
+        {"preference.label_smoothing",
+         {"preference.label_smoothing", "preference.loss_type"},
+         fmt::format("preference.label_smoothing is for loss_type sigmoid and robust, not {}", word_of(type))});
   if (!config.lora && !preference.precompute_ref_log_probs.value_or(true))
     problems.push_back({"preference.precompute_ref_log_probs",
                         {"preference.precompute_ref_log_probs", "lora"},

@@ -130,8 +130,18 @@ KernelClass choose_kernel_class(std::string_view architectures, int capability, 
 }
 
 KernelClass planned_kernel_class(at::Device device) {
-  if (device.is_cuda()) return kernel_class(device);
-  return parse_kernel_class(environment("TRIREME_KERNELS")).value_or(KernelClass::kHopper);
+  return device.is_cuda() ? kernel_class(device) : planned_kernel_class(90);
+}
+
+KernelClass planned_kernel_class(int capability) {
+  const KernelClass most = capability == 90   ? KernelClass::kHopper
+                           : capability >= 80 ? KernelClass::kPortable
+                                              : KernelClass::kNone;
+  const KernelClass wanted = parse_kernel_class(environment("TRIREME_KERNELS")).value_or(most);
+  if (wanted > most)
+    throw ConfigError(fmt::format("TRIREME_KERNELS={}: GPUs of compute capability {}.{} run {} kernels at most",
+                                  name_of(wanted), capability / 10, capability % 10, name_of(most)));
+  return wanted;
 }
 
 KernelClass kernel_class_of(int capability) {
@@ -146,10 +156,7 @@ std::string describe_kernels(KernelClass kernels) {
                                                          : ", operations are composed of the library's");
 }
 
-bool multiplies_fp8(at::Device device, bool by_rows) {
-  const int capability = compute_capability(device);
-  return by_rows ? capability == 90 : capability >= 89;
-}
+bool multiplies_fp8(int capability, bool by_rows) { return by_rows ? capability == 90 : capability >= 89; }
 
 #ifdef TRIREME_WITH_CUDA
 namespace {

@@ -19,9 +19,8 @@ double unhidden_bytes(double rows, double columns, double inner, double element_
   return rows * columns * element_size * std::max(0.0, 1 - inner / 4096);
 }
 
-/// Tokens that a position sees, on average over a sequence and the blocks.
-double visible_tokens(const ModelShape& shape) {
-  const double length = static_cast<double>(shape.tokens) * shape.context / shape.sequences;
+/// Tokens that a position sees, on average over a sequence of `length` tokens and the blocks.
+double visible_tokens(const ModelShape& shape, double length) {
   if (!shape.block->causal) return length;
   double sum = 0;
   for (int b = 0; b < shape.num_blocks; ++b) {
@@ -43,8 +42,8 @@ ForwardFlops forward_flops(const ModelShape& shape) {
   for (const AdapterShape& adapter : shape.adapters)
     flops.adapters += adapter.share * 2 * tokens * static_cast<double>(adapter.rank * (adapter.in + adapter.rows));
   // The ranks of a context divide the heads, and each sees whole sequences.
-  flops.attention =
-      4 * tokens * visible_tokens(shape) * static_cast<double>(shape.block->heads * shape.block->head_dim);
+  flops.attention = 4 * tokens * visible_tokens(shape, tokens * shape.context / shape.sequences) *
+                    static_cast<double>(shape.block->heads * shape.block->head_dim);
   for (const HeadShape::Product& product : shape.head.products)
     flops.head += 2 * product.tokens * static_cast<double>(product.in * product.out);
   return flops;
@@ -156,6 +155,20 @@ double model_flops(const ModelShape& shape) {
   return shape.num_blocks * (((shape.trained ? 3 : 2) + reference) * flops.products + 3 * flops.adapters +
                              (3.5 + reference) * flops.attention) +
          ((shape.head.trained ? 3 : 2) + reference) * flops.head;
+}
+
+RowFlops::RowFlops(const ModelShape& shape) : shape_(shape), whole_row_(model_flops(shape)) {}
+
+double RowFlops::attention(int64_t tokens) const {
+  const auto length = static_cast<double>(tokens);
+  return shape_.num_blocks * (shape_.reference ? 4.5 : 3.5) * 4 * length * visible_tokens(shape_, length) *
+         static_cast<double>(shape_.block->heads * shape_.block->head_dim);
+}
+
+double RowFlops::mean(int64_t rows, const std::vector<int32_t>& boundaries) const {
+  double sequences = 0;
+  for (size_t s = 0; s + 1 < boundaries.size(); ++s) sequences += attention(boundaries[s + 1] - boundaries[s]);
+  return whole_row_ - attention(shape_.tokens) + sequences / static_cast<double>(rows);
 }
 
 RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,

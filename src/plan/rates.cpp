@@ -58,6 +58,14 @@ std::string describe_rates(const MachineRates& rates, std::string_view device_na
     return fmt::format("rates: {}, measured on {}{}", rates.file, rates.name,
                        other ? fmt::format(", and this is {}: `trireme calibrate` measures its own", device_name) : "");
   }
+  if (!rates.measured)
+    return fmt::format(
+        "rates: {}, NOT MEASURED: of the figures of its datasheet the parts that an H200 reaches ({:.0f} TFLOP/s in "
+        "bf16, "
+        "memory {:.2f} TB/s, {:.0f} GB/s from other GPUs of the host); `trireme calibrate` on such a machine measures "
+        "its "
+        "own",
+        rates.name, rates.bf16_flops / 1e12, rates.memory_bytes / 1e12, rates.link_bytes / 1e9);
   if (device_name.empty() || has_machine_rates(device_name))
     return fmt::format("rates: {}, built-in table", rates.name);
   return fmt::format(

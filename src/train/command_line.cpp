@@ -1,9 +1,11 @@
 #include "trireme/train/command_line.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/cli/interface.h"
 #include "trireme/config/config.h"
 #include "trireme/config/keys.h"
+#include "trireme/plan/devices.h"
 #include "trireme/train/training_program.h"
 #include "trireme/version.h"
 
@@ -43,10 +45,15 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
   app.add_flag("--dry-run", line.dry_run,
                "check everything, print the memory plan and the cost of a step; writes nothing");
   app.add_option("--ranks", line.ranks, "with --dry-run: plan for this many ranks")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory")
+  app.add_option("--device", line.device,
+                 "with --dry-run: plan for such GPUs, by their datasheets: " + join(device_words(), ", "))
+      ->type_name("NAME")
+      ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
+  app.add_option("--device-memory-gib", line.device_memory_gib,
+                 "take at most so much memory of each GPU; with --dry-run: plan for GPUs with this much")
       ->check(CLI::PositiveNumber);
   app.add_option("--host-memory-gib", line.host_memory_gib,
-                 "with --device-memory-gib: memory of the host for each GPU (default 128)")
+                 "with --device or --device-memory-gib: memory of the host for each GPU (default 128)")
       ->check(CLI::PositiveNumber);
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
   app.add_flag("--allow-fresh", line.allow_fresh, "start from the beginning if checkpoints exist and all are damaged");
@@ -74,14 +81,15 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
   } else if (config.empty()) {
     throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", name));
   }
-  if (!line.dry_run && !line.handled && (line.ranks || line.device_memory_gib || line.host_memory_gib))
+  const bool device = !line.device.empty();
+  if (!line.dry_run && !line.handled && (line.ranks || device || line.host_memory_gib))
     throw ConfigError(fmt::format(
         "{} is for --dry-run: a run has the ranks and devices that it is started with (mpirun -n N, srun, torchrun)",
-        line.ranks               ? "--ranks"
-        : line.device_memory_gib ? "--device-memory-gib"
-                                 : "--host-memory-gib"));
-  if (line.host_memory_gib && !line.device_memory_gib)
-    throw ConfigError("--host-memory-gib is for GPUs: give --device-memory-gib, too");
+        line.ranks ? "--ranks"
+        : device   ? "--device"
+                   : "--host-memory-gib"));
+  if (line.host_memory_gib && !line.device_memory_gib && !device)
+    throw ConfigError("--host-memory-gib is for GPUs: give --device or --device-memory-gib, too");
   line.config = config;
   return line;
 }

@@ -9,6 +9,7 @@
 #include "trireme/config/batch_sizes.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/ops/dispatch.h"
+#include "trireme/plan/devices.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
 #include "trireme/version.h"
@@ -57,9 +58,9 @@ std::vector<std::string> cost_lines(const Config& config, const TrainingTask& ta
 }
 
 /// Which rates the prediction is made of; nothing where there is none and no file was asked for.
-std::string rates_line(const Config& config, const TrainingPlan& plan, const std::string& device_name) {
+std::string rates_line(const Config& config, const TrainingPlan& plan, const MachineRates& rates,
+                       const std::string& device_name) {
   if (!plan.cost.known && !config.parallel.rates) return "";
-  const MachineRates rates = run_rates(config, device_name);
   return describe_rates(rates, device_name) +
          (plan.cost.known ? "" : "; steps of CPU ranks are not predicted, only their parts are compared");
 }
@@ -89,7 +90,8 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
     lines.push_back(line);
   for (const std::string& line : split(describe_plan(plan, task.units()), '\n'))
     if (!line.empty()) lines.push_back(line);
-  if (const std::string rates = rates_line(config, plan, device.name); !rates.empty()) lines.push_back(rates);
+  if (const std::string rates = rates_line(config, plan, run_rates(config, device.name), device.name); !rates.empty())
+    lines.push_back(rates);
   return lines;
 }
 
@@ -110,28 +112,31 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
                           error.what());
     }
   };
-  const bool gpu = line.device_memory_gib.has_value();
+  const bool named = !line.device.empty(), gpu = named || line.device_memory_gib.has_value();
+  const MachineRates rates = named ? device_rates(line.device) : run_rates(config, "");
+  const KernelClass kernels = gpu ? planned_kernel_class(rates.capability) : planned_kernel_class(at::kCPU);
+  const double memory_gib = line.device_memory_gib.value_or(rates.memory_gib);
   const at::ScalarType dtype = compute_dtype(config, gpu);
   check_disk([&] { check_run_directory(config, null_values(config, program.keys, dtype)); });
   const int64_t memory =
-      gpu ? static_cast<int64_t>(*line.device_memory_gib * (1 << 30))
+      gpu ? static_cast<int64_t>(memory_gib * (1 << 30))
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
-  const MachineRates rates = run_rates(config, "");
   const int64_t host_memory =
       pinnable_memory(static_cast<int64_t>(line.host_memory_gib.value_or(rates.host_memory_gib) * (1 << 30)), 1);
-  RankInfo rank{.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu};
+  RankInfo rank{
+      .grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_capability = gpu ? rates.capability : 0};
   int context = 1;
   if (ranks > 1 && config.parallel.context_size != 1 && program.keys.features.has(Feature::kContext)) {
     rank.plan_only = true;
     const auto model = program.make_task(config, rank, program.keys);
-    context = choose_context_size({config, *model, ranks, gpu, memory, host_memory, 0, rates});
+    context = choose_context_size({config, *model, ranks, gpu, memory, host_memory, 0, rates, 0, kernels});
     rank.plan_only = false;
     rank.grid = RankGrid(0, {.world = ranks, .context = context});
   }
   const auto task = program.make_task(config, rank, program.keys);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
   if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
-  const TrainingPlan plan = plan_run({config, *task, ranks, gpu, memory, host_memory, 0, rates, context});
+  const TrainingPlan plan = plan_run({config, *task, ranks, gpu, memory, host_memory, 0, rates, context, kernels});
   check_disk([&] {
     const std::string warning =
         check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir), task->units(), ranks);
@@ -139,14 +144,14 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   });
   const RowScanReport report = scan_rows(*task);
 
-  std::string text =
-      fmt::format("dry run: {} on {}, {}\n", counted(ranks, "rank"),
-                  gpu ? fmt::format("GPUs of {:.1f} GiB", *line.device_memory_gib) : "CPUs", type_name(dtype));
-  if (gpu) text += describe_kernels(planned_kernel_class(at::kCPU)) + '\n';
+  std::string text = fmt::format(
+      "dry run: {} on {}, {}\n", counted(ranks, "rank"),
+      gpu ? fmt::format("{} of {:.1f} GiB", named ? rates.name : "GPUs", memory_gib) : "CPUs", type_name(dtype));
+  if (gpu) text += describe_kernels(kernels) + '\n';
   for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks / context, context > 1)) text += cost + '\n';
   text += describe_plan(plan, task->units());
-  if (const std::string told = rates_line(config, plan, ""); !told.empty()) text += told + '\n';
+  if (const std::string told = rates_line(config, plan, rates, ""); !told.empty()) text += told + '\n';
   text += "data: " + report.summary() + '\n';
   if (const auto found = list_checkpoints(checkpoints); !found.empty())
     text += fmt::format(

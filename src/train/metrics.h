@@ -22,6 +22,7 @@ struct TrainMetrics {
   std::optional<int64_t> global_batch_size;  // rows of the step, in runs whose batch grows
   // Not in metrics.jsonl: rows of data.train, of the run so far and of this step; whole passes over them.
   int64_t rows = 0, step_rows = 0, epoch = 0;
+  double flops = 0;           // of the step
   int64_t skipped_steps = 0;  // so far, this one included
   double loss_scale = 1;      // after the step
   NamedMetrics more = {};     // in metrics.jsonl

@@ -107,8 +107,10 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   const std::vector<std::string>& names = run_.task.facts().metrics;
   for (size_t i = 0; i < names.size(); ++i)
     metrics.more.emplace_back(names[i], record.values.const_data_ptr<double>()[kNumResults + i]);
+  // Rank 0's rows stand for those of the others.
+  metrics.flops = rows * (record.row_flops > 0 ? record.row_flops : run_.task.flops_per_row());
   if (run_.device_info.peak_flops)
-    metrics.mfu = run_.task.flops_per_row() * (rows / seconds) / (*run_.device_info.peak_flops * run_.grid.world.size);
+    metrics.mfu = metrics.flops / seconds / (*run_.device_info.peak_flops * run_.grid.world.size);
   return metrics;
 }
 
@@ -204,7 +206,6 @@ RunSummary Report::summary() const {
   s.samples_per_s = clock_.run_rate(progress_.samples);
   if (totals_.newest && run_.task.facts().train_rows > 0)
     s.epoch = static_cast<double>(totals_.newest->rows) / static_cast<double>(run_.task.facts().train_rows);
-  s.row_flops = run_.task.flops_per_row();
   s.peak_flops = run_.device_info.peak_flops;
   s.peak_memory = static_cast<double>(memory_in_use());
   if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);

@@ -193,6 +193,7 @@ int join_and_train(const Config& config, const Launch& launch, const TrainingPro
   try {
     // MPI may have more ranks than the environment gave.
     if (size != launch.world_size) (void)load_config(line.config, line.overrides, program.keys, size);
+    if (line.device_memory_gib) limit_device_memory(world->device(), *line.device_memory_gib);
     const ExitCode code = train(config, *world, program, line);
     world->leave();
     return static_cast<int>(code);

@@ -272,9 +272,11 @@ std::string configuration_hash(const Config& config) {
 }
 
 NullValues null_values(const Config& config, const ProgramKeys& program, at::ScalarType compute) {
-  NullValues nulls = {{"precision.compute", type_name(compute)},
-                      {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
-                      {"model.pad_vocab_to", std::to_string(program.vocab_multiple)}};
+  NullValues nulls = {
+      {"precision.compute", type_name(compute)},
+      {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
+      {"model.pad_vocab_to", std::to_string(program.vocab_multiple)},
+      {"preference.loss_type", config.train.objective == TrainSection::Objective::kKto ? "kto" : "sigmoid"}};
   if (!program.features.has(Feature::kVocabularySize)) return nulls;
   try {
     const DecoderConfig shape = read_model_shape(config.model.path);

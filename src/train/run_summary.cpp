@@ -73,6 +73,7 @@ void RunTotals::add(const TrainMetrics& metrics) {
   ++steps;
   rows += metrics.step_rows;
   step_seconds += metrics.step_time_s;
+  flops += metrics.flops;
   if (std::isfinite(metrics.loss)) {
     ++finite_losses;
     loss_sum += metrics.loss;
@@ -106,9 +107,8 @@ std::optional<double> RunSummary::tokens_per_s_per_rank() const {
 }
 
 std::optional<double> RunSummary::mfu() const {
-  if (!row_flops || !peak_flops || totals.step_seconds <= 0) return std::nullopt;
-  return static_cast<double>(totals.rows) * *row_flops / totals.step_seconds /
-         (*peak_flops * static_cast<double>(ranks));
+  if (!peak_flops || totals.step_seconds <= 0) return std::nullopt;
+  return totals.flops / totals.step_seconds / (*peak_flops * static_cast<double>(ranks));
 }
 
 std::optional<double> RunSummary::train_loss() const {

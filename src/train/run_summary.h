@@ -15,8 +15,8 @@ namespace trireme {
 /// Sums over the steps and evaluations of a process.
 struct RunTotals {
   int64_t steps = 0, rows = 0, finite_losses = 0;
-  double step_seconds = 0, loss_sum = 0;         // of steps with a finite loss
-  std::optional<EvalMetrics> first, best, last;  // evaluations of the run, also before a resume
+  double step_seconds = 0, flops = 0, loss_sum = 0;  // loss_sum: of steps with a finite loss
+  std::optional<EvalMetrics> first, best, last;      // evaluations of the run, also before a resume
   std::optional<EvalMetrics> test;
   std::optional<TrainMetrics> newest;
   void add(const TrainMetrics& metrics);
@@ -33,14 +33,14 @@ struct RunSummary {
   int exit_code = 0;
   std::string reason;  // of a stop or a failure: a sentence
   int64_t step = 0, max_steps = 0, samples = 0, tokens = 0, ranks = 1;
-  int64_t resumed_after = 0;       // steps done before this process
-  double runtime_s = 0;            // of this process, from before its first step, evaluations and saves included
-  double samples_per_s = 0;        // over the runtime
-  double epoch = 0;                // passes over data.train
-  double tokens_per_step_row = 0;  // data.seq_length
-  std::optional<double> row_flops, peak_flops;  // of a row; of a rank's device, where it is known
-  double peak_memory = 0;                       // bytes, rank 0
-  std::optional<double> planned_memory;         // bytes; on GPUs
+  int64_t resumed_after = 0;             // steps done before this process
+  double runtime_s = 0;                  // of this process, from before its first step, evaluations and saves included
+  double samples_per_s = 0;              // over the runtime
+  double epoch = 0;                      // passes over data.train
+  double tokens_per_step_row = 0;        // data.seq_length
+  std::optional<double> peak_flops;      // of a rank's device, where it is known
+  double peak_memory = 0;                // bytes, rank 0
+  std::optional<double> planned_memory;  // bytes; on GPUs
   std::optional<double> target_loss, target_accuracy;
   bool target_reached = false;
   std::filesystem::path output;

@@ -15,13 +15,13 @@ void wait_for(const StepRecord& record) {
 
 }  // namespace
 
-void StepsInFlight::push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock) {
+void StepsInFlight::push(int64_t step, double lr, double row_flops, const at::Tensor& results, const RunClock& clock) {
   at::Tensor values = results;
   if (results.is_cuda()) {
     values = at::empty(results.sizes(), results.options().device(at::kCPU).pinned_memory(true));
     values.copy_(results, /*non_blocking=*/true);
   }
-  records_.push_back({step, lr, clock.mark(), values});
+  records_.push_back({step, lr, row_flops, clock.mark(), values});
 }
 
 StepRecord StepsInFlight::pop() {

@@ -31,8 +31,9 @@ enum StepResult {
 struct StepRecord {
   int64_t step = 0;  // from 1
   double lr = 0;
-  TimePoint end;      // of everything that the step queued
-  at::Tensor values;  // fp64 [kNumResults + metrics], host memory
+  double row_flops = 0;  // StepBatch::row_flops
+  TimePoint end;         // of everything that the step queued
+  at::Tensor values;     // fp64 [kNumResults + metrics], host memory
   double operator[](StepResult which) const { return values.const_data_ptr<double>()[which]; }
   bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
 };
@@ -41,7 +42,7 @@ struct StepRecord {
 class StepsInFlight {
  public:
   /// Queues the copy of a step's results (StepRecord::values, on its device) to the host; waits for nothing.
-  void push(int64_t step, double lr, const at::Tensor& results, const RunClock& clock);
+  void push(int64_t step, double lr, double row_flops, const at::Tensor& results, const RunClock& clock);
   size_t size() const { return records_.size(); }
   /// The oldest step; waits for its device work only.
   StepRecord pop();

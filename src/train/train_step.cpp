@@ -161,7 +161,8 @@ void TrainStep::train_step(int64_t step) {
   const at::Tensor saturated = units_->end_step();
   units_->weights_changed();
 
-  in_flight_.push(step + 1, lr, step_results(stats, loss, grad_norm, verdict, saturated, guard_->loss_scale()), clock_);
+  in_flight_.push(step + 1, lr, batch.row_flops,
+                  step_results(stats, loss, grad_norm, verdict, saturated, guard_->loss_scale()), clock_);
   progress_.completed = step + 1;
 }
 

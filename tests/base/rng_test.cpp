@@ -20,6 +20,7 @@ TEST(DeriveSeed, DependsOnEveryArgumentAndIsStable) {
   // Saved runs resume with these seeds: they must not change.
   EXPECT_EQ(derive_seed(1234, "dropout", 7), 0x74ae4b235e375949U);
   EXPECT_EQ(derive_seed(0, ""), 0xf0a390d5a40e58dfU);
+  EXPECT_EQ(uniform_draw(0, ""), static_cast<double>(0xf0a390d5a40e58dfU >> 11) / 9007199254740992.0);
 }
 
 struct NumpyCase {

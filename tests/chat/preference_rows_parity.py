@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`trireme data preference` against TRL's DPOTrainer: prompt, chosen and rejected ids of pairs in chat form and as plain texts, with explicit and
+"""`trireme data preference` against TRL's DPOTrainer and KTOTrainer: prompt, chosen and rejected ids of pairs in chat form and as plain texts, with explicit and
 implicit prompts, cut at max_length; pairs that are dropped; input formats; packed rows. Exit code 77 = skipped.
 
 usage: preference_rows_parity.py --tools PROGRAM"""
@@ -23,7 +23,7 @@ try:
     import pyarrow.parquet
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
-    from trl import DPOConfig, DPOTrainer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
@@ -208,13 +208,60 @@ def check_inputs(args, work):
     print("inputs, refusals and splits as described")
 
 
+def check_judged(args, work):
+    """Judged answers, and pairs as such: tokens and labels of KTOTrainer; in each row the answers rotated."""
+    answers, most = 0, SEQ // 4
+    for kind, template in (("llama3", chat_templates.LLAMA3), ("qwen2", chat_templates.CHATML)):
+        folder = work / f"judged-{kind}"
+        tokenizer = chat.write_model(folder, kind, template)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        both = list(pairs(90))
+        singles = [{"prompt": row["prompt"], "completion": row["chosen" if i % 3 else "rejected"], "label": i % 2 == 0} for i, row in enumerate(both)]
+        texts = [{"prompt": row["prompt"][-1]["content"] + " ", "completion": row["completion"][0]["content"], "label": row["label"]} for row in singles]
+        for rows in (singles, both, texts):
+            trainer = object.__new__(KTOTrainer)
+            trainer._tokenizer, trainer.calculate_KL, trainer.desirable_weight, trainer.undesirable_weight = tokenizer, False, 1, 1
+            config = KTOConfig(output_dir="unused", max_length=most, use_cpu=True, bf16=False, report_to=[])
+            expected = sorted(((tuple(one["prompt_ids"] + one["completion_ids"])[:most], len(one["prompt_ids"]), one["label"])
+                               for one in trainer._prepare_dataset(datasets.Dataset.from_list(rows), tokenizer, config, "train")))
+            (work / "judged.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            options = ("--unpaired", "--model", folder, "--input", work / "judged.jsonl", "--output", work / "judged.npy", "--seq-length", 3 * SEQ, "--max-length", most)
+            output = run(args, *options)
+            ours = []
+            for row in np.load(work / "judged.npy", allow_pickle=True):
+                starts = list(row["seq_start_id"]) + [len(row["input_ids"])]
+                parts = [(tuple(map(int, row["input_ids"][a:b])), tuple(map(int, row["loss_mask"][a:b]))) for a, b in zip(starts, starts[1:])]
+                if len(parts) % 2:
+                    assert not any(parts.pop()[1]), "padding with targets"
+                cut = [(ids, next(t for t, value in enumerate(mask) if value), set(mask) - {0}) for ids, mask in parts[::2]]
+                for i, ((ids, mask), (own, prompt, labels)) in enumerate(zip(parts[1::2], cut)):
+                    other, begin, _ = cut[i - 1]
+                    assert ids == (own[:prompt] + other[begin:])[:most] and mask == (0,) * prompt + (3,) * (len(ids) - prompt), (ids, mask)
+                    assert len(labels) == 1
+                    ours.append((own, prompt, labels == {1}))
+            assert sorted(ours) == expected, first_difference(sorted(ours), expected)
+            assert f"from {len(ours)} answers" in output, output
+            answers += len(ours)
+    good = {"prompt": "a", "completion": "b", "label": True}
+    for bad, says in (({**good, "label": 1}, "'label' is 1, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
+                      ({"prompt": "a", "label": True}, "no field 'chosen'")):
+        (work / "judged.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad))
+        message = run(args, *options, expect=3)
+        assert says in message and "judged.jsonl:2" in message, (says, message)
+    (work / "judged.jsonl").write_text(json.dumps(good))
+    assert "1 answer alone in a row" in run(args, *options)
+    assert "--one-per-row is for pairs" in run(args, *options, "--one-per-row", expect=2)
+    assert "--max-length" in run(args, *options[:-1], 2 * SEQ, expect=2)
+    print(f"judged: {answers} answers equal")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--tools", required=True)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         os.environ["HF_DATASETS_CACHE"] = f"{work}/cache"
-        for check in (check_chats, check_texts, check_inputs):
+        for check in (check_chats, check_texts, check_inputs, check_judged):
             check(args, Path(work))
 
 

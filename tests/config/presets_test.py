@@ -20,11 +20,17 @@ LLAMA31_8B = dict(LLAMA, hidden_size=4096, intermediate_size=14336, num_hidden_l
 GPT3 = dict(model_type="gpt2", n_positions=2048)
 GPT3_126M = dict(GPT3, n_embd=768, n_layer=12, n_head=12)
 GPT3_5B = dict(GPT3, n_embd=4096, n_layer=24, n_head=32)
+QWEN25_14B = dict(model_type="qwen2", hidden_size=5120, intermediate_size=13824, num_hidden_layers=48, num_attention_heads=40, num_key_value_heads=8,
+                  max_position_embeddings=32768, rope_theta=1e6, rms_norm_eps=1e-6)
+# Presets of small cards, which have to fit on each of these.
+DEVICES = {"llama31-8b-lora-24gib": ["rtx3090", "rtx4090"], "qwen25-14b-lora-48gib": ["l40s", "a6000", "rtx6000-ada"]}
 # Preset: shape, vocabulary, GPUs, parameters of the base, trained parameters. 103,546,880 is what PEFT reports for the recipe.
 EXPECTED = {
     "llama2-70b-lora-mlperf": (LLAMA2_70B, 32000, 8, "68,976,648,192", "44,564,480"),
     "llama2-70b-lora-hf": (LLAMA2_70B, 32008, 8, "68,976,779,264", "103,546,880"),
     "llama2-7b-lora": (LLAMA2_7B, 32000, 1, "6,738,415,616", "16,777,216"),
+    "llama31-8b-lora-24gib": (LLAMA31_8B, 128256, 1, "8,030,261,248", "41,943,040"),
+    "qwen25-14b-lora-48gib": (QWEN25_14B, 152064, 1, "14,770,033,664", "68,812,800"),
     "llama31-8b-mlperf": (LLAMA31_8B, 128256, 8, "8,030,261,248", "8,030,261,248"),
     # With the vocabulary filled up to 50,304 rows; NeMo's counts.
     "gpt3-126m": (GPT3_126M, 50257, 64, "125,262,336", "125,262,336"),
@@ -71,6 +77,10 @@ def check(args, name, work):
     if name.endswith("-mlperf"):  # whose closed division fixes the data too
         settings.append("--set=logging.mlperf=false")
     plan = run(args, program, "--config", file, *settings, "--dry-run", "--ranks", gpus, "--device-memory-gib", 139)
+    for device in DEVICES.get(name, []):
+        plan = run(args, program, "--config", file, *settings, "--dry-run", "--ranks", gpus, "--device", device)
+        assert "NOT MEASURED" in plan and "predicted step" in plan, plan
+        print(device, next(line for line in plan.splitlines() if "left free" in line).strip())
     assert f"parameters: {parameters} ({trained} trained)" in plan, plan
     assert "memory per rank" in plan and not (work / "out").exists(), plan
     print(name, next(line for line in plan.splitlines() if "total" in line).strip())

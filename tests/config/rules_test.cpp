@@ -446,7 +446,7 @@ TEST(Rules, FrozenMatricesAreBeneathAdaptersAndHaveOneFormat) {
   EXPECT_EQ(refused("lora: {r: 4}\nprecision: {linear: fp8, frozen: fp8}\n"), "");
   for (const std::string format : {"compute", "nf4"})
     EXPECT_NE(refused("lora: {r: 4}\nprecision: {linear: fp8, frozen: " + format + "}\n")
-                  .find(":5:35: precision.frozen " + format + " contradicts precision.linear fp8"),
+                  .find(":5:34: precision.frozen " + format + " contradicts precision.linear fp8"),
               std::string::npos);
   EXPECT_NE(refused("precision: {frozen: nf4}\n").find(":4:21: precision.frozen nf4 is for matrices beneath adapters"),
             std::string::npos);

@@ -143,13 +143,13 @@ class Pairs : public ::testing::TestWithParam<const char*> {
  protected:
   using Mask = std::vector<uint8_t>;
   std::string problem(const std::vector<std::pair<Mask, std::vector<int32_t>>>& rows,
-                      std::optional<bool> pairs = std::nullopt) {
+                      std::optional<Answers> answers = std::nullopt) {
     write_masked_rows(path_, 8, static_cast<int64_t>(rows.size()), [&](int64_t row) {
       const auto& [mask, starts] = rows[static_cast<size_t>(row)];
       return PackedRecord{{1, 2, 3, 4, 5, 6, 7, 8}, mask, starts};
     });
     try {
-      data_ = open_token_dataset({path_}, 8, 100, pairs);
+      data_ = open_token_dataset({path_}, 8, 100, answers);
       for (int64_t row = 0; row < data_->size(); ++row) data_->read(row);
     } catch (const DataError& error) {
       return error.what();
@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, Pairs, ::testing::Values(".npy", ".h5"));
 
 TEST_P(Pairs, AlternateAndMayEndWithPadding) {
   ASSERT_EQ(problem({{{0, 1, 1, 0, 0, 2, 2, 0}, {0, 3, 7}}, {{0, 1, 0, 2, 0, 1, 0, 2}, {0, 2, 4, 6}}}), "");
-  ASSERT_TRUE(data_->pairs());
+  ASSERT_EQ(data_->answers(), Answers::kPairs);
   const Sample first = data_->read(0), second = data_->read(1);
   EXPECT_EQ(first.pairs, 1);
   EXPECT_EQ(first.loss_mask, (Bytes{0, 1, 1, 0, 0, 1, 1, 0}));
@@ -171,7 +171,27 @@ TEST_P(Pairs, AlternateAndMayEndWithPadding) {
   EXPECT_EQ(second.loss_mask, (Bytes{0, 1, 0, 1, 0, 1, 0, 1}));
   EXPECT_NE(data_->description().find("2 rows) of pairs"), std::string::npos) << data_->description();
   EXPECT_EQ(problem({{{0, 1, 1, 0, 0, 1, 1, 0}, {0, 3, 7}}}), "");
-  EXPECT_FALSE(data_->pairs());
+  EXPECT_EQ(data_->answers(), Answers::kNone);
+}
+
+TEST_P(Pairs, MayBeJudgedAnswersBesideOthers) {
+  const std::vector<int32_t> starts = {0, 3, 6};
+  ASSERT_EQ(problem({{{0, 1, 1, 0, 3, 3, 0, 0}, starts}, {{0, 2, 0, 3, 0, 1, 0, 0}, {0, 2, 4, 6, 7}}}), "");
+  ASSERT_EQ(data_->answers(), Answers::kJudged);
+  const Sample first = data_->read(0), second = data_->read(1);
+  EXPECT_EQ(first.pairs, 1);
+  EXPECT_EQ(first.desirable, (Bytes{1}));
+  EXPECT_EQ(first.loss_mask, (Bytes{0, 1, 1, 0, 1, 1, 0, 0}));
+  EXPECT_EQ(second.pairs, 2);
+  EXPECT_EQ(second.desirable, (Bytes{0, 1}));  // the last answer's other one has no target
+  EXPECT_NE(data_->description().find("2 rows) of judged answers"), std::string::npos) << data_->description();
+  const auto bad = [&](const Mask& mask) { return problem({{{0, 1, 1, 0, 3, 3, 0, 0}, starts}, {mask, starts}}); };
+  EXPECT_NE(bad({0, 1, 2, 0, 3, 3, 0, 0}).find("sequence 0 has targets of both"), std::string::npos);
+  EXPECT_NE(bad({0, 3, 0, 0, 3, 3, 0, 0}).find("sequence 0 has targets of an answer to another"), std::string::npos);
+  EXPECT_NE(bad({0, 0, 0, 0, 3, 3, 0, 0}).find("sequence 0 has no target"), std::string::npos);
+  EXPECT_NE(bad({0, 1, 0, 0, 2, 0, 0, 0}).find("sequence 1 has targets of a rejected"), std::string::npos);
+  EXPECT_NE(bad({0, 1, 0, 0, 3, 0, 0, 1}).find("has no sequence with another answer"), std::string::npos);
+  EXPECT_NE(bad({0, 4, 0, 0, 3, 0, 0, 0}).find("0 to 3"), std::string::npos);
 }
 
 TEST_P(Pairs, AreCheckedInEveryRow) {
@@ -194,7 +214,7 @@ TEST_P(Pairs, AreCheckedInEveryRow) {
   has(bad({0, 1, 1, 1, 0, 1, 1, 1}, {0, 4}), "sequence 1 has targets of a chosen answer");
   const std::string mixed = problem({{{0, 1, 1, 1, 1, 1, 1, 1}, {0}}, good});
   has(mixed, "loss_mask[5] is 2, expected 0 or 1: a rejected answer in rows without pairs");
-  EXPECT_NE(problem({good}, false).find("is 2, expected 0 or 1"), std::string::npos);
+  EXPECT_NE(problem({good}, Answers::kNone).find("is 2, expected 0 or 1"), std::string::npos);
 }
 
 }  // namespace

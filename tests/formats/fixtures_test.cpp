@@ -79,7 +79,7 @@ const std::map<std::string, std::string> kRefused = {
     {"chunk_of_1_gib.h5", "has chunks of more than 268435456 bytes"},
     {"chunks_missing.h5", "has 1 of its 3 chunks: it was not written completely"},
     {"mask_of_another_shape.h5", "loss_mask has another shape than input_ids"},
-    {"mask_not_0_or_1.h5", "row 0, column 0: 3 is neither 0, 1 nor 2"},
+    {"mask_not_0_or_1.h5", "row 0, column 0: 4 is not from 0 to 3"},
     {"absent_filter.h5", "is compressed with filter 299"},
     {"flipped_with_checksum.h5", "row 0 cannot be read"},
     {"flipped_without_checksum.h5",

@@ -184,7 +184,7 @@ def partly(file):
 
 hdf5("chunks_missing.h5", partly)
 hdf5("mask_of_another_shape.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.ones((3, 7), np.uint8))))
-hdf5("mask_not_0_or_1.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.full((3, 8), 3, np.uint8))))
+hdf5("mask_not_0_or_1.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.full((3, 8), 4, np.uint8))))
 
 # Superblocks: libhdf5 1.10 allocates and fills 4 GiB for such a base address.
 for name, at, value in (("superblock_version_9.h5", 8, b"\x09"), ("addresses_of_4_bytes.h5", 13, b"\x04"),

@@ -83,6 +83,51 @@ TEST_F(CrossEntropyTest, GradientsMayHaveWeightsOfTheirOwn) {
   }
 }
 
+TEST_F(CrossEntropyTest, SmoothedLabelsMatchTheOracle) {
+  for (const Element element : kElements) {
+    for (const Shape& s : kShapes) {
+      if (too_large(s.tokens * s.stride)) continue;
+      // All columns, or the last ones are padding ids that cut a pack of 16 bytes.
+      for (const int64_t smoothed : {s.vocab, std::max<int64_t>(1, s.vocab - 13)}) {
+        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " + std::to_string(s.vocab) +
+                     " of " + std::to_string(s.stride) + ", " + std::to_string(smoothed) + " smoothed");
+        Values logits = normal_values(s.tokens * s.stride, element, 1, 4.0), weights;
+        std::vector<int64_t> targets;
+        for (int64_t t = 0; t < s.tokens; ++t) {
+          targets.push_back(t == 0 ? smoothed - 1 : (t * 7919) % smoothed);
+          weights.push_back(t == 1 ? 0.0 : round_to(0.25 + 0.1 * static_cast<double>(t), Element::kF32));
+          for (int64_t v = s.vocab; v < s.stride; ++v) logits[t * s.stride + v] = std::nan("");
+        }
+        for (const float smoothing : {0.1f, 0.75f}) {
+          const oracle::CrossEntropy expected =
+              oracle::cross_entropy(logits, targets, weights, s.tokens, s.vocab, s.stride, smoothing, smoothed);
+          DeviceArray in(logits, element, s.shift), out(s.tokens * s.stride, element, s.shift),
+              w(weights, Element::kF32), loss(s.tokens, Element::kF32);
+          DeviceIntegers<int64_t> target(targets);
+          CrossEntropy a;
+          a.logits = in.data(), a.d_logits = out.data(), a.targets = target.as<int64_t>(), a.weights = w.fp32(),
+          a.loss = loss.fp32(), a.tokens = s.tokens, a.vocab = s.vocab, a.stride = s.stride, a.element = element;
+          a.smoothing = smoothing, a.smoothed_vocab = smoothed;
+          CUDA_OK(cross_entropy(a, nullptr));
+          expect_close(out.values(), expected.d_logits, element, 1.05, 2e-5, "d_logits");
+          expect_close(loss.values(), expected.loss, Element::kF32, 0, 2e-5, "loss");
+          const Values apart = out.values();
+          a.d_logits = in.data();
+          CUDA_OK(cross_entropy(a, nullptr));
+          EXPECT_EQ(in.values(), apart);
+        }
+      }
+    }
+  }
+  CrossEntropy a;
+  float loss = 0;
+  a.tokens = 1, a.vocab = a.stride = 8, a.loss = &loss, a.smoothing = 0.1f;
+  for (const int64_t smoothed : {0, 9}) {
+    a.smoothed_vocab = smoothed;
+    EXPECT_EQ(cross_entropy(a, nullptr), cudaErrorInvalidValue) << smoothed;
+  }
+}
+
 TEST_F(CrossEntropyTest, StrayTargetIsSeenAndTouchesNothing) {
   for (const int64_t vocab : {1000, 1001}) {
     const Values logits = normal_values(2 * vocab, Element::kF32, 1);

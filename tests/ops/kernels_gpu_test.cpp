@@ -242,6 +242,27 @@ TEST_P(KernelsGpu, LossHeadAndItsGradients) {
   }
 }
 
+TEST_P(KernelsGpu, LossHeadWithSmoothedLabels) {
+  const int64_t tokens = 300, width = 64;
+  for (const int64_t vocabulary : {1003, 32000}) {
+    const LabelSmoothing smoothing{0.1, vocabulary - 3};
+    const at::Tensor hidden = random({tokens, width}).requires_grad_(true),
+                     weight = (random({vocabulary, width}) / 8).detach().requires_grad_(true);
+    const at::Tensor targets =
+        (at::arange(tokens, at::TensorOptions(at::kCUDA).dtype(at::kLong)) * 7919 + 3).remainder(smoothing.vocabulary);
+    const at::Tensor weights = at::rand({tokens}, at::TensorOptions(at::kCUDA).dtype(at::kFloat)) + 0.1;
+    const at::Tensor loss = loss_head(hidden, weight, targets, weights, {}, {}, smoothing);
+    const auto d = torch::autograd::grad({loss}, {hidden, weight});
+    const at::Tensor h = on_host(hidden).requires_grad_(true), w = on_host(weight).requires_grad_(true);
+    const at::Tensor expected = loss_head(h, w, targets.cpu(), on_host(weights), {}, {}, smoothing);
+    const auto e = torch::autograd::grad({expected}, {h, w});
+    const double relative = GetParam() == at::kFloat ? 2e-5 : GetParam() == at::kHalf ? 3e-3 : 1.5e-2;
+    EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1.0, relative);
+    EXPECT_LT(distance(d[0], e[0]), relative);
+    EXPECT_LT(distance(d[1], e[1]), relative);
+  }
+}
+
 TEST_P(KernelsGpu, LossHeadWithoutTargetsIsZero) {
   const at::Tensor hidden = random({9, 16}).requires_grad_(true), weight = random({100, 16}).requires_grad_(true);
   const auto options = at::TensorOptions(at::kCUDA);

@@ -60,6 +60,47 @@ TEST(LossHead, ChunksGiveTheGradientOfTheWhole) {
   for (int i = 0; i < 2; ++i) EXPECT_LT(relative_difference(ours[i], reference[i]), 1e-12) << i;
 }
 
+/// transformers' LabelSmoother, over the first `ids` ids.
+at::Tensor plain_smoothed(const std::vector<at::Tensor>& t, const at::Tensor& targets, const at::Tensor& token_weight,
+                          double share, int64_t ids) {
+  const at::Tensor log_p = at::log_softmax(at::linear(t[0], t[1], t.size() > 2 ? t[2] : at::Tensor()), -1);
+  const at::Tensor nll = -log_p.gather(1, targets.unsqueeze(1)).squeeze(1), mean = -log_p.narrow(1, 0, ids).mean(1);
+  return ((nll * (1 - share) + mean * share) * token_weight).sum();
+}
+
+TEST(LossHead, SmoothedLabelsEqualThePlainComposition) {
+  struct Head {
+    int64_t tokens, width, vocabulary, ids;
+    bool bias;
+  };
+  // The last one takes several chunks.
+  for (const Head& s : {Head{9, 5, 13, 13, false}, Head{9, 5, 13, 10, true}, Head{4, 3, 2, 1, false},
+                        Head{40, 2, int64_t{1} << 20, (int64_t{1} << 20) - 7, false}}) {
+    const at::Tensor targets = targets_of(s.tokens, s.ids);
+    at::Tensor weights = at::rand({s.tokens}, at::kDouble) + 0.25;
+    weights[1].zero_();
+    std::vector<at::Tensor> inputs = {random({s.tokens, s.width}, 1, at::kDouble),
+                                      random({s.vocabulary, s.width}, 2, at::kDouble)};
+    if (s.bias) inputs.push_back(random({s.vocabulary}, 3, at::kDouble));
+    for (const double share : {0.1, 0.6}) {
+      const auto ours = [&](const std::vector<at::Tensor>& t) {
+        return loss_head(t[0], t[1], targets, weights, s.bias ? t[2] : at::Tensor(), {}, {share, s.ids});
+      };
+      const auto reference = [&](const std::vector<at::Tensor>& t) {
+        return plain_smoothed(t, targets, weights, share, s.ids);
+      };
+      EXPECT_NEAR(ours(inputs).item<double>() / reference(inputs).item<double>(), 1, 1e-12) << s.vocabulary;
+      const auto a = gradients(ours, inputs), b = gradients(reference, inputs);
+      for (size_t i = 0; i < a.size(); ++i) EXPECT_LT(relative_difference(a[i], b[i]), 1e-11) << s.vocabulary;
+    }
+  }
+  const at::Tensor hidden = random({4, 3}, 1), weight = random({6, 3}, 2), ones = at::ones({4}, at::kDouble);
+  EXPECT_TRUE(loss_head(hidden, weight, targets_of(4, 6), ones, {}, {}, {0, 6})
+                  .equal(loss_head(hidden, weight, targets_of(4, 6), ones)));
+  for (const LabelSmoothing& wrong : {LabelSmoothing{0.1, 7}, LabelSmoothing{0.1, 0}, LabelSmoothing{1, 6}})
+    EXPECT_ANY_THROW(loss_head(hidden, weight, targets_of(4, 6), ones, {}, {}, wrong)) << wrong.share;
+}
+
 TEST(LossHead, NoTargetsGiveZeroLossAndZeroGradient) {
   const at::Tensor hidden = random({4, 3}, 1).requires_grad_(), weight = random({6, 3}, 2).requires_grad_();
   const at::Tensor loss = loss_head(hidden, weight, targets_of(4, 6), at::zeros({4}, at::kDouble));

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import tempfile
 
-try:
+from needed import needed
+
+with needed():
     import numpy as np
     import torch
     import transformers
     from safetensors.torch import load_file
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
+    from transformers.trainer_pt_utils import LabelSmoother
 
 import bert_site as site
 
@@ -32,13 +32,14 @@ def batch_of(sequences):
     return ids, types, mask, labels, torch.tensor([s["label"] for s in sequences])
 
 
-def forward(model, sequences):
+def forward(model, sequences, smoothing=0):
     """Loss (mean over masked words, plus mean over sequences) and how many masked words are found."""
     ids, types, mask, labels, follows = batch_of(sequences)
     extra = dict(next_sentence_label=follows) if isinstance(model, transformers.BertForPreTraining) else {}
     out = model(input_ids=ids, token_type_ids=types, attention_mask=mask, labels=labels, **extra)
     logits = out.prediction_logits if extra else out.logits
-    return out.loss, (logits.argmax(-1) == labels).sum().item(), (labels != -100).sum().item()
+    loss = LabelSmoother(smoothing)(out, labels) if smoothing else out.loss
+    return loss, (logits.argmax(-1) == labels).sum().item(), (labels != -100).sum().item()
 
 
 def close(name, got, want, tolerance, failures):
@@ -66,6 +67,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--train-bert", required=True)
     parser.add_argument("--case", required=True, choices=["pretraining", "masked-lm"])
+    parser.add_argument("--label-smoothing", type=float, default=0, help="masked-lm")
     args = parser.parse_args()
     torch.manual_seed(3)
     torch.set_num_threads(1)
@@ -90,14 +92,14 @@ data: {{train: packed, valid: eval.hdf5, seq_length: {site.LENGTH}, shuffle: fal
 batch: {{global_batch_size: {GBS}, micro_batch_size: 2}}
 optimizer: {{name: lamb, lr: {lr}, betas: [{betas[0]}, {betas[1]}], eps: {eps}, weight_decay: {decay}, grad_clip: {clip}}}
 schedule: {{name: linear}}
-train: {{max_steps: {STEPS}, loss: token_mean}}
+train: {{max_steps: {STEPS}, loss: token_mean, label_smoothing: {args.label_smoothing}}}
 precision: {{compute: fp32}}
 output: {{dir: run}}
 """)
 
         # Every gradient of the first step: with eps far above |g|, Adam without memory is plain descent by lr / eps = 100.
         first = [s for p in packs[:GBS] for s in p]
-        loss, _, _ = forward(model, first)
+        loss, _, _ = forward(model, first, args.label_smoothing)
         model.zero_grad()
         loss.backward()
         before = {name: value.detach().clone() for name, value in named(model).items()}
@@ -118,7 +120,7 @@ output: {{dir: run}}
         want = []
         for step in range(STEPS):
             rows = [s for p in packs[step * GBS:(step + 1) * GBS] for s in p]
-            loss, _, _ = forward(model, rows)
+            loss, _, _ = forward(model, rows, args.label_smoothing)
             model.zero_grad()
             loss.backward()
             rate = lr * (1 - step / STEPS)

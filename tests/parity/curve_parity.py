@@ -10,19 +10,17 @@ import math
 import os
 import pathlib
 import subprocess
-import sys
 import sysconfig
 import tempfile
 
-try:
+from needed import needed
+
+with needed():
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
     from pretrain_loop import pretrain
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
 
 VOCAB, SEQ, GBS, MBS = 1024, 128, 8, 4
 CLIP, DECAY = 1.0, 0.1

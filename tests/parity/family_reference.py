@@ -3,9 +3,10 @@ decoder_references.py runs it. Exit 77 when the packages are missing.
 """
 
 import copy
-import sys
 
-try:
+from needed import needed
+
+with needed():
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import save_file
@@ -13,9 +14,6 @@ try:
     from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config,
                               Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
     from transformers.pytorch_utils import Conv1D
-except ImportError as error:
-    print(error)
-    sys.exit(77)
 
 LENGTH = 33
 SHAPE = dict(hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2, vocab_size=97,

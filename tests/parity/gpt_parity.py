@@ -7,18 +7,16 @@ import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
 
-try:
+from needed import needed
+
+with needed():
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, GPT2Config
 
     from pretrain_loop import pretrain
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
 
 VOCAB, PADDED, SEQ, STEPS, GBS, MBS = 113, 128, 33, 10, 8, 2
 LR, LEAST, WARMUP, CONSTANT, DECAY, CLIP = 3e-3, 3e-4, 2, 3, 0.1, 1.0

@@ -5,16 +5,14 @@ One directory per case: config.txt (key value lines), index.txt (name dtype rank
 (row-major values). Exit 77 when the packages are missing.
 """
 
-import sys
 
-try:
+from needed import needed
+
+with needed():
     import numpy
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
-except ImportError as error:
-    print(error)
-    sys.exit(77)
 
 BASE = dict(hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
             head_dim=16, vocab_size=97, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, tie=False)

@@ -9,16 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-try:
+from needed import needed
+
+with needed():
     import sentencepiece
     import torch
     import transformers
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
-except ImportError as error:
-    print(error)
-    sys.exit(77)
 
 try:
     import google.protobuf  # noqa: F401  transformers reads tokenizer.model with it

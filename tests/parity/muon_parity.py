@@ -11,15 +11,14 @@ import subprocess
 import sys
 import tempfile
 
-try:
+from needed import needed
+
+with needed():
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
     from train_parity import GBS, MBS, SEQ, STEPS, close, epoch_order, model_config, write_data
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
 
 LR, WARMUP, DECAY, SEED, BETAS, EPS = 3e-3, 2, 1.0, 4321, [0.9, 0.95], 1e-6
 HALF = ("output.save_every_samples=20", "train.max_steps=5")

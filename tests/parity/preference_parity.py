@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""train_llama with train.objective dpo and orpo against TRL's DPOTrainer and ORPOTrainer: raw pairs to rows, then ten steps on the same weights:
+"""train_llama with train.objective dpo, orpo and kto against TRL's DPOTrainer, ORPOTrainer and KTOTrainer: raw pairs to rows, then ten steps on the same weights:
 losses, gradient norms, TRL's metrics, evaluations, final weights, and every gradient of one step. Exit code 77 = skipped.
 
 usage: preference_parity.py --bin DIRECTORY [--case NAME]"""
@@ -15,20 +15,19 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from needed import needed
+
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1", TRL_EXPERIMENTAL_SILENCE="1")
 warnings.filterwarnings("ignore")
-try:
+with needed():
     import datasets
     import h5py
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from tokenizers import AddedToken
     from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, PrinterCallback, Qwen2Config
-    from trl import DPOConfig, DPOTrainer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tokenizer"))
 import byte_level  # noqa: E402
@@ -41,6 +40,7 @@ LR, CLIP = 2e-3, 0.5
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 WORDS = "a list of words that make texts of a few tokens: red blue one two sun moon yes no why how it is not here there".split()
 
+WEIGHTS = dict(desirable_weight=1.3, undesirable_weight=0.6, beta=0.3)
 # name: objective, lora (None, new, adapter), keys of section preference, TRL's keys, further keys of ours
 CASES = {
     "dpo-lora": ("dpo", "new", {}, {}, {}),
@@ -57,6 +57,10 @@ CASES = {
     "orpo-lora": ("orpo", "new", dict(beta=0.2), dict(beta=0.2), {}),
     "orpo-full": ("orpo", None, {}, {}, {}),
     "orpo-packed": ("orpo", None, {}, {}, {}),
+    "kto-lora": ("kto", "new", {}, {}, {}),
+    "kto-adapter-weights": ("kto", "adapter", WEIGHTS, WEIGHTS, {}),
+    "kto-full": ("kto", None, {}, {}, {"batch.micro_batch_size": 1}),
+    "kto-full-apo": ("kto", None, dict(loss_type="apo_zero_unpaired"), dict(loss_type="apo_zero_unpaired"), {}),
 }
 
 
@@ -78,6 +82,68 @@ def pairs(count, seed):
         yield {"prompt": [{"role": "user", "content": text(6)}], "chosen": [{"role": "assistant", "content": text(9)}], "rejected": [{"role": "assistant", "content": text(9)}]}
 
 
+def judged(count, seed):
+    for i, pair in enumerate(pairs(count, seed)):
+        yield {"prompt": pair["prompt"], "completion": pair["chosen" if i % 2 else "rejected"], "label": i % 3 > 0}
+
+
+def kto_run(work, lora, keys, model, tokenizer, steps, batch, optimizer):
+    """As trl_run, in which a batch of KTOTrainer, whose completions it rotates, is a row of ours; a step has `batch` rows."""
+    train, valid = (datasets.Dataset.from_list(json.loads(open(f"{work}/{name}.json").read())) for name in ("train", "valid"))
+    config = KTOConfig(output_dir=f"{work}/trl", max_steps=1, per_device_train_batch_size=2, use_cpu=True, bf16=False, gradient_checkpointing=False, max_length=LENGTH,
+                       report_to=[], disable_tqdm=True, **keys)
+    trainer = KTOTrainer(model=model, args=config, train_dataset=train, eval_dataset=valid, processing_class=tokenizer, **({} if lora else dict(ref_model=copy.deepcopy(model))))
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    adam = torch.optim.AdamW(trained, lr=optimizer["lr"], betas=(0.9, 0.95), eps=optimizer["eps"], weight_decay=0)
+
+    def rows_of(path, dataset):
+        """The answers of each row of ours as they are in TRL's data set, with the completion of the one before."""
+        found, file = [], h5py.File(path)
+        left = {}
+        for example in dataset:
+            left.setdefault((*example["prompt_ids"], *example["completion_ids"]), []).append(example)
+        for ids, mask, starts in zip(file["input_ids"], file["loss_mask"], file["seq_start_id"]):
+            ends, answers = [*starts[1:], len(ids)], []
+            for a, b in list(zip(starts, ends))[:len(starts) // 2 * 2:2]:
+                example = dict(left[tuple(ids[a:b])].pop())
+                assert set(mask[a:b]) - {0} == {1 if example["label"] else 2}
+                answers.append(example)
+            for i, example in enumerate(answers):
+                example["KL_completion_ids"] = answers[i - 1]["completion_ids"]
+            found.append(answers)
+        assert not any(left.values()) and any(len(answers) > 2 for answers in found), [len(answers) for answers in found]
+        return found
+
+    def means(rows, backward):
+        """The loss over all answers of the rows, and what TRL tells."""
+        total, sums = sum(map(len, rows)), {}
+        for answers in rows:
+            loss = trainer.compute_loss(trainer.model, trainer.data_collator(answers)) * (len(answers) / total)
+            if backward:
+                loss.backward()
+            told = {key: values[-1] for key, values in trainer._metrics["train"].items()}
+            trainer._metrics["train"].clear()
+            good = sum(example["label"] for example in answers)
+            for key, count in (("rewards/chosen", good), ("rewards/rejected", len(answers) - good), ("logps/chosen", good), ("logps/rejected", len(answers) - good), ("kl", len(answers))):
+                before = sums.get(key, (0.0, 0))
+                sums[key] = (before[0] + count * (told[key] if count else 0.0), before[1] + count)
+            sums["loss"] = (sums.get("loss", (0.0, 1))[0] + loss.item(), 1)
+        all_means = {key: value / count for key, (value, count) in sums.items()}
+        return {**all_means, "rewards/margins": all_means["rewards/chosen"] - all_means["rewards/rejected"]}
+
+    rows, logs = rows_of(f"{work}/train.h5", trainer.train_dataset), []
+    trainer.model.train()
+    for step in range(steps):
+        log = means([rows[i % len(rows)] for i in range(step * batch, (step + 1) * batch)], True)
+        log["grad_norm"] = torch.nn.utils.clip_grad_norm_(trained, optimizer["clip"]).item()
+        adam.step()
+        adam.zero_grad()
+        logs.append(log)
+    with torch.no_grad():
+        evaluation = {f"eval_{key}": value for key, value in means(rows_of(f"{work}/valid.h5", trainer.eval_dataset), False).items()}
+    return logs, evaluation, trainer.model
+
+
 class Differences:
     def __init__(self):
         self.worst, self.failures = {}, []
@@ -91,6 +157,8 @@ class Differences:
 
 def trl_run(work, objective, lora, keys, model, tokenizer, steps, batch, accumulate, optimizer):
     """The logs of TRL's trainer on the same pairs, its evaluation after the last step, and the model."""
+    if objective == "kto":
+        return kto_run(work, lora, keys, model, tokenizer, steps, batch, optimizer)
     base = DPOTrainer if objective == "dpo" else ORPOTrainer
     train, valid = (datasets.Dataset.from_list(json.loads(open(f"{work}/{name}.json").read())) for name in ("train", "valid"))
     config = (DPOConfig if objective == "dpo" else ORPOConfig)(
@@ -165,13 +233,14 @@ def check(args, name):
         model.save_pretrained(f"{work}/base")
         for split, count, seed in (("train", PAIRS, 1), ("valid", 7, 2)):
             with open(f"{work}/{split}.json", "w") as out:
-                json.dump(list(pairs(count, seed)), out)
+                json.dump(list((judged if objective == "kto" else pairs)(count * (3 if objective == "kto" else 1), seed)), out)
             packed = "packed" in name
-            subprocess.run([f"{args.bin}/trireme", "data", "preference", "--model", f"{work}/base", "--input", f"{work}/{split}.json", "--output", f"{work}/{split}.h5", "--seq-length", str(4 * LENGTH if packed else 2 * LENGTH),
-                            "--max-length", str(LENGTH), *([] if packed else ["--one-per-row"])], check=True, capture_output=True)
+            length = (4 if packed or objective == "kto" else 2) * LENGTH
+            subprocess.run([f"{args.bin}/trireme", "data", "preference", "--model", f"{work}/base", "--input", f"{work}/{split}.json", "--output", f"{work}/{split}.h5", "--seq-length", str(length),
+                            "--max-length", str(LENGTH), *(["--unpaired"] if objective == "kto" else [] if packed else ["--one-per-row"])], check=True, capture_output=True)
         with open(f"{work}/run.yaml", "w") as out:
             out.write(f"""model: {{path: base}}
-data: {{train: train.h5, valid: valid.h5, seq_length: {4 * LENGTH if packed else 2 * LENGTH}, shuffle: false}}
+data: {{train: train.h5, valid: valid.h5, seq_length: {length}, shuffle: false}}
 optimizer: {{betas: [0.9, 0.95], weight_decay: 0.0}}
 schedule: {{name: constant}}
 precision: {{compute: fp32}}
@@ -201,8 +270,9 @@ precision: {{compute: fp32}}
 
         logs, evaluation, trained = trl_run(work, objective, lora, keys, load(work, start, lora), tokenizer, STEPS, trl_batch, accumulate, plain)
         steps, ours = our_run(args, work, "run", objective, lora, section, overrides, STEPS, batch, plain)
-        names = [key for key in logs[0] if key.startswith(("rewards/", "logps/"))] + (["nll_loss", "log_odds_ratio", "log_odds_chosen"] if objective == "orpo" else [])
+        names = [key for key in logs[0] if key.startswith(("rewards/", "logps/"))] + (["nll_loss", "log_odds_ratio", "log_odds_chosen"] if objective == "orpo" else ["kl"] if objective == "kto" else [])
         assert len(names) >= 6, names
+        assert objective != "kto" or "apo" in name or any(log["kl"] > 1e-3 for log in logs), "the KL term is never above 0"
         for line, log in zip(steps, logs):
             place = f"step {line['step']}"
             differences.add("loss", f"{place} loss", line["loss"], float(log["loss"]), 2e-5)

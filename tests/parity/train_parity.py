@@ -3,6 +3,7 @@
 artefacts opened by transformers and peft; adapters also merged by `trireme adapter merge`. Exit code 77 = skipped."""
 import argparse
 import copy
+import importlib.util
 import json
 import math
 import os
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 
-try:
+from needed import needed
+
+with needed():
     import numpy as np
     import torch
     import xxhash
@@ -18,9 +21,7 @@ try:
     from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config,
                               Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
     from transformers.integrations.neftune import activate_neftune
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
+    from transformers.trainer_pt_utils import LabelSmoother
 
 VOCAB, SEQ, STEPS, GBS, MBS = 97, 33, 10, 4, 2
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -166,11 +167,15 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--train-llama", required=True)
     parser.add_argument("--neftune", type=float, default=0)
+    parser.add_argument("--label-smoothing", type=float, default=0)
     parser.add_argument("--case", required=True)
     parser.add_argument("--nf4", choices=["values", "codes"], help="the base in bitsandbytes' NF4: made while values are loaded, or as stored")
     parser.add_argument("--launch", default="", help="prefix such as 'mpirun -n 2'")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
+    if args.nf4 and importlib.util.find_spec("bitsandbytes") is None:
+        print("SKIPPED: pip install bitsandbytes into the environment of TRIREME_PYTHON")
+        sys.exit(77)
     mode, kind = args.case.split("-", 1)
     arguments = dict(target_modules={"mha": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"],
                                      "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}.get(kind, SEVEN))
@@ -228,6 +233,9 @@ def main():
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-6)
         order = epoch_order(len(data), seed, STEPS * GBS)
         want = []
+        smooth = LabelSmoother(args.label_smoothing)
+        if args.label_smoothing:
+            args.set.append(f"train.label_smoothing={args.label_smoothing}")
         if args.neftune:
             noise = Noise(seed, 48)
             hook = activate_neftune(model, args.neftune)
@@ -238,7 +246,8 @@ def main():
             for i, row in enumerate(rows):
                 if args.neftune:
                     noise.sample = step * GBS + i
-                loss = loss + model(input_ids=row[None], labels=row[None]).loss / GBS
+                out = model(input_ids=row[None], labels=row[None])
+                loss = loss + (smooth(out, row[None], shift_labels=True) if args.label_smoothing else out.loss) / GBS
             optimizer.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_([p for _, p in trained], clip)

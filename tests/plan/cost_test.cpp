@@ -63,6 +63,25 @@ TEST(ModelFlops, BertOnPackedRowsAsTheBenchmarkCounts) {
               44.5 + 0.7 + 48 * 3.5 * 24 * 4 * 512 * 256 * 1024 / 1e12, 0.4);
 }
 
+TEST(RowFlopsOfSequences, CountAttentionWithinThem) {
+  DecoderConfig config = decoder_preset("llama2-7b");
+  const auto flops = [&] { return RowFlops(DecoderModel(config, {}).shape(4096, 2)); };
+  const double whole = flops().whole_row(), attention = 3.5 * 32 * 2 * 4096.0 * 4096 * 4096;
+  EXPECT_EQ(whole, model_flops(DecoderModel(config, {}).shape(4096, 2)));
+  EXPECT_NEAR(flops().mean(1, {0, 4096}) / whole, 1, 1e-12);
+  EXPECT_NEAR((whole - flops().mean(1, {0, 2048, 4096})) / (attention / 2), 1, 1e-9);
+  // Two rows: one of 16 documents, one of two.
+  std::vector<int32_t> boundaries = {0};
+  while (boundaries.back() < 4096) boundaries.push_back(boundaries.back() + 256);
+  boundaries.insert(boundaries.end(), {4096 + 1024, 8192});
+  const double share = (1.0 / 16 + (1.0 + 9) / 16) / 2;
+  EXPECT_NEAR((whole - flops().mean(2, boundaries)) / (attention * (1 - share)), 1, 1e-9);
+  // A window is no limit inside documents that are shorter.
+  config.sliding_window = 1024;
+  EXPECT_LT(flops().whole_row(), whole);
+  EXPECT_NEAR((flops().mean(1, {0, 1024, 2048, 3072, 4096}) - (whole - attention)) / (attention / 4), 1, 1e-9);
+}
+
 /// Of a machine that does nothing in no time but what `rates` sets.
 MachineRates only(double MachineRates::* member, double value) {
   MachineRates rates;
@@ -322,7 +341,8 @@ TEST(RowMemory, OfOtherKernels) {
   }
   // Sums of dq in fp32, with dropout of 128 rows more than a sequence has tokens, in place of sums on chip.
   constexpr int64_t d = 1024, f = 4096;
-  EXPECT_EQ(bert(KernelClass::kPortable).working, 512 * std::max((2 * f + 2 * d) * 2, 9 * d * 2) + 4 * d * (512 + 128));
+  EXPECT_EQ(bert(KernelClass::kPortable).working,
+            std::max(512 * (2 * f + 2 * d) * 2, 512 * 9 * d * 2 + 4 * d * (512 + 128)));
   // Backward of GPT's MLP in compositions: bias + x of GELU, and six fp32 tensors of the norm.
   const RowMemory composed = gpt(KernelClass::kNone), kernels = gpt(KernelClass::kHopper);
   EXPECT_EQ(composed.head.logits, 2048 * 8 * decoder_preset("gpt3-126m").vocab_size);

@@ -3,6 +3,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/plan/devices.h"
 
 #include <gtest/gtest.h>
 
@@ -99,6 +100,31 @@ TEST(DescribedRates, AnUnknownMachineIsToldToCalibrate) {
   file.file = "r.yaml";
   EXPECT_EQ(describe_rates(file, "NVIDIA H100"), "rates: r.yaml, measured on NVIDIA H100");
   EXPECT_NE(describe_rates(file, "NVIDIA H200").find("this is NVIDIA H200"), std::string::npos);
+}
+
+TEST(Devices, AreScaledByTheirDatasheetsAndSaidToBeNotMeasured) {
+  const MachineRates h200 = device_rates("h200");
+  EXPECT_TRUE(h200.measured);
+  EXPECT_EQ(device_rates("h100").memory_bytes, machine_rates("NVIDIA H100").memory_bytes);
+  for (const std::string& word : device_words()) {
+    const MachineRates rates = device_rates(word);
+    for (const RateKey& key : rate_keys()) {
+      EXPECT_GE(rates.*key.value, key.least) << word << " " << key.name;
+      EXPECT_LE(rates.*key.value, key.most) << word << " " << key.name;
+    }
+    EXPECT_EQ(describe_rates(rates, rates.name).find("NOT MEASURED") == std::string::npos, rates.measured) << word;
+    EXPECT_LT(rates.bf16_flops / rates.memory_bytes, 2.5 * h200.bf16_flops / h200.memory_bytes) << word;
+  }
+  const MachineRates a100 = device_rates("a100-80"), ada = device_rates("rtx4090");
+  EXPECT_NEAR(a100.bf16_flops / h200.bf16_flops, 312.0 / 989, 1e-12);
+  EXPECT_NEAR(a100.link_bytes / h200.link_bytes, 600.0 / 900, 1e-12);
+  EXPECT_LT(ada.link_bytes, ada.host_bytes);
+  const RecipeTraits &rows = traits_of(Recipe::kFp8Frozen), &matrices = traits_of(Recipe::kFp8Tensorwise);
+  for (const int capability : {80, 90, 120})
+    EXPECT_EQ(fp8_problem_of(traits_of(Recipe::kCompute), capability, "x"), "");
+  EXPECT_EQ(fp8_problem_of(rows, 90, "x") + fp8_problem_of(matrices, ada.capability, "x"), "");
+  EXPECT_NE(fp8_problem_of(rows, ada.capability, "an Ada").find("an Ada has 8.9"), std::string::npos);
+  EXPECT_NE(fp8_problem_of(matrices, a100.capability, "x"), "");
 }
 
 }  // namespace

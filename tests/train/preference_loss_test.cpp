@@ -109,6 +109,56 @@ TEST(PreferenceLoss, OrpoComparesMeansAndLearnsChosenSequences) {
   EXPECT_EQ(given.grad()[30].item<double>(), 0);                           // padding
 }
 
+TEST(PreferenceLoss, KtoFollowsItsFormulas) {
+  // Two rows: an answer that is desirable; one that is not and one that is. The others' ratios of the second row have a
+  // mean below 0.
+  Sample one, two;
+  one.input_ids.assign(8, 1), two.input_ids.assign(8, 1);
+  one.loss_mask = {0, 1, 0, 1, 1, 0, 0, 0}, two.loss_mask = {0, 1, 0, 1, 0, 1, 0, 1};
+  one.sequence_starts = {0, 2, 5}, two.sequence_starts = {0, 2, 4, 6};
+  one.pairs = 1, two.pairs = 2;
+  one.desirable = {1}, two.desirable = {0, 1};
+  const TokenPack pack = make_token_pack({filler_sample(8), one, two}, {-1, 0, 1}, /*per_token=*/true);
+  const std::vector<double> reference = {-0.1, -2.5, -0.2, -0.3, -0.9, -0.1};
+  const at::Tensor reference_P2 = at::tensor(reference, at::kDouble).view({3, 2});
+  PreferenceSection section;
+  section.beta = 0.4;
+  section.desirable_weight = 1.5, section.undesirable_weight = 0.5;
+  for (const bool apo : {false, true}) {
+    section.loss_type = apo ? std::optional(LossType::kApoZeroUnpaired) : std::nullopt;
+    const PreferenceLoss loss(Objective::kKto, section);
+    EXPECT_EQ(loss.metrics().back(), "kl");
+    EXPECT_EQ(loss.counts(pack), (std::vector<double>{3, 3, 2, 1}));
+    // Position t of the pack has -(t + 1) / 40, and predicts token t + 1.
+    const at::Tensor given =
+        (-at::arange(1, 25, at::kFloat) / 40 * to_tensor(loss.counted(pack), at::kCPU)).requires_grad_();
+    const auto log_p = [](std::initializer_list<int> tokens) {
+      double sum = 0;
+      for (const int token : tokens) sum -= token / 40.0;
+      return sum;
+    };
+    const double answers[] = {log_p({9}), log_p({17}), log_p({21})},
+                 others[] = {log_p({11, 12}), log_p({19}), log_p({23})};
+    const double kl[] = {apo ? 0 : std::max(0.0, others[0] - reference[1]), 0, 0};
+    ASSERT_LT((others[1] - reference[3] + others[2] - reference[5]) / 2, 0);
+    ASSERT_GT(others[0] - reference[1], 0);
+    const double ratios[] = {answers[0] - reference[0], answers[1] - reference[2], answers[2] - reference[4]};
+    const auto wrong = [](double x) { return 1 - 1 / (1 + std::exp(-x)); };
+    const double want =
+        1.5 * (wrong(0.4 * (ratios[0] - kl[0])) + wrong(0.4 * ratios[2])) + 0.5 * wrong(-0.4 * ratios[1]);
+    const PairSums sums = loss.sums(given, pair_batch_on(at::kCPU, pack), reference_P2);
+    EXPECT_NEAR(sums.loss.item<double>(), want, 1e-6) << apo;
+    sums.loss.backward();
+    EXPECT_EQ(given.grad()[10].item<double>(), 0) << "the KL term has a gradient";
+    EXPECT_NE(given.grad()[8].item<double>(), 0);
+    const at::Tensor means = loss.means(sums.metrics, to_tensor(loss.counts(pack), at::kCPU));
+    const double chosen = 0.4 * (ratios[0] + ratios[2]) / 2, rejected = 0.4 * ratios[1];
+    const double expected[] = {chosen,     rejected, chosen - rejected, (answers[0] + answers[2]) / 2,
+                               answers[1], kl[0] / 3};
+    for (int i = 0; i < 6; ++i) EXPECT_NEAR(means[i].item<double>(), expected[i], 1e-6) << i;
+  }
+}
+
 TEST(PreferenceLoss, ABatchWithoutPairsIsZero) {
   const PreferenceLoss loss(Objective::kOrpo, {});
   const TokenPack pack = make_token_pack({filler_sample(8)}, {-1}, true);

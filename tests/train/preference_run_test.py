@@ -19,6 +19,7 @@ except ImportError as error:
 from run_site import RunSite, last_line, main  # noqa: E402
 
 SEQ, VOCAB = 48, 120
+JUDGED = ["train.objective=kto", "data.train=judged.h5", "data.valid=judged-valid.h5"]
 METRICS = ["rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected"]
 
 
@@ -35,6 +36,15 @@ def pair_rows(count, rng):
                 mask += [0] * len(prompt) + [target] * len(answer)
         starts.append(len(ids))
         yield ids + [0] * (SEQ - len(ids)), mask + [0] * (SEQ - len(ids)), starts
+
+
+def judged_rows(count, rng):
+    """The same rows as judged answers: every second one is desirable."""
+    for row, (ids, mask, starts) in enumerate(pair_rows(count, rng)):
+        mask = np.array(mask)
+        for s, (a, b) in enumerate(zip(starts, starts[1:])):
+            mask[a:b][mask[a:b] > 0] = 3 if s % 2 else 1 + (row + s // 2) % 2
+        yield ids, mask.tolist(), starts
 
 
 def write_rows(path, rows):
@@ -56,6 +66,8 @@ class Site(RunSite):
         rng = np.random.default_rng(5)
         write_rows(f"{work}/train.h5", pair_rows(24, rng))
         write_rows(f"{work}/valid.h5", pair_rows(7, rng))
+        write_rows(f"{work}/judged.h5", judged_rows(24, rng))
+        write_rows(f"{work}/judged-valid.h5", judged_rows(7, rng))
         np.save(f"{work}/plain.npy", rng.integers(0, VOCAB, size=(24, SEQ)).astype(np.int32))
         with open(f"{work}/run.yaml", "w") as out:
             out.write(f"""model: {{path: base}}
@@ -77,7 +89,7 @@ def exit_codes(site):
     refused("has no pairs of a chosen and a rejected answer: make such rows with `trireme data preference`", "data.train=plain.npy")
     refused("has no pairs", "data.valid=plain.npy")
     refused("train.objective orpo is for rows of pairs, but data.train, mock, has", "data.train=mock", "data.valid=[]", "train.objective=orpo")
-    refused("preference is a section for train.objective dpo and orpo", "train.objective=sft", "preference.beta=0.2")
+    refused("preference is a section for train.objective dpo, orpo and kto", "train.objective=sft", "preference.beta=0.2")
     refused("train.loss is for train.objective sft; the loss of dpo is a mean over pairs", "train.loss=token_mean")
     refused("preference.rpo_alpha is for train.objective dpo", "train.objective=orpo", "preference.rpo_alpha=0.1")
     refused("preference.loss_type is for train.objective dpo", "train.objective=orpo", "preference.loss_type=ipo")
@@ -87,7 +99,13 @@ def exit_codes(site):
     refused("needs a 'lora' section", "lora=null", "preference.precompute_ref_log_probs=false")
     refused("logging.mlperf is for train.objective sft", "logging.mlperf=true")
     refused("Did you mean 'beta'", "preference.dpo_beta=0.1")
-    refused("train.objective", "train.objective=kto")
+    refused("has no judged answers: make such rows with `trireme data preference --unpaired`", "train.objective=kto")
+    refused("preference.loss_type sigmoid is not one of train.objective kto", "train.objective=kto", "preference.loss_type=sigmoid")
+    refused("preference.loss_type kto is not one of train.objective dpo", "preference.loss_type=kto")
+    refused("preference.desirable_weight is for train.objective kto", "preference.desirable_weight=2")
+    refused("preference.rpo_alpha is for train.objective dpo", "train.objective=kto", "preference.rpo_alpha=0.1")
+    refused("judged.h5, has judged answers: set train.objective to kto", "data.train=judged.h5", "train.objective=sft")
+    refused("has no pairs of a chosen and a rejected answer", "data.train=judged.h5")
     refused("preference", "preference.beta=0.1", "lora=null", program="train_bert")
     with open(f"{site.work}/pairs.jsonl", "w") as out:
         out.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
@@ -103,15 +121,16 @@ def exit_codes(site):
     assert "24 rows) of pairs" in text, text
 
 
-def close(a, b, tolerance=2e-5):
+def close(a, b, tolerance=2e-5, metrics=METRICS):
     for one, two in zip(a, b, strict=True):
-        for key in ["loss", "grad_norm", *METRICS]:
+        for key in ["loss", "grad_norm", *metrics]:
             assert abs(one[key] - two[key]) <= tolerance * max(1.0, abs(two[key])), (one["step"], key, one[key], two[key])
 
 
 def ranks(site):
     """One rank and several, one row a pass and several: the mean over the pairs of the global batch."""
-    for name, settings in (("dpo", ["preference.rpo_alpha=0.3"]), ("full", ["lora=null", "parallel.policy=full"]), ("orpo", ["train.objective=orpo"])):
+    for name, settings in (("dpo", ["preference.rpo_alpha=0.3"]), ("full", ["lora=null", "parallel.policy=full"]), ("orpo", ["train.objective=orpo"]),
+                           ("kto", [*JUDGED, "preference.undesirable_weight=0.5"])):
         reference = None
         for number, micro in ((1, 8), (1, 1), (2, 2), (4, 2)):
             policy = [setting for setting in settings if number > 1 or not setting.startswith("parallel")]
@@ -119,12 +138,12 @@ def ranks(site):
             steps, evals = site.metrics(f"{name}-{number}-{micro}"), site.metrics(f"{name}-{number}-{micro}", "eval")
             assert len(steps) == 6 and len(evals) == 1
             if reference:
-                close(steps, reference[0])
+                close(steps, reference[0], metrics=[key for key in METRICS if key in steps[0]])
                 assert abs(evals[0]["loss"] - reference[1]["loss"]) < 2e-5 and abs(evals[0]["rewards/margins"] - reference[1]["rewards/margins"]) < 2e-5
             reference = reference or (steps, evals[0])
         first = reference[0][0]
         if name != "orpo":  # the reference is the model
-            assert abs(first["rewards/margins"]) < 1e-9 and first["rewards/accuracies"] == 0, first
+            assert abs(first["rewards/margins"]) < 1e-9 and first.get("rewards/accuracies", 0) == 0, first
     # The same rows in the other order are other steps, and dropout is off unless it is asked for.
     base = site.metrics("dpo-1-1")
     site.train("preference.rpo_alpha=0.3", "lora.dropout=0", "output.dir=still", "batch.micro_batch_size=1")
@@ -268,6 +287,11 @@ def results(site):
     for line in steps:
         assert abs(line["loss"] - (line["nll_loss"] - 0.3 * line["log_odds_ratio"])) < 1e-5, line
     site.train("lora=null", "train.max_steps=2", "output.dir=gpt", program="train_gpt")
+    site.train(*JUDGED, "lora=null", "optimizer.lr=1e-3", "output.dir=kto", "train.max_steps=12", "preference.beta=0.5")
+    steps = site.metrics("kto")
+    assert steps[0]["loss"] == 0.5 and steps[-1]["loss"] < 0.49 and steps[-1]["rewards/margins"] > 0.01, (steps[0], steps[-1])
+    for line in steps + site.metrics("kto", "eval"):
+        assert abs(line["rewards/margins"] - (line["rewards/chosen"] - line["rewards/rejected"])) < 1e-9 and line["kl"] >= 0, line
 
 
 main({"exit-codes": exit_codes, "ranks": ranks, "resume": resume, "reference": reference, "results": results, "trained-rows": trained_rows,

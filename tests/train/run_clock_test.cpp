@@ -193,9 +193,9 @@ TEST(StepsInFlight, GivesStepsInOrderAndKnowsWhichWereSkipped) {
   StepsInFlight reader;
   EXPECT_EQ(reader.skipped(), 0);
   EXPECT_FALSE(reader.updated_after(0));
-  reader.push(5, 0.1, results(2.5, false, false), clock);
-  reader.push(6, 0.2, results(2.6, true, false), clock);
-  reader.push(7, 0.3, results(2.7, false, true), clock);
+  reader.push(5, 0.1, 0, results(2.5, false, false), clock);
+  reader.push(6, 0.2, 0, results(2.6, true, false), clock);
+  reader.push(7, 0.3, 0, results(2.7, false, true), clock);
   EXPECT_EQ(reader.skipped(), 2);
   EXPECT_TRUE(reader.updated_after(4));
   EXPECT_FALSE(reader.updated_after(5)) << "6 and 7 changed nothing";

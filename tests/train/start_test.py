@@ -152,6 +152,10 @@ def devices(site):
     if not os.path.exists("/dev/nvidiactl"):
         done = site.run("output.dir=asked", expect=2, remove=("TRIREME_DEVICE",), CUDA_VISIBLE_DEVICES="0")
         assert "CUDA_VISIBLE_DEVICES='0' names 1 GPU, and CUDA shows 0" in last_line(done.stderr), done.stderr
+    done = site.run("output.dir=asked", expect=2, TRIREME_KERNELS="sm_90")
+    assert "TRIREME_KERNELS is 'sm_90'; use hopper, portable or none" in last_line(done.stderr), done.stderr
+    done = site.run("output.dir=dry", extra=["--dry-run", "--device-memory-gib", "80"], TRIREME_KERNELS="portable")
+    assert "kernels: portable (TRIREME_KERNELS), attention by the library" in done.stdout, done.stdout
     # Threads that wait do not spin, and there are no more of them than cores.
     done = site.run("output.dir=threads", "train.max_steps=1", remove=("OMP_NUM_THREADS",))
     said = [line for line in done.stderr.splitlines() if "CPU thread" in line]

@@ -37,6 +37,14 @@ TEST_F(Task, OfADecoderKnowsItsRowsPerPassBeforeABatch) {
   write_decoder();
   check_order(*make("train_llama", load({}, {})));
 }
+
+TEST_F(Task, CountsTheFlopsOfItsRows) {
+  write_decoder();
+  const auto task = make("train_llama", load({}, {}));
+  task->set_rows_per_pass(4);
+  EXPECT_NEAR(task->batch(0).row_flops / task->flops_per_row(), 1, 1e-12);
+}
+
 TEST_F(Task, OfBertKnowsItsRowsPerPassBeforeABatch) {
   write_bert();
   check_order(*make("train_bert", load({}, {})));

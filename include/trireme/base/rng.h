@@ -16,6 +16,8 @@ namespace trireme {
 
 /// A 64-bit seed for one named purpose: hash(seed, name, index). Stable across releases.
 uint64_t derive_seed(uint64_t seed, std::string_view name, uint64_t index = 0);
+/// A number in [0, 1), a multiple of 2^-53, of the same hash.
+double uniform_draw(uint64_t seed, std::string_view name, uint64_t index = 0);
 
 /// NumPy's legacy generator np.random.RandomState(seed), 0 <= seed < 2^32: sample orders are equal to those of
 /// reference implementations in NumPy.

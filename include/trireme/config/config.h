@@ -91,21 +91,24 @@ struct TrainSection {
   int64_t max_steps = 1024, seed = 1234;
   std::optional<double> epochs;  // instead of max_steps; resolve_epochs() replaces it
   bool deterministic = false;
-  enum class Objective { kSft, kDpo, kOrpo } objective = Objective::kSft;
+  enum class Objective { kSft, kDpo, kOrpo, kKto } objective = Objective::kSft;
   enum class Loss { kSampleMean, kTokenMean, kRankMean } loss = Loss::kSampleMean;
   enum class OnNonfinite { kStop, kSkip } on_nonfinite = OnNonfinite::kStop;
   enum class OnSpike { kReport, kSkip } on_spike = OnSpike::kReport;
   std::optional<std::string> max_time;  // DD:HH:MM:SS of one process
   double neftune_alpha = 0;             // noise on the embedding; 0 = none
+  double label_smoothing = 0;           // share of each target's probability that all ids divide
   std::optional<int64_t> patience;      // evaluations in a row without a better one that end the run
   bool operator==(const TrainSection&) const = default;
 };
-/// Of train.objective dpo and orpo; the names are TRL's.
+/// Of train.objective dpo, orpo and kto; the names are TRL's.
 struct PreferenceSection {
   double beta = 0.1;
-  enum class LossType { kSigmoid, kHinge, kIpo, kRobust } loss_type = LossType::kSigmoid;
+  enum class LossType { kSigmoid, kHinge, kIpo, kRobust, kKto, kApoZeroUnpaired };
+  std::optional<LossType> loss_type;  // null: kSigmoid; with kto kKto
   double label_smoothing = 0, rpo_alpha = 0;
-  std::optional<bool> precompute_ref_log_probs;  // null: where all parameters are trained
+  double desirable_weight = 1, undesirable_weight = 1;  // kto
+  std::optional<bool> precompute_ref_log_probs;         // null: where all parameters are trained
   bool disable_dropout = true;
   bool operator==(const PreferenceSection&) const = default;
 };

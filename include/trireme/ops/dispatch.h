@@ -45,13 +45,15 @@ KernelClass kernel_class_of(int capability);
 KernelClass kernel_class(at::Device device);
 /// What runs with the class, for people: "kernels: portable (TRIREME_KERNELS), attention by the library".
 std::string describe_kernels(KernelClass kernels);
-/// The class that a plan counts with: of a GPU that a dry run plans for, what TRIREME_KERNELS says, or kHopper. A CPU
-/// counts as kHopper: its memory is not measured.
+/// The class that a plan counts with, of GPUs that are not here, of compute capability `capability`: what
+/// TRIREME_KERNELS names, or all that a build may have. ConfigError: TRIREME_KERNELS names more.
+KernelClass planned_kernel_class(int capability);
+/// The same of a device. A CPU counts as a GPU with 9.0: its memory is not measured.
 KernelClass planned_kernel_class(at::Device device);
 /// 90 for compute capability 9.0; 0 of a CPU and in a build without CUDA.
 int compute_capability(at::Device device);
-/// Whether cuBLASLt multiplies FP8 codes with a scale per matrix, or `by_rows` with one per row, on the GPU.
-bool multiplies_fp8(at::Device device, bool by_rows);
+/// Whether cuBLASLt multiplies FP8 codes with a scale per matrix, or `by_rows` with one per row, on such a GPU.
+bool multiplies_fp8(int capability, bool by_rows);
 
 /// Collects the conditions of an operation's kernel; x is its main tensor:
 ///   const Choice choice = Dispatch("rms_norm", x).needs(x.size(-1) <= kWidest, "rows are wider than ...").choice();

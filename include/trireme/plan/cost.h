@@ -7,6 +7,7 @@
 #include "trireme/plan/rates.h"
 
 #include <cstdint>
+#include <vector>
 
 namespace trireme {
 
@@ -35,5 +36,20 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
 /// published figures of Llama2-70B LoRA count in the same way (284 GFLOP a token at 2,048 tokens, 313 at 8,192).
 /// Recomputed blocks, embeddings, norms, activations and softmax do not count.
 double model_flops(const ModelShape& shape);
+
+/// The same of rows whose sequences have these lengths, where `shape` is a whole row.
+class RowFlops {
+ public:
+  RowFlops() = default;
+  explicit RowFlops(const ModelShape& shape);
+  double whole_row() const { return whole_row_; }
+  /// Mean over `rows` rows, which divide into sequences at `boundaries`: 0 … tokens of all rows.
+  double mean(int64_t rows, const std::vector<int32_t>& boundaries) const;
+
+ private:
+  double attention(int64_t tokens) const;  // of a sequence
+  ModelShape shape_;
+  double whole_row_ = 0;
+};
 
 }  // namespace trireme

@@ -17,6 +17,7 @@ struct CommandLine {
   bool allow_fresh = false;                 // start a new run if no checkpoint is whole
   bool allow_changed_data = false;          // resume although the training rows changed
   std::optional<int> ranks;                 // --dry-run: plan for that many ranks
+  std::string device;                       // --dry-run: plan for such GPUs (device_words()); empty: none
   std::optional<double> device_memory_gib;  // --dry-run: plan for GPUs of this memory
   std::optional<double> host_memory_gib;    // --dry-run: memory of the host for each of these GPUs
   bool handled = false;                     // --help or --version has been printed

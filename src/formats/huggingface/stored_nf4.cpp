@@ -13,9 +13,9 @@ namespace trireme {
 namespace {
 
 constexpr const char *kNf4State = ".quant_state.bitsandbytes__nf4", *kFp4State = ".quant_state.bitsandbytes__fp4";
-constexpr int64_t kBlock = 64, kNestedBlock = 256;
+constexpr int64_t kValuesPerScale = 64, kScalesPerNested = 256;
 
-int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 }  // namespace
 
@@ -46,10 +46,10 @@ std::optional<StoredNf4> find_stored_nf4(const WeightSource& source, const std::
     const nlohmann::json value = member(json, key);
     return value.is_number() ? value.get<double>() : std::nan("");
   };
-  if (member(json, "quant_type") != "nf4" || number("blocksize") != kBlock)
+  if (member(json, "quant_type") != "nf4" || number("blocksize") != kValuesPerScale)
     refuse(fmt::format("has quant_type {} and blocksize {}: nf4 and {} are supported",
-                       member(json, "quant_type").dump(), member(json, "blocksize").dump(), kBlock));
-  if (number("nested_blocksize") != kNestedBlock || !std::isfinite(number("nested_offset")))
+                       member(json, "quant_type").dump(), member(json, "blocksize").dump(), kValuesPerScale));
+  if (number("nested_blocksize") != kScalesPerNested || !std::isfinite(number("nested_offset")))
     refuse(
         "has scales that are not quantised in blocks of 256: NF4 is supported with double quantisation "
         "(bnb_4bit_use_double_quant)");
@@ -66,10 +66,10 @@ std::optional<StoredNf4> find_stored_nf4(const WeightSource& source, const std::
     count *= stored.shape.back();
   }
   if (stored.shape.empty()) refuse("has a quant_state without a shape");
-  const int64_t blocks = parts_of(count, kBlock);
-  stored.codes = bytes("", DType::kU8, parts_of(count, 2));
+  const int64_t blocks = blocks_of(count, kValuesPerScale);
+  stored.codes = bytes("", DType::kU8, blocks_of(count, 2));
   stored.absmax = bytes(".absmax", DType::kU8, blocks);
-  stored.nested = bytes(".nested_absmax", DType::kF32, parts_of(blocks, kNestedBlock));
+  stored.nested = bytes(".nested_absmax", DType::kF32, blocks_of(blocks, kScalesPerNested));
   stored.book = bytes(".quant_map", DType::kF32, 16);
   stored.map = bytes(".nested_quant_map", DType::kF32, 256);
   return stored;

@@ -124,7 +124,7 @@ PackedRecord NpyPackedRecords::read(int64_t index) const {
                                 record.loss_mask.size()));
   for (size_t i = 0; i < record.loss_mask.size(); ++i)
     if (record.loss_mask[i] > kMostLossMask)
-      throw DataError(fmt::format("{}: record {} (byte {}): loss_mask[{}] is {}, expected 0, 1 or 2",
+      throw DataError(fmt::format("{}: record {} (byte {}): loss_mask[{}] is {}, expected 0 to 3",
                                   state_->file.path().string(), index, record_offset(index), i, record.loss_mask[i]));
   return record;
 }

@@ -64,7 +64,7 @@ void add_weighted_sums(HeadResult& result, const at::Tensor& d_logits, const at:
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const TrainedRows& rows) {
+                      const TrainedRows& rows, const LabelSmoothing& smoothing) {
   const at::ScalarType type = accumulate_type(hidden), narrow_type = hidden.scalar_type();
   const auto options = hidden.options().dtype(type);
   HeadResult result;
@@ -86,14 +86,20 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
     const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1);
     at::Tensor logits = logits_of(h, weight, bias).to(type);
     const at::Tensor log_sum = logits.logsumexp(-1, true);
-    const at::Tensor losses = (log_sum - logits.gather(1, target)).squeeze(1).mul_(all_weights.narrow(0, begin, count));
+    at::Tensor of_target = logits.gather(1, target);
+    if (smoothing.share > 0)
+      of_target.lerp_(logits.narrow(1, 0, smoothing.vocabulary).mean(1, /*keepdim=*/true), smoothing.share);
+    const at::Tensor losses = (log_sum - of_target).squeeze(1).mul_(all_weights.narrow(0, begin, count));
     result.losses.narrow(0, begin, count).copy_(losses);
     result.loss.add_(losses.sum());
     if (!need_hidden && !need_weight) continue;
     const RelativeWeights w = relative.narrow(begin, count);
     const at::Tensor in_logits = w.in_logits.unsqueeze(1);
     at::Tensor d_logits = logits.sub_(log_sum).exp_().mul_(in_logits);
-    d_logits.scatter_add_(1, target, -in_logits);
+    if (smoothing.share > 0)
+      d_logits.narrow(1, 0, smoothing.vocabulary)
+          .sub_(in_logits * (smoothing.share / static_cast<double>(smoothing.vocabulary)));
+    d_logits.scatter_add_(1, target, smoothing.share > 0 ? in_logits * (smoothing.share - 1) : -in_logits);
     d_logits = d_logits.to(narrow_type);
     if (need_hidden) {
       at::Tensor out = result.d_hidden.narrow(0, begin, count);
@@ -137,6 +143,7 @@ struct Head {
   at::Tensor targets;
   bool need_hidden, need_weight;
   at::ScalarType dtype;
+  LabelSmoothing smoothing{};
 
   HeadResult run(const at::Tensor& token_weight, bool d_hidden, bool d_weight) const {
     const at::Tensor &h = hidden.value, &w = weight.value;
@@ -146,17 +153,19 @@ struct Head {
             .needs(h.size(0) > 0, "there are no tokens")
             .choice();
     if constexpr (kCudaBuild)
-      if (choice.kernel()) return launch::run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows);
+      if (choice.kernel())
+        return launch::run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows, smoothing);
     at::Tensor counted;  // indices of the tokens with a weight, if some have weight 0
     if (h.is_cpu()) {
       counted = token_weight.nonzero().squeeze(1);
       if (counted.size(0) == h.size(0)) counted = at::Tensor();
     }
-    if (!counted.defined()) return run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows);
+    if (!counted.defined())
+      return run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows, smoothing);
     HeadResult result;
     if (counted.size(0) > 0) {
       result = run_chunks(h.index_select(0, counted), w, bias.value, targets.index_select(0, counted),
-                          token_weight.index_select(0, counted), d_hidden, d_weight, rows);
+                          token_weight.index_select(0, counted), d_hidden, d_weight, rows, smoothing);
       const auto spread = [&](at::Tensor& values) {
         if (values.defined()) values = at::zeros({h.size(0)}, values.options()).index_copy_(0, counted, values);
       };
@@ -289,9 +298,15 @@ Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& we
 }  // namespace
 
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows) {
+                     const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows,
+                     const LabelSmoothing& smoothing) {
+  TRIREME_CHECK(smoothing.share == 0 || (smoothing.share > 0 && smoothing.share < 1 && smoothing.vocabulary > 0 &&
+                                         smoothing.vocabulary <= weight.size(0)),
+                "loss head: label smoothing ", smoothing.share, " over ", smoothing.vocabulary, " ids of ",
+                weight.sizes());
   InputList inputs;
   Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows);
+  head.smoothing = smoothing;
   return run_node(LossHead{std::move(head), token_weight, {}}, inputs)[0];
 }
 

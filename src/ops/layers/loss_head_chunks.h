@@ -2,6 +2,7 @@
 // Private to ops/: loss and gradients of the loss head, chunk by chunk. Shapes and dtypes as for loss_head().
 
 #include "matmul/operand.h"
+#include "trireme/ops/layers/loss_head.h"
 #include "trireme/ops/trained_rows.h"
 
 #include <ATen/ATen.h>
@@ -49,7 +50,7 @@ at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors);
 /// `need_weight`.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const TrainedRows& rows = {});
+                      const TrainedRows& rows, const LabelSmoothing& smoothing);
 
 namespace launch {
 
@@ -57,13 +58,14 @@ namespace launch {
 /// one chunk's buffer. No synchronisation with the host.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const TrainedRows& rows = {});
+                      const TrainedRows& rows, const LabelSmoothing& smoothing);
 
 /// Cross-entropy of logits [T, V] (the row stride may exceed V). If gradients are wanted, logits become
-/// gradient_weights * (softmax - one-hot). weights and gradient_weights: fp32 [T], zero for the same tokens. losses:
-/// fp32 [T], weighted.
+/// gradient_weights * (softmax - smoothed one-hot). weights and gradient_weights: fp32 [T], zero for the same tokens.
+/// losses: fp32 [T], weighted.
 void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
-                    const at::Tensor& gradient_weights, at::Tensor& losses, bool want_gradient);
+                    const at::Tensor& gradient_weights, at::Tensor& losses, bool want_gradient,
+                    const LabelSmoothing& smoothing);
 /// Sum of `values` as fp32 scalar; fp64 inside, in one fixed order.
 at::Tensor sum(const at::Tensor& values);
 /// x * factor in `dtype`; factor is an fp32 scalar, the product is computed in fp32.

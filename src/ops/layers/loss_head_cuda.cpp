@@ -11,7 +11,8 @@
 namespace trireme::launch {
 
 void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
-                    const at::Tensor& gradient_weights, at::Tensor& losses, bool want_gradient) {
+                    const at::Tensor& gradient_weights, at::Tensor& losses, bool want_gradient,
+                    const LabelSmoothing& smoothing) {
   const c10::cuda::CUDAGuard guard(logits.device());
   kernels::CrossEntropy a;
   a.logits = logits.const_data_ptr();
@@ -24,6 +25,8 @@ void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Ten
   a.vocab = logits.size(1);
   a.stride = logits.stride(0);
   a.element = element(logits);
+  a.smoothing = static_cast<float>(smoothing.share);
+  a.smoothed_vocab = smoothing.vocabulary;
   launched(kernels::cross_entropy(a, stream_of(logits)), "cross_entropy");
 }
 
@@ -66,7 +69,7 @@ int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const TrainedRows& rows) {
+                      const TrainedRows& rows, const LabelSmoothing& smoothing) {
   const int64_t tokens = hidden.size(0), vocab = weight.size(0);
   const auto options = hidden.options().dtype(at::kFloat);
   HeadResult result;
@@ -94,7 +97,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       at::mm_out(logits, h, weight.t());
     at::Tensor loss = losses.narrow(0, begin, count);
     launch::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count), part.in_logits, loss,
-                           need_hidden || need_weight);
+                           need_hidden || need_weight, smoothing);
     if (need_hidden) {
       at::Tensor out = result.d_hidden.narrow(0, begin, count);
       at::mm_out(out, logits, weight);

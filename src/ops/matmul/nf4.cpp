@@ -8,9 +8,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace trireme {
@@ -38,61 +39,44 @@ constexpr float kBook[16] = {-1.0f,
                              0.7229568362236023f,
                              1.0f};
 
-std::vector<float> book() { return {std::begin(kBook), std::end(kBook)}; }
+/// What codes stand for, and the largest number of each code but the last: the middle between it and the next.
+struct Nf4Tables {
+  at::Tensor book, map, book_bounds, map_bounds;
+};
 
-/// The dynamic map: seven decades, of which decade i has 2^i fractions, the middles of equal parts of [0.1, 1], with
-/// both signs; 0 and 1 beside them. (8-bit optimizers via block-wise quantization, section 1.3.)
-std::vector<float> dynamic_map() {
-  std::vector<float> map = {0.0f, 1.0f};
+/// A number in the middle itself has the lower code, of scales the even one.
+Nf4Tables make_tables() {
+  const auto fp32 = at::TensorOptions(at::kFloat);
+  // Seven decades, of which decade i has 2^i fractions, the middles of equal parts of [0.1, 1], with both signs; 0 and
+  // 1 beside them. (8-bit optimizers via block-wise quantization, section 1.3.)
+  std::vector<at::Tensor> parts = {at::tensor({0.0f, 1.0f}, fp32)};
   for (int decade = 0; decade < 7; ++decade) {
-    const at::Tensor edges = at::linspace(0.1, 1, (1 << decade) + 1, at::TensorOptions(at::kFloat));
-    for (int64_t i = 0; i + 1 < edges.numel(); ++i) {
-      const float middle = (edges[i].item<float>() + edges[i + 1].item<float>()) / 2.0f;
-      const float value = static_cast<float>(std::pow(10.0, decade - 6)) * middle;
-      map.insert(map.end(), {value, -value});
-    }
+    const at::Tensor edges = at::linspace(0.1, 1, (1 << decade) + 1, fp32);
+    const at::Tensor middles = edges.slice(0, 0, -1).add(edges.slice(0, 1)).div(2.0);
+    parts.push_back(middles.mul(std::pow(10.0, decade - 6)));
+    parts.push_back(parts.back().neg());
   }
-  std::sort(map.begin(), map.end());
-  return map;
+  Nf4Tables tables{at::tensor(at::ArrayRef<float>(kBook), fp32), std::get<0>(at::cat(parts).sort()), {}, {}};
+  const auto middles = [](const at::Tensor& codes) { return codes.slice(0, 0, -1).add(codes.slice(0, 1)).mul(0.5); };
+  tables.book_bounds = middles(tables.book);
+  tables.map_bounds = middles(tables.map);
+  at::Tensor odd = tables.map_bounds.slice(0, 1, std::nullopt, 2);
+  odd.copy_(at::nextafter(odd, at::full_like(odd, -2)));
+  return tables;
 }
 
-/// The largest number of each code: the middle between it and the next. A middle itself has the lower code, or with
-/// `to_even` the even one.
-std::vector<float> bounds_of(const std::vector<float>& codes, bool to_even) {
-  std::vector<float> bounds;
-  for (size_t i = 0; i + 1 < codes.size(); ++i) {
-    const float middle = (codes[i] + codes[i + 1]) * 0.5f;
-    bounds.push_back(to_even && i % 2 == 1 ? std::nextafter(middle, -std::numeric_limits<float>::infinity()) : middle);
-  }
-  return bounds;
-}
-
-/// A table on a device, copied there once.
-const at::Tensor& table(const std::vector<float>& (*values)(), at::Device device) {
+const Nf4Tables& tables_on(at::Device device) {
   static std::mutex mutex;
   // Never destroyed: the CUDA driver is gone before static objects are.
-  static auto* const tables = new std::map<std::pair<const void*, std::string>, at::Tensor>;
+  static auto* const known = new std::map<std::string, Nf4Tables>;
   const std::lock_guard lock(mutex);
-  at::Tensor& known = (*tables)[{reinterpret_cast<const void*>(values), device.str()}];
-  if (!known.defined()) known = at::tensor(values(), at::TensorOptions(at::kFloat)).to(device);
-  return known;
-}
-
-const std::vector<float>& book_values() {
-  static const std::vector<float> values = book();
-  return values;
-}
-const std::vector<float>& map_values() {
-  static const std::vector<float> values = dynamic_map();
-  return values;
-}
-const std::vector<float>& book_bounds() {
-  static const std::vector<float> values = bounds_of(book(), /*to_even=*/false);
-  return values;
-}
-const std::vector<float>& map_bounds() {
-  static const std::vector<float> values = bounds_of(dynamic_map(), /*to_even=*/true);
-  return values;
+  const auto [found, fresh] = known->try_emplace(device.str());
+  if (fresh) {
+    const Nf4Tables host = make_tables();
+    found->second = {host.book.to(device), host.map.to(device), host.book_bounds.to(device),
+                     host.map_bounds.to(device)};
+  }
+  return found->second;
 }
 
 /// x [n] in rows of `block`, with zeros at the end.
@@ -110,14 +94,14 @@ at::Tensor codes_of(const at::Tensor& blocks, const at::Tensor& absmax, const at
 
 }  // namespace
 
-const at::Tensor& nf4_book(at::Device device) { return table(book_values, device); }
-const at::Tensor& nf4_map(at::Device device) { return table(map_values, device); }
+const at::Tensor& nf4_book(at::Device device) { return tables_on(device).book; }
+const at::Tensor& nf4_map(at::Device device) { return tables_on(device).map; }
 
 at::Tensor nf4_quantize_(const at::Tensor& codes, const at::Tensor& values) {
   TRIREME_CHECK(codes.scalar_type() == at::kByte && codes.numel() == nf4_code_bytes(values.numel()), codes.numel(),
                 " bytes for the codes of ", values.numel(), " values");
   at::Tensor absmax = at::empty({nf4_blocks(values.numel())}, values.options().dtype(at::kFloat));
-  const at::Tensor bounds = table(book_bounds, values.device()), flat = values.view({-1}), bytes = codes.view({-1});
+  const at::Tensor bounds = tables_on(values.device()).book_bounds, flat = values.view({-1}), bytes = codes.view({-1});
   for (int64_t begin = 0; begin < flat.numel(); begin += kChunk) {
     const int64_t count = std::min(kChunk, flat.numel() - begin);
     const at::Tensor blocks = in_blocks(flat.narrow(0, begin, count).to(at::kFloat), kNf4Block);
@@ -135,7 +119,7 @@ void nf4_quantize_scales_(const Nf4Scales& scales, const at::Tensor& absmax) {
   scales.offset.copy_(absmax.mean());
   const at::Tensor blocks = in_blocks(absmax.sub(scales.offset), kNf4NestedBlock);
   scales.nested.copy_(blocks.abs().amax({1}));
-  const at::Tensor codes = codes_of(blocks, scales.nested, table(map_bounds, absmax.device()));
+  const at::Tensor codes = codes_of(blocks, scales.nested, tables_on(absmax.device()).map_bounds);
   scales.absmax.copy_(codes.view({-1}).narrow(0, 0, absmax.numel()));
 }
 
@@ -145,7 +129,10 @@ void nf4_dequantize_(const at::Tensor& target, const at::Tensor& codes, const Nf
                     scales.nested.numel() == nf4_nested_blocks(count),
                 count, " values from ", codes.numel(), " bytes of codes, ", scales.absmax.numel(), " and ",
                 scales.nested.numel(), " scales");
-  const Choice choice = Dispatch("nf4_dequantize", target).choice();
+  const Choice choice = Dispatch("nf4_dequantize", target)
+                            .needs(count % 8 == 0 && reinterpret_cast<uintptr_t>(target.const_data_ptr()) % 16 == 0,
+                                   "values are not in aligned groups of eight")
+                            .choice();
   TRIREME_RETURN_LAUNCH(choice, nf4_dequantize_(target, codes, scales));
   const at::Tensor out = target.variable_data().view({-1}), book = nf4_book(target.device()),
                    map = nf4_map(target.device());

@@ -15,7 +15,7 @@ Choice fp8_choice(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
                 b_NK.codes.sizes(), ": their inner dimensions differ");
   const bool by_rows = a_MK.inverse.dim() == 1;
   const Choice choice = Dispatch("fp8_product", a_MK.codes)
-                            .needs(multiplies_fp8(a_MK.codes.device(), by_rows),
+                            .needs(multiplies_fp8(compute_capability(a_MK.codes.device()), by_rows),
                                    "scales per row need compute capability 9.0, scales per matrix 8.9 or more")
                             .choice();
   if (choice.kernel())

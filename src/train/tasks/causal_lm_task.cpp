@@ -151,7 +151,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
       program.features.has(Feature::kContext) && config.train.objective == TrainSection::Objective::kSft;
   facts_.parameters = model_->num_parameters();
   facts_.trained_parameters = model_->num_trained_parameters();
-  facts_.flops_per_row = model_flops(model_->shape(config.data.seq_length, /*element_size=*/1));
+  facts_.flops = RowFlops(model_->shape(config.data.seq_length, /*element_size=*/1));
   facts_.nominal_denominator =
       per_token
           ? samples * static_cast<double>(config.data.seq_length - (format_ != nullptr && format_->labels ? 0 : 1))
@@ -221,8 +221,19 @@ ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size)
   return shape;
 }
 
+double CausalLmTask::row_flops(const std::vector<TokenPack>& passes) const {
+  double sum = 0, rows = 0;
+  for (const TokenPack& pack : passes) {
+    const auto count = static_cast<int64_t>(pack.sample_ids.size());
+    sum += static_cast<double>(count) * facts_.flops.mean(count, pack.boundaries);
+    rows += static_cast<double>(count);
+  }
+  return sum / rows;
+}
+
 StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
   StepBatch batch;
+  batch.row_flops = row_flops(passes);
   for (const TokenPack& pack : passes) {
     // Of the ranks that share rows, one counts them.
     if (rank_.grid.context.rank == 0) batch.samples += static_cast<double>(pack.sample_ids.size());
@@ -240,6 +251,7 @@ at::Tensor CausalLmTask::loss(UnitStore& units, const MicroBatch& batch, const R
   options.seed = seed();
   options.recompute = recompute;
   options.neftune_alpha = config_.train.neftune_alpha;
+  options.smoothing = {config_.train.label_smoothing, data_vocab_};
   options.exchange = rank_.exchange;
   return model_->loss(units, static_cast<const TokenMicroBatch&>(batch).tokens, options);
 }

@@ -37,6 +37,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
     return {rank_.grid.context.rank == 0 ? pack.denominator : 0.0};
   }
   SplitRows<Sample> open_split(Split split) const;
+  double row_flops(const std::vector<TokenPack>& passes) const;  // StepBatch::row_flops
 
   std::unique_ptr<DecoderModel> model_;
 

@@ -74,7 +74,7 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Pro
 
   facts_.units = &model_->units();
   facts_.parameters = facts_.trained_parameters = model_->num_parameters();
-  facts_.flops_per_row = model_flops(model_shape(config, /*element_size=*/1));
+  facts_.flops = RowFlops(model_shape(config, /*element_size=*/1));
   facts_.nominal_samples_per_step = static_cast<double>(config.batch.global_batch_size) * config.batch.packing_rate;
   facts_.description.insert(
       facts_.description.begin(),
@@ -172,6 +172,7 @@ at::Tensor MaskedLmTask::loss(UnitStore& units, const MicroBatch& micro_batch, c
   options.train = train;
   options.seed = seed();
   options.recompute = recompute;
+  options.smoothing = {config_.train.label_smoothing, model_->config().vocab_size};
   return model_->loss(units, batch, options);
 }
 

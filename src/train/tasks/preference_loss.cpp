@@ -1,11 +1,13 @@
 #include "preference_loss.h"
 
 #include "row_task.h"
+#include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace trireme {
 
@@ -27,12 +29,14 @@ at::Tensor log1mexp(const at::Tensor& x) {
 }  // namespace
 
 PreferenceLoss::PreferenceLoss(TrainSection::Objective objective, const PreferenceSection& section)
-    : orpo_(objective == TrainSection::Objective::kOrpo), section_(section) {}
+    : objective_(objective), section_(section) {}
 
 std::vector<std::string> PreferenceLoss::metrics() const {
+  if (objective_ == Objective::kKto)
+    return {"rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected", "kl"};
   std::vector<std::string> names = {"rewards/chosen",  "rewards/rejected", "rewards/accuracies",
                                     "rewards/margins", "logps/chosen",     "logps/rejected"};
-  if (orpo_) names.insert(names.end(), {"log_odds_ratio", "log_odds_chosen"});
+  if (objective_ == Objective::kOrpo) names.insert(names.end(), {"log_odds_ratio", "log_odds_chosen"});
   if (nll_weight() > 0) names.emplace_back("nll_loss");
   return names;
 }
@@ -41,14 +45,32 @@ double PreferenceLoss::nll_tokens(const TokenPack& pack) const {
   double tokens = 0;
   for (size_t p = 0; p < pack.chosen.size(); ++p) {
     const auto sequence = static_cast<size_t>(pack.chosen[p]);
-    tokens += orpo_ ? pack.boundaries[sequence + 1] - pack.boundaries[sequence] - 1 : pack.chosen_targets[p];
+    tokens += objective_ == Objective::kOrpo ? pack.boundaries[sequence + 1] - pack.boundaries[sequence] - 1
+                                             : pack.chosen_targets[p];
   }
   return tokens;
 }
 
+std::vector<double> PreferenceLoss::counts(const TokenPack& pack) const {
+  const auto pairs = static_cast<double>(pack.chosen.size());
+  const double desirable = std::accumulate(pack.desirable.begin(), pack.desirable.end(), 0.0);
+  return {pairs, nll_tokens(pack), desirable, pairs - desirable};
+}
+
+at::Tensor PreferenceLoss::means(const at::Tensor& sums_K, const at::Tensor& counts) const {
+  enum Over : int64_t { kPairs, kTokens, kDesirable, kUndesirable };
+  std::vector<int64_t> over(static_cast<size_t>(sums_K.size(0)), kPairs);
+  const bool kto = objective_ == Objective::kKto;
+  if (kto) over = {kDesirable, kUndesirable, kPairs, kDesirable, kUndesirable, kPairs};
+  if (nll_weight() > 0) over.back() = kTokens;
+  at::Tensor means = sums_K / counts.index_select(0, to_tensor(over, counts.device()));
+  if (kto) means.select(0, 2).copy_(means[0] - means[1]);
+  return means;
+}
+
 std::vector<float> PreferenceLoss::counted(const TokenPack& pack) const {
   std::vector<float> counted = pack.loss_weights;
-  if (!orpo_) return counted;
+  if (objective_ != Objective::kOrpo) return counted;
   for (const int64_t sequence : pack.chosen)  // the last position of a sequence predicts nothing
     std::fill(counted.begin() + pack.boundaries[static_cast<size_t>(sequence)],
               counted.begin() + pack.boundaries[static_cast<size_t>(sequence) + 1] - 1, 1.0f);
@@ -64,14 +86,37 @@ at::Tensor PreferenceLoss::dpo_loss(const at::Tensor& margins_P, const at::Tenso
   using LossType = PreferenceSection::LossType;
   const double smoothing = section_.label_smoothing;
   const at::Tensor scaled = margins_P * section_.beta;
-  switch (section_.loss_type) {
+  switch (section_.loss_type.value_or(LossType::kSigmoid)) {
     case LossType::kSigmoid: return -at::log_sigmoid(scaled) * (1 - smoothing) - at::log_sigmoid(-scaled) * smoothing;
     case LossType::kHinge: return at::relu(1 - scaled);
     case LossType::kIpo: return (mean_margins_P - 1 / (2 * section_.beta)).square();
     case LossType::kRobust:
       return (-at::log_sigmoid(scaled) * (1 - smoothing) + at::log_sigmoid(-scaled) * smoothing) / (1 - 2 * smoothing);
+    case LossType::kKto:
+    case LossType::kApoZeroUnpaired: break;
   }
+  TRIREME_CHECK(false, "a loss of single answers for pairs");
   return {};
+}
+
+PairSums PreferenceLoss::kto_sums(const at::Tensor& answers_P2, const at::Tensor& ratios_P2,
+                                  const PairBatch& batch) const {
+  const at::Tensor &desirable_P = batch.desirable_P, undesirable_P = 1 - desirable_P;
+  at::Tensor kl_P = at::zeros_like(desirable_P);
+  if (section_.loss_type != PreferenceSection::LossType::kApoZeroUnpaired)
+    kl_P = (sums_of_parts(ratios_P2.select(1, 1).detach(), batch.row_pairs_R) / batch.row_pairs_R)
+               .clamp_min(0)
+               .repeat_interleave(batch.row_pairs_R, /*dim=*/0, /*output_size=*/desirable_P.size(0));
+  const at::Tensor rewards_P = section_.beta * (ratios_P2.select(1, 0) - kl_P),
+                   losses_P = at::sigmoid(rewards_P * (undesirable_P - desirable_P)),
+                   weights_P = section_.desirable_weight * desirable_P + section_.undesirable_weight * undesirable_P;
+  const at::Tensor log_p_P = answers_P2.select(1, 0), told_P = section_.beta * ratios_P2.select(1, 0);
+  PairSums sums{(weights_P * losses_P).sum(), {}, {}};
+  sums.nll = at::zeros_like(sums.loss);
+  sums.metrics = at::stack({(told_P * desirable_P).sum(), (told_P * undesirable_P).sum(), sums.nll,
+                            (log_p_P * desirable_P).sum(), (log_p_P * undesirable_P).sum(), kl_P.sum()})
+                     .detach();
+  return sums;
 }
 
 PairSums PreferenceLoss::sums(const at::Tensor& log_probs_T, const PairBatch& batch,
@@ -79,9 +124,10 @@ PairSums PreferenceLoss::sums(const at::Tensor& log_probs_T, const PairBatch& ba
   const at::Tensor targets_P2 = at::stack({batch.chosen_targets_P, batch.rejected_targets_P}, 1);
   const auto difference = [](const at::Tensor& of_P2) { return of_P2.select(1, 0) - of_P2.select(1, 1); };
   at::Tensor answers_P2 = answer_sums(log_probs_T, batch), rewards_P2;
+  if (objective_ == Objective::kKto) return kto_sums(answers_P2, answers_P2 - reference_P2, batch);
   PairSums sums;
   std::vector<at::Tensor> more;  // metrics
-  if (orpo_) {
+  if (objective_ == Objective::kOrpo) {
     // ORPO compares the means over tokens.
     answers_P2 = answers_P2 / targets_P2;
     const at::Tensor log_odds_P = difference(answers_P2) - difference(log1mexp(answers_P2));
@@ -117,6 +163,8 @@ PairBatch pair_batch_on(at::Device device, const TokenPack& pack) {
           to_tensor(pack.rejected, device),
           to_tensor(pack.chosen_targets, device),
           to_tensor(pack.rejected_targets, device),
+          to_tensor(pack.desirable, device),
+          to_tensor(pack.row_pairs, device),
           {}};
 }
 

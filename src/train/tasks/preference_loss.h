@@ -18,6 +18,8 @@ struct PairBatch {
   at::Tensor lengths_N;                             // int64: of all sequences, padding included
   at::Tensor chosen_P, rejected_P;                  // int64: their sequences
   at::Tensor chosen_targets_P, rejected_targets_P;  // fp64: number of targets
+  at::Tensor desirable_P;                           // fp64: 1 or 0, of judged answers
+  at::Tensor row_pairs_R;                           // int64: pairs of each row that has some
   at::Tensor reference_P2;  // fp64: the reference's sums of log p of both answers; undefined: not computed before
 };
 
@@ -30,16 +32,25 @@ struct PairSums {
 
 /// DPO (Rafailov et al. 2023; IPO: Azar et al. 2023, by token means as in TRL; robust: Chowdhury et al. 2024) and ORPO
 /// (Hong et al. 2024). The loss of a step is sums.loss / pairs + nll_weight() * sums.nll / nll tokens.
+///
+/// KTO (Ethayarajh et al. 2024), whose pairs are an answer and its prompt with the answer to another: with the ratios
+/// r and r' of both to the reference 1 - sigmoid(+-beta (r - kl)), + for desirable answers, times their weight; kl is
+/// the mean of r' over the answers of a row, at least 0 and without gradient, or 0 (apo_zero_unpaired: D'Oosterlinck et
+/// al. 2024). TRL takes the mean over a micro-batch.
 class PreferenceLoss {
  public:
   PreferenceLoss(TrainSection::Objective objective, const PreferenceSection& section);
 
   /// Whether a reference's log-probabilities are part of the loss.
-  bool has_reference() const { return !orpo_; }
-  double nll_weight() const { return orpo_ ? 1 : section_.rpo_alpha; }
-  /// Names of the metrics. Each is a mean over pairs; the last, "nll_loss", is one over nll tokens, and is there where
-  /// nll_weight() is not 0.
+  bool has_reference() const { return objective_ != Objective::kOrpo; }
+  double nll_weight() const { return objective_ == Objective::kOrpo ? 1 : section_.rpo_alpha; }
   std::vector<std::string> metrics() const;
+  /// What losses and metrics are means over: pairs, nll tokens, desirable and undesirable answers of a pack.
+  static constexpr int64_t kCounts = 4;
+  std::vector<double> counts(const TokenPack& pack) const;
+  /// The metrics of sums over all pairs that `counts` (fp64 [kCounts]) counts: each is a mean over one
+  /// of the counts, and with KTO rewards/margins the difference of two of them. NaN: of nothing. [K]
+  at::Tensor means(const at::Tensor& sums_K, const at::Tensor& counts) const;
   /// Tokens of a pack whose -log p is in `nll`: of chosen answers; ORPO: of their prompts too.
   double nll_tokens(const TokenPack& pack) const;
   /// [T] 1 at the positions whose log p the sums need, else 0: targets; ORPO: also in the prompts of chosen answers.
@@ -52,9 +63,11 @@ class PreferenceLoss {
   static at::Tensor answer_sums(const at::Tensor& log_probs_T, const PairBatch& batch);
 
  private:
+  using Objective = TrainSection::Objective;
   at::Tensor dpo_loss(const at::Tensor& margins_P, const at::Tensor& mean_margins_P) const;
+  PairSums kto_sums(const at::Tensor& answers_P2, const at::Tensor& ratios_P2, const PairBatch& batch) const;
 
-  bool orpo_;
+  Objective objective_;
   PreferenceSection section_;
 };
 

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace trireme {
@@ -56,7 +57,7 @@ PreferenceTask::PreferenceTask(const Config& config, const RankInfo& rank, const
   drops_ = !section.disable_dropout;
   facts_.metrics = loss_.metrics();
   facts_.nominal_denominator = 1;  // the losses come normalised
-  facts_.flops_per_row = model_flops(model_shape(config, /*element_size=*/1));
+  facts_.flops = RowFlops(model_shape(config, /*element_size=*/1));
   const char* reference = !loss_.has_reference() ? "no reference"
                           : precomputes_         ? "the reference's log-probabilities in a file of output.dir"
                           : config.lora->adapter ? "the reference is the base with lora.adapter as it starts"
@@ -111,27 +112,22 @@ at::Tensor PreferenceTask::loss(UnitStore& units, const MicroBatch& micro_batch,
                                 bool train) {
   const auto& batch = static_cast<const PairMicroBatch&>(micro_batch);
   const PairSums sums = pair_sums(units, micro_batch, recompute, train);
-  const at::Tensor pairs = batch.counts[0], tokens = batch.counts[1];
-  at::Tensor loss = sums.loss / pairs;
-  at::Tensor metrics = sums.metrics / pairs;
-  if (loss_.nll_weight() > 0) {
-    loss = loss + loss_.nll_weight() * sums.nll / tokens;
-    metrics.select(0, -1).mul_(pairs / tokens);
-  }
-  batch.metrics.add_(metrics);
+  at::Tensor loss = sums.loss / batch.counts[0];
+  if (loss_.nll_weight() > 0) loss = loss + loss_.nll_weight() * sums.nll / batch.counts[1];
+  batch.metrics.add_(loss_.means(sums.metrics, batch.counts));
   return loss.to(at::kFloat);
 }
 
 StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const {
   StepBatch step;
+  step.row_flops = row_flops(passes);
   step.denominator = 1.0 / rank_.grid.data.size;
-  double pairs = 0, tokens = 0;
+  std::vector<double> counts(PreferenceLoss::kCounts);
   for (const TokenPack& pack : passes) {
     step.samples += static_cast<double>(pack.rows);
-    pairs += static_cast<double>(pack.chosen.size());
-    tokens += loss_.nll_tokens(pack);
+    std::ranges::transform(counts, loss_.counts(pack), counts.begin(), std::plus());
   }
-  step.counts = to_tensor<double>({pairs, tokens}, rank_.device);
+  step.counts = to_tensor(counts, rank_.device);
   step.metrics = at::zeros({static_cast<int64_t>(facts_.metrics.size())}, step.counts.options());
   for (const TokenPack& pack : passes) {
     auto batch = std::make_unique<PairMicroBatch>();
@@ -164,18 +160,18 @@ at::Tensor PreferenceTask::score(UnitStore& units, const MicroBatch& batch) {
   return at::cat({at::stack({sums.loss, sums.nll}), sums.metrics});
 }
 
-EvalSums PreferenceTask::counts(const TokenPack& pack) const {
-  return {static_cast<double>(pack.chosen.size()), loss_.nll_tokens(pack)};
-}
+EvalSums PreferenceTask::counts(const TokenPack& pack) const { return loss_.counts(pack); }
 
 EvalResult PreferenceTask::eval_result(const EvalSums& sums) const {
   const size_t count = facts_.metrics.size();
+  const at::Tensor all = to_tensor(sums, at::kCPU),
+                   counts = all.narrow(0, 2 + static_cast<int64_t>(count), PreferenceLoss::kCounts);
   const double pairs = sums.at(2 + count), tokens = sums.at(3 + count);
   if (pairs == 0) throw without_targets(config_.data.valid, rows().without_target);
   EvalResult result = {sums[0] / pairs, {}};
   if (loss_.nll_weight() > 0) result.loss += loss_.nll_weight() * sums[1] / tokens;
-  for (size_t i = 0; i < count; ++i)
-    result.metrics.push_back(sums[2 + i] / (facts_.metrics[i] == "nll_loss" ? tokens : pairs));
+  const at::Tensor means = loss_.means(all.narrow(0, 2, static_cast<int64_t>(count)), counts);
+  result.metrics.assign(means.const_data_ptr<double>(), means.const_data_ptr<double>() + count);
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include "trireme/base/time.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/ops/matmul/nf4.h"
+#include "trireme/plan/devices.h"
 
 #include <fmt/format.h>
 
@@ -52,19 +53,16 @@ int64_t TrainingTask::rows_per_pass() const {
 
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
-  if (!rank.device.is_cuda() && !rank.planned_for_gpus) return "";
-  if (recipe.fp8() && planned_kernel_class(rank.device) == KernelClass::kNone)
+  const int capability = rank.device.is_cuda() ? compute_capability(rank.device) : rank.planned_capability;
+  if (capability == 0) return "";
+  if (recipe.fp8() &&
+      (rank.device.is_cuda() ? kernel_class(rank.device) : planned_kernel_class(capability)) == KernelClass::kNone)
     return "precision.linear fp8 needs Trireme's kernels, which do not run here: " +
            std::string(rank.device.is_cuda() ? "this build has none for the GPU, or TRIREME_KERNELS is none"
                                              : "TRIREME_KERNELS is none");
-  if (recipe.fp8() && rank.device.is_cuda() && !multiplies_fp8(rank.device, recipe.scales_rows))
-    return fmt::format(
-        "precision.linear fp8 with {} needs a GPU of compute capability {}, and {} has {:.1f}: {}leave it at compute",
-        recipe.scales_rows ? "a scale per row (frozen matrices, fp8_recipe: rowwise)" : "a scale per matrix",
-        recipe.scales_rows ? "9.0" : "8.9 or more", rank.device.str(), compute_capability(rank.device) / 10.0,
-        recipe.scales_rows && recipe.trains && multiplies_fp8(rank.device, false)
-            ? "set precision.fp8_recipe: tensorwise or delayed, or "
-            : "");
+  if (std::string problem = fp8_problem_of(recipe, capability, rank.device.is_cuda() ? rank.device.str() : "the GPU");
+      !problem.empty())
+    return problem;
   if (recipe.needs_16_bit && rank.compute_dtype == at::kFloat)
     return "precision.linear fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32";
   const int64_t multiple = recipe.size_multiple;

@@ -11,6 +11,7 @@
 #include "trireme/nn/sequence_exchange.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/recipe.h"
+#include "trireme/plan/cost.h"
 #include "trireme/plan/plan.h"
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +35,8 @@ struct RankInfo {
   /// No run: data files are not opened and need not be there. facts() has no rows, and only model_shape() may be
   /// called.
   bool plan_only = false;
-  bool planned_for_gpus = false;  // a dry run that plans for GPUs: the checks are those of a GPU, `device` is the CPU
+  /// Of the GPUs that a dry run plans for, whose checks are made although `device` is the CPU; 0: none.
+  int planned_capability = 0;
   /// The ranks of grid.context where there are several; outlives the task.
   SequenceExchange* exchange = nullptr;
 };
@@ -59,6 +61,7 @@ struct StepBatch {
   std::vector<std::unique_ptr<MicroBatch>> micro_batches;
   double denominator = 0;  // what the loss sum is divided by, this rank's part: samples with a target, or targets
   double samples = 0;      // this rank's
+  double row_flops = 0;    // mean over this rank's rows, attention within their sequences; 0: flops_per_row()
   /// Numbers that the losses of all ranks are normalised with (fp64, on the device), this rank's part; summed over the
   /// ranks before the first forward. The micro-batches refer to the same tensor. Undefined: none.
   at::Tensor counts;
@@ -78,7 +81,7 @@ struct EvalResult {
 /// Constant facts of a task.
 struct TaskFacts : ModelFacts {
   int64_t parameters = 0, trained_parameters = 0;  // elements
-  double flops_per_row = 0;                        // of a training step, for a row of data.seq_length tokens
+  RowFlops flops{};                                // of a training step, for a row of data.seq_length tokens
   int64_t train_rows = 0;          // of data.train: what batch.global_batch_size counts and epochs are made of
   int64_t train_samples = 0;       // in these rows
   int64_t eval_samples = 0;        // of data.valid that an evaluation reads; 0: there is none
@@ -113,7 +116,7 @@ class TrainingTask : public PlannedModel {
   const std::vector<UnitSpec>& units() const { return *facts_.units; }
   int64_t num_parameters() const { return facts_.parameters; }
   int64_t num_trained_parameters() const { return facts_.trained_parameters; }
-  double flops_per_row() const { return facts_.flops_per_row; }
+  double flops_per_row() const { return facts_.flops.whole_row(); }
   int64_t eval_samples() const { return facts_.eval_samples; }
   double nominal_denominator() const { return facts_.nominal_denominator; }
   std::optional<double> nominal_samples_per_step() const { return facts_.nominal_samples_per_step; }

@@ -45,8 +45,8 @@ class NpyIntegerArray {
   size_t data_offset_ = 0;
 };
 
-/// 1: a target; 2: the target of a rejected answer (data/dataset.h).
-inline constexpr uint8_t kMostLossMask = 2;
+/// 1: a target; 2: the target of a rejected answer; 3: of an answer to another prompt (data/dataset.h).
+inline constexpr uint8_t kMostLossMask = 3;
 
 /// One element of MLPerf's 1-D object array of dicts. Views into the mapped file or into the reader's own storage.
 struct PackedRecord {

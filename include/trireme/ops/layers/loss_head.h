@@ -10,6 +10,14 @@
 
 namespace trireme {
 
+/// Label smoothing (Szegedy et al. 2016): a target's distribution is 1 - share at the target plus share spread evenly
+/// over the first `vocabulary` ids. The rows of the weight beyond them are padding: part of the softmax, never a
+/// target.
+struct LabelSmoothing {
+  double share = 0;
+  int64_t vocabulary = 0;
+};
+
 /// sum over t of token_weight[t] * (logsumexp(l_t) - l_t[target_t]), l_t = weight hidden_t + bias, softmax in fp32
 /// (fp64 for fp64 input). Result: scalar, fp32 (fp64). hidden [T, D], weight [V, D] and bias [V] (undefined: none) of
 /// one dtype; targets int64 [T], inside the vocabulary; token_weight fp32 [T], 0: the token is not counted. Shapes that
@@ -26,8 +34,13 @@ namespace trireme {
 /// products.
 ///
 /// `rows` of a frozen weight, which has their values already: their gradient goes to them. Without bias.
+///
+/// With `smoothing` the loss of a token is (1 - share) times that above plus share * mean_v(logsumexp(l_t) - l_t[v])
+/// over the smoothed ids: transformers' LabelSmoother. share / vocabulary is a part of each logit's gradient in the
+/// dtype of the products; fp16 rounds it to a multiple of 6e-8.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                     const at::Tensor& token_weight, const at::Tensor& bias = {}, const TrainedRows& rows = {});
+                     const at::Tensor& token_weight, const at::Tensor& bias = {}, const TrainedRows& rows = {},
+                     const LabelSmoothing& smoothing = {});
 
 /// log p of each token's target, l_t[target_t] - logsumexp(l_t): [T] in fp32 (fp64), 0 where `counted` [T] (fp32, 0 or
 /// 1) is 0. Memory, dtypes and the other arguments as for loss_head(), but gradients are those of each token by itself,
