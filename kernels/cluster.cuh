@@ -36,7 +36,9 @@ class TransactionBarrier {
   __device__ explicit TransactionBarrier(uint64_t* barrier) : at_(hopper::shared_address(barrier)) {}
   __device__ void init(int count) const {
     hopper::barrier_init(at_, static_cast<uint32_t>(count));
+#ifdef TRIREME_SM90A
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
   }
   __device__ void arrive() const { hopper::barrier_arrive(at_); }
   __device__ void arm(uint32_t bytes) const { hopper::barrier_expect(at_, bytes); }
@@ -52,6 +54,9 @@ class TransactionBarrier {
         : "memory");
   }
   __device__ void wait(uint32_t parity) const {
+#ifndef TRIREME_SM90A
+    hopper::barrier_wait(at_, parity);
+#else
     asm volatile(
         "{.reg .pred done;\n"
         "again:\n"
@@ -59,6 +64,7 @@ class TransactionBarrier {
         "@!done bra again;}" ::"r"(at_),
         "r"(parity)
         : "memory");
+#endif
   }
 
  private:

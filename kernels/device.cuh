@@ -126,6 +126,24 @@ __device__ inline Vec<T, kWidth> from_floats(const float (&in)[kWidth]) {
   }
 }
 
+/// Before compute capability 9.0 as a * 1 + b and a * b + -0, which round once and keep the sign of a zero, too.
+__device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+#else
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(a) : "r"(a), "r"(0x3f803f80u), "r"(b));
+#endif
+  return a;
+}
+__device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+#else
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(a) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
+  return a;
+}
+
 /// Elementwise sums, rounded once. For 16-bit types one instruction adds two of them, with the same bits as fp32
 /// addition and one rounding.
 template <class T, int kWidth>
@@ -138,7 +156,7 @@ __device__ inline Vec<T, kWidth> add(const Vec<T, kWidth>& a, const Vec<T, kWidt
       if constexpr (__is_same(T, __half))
         asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum.word[i]) : "r"(x.word[i]), "r"(y.word[i]));
       else
-        asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum.word[i]) : "r"(x.word[i]), "r"(y.word[i]));
+        sum.word[i] = add_bf16x2(x.word[i], y.word[i]);
     }
     return __builtin_bit_cast(Vec<T, kWidth>, sum);
   } else {
@@ -160,7 +178,7 @@ __device__ inline Vec<T, kWidth> multiply(const Vec<T, kWidth>& a, const Vec<T, 
       if constexpr (__is_same(T, __half))
         asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product.word[i]) : "r"(x.word[i]), "r"(y.word[i]));
       else
-        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product.word[i]) : "r"(x.word[i]), "r"(y.word[i]));
+        product.word[i] = multiply_bf16x2(x.word[i], y.word[i]);
     }
     return __builtin_bit_cast(Vec<T, kWidth>, product);
   } else {

@@ -2,6 +2,7 @@
 // PTX wrappers for sm_90's asynchronous instructions: mbarriers in shared memory, the copy engine for bulk tensors
 // (TMA), and setmaxnreg, which moves registers between warpgroups.
 
+#include "kernels/launch.h"
 #include "kernels/wgmma.cuh"
 
 #include <cuda.h>
@@ -32,7 +33,11 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\n"
       "AGAIN:\n"
+#ifdef TRIREME_SM90A
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+#endif
       "@p bra DONE;\n"
       "bra AGAIN;\n"
       "DONE:\n}\n" ::"r"(barrier),

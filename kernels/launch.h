@@ -60,6 +60,26 @@ inline RowGeometry row_geometry(int64_t packs, int packs_of_thread) {
 inline bool whole_rows(int64_t packs, int packs_of_thread) { return packs % (32 * packs_of_thread) == 0; }
 
 #ifdef __CUDACC__
+// Two kinds of device code come from one source. The image for sm_90a uses clusters, st.async, griddepcontrol and
+// bulk copies, under #ifdef TRIREME_SM90A. All other images use what compute capability 8.0 has, and newer conversions
+// and arithmetic where the image's capability has them. Host code that launches the former asks runs_sm90a().
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define TRIREME_SM90A
+#endif
+
+/// Whether the current device runs the image for sm_90a: this build has it (TRIREME_BUILDS_SM90A), and the device has
+/// compute capability 9.0. The driver prefers it to PTX of a lower capability. Of attention all builds have it, so the
+/// answer is that of the file.
+[[maybe_unused]] static bool runs_sm90a() {
+#ifdef TRIREME_BUILDS_SM90A
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+#else
+  return false;
+#endif
+}
+
 /// Launches a kernel with one block per row, or per several short rows: while some blocks of a multiprocessor wait for
 /// their row, others write. On an H200 this is closer to the memory bandwidth than any persistent grid (RMS norm of
 /// 32768 x 4096: 4.05 TB/s against 3.5 with rows prefetched by cp.async and 3.7 by bulk copies), but it does not allow
@@ -90,8 +110,16 @@ int64_t resident_blocks(Kernel kernel, int block_threads, size_t shared, int per
 /// touches global memory; that waits until all results of the kernel before are visible. Earlier kernels in the stream
 /// are complete only if the kernel before called await_kernel_before() itself or was launched the ordinary way. Behind
 /// a kernel that never calls allow_next_kernel() the launch is an ordinary one.
-__device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ inline void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void allow_next_kernel() {
+#ifdef TRIREME_SM90A
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void await_kernel_before() {
+#ifdef TRIREME_SM90A
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 template <class... Parameters, class... Arguments>
 cudaError_t launch_behind(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                           cudaStream_t stream, const Arguments&... arguments) {
@@ -103,7 +131,7 @@ cudaError_t launch_behind(void (*kernel)(Parameters...), dim3 grid, dim3 block, 
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = early, config.numAttrs = 1;
+  config.attrs = early, config.numAttrs = runs_sm90a() ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 #endif

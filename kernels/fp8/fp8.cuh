@@ -12,11 +12,17 @@ namespace trireme::kernels {
 
 __device__ inline constexpr float fp8_max(Fp8Format format) { return format == Fp8Format::kE4M3 ? 448.0f : 57344.0f; }
 
+// Compute capability 8.9 is the first with instructions for these conversions. Before, CUDA's header computes them.
+
 /// Four codes of values * scale, rounded to nearest and saturated. One asm statement for all four: converting pair by
 /// pair through 16-bit registers takes four more instructions per pair.
 template <__nv_fp8_interpretation_t kKind>
 __device__ inline uint32_t fp8_word(float a, float b, float c, float d) {
   uint32_t word;
+#if __CUDA_ARCH__ < 890
+  word = __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, kKind) |
+         static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({c, d}, __NV_SATFINITE, kKind)) << 16;
+#else
   if constexpr (kKind == __NV_E4M3)
     asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
         "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
@@ -27,6 +33,7 @@ __device__ inline uint32_t fp8_word(float a, float b, float c, float d) {
         "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
         : "=r"(word)
         : "f"(a), "f"(b), "f"(c), "f"(d));
+#endif
   return word;
 }
 
@@ -92,6 +99,12 @@ __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float sc
 #pragma unroll
   for (int i = 0; i < kWidth; i += 4) {
     uint32_t halves[2];
+#if __CUDA_ARCH__ < 890
+    for (int pair = 0; pair < 2; ++pair)
+      halves[pair] = __builtin_bit_cast(
+          uint32_t,
+          __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(words.word[i / 4] >> 16 * pair), kKind));
+#else
     if constexpr (kKind == __NV_E4M3)
       asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
           "cvt.rn.f16x2.e4m3x2 %1, high;}"
@@ -102,6 +115,7 @@ __device__ inline void from_fp8(const Vec<uint16_t, kWidth / 2>& codes, float sc
           "cvt.rn.f16x2.e5m2x2 %1, high;}"
           : "=r"(halves[0]), "=r"(halves[1])
           : "r"(words.word[i / 4]));
+#endif
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const float2 v = __half22float2(__half2(__builtin_bit_cast(__half2_raw, halves[pair])));
@@ -161,10 +175,17 @@ class Amax {
       const auto words = __builtin_bit_cast(Words<kWidth / 2>, vec);
 #pragma unroll
       for (int i = 0; i < kWidth / 2; ++i) {
+#if __CUDA_ARCH__ < 860
+        if constexpr (__is_same(T, __half))
+          asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i] & 0x7fff7fffu));
+        else
+          asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i] & 0x7fff7fffu));
+#else
         if constexpr (__is_same(T, __half))
           asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
         else
           asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(pair_) : "r"(words.word[i]));
+#endif
       }
     } else {
 #pragma unroll

@@ -152,6 +152,7 @@ cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
 template <class T>
 cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
+  if (wants_sums(a) && !runs_sm90a() && a.columns / kWidth > kPortablePacks) return launch_scalar<T>(a, stream);
   if (wants_sums(a)) {
     int64_t partials = 0;
     const cudaError_t error = layer_norm_backward_sums(a, &partials, stream);

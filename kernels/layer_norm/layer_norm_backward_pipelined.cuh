@@ -10,6 +10,15 @@ namespace trireme::kernels::layer_norm_sums {
 
 constexpr int kStages = 3;
 
+/// kThreads of the variant for GPUs without clusters, with one pack per thread and less than 99 KiB of shared memory.
+/// The image for sm_90a has the other variants, all other images have this one.
+constexpr int kPortableThreads = kPortablePacks;
+#ifdef TRIREME_SM90A
+constexpr bool kBuildsPortable = false;
+#else
+constexpr bool kBuildsPortable = true;
+#endif
+
 /// blockDim = (threads of a group, groups), at most kThreads. A row is shared by kParts blocks; if kParts > 1 each
 /// block has one group. kMore: with d_sum. A group processes kRows rows at once, `stride` apart. Its iteration t makes
 /// the first pass over the rows of turn t + 1 and the second pass over those of turn t, while the rows of turn t + 2
@@ -17,6 +26,7 @@ constexpr int kStages = 3;
 /// determines the numbers of buffers.
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks, int kParts, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const LayerNormBackward a) {
+  if constexpr ((kThreads == kPortableThreads) != kBuildsPortable) return;
   extern __shared__ __align__(16) char shared[];
   constexpr bool kCluster = kParts > 1;
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBarriers = 4, kFacts = 8, kWarps = kThreads / 32;

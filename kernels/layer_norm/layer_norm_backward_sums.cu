@@ -157,9 +157,9 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cuda
   return launch_pipelined<T, kSums, kDropout, 512, 2, 2, 1, kParts, false>(a, partials, stream);
 }
 
-/// The fastest choice measured on an H200. A row of one pack per thread stays in registers between the two passes, four
-/// rows at once, or two if a row is as wide as a block. Wider rows stay in shared memory, and the widest are shared by
-/// a cluster.
+/// The fastest choice measured on an H200, as far as other GPUs have it. A row of one pack per thread stays in
+/// registers between the two passes, four rows at once, or two if a row is as wide as a block. Wider rows stay in
+/// shared memory, and the widest are shared by a cluster.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
@@ -168,9 +168,15 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
       if (packs <= 256) return launch_sums<T, kSums, kDropout, 512, 4>(a, partials, stream);
       if (packs <= 512) return launch_sums<T, kSums, kDropout, 512, 2>(a, partials, stream);
       if (packs <= 640) return launch_sums<T, kSums, kDropout, 640, 2>(a, partials, stream);
-      if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, 2, false>(a, partials, stream);
-      if constexpr (kSums == 2) return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
+      if (runs_sm90a()) {
+        if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 512, 1, 4, 1, 2, false>(a, partials, stream);
+        if constexpr (kSums == 2) return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
+      }
     }
+  if (!runs_sm90a())
+    return a.d_sum != nullptr
+               ? launch_pipelined<T, kSums, kDropout, kPortableThreads, 1, 1, 1, 1, true>(a, partials, stream)
+               : launch_pipelined<T, kSums, kDropout, kPortableThreads, 1, 1, 1, 1, false>(a, partials, stream);
   if (packs <= 1024) return launch_pipelined<T, kSums, kDropout, 1>(a, partials, stream);
   // An fp32 row of kMaxColumns has 4,096 packs, a 16-bit row half as many.
   constexpr int kParts = sizeof(T) == 2 ? 2 : 4;

@@ -91,6 +91,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
 /// Backward from the codes that forward saved; one block, or with kCluster one cluster, per row.
 template <class T, bool kWhole, bool kCluster>
 __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const SwigluBackward a) {
+#ifndef TRIREME_SM90A
+  if constexpr (kCluster) return;
+#endif
   __shared__ float scratch[32];
   __shared__ uint64_t barrier;
   constexpr int kPacks = kFewPacks;
@@ -207,7 +210,7 @@ cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) 
   const RowGeometry g = row_geometry(packs, kFewPacks);
   if (!whole_rows(packs, kFewPacks))
     return launch_each_row(backward_codes_kernel<T, false, false>, a, a.tokens, g, stream);
-  if (const int parts = blocks_of_whole_row(g.threads); g.threads > kOwnThreads && parts > 1)
+  if (const int parts = blocks_of_whole_row(g.threads); g.threads > kOwnThreads && parts > 1 && runs_sm90a())
     return launch_clusters(backward_codes_kernel<T, true, true>, a, a.tokens, parts, g.threads / parts, 0, nullptr,
                            stream);
   return launch_each_row(backward_codes_kernel<T, true, false>, a, a.tokens, g, stream);

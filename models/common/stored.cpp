@@ -204,7 +204,8 @@ void ModelWriter::append(const std::string& name, const at::Tensor& value) {
   TRIREME_CHECK(rows.sizes() == due.info.shape, "tensor ", name, " is ", rows.sizes(), ", declared as ",
                 at::IntArrayRef(due.info.shape));
   if (due.transposed) rows = rows.t();
-  const at::Tensor stored = rows.to(at::kCPU, to_scalar_type(due.info.dtype)).contiguous();
+  const at::ScalarType type = due.info.dtype == DType::kU8 ? at::kByte : to_scalar_type(due.info.dtype);
+  const at::Tensor stored = rows.to(at::kCPU, type).contiguous();
   writer_->append(stored.const_data_ptr(), stored.nbytes());
   end_tensor();
 }

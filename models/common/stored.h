@@ -88,7 +88,7 @@ class ModelWriter {
  public:
   ModelWriter(std::filesystem::path directory, const std::vector<StoredTensor>& tensors);
   ~ModelWriter();
-  /// The next tensor in the declared order, of any floating type and device; its padding is omitted.
+  /// The next tensor in the declared order, of any floating type, or bytes, and device; its padding is omitted.
   void append(const std::string& name, const at::Tensor& value);
   /// All tensors, of these units, with their random initial values.
   void append_initial(const std::vector<UnitSpec>& units, uint64_t seed);

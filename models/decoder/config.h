@@ -3,8 +3,8 @@
 // checkpoint. They are read strictly: an unsupported feature is a ModelError that names it.
 
 #include "trireme/ops/activation.h"
-#include "trireme/ops/norm.h"
-#include "trireme/ops/rope.h"
+#include "trireme/ops/norm_kind.h"
+#include "trireme/ops/rope_frequencies.h"
 
 #include <cstdint>
 #include <filesystem>

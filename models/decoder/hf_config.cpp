@@ -1,6 +1,7 @@
 #include "models/decoder/hf_config.h"
 
 #include "trireme/base/dropout_steps.h"
+#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
@@ -22,11 +23,20 @@ Json id_or_list(const std::vector<int64_t>& ids) {
 
 std::optional<int64_t> required_or(int64_t value) { return value > 0 ? std::optional(value) : std::nullopt; }
 
+/// Whether these are bitsandbytes' settings of what formats/huggingface/stored_nf4.h reads.
+bool is_nf4(const Json& settings) {
+  const Json storage = member(settings, "bnb_4bit_quant_storage");
+  return member(settings, "quant_method") == "bitsandbytes" && member(settings, "load_in_4bit") == true &&
+         member(settings, "bnb_4bit_quant_type") == "nf4" && member(settings, "bnb_4bit_use_double_quant") == true &&
+         (storage.is_null() || storage == "uint8");
+}
+
 }  // namespace
 
 void read_common_fields(ConfigReader& reader, DecoderConfig& config) {
   const Json& json = reader.json();
-  if (reader.has("quantization_config")) reader.lacking("quantization_config", json["quantization_config"]);
+  if (reader.has("quantization_config") && !is_nf4(json["quantization_config"]))
+    reader.lacking("quantization_config", json["quantization_config"]);
   config.bos_token_id = reader.token_id("bos_token_id", config.bos_token_id);
   config.eos_token_ids = reader.token_ids("eos_token_id", config.eos_token_ids);
   config.pad_token_id = reader.token_id("pad_token_id", config.pad_token_id, /*lowest=*/-1);

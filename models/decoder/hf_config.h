@@ -45,7 +45,8 @@ BlockTable bare_block(const DecoderConfig& config);
 /// Deviation of the initial values of a projection that ends in the residual.
 double residual_deviation(const DecoderConfig& config);
 
-/// bos_token_id, eos_token_id, pad_token_id and torch_dtype; refuses quantization_config.
+/// bos_token_id, eos_token_id, pad_token_id and torch_dtype; refuses a quantization_config other than bitsandbytes' NF4
+/// with double quantisation.
 void read_common_fields(ConfigReader& reader, DecoderConfig& config);
 nlohmann::json common_fields_json(const DecoderConfig& config);
 

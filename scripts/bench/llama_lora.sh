@@ -4,7 +4,7 @@
 #
 #   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
 #
-# SHAPE: 7b | 13b | 34b | 70b | 70b40 (half its blocks) | 8b (Llama 3) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all
+# SHAPE: 7b | 13b | 34b | 70b | 70b40 (half its blocks) | 8b (Llama 3) | qwen14b (Qwen2.5) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all
 # steps but the first WARMUP (3), peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin); METRICS
 # a file to copy metrics.jsonl to.
 set -euo pipefail
@@ -22,10 +22,11 @@ import numpy as np
 shape, seq, gbs, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 shapes = {"tiny": (256, 688, 4, 8, 4), "7b": (4096, 11008, 32, 32, 32), "13b": (5120, 13824, 40, 40, 40),
           "34b": (8192, 22016, 48, 64, 8), "70b": (8192, 28672, 80, 64, 8), "70b40": (8192, 28672, 40, 64, 8),
-          "8b": (4096, 14336, 32, 32, 8)}
+          "8b": (4096, 14336, 32, 32, 8), "qwen14b": (5120, 13824, 48, 40, 8)}
 hidden, ffn, layers, heads, kv = shapes[shape]
-vocab = 128256 if shape == "8b" else 32000
-json.dump(dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
+vocab = {"8b": 128256, "qwen14b": 152064}.get(shape, 32000)
+family = ("Qwen2ForCausalLM", "qwen2") if shape.startswith("qwen") else ("LlamaForCausalLM", "llama")
+json.dump(dict(architectures=[family[0]], model_type=family[1], hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
                num_attention_heads=heads, num_key_value_heads=kv, vocab_size=vocab, max_position_embeddings=8192, rms_norm_eps=1e-5,
                hidden_act="silu", tie_word_embeddings=False, initializer_range=0.02), open(f"{work}/config.json", "w"))
 np.save(f"{work}/train.npy", np.random.default_rng(0).integers(3, 32000, size=(gbs * min(steps, 4), seq)).astype(np.int32))

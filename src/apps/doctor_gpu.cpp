@@ -1,8 +1,10 @@
 // GPUs as the driver's management library (NVML) reports them: no CUDA context is made.
 #include "doctor_checks.h"
 #include "trireme/base/error.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/ops/device.h"
+#include "trireme/ops/dispatch.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -109,8 +111,18 @@ GpuFacts describe_gpu(const Nvml& nvml, Nvml::Device device) {
   }
   if (const auto capability = nvml.pair("nvmlDeviceGetCudaComputeCapability", device); capability) {
     facts.text += fmt::format(", compute capability {}.{}", capability->first, capability->second);
-    if (capability->first != 9)
-      facts.advice.emplace_back("Trireme's own kernels are for 9.0: LibTorch's take their place, slower");
+    if constexpr (kCudaBuild) {
+      try {
+        const KernelClass kernels = kernel_class_of(10 * capability->first + capability->second);
+        facts.text += fmt::format(", {}", describe_kernels(kernels));
+        if (kernels == KernelClass::kNone && environment("TRIREME_KERNELS").empty())
+          facts.advice.emplace_back(
+              "this build has no kernels for it, LibTorch's take their place, slower: configure it on this machine, or "
+              "with -DTRIREME_CUDA_ARCHITECTURES");
+      } catch (const ConfigError& error) {
+        facts.advice.emplace_back(error.what());
+      }
+    }
   }
   if (const auto ecc = nvml.pair("nvmlDeviceGetEccMode", device)) {
     facts.text += ecc->first == 1 ? ", ECC on" : ", ECC off";

@@ -223,8 +223,9 @@ void resize_vocab(const ResizeOptions& options) {
 }  // namespace
 
 void add_model_tool(CLI::App& app) {
-  CLI::App* tool = app.add_subcommand("model", "Change a model: resize-vocab");
+  CLI::App* tool = app.add_subcommand("model", "Change a model: resize-vocab, quantize");
   tool->require_subcommand(1);
+  add_quantize_tool(*tool);
   auto options = std::make_shared<ResizeOptions>();
   CLI::App* resize = tool->add_subcommand(
       "resize-vocab",

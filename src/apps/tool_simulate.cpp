@@ -77,14 +77,16 @@ std::string machine_text(const SimulationOptions& options) {
                      rates.memory_gib, options.gpus_per_host, rates.link_bytes / 1e9, rates.network_bytes / 1e9);
 }
 
-/// "tiles of 8,192 tokens, activations of 20 blocks in 75.0 GiB of the host"; empty: neither.
+/// "tiles of 8,192 tokens, activations of 20 blocks in 75.0 GiB of the host"; empty: none.
 std::string kept_text(const TrainingPlan& plan) {
-  if (plan.tile_tokens == 0 && plan.offloaded == 0) return "";
   std::vector<std::string> parts;
   if (plan.tile_tokens > 0) parts.push_back(fmt::format("tiles of {} tokens", format_count(plan.tile_tokens)));
   if (plan.offloaded > 0)
     parts.push_back(fmt::format("activations of {} in {:.1f} GiB of the host", counted(plan.offloaded, "block"),
                                 static_cast<double>(plan.host) / kGiB));
+  if (plan.host_units > 0)
+    parts.push_back(fmt::format("master weights and moments of {} in {:.1f} GiB of the host",
+                                counted(plan.host_units, "unit"), static_cast<double>(plan.host_state) / kGiB));
   return join(parts, ", ");
 }
 
@@ -130,7 +132,8 @@ nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan&
                                   {"full", count(Recompute::kFull)}}},
                                 {"tile_tokens", one.plan.tile_tokens},
                                 {"offloaded_blocks", one.plan.offloaded},
-                                {"host_memory_gib", static_cast<double>(one.plan.host) / kGiB},
+                                {"offloaded_units", one.plan.host_units},
+                                {"host_memory_gib", static_cast<double>(one.plan.host + one.plan.host_state) / kGiB},
                                 {"fits", one.fits},
                                 {"memory_gib", static_cast<double>(one.plan.total()) / kGiB}};
   if (!one.fits) return row;
@@ -143,6 +146,7 @@ nlohmann::ordered_json plan_json(const SimulatedSize& size, const SimulatedPlan&
               {"other_ms", cost.fixed * 1e3},
               {"host_copies_ms", cost.copies * 1e3},
               {"exposed_host_copies_ms", cost.offload * 1e3},
+              {"host_state_ms", cost.state * 1e3},
               {"tokens_per_s_per_gpu", one.tokens_per_s},
               {"efficiency", *one.efficiency}});
   return row;
@@ -231,8 +235,6 @@ void write_told(const std::string& path, const std::string& content) {
 void run_simulate(const SimulateArguments& arguments) {
   const TrainingProgram& program = training_program(arguments.trainer);
   const SimulationOptions options = simulation_options(arguments);
-  if (!arguments.device.empty())
-    check_device(load_config(arguments.config, arguments.overrides, program.keys), arguments.device);
   const Simulation simulation = simulate(
       arguments.config, arguments.overrides, program.keys,
       [&](const Config& config) { return model_to_plan(config, program); }, options);

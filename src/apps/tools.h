@@ -35,6 +35,7 @@ nlohmann::ordered_json template_variables(const std::vector<std::string>& texts)
 
 void add_init_model_tool(CLI::App& app);        // tool_init_model.cpp
 void add_model_tool(CLI::App& app);             // tool_model.cpp
+void add_quantize_tool(CLI::App& model);        // tool_quantize.cpp: `model quantize`
 void add_tokenizer_tool(CLI::App& app);         // tool_tokenizer.cpp
 void add_data_tool(CLI::App& app);              // tool_data.cpp
 void add_bert_data_tool(CLI::App& data);        // tool_data_bert.cpp: `data bert`

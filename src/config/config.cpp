@@ -154,6 +154,8 @@ void replace_retired_keys(YamlNode& root) {
         const YamlEntry* entry = in == nullptr ? nullptr : in->value.find(retired.name);
         const char* word = entry == nullptr ? nullptr : retired.word_now(entry->value.text);
         if (word == nullptr) continue;  // a value that never was one is the reader's to report
+        // A name that is a key again had its earlier meaning only before the key that took its place.
+        if (section.find(retired.name) != nullptr && in->value.find(key.name) != nullptr) continue;
         YamlEntry replaced = *entry;
         replaced.key = key.name;
         replaced.value.text = word;

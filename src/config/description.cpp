@@ -207,6 +207,11 @@ Section optimizer_section() {
         "adamw, muon: type of the moments; bf16: half the memory, rounded stochastically (the momentum of matrices to "
         "nearest)",
         {.choices = {{"fp32", S::Moments::kFp32}, {"bf16", S::Moments::kBf16}}});
+  s.key(
+      "gradients", &S::gradients,
+      "type in which gradients of all parameters are summed over micro-batches and ranks; bf16: half the memory, each "
+      "sum rounded to nearest, so that small gradients of many micro-batches are lost",
+      {.choices = {{"fp32", S::Gradients::kFp32}, {"bf16", S::Gradients::kBf16}}});
   s.key("lr", &S::lr, "peak learning rate",
         {.min = 0,
          .option = {.fms = "learning_rate", .torchtitan = "optimizer.lr", .nemo = "model.optim.lr"},
@@ -454,11 +459,24 @@ Section precision_section() {
                              {"float", "fp32"}}});
   s.key("linear", &S::linear,
         "products of the blocks' matrices in the compute type, or in FP8: frozen matrices are stored in it, "
-        "trained ones multiplied in it (GPUs of compute capability 9.0; a CPU emulates it)",
+        "trained ones multiplied in it (GPUs of compute capability 9.0, delayed and tensorwise 8.9 or more; a CPU "
+        "emulates it)",
         {.choices = {{"compute", S::Linear::kCompute}, {"fp8", S::Linear::kFp8}},
          .retired = {{"frozen", {{"fp8", "fp8"}, {"bf16", "compute"}}},
                      {"encoder", {{"fp8", "fp8"}, {"compute", "compute"}}}},
          .elsewhere = {"fp8"}});
+  s.key("frozen", &S::frozen,
+        "how the blocks' matrices beneath adapters are stored: in the compute type; in FP8, in which they are "
+        "multiplied, "
+        "too; in nf4, bitsandbytes' four bits with double quantisation, from which each block's are expanded to the "
+        "compute type when it uses them; auto = as precision.linear says",
+        {.choices = {{"auto", S::Frozen::kAuto},
+                     {"compute", S::Frozen::kCompute},
+                     {"fp8", S::Frozen::kFp8},
+                     {"nf4", S::Frozen::kNf4}},
+         .feature = Feature::kAdapters,
+         .elsewhere = {"bnb_4bit_quant_type"},
+         .words_elsewhere = {{"bf16", "compute"}, {"4bit", "nf4"}}});
   s.key("fp8_recipe", &S::fp8_recipe,
         "scales of trained matrices' FP8 products: delayed = one for each tensor, from the step before; "
         "tensorwise = one for each tensor, its own; rowwise = one for each row of activations and "
@@ -531,9 +549,15 @@ Section parallel_section() {
       {.choices = {{"auto", S::kAutoTile}}, .min = 128, .max = 1048576});
   s.key(
       "offload", &S::offload,
-      "activations = what blocks keep, their input and attention's output, waits for backward in pinned memory of the "
-      "host, and parallel.recompute is attention or full; auto = of as many blocks as the plan finds worth it",
-      {.choices = {{"auto", S::Offload::kAuto}, {"none", S::Offload::kNone}, {"activations", S::Offload::kActivations}},
+      "what waits in pinned memory of the host: activations = what blocks keep, their input and attention's output, "
+      "and parallel.recompute is attention or full; optimizer = master weights and moments of adamw, of as many units "
+      "as the host holds; all = both; auto = activations of as many blocks as the plan finds worth it, and the "
+      "optimizer's state of as many units as must where the run does not fit otherwise",
+      {.choices = {{"auto", S::Offload::kAuto},
+                   {"none", S::Offload::kNone},
+                   {"activations", S::Offload::kActivations},
+                   {"optimizer", S::Offload::kOptimizer},
+                   {"all", S::Offload::kAll}},
        .elsewhere = {"activation_offloading", "cpu_offloading"}});
   s.key("reduce_dtype", &S::reduce_dtype,
         "type in which gradients are summed over ranks; compute = that of precision.compute",

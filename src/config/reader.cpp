@@ -60,7 +60,8 @@ constexpr const char *kAccumulation =
                      *kTemplate = " trireme data chat writes conversations by the model's template (--template).",
                      *kLossMask = " trireme data chat decides which tokens have a loss.",
                      *kMixing = " trireme data chat mixes files: a --weight for each --input.",
-                     *kFewBits = " Frozen weights have the compute type, or FP8 with precision.linear: fp8.",
+                     *kFewBits =
+                         " Matrices beneath adapters have four bits with precision.frozen: nf4, eight with fp8.",
                      *kAttention = " Attention always runs in fused kernels.",
                      *kAdapter = " A section lora trains an adapter; without it all parameters are trained.";
 

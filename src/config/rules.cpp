@@ -253,6 +253,20 @@ void check_precision(const Config& config, const ProgramKeys& program, std::vect
          {"precision.linear"},
          fmt::format("precision.linear fp8 without a 'lora' section is not for {}, which {}: leave it at compute",
                      program.name, without_feature(Feature::kFp8Training))});
+  using Frozen = PrecisionSection::Frozen;
+  if (const Frozen frozen = precision.frozen; frozen != Frozen::kAuto) {
+    const auto refuse = [&](const char* other, const char* why) {
+      problems.push_back({"precision.frozen",
+                          {"precision.frozen", other},
+                          fmt::format("precision.frozen {} {}", word_of(frozen), why)});
+    };
+    if (!config.lora)
+      refuse("lora",
+             "is for matrices beneath adapters, and without a 'lora' section all are trained: leave it at auto");
+    else if (fp8 && frozen != Frozen::kFp8)
+      refuse("precision.linear",
+             "contradicts precision.linear fp8, with which these matrices are in FP8: give one of them");
+  }
   const auto for_trained = [&](const char* key, const std::string& value) {
     const auto refuse = [&](const char* why) {
       problems.push_back({key, {key, "precision.linear"}, fmt::format("{} {} {}", key, value, why)});
@@ -297,6 +311,10 @@ void check_optimizer(const Config& config, std::vector<RuleProblem>& problems) {
   if (ours.moments != defaults.moments && ours.name == OptimizerSection::Name::kLamb)
     refuse("optimizer.moments",
            fmt::format("{} is for adamw and muon, not for {}", word_of(ours.moments), word_of(ours.name)));
+  if (ours.gradients != defaults.gradients && config.lora)
+    problems.push_back({"optimizer.gradients",
+                        {"optimizer.gradients", "lora"},
+                        "optimizer.gradients bf16 is for training all parameters: those of adapters are few"});
   if (ours.name != OptimizerSection::Name::kMuon) {
     const std::string only = fmt::format("is for optimizer.name: muon, not for {}", word_of(ours.name));
     if (ours.momentum != defaults.momentum) refuse("optimizer.momentum", only);
@@ -401,10 +419,22 @@ void check_kept_activations(const Config& config, std::vector<RuleProblem>& prob
       refuse("tile_tokens",
              " is for blocks that are recomputed whole: take parallel.recompute auto, attention or full");
   }
-  if (parallel.offload == ParallelSection::Offload::kActivations && !whole)
-    refuse("offload",
-           " activations is for blocks that keep no more than their input and attention's output: take "
-           "parallel.recompute auto, attention or full");
+  using Offload = ParallelSection::Offload;
+  if ((parallel.offload == Offload::kActivations || parallel.offload == Offload::kAll) && !whole)
+    refuse("offload", fmt::format(" {} is for blocks that keep no more than their input and attention's output: take "
+                                  "parallel.recompute auto, attention or full",
+                                  word_of(parallel.offload)));
+  if (const OptimizerSection& optimizer = config.optimizer;
+      (parallel.offload == Offload::kOptimizer || parallel.offload == Offload::kAll) &&
+      optimizer.name != OptimizerSection::Name::kAdamw)
+    problems.push_back(
+        {"parallel.offload",
+         {"parallel.offload", "optimizer.name"},
+         fmt::format("parallel.offload {} is for optimizer.name: adamw, whose state goes through the GPU in parts: {}",
+                     word_of(parallel.offload),
+                     optimizer.name == OptimizerSection::Name::kLamb
+                         ? "lamb needs the norms of whole tensors before it changes an element"
+                         : "muon updates whole matrices")});
 }
 
 void check_profile(const Config& config, const ProgramKeys& program, std::optional<int64_t> world_size,

@@ -98,7 +98,7 @@ at::Tensor GradientBuffers::part(Unit& unit, size_t parameter) {
   if (!unit.gradient.defined()) {
     const bool one = last_micro_batch_ || reduces_each(unit);
     unit.gradient =
-        at::empty({unit.layout.numel}, unit.shard.master.options().dtype(one ? options_.reduce_dtype : at::kFloat));
+        at::empty({unit.layout.numel}, at::TensorOptions(options_.device).dtype(one ? options_.reduce_dtype : options_.sum_dtype));
   }
   return unit.gradient.narrow(0, unit.layout.offsets[parameter], unit.spec.parameters[parameter].numel());
 }
@@ -201,7 +201,7 @@ void GradientBuffers::finish_reduction(Unit& unit) {
   if (sum.defined())
     sum.add_(unit.reduced);
   else
-    sum = unit.final_reduction ? unit.reduced : unit.reduced.to(at::kFloat);
+    sum = unit.final_reduction ? unit.reduced : unit.reduced.to(options_.sum_dtype);
   unit.reduced = at::Tensor();
   if (!unit.final_reduction || !unit.divided || replicas_ == nullptr) return;
   sum = sum.to(options_.reduce_dtype);

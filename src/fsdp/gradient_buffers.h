@@ -24,9 +24,9 @@ class GradientBuffers {
  public:
   struct Options {
     at::Device device = at::kCPU;
-    at::ScalarType reduce_dtype = at::kFloat;
-    /// A divided unit's gradient is reduced in each micro-batch, and shards are summed in fp32. Otherwise whole
-    /// gradients are summed in fp32 over the micro-batches.
+    at::ScalarType reduce_dtype = at::kFloat, sum_dtype = at::kFloat;
+    /// A divided unit's gradient is reduced in each micro-batch, and shards are summed in sum_dtype. Otherwise whole
+    /// gradients are summed in it over the micro-batches.
     bool reduce_each = false;
   };
   /// `shards`, `replicas`: null where such a group has one rank.
@@ -72,7 +72,7 @@ class GradientBuffers {
     TrainedShard& shard;
     std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;  // of parameters without a sink
     std::vector<std::unique_ptr<Sink>> sinks;                          // one per parameter
-    /// [numel], this rank's: of one micro-batch in the reduction's dtype, or the sum over several in fp32.
+    /// [numel], this rank's: of one micro-batch in the reduction's dtype, or the sum over several in sum_dtype.
     at::Tensor gradient{};
     std::vector<bool> arrived, written;  // per parameter: in this micro-batch; in the buffer at all
     Small first{}, more{};               // values to copy, and values to add

@@ -76,7 +76,7 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, con
   });
   gradients_ = std::make_unique<GradientBuffers>(
       world, shard_group_.get(), replica_group_.get(),
-      GradientBuffers::Options{device, options.reduce_dtype,
+      GradientBuffers::Options{device, options.reduce_dtype, options.sum_dtype,
                                /*reduce_each=*/options.policy >= ShardPolicy::kGradients});
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (trained_index_[u] < 0) continue;
@@ -93,7 +93,7 @@ bool ShardedUnits::is_resident(size_t unit) const {
 }
 
 bool ShardedUnits::holds_frozen_codes(const UnitSpec& spec) const {
-  return traits_of(options_.frozen).stores_codes && !spec.trained && spec.has_linear();
+  return (options_.frozen_nf4 || traits_of(options_.frozen).stores_codes) && !spec.trained && spec.has_linear();
 }
 
 void ShardedUnits::make_units() {
@@ -103,7 +103,7 @@ void ShardedUnits::make_units() {
     using Form = UnitStorage::Form;
     const UnitSpec& spec = specs_[u];
     const bool trained_codes = codes && trained_fp8_[u];
-    const Form form = holds_frozen_codes(spec) ? Form::kFrozenFp8
+    const Form form = holds_frozen_codes(spec) ? (options_.frozen_nf4 ? Form::kFrozenNf4 : Form::kFrozenFp8)
                       : trained_codes          ? Form::kTrainedCodes
                                                : Form::kCompute;
     const UnitDivision division = divide_unit(spec, grid_.shard.size, options_.policy, is_resident(u));
@@ -112,22 +112,33 @@ void ShardedUnits::make_units() {
     codes_index_.push_back(trained_codes ? static_cast<int>(with_codes.size()) : -1);
     if (trained_codes) with_codes.push_back(&spec);
     trained_index_.push_back(spec.trained ? static_cast<int>(trained_.size()) : -1);
-    if (spec.trained) trained_.emplace_back();
+    if (!spec.trained) continue;
+    if (trained_index_[u] < options_.host_units) units_[u]->host = options_.host;
+    trained_.emplace_back();
   }
   arriving_.resize(specs_.size());
   if (!with_codes.empty()) codes_ = std::make_unique<TrainedCodes>(with_codes, device_, options_.compute_dtype);
   make_peer_memory();
+  int64_t expanded = 0;
+  for (const auto& unit : units_)
+    if (unit->form == UnitStorage::Form::kFrozenNf4) expanded = std::max(expanded, unit->layout.numel);
+  if (expanded > 0)
+    expanded_ = at::empty({expanded}, at::TensorOptions().dtype(options_.compute_dtype).device(device_));
   for (size_t u = 0; u < specs_.size(); ++u) {
     UnitStorage& unit = *units_[u];
     const int index = codes_index_[u];
-    if (peers_ && peer_offsets_[u] >= 0)
-      unit.allocate(device_, peers_->block().narrow(0, peer_offsets_[u], unit.shard_bytes()));
-    else if (index >= 0)
-      unit.allocate(device_, {}, codes_->vectors(index), codes_->inverse_scales(index));
-    else
-      unit.allocate(device_);
+    UnitStorage::Memory memory{.expanded = expanded_};
+    if (peers_ && peer_offsets_[u] >= 0) memory.shard = peers_->block().narrow(0, peer_offsets_[u], unit.shard_bytes());
+    if (index >= 0) memory.vectors = codes_->vectors(index), memory.scales = codes_->inverse_scales(index);
+    unit.allocate(device_, memory);
     if (specs_[u].trained) add_trained(u);
   }
+  if (codes_ && !divides_codes()) codes_->follow_updates();
+}
+
+bool ShardedUnits::divides_codes() const {
+  const auto any = std::find_if(codes_index_.begin(), codes_index_.end(), [](int index) { return index >= 0; });
+  return units_[static_cast<size_t>(any - codes_index_.begin())]->divided;
 }
 
 /// Shards of frozen units never change, so the ranks of one host can read them from each other's memory.
@@ -154,6 +165,7 @@ void ShardedUnits::add_trained(size_t unit) {
   TrainedShard& trained = trained_[index];
   trained.name = spec.name;
   trained.master = state.master;
+  trained.host = state.host;
   if (codes_index_[unit] < 0) trained.compute = state.shard;
   const GridSlice slice = grid_.slice_of_unit(state.divided);
   trained.begin = state.begin;
@@ -226,6 +238,20 @@ void ShardedUnits::use(int unit) {
   }
   at::NoGradGuard no_grad;
   slots_->use(unit);
+  if (units_[static_cast<size_t>(unit)]->form == UnitStorage::Form::kFrozenNf4) expand(unit);
+}
+
+/// Backward, and what it recomputes, reads the weights between pre_backward() and post_backward(), so no copy is kept.
+void ShardedUnits::expand(int unit) {
+  const UnitStorage& state = *units_[static_cast<size_t>(unit)];
+  if (expanded_unit_ != unit) {
+    TRIREME_CHECK(!expanded_in_use_, "unit ", state.spec.name, " would take the memory of unit ",
+                  specs_[static_cast<size_t>(expanded_unit_)].name, ", which is in use");
+    const ProfileRange range("dequantize", state.spec.name);
+    state.expand();
+    expanded_unit_ = unit;
+  }
+  expanded_in_use_ = true;
 }
 
 void ShardedUnits::pre_forward(int unit) {
@@ -234,7 +260,10 @@ void ShardedUnits::pre_forward(int unit) {
   slots_->prefetch(unit, +1);
 }
 
-void ShardedUnits::post_forward(int unit) { slots_->end_use(unit); }
+void ShardedUnits::post_forward(int unit) {
+  slots_->end_use(unit);
+  if (unit == expanded_unit_) expanded_in_use_ = false;
+}
 
 void ShardedUnits::pre_backward(int unit) {
   const UnitSpec& spec = specs_[static_cast<size_t>(unit)];
@@ -246,19 +275,17 @@ void ShardedUnits::pre_backward(int unit) {
 
 void ShardedUnits::post_backward(int unit) {
   end_backward_range();
-  slots_->end_use(unit);
+  post_forward(unit);
 }
 
-void ShardedUnits::release() { slots_->release(); }
+void ShardedUnits::release() {
+  slots_->release();
+  expanded_in_use_ = false;
+}
 
 void ShardedUnits::weights_changed() {
   at::NoGradGuard no_grad;
-  // All units with codes are divided, or none is.
-  if (codes_) {
-    const auto any = std::find_if(codes_index_.begin(), codes_index_.end(), [](int index) { return index >= 0; });
-    const bool divided = units_[static_cast<size_t>(any - codes_index_.begin())]->divided;
-    codes_->update_scales(divided ? shard_group_.get() : nullptr);
-  }
+  if (codes_) codes_->update_scales(divides_codes() ? shard_group_.get() : nullptr);
   // In the order in which forward uses the units, so that the first whole copies arrive first.
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!specs_[u].trained) continue;
@@ -323,6 +350,7 @@ bool ShardedUnits::restore_scales(const std::vector<double>& state) {
 
 void ShardedUnits::fill(size_t unit, const Filling& filling) {
   units_[unit]->fill(filling);
+  expanded_unit_ = -1;
   for (WeightState& state : weight_states_[unit])
     if (state.row_squares) state.row_squares->reset();
   if (trained_index_[unit] >= 0) trained_[static_cast<size_t>(trained_index_[unit])].update_compute();
@@ -330,7 +358,7 @@ void ShardedUnits::fill(size_t unit, const Filling& filling) {
 
 void ShardedUnits::load(const WeightSource& source, int reader_threads, const std::function<void(double)>& progress) {
   at::NoGradGuard no_grad;
-  check_weights(specs_, source, "the checkpoint");
+  check_weights(specs_, source, "the checkpoint", options_.frozen_nf4);
   int64_t total = 0, done = 0;
   for (size_t u = 0; u < specs_.size(); ++u)
     if (!specs_[u].replicated) total += units_[u]->layout.shard_numel;
@@ -347,7 +375,11 @@ void ShardedUnits::load(const WeightSource& source, int reader_threads, const st
   WeightReader reader(source, device_, reader_threads);
   const Filling filling{[&](const ParameterSpec&, const ParameterPart& part, const LayoutPiece& piece,
                             const at::Tensor& target) { reader.read(part, piece, target); },
-                        [&] { reader.wait(); }, shard_group_.get(), several(host), several(slice)};
+                        [&] { reader.wait(); },
+                        shard_group_.get(),
+                        several(host),
+                        several(slice),
+                        [&](const ParameterPart& part) { return find_stored_nf4(source, part.name); }};
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (specs_[u].replicated) continue;
     reader.keep_failure([&] { fill(u, filling); });

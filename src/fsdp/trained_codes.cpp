@@ -1,11 +1,13 @@
 #include "trained_codes.h"
 
+#include "trireme/nn/host_state.h"
 #include "trireme/ops/matmul/fp8.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace trireme {
 
@@ -13,6 +15,14 @@ namespace {
 
 /// Distance of one matrix's scalars to the next, in floats: cuBLASLt requires aligned scalars.
 constexpr int64_t kStride = 32;
+
+/// Largest magnitudes of a shard's tensors; `master`: its master weights, here or on the host.
+void find_amax(const TrainedShard& shard, const at::Tensor& master) {
+  shard.amax.zero_();  // of tensors without elements on this rank
+  for (const ShardRange& range : shard.ranges)
+    shard.amax[range.tensor].copy_(
+        fp8_amax(master.narrow(0, range.begin, range.end - range.begin).to(shard.amax.device())));
+}
 
 }  // namespace
 
@@ -26,7 +36,7 @@ TrainedCodes::TrainedCodes(const std::vector<const UnitSpec*>& units, at::Device
   size_t most_parts = 1;
   std::vector<std::vector<int64_t>> tensors_of;  // by parameter
   for (const UnitSpec* spec : units) {
-    units_.push_back({spec, static_cast<int64_t>(tensors_of.size()), tensor, vectors, nullptr, {}});
+    units_.push_back({spec, static_cast<int64_t>(tensors_of.size()), tensor, vectors, nullptr, {}, false});
     vectors += make_layout(spec->vectors(), 1).numel;
     for (const ParameterSpec& parameter : spec->parameters) {
       tensors_of.emplace_back();
@@ -70,41 +80,79 @@ void TrainedCodes::add(int unit, const Part& part, TrainedShard& shard) {
                   last = std::min(end, offset + u.spec->parameters[p].numel());
     if (first >= last) continue;
     const at::Tensor master = shard.master.narrow(0, first - begin, last - first);
+    const bool on_host = shard.host != nullptr;
     if (u.spec->parameters[p].linear) {
-      u.pieces.push_back(
-          {u.first_parameter + static_cast<int64_t>(p), master, part.codes.narrow(0, first - begin, last - first)});
-    } else {
-      vector_masters_.push_back(master);
-      vector_values_.push_back(part.tensors[p].view(-1).narrow(0, first - offset, last - first));
+      const int64_t most = on_host ? shard.host->piece_elements() : last - first;
+      for (int64_t from = first; from < last; from += most)
+        u.pieces.push_back({u.first_parameter + static_cast<int64_t>(p), from - begin,
+                            shard.master.narrow(0, from - begin, std::min(most, last - from)),
+                            part.codes.narrow(0, from - begin, std::min(most, last - from))});
+      continue;
     }
+    const at::Tensor value = part.tensors[p].view(-1).narrow(0, first - offset, last - first);
+    if (on_host) {
+      host_vectors_.emplace_back(value, master);
+      continue;
+    }
+    vector_masters_.push_back(master);
+    vector_values_.push_back(value);
   }
 }
 
 void TrainedCodes::update_scales(Communicator* group) {
   for (const Unit& unit : units_) {
     TrainedShard& shard = *unit.shard;
-    if (!shard.amax_known) {
-      shard.amax.zero_();  // of tensors without elements on this rank
-      for (const ShardRange& range : shard.ranges)
-        shard.amax[range.tensor].copy_(fp8_amax(shard.master.narrow(0, range.begin, range.end - range.begin)));
-    }
+    if (!shard.amax_known) find_amax(shard, shard.master);
     shard.amax_known = false;
   }
-  const at::Tensor amax = amax_.index_select(0, tensors_of_.view(-1)).view(tensors_of_.sizes()).amax(1);
+  const at::Tensor amax = parameter_amax(0, tensors_of_.size(0));
   if (group != nullptr) {
     reduce_amax(*group, amax);
     // Each element is on one rank and zero on the others, so that the sum is exact.
     vectors_.zero_();
   }
   if (!vector_values_.empty()) at::_foreach_copy_(vector_values_, vector_masters_);
+  for (const auto& [value, master] : host_vectors_) value.copy_(master, /*non_blocking=*/true);
   if (group != nullptr && vectors_.numel() > 0) group->all_reduce(vectors_)->wait();
   inverse_.copy_(fp8_inverse_scale(amax));
   scale_.copy_(inverse_.reciprocal());
 }
 
-void TrainedCodes::write(int unit) const {
-  for (const Piece& piece : units_.at(static_cast<size_t>(unit)).pieces)
-    fp8_codes_(piece.codes, piece.master, scale_.select(0, piece.parameter));
+at::Tensor TrainedCodes::parameter_amax(int64_t first, int64_t count) const {
+  const at::Tensor tensors = tensors_of_.narrow(0, first, count);
+  return amax_.index_select(0, tensors.reshape(-1)).view(tensors.sizes()).amax(1);
+}
+
+void TrainedCodes::follow_updates() {
+  for (Unit& unit : units_) {
+    if (unit.shard->host == nullptr) continue;
+    unit.shard->updated = [this, &unit](const at::Tensor& master) {
+      if (!unit.shard->amax_known) find_amax(*unit.shard, master);
+      unit.shard->amax_known = unit.written = true;
+      // As update_scales() will compute them.
+      const auto count = static_cast<int64_t>(unit.spec->parameters.size());
+      const at::Tensor scale = fp8_inverse_scale(parameter_amax(unit.first_parameter, count)).reciprocal();
+      for (const Piece& piece : unit.pieces)
+        fp8_codes_(piece.codes, master.narrow(0, piece.begin, piece.codes.numel()),
+                   scale.select(0, piece.parameter - unit.first_parameter));
+    };
+  }
+}
+
+void TrainedCodes::write(int unit) {
+  Unit& u = units_.at(static_cast<size_t>(unit));
+  if (std::exchange(u.written, false)) return;
+  const auto convert = [&](const Piece& piece, const at::Tensor& master) {
+    fp8_codes_(piece.codes, master, scale_.select(0, piece.parameter));
+  };
+  if (u.shard->host == nullptr) {
+    for (const Piece& piece : u.pieces) convert(piece, piece.master);
+    return;
+  }
+  std::vector<HostState::Piece> masters;
+  for (const Piece& piece : u.pieces) masters.push_back({piece.master});
+  u.shard->host->pass(
+      masters, [&](size_t i, const HostState::Piece& here) { convert(u.pieces[i], here[0]); }, /*writes=*/false);
 }
 
 }  // namespace trireme

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -41,13 +42,17 @@ class TrainedCodes {
   /// The scale of every matrix from its largest magnitude over the ranks of `group`, and the vectors. `group` null: the
   /// units are not divided. Collective over it.
   void update_scales(Communicator* group);
-  /// Writes this rank's codes of the unit.
-  void write(int unit) const;
+  /// From now on codes of units with masters on the host are made in the optimizer's pass, while the masters are on the
+  /// device. Not for divided units, whose scales the other ranks decide, too.
+  void follow_updates();
+  /// Writes this rank's codes of the unit, unless the optimizer's pass has.
+  void write(int unit);
 
  private:
-  /// This rank's elements of a matrix.
+  /// This rank's elements of a matrix, or some of them that go through the device together.
   struct Piece {
     int64_t parameter;  // number among the parameters of all units
+    int64_t begin;      // first element in the shard
     at::Tensor master, codes;
   };
   struct Unit {
@@ -55,13 +60,17 @@ class TrainedCodes {
     int64_t first_parameter = 0, first_tensor = 0, first_vector = 0;
     TrainedShard* shard = nullptr;
     std::vector<Piece> pieces;
+    bool written = false;  // the codes are those of the masters
   };
+  /// Of consecutive parameters of all units.
+  at::Tensor parameter_amax(int64_t first, int64_t count) const;
   std::vector<Unit> units_;
   at::Tensor amax_;                                         // fp32 [checkpoint tensors]: this rank's
   at::Tensor tensors_of_;                                   // int64 [parameters, most parts]: tensors of each parameter
   at::Tensor scale_, inverse_;                              // fp32 [parameters]
   at::Tensor vectors_;                                      // flat
   std::vector<at::Tensor> vector_masters_, vector_values_;  // this rank's elements of them
+  std::vector<std::pair<at::Tensor, at::Tensor>> host_vectors_;  // the same of units whose masters are on the host
 };
 
 }  // namespace trireme

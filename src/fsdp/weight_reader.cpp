@@ -1,8 +1,10 @@
 #include "weight_reader.h"
 
 #include "trireme/base/error.h"
+#include "trireme/formats/huggingface/stored_nf4.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/scalar_type.h"
+#include "trireme/ops/matmul/nf4.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -28,8 +30,25 @@ constexpr int64_t kTaskBytes = int64_t{16} << 20;
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-/// The problem of the checkpoint tensor of a part; empty: nothing.
-std::string problem_of(const ParameterSpec& parameter, const ParameterPart& part, const WeightSource& source) {
+/// The problem of a matrix that files have in NF4; empty: nothing.
+std::string nf4_problem(const StoredNf4& stored, const ParameterSpec& parameter, const std::vector<int64_t>& expected) {
+  // Other versions of torch.linspace gave the maps other last bits.
+  const auto differs = [](std::span<const std::byte> bytes, const at::Tensor& table) {
+    return !at::allclose(at::from_blob(const_cast<std::byte*>(bytes.data()), table.sizes(), table.options()), table,
+                         1e-6, 0);
+  };
+  if (parameter.transposed) return "is transposed, and NF4 has no blocks of its columns";
+  if (stored.shape != expected)
+    return fmt::format("has shape {} in NF4, the configuration asks for {}", shape_text(stored.shape),
+                       shape_text(expected));
+  if (differs(stored.book, nf4_book(at::kCPU))) return "has another quant_map than NF4's";
+  if (differs(stored.map, nf4_map(at::kCPU))) return "has another nested_quant_map than bitsandbytes' dynamic map";
+  return "";
+}
+
+/// The problem of the checkpoint tensor of a part; empty: nothing. `nf4`: its matrix may be stored in NF4.
+std::string problem_of(const ParameterSpec& parameter, const ParameterPart& part, const WeightSource& source,
+                       bool nf4) {
   std::vector<int64_t> expected = parameter.shape;
   expected[0] = part.rows;
   const auto info = source.find(part.name);
@@ -37,6 +56,11 @@ std::string problem_of(const ParameterSpec& parameter, const ParameterPart& part
   // The message begins with the directory.
   const std::string file = std::filesystem::path(source.place(part.name)).filename().string();
   const std::string named = file.empty() ? part.name : part.name + " in " + file;
+  if (const auto stored = nf4 ? find_stored_nf4(source, part.name) : std::nullopt) {
+    const std::string problem = nf4_problem(*stored, parameter, expected);
+    return problem.empty() ? "" : named + " " + problem;
+  }
+  if (has_stored_nf4(source, part.name)) return named + " " + kStoredNf4;
   if (info->shape != expected)
     return fmt::format("{} has shape {}, the configuration asks for {}", named, shape_text(info->shape),
                        shape_text(expected));
@@ -47,13 +71,21 @@ std::string problem_of(const ParameterSpec& parameter, const ParameterPart& part
 
 }  // namespace
 
-void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path) {
+void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path, bool nf4) {
   std::vector<std::string> problems;
+  std::string in_nf4, in_values;  // the last matrix of each kind
   for (const UnitSpec& unit : units)
     for (const ParameterSpec& parameter : unit.parameters)
-      for (const ParameterPart& part : parameter.parts)
-        if (std::string problem = unit.replicated ? "" : problem_of(parameter, part, source); !problem.empty())
+      for (const ParameterPart& part : parameter.parts) {
+        if (unit.replicated) continue;
+        const bool matrix = nf4 && parameter.linear && !unit.trained;
+        if (std::string problem = problem_of(parameter, part, source, matrix); !problem.empty())
           problems.push_back(std::move(problem));
+        if (matrix) (has_stored_nf4(source, part.name) ? in_nf4 : in_values) = part.name;
+      }
+  if (!in_nf4.empty() && !in_values.empty())
+    problems.push_back(in_nf4 + " is stored in NF4, and " + in_values +
+                       " is not: a model with some matrices in four bits is not supported");
   if (problems.empty()) return;
   const size_t shown = std::min<size_t>(problems.size(), 5);
   throw ModelError(fmt::format("{} ({}) does not fit its config.json: {}{}", path, source.description(),

@@ -1,13 +1,12 @@
 #include "trireme/nn/offload.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
+#include "trireme/nn/host_state.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <utility>
@@ -74,15 +73,8 @@ void OffloadStore::reserve(int64_t bytes) {
   try {
     grow(bytes);
   } catch (const std::exception& error) {
-    const std::string reason = error.what();
-    rlimit limit{};
-    const bool limited = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-    throw ConfigError(fmt::format(
-        "the host gives {} of the {} of pinned memory in which activations wait for backward ({}{}): start fewer ranks "
-        "on it, or set parallel.offload: none",
-        format_bytes(static_cast<double>(host_bytes())), format_bytes(static_cast<double>(bytes)),
-        reason.substr(0, reason.find('\n')),
-        limited ? fmt::format("; ulimit -l is {}", format_bytes(static_cast<double>(limit.rlim_cur))) : ""));
+    throw_no_pinned_memory(host_bytes(), bytes, "activations wait for backward", error.what(),
+                           "start fewer ranks on it, or set parallel.offload: none");
   }
 }
 

@@ -63,7 +63,7 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
   if constexpr (kCudaBuild) fits = heads.q.is_cuda() && launch::attention_fits(heads);
   const Runs otherwise =
       (heads.q.is_cuda() && two_bytes) || (options.causal && !dropout) ? Runs::kLibrary : Runs::kComposition;
-  return Dispatch("attention", heads.q)
+  return Dispatch("attention", heads.q, KernelClass::kHopper)
       .needs(two_bytes, "heads are not bf16 or fp16")
       .needs(fits, "the head size is neither 64 nor 128, or heads are not 16-byte aligned")
       .needs(!dropout || options.window == 0, "with dropout the kernels support no window")
@@ -149,9 +149,14 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
     if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options, kept);
   if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options, kept);
   if (heads.q.is_cpu()) return cpu_attention(node_inputs, inputs, sequences, options, kept);
-  prefer_cudnn();
   const bool varied = !sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active();
-  if (heads.q.element_size() == 2 && (varied || kept != nullptr))
+  // cuDNN's attention is the faster one on Hopper. Elsewhere flash attention runs here and not through LibTorch's
+  // dispatcher, whose backward of one tensor of all heads fills and adds three of that size.
+  const int64_t head_dim = heads.q.size(2);
+  const bool hopper = kernel_class(heads.q.device()) == KernelClass::kHopper,
+             flash = !hopper && head_dim % 8 == 0 && head_dim <= 256;
+  if (hopper) prefer_cudnn();
+  if (heads.q.element_size() == 2 && (varied || flash || kept != nullptr))
     return flash_attention(node_inputs, inputs, sequences, options, kept);
   return library_attention(heads, sequences, options);
 }

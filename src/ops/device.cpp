@@ -67,6 +67,12 @@ std::optional<std::string> gpu_visibility_problem(const char* visible, int found
       visible, named, named == 1 ? "" : "s", found, why);
 }
 
+void limit_device_memory(at::Device device, double gib) {
+  if constexpr (kCudaBuild)
+    if (device.is_cuda()) return gpu::limit_memory(device, static_cast<int64_t>(gib * (1 << 30)));
+  throw ConfigError("--device-memory-gib is for GPUs, and this run is on CPUs (with --dry-run: it plans for GPUs)");
+}
+
 DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size) {
   if constexpr (kCudaBuild)
     if (device.is_cuda()) return gpu::describe(device, compute_dtype);

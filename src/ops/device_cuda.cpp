@@ -60,8 +60,18 @@ DeviceInfo describe(at::Device device, at::ScalarType compute_dtype) {
   DeviceInfo info;
   info.name = properties.name;
   info.total_memory = static_cast<int64_t>(properties.totalGlobalMem);
+  // The allocator starts with the first tensor or limit_memory().
+  if (c10::cuda::CUDACachingAllocator::get()->initialized())
+    if (const double part = c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()); part < 1)
+      info.total_memory = static_cast<int64_t>(part * static_cast<double>(info.total_memory));
   if (compute_dtype == at::kBFloat16 || compute_dtype == at::kHalf) info.peak_flops = peak_16bit(info.name);
   return info;
+}
+
+void limit_memory(at::Device device, int64_t bytes) {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  const auto total = static_cast<double>(describe(device, at::kFloat).total_memory);
+  c10::cuda::CUDACachingAllocator::setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / total), device.index());
 }
 
 int64_t peak_allocated(at::Device device) { return stats(device).allocated_bytes[kAggregate].peak; }

@@ -168,17 +168,6 @@ at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_di
   }
 }
 
-double rope_attention_factor(const RopeFrequencies& rope) {
-  if (rope.attention_factor) return *rope.attention_factor;
-  const double log_factor = std::log(rope.factor);
-  if (rope.factor <= 1) return 1;
-  if (rope.scaling == Scaling::kLongrope)
-    return std::sqrt(1 + log_factor / std::log(static_cast<double>(rope.original_max_position)));
-  if (rope.scaling != Scaling::kYarn) return 1;
-  const auto scale = [&](double weight) { return 0.1 * weight * log_factor + 1; };
-  return rope.mscale > 0 && rope.mscale_all_dim > 0 ? scale(rope.mscale) / scale(rope.mscale_all_dim) : scale(1);
-}
-
 RopeTable rope_table(const RopeFrequencies& rope, int64_t head_dim, const at::Tensor& positions_T,
                      const std::vector<int32_t>& boundaries, at::ScalarType dtype) {
   at::NoGradGuard no_grad;

@@ -1,8 +1,13 @@
 #include "shard_kernels.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
 
 namespace trireme {
 
@@ -10,11 +15,42 @@ namespace {
 
 /// Adjacent ranges with the same weight decay, merged across the padding between them (which stays zero).
 struct Group {
-  at::Tensor master, exp_avg, exp_avg_sq;
   int64_t begin, end;
   bool decay;
   size_t shard;
 };
+std::vector<Group> make_groups(const std::vector<TrainedShard>& shards, bool decay_norms,
+                               const std::function<bool(size_t)>& select) {
+  std::vector<Group> groups;
+  for (size_t s = 0; s < shards.size(); ++s) {
+    if (!select(s)) continue;
+    for (const ShardRange& range : shards[s].ranges) {
+      const bool decay = range.decay || decay_norms;
+      if (!groups.empty() && groups.back().shard == s && groups.back().decay == decay)
+        groups.back().end = range.end;
+      else
+        groups.push_back({range.begin, range.end, decay, s});
+    }
+  }
+  return groups;
+}
+
+/// Elements [begin, begin + count) of a shard as a shard of their own, without its gradient.
+TrainedShard part_of(const TrainedShard& shard, int64_t begin, int64_t count) {
+  TrainedShard part = shard;
+  part.gradient = at::Tensor();
+  part.master = shard.master.narrow(0, begin, count);
+  if (shard.compute.defined())
+    part.compute = shard.has_compute_copy() ? shard.compute.narrow(0, begin, count) : part.master;
+  part.first_element += begin;
+  part.ranges.clear();
+  for (ShardRange range : shard.ranges) {
+    range.begin = std::max<int64_t>(range.begin - begin, 0);
+    range.end = std::min(range.end - begin, count);
+    if (range.begin < range.end) part.ranges.push_back(range);
+  }
+  return part;
+}
 
 /// bf16 of fp32 values, rounded as kernels/optimizer/adamw.cu rounds moments: `shift` 0 uses the lower 16 random bits,
 /// 16 the upper 16.
@@ -46,81 +82,130 @@ class AdamW final : public Optimizer {
  public:
   AdamW(const OptimizerSection& options, std::vector<TrainedShard>& shards) : options_(options), shards_(shards) {
     at::NoGradGuard no_grad;
-    for (size_t s = 0; s < shards_.size(); ++s) {
-      TrainedShard& shard = shards_[s];
-      const auto type = shard.master.options().dtype(
-          options_.moments == OptimizerSection::Moments::kBf16 ? at::kBFloat16 : at::kFloat);
-      exp_avg_.push_back(at::zeros(shard.master.sizes(), type));
-      exp_avg_sq_.push_back(at::zeros(shard.master.sizes(), type));
+    const at::ScalarType type = options_.moments == OptimizerSection::Moments::kBf16 ? at::kBFloat16 : at::kFloat;
+    for (TrainedShard& shard : shards_) {
+      const int64_t count = shard.master.numel();
+      for (std::vector<at::Tensor>* moments : {&exp_avg_, &exp_avg_sq_})
+        moments->push_back(shard.host != nullptr ? shard.host->zeros(count, type)
+                                                 : at::zeros({count}, shard.master.options().dtype(type)));
       tables_.emplace_back();
-      if (shard_kernels::kernels_serve(shard)) {
+      if (shard.host != nullptr)
+        divide(tables_.size() - 1);
+      else if (shard_kernels::kernels_serve(shard))
         tables_.back() = shard_kernels::make_tables(shard, options_.decay_norms);
-        continue;
-      }
-      for (const ShardRange& range : shard.ranges) {
-        const bool decay = range.decay || options_.decay_norms;
-        if (!groups_.empty() && groups_.back().shard == s && groups_.back().decay == decay) {
-          groups_.back().end = range.end;
-        } else {
-          groups_.push_back({{}, {}, {}, range.begin, range.end, decay, s});
-        }
-      }
     }
-    for (Group& group : groups_) {
-      const int64_t count = group.end - group.begin;
-      group.master = shards_[group.shard].master.narrow(0, group.begin, count);
-      group.exp_avg = exp_avg_[group.shard].narrow(0, group.begin, count);
-      group.exp_avg_sq = exp_avg_sq_[group.shard].narrow(0, group.begin, count);
-    }
-    if (!shards_.empty()) step_ = at::zeros({}, shards_[0].master.options());
+    groups_ = make_groups(shards_, options_.decay_norms,
+                          [&](size_t s) { return shards_[s].host == nullptr && !tables_[s].defined(); });
+    if (!shards_.empty()) step_ = at::zeros({}, at::TensorOptions(shards_[0].device()).dtype(at::kFloat));
   }
 
   void step(double lr, const at::Tensor& multiplier, const at::Tensor& skip) override {
     at::NoGradGuard no_grad;
     step_.add_(1 - skip);
+    if (!parts_.empty()) step_parts(lr, multiplier, skip);
     for (size_t s = 0; s < shards_.size(); ++s)
       if (tables_[s].defined()) {
         shard_kernels::adamw({shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr},
                              options_);
         shards_[s].amax_known = shards_[s].amax.defined();
       }
-    const at::Tensor divisor = multiplier.reciprocal();  // the fused step divides gradients by grad_scale
-    for (const bool decay : {true, false}) {
-      std::vector<at::Tensor> masters, gradients, firsts, seconds, steps;
-      for (const Group& group : groups_) {
-        if (group.decay != decay) continue;
-        masters.push_back(group.master);
-        gradients.push_back(
-            shards_[group.shard].gradient.narrow(0, group.begin, group.end - group.begin).to(at::kFloat));
-        firsts.push_back(group.exp_avg.to(at::kFloat));
-        seconds.push_back(group.exp_avg_sq.to(at::kFloat));
-        steps.push_back(step_);
-      }
-      if (masters.empty()) continue;
-      at::_fused_adamw_(masters, gradients, firsts, seconds, {}, steps, lr, options_.betas[0], options_.betas[1],
-                        decay ? options_.weight_decay : 0.0, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
-                        divisor, skip);
-      store_moments(decay, firsts, seconds);
-    }
+    compose(shards_, groups_, exp_avg_, exp_avg_sq_, lr, multiplier, skip);
     for (size_t s = 0; s < shards_.size(); ++s)
-      if (!tables_[s].defined()) shards_[s].update_compute();
+      if (!tables_[s].defined() && shards_[s].host == nullptr) shards_[s].update_compute();
   }
 
   std::vector<StateTensor> state() override { return moment_state(shards_, step_, exp_avg_, exp_avg_sq_); }
 
  private:
-  /// Rounds the moments of the groups with this weight decay where they are not fp32, whose tensors were updated in
-  /// place.
-  void store_moments(bool decay, const std::vector<at::Tensor>& firsts, const std::vector<at::Tensor>& seconds) {
-    size_t next = 0;
-    for (Group& group : groups_) {
-      if (group.decay != decay) continue;
-      const size_t i = next++;
-      if (group.exp_avg.scalar_type() == at::kFloat) continue;
-      const at::Tensor random =
-          random_bits(shards_[group.shard].first_element + group.begin, group.end - group.begin, step_);
-      group.exp_avg.copy_(round_stochastically(firsts[i], random, 0));
-      group.exp_avg_sq.copy_(round_stochastically(seconds[i], random, 16));
+  /// Elements of a shard whose state is on the host, which go through the device together.
+  struct Part {
+    TrainedShard shard;  // a part of shards_[of] that begins with its element `begin`
+    size_t of;
+    int64_t begin;
+    shard_kernels::Tables tables;
+  };
+
+  /// Makes the parts of a shard and of its moments.
+  void divide(size_t of) {
+    const TrainedShard& shard = shards_[of];
+    const int64_t most = shard.host->piece_elements();
+    for (int64_t begin = 0; begin < shard.master.numel(); begin += most) {
+      const int64_t count = std::min(most, shard.master.numel() - begin);
+      Part part{part_of(shard, begin, count), of, begin, {}};
+      if (part.shard.ranges.empty()) continue;  // padding
+      if (shard_kernels::kernels_serve(part.shard))
+        part.tables = shard_kernels::make_tables(part.shard, options_.decay_norms);
+      host_.push_back({exp_avg_[of].narrow(0, begin, count), exp_avg_sq_[of].narrow(0, begin, count)});
+      if (shard.has_compute_copy() || !shard.compute.defined()) host_.back().push_back(part.shard.master);
+      parts_.push_back(std::move(part));
+    }
+  }
+
+  void step_parts(double lr, const at::Tensor& multiplier, const at::Tensor& skip) {
+    for (TrainedShard& shard : shards_)
+      if (shard.host != nullptr && shard.amax.defined()) shard.amax.zero_();
+    at::Tensor masters;  // of the shard that is under way, if it is asked for
+    shards_[parts_.front().of].host->pass(host_, [&](size_t i, const HostState::Piece& here) {
+      const Part& part = parts_[i];
+      update(part, here, lr, multiplier, skip);
+      const TrainedShard& shard = shards_[part.of];
+      if (!shard.updated) return;
+      if (!masters.defined()) masters = at::zeros({shard.master.numel()}, here[2].options());
+      masters.narrow(0, part.begin, here[2].numel()).copy_(here[2]);
+      if (i + 1 < parts_.size() && parts_[i + 1].of == part.of) return;
+      shard.updated(std::exchange(masters, at::Tensor()));
+    });
+  }
+
+  /// `here`: the part's moments and, if they are on the host, masters.
+  void update(const Part& part, const HostState::Piece& here, double lr, const at::Tensor& multiplier,
+              const at::Tensor& skip) {
+    std::vector<TrainedShard> shard = {part.shard};
+    if (here.size() > 2) shard[0].master = here[2];
+    shard[0].gradient = shards_[part.of].gradient.narrow(0, part.begin, part.shard.master.numel());
+    if (part.tables.defined()) {
+      shard_kernels::adamw({shard[0], part.tables, here[0], here[1], step_, multiplier, skip, lr}, options_,
+                           /*clears_amax=*/false);
+      shards_[part.of].amax_known = shard[0].amax.defined();
+      return;
+    }
+    const auto groups = make_groups(shard, options_.decay_norms, [](size_t) { return true; });
+    compose(shard, groups, {here[0]}, {here[1]}, lr, multiplier, skip);
+    shard[0].update_compute();
+  }
+
+  /// LibTorch's AdamW for the groups of these shards, whose moments are `firsts` and `seconds`.
+  void compose(const std::vector<TrainedShard>& shards, const std::vector<Group>& groups,
+               const std::vector<at::Tensor>& firsts, const std::vector<at::Tensor>& seconds, double lr,
+               const at::Tensor& multiplier, const at::Tensor& skip) const {
+    if (groups.empty()) return;
+    const at::Tensor divisor = multiplier.reciprocal();  // the fused step divides gradients by grad_scale
+    for (const bool decay : {true, false}) {
+      std::vector<at::Tensor> masters, gradients, exp_avg, exp_avg_sq, steps;
+      for (const Group& group : groups) {
+        if (group.decay != decay) continue;
+        const auto of_group = [&](const at::Tensor& all) { return all.narrow(0, group.begin, group.end - group.begin); };
+        masters.push_back(of_group(shards[group.shard].master));
+        gradients.push_back(of_group(shards[group.shard].gradient).to(at::kFloat));
+        exp_avg.push_back(of_group(firsts[group.shard]).to(at::kFloat));
+        exp_avg_sq.push_back(of_group(seconds[group.shard]).to(at::kFloat));
+        steps.push_back(step_);
+      }
+      if (masters.empty()) continue;
+      at::_fused_adamw_(masters, gradients, exp_avg, exp_avg_sq, {}, steps, lr, options_.betas[0], options_.betas[1],
+                        decay ? options_.weight_decay : 0.0, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                        divisor, skip);
+      // fp32 moments were updated in place.
+      size_t next = 0;
+      for (const Group& group : groups) {
+        if (group.decay != decay) continue;
+        const size_t i = next++;
+        if (firsts[group.shard].scalar_type() == at::kFloat) continue;
+        const int64_t count = group.end - group.begin;
+        const at::Tensor random = random_bits(shards[group.shard].first_element + group.begin, count, step_);
+        firsts[group.shard].narrow(0, group.begin, count).copy_(round_stochastically(exp_avg[i], random, 0));
+        seconds[group.shard].narrow(0, group.begin, count).copy_(round_stochastically(exp_avg_sq[i], random, 16));
+      }
     }
   }
 
@@ -128,7 +213,9 @@ class AdamW final : public Optimizer {
   std::vector<TrainedShard>& shards_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
   std::vector<shard_kernels::Tables> tables_;  // of the shards that our kernels update
-  std::vector<Group> groups_;                  // of the other shards
+  std::vector<Group> groups_;                  // of the other shards whose state is on the device
+  std::vector<Part> parts_;                    // of the shards whose state is on the host,
+  std::vector<HostState::Piece> host_;         // and their moments and, beside a compute copy or codes, masters
   at::Tensor step_;
 };
 
@@ -138,6 +225,7 @@ const OptimizerTraits& adamw_optimizer() {
   static const OptimizerTraits traits{
       .moments = 2,
       .bf16_moments = true,
+      .streams = true,
       .make = [](const OptimizerSection& options, std::vector<TrainedShard>& shards,
                  Communicator&) -> std::unique_ptr<Optimizer> { return std::make_unique<AdamW>(options, shards); }};
   return traits;

@@ -21,6 +21,9 @@ const OptimizerTraits& traits_of(OptimizerSection::Name name) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world) {
   TRIREME_CHECK(options.betas.size() == 2, "optimizer.betas has ", options.betas.size(), " values, not 2");
+  for (const TrainedShard& shard : shards)
+    TRIREME_CHECK(shard.host == nullptr || traits_of(options.name).streams, "the state of unit ", shard.name,
+                  " is on the host, and the optimizer needs it on the device");
   return traits_of(options.name).make(options, shards, world);
 }
 
@@ -39,7 +42,7 @@ at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
   TRIREME_CHECK(!shards.empty(), "the optimizer got no trained units");
   at::NoGradGuard no_grad;
   if (shard_kernels::kernels_serve(shards[0])) return shard_kernels::gradient_square(shards);
-  at::Tensor sum = at::zeros({}, shards[0].master.options().dtype(at::kDouble));
+  at::Tensor sum = at::zeros({}, shards[0].gradient.options().dtype(at::kDouble));
   // A plain fp32 sum loses precision with its length, so rows of a fixed length are summed in fp32 and their sums in
   // fp64.
   constexpr int64_t kRow = int64_t{1} << 16;

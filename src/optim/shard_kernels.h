@@ -31,8 +31,8 @@ struct Step {
 #ifdef TRIREME_WITH_CUDA
 bool kernels_serve(const TrainedShard& shard);
 Tables make_tables(const TrainedShard& shard, bool decay_norms);
-/// Writes TrainedShard::amax as well, where the shard has it.
-void adamw(const Step& step, const OptimizerSection& options);
+/// Writes TrainedShard::amax as well, where the shard has it, or raises what is in it.
+void adamw(const Step& step, const OptimizerSection& options, bool clears_amax = true);
 /// Updates the moments and writes squares[0 and 1, first_tensor …]: squares of weights and updates divided by the
 /// shard's copies. squares: fp64 [2, number of tensors of all shards].
 void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor);
@@ -42,7 +42,7 @@ at::Tensor gradient_square(const std::vector<TrainedShard>& shards);
 #else
 inline bool kernels_serve(const TrainedShard&) { return false; }
 inline Tables make_tables(const TrainedShard&, bool) { return {}; }
-inline void adamw(const Step&, const OptimizerSection&) {}
+inline void adamw(const Step&, const OptimizerSection&, bool = true) {}
 inline void lamb_moments(const Step&, const OptimizerSection&, const at::Tensor&, int) {}
 inline void lamb_apply(const Step&, const OptimizerSection&, const at::Tensor&, int) {}
 inline at::Tensor gradient_square(const std::vector<TrainedShard>&) { return {}; }

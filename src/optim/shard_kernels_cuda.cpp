@@ -46,7 +46,7 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
 }  // namespace
 
 bool kernels_serve(const TrainedShard& shard) {
-  return has_kernels(shard.master.device()) && shard.master.is_contiguous() &&
+  return kernel_class(shard.device()) != KernelClass::kNone && shard.master.is_contiguous() &&
          (!shard.compute.defined() || shard.compute.is_contiguous());
 }
 
@@ -55,16 +55,19 @@ Tables make_tables(const TrainedShard& shard, bool decay_norms) {
   for (const ShardRange& range : shard.ranges)
     pieces.push_back({range.begin, range.end, range.tensor, range.decay || decay_norms});
   const kernels::ShardTable table = kernels::make_shard_table(pieces, shard.num_tensors);
-  return {to_device(table.chunks, shard.master.device()), to_device(table.tensor_chunks, shard.master.device()),
+  return {to_device(table.chunks, shard.device()), to_device(table.tensor_chunks, shard.device()),
           static_cast<int64_t>(table.chunks.size()), shard.num_tensors};
 }
 
-void adamw(const Step& step, const OptimizerSection& options) {
+void adamw(const Step& step, const OptimizerSection& options, bool clears_amax) {
   const c10::cuda::CUDAGuard guard(step.shard.master.device());
   auto a = arguments<kernels::AdamW>(step, options);
   a.moment_element = element(step.exp_avg);
   a.first_element = static_cast<uint64_t>(step.shard.first_element);
-  if (step.shard.amax.defined()) a.amax = step.shard.amax.zero_().mutable_data_ptr<float>();
+  if (step.shard.amax.defined()) {
+    if (clears_amax) step.shard.amax.zero_();
+    a.amax = step.shard.amax.mutable_data_ptr<float>();
+  }
   launched(kernels::adamw(a, stream_of(step.shard.master)), "adamw");
 }
 

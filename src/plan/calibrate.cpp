@@ -125,10 +125,11 @@ class Calibrator {
         "what is not here is of the built-in table: a step's overhead is fitted to runs, the start and the steps of "
         "collectives over hosts are figures of NCCL's own model"};
     measure_products(/*fp8=*/false, "bf16_flops", &MachineRates::bf16_flops);
-    if (has_kernels(device_))
+    if (kernel_class(device_) != KernelClass::kNone && multiplies_fp8(compute_capability(device_), /*by_rows=*/true))
       measure_products(/*fp8=*/true, "fp8_flops", &MachineRates::fp8_flops);
     else
-      result_.notes.emplace_back("FP8 products need a GPU of compute capability 9.0: fp8_flops was not measured");
+      result_.notes.emplace_back(
+          "FP8 products with a scale per row need a GPU of compute capability 9.0: fp8_flops was not measured");
     measure_attention();
     measure_memory();
     measure_host();

@@ -30,6 +30,9 @@ struct PolicyMemory {
   int64_t largest_slot = 0;
   int64_t whole_elements = 0, shard_elements = 0;   // of trained units' gradients
   int64_t copied_bytes = 0;                         // read and written to make their compute copies or codes
+  int64_t host_elements = 0;                        // of units whose state is on the host
+  int64_t from_host = 0;                            // bytes to the device in a step; back come no more
+  int64_t passing = 0;                              // master weights beside the pieces of the pass
   int64_t largest_elements = 0;                     // of one unit's whole gradient
   int64_t gathered_trained = 0, whole_trained = 0;  // bytes of compute copies: gathered for each use, after each step
   std::vector<size_t> gathered;                     // indices of the units that could stay whole
@@ -46,7 +49,8 @@ struct PolicyMemory {
     return (index + 1) * r / count > index * r / count;
   }
 };
-PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy);
+/// `host_units`: of the first trained units master weights and moments are on the host.
+PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy, int host_units = 0);
 
 /// The bytes of a candidate: its plan without the lists of units and blocks, and without the cost.
 TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate);

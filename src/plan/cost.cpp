@@ -1,6 +1,7 @@
 #include "trireme/plan/cost.h"
 
 #include "candidate.h"
+#include "trireme/ops/matmul/nf4.h"
 #include "trireme/plan/memory.h"
 
 #include <algorithm>
@@ -221,6 +222,14 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
   return times;
 }
 
+double nf4_time(const ModelShape& shape, const MachineRates& rates, int64_t element_size) {
+  double elements = 0;
+  for (const UnitSpec& unit : *shape.units)
+    if (!unit.trained && unit.has_linear()) elements += static_cast<double>(unit.matrices().numel());
+  const int uses = shape.reference ? 3 : 2;  // forward and backward
+  return uses * elements * (0.5 + 1.0 / kNf4Block + static_cast<double>(element_size)) / rates.memory_bytes;
+}
+
 double recomputation_time(const PlanInput& input, const Candidate& c) {
   const RowTimes& times = input.times;
   // A model that never keeps the outputs of norms has their recomputation in `backward`.
@@ -257,9 +266,10 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
                blocks = input.num_blocks;
   const double forward = rows * blocks * times.forward, backward = rows * blocks * times.backward;
   cost.compute = passes * (forward + backward + rows * (times.head + times.reference) + times.pass);
-  // A pass after the first reads the fp32 sums that it adds to, or adds a reduced shard to the shard's sum.
-  const double summed = plan.reduces_each_pass() ? 12.0 * static_cast<double>(storage.shard_elements)
-                                                 : 4.0 * static_cast<double>(storage.whole_elements);
+  // A pass after the first reads the sums that it adds to, or adds a reduced shard to the shard's sum.
+  const double summed =
+      static_cast<double>(input.sum_bytes) *
+      static_cast<double>(plan.reduces_each_pass() ? 3 * storage.shard_elements : storage.whole_elements);
   cost.compute += (passes - 1) * summed / rates.memory_bytes;
   cost.recompute = passes * recomputation_time(input, candidate);
   const Transfer transfer = host_transfer(input, candidate);
@@ -311,8 +321,12 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
   // Master weights and moments are read and written, the gradient is read twice (its norm comes first).
   const double element =
       8.0 + 2.0 * static_cast<double>(input.moment_bytes) + 2.0 * static_cast<double>(input.gradient_bytes);
-  cost.optimizer = (static_cast<double>(storage.shard_elements) * element + static_cast<double>(storage.copied_bytes)) /
+  const auto host = static_cast<double>(storage.host_elements);
+  cost.optimizer = ((static_cast<double>(storage.shard_elements) - host) * element +
+                    host * static_cast<double>(input.gradient_bytes) + static_cast<double>(storage.copied_bytes)) /
                    rates.memory_bytes;
+  // What comes from the host hides what goes back and the arithmetic: each direction has the bus to itself.
+  if (input.host_apart) cost.state = static_cast<double>(storage.from_host) / rates.host_bytes;
   if (const MatrixWork& work = input.matrix_work; work.units > 0) {
     // Each rank of a shard group, or without one of the world, multiplies the matrices of its units. Updates go to the
     // rank that multiplies and back, or from it to all ranks.

@@ -1,6 +1,6 @@
 #include "trireme/plan/devices.h"
 
-#include "trireme/base/error.h"
+#include "trireme/ops/dispatch.h"
 
 #include <fmt/format.h>
 
@@ -48,8 +48,9 @@ MachineRates device_rates(std::string_view word) {
   const auto part = [](double rate, double own, double h200) { return rate * own / h200; };
   rates.name = sheet->name;
   rates.measured = false;
+  rates.capability = sheet->capability;
   rates.bf16_flops = part(measured.bf16_flops, sheet->bf16_tflops, kH200.bf16_tflops);
-  // Without FP8 the rate is not asked for (check_device()).
+  // Without FP8 the rate is not asked for (fp8_problem_of()).
   rates.fp8_flops = sheet->fp8_tflops > 0 ? part(measured.fp8_flops, sheet->fp8_tflops, kH200.fp8_tflops) : 1e12;
   rates.attention_flops = part(measured.attention_flops, sheet->bf16_tflops, kH200.bf16_tflops);
   rates.memory_bytes = part(measured.memory_bytes, sheet->memory_gb_s, kH200.memory_gb_s);
@@ -61,12 +62,15 @@ MachineRates device_rates(std::string_view word) {
   return rates;
 }
 
-void check_device(const Config& config, std::string_view word) {
-  const DeviceSheet* sheet = sheet_of(word);
-  if (sheet == nullptr || config.precision.linear != PrecisionSection::Linear::kFp8 || sheet->capability == 90) return;
-  throw ConfigError(
-      fmt::format("precision.linear fp8 needs a GPU of compute capability 9.0, and {} has {}.{}: leave it at compute",
-                  sheet->name, sheet->capability / 10, sheet->capability % 10));
+std::string fp8_problem_of(const RecipeTraits& recipe, int capability, const std::string& device) {
+  if (!recipe.fp8() || multiplies_fp8(capability, recipe.scales_rows)) return "";
+  return fmt::format(
+      "precision.linear fp8 with {} needs a GPU of compute capability {}, and {} has {}.{}: {}leave it at compute",
+      recipe.scales_rows ? "a scale per row (frozen matrices, fp8_recipe: rowwise)" : "a scale per matrix",
+      recipe.scales_rows ? "9.0" : "8.9 or more", device, capability / 10, capability % 10,
+      recipe.scales_rows && recipe.trains && multiplies_fp8(capability, false)
+          ? "set precision.fp8_recipe: tensorwise or delayed, or "
+          : "");
 }
 
 }  // namespace trireme

@@ -59,7 +59,11 @@ class Changes {
     if (const auto word = config.parallel.recompute.word; word != Recomputed::kAuto && word != Recomputed::kFull)
       add("parallel.recompute", "full");
     if (config.parallel.tile_tokens != ParallelSection::kAutoTile) add("parallel.tile_tokens", "auto");
-    if (config.parallel.offload == ParallelSection::Offload::kNone) add("parallel.offload", "auto");
+    using Offload = ParallelSection::Offload;
+    if (config.parallel.offload == Offload::kNone) add("parallel.offload", "auto");
+    if ((config.parallel.offload == Offload::kActivations && traits_of(config.optimizer.name).streams) ||
+        (config.parallel.offload == Offload::kOptimizer && config.parallel.recompute.word == Recomputed::kAuto))
+      add("parallel.offload", "all");
     // With one pass a step each gradient is reduced as soon as it is computed, under every policy.
     if (local > micro) add("batch.micro_batch_size", std::to_string(local));
     if (question.gpu && compute_dtype(config, question.gpu) == at::kFloat) add("precision.compute", "bf16");
@@ -68,10 +72,14 @@ class Changes {
     if (!config.lora && traits_of(config.optimizer.name).bf16_moments &&
         config.optimizer.moments == OptimizerSection::Moments::kFp32)
       add("optimizer.moments", "bf16");
+    if (!config.lora && compute_dtype(config, question.gpu) == at::kBFloat16 &&
+        config.optimizer.gradients == OptimizerSection::Gradients::kFp32)
+      add("optimizer.gradients", "bf16");
     const ModelFacts& facts = question.model.facts();
-    if (question.gpu && config.precision.linear != PrecisionSection::Linear::kFp8 &&
-        (config.lora ? facts.frozen_fp8 : facts.trained_fp8))
-      add("precision.linear", "fp8");
+    const bool plain = config.precision.linear != PrecisionSection::Linear::kFp8 &&
+                       config.precision.frozen == PrecisionSection::Frozen::kAuto;
+    if (question.gpu && plain && (config.lora ? facts.frozen_fp8 : facts.trained_fp8)) add("precision.linear", "fp8");
+    if (config.lora && plain && facts.frozen_nf4) add("precision.frozen", "nf4");
     const std::vector<Recipe>& all = trained_fp8_recipes();
     const auto codes = std::ranges::find_if(all, [](Recipe recipe) { return traits_of(recipe).stores_codes; });
     if (trains_in_fp8(config) && codes != all.end() && !block_traits(question, config).stores_codes)

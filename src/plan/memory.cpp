@@ -2,7 +2,9 @@
 
 #include "candidate.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/ops/attention.h"
+#include "trireme/ops/matmul/nf4.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,8 +16,45 @@ int64_t exchanged_heads(const ModelShape& shape) {
   return block.heads + 2 * shape.context * kv_heads_of_rank(block.heads, block.kv_heads, shape.context);
 }
 
-RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size) {
+namespace {
+
+/// Working memory of the compositions of LibTorch's operations beyond that of kernels, elements or bytes a token.
+struct ComposedMemory {
+  int64_t forward = 0;     // bytes: the wider of the norm and the activation function
+  int64_t activation = 0;  // elements: backward of the activation function
+  int64_t norm = 0;        // bytes: backward of a norm
+  int64_t rotated = 0;     // elements: backward of RoPE
+};
+ComposedMemory composed_memory(const ModelShape& shape, int64_t element_size, KernelClass kernels) {
+  ComposedMemory more;
+  if (kernels != KernelClass::kNone) return more;
   const BlockTable& block = *shape.block;
+  const int64_t d = block.at("qkv").in, f = block.at("down").in;
+  const bool layer_norms =
+      std::ranges::any_of(block.layers, [](const BlockLayer& layer) { return !layer.product() && layer.bias; });
+  // A layer norm in fp32: x, x - mean, and the products with weight and bias; in backward six such tensors. The RMS
+  // norm is the library's kernel; backward adds the residual's gradient in a tensor of its own.
+  const int64_t copies = element_size < 4 ? 16 : 12;
+  more.norm = layer_norms ? 24 * d : d * element_size;
+  // GELU's input with its bias. SwiGLU's gradients are made apart from the tensor that holds both.
+  more.forward = std::max(layer_norms ? copies * d : 0, block.gated ? 0 : f * element_size);
+  more.activation = block.gated ? 2 * f : f;
+  // The draws of dropout are 64-bit integers, one for two elements, in up to four tensors at a time. A model with
+  // dropout in attention has it behind its products, too.
+  int64_t dropped = shape.attention_dropout ? d : 0;
+  if (shape.adapter_dropout)
+    for (const AdapterShape& adapter : shape.adapters) dropped = std::max(dropped, adapter.in);
+  more.norm += 16 * dropped;
+  more.forward += 16 * dropped;
+  more.rotated = block.rotary ? block.at("qkv").out() : 0;
+  return more;
+}
+
+}  // namespace
+
+RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size, KernelClass kernels) {
+  const BlockTable& block = *shape.block;
+  const ComposedMemory more = composed_memory(shape, element_size, kernels);
   const int64_t d = block.at("qkv").in, qkv = block.at("qkv").out(), q = block.at("output").in,
                 up = block.at("up").out(), f = block.at("down").in;
   int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
@@ -88,7 +127,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t masked = shape.adapter_dropout ? 1 : 0;
   // A branch that is normed or multiplied by itself is a tensor beside the sum.
   const int64_t branch = branch_norms || block.branch_multiplier != 1 ? d : 0;
-  const int64_t forward = (up + f + 2 * d + branch) * element_size + (recipe.forward.fp8 ? up + f : 0);
+  const int64_t forward = (up + f + 2 * d + branch) * element_size + (recipe.forward.fp8 ? up + f : 0) + more.forward;
   // Backward of the MLP, beside the gradients of the result and of the input. The down projection: gate_up, computed
   // again, the gradient of the activation, and for weight gradients and adapters the activation and its masked copy.
   // Then the activation function: gate_up and the gradients of both of its sides. Then the up projection: the gradient
@@ -100,18 +139,27 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t scaled = shape.dora && up_adapter ? up : 0;  // the gradient of gate_up times DoRA's factors
   const int64_t up_backward = gradient + scaled + (up_adapter || shape.trained ? d * (1 + masked) : 0) + d;
   const auto backward_beside = [&](int64_t again) {
-    return (2 * d + branch + std::max(again + std::max(activations, f + gradient), up_backward)) * element_size +
-           recipe.gradient_bytes * (up + d);
+    return (2 * d + branch + std::max(again + std::max(activations, f + gradient + more.activation), up_backward)) *
+               element_size +
+           more.norm + recipe.gradient_bytes * (up + d);
   };
   const int64_t backward = backward_beside(up);
   // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq, the normalised
   // rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of 64 stay on chip, beside
   // 8 bytes for each head and each of the 128 rows that a sequence takes at least.
-  const bool on_chip = !block.causal && block.head_dim == 64 && shape.tokens <= 512;
-  const int64_t sums = on_chip ? 4 * q * shape.tokens : 4 * q * attention_sum_rows(shape.tokens);
+  // The library keeps no sums on chip. With dropout it takes 128 rows more for each sequence, and it makes the
+  // gradients of keys and values for each query head first.
+  const bool library = kernels != KernelClass::kHopper;
+  const bool on_chip = !library && !block.causal && block.head_dim == 64 && shape.tokens <= 512;
+  const auto padded = shape.tokens + 128 * static_cast<int64_t>(std::ceil(shape.sequences));
+  const int64_t sums = on_chip                              ? 4 * q * shape.tokens
+                       : library && shape.attention_dropout ? 4 * q * padded
+                                                            : 4 * q * attention_sum_rows(shape.tokens);
+  const int64_t repeated = library && block.kv_heads < block.heads ? 2 * q : 0;
   // The exchange of the gradients takes two more of q, and of the heads what they are more than q, k, v.
   const int64_t attention =
-      (d + (shared ? 3 : 1) * q + 2 * heads + (shared ? qkv : 0) + d * (1 + masked)) * element_size;
+      (d + (shared ? 3 : 1) * q + 2 * heads + repeated + more.rotated + (shared ? qkv : 0) + d * (1 + masked)) *
+      element_size;
   const int64_t exchange = shared ? (d + qkv + 2 * heads) * element_size : 0;
   const auto working = [&](int64_t mlp) {
     return std::max(shape.tokens * std::max({forward, mlp, attention, exchange}), shape.tokens * attention + sums);
@@ -123,10 +171,11 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
     // and their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
     const int64_t beside =
         of_adapters * element_size + statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
-    memory.working_whole =
-        shape.tokens *
-            ((2 * d + (shared ? 3 : 1) * q + 2 * heads + (shared ? qkv : 0) + 2 * head_norms) * element_size + beside) +
-        sums;
+    memory.working_whole = shape.tokens * ((2 * d + (shared ? 3 : 1) * q + 2 * heads + repeated + more.rotated +
+                                            (shared ? qkv : 0) + 2 * head_norms) *
+                                               element_size +
+                                           beside) +
+                           sums;
     // The up projection is always computed again.
     memory.tile_token = std::max(forward, backward + (only_codes || post_norms ? gate_up : 0)) + 2 * d * element_size;
     memory.tile_sums = shape.trained ? 4 * (block.at("up").in * up + f * d) : 0;
@@ -135,6 +184,16 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // wait for backward.
   memory.working_fixed = recipe.stores_codes ? largest : recipe.forward.fp8 ? shape.num_blocks * matrices : 0;
   memory.head = shape.head.memory;
+  if (kernels == KernelClass::kNone) {
+    // Logits in fp32 and their exponentials, of 128 Mi logits at most (loss_head_chunk()), and a chunk's weight
+    // gradient.
+    memory.head.logits = 0;
+    memory.head.logits_most = int64_t{1} << 30;
+    for (const HeadShape::Product& one : shape.head.products) {
+      memory.head.logits += static_cast<int64_t>(8 * one.tokens) * one.out;
+      memory.head.fixed += shape.head.trained ? one.in * one.out * element_size : 0;
+    }
+  }
   return memory;
 }
 
@@ -146,7 +205,14 @@ struct UnitBytes {
   int64_t shard, whole;
 };
 UnitBytes storage_bytes(const PlanInput& input, const UnitSpec& unit, int shard_count, bool trained_codes) {
-  const bool frozen_codes = input.frozen_fp8 && !unit.trained && unit.has_linear();
+  const bool matrices = !unit.trained && unit.has_linear();
+  if (input.frozen_nf4 && matrices) {
+    const UnitLayout layout = make_layout(unit.matrices(), shard_count);
+    const int64_t scales = nf4_blocks(layout.numel) + 4 * nf4_nested_blocks(layout.numel);
+    const int64_t beside = make_layout(unit.vectors(), 1).numel * input.compute_bytes + scales;
+    return {layout.shard_numel / 2 + beside, layout.numel / 2 + beside};
+  }
+  const bool frozen_codes = input.frozen_fp8 && matrices;
   if (!frozen_codes && !trained_codes) {
     const UnitLayout layout = make_layout(unit, shard_count);
     const int64_t bytes = unit.fp32 ? 4 : input.compute_bytes;
@@ -170,11 +236,11 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
   const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
   int64_t kept = 0;
   if (!divided) {
-    kept = storage.whole_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.whole_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
   } else if (passes > 1 && plan.policy == ShardPolicy::kOptimizer) {
-    kept = storage.whole_elements * 4;
+    kept = storage.whole_elements * input.sum_bytes;
   } else {
-    kept = storage.shard_elements * (passes > 1 ? 4 : input.gradient_bytes);
+    kept = storage.shard_elements * (passes > 1 ? input.sum_bytes : input.gradient_bytes);
     plan.gradients += std::min(few, storage.whole_elements * input.gradient_bytes);
   }
   plan.gradients += kept;
@@ -193,7 +259,7 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
 
 }  // namespace
 
-PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy) {
+PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy policy, int host_units) {
   PolicyMemory storage;
   TrainingPlan& plan = storage.bytes;
   plan.shard_size = shard_size;
@@ -202,11 +268,16 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   plan.context_size = input.context_size;
   plan.device_memory = input.device_memory;
   plan.overhead = input.overhead;
+  plan.host_units = host_units;
   const std::vector<bool> codes = trained_codes(input);
+  int64_t expanded = 0;  // elements of one unit in NF4
   for (size_t u = 0; u < input.units->size(); ++u) {
     const UnitSpec& unit = (*input.units)[u];
     const UnitDivision division = divide_unit(unit, shard_size, policy, /*resident=*/false);
-    const UnitBytes bytes = storage_bytes(input, unit, division.any() ? shard_size : 1, codes[u]);
+    const int shards = division.any() ? shard_size : 1;
+    const UnitBytes bytes = storage_bytes(input, unit, shards, codes[u]);
+    if (input.frozen_nf4 && !unit.trained && unit.has_linear())
+      expanded = std::max(expanded, make_layout(unit.matrices(), shards).numel);
     plan.weights += division.weights ? bytes.shard : bytes.whole;
     if (division.weights) {
       if (unit.keep)
@@ -226,16 +297,29 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    if ((input.compute_bytes < 4 && !unit.fp32) || codes[u]) plan.masters += layout.shard_numel * 4;
+    const int64_t masters = (input.compute_bytes < 4 && !unit.fp32) || codes[u] ? layout.shard_numel * 4 : 0;
+    const int64_t moments = layout.shard_numel * input.moment_bytes -
+                            unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     // Codes are made in a second pass, which reads the master weights again.
     storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
-    plan.moments += layout.shard_numel * input.moment_bytes -
-                    unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
+    const bool waits = storage.trained_units <= host_units;
+    if (waits) {
+      storage.host_elements += layout.shard_numel;
+      // The codes of a shard are made when the scales of the group are known, from masters that come once more; those
+      // of a whole unit in the pass, from masters that stay until the unit's end.
+      storage.from_host += masters + moments + (codes[u] && division.state ? masters : 0);
+      if (codes[u] && !division.state) storage.passing = std::max(storage.passing, masters);
+    }
+    if (waits && input.host_apart)
+      plan.host_state += masters + moments;
+    else
+      plan.masters += masters, plan.moments += moments;
     if (division.state && !division.weights) storage.whole_trained += bytes.whole - bytes.shard;
     storage.whole_elements += layout.numel;
     storage.shard_elements += layout.shard_numel;
     if (division.state) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
   }
+  plan.gather_slots += expanded * input.compute_bytes;
   return storage;
 }
 
@@ -278,7 +362,16 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   plan.working = std::max(working, head) + row.working_fixed + row.head.held;
   count_gradients(input, storage, passes, plan);
   // The optimizer's step comes when activations are gone and gradients are whole.
-  plan.working = std::max(plan.working, input.matrix_work.memory - (plan.activations - plan.reused));
+  // AdamW as a composition converts all gradients and moments that are not fp32.
+  const int64_t converted =
+      input.kernels != KernelClass::kNone
+          ? 0
+          : storage.shard_elements * ((input.gradient_bytes < 4 ? 4 : 0) + (input.moment_bytes < 8 ? 8 : 0));
+  plan.working =
+      std::max(plan.working, std::max(input.matrix_work.memory, converted) - (plan.activations - plan.reused));
+  if (plan.host_state > 0)
+    plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
+                                              storage.passing - (plan.activations - plan.reused));
   if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;

@@ -296,6 +296,38 @@ std::vector<int> shard_sizes(const PlanInput& input) {
   return sizes;
 }
 
+/// The input for what is chosen beside the state that waits on the host.
+PlanInput with_state(const PlanInput& input, const PolicyMemory& storage) {
+  PlanInput beside = input;
+  beside.host_memory -= storage.bytes.host_state;
+  return beside;
+}
+
+/// Numbers of trained units whose state may wait on the host. Where activations wait there too some are tried, and the
+/// predicted step decides.
+std::vector<int> host_units(const PlanInput& input, int size, ShardPolicy policy) {
+  constexpr int kTried = 8;
+  if (input.state == PlanInput::Offload::kNone) return {0};
+  int most = policy_memory(input, size, policy).trained_units;
+  while (most > 0 && policy_memory(input, size, policy, most).bytes.host_state > input.host_memory) --most;
+  const bool shares = input.state == PlanInput::Offload::kAuto || input.offload == PlanInput::Offload::kAll;
+  std::vector<int> numbers;
+  for (int i = shares ? 1 : kTried; i <= kTried; ++i)
+    if (const int units = most * i / kTried; units > 0 && (numbers.empty() || numbers.back() < units))
+      numbers.push_back(units);
+  return numbers;
+}
+
+/// With the fewest units on the host, at most `most`, with which the candidate fits.
+PolicyMemory fewest_units(const PlanInput& input, const Candidate& candidate, int most) {
+  PolicyMemory storage;
+  (void)smallest(1, most, [&](int units) {
+    storage = policy_memory(input, candidate.shard_size, candidate.policy, units);
+    return fits_both(with_state(input, storage), storage, candidate);
+  });
+  return storage;
+}
+
 std::string size_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
 const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
@@ -320,25 +352,36 @@ std::string recomputation(const TrainingPlan& plan) {
 }  // namespace
 
 std::optional<TrainingPlan> find_plan(const PlanInput& input) {
+  using Offload = PlanInput::Offload;
+  if (input.state == Offload::kAuto) {
+    PlanInput on_device = input;
+    on_device.state = Offload::kNone;
+    if (auto plan = find_plan(on_device)) return plan;
+  }
   std::optional<TrainingPlan> best;
   std::tuple<double, int, ShardPolicy, int, int> best_rank;
   for (const int size : shard_sizes(input)) {
     const double margin = inside_hosts(input, size) ? 1 : 1 + kOverHostsMargin;
     for (const ShardPolicy policy : policies(input, size)) {
-      const PolicyMemory storage = policy_memory(input, size, policy);
-      // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
-      const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
-      for (int rows = input.rows; rows >= 1; --rows) {
-        if (!may_split(input, rows)) continue;
-        for (int resident = 0; resident <= most; ++resident) {
-          const auto candidate =
-              fit(input, storage, {.shard_size = size, .policy = policy, .rows = rows, .resident = resident});
-          if (!candidate) break;  // more resident units leave even less memory
-          const StepCost cost = cost_of(input, storage, *candidate, memory_of(input, storage, *candidate));
-          const std::tuple rank{cost.total() * margin, size, policy, -rows, -resident};
-          if (best && rank >= best_rank) continue;
-          best = finish(input, storage, *candidate);
-          best_rank = rank;
+      for (const int units : host_units(input, size, policy)) {
+        PolicyMemory storage = policy_memory(input, size, policy, units);
+        const PlanInput beside = with_state(input, storage);
+        // A given shard size is used as it is; only the automatic plan fills free memory with resident units.
+        const int most = input.shard_size || input.device_memory == 0 ? 0 : static_cast<int>(storage.gathered.size());
+        for (int rows = input.rows; rows >= 1; --rows) {
+          if (!may_split(input, rows)) continue;
+          for (int resident = 0; resident <= most; ++resident) {
+            const auto candidate =
+                fit(beside, storage, {.shard_size = size, .policy = policy, .rows = rows, .resident = resident});
+            if (!candidate) break;  // more resident units leave even less memory
+            const PolicyMemory fewest =
+                input.state == Offload::kAuto ? fewest_units(input, *candidate, units) : storage;
+            const StepCost cost = cost_of(input, fewest, *candidate, memory_of(input, fewest, *candidate));
+            const std::tuple rank{cost.total() * margin, size, policy, -rows, -resident};
+            if (best && rank >= best_rank) continue;
+            best = finish(input, fewest, *candidate);
+            best_rank = rank;
+          }
         }
       }
     }
@@ -350,25 +393,30 @@ TrainingPlan least_plan(const PlanInput& input) {
   std::optional<TrainingPlan> least;
   for (const int size : shard_sizes(input)) {
     for (const ShardPolicy policy : policies(input, size)) {
-      const PolicyMemory storage = policy_memory(input, size, policy);
-      for (int rows = 1; rows <= input.rows; ++rows) {
-        if (!may_split(input, rows)) continue;
-        const auto keep = [&](const Candidate& candidate) {
-          if (!least || memory_of(input, storage, candidate).total() < least->total())
-            least = finish(input, storage, candidate);
-        };
-        for (const Recompute what :
-             {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {
-          if (input.recompute && what != *input.recompute) continue;
-          Candidate candidate{.shard_size = size, .policy = policy, .rows = rows};
-          set_all(input, what, candidate);
-          if (input.offload != PlanInput::Offload::kAll) keep(candidate);
-          if (candidate.whole() < input.num_blocks) continue;
-          candidate.tile = tiles(input, rows).back();
-          if (input.offload != PlanInput::Offload::kAll) keep(candidate);
-          if (input.offload == PlanInput::Offload::kNone) continue;
-          fill_host(input, candidate);
-          keep(candidate);
+      std::vector<int> units = host_units(input, size, policy);
+      if (input.state == PlanInput::Offload::kAuto || units.empty()) units.push_back(0);
+      for (const int count : units) {
+        const PolicyMemory storage = policy_memory(input, size, policy, count);
+        const PlanInput beside = with_state(input, storage);
+        for (int rows = 1; rows <= input.rows; ++rows) {
+          if (!may_split(input, rows)) continue;
+          const auto keep = [&](const Candidate& candidate) {
+            if (!least || memory_of(input, storage, candidate).total() < least->total())
+              least = finish(input, storage, candidate);
+          };
+          for (const Recompute what :
+               {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {
+            if (input.recompute && what != *input.recompute) continue;
+            Candidate candidate{.shard_size = size, .policy = policy, .rows = rows};
+            set_all(input, what, candidate);
+            if (input.offload != PlanInput::Offload::kAll) keep(candidate);
+            if (candidate.whole() < input.num_blocks) continue;
+            candidate.tile = tiles(input, rows).back();
+            if (input.offload != PlanInput::Offload::kAll) keep(candidate);
+            if (input.offload == PlanInput::Offload::kNone) continue;
+            fill_host(beside, candidate);
+            keep(candidate);
+          }
         }
       }
     }
@@ -391,7 +439,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.units = shape.units;
   input.owner = shape.owner;
   input.num_blocks = shape.num_blocks;
-  input.row = row_memory(shape, recipe, input.compute_bytes);
+  input.kernels = question.kernels;
+  input.row = row_memory(shape, recipe, input.compute_bytes, question.kernels);
   input.times = row_times(shape, recipe, input.rates, input.compute_bytes);
   input.predicted = question.gpu;
   input.rows = static_cast<int>(config.batch.micro_batch_size);
@@ -404,7 +453,16 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.shard_size = shard_size == ParallelSection::kWorldSize ? question.ranks : static_cast<int>(shard_size);
   if (config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute)
     input.gradient_bytes = input.compute_bytes;
+  if (config.optimizer.gradients == OptimizerSection::Gradients::kBf16) {
+    if (dtype != at::kBFloat16)
+      throw ConfigError(
+          fmt::format("optimizer.gradients: bf16 needs products in bf16, and precision.compute is {} here",
+                      dtype == at::kHalf ? "fp16" : "fp32"));
+    input.gradient_bytes = input.sum_bytes = 2;
+  }
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
+  input.frozen_nf4 = frozen_nf4(config);
+  if (input.frozen_nf4) input.times.pass += nf4_time(shape, input.rates, input.compute_bytes);
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;
@@ -438,13 +496,18 @@ PlanInput plan_input(const PlanQuestion& question) {
           tile, recipe.name));
     input.tile = tile;
   }
-  using Offload = ParallelSection::Offload;
-  if (config.parallel.offload == Offload::kActivations) input.offload = PlanInput::Offload::kAll;
-  // CPU ranks' activations are in host memory already.
-  if (config.parallel.offload == Offload::kAuto && question.gpu && question.host_memory > 0)
-    input.offload = PlanInput::Offload::kAuto;
-  input.host_memory = question.gpu ? question.host_memory : std::numeric_limits<int64_t>::max() / 4;
   const OptimizerTraits& optimizer = traits_of(config.optimizer.name);
+  using Offload = ParallelSection::Offload;
+  const Offload offload = config.parallel.offload;
+  if (offload == Offload::kActivations || offload == Offload::kAll) input.offload = PlanInput::Offload::kAll;
+  if (offload == Offload::kOptimizer || offload == Offload::kAll) input.state = PlanInput::Offload::kAll;
+  // CPU ranks' activations and state are in host memory already.
+  if (offload == Offload::kAuto && question.gpu && question.host_memory > 0) {
+    input.offload = PlanInput::Offload::kAuto;
+    if (optimizer.streams) input.state = PlanInput::Offload::kAuto;
+  }
+  input.host_memory = question.gpu ? question.host_memory : std::numeric_limits<int64_t>::max() / 4;
+  input.host_apart = question.gpu;
   input.moment_bytes = optimizer.moment_bytes(config.optimizer);
   input.matrix_moment_bytes = optimizer.moment_bytes(config.optimizer, /*matrix=*/true);
   input.matrix_work = matrix_work(config.optimizer, *input.units);
@@ -476,7 +539,8 @@ std::string context_problem(const PlanQuestion& question, int64_t size) {
   if (question.ranks % size != 0 || config.data.seq_length % size != 0)
     return fmt::format("does not divide {} and data.seq_length {}", counted(question.ranks, "rank"),
                        config.data.seq_length);
-  const BlockTable& block = *question.model.model_shape(config, 1).block;
+  const ModelShape shape = question.model.model_shape(config, 1);
+  const BlockTable& block = *shape.block;
   if (block.heads % size != 0)
     return fmt::format(
         "does not divide the model's {} query heads, of which each rank takes its part: take a divisor of {}; for more "
@@ -523,12 +587,19 @@ TrainingPlan least_plan(const PlanQuestion& question) {
   if (question.context_size > 0) return least_plan(plan_input(question));
   std::optional<TrainingPlan> first, least;
   PlanQuestion one = question;
-  for (const int size : context_sizes(question)) {
-    one.context_size = size;
-    const TrainingPlan plan = least_plan(plan_input(one));
-    if (plan.fits()) return plan;
-    if (!first) first = plan;
-    if (!least || plan.total() < least->total()) least = plan;
+  using Offload = PlanInput::Offload;
+  // State goes to the host where no context size is enough without.
+  for (const bool leaves : {false, true}) {
+    for (const int size : context_sizes(question)) {
+      one.context_size = size;
+      PlanInput input = plan_input(one);
+      if (leaves && input.state != Offload::kAuto) break;
+      if (!leaves && input.state == Offload::kAuto) input.state = Offload::kNone;
+      const TrainingPlan plan = least_plan(input);
+      if (plan.fits()) return plan;
+      if (!first || (leaves && first->host_units == 0)) first = plan;
+      if (!least || plan.total() < least->total()) least = plan;
+    }
   }
   TRIREME_CHECK(first, "no context size is possible");
   const bool worth = static_cast<double>(least->total()) < kWorthSharing * static_cast<double>(first->total());
@@ -559,28 +630,42 @@ TrainingPlan plan_run(const PlanQuestion& question) {
         "parallel.offload: activations needs {} of pinned memory for each rank, and its host has {} for it: take "
         "parallel.offload: auto, or fewer ranks on a host",
         size_text(needed), size_text(input.host_memory)));
+  if (input.state == PlanInput::Offload::kAll && least.host_units == 0)
+    throw ConfigError(
+        fmt::format("parallel.offload: {} needs pinned memory for master weights and moments of a unit, and a rank's "
+                    "host has {} for "
+                    "it: take parallel.offload: auto, or fewer ranks on a host",
+                    word_of(question.config.parallel.offload), size_text(input.host_memory)));
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
       long_rows ? fmt::format("; a row of {} tokens is on {}: more of a host may share it (parallel.context_size)",
                               question.config.data.seq_length,
                               input.context_size == 1 ? "one rank" : fmt::format("{} ranks", input.context_size))
                 : "";
+  // Where the host is full, too.
+  const int trained = static_cast<int>(std::ranges::count_if(*input.units, &UnitSpec::trained));
+  const std::string host = least.host_units > 0 && least.host_units < trained
+                               ? fmt::format("; {} of its host hold the state of {} of {} units",
+                                             size_text(input.host_memory), least.host_units, trained)
+                               : "";
   throw ConfigError(
-      fmt::format("{}{}; try {}", describe_need(least), whole,
+      fmt::format("{}{}{}; try {}", describe_need(least), host, whole,
                   shown.empty() ? "a smaller model: no setting saves memory here" : join(shown, ", or ")));
 }
 
 std::string describe_parts(const TrainingPlan& plan) {
   const std::string why =
       plan.accumulated_passes > 1 && plan.shard_size > 1 && plan.gradients > plan.total() / 10
-          ? fmt::format(", in fp32 and whole on every rank because the gradients of {} forward passes are summed",
+          ? fmt::format(", whole on every rank because the gradients of {} forward passes are summed",
                         plan.accumulated_passes)
           : "";
   return fmt::format(
       "weights {}, master weights {}, moments {}, gradients {}{}, gather slots {}, activations {}, working memory {}, "
-      "libraries {}",
+      "libraries {}{}",
       size_text(plan.weights), size_text(plan.masters), size_text(plan.moments), size_text(plan.gradients), why,
-      size_text(plan.gather_slots), size_text(plan.activations), size_text(plan.working), size_text(plan.overhead));
+      size_text(plan.gather_slots), size_text(plan.activations), size_text(plan.working), size_text(plan.overhead),
+      plan.host_state > 0 ? fmt::format("; master weights and moments on the host {}", size_text(plan.host_state))
+                          : "");
 }
 
 std::string describe_need(const TrainingPlan& plan) {
@@ -616,6 +701,7 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
   row("context and libraries", plan.overhead);
   row("total", plan.total());
   if (plan.offloaded > 0) row("pinned on the host", plan.host);
+  if (plan.host_state > 0) row("state on the host", plan.host_state);
   if (plan.device_memory > 0) {
     row("available", plan.device_memory);
     row("left free", plan.device_memory - plan.total());
@@ -629,6 +715,10 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
                         plan.cost.known ? fmt::format(": copies of {:.1f} ms per step, {:.1f} ms of them not hidden",
                                                       plan.cost.copies * 1e3, plan.cost.offload * 1e3)
                                         : "");
+  if (plan.host_units > 0)
+    text += fmt::format(
+        "master weights and moments of the first {} wait on the host{}\n", counted(plan.host_units, "trained unit"),
+        plan.cost.known ? fmt::format(": {:.1f} ms per step through the GPU", plan.cost.state * 1e3) : "");
   if (plan.cost.known) text += describe_cost(plan.cost) + '\n';
   return text;
 }
@@ -637,10 +727,11 @@ std::string describe_cost(const StepCost& cost) {
   const auto ms = [](double seconds) { return seconds * 1e3; };
   return fmt::format(
       "predicted step: {:.1f} ms (computation {:.1f}, recomputation {:.1f}, communication that is not hidden {:.1f}, "
-      "slowed by communication {:.1f}, optimizer {:.1f}, other {:.1f}{})",
+      "slowed by communication {:.1f}, optimizer {:.1f}, other {:.1f}{}{})",
       ms(cost.total()), ms(cost.compute), ms(cost.recompute), ms(cost.exposed), ms(cost.interference),
       ms(cost.optimizer), ms(cost.fixed),
-      cost.offload > 0 ? fmt::format(", waiting for the host's copies {:.1f}", ms(cost.offload)) : "");
+      cost.offload > 0 ? fmt::format(", waiting for the host's copies {:.1f}", ms(cost.offload)) : "",
+      cost.state > 0 ? fmt::format(", optimizer's state from the host and back {:.1f}", ms(cost.state)) : "");
 }
 
 }  // namespace trireme

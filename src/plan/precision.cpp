@@ -11,8 +11,14 @@ at::ScalarType compute_dtype(const Config& config, bool use_gpu) {
 }
 
 Recipe frozen_recipe(const Config& config) {
-  return config.lora && config.precision.linear == PrecisionSection::Linear::kFp8 ? Recipe::kFp8Frozen
-                                                                                  : Recipe::kCompute;
+  const PrecisionSection& precision = config.precision;
+  const bool fp8 =
+      precision.linear == PrecisionSection::Linear::kFp8 || precision.frozen == PrecisionSection::Frozen::kFp8;
+  return config.lora && fp8 ? Recipe::kFp8Frozen : Recipe::kCompute;
+}
+
+bool frozen_nf4(const Config& config) {
+  return config.lora && config.precision.frozen == PrecisionSection::Frozen::kNf4;
 }
 
 bool trains_in_fp8(const Config& config) {

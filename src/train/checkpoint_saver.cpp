@@ -6,6 +6,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
+#include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -16,11 +17,19 @@
 namespace trireme {
 
 CheckpointSaver::CheckpointSaver(const CheckpointFolder& folder, const CheckpointRun& run, Communicator& comm,
-                                 std::function<void(const std::string&)> event)
-    : folder_(folder), run_(run), comm_(comm), event_(std::move(event)) {}
+                                 std::function<void(const std::string&)> event, bool in_place)
+    : folder_(folder), run_(run), comm_(comm), event_(std::move(event)), writer_(in_place) {}
 
 CheckpointSaver::~CheckpointSaver() {
   if (committer_.joinable()) committer_.join();
+}
+
+void CheckpointSaver::await_state() {
+  if (phase_ != Phase::kWriting || !writer_.in_place() || writer_.finished()) return;
+  const ProgressSection section("save", kStorageAllowance);
+  const double begin = steady_seconds();
+  writer_.wait();
+  pause_ += steady_seconds() - begin;
 }
 
 double CheckpointSaver::ready() const {

@@ -2,7 +2,8 @@
 // Private to train/: a save over all ranks, beside the steps.
 //
 // The state is copied to host memory (all that the step waits for), a writer thread of each rank writes its file below
-// step-N.tmp-RUN. When all ranks have finished, as the steps' all-reduce of statistics shows, rank 0 commits the
+// step-N.tmp-RUN. Where state waits on the host, which has no room for a copy, it is written from where it is: forward
+// and backward of the next step go on, its optimizer waits. When all ranks have finished, as the steps' all-reduce of statistics shows, rank 0 commits the
 // checkpoint (CheckpointFolder) on its own thread. A save that fails changes no older one; kMaxFailures in a row end
 // the run with exit code 73.
 
@@ -21,15 +22,18 @@ namespace trireme {
 
 class CheckpointSaver {
  public:
-  /// `event`: takes one JSON object for metrics.jsonl; called on rank 0. The others outlive the saver.
+  /// `event`: takes one JSON object for metrics.jsonl; called on rank 0. The others outlive the saver. `in_place`: the
+  /// state is not copied.
   CheckpointSaver(const CheckpointFolder& folder, const CheckpointRun& run, Communicator& comm,
-                  std::function<void(const std::string&)> event);
+                  std::function<void(const std::string&)> event, bool in_place = false);
   ~CheckpointSaver();
 
   /// For runs with regular saves: allocates the host memory of the copies in the background, while the run is loaded.
   void prepare(const std::vector<StateTensor>& state) { writer_.prepare(pieces_to_save(state, comm_.rank())); }
   /// Collective. Waits for the save under way, copies the state, starts writing. Throws as advance_if_ready().
   void start(const std::vector<StateTensor>& state, const LoopState& loop);
+  /// Call before the state changes: returns when a save under way does not read it any more.
+  void await_state();
   /// Whether this rank has finished the phase of the save that is under way (0 or 1): summed over ranks in the step's
   /// all-reduce.
   double ready() const;

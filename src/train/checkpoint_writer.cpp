@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -20,6 +21,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 namespace trireme {
 
@@ -72,7 +74,7 @@ void CheckpointWriter::allocate_copy(size_t i, const at::Tensor& source) {
 void CheckpointWriter::prepare(const std::vector<PieceSource>& pieces) {
   TRIREME_CHECK(finished_ && host_.empty() && !preparing_.joinable(),
                 "the memory of snapshots is allocated once, before the first");
-  if (pieces.empty() || pieces[0].tensor.is_cpu()) return;
+  if (in_place_ || pieces.empty() || pieces[0].tensor.is_cpu()) return;
   host_.resize(pieces.size());
   preparing_ = std::thread([this, pieces] {
     try {
@@ -95,9 +97,13 @@ void CheckpointWriter::snapshot(const std::vector<PieceSource>& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const at::Tensor& source = pieces[i].tensor;
     pieces_.push_back(pieces[i].piece);
+    if (!source.is_cpu()) device_ = source.device();
+    if (in_place_ && !pieces_.back().unit.empty()) {
+      host_[i] = source.view({-1});
+      continue;
+    }
     allocate_copy(i, source);
     host_[i].copy_(source.reshape({-1}), /*non_blocking=*/true);
-    if (!source.is_cpu()) device_ = source.device();
   }
   if (!device_.is_cpu()) {
     copied_ = std::make_unique<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
@@ -127,6 +133,7 @@ void CheckpointWriter::start(const std::filesystem::path& path, int rank, int64_
       error_ = error.what();
     }
     finished_ = true;
+    finished_.notify_all();
   });
 }
 
@@ -135,9 +142,14 @@ void CheckpointWriter::write(const std::filesystem::path& path) {
   for (const CheckpointPiece& piece : pieces_)
     declared.emplace_back(piece.tensor_name(), TensorInfo{piece.dtype, {piece.count}});
   SafetensorsWriter writer(path, declared);
+  // The copies of what is still on the device pass the computation of the next step.
+  std::optional<c10::StreamGuard> copying;
+  if (in_place_ && !device_.is_cpu())
+    copying.emplace(c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_));
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    pieces_[i].xxh3 = xxh3_64(host_[i].const_data_ptr(), host_[i].nbytes());
-    writer.append(host_[i].const_data_ptr(), host_[i].nbytes());
+    const at::Tensor values = host_[i].cpu();
+    pieces_[i].xxh3 = xxh3_64(values.const_data_ptr(), values.nbytes());
+    writer.append(values.const_data_ptr(), values.nbytes());
   }
   writer.commit();
   const MappedFile whole(path, ExitCode::kCannotWrite);

@@ -29,7 +29,10 @@ std::vector<PieceSource> pieces_to_save(const std::vector<StateTensor>& state, i
 
 class CheckpointWriter {
  public:
+  /// `in_place`: shards are not copied but read while the file is written, and must not change until it is.
+  explicit CheckpointWriter(bool in_place = false) : in_place_(in_place) {}
   ~CheckpointWriter();
+  bool in_place() const { return in_place_; }
   /// Allocates the host memory for copies of GPU tensors on a thread of its own: pinning tens of gibibytes takes
   /// seconds, for which the first snapshot would otherwise wait.
   void prepare(const std::vector<PieceSource>& pieces);
@@ -39,6 +42,7 @@ class CheckpointWriter {
   /// Starts writing the snapshot to `path`; nothing is written when there are no pieces.
   void start(const std::filesystem::path& path, int rank, int64_t step);
   bool finished() const { return finished_; }
+  void wait() const { finished_.wait(false); }
   /// Once finished: joins. The file as the manifest describes it (no name: nothing to write); `error` is set when it
   /// failed.
   CheckpointFile take(std::string& error);
@@ -51,7 +55,8 @@ class CheckpointWriter {
   void write(const std::filesystem::path& path);
   void allocate_copy(size_t i, const at::Tensor& source);
   std::vector<CheckpointPiece> pieces_;
-  std::vector<at::Tensor> host_;
+  bool in_place_;
+  std::vector<at::Tensor> host_;        // of a piece; in place: where it is
   bool pinned_ = true;                  // false after the first failure to allocate pinned memory
   std::unique_ptr<c10::Event> copied_;  // null on CPUs
   c10::Device device_ = c10::kCPU;      // of the pieces in the snapshot

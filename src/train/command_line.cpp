@@ -49,7 +49,8 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
                  "with --dry-run: plan for such GPUs, by their datasheets: " + join(device_words(), ", "))
       ->type_name("NAME")
       ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
-  app.add_option("--device-memory-gib", line.device_memory_gib, "with --dry-run: plan for GPUs with this much memory")
+  app.add_option("--device-memory-gib", line.device_memory_gib,
+                 "take at most so much memory of each GPU; with --dry-run: plan for GPUs with this much")
       ->check(CLI::PositiveNumber);
   app.add_option("--host-memory-gib", line.host_memory_gib,
                  "with --device or --device-memory-gib: memory of the host for each GPU (default 128)")
@@ -81,13 +82,12 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
     throw ConfigError(fmt::format("--config FILE is missing (see {} --help)", name));
   }
   const bool device = !line.device.empty();
-  if (!line.dry_run && !line.handled && (line.ranks || device || line.device_memory_gib || line.host_memory_gib))
+  if (!line.dry_run && !line.handled && (line.ranks || device || line.host_memory_gib))
     throw ConfigError(fmt::format(
         "{} is for --dry-run: a run has the ranks and devices that it is started with (mpirun -n N, srun, torchrun)",
-        line.ranks               ? "--ranks"
-        : device                 ? "--device"
-        : line.device_memory_gib ? "--device-memory-gib"
-                                 : "--host-memory-gib"));
+        line.ranks ? "--ranks"
+        : device   ? "--device"
+                   : "--host-memory-gib"));
   if (line.host_memory_gib && !line.device_memory_gib && !device)
     throw ConfigError("--host-memory-gib is for GPUs: give --device or --device-memory-gib, too");
   line.config = config;

@@ -8,6 +8,7 @@
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/plan/devices.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
@@ -74,6 +75,7 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
                                                      world.communicator().backend());
   std::vector<std::string> lines = {fmt::format("Trireme {} ({}): {} rank{} on {}{}", kVersion, kCommit, ranks,
                                                 ranks == 1 ? "" : "s", device.name, group)};
+  if (world.device().is_cuda()) lines.push_back(describe_kernels(kernel_class(world.device())));
   const Topology& topology = world.topology();
   if (topology.hosts() > 1) {
     const int size = plan.shard_size;
@@ -111,8 +113,8 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
     }
   };
   const bool named = !line.device.empty(), gpu = named || line.device_memory_gib.has_value();
-  if (named) check_device(config, line.device);
   const MachineRates rates = named ? device_rates(line.device) : run_rates(config, "");
+  const KernelClass kernels = gpu ? planned_kernel_class(rates.capability) : planned_kernel_class(at::kCPU);
   const double memory_gib = line.device_memory_gib.value_or(rates.memory_gib);
   const at::ScalarType dtype = compute_dtype(config, gpu);
   check_disk([&] { check_run_directory(config, null_values(config, program.keys, dtype)); });
@@ -121,19 +123,20 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;
   const int64_t host_memory =
       pinnable_memory(static_cast<int64_t>(line.host_memory_gib.value_or(rates.host_memory_gib) * (1 << 30)), 1);
-  RankInfo rank{.grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_for_gpus = gpu};
+  RankInfo rank{
+      .grid = RankGrid(0, {.world = ranks}), .compute_dtype = dtype, .planned_capability = gpu ? rates.capability : 0};
   int context = 1;
   if (ranks > 1 && config.parallel.context_size != 1 && program.keys.features.has(Feature::kContext)) {
     rank.plan_only = true;
     const auto model = program.make_task(config, rank, program.keys);
-    context = choose_context_size({config, *model, ranks, gpu, memory, host_memory, 0, rates});
+    context = choose_context_size({config, *model, ranks, gpu, memory, host_memory, 0, rates, 0, kernels});
     rank.plan_only = false;
     rank.grid = RankGrid(0, {.world = ranks, .context = context});
   }
   const auto task = program.make_task(config, rank, program.keys);
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.dir) / "checkpoints";
   if (config.lora || list_checkpoints(checkpoints).empty()) task->check_weights();
-  const TrainingPlan plan = plan_run({config, *task, ranks, gpu, memory, host_memory, 0, rates, context});
+  const TrainingPlan plan = plan_run({config, *task, ranks, gpu, memory, host_memory, 0, rates, context, kernels});
   check_disk([&] {
     const std::string warning =
         check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir), task->units(), ranks);
@@ -144,6 +147,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   std::string text = fmt::format(
       "dry run: {} on {}, {}\n", counted(ranks, "rank"),
       gpu ? fmt::format("{} of {:.1f} GiB", named ? rates.name : "GPUs", memory_gib) : "CPUs", type_name(dtype));
+  if (gpu) text += describe_kernels(kernels) + '\n';
   for (const std::string& description : task->facts().description) text += description + '\n';
   for (const std::string& cost : cost_lines(config, *task, ranks / context, context > 1)) text += cost + '\n';
   text += describe_plan(plan, task->units());

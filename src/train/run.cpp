@@ -13,6 +13,7 @@
 #include "trireme/base/stack.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/comm/launch.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
 #include "trireme/watchdog/watchdog.h"
@@ -105,6 +106,7 @@ MlperfRun mlperf_run(const Config& config, RunRows& rows, const World& world) {
 
 /// Libraries as the run needs them, on the device that this rank has.
 void configure_device(const Config& config, World& world) {
+  collective_check(world.communicator(), [&] { (void)kernel_class(world.device()); });
   configure_libraries(world.device(), world.launch().local_world_size, config.train.deterministic);
   if (world.device().is_cuda()) return;
   const int threads = at::get_num_threads();
@@ -191,6 +193,7 @@ int join_and_train(const Config& config, const Launch& launch, const TrainingPro
   try {
     // MPI may have more ranks than the environment gave.
     if (size != launch.world_size) (void)load_config(line.config, line.overrides, program.keys, size);
+    if (line.device_memory_gib) limit_device_memory(world->device(), *line.device_memory_gib);
     const ExitCode code = train(config, *world, program, line);
     world->leave();
     return static_cast<int>(code);
@@ -227,7 +230,9 @@ int train_main(int argc, char** argv, const TrainingProgram& program) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
-      (void)run_rates(config, "");  // what is wrong with the file is found before the ranks join
+      // What is wrong with the file and with TRIREME_KERNELS is found before the ranks join.
+      (void)run_rates(config, "");
+      (void)planned_kernel_class(at::kCPU);
       if (line.dry_run) return dry_run(config, line, launch, program);
       joining = true;
       return join_and_train(config, launch, program, line);

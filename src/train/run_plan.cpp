@@ -42,7 +42,8 @@ std::string plan_summary(const TrainingPlan& plan) {
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
                   plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
                   plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
-  all += fmt::format(" {} {} {} {}", plan.tile_tokens, plan.offloaded, plan.host, plan.context_size);
+  all += fmt::format(" {} {} {} {} {} {}", plan.tile_tokens, plan.offloaded, plan.host, plan.context_size,
+                     plan.host_units, plan.host_state);
   for (const bool resident : plan.resident) all += resident ? " r" : " s";
   for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
   return fmt::format(
@@ -130,7 +131,7 @@ int run_context_size(const Config& config, const TrainingProgram& program, World
         program.make_task(config, {RankGrid(), world.device(), compute_dtype, /*plan_only=*/true}, program.keys);
     size = choose_context_size({config, *model, comm.size(), world.device().is_cuda(), static_cast<int64_t>(-most[0]),
                                 static_cast<int64_t>(-most[1]), world.topology().largest_group(),
-                                run_rates(config, device.name)});
+                                run_rates(config, device.name), 0, planned_kernel_class(world.device())});
   });
   // Ranks with other files would choose otherwise, and are found with the plan.
   return static_cast<int>(comm.all_reduce_host({static_cast<double>(size)}, ReduceOp::kMax)[0]);
@@ -148,7 +149,8 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
                 0,
                 world.topology().largest_group(),
                 run_rates(config, device_info_.name),
-                grid.context.size} {
+                grid.context.size,
+                planned_kernel_class(world.device())} {
   Communicator& comm = world.communicator();
   if (const auto bytes = fault_value("device-memory", comm.rank()))
     question_.device_memory = device_info_.total_memory = static_cast<int64_t>(*bytes);
@@ -191,8 +193,10 @@ std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& 
   if (!ran_out(error)) return std::nullopt;
   // The plan predicted too little: settings that need less memory, the largest saving first.
   std::vector<std::string> advice;
+  PlanInput input = plan_input(question_);
+  if (plan_.host_units == 0) input.state = PlanInput::Offload::kNone;
   if (question_.config.parallel.recompute.word != ParallelSection::Recompute::kFull &&
-      plan_.total() > least_plan(plan_input(question_)).total())
+      plan_.total() > least_plan(input).total())
     advice.emplace_back("parallel.recompute: full");
   std::vector<PlanHint> hints = plan_hints(question_);
   std::stable_sort(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });

@@ -3,6 +3,8 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/base/text.h"
+#include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/plan/precision.h"
 #include "trireme/watchdog/progress.h"
@@ -75,7 +77,8 @@ std::string list_ranks(const std::vector<std::string>& found, const std::vector<
 }  // namespace
 
 TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& progress,
-                     std::function<StepVotes()> votes, std::function<void(const std::string&)> event)
+                     std::function<StepVotes()> votes, std::function<void()> before_update,
+                     std::function<void(const std::string&)> event)
     : run_(run),
       config_(run.config),
       task_(run.task),
@@ -83,6 +86,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       clock_(clock),
       progress_(progress),
       votes_(std::move(votes)),
+      before_update_(std::move(before_update)),
       recomputation_{run.plan.recompute, run.plan.tile_tokens} {
   const at::Device device = run.world.device();
   if (run.plan.offloaded > 0) {
@@ -90,16 +94,38 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
     collective_check(comm_, [&] { offload_->reserve(run.plan.host); });
     recomputation_.offload = offload_.get();
   }
-  units_ = std::make_unique<ShardedUnits>(
-      task_.units(), comm_, run.grid, device,
-      ShardingOptions{
-          run.compute_dtype, run.plan.resident, frozen_recipe(config_),
-          trained_recipe(config_, task_.facts().automatic_fp8),
-          config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute ? run.compute_dtype : at::kFloat,
-          run.plan.policy, config_.precision.fp8_skip_first, config_.precision.fp8_skip_last,
-          config_.model.read == ModelSection::Read::kPerHost});
+  if (run.plan.host_units > 0)
+    host_state_ = std::make_unique<HostState>(HostState::Options{.device = device, .bytes = run.plan.host_state});
+  const bool narrow = config_.optimizer.gradients == OptimizerSection::Gradients::kBf16;
+  const bool reduces_narrow = narrow || config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute;
+  const ShardingOptions sharding{run.compute_dtype,
+                                 run.plan.resident,
+                                 frozen_recipe(config_),
+                                 trained_recipe(config_, task_.facts().automatic_fp8),
+                                 frozen_nf4(config_),
+                                 reduces_narrow ? run.compute_dtype : at::kFloat,
+                                 narrow ? run.compute_dtype : at::kFloat,
+                                 run.plan.policy,
+                                 config_.precision.fp8_skip_first,
+                                 config_.precision.fp8_skip_last,
+                                 config_.model.read == ModelSection::Read::kPerHost,
+                                 run.plan.host_units,
+                                 host_state_.get()};
+  const auto make_state = [&] {
+    units_ = std::make_unique<ShardedUnits>(task_.units(), comm_, run.grid, device, sharding);
+    optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);
+  };
+  if (host_state_) {
+    const double begin = steady_seconds();
+    collective_check(comm_, make_state);
+    if (device.is_cuda())
+      log_info(fmt::format("{} of pinned host memory for master weights and moments, allocated in {}",
+                           format_bytes(static_cast<double>(run.plan.host_state)),
+                           format_duration(steady_seconds() - begin)));
+  } else {
+    make_state();
+  }
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
-  optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);
   guard_ = std::make_unique<StepGuard>(config_, run.compute_dtype, device, std::move(event));
   observe_faults();
   if (clips_locally()) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
@@ -125,6 +151,7 @@ void TrainStep::train_step(int64_t step) {
   const StepVerdict verdict = guard_->judge(loss, grad_norm, /*previous_inspected=*/progress_.reported == step);
   const at::Tensor multiplier = gradient_multiplier(unscale, grad_norm);
 
+  before_update_();
   const ProgressSection section("optimizer");
   const ProfileRange range("optimizer");
   const double lr = step_learning_rate(step);
@@ -260,6 +287,7 @@ std::string TrainStep::find_nonfinite(int64_t step) {
 }
 
 std::vector<StateTensor> TrainStep::state() {
+  if (host_state_) host_state_->settle();
   std::vector<StateTensor> state = optimizer_->state();
   for (const TrainedShard& shard : units_->trained()) state.push_back({StateKind::kMaster, &shard, shard.master});
   for (StateTensor& tensor : guard_->tensors()) state.push_back(std::move(tensor));

@@ -12,6 +12,7 @@
 #include "trireme/comm/rank_grid.h"
 #include "trireme/config/config.h"
 #include "trireme/fsdp/sharded_units.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/ops/device.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/plan/plan.h"
@@ -52,9 +53,10 @@ struct StepVotes {
 
 class TrainStep {
  public:
-  /// The weights are not there yet. `votes` is asked in each step, `event` takes one JSON object for metrics.jsonl.
+  /// The weights are not there yet. `votes` is asked in each step, `before_update` called before the state changes,
+  /// `event` takes one JSON object for metrics.jsonl.
   TrainStep(const RunParts& run, const RunClock& clock, RunProgress& progress, std::function<StepVotes()> votes,
-            std::function<void(const std::string&)> event);
+            std::function<void()> before_update, std::function<void(const std::string&)> event);
 
   /// Queues step `step` (from 0) and counts it in `progress`. Waits for no step but, where that one may be skipped, for
   /// the step before.
@@ -65,7 +67,7 @@ class TrainStep {
   /// Collective.
   std::string find_nonfinite(int64_t step);
 
-  /// What a checkpoint keeps: tensors, in the order of its files.
+  /// What a checkpoint keeps: tensors, in the order of its files. Those on the host have their values.
   std::vector<StateTensor> state();
   /// The weights have been read or drawn into the masters.
   void weights_changed();
@@ -101,7 +103,9 @@ class TrainStep {
   const RunClock& clock_;
   RunProgress& progress_;
   std::function<StepVotes()> votes_;
+  std::function<void()> before_update_;
   std::unique_ptr<OffloadStore> offload_;  // null: all activations stay on the device
+  std::unique_ptr<HostState> host_state_;  // null: masters and moments are on the device
   Recomputation recomputation_;
   std::unique_ptr<ShardedUnits> units_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -440,6 +440,20 @@ TEST(Rules, ALossScaleNeedsFp16) {
   EXPECT_EQ(refused("precision: {loss_scale: 1024, compute: fp16}\n"), "");
 }
 
+TEST(Rules, FrozenMatricesAreBeneathAdaptersAndHaveOneFormat) {
+  for (const std::string format : {"auto", "compute", "fp8", "nf4"})
+    EXPECT_EQ(refused("lora: {r: 4}\nprecision: {frozen: " + format + "}\n"), "");
+  EXPECT_EQ(refused("lora: {r: 4}\nprecision: {linear: fp8, frozen: fp8}\n"), "");
+  for (const std::string format : {"compute", "nf4"})
+    EXPECT_NE(refused("lora: {r: 4}\nprecision: {linear: fp8, frozen: " + format + "}\n")
+                  .find(":5:34: precision.frozen " + format + " contradicts precision.linear fp8"),
+              std::string::npos);
+  EXPECT_NE(refused("precision: {frozen: nf4}\n").find(":4:21: precision.frozen nf4 is for matrices beneath adapters"),
+            std::string::npos);
+  EXPECT_NE(refused("lora: {r: 4}\nprecision: {frozen: bf16}\n").find("Did you mean 'compute'"), std::string::npos);
+  EXPECT_NE(refused("lora: {r: 4}\nprecision: {frozen: fp4}\n").find("precision.frozen"), std::string::npos);
+}
+
 TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
   EXPECT_EQ(refused("precision: {linear: fp8}\n"), "");
   EXPECT_EQ(refused("precision: {linear: fp8, fp8_recipe: delayed}\n"), "");

@@ -1,10 +1,13 @@
 // Trained weights stored as codes, on 1, 2 and 4 ranks: codes, scales and vectors against those of the master weights,
 // under every policy; forward and backward against a store that quantizes in every pass.
 #include "mpi_test_main.h"
+#include "trireme/base/error.h"
 #include "trireme/config/keys.h"
 #include "trireme/fsdp/sharded_units.h"
+#include "trireme/nn/init.h"
 #include "trireme/ops/layers/norm_linear.h"
 #include "trireme/ops/matmul/fp8.h"
+#include "trireme/ops/matmul/nf4.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -245,6 +248,71 @@ TEST(UnitCodesStore, BlocksInTheComputeDtypeKeepTheirCopies) {
   std::vector<bool> copies;
   for (const TrainedShard& shard : units.trained()) copies.push_back(shard.compute.defined());
   EXPECT_EQ(copies, (std::vector<bool>{true, true, false, true}));
+}
+
+/// The values that a checkpoint tensor's NF4 stands for.
+at::Tensor through_nf4(const at::Tensor& values) {
+  const auto bytes = values.options().dtype(at::kByte), fp32 = values.options().dtype(at::kFloat);
+  const int64_t count = values.numel();
+  const at::Tensor codes = at::empty({nf4_code_bytes(count)}, bytes);
+  const Nf4Scales scales{at::empty({nf4_blocks(count)}, bytes), at::empty({nf4_nested_blocks(count)}, fp32),
+                         at::empty({}, fp32)};
+  nf4_quantize_scales_(scales, nf4_quantize_(codes, values));
+  at::Tensor back = at::empty_like(values);
+  nf4_dequantize_(back, codes, scales);
+  return back;
+}
+
+TEST(FrozenNf4, ForwardAndBackwardReadWhatEachTensorsCodesStandFor) {
+  std::vector<UnitSpec> specs = make_units();
+  for (UnitSpec& unit : specs) unit.trained = false;
+  for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2)
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const bool resident : {false, true}) {
+        SCOPED_TRACE(fmt::format("shard size {}, {}, resident {}", shard_size, c10::toString(dtype), resident));
+        ShardingOptions options{.compute_dtype = dtype, .frozen_nf4 = true};
+        if (resident) options.resident.assign(specs.size(), true);
+        ShardedUnits units(specs, comm(), test_grid(shard_size), at::kCPU, options);
+        units.initialise(5, false);
+        std::vector<std::vector<at::Tensor>> tensors;
+        for (const UnitSpec& spec : specs) {
+          tensors.emplace_back();
+          for (const ParameterSpec& parameter : spec.parameters) {
+            std::vector<at::Tensor> parts;
+            for (const ParameterPart& part : parameter.parts) {
+              const int64_t count = part.rows * (parameter.numel() / parameter.shape[0]);
+              parts.push_back(at::empty({count}, at::TensorOptions(dtype)));
+              draw_initial_values(parameter, part, 5, 0, parts.back());
+              if (parameter.linear) parts.back() = through_nf4(parts.back());
+            }
+            tensors.back().push_back(at::cat(parts).view(parameter.shape));
+          }
+        }
+        WholeUnitStore whole(tensors);
+        for (int pass = 0; pass < 3; ++pass) {
+          const at::Tensor x = batch_of(pass, at::kCPU, dtype), same = batch_of(pass, at::kCPU, dtype);
+          const at::Tensor loss = forward(units, x), expected = forward(whole, same);
+          EXPECT_TRUE(at::equal(loss, expected)) << loss << " and " << expected;
+          if (pass == 1) {  // an evaluation
+            units.release();
+            continue;
+          }
+          loss.backward();
+          expected.backward();
+          units.finish_backward();
+          EXPECT_TRUE(at::equal(x.grad(), same.grad()));
+        }
+      }
+    }
+}
+
+TEST(FrozenNf4, OneUnitAtATime) {
+  std::vector<UnitSpec> specs = make_units();
+  for (UnitSpec& unit : specs) unit.trained = false;
+  ShardedUnits units(specs, comm(), test_grid(), at::kCPU, {.frozen_nf4 = true});
+  units.initialise(5, false);
+  units.pre_forward(1);
+  EXPECT_THROW(units.pre_forward(2), InternalError);
 }
 
 /// Values of flat codes: halfway cases, values beyond the scale, subnormal codes, NaN.

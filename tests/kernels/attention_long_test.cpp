@@ -48,7 +48,7 @@ double worst_token(const Values& actual, const Values& expected, const std::vect
   return worst;
 }
 
-class AttentionLongTest : public KernelTest {};
+class AttentionLongTest : public HopperKernelTest {};
 
 TEST_F(AttentionLongTest, SampledTokensEqualTheOracle) {
   const std::pair<AttentionCase, Element> cases[] = {

@@ -48,7 +48,7 @@ bool reaches(Input input, size_t i) {
   return false;
 }
 
-class AttentionNanTest : public KernelTest {};
+class AttentionNanTest : public HopperKernelTest {};
 
 TEST_F(AttentionNanTest, ReachesItsOwnSequenceAndThoseThatReadItAsPadding) {
   const std::vector<int32_t> bounds{0, 200, 300, 301, 428, 600};

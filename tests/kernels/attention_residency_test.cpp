@@ -13,7 +13,7 @@ namespace trireme::kernels::testing::attention_residency_tests {
 
 namespace {
 
-class AttentionResidencyTest : public KernelTest {};
+class AttentionResidencyTest : public HopperKernelTest {};
 
 /// Whether the work that `launch` puts on the default stream completes while the holder still runs.
 bool ends_beside(const Holder& holder, const std::function<cudaError_t()>& launch) {

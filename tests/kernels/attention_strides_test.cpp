@@ -110,7 +110,7 @@ class Strided {
   void* buffer_ = nullptr;
 };
 
-class AttentionStridesTest : public KernelTest {};
+class AttentionStridesTest : public HopperKernelTest {};
 
 TEST_F(AttentionStridesTest, EachTensorHasItsOwn) {
   for (const AttentionCase& c : {AttentionCase{{0, 100, 101, 333}, 8, 2, 128, true},

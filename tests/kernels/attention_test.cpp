@@ -65,7 +65,7 @@ std::vector<Case> cases(bool backward) {
   return all;
 }
 
-class AttentionTest : public KernelTest {};
+class AttentionTest : public HopperKernelTest {};
 
 TEST_F(AttentionTest, ForwardEqualsTheOracle) {
   for (const Element element : kHalfElements) {

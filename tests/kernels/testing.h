@@ -213,8 +213,16 @@ class KernelTest : public ::testing::Test {
       GTEST_SKIP() << "no CUDA device found";
     }
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    if (major != 9) GTEST_SKIP() << "the kernels are built for compute capability 9.0, this device has " << major;
+    if (major < least_ || major > most_)
+      GTEST_SKIP() << "these kernels are for compute capability " << least_ << " to " << most_ << ", this is " << major;
   }
+  int least_ = 8, most_ = 1000;
+};
+
+/// Of kernels that are built for sm_90a only.
+class HopperKernelTest : public KernelTest {
+ protected:
+  HopperKernelTest() { least_ = most_ = 9; }
 };
 
 }  // namespace trireme::kernels::testing

@@ -2,6 +2,7 @@
 #include "trireme/ops/attention.h"
 
 #include "gradient_check.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -52,6 +53,8 @@ std::vector<at::Tensor> run(const Case& c, const at::Tensor& heads, at::Device d
 
 TEST_P(AttentionGpu, EqualsFp64WithTheSameDecisions) {
   const Case& c = GetParam();
+  if (c.p > 0 && kernel_class(at::Device(at::kCUDA, 0)) != KernelClass::kHopper)
+    GTEST_SKIP() << "the library draws dropout itself";
   const at::Tensor heads =
       random({c.bounds.back(), c.heads + 2 * c.kv_heads, c.head_dim}, 1).to(at::kBFloat16).to(at::kDouble);
   const auto expected = run(c, heads, at::kCPU, at::kDouble);

@@ -226,9 +226,15 @@ class TestBlock {
   Dropout dropout(const Built& built, uint64_t stream) const {
     return c_.dropout > 0 ? Dropout{c_.dropout, 21, samples(built), stream} : Dropout{};
   }
+  /// Stands for attention: every column of qkv reaches a column of its own or shares it with few others, so that no
+  /// gradient is a sum that nearly cancels.
   at::Tensor mix(const Built& built, const at::Tensor& qkv) const {
-    return at_index(built, other_) * qkv.narrow(-1, 0, s_.width) +
-           qkv.narrow(-1, s_.width, s_.extra).sum(-1, true) / static_cast<double>(s_.extra);
+    at::Tensor mixed = at_index(built, other_) * qkv.narrow(-1, 0, s_.width);
+    for (int64_t begin = 0; begin < s_.extra; begin += s_.width) {
+      const int64_t columns = std::min(s_.width, s_.extra - begin);
+      mixed = mixed + at::constant_pad_nd(qkv.narrow(-1, s_.width + begin, columns), {0, s_.width - columns});
+    }
+    return mixed;
   }
 
   at::Tensor forward(const Built& b) const {

@@ -4,6 +4,7 @@
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/loss_head.h"
+#include "trireme/ops/matmul/nf4.h"
 #include "trireme/ops/rope.h"
 
 #include <ATen/ATen.h>
@@ -48,6 +49,28 @@ class KernelsGpu : public ::testing::TestWithParam<at::ScalarType> {
     EXPECT_LT(error, tolerance()) << c10::toString(GetParam());  // NaN fails too
   }
 };
+
+TEST_P(KernelsGpu, Nf4HasTheBitsOfTheComposition) {
+  for (const int64_t count : {64, 4096, 64 * 300 * 257}) {
+    const at::Tensor values = random({count}), host = values.cpu();
+    const auto make = [&](const at::Tensor& from) {
+      const auto bytes = from.options().dtype(at::kByte), fp32 = from.options().dtype(at::kFloat);
+      return std::pair(at::empty({nf4_code_bytes(count)}, bytes),
+                       Nf4Scales{at::empty({nf4_blocks(count)}, bytes), at::empty({nf4_nested_blocks(count)}, fp32),
+                                 at::empty({}, fp32)});
+    };
+    const auto [codes, scales] = make(values);
+    const auto [host_codes, host_scales] = make(host);
+    const at::Tensor absmax = nf4_quantize_(codes, values), host_absmax = nf4_quantize_(host_codes, host);
+    EXPECT_TRUE(at::equal(codes.cpu(), host_codes) && at::equal(absmax.cpu(), host_absmax));
+    nf4_quantize_scales_(scales, absmax);
+    at::Tensor got = at::empty_like(values), want = at::empty_like(host);
+    poison(static_cast<int64_t>(values.nbytes()));
+    nf4_dequantize_(got, codes, scales);
+    nf4_dequantize_(want, host_codes, {scales.absmax.cpu(), scales.nested.cpu(), scales.offset.cpu()});
+    EXPECT_TRUE(at::equal(got.cpu(), want)) << count;
+  }
+}
 
 TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {
   for (const auto& shape :

@@ -13,6 +13,8 @@ import tempfile
 from needed import needed
 
 with needed():
+    if "--nf4" in sys.argv:
+        import bitsandbytes  # noqa: F401  transformers opens NF4 with it; not installed by scripts/setup.sh
     import numpy as np
     import torch
     import xxhash
@@ -49,7 +51,7 @@ ADAPTERS = {
 }
 
 
-def model_config(kind):
+def model_config(kind, hidden=48, intermediate=80):
     extra = {}
     if kind == "mha":
         extra = dict(num_key_value_heads=4)
@@ -59,7 +61,7 @@ def model_config(kind):
         extra = dict(rope_theta=500000.0, max_position_embeddings=131072,
                      rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                        original_max_position_embeddings=8192))
-    base = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+    base = dict(vocab_size=VOCAB, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=3, num_attention_heads=4,
                 num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5)
     if kind == "mistral":
         return MistralConfig(**base, sliding_window=SEQ)
@@ -132,6 +134,14 @@ def parameters(model):
     return found
 
 
+def open_base(path):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, device_map="cpu").eval()
+    for module in model.modules():  # bitsandbytes would multiply in bf16
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
 class Noise:
     """What ops/dropout.h draws for NEFTune, in the place of torch's uniform numbers in transformers' hook."""
 
@@ -160,6 +170,7 @@ def main():
     parser.add_argument("--neftune", type=float, default=0)
     parser.add_argument("--label-smoothing", type=float, default=0)
     parser.add_argument("--case", required=True)
+    parser.add_argument("--nf4", choices=["values", "codes"], help="the base in bitsandbytes' NF4: made while values are loaded, or as stored")
     parser.add_argument("--launch", default="", help="prefix such as 'mpirun -n 2'")
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
@@ -173,9 +184,19 @@ def main():
     torch.set_num_threads(1)
     failures = []
     with tempfile.TemporaryDirectory() as work:
-        config = model_config(kind)
+        # bitsandbytes' CPU library (0.50) reads other scales where rows are no whole blocks.
+        config = model_config(kind, 64, 128) if args.nf4 else model_config(kind)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         model.save_pretrained(f"{work}/base", safe_serialization=True)
+        tool = os.path.join(os.path.dirname(os.path.abspath(args.train_llama)), "trireme")
+        base = f"{work}/base"
+        if args.nf4:
+            base = f"{work}/nf4"
+            subprocess.run([tool, "model", "quantize", "--model", f"{work}/base", "--output", base], check=True, capture_output=True)
+            model = open_base(base)
+            args.set.append("precision.frozen=nf4")
+            if args.nf4 == "codes":
+                args.set.append(f"model.path={base}")
         data = write_data(f"{work}/train.npy", 24, 1)
         valid = write_data(f"{work}/valid.npy", 7, 2)
         lr, warmup, minimum, clip, decay, seed = 3e-3, 2, 1e-4, 0.5, 0.05, 4321
@@ -272,7 +293,7 @@ output: {{dir: run}}
 
         # The artefact, opened by transformers or peft.
         if mode == "lora":
-            loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(f"{work}/base", dtype=torch.float32), f"{work}/run/adapter")
+            loaded = PeftModel.from_pretrained(open_base(base), f"{work}/run/adapter")
         else:
             loaded = AutoModelForCausalLM.from_pretrained(f"{work}/run/model", dtype=torch.float32)
         loaded.eval()
@@ -290,7 +311,6 @@ output: {{dir: run}}
             failures.append(f"logits differ by {logit_error:.3g}")
         merged = ""
         if mode == "lora":
-            tool = os.path.join(os.path.dirname(os.path.abspath(args.train_llama)), "trireme")
             done = subprocess.run([tool, "adapter", "merge", "--model", f"{work}/base", "--adapter", f"{work}/run/adapter", "--output",
                                    f"{work}/merged"], capture_output=True, text=True)
             if done.returncode != 0:
@@ -299,6 +319,16 @@ output: {{dir: run}}
                 with torch.no_grad():
                     whole = AutoModelForCausalLM.from_pretrained(f"{work}/merged", dtype=torch.float32).eval()
                     merge_error = (whole(input_ids=valid).logits - loaded(input_ids=valid).logits).abs().max().item()
+                if args.nf4:  # merged into the weights that the codes were made from
+                    plain = open_base(f"{work}/base")
+                    with torch.no_grad():
+                        moved = (loaded(input_ids=valid).logits - plain(input_ids=valid).logits).abs().max().item()
+                        whole_loss = sum(whole(input_ids=row[None], labels=row[None]).loss.item() for row in valid) / len(valid)
+                    print(f"{args.case}: merged into the values instead of the codes: logits {merge_error:.2e} away, loss {whole_loss:.4f} instead "
+                          f"of {eval_loss:.4f}; training moved the logits by {moved:.2e}")
+                    loaded = PeftModel.from_pretrained(plain, f"{work}/run/adapter")
+                    with torch.no_grad():
+                        merge_error = (whole(input_ids=valid).logits - loaded(input_ids=valid).logits).abs().max().item()
                 mine, theirs = whole.state_dict(), loaded.merge_and_unload().state_dict()
                 assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
                 if args.case == "adapter-embedding-of-tied":  # peft merges into the matrix that is the output's, too, which its adapter does not change

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -311,6 +312,44 @@ TEST(RowMemory, OfBertsLayers) {
   EXPECT_EQ(plain.working_fixed, 0);
   EXPECT_EQ(plain.head.held, vocabulary * d * 8);
   EXPECT_EQ(fp8.working_fixed, 24 * (4 * d * d + 2 * d * f));
+}
+
+TEST(RowMemory, OfOtherKernels) {
+  const auto bert = [](KernelClass kernels) {
+    return row_memory(bert_large().shape(512, 1, 2), traits_of(Recipe::kCompute), 2, kernels);
+  };
+  const auto gpt = [](KernelClass kernels) {
+    return row_memory(DecoderModel(decoder_preset("gpt3-126m"), {}).shape(2048, 2), traits_of(Recipe::kCompute), 2,
+                      kernels);
+  };
+  const auto llama = [](KernelClass kernels) {
+    return row_memory(DecoderModel(decoder_preset("llama3-8b"), {}).shape(4096, 2), traits_of(Recipe::kCompute), 2,
+                      kernels);
+  };
+  for (const auto& of : std::vector<std::function<RowMemory(KernelClass)>>{bert, gpt, llama}) {
+    const RowMemory hopper = of(KernelClass::kHopper), portable = of(KernelClass::kPortable),
+                    none = of(KernelClass::kNone);
+    for (const RowMemory& other : {portable, none}) {
+      EXPECT_EQ(other.saved, hopper.saved) << "what the layers keep does not depend on who computes it";
+      EXPECT_EQ(other.saved_mlp, hopper.saved_mlp);
+      EXPECT_EQ(other.saved_attention, hopper.saved_attention);
+    }
+    EXPECT_GE(portable.working, hopper.working);
+    EXPECT_EQ(portable.head.logits_most, hopper.head.logits_most);
+    EXPECT_GT(none.working, portable.working);
+    EXPECT_EQ(none.head.logits_most, int64_t{1} << 30);
+  }
+  // Sums of dq in fp32, with dropout of 128 rows more than a sequence has tokens, in place of sums on chip.
+  constexpr int64_t d = 1024, f = 4096;
+  EXPECT_EQ(bert(KernelClass::kPortable).working,
+            std::max(512 * (2 * f + 2 * d) * 2, 512 * 9 * d * 2 + 4 * d * (512 + 128)));
+  // Backward of GPT's MLP in compositions: bias + x of GELU, and six fp32 tensors of the norm.
+  const RowMemory composed = gpt(KernelClass::kNone), kernels = gpt(KernelClass::kHopper);
+  EXPECT_EQ(composed.head.logits, 2048 * 8 * decoder_preset("gpt3-126m").vocab_size);
+  EXPECT_EQ(composed.head.fixed - kernels.head.fixed, 2 * 768 * decoder_preset("gpt3-126m").vocab_size);
+  // Gradients of keys and values for each of 32 query heads.
+  EXPECT_EQ(llama(KernelClass::kPortable).working_whole,
+            llama(KernelClass::kHopper).working_whole + 4096 * 2 * 4096 * 2);
 }
 
 }  // namespace

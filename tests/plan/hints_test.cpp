@@ -266,6 +266,27 @@ TEST_F(Hints, ALongRowIsToldOfTilesAndOfTheHost) {
       std::string::npos);
 }
 
+TEST_F(Hints, AModelWithoutRoomForItsStateIsToldOfTheHost) {
+  const Case c = {"llama2-13b", 1, 139.8, 2048, {"batch.global_batch_size=64", "batch.micro_batch_size=2"}};
+  const auto file = write(c);
+  const auto told = [&](std::vector<std::string> settings, int64_t host_gib) {
+    settings.insert(settings.end(), c.settings.begin(), c.settings.end());
+    const Config config = load_config(file, settings, kLlama.keys, 1);
+    return refusal(config, *model_to_plan(config, kLlama), c.memory_gib, host_gib << 30);
+  };
+  const std::string narrow = "optimizer.moments=bf16";
+  EXPECT_EQ(told({narrow}, 106), "fits");
+  EXPECT_EQ(told({narrow, "parallel.offload=optimizer"}, 106), "fits");
+  const std::string none = told({narrow, "parallel.offload=none"}, 106), few = told({}, 20);
+  EXPECT_NE(none.find("parallel.offload: auto"), std::string::npos) << none;
+  EXPECT_NE(few.find("20.0 GiB of its host hold the state of "), std::string::npos) << few;
+  EXPECT_NE(few.find("master weights and moments on the host"), std::string::npos) << few;
+  const std::string all = told({narrow, "parallel.offload=activations"}, 106);
+  EXPECT_NE(all.find("parallel.offload: all"), std::string::npos) << all;
+  EXPECT_NE(told({narrow, "parallel.offload=optimizer"}, 0).find("a rank's host has 0 B for it"), std::string::npos);
+  EXPECT_NE(told({"optimizer.name=muon"}, 106), "fits") << "whole matrices stay on the GPU";
+}
+
 TEST_F(Hints, PassesOfFp8ProductsHaveAMultipleOf16Tokens) {
   const Case c = {"llama2-7b", 1, 80, 1000, {"batch.global_batch_size=16", "batch.micro_batch_size=16"}};
   const auto file = write(c);

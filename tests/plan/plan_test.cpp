@@ -62,6 +62,26 @@ TEST(Plan, KeepsEverythingWholeWhereItFits) {
   EXPECT_EQ(plan.gathered_per_pass, 0);
 }
 
+TEST(Plan, MatricesInNf4TakeHalfAByteAndOneUnitsMemory) {
+  auto units = frozen_model();
+  PlanInput input = input_for(units, 1, 0);
+  const int64_t adapters = best_plan(input).weights - kBlocks * 128 * kMiB;
+  for (UnitSpec& unit : units)
+    if (!unit.trained) unit.parameters[0].linear = true;
+  input.frozen_nf4 = true;
+  const TrainingPlan whole = best_plan(input);
+  // Codes, a byte for 64 elements, 4 for 64 x 256; 64 Mi elements a block.
+  constexpr int64_t kScales = kMiB + kMiB / 64;
+  EXPECT_EQ(whole.weights, kBlocks * (32 * kMiB + kScales) + adapters);
+  EXPECT_EQ(whole.gather_slots, 128 * kMiB);
+  input.world_size = 4;
+  input.shard_size = 4;
+  const TrainingPlan sharded = best_plan(input);
+  EXPECT_EQ(sharded.weights, kBlocks * (8 * kMiB + kScales) + adapters) << "scales are whole";
+  EXPECT_EQ(sharded.gather_slots, 128 * kMiB + 3 * (32 * kMiB + kScales));
+  EXPECT_EQ(sharded.gathered_per_pass, kBlocks * 24 * kMiB);
+}
+
 TEST(Plan, TheHeadHoldsLogitsOfAllRowsOrOfAsManyAsFit) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 4, 4096 * kMiB);
@@ -306,6 +326,86 @@ TEST(Plan, AHostOfFewBytesHoldsInputsBeforeAttentionsOutputs) {
     spared = count(*plan, Recompute::kAttention);
   }
   EXPECT_LE(spared, 1) << "the last block stays on the device, which has room for its attention's output";
+}
+
+/// Eight trained blocks; a block has 128 MiB in bf16, 256 of master weights and 512 of moments.
+std::vector<UnitSpec> trained_model() {
+  std::vector<UnitSpec> units = frozen_model();
+  units.pop_back();
+  for (UnitSpec& unit : units) unit.trained = true;
+  return units;
+}
+
+TEST(Plan, StateGoesToTheHostWhereNothingFitsOtherwise) {
+  const auto units = trained_model();
+  PlanInput input = input_for(units, 1, 0);
+  input.row.saved_input = 0;  // nothing to recompute
+  input.num_blocks = 0;
+  input.micro_batches = 4;
+  input.host_memory = 6000 * kMiB;
+  input.rates.host_bytes = 1e9;
+  input.state = PlanInput::Offload::kAuto;
+  int before = 0;
+  // Weights 1,024, state 6,144, gradients 2,048, the pieces of the pass 1,152.
+  for (int64_t memory = 9600; memory > 4300; memory -= 100) {
+    input.device_memory = memory * kMiB;
+    const auto plan = find_plan(input);
+    if (!plan) {
+      EXPECT_LT(memory, 5200) << "the host has seven units of eight";
+      break;
+    }
+    EXPECT_TRUE(plan->fits());
+    EXPECT_GE(plan->host_units, before);
+    EXPECT_EQ(plan->host_state, plan->host_units * 768 * kMiB);
+    EXPECT_EQ(plan->masters + plan->moments, (kBlocks - plan->host_units) * 768 * kMiB);
+    EXPECT_NEAR(plan->cost.state, plan->host_units * 768 * 1.048576e-3, 1e-9);
+    PlanInput fewer = input;
+    fewer.host_memory = plan->host_state - 1;
+    EXPECT_TRUE(plan->host_units == 0 || !find_plan(fewer)) << plan->host_units << " are the fewest";
+    EXPECT_TRUE(memory < 9500 || plan->host_units == 0);
+    before = plan->host_units;
+  }
+  EXPECT_EQ(before, 7);
+  EXPECT_EQ(least_plan(input).host_units, 7);
+  // Asked for, as much as the host holds; on CPU ranks, whose host is the device, all, and counted there.
+  input.device_memory = 0;
+  EXPECT_EQ(best_plan(input).host_units, 0);
+  input.state = PlanInput::Offload::kAll;
+  EXPECT_EQ(best_plan(input).host_units, 7);
+  input.host_apart = false;
+  const TrainingPlan here = best_plan(input);
+  EXPECT_EQ(here.host_units, kBlocks);
+  EXPECT_EQ(here.host_state, 0);
+  EXPECT_EQ(here.masters + here.moments, kBlocks * 768 * kMiB);
+  // Codes of a whole unit are made in the pass; those of a shard from masters that come a second time.
+  input.host_apart = true;
+  input.trained = Recipe::kFp8Rowwise;
+  std::vector<UnitSpec> linear = trained_model();
+  for (UnitSpec& unit : linear) unit.parameters[0].linear = true;
+  input.units = &linear;
+  EXPECT_NEAR(best_plan(input).cost.state, 7 * 768 * 1.048576e-3, 1e-9);
+  input.world_size = 2;
+  input.policy = ShardPolicy::kFull;
+  input.shard_size = 2;
+  EXPECT_NEAR(best_plan(input).cost.state, kBlocks * (384 + 128) * 1.048576e-3, 1e-9);
+}
+
+TEST(Plan, StateAndActivationsShareTheHost) {
+  const auto units = trained_model();
+  PlanInput input = long_rows(units, 6900 * kMiB);
+  input.micro_batches = 4;
+  input.rates.host_bytes = 1e12;
+  input.offload = input.state = PlanInput::Offload::kAll;
+  for (const int64_t host : {6250, 6000, 5000, 4000}) {
+    input.host_memory = host * kMiB;
+    const auto plan = find_plan(input);
+    ASSERT_TRUE(plan) << host;
+    EXPECT_EQ(plan->offloaded, kBlocks);
+    EXPECT_GT(plan->host_units, 0);
+    EXPECT_LE(plan->host + plan->host_state, input.host_memory);
+  }
+  input.host_memory = 20 * kMiB;
+  EXPECT_FALSE(find_plan(input));
 }
 
 TEST(Plan, FewerRowsAPassRatherThanRecomputation) {

@@ -119,11 +119,12 @@ TEST(Devices, AreScaledByTheirDatasheetsAndSaidToBeNotMeasured) {
   EXPECT_NEAR(a100.bf16_flops / h200.bf16_flops, 312.0 / 989, 1e-12);
   EXPECT_NEAR(a100.link_bytes / h200.link_bytes, 600.0 / 900, 1e-12);
   EXPECT_LT(ada.link_bytes, ada.host_bytes);
-  Config config;
-  for (const char* word : {"a100-40", "b200", "h100"}) EXPECT_NO_THROW(check_device(config, word));
-  config.precision.linear = PrecisionSection::Linear::kFp8;
-  EXPECT_NO_THROW(check_device(config, "h200"));
-  EXPECT_THROW(check_device(config, "a100-40"), ConfigError);
+  const RecipeTraits &rows = traits_of(Recipe::kFp8Frozen), &matrices = traits_of(Recipe::kFp8Tensorwise);
+  for (const int capability : {80, 90, 120})
+    EXPECT_EQ(fp8_problem_of(traits_of(Recipe::kCompute), capability, "x"), "");
+  EXPECT_EQ(fp8_problem_of(rows, 90, "x") + fp8_problem_of(matrices, ada.capability, "x"), "");
+  EXPECT_NE(fp8_problem_of(rows, ada.capability, "an Ada").find("an Ada has 8.9"), std::string::npos);
+  EXPECT_NE(fp8_problem_of(matrices, a100.capability, "x"), "");
 }
 
 }  // namespace

@@ -249,7 +249,7 @@ def fp8(site):
     site.train("output.dir=old", "precision.linear=fp8", "output.save_every_samples=16")
     with open(f"{site.work}/old/config.yaml") as file:
         text = file.read()
-    before = text.replace("  linear: fp8\n  fp8_recipe: auto\n", "  frozen: fp8\n  encoder: compute\n")
+    before = text.replace("  linear: fp8\n  frozen: auto\n  fp8_recipe: auto\n", "  frozen: fp8\n  encoder: compute\n")
     assert before != text, text
     with open(f"{site.work}/old/config.yaml", "w") as file:
         file.write(before)

@@ -67,6 +67,7 @@ struct OptimizerSection {
   enum class Clip { kGlobal, kLocal } clip = Clip::kGlobal;
   enum class TrustRatio { kDecayed, kAll } trust_ratio = TrustRatio::kDecayed;  // lamb
   enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw, muon
+  enum class Gradients { kFp32, kBf16 } gradients = Gradients::kFp32;           // their sums
   // muon:
   double momentum = 0.95;
   enum class AdjustLr { kMatchRmsAdamw, kOriginal } adjust_lr_fn = AdjustLr::kMatchRmsAdamw;
@@ -127,11 +128,12 @@ struct EvalSection {
 };
 struct PrecisionSection {
   enum class Compute { kFp32, kBf16, kFp16 };
-  std::optional<Compute> compute;                                  // default: bf16 on a GPU, fp32 on a CPU
-  enum class Linear { kCompute, kFp8 } linear = Linear::kCompute;  // products of the blocks' matrices
-  std::optional<Recipe> fp8_recipe;                                // of trained matrices; null: the program chooses
-  int64_t fp8_skip_first = 0, fp8_skip_last = 0;                   // trained blocks that stay in the compute type
-  std::optional<double> loss_scale;                                // fp16: first value of the dynamic scale
+  std::optional<Compute> compute;                                            // default: bf16 on a GPU, fp32 on a CPU
+  enum class Linear { kCompute, kFp8 } linear = Linear::kCompute;            // products of the blocks' matrices
+  enum class Frozen { kAuto, kCompute, kFp8, kNf4 } frozen = Frozen::kAuto;  // matrices beside adapters
+  std::optional<Recipe> fp8_recipe;               // of trained matrices; null: the program chooses
+  int64_t fp8_skip_first = 0, fp8_skip_last = 0;  // trained blocks that stay in the compute type
+  std::optional<double> loss_scale;               // fp16: first value of the dynamic scale
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {
@@ -146,7 +148,7 @@ struct ParallelSection {
   } recompute;
   static constexpr int64_t kAutoTile = 0;
   int64_t tile_tokens = kAutoTile;
-  enum class Offload { kAuto, kNone, kActivations } offload = Offload::kAuto;
+  enum class Offload { kAuto, kNone, kActivations, kOptimizer, kAll } offload = Offload::kAuto;
   enum class ReduceDtype { kFp32, kCompute } reduce_dtype = ReduceDtype::kFp32;  // of the gradients summed over ranks
   std::optional<std::string> rates;  // file of the machine's rates (`trireme calibrate`); null: the built-in table
   bool operator==(const ParallelSection&) const = default;

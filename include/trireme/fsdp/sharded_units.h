@@ -8,7 +8,8 @@
 // another unit needs the slot, so the last unit of forward is still gathered when backward starts.
 //
 //   frozen unit    shard in the storage dtype; with a recipe that stores codes its matrices in E4M3, with one scale
-//                  each that is computed during loading
+//                  each that is computed during loading; in NF4, with scales that are whole on every rank, they are
+//                  expanded to the compute dtype for each use, all units into the same memory
 //   trained unit   fp32 master weights, compute copy and, after finish_backward(), gradient: of each, the policy says
 //                  whether a rank has its shard or the whole. A whole compute copy of divided master weights is
 //                  gathered after the optimizer step, while the next forward runs. With a recipe that stores codes the
@@ -19,13 +20,15 @@
 // A trained unit has one flat gradient buffer. wgrad of its matrices writes there (GradientSink); gradients of its
 // other parameters are copied there when autograd has computed them. As soon as a micro-batch has produced all
 // gradients of a unit, its reduction starts, if it is the step's last micro-batch or the policy divides gradients. With
-// several micro-batches, sums over them are fp32: of whole gradients, or of the shards that come out of each reduction.
+// several micro-batches, sums over them have ShardingOptions::sum_dtype: of whole gradients, or of the shards that come
+// out of each reduction.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/fsdp/layout.h"
+#include "trireme/nn/host_state.h"
 #include "trireme/nn/trained_shard.h"
 #include "trireme/nn/unit.h"
 #include "trireme/ops/matmul/fp8_scales.h"
@@ -50,8 +53,10 @@ struct ShardingOptions {
   std::vector<bool> resident{};
   /// Recipe of the matrices of linear layers of frozen and of trained units. Delayed scales are part of this store.
   Recipe frozen = Recipe::kCompute, trained = Recipe::kCompute;
-  /// Dtype in which gradients are summed over ranks.
-  at::ScalarType reduce_dtype = at::kFloat;
+  /// The matrices of linear layers of frozen units are stored and gathered in NF4, and multiplied in the compute dtype.
+  bool frozen_nf4 = false;
+  /// Dtypes in which gradients are summed over ranks, and over micro-batches.
+  at::ScalarType reduce_dtype = at::kFloat, sum_dtype = at::kFloat;
   ShardPolicy policy = ShardPolicy::kFull;  // of trained units, if the shard group has several ranks
   /// Among the trained units that have matrices of linear layers, the first `compute_first` and the last `compute_last`
   /// units are multiplied with kCompute.
@@ -59,11 +64,17 @@ struct ShardingOptions {
   /// load() reads each element from the files once per host: ranks of a host that hold the same elements read a share
   /// each and send it to the others. false: each rank reads all of its elements.
   bool read_per_host = false;
+  /// Master weights and moments of the first `host_units` trained units are in memory of `host`, which outlives the
+  /// store.
+  int host_units = 0;
+  HostState* host = nullptr;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
 /// ModelError, which lists missing tensors, wrong shapes and dtypes that weights cannot have. Reads headers only.
-void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path);
+/// `nf4`: matrices of frozen linear layers become NF4, and may be stored so, all or none.
+void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path,
+                   bool nf4 = false);
 
 class ShardedUnits : public UnitStore {
  public:
@@ -158,6 +169,9 @@ class ShardedUnits : public UnitStore {
   void assign_weight_states();
   bool is_resident(size_t unit) const;
   bool holds_frozen_codes(const UnitSpec& spec) const;
+  void expand(int unit);
+  /// All units with trained codes are divided, or none is. There is one.
+  bool divides_codes() const;
   void use(int unit);
   /// Fills a unit; weights_changed() then makes codes and whole copies of trained units.
   void fill(size_t unit, const Filling& filling);
@@ -180,6 +194,9 @@ class ShardedUnits : public UnitStore {
   std::unique_ptr<TrainedCodes> codes_;  // null: no unit has trained codes
   std::unique_ptr<GatherSlots> slots_;
   std::unique_ptr<GradientBuffers> gradients_;
+  at::Tensor expanded_;     // the matrices of one unit in NF4, in the compute dtype; undefined: there is none
+  int expanded_unit_ = -1;  // the unit whose matrices are there
+  bool expanded_in_use_ = false;
   std::vector<WorkPtr> arriving_;  // per unit: running gather of a whole compute copy; null: none
   std::vector<std::vector<WeightState>> weight_states_, evaluation_states_;  // per unit and parameter
   std::unique_ptr<Fp8Scales> scales_;

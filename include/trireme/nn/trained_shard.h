@@ -5,12 +5,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace trireme {
 
 class Communicator;
+class HostState;
 
 /// Consecutive elements of the shard that belong to one checkpoint tensor.
 struct ShardRange {
@@ -30,7 +32,7 @@ struct ShardMatrix {
 
 struct TrainedShard {
   std::string name;   // name of the unit
-  at::Tensor master;  // fp32 [n]
+  at::Tensor master;  // fp32 [n]; in memory of `host`, if there is one and `compute` is another tensor
   /// compute dtype [n]; the same tensor as master if the compute dtype is fp32. Undefined: the unit has no such copy,
   /// its store makes FP8 codes from the masters.
   at::Tensor compute;
@@ -53,6 +55,14 @@ struct TrainedShard {
   /// are divided by the number of holders.
   int copies = 1, copy = 0;
 
+  /// Where master weights and moments wait for the optimizer, which takes them through the device; null: they are there.
+  HostState* host = nullptr;
+  /// Of a shard with a `host`, may be empty: an optimizer calls it in its pass with the new master weights on the device,
+  /// when `amax` is that of all of them.
+  std::function<void(const at::Tensor& master)> updated;
+
+  /// The device of gradients, and of what is computed.
+  at::Device device() const { return compute.defined() ? compute.device() : amax.device(); }
   bool has_compute_copy() const { return compute.defined() && !compute.is_same(master); }
   /// Writes `compute` from `master`.
   void update_compute() const {

@@ -50,12 +50,12 @@ using KeptAttention = std::vector<at::Tensor>;
 /// dtype, N a multiple of K; query head n reads key head n / (N / K). Result [T, N, H]. Differentiable. Shapes that do
 /// not fit each other or the sequences, and dropout without keys, are internal errors.
 ///
-/// GPU, bf16 and fp16: our kernels (sm_90, H 64 or 128; with dropout sequences of up to 65,536 tokens, and H 64 if not
-/// causal, and no window) or the library's, whichever is faster by measurement (table in attention.cpp);
-/// TRIREME_ATTENTION=library|ours overrides the table. Both skip the tiles outside a window. The library draws dropout
-/// from its own generator, seeded from (seed, stream, first key): a resumed run of the same world size gets the same
-/// mask, which differs from our kernels' mask. The order of the sums of dq varies unless deterministic algorithms are
-/// requested.
+/// GPU, bf16 and fp16: our kernels (KernelClass::kHopper, H 64 or 128; with dropout sequences of up to 65,536 tokens,
+/// and H 64 if not causal, and no window) or the library's, whichever is faster by measurement (table in
+/// attention.cpp); TRIREME_ATTENTION=library|ours overrides the table. Both skip the tiles outside a window. The
+/// library draws dropout from its own generator, seeded from (seed, stream, first key): a resumed run of the same world
+/// size gets the same mask, which differs from our kernels' mask. The order of the sums of dq varies unless
+/// deterministic algorithms are requested.
 ///
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
 /// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,

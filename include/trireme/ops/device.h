@@ -27,6 +27,10 @@ struct DeviceInfo {
 };
 DeviceInfo describe_device(at::Device device, at::ScalarType compute_dtype, int local_world_size);
 
+/// The process takes at most so much of the GPU, which describe_device() then tells as its memory. ConfigError for the
+/// CPU.
+void limit_device_memory(at::Device device, double gib);
+
 /// Peak bytes since the start. GPU: the caching allocator's peak of allocated memory; CPU: peak resident set.
 int64_t peak_memory(at::Device device);
 /// GPU: the allocator's peak of reserved memory, fragmentation included; CPU: as peak_memory.

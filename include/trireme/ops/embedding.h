@@ -8,9 +8,9 @@
 
 namespace trireme {
 
-/// y[.., :] = table[ids[..], :]. table [V, D] of any floating dtype, ids int64 of any shape, values in [0, V). On sm_90
-/// an id outside gives a row of NaN, which the non-finite check finds; elsewhere LibTorch throws. The gradient of a row
-/// is the sum over its occurrences, fp32 inside, rounded once; on sm_90 in a fixed order.
+/// y[.., :] = table[ids[..], :]. table [V, D] of any floating dtype, ids int64 of any shape, values in [0, V). In our
+/// kernel an id outside gives a row of NaN, which the non-finite check finds; elsewhere LibTorch throws. The gradient
+/// of a row is the sum over its occurrences, fp32 inside, rounded once; with our kernel in a fixed order.
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids);
 
 /// x [T, D], the embedding of ids [T] by a frozen table that has the values of `rows`: their gradient goes to them.
@@ -33,7 +33,7 @@ struct BertTokens {
 
 /// dropout(layer_norm(word[ids] + position[positions] + type[types]) * gamma + beta) [T, D]. The tables, the vectors
 /// and the result have one floating dtype. Keeps the sum, its mean and its reciprocal standard deviation for backward;
-/// dropout is recomputed. On sm_90 forward is one kernel that rounds the sum once, gradients of the tables are summed
+/// dropout is recomputed. Our forward is one kernel that rounds the sum once, gradients of the tables are summed
 /// in a fixed order, and an index outside its table gives a row of NaN; elsewhere a LibTorch composition, which throws
 /// for such an index. ids, positions and types of different sizes are an internal error.
 at::Tensor bert_embedding(const BertTables& tables, const BertTokens& tokens, double eps, const Dropout& dropout);

@@ -1,11 +1,11 @@
 #pragma once
 // Norms over the last dimension.
 
+#include "trireme/ops/norm_kind.h"
+
 #include <ATen/core/Tensor.h>
 
 namespace trireme {
-
-enum class NormKind { kNone, kRms, kRmsPlusOne, kLayer };
 
 /// kRms:        to(T, x / sqrt(mean(x^2) + eps)) * weight, rounded to x's type T before the multiplication
 ///              (Zhang & Sennrich 2019; rounding as in Hugging Face's LlamaRMSNorm)

@@ -39,6 +39,7 @@ class Optimizer {
 struct OptimizerTraits {
   int moments;                  // number of flat state tensors, each as long as the master weights
   bool bf16_moments = false;    // optimizer.moments: bf16 is possible
+  bool streams = false;         // the step may see a shard part by part: its state may wait on the host
   bool whole_matrices = false;  // matrices (ParameterSpec::matrix_rows) have one moment, and are updated as wholes
   std::unique_ptr<Optimizer> (*make)(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                      Communicator& world);

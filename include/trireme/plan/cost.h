@@ -23,6 +23,8 @@ struct RowTimes {
   // after the first reads.
   double tile_row = 0, tile_sums = 0;
 };
+/// Seconds in which the frozen matrices are expanded from NF4 in one pass, for forward and for backward.
+double nf4_time(const ModelShape& shape, const MachineRates& rates, int64_t element_size);
 /// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
 RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const MachineRates& rates,
                    int64_t element_size);

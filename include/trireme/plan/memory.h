@@ -2,6 +2,7 @@
 // The activations of a model, summed over the table of its blocks.
 
 #include "trireme/nn/model_shape.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/ops/matmul/recipe.h"
 
 #include <cstdint>
@@ -25,7 +26,9 @@ struct RowMemory {
 /// fewer than ranks. Without a context those of the block.
 int64_t exchanged_heads(const ModelShape& shape);
 
-/// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes.
-RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size);
+/// `recipe` multiplies the blocks' matrices; an element of the compute dtype has `element_size` bytes. Blocks keep the
+/// same values with all `kernels`; what differs is the working memory of attention by the library and of compositions.
+RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size,
+                     KernelClass kernels = KernelClass::kHopper);
 
 }  // namespace trireme

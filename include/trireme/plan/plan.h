@@ -8,6 +8,7 @@
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/model_shape.h"
 #include "trireme/nn/recompute.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/plan/rates.h"
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct ModelFacts {
   std::vector<std::string> description;      // lines for people: model, data
   std::vector<std::string> adapter_targets;  // lora.target_modules of a lora section; empty: no adapters are possible
   bool frozen_fp8 = false, trained_fp8 = false;  // precision.linear: fp8 is possible with, without lora
+  bool frozen_nf4 = false;                       // precision.frozen: nf4 is possible
   Recipe automatic_fp8 = Recipe::kFp8Rowwise;    // precision.fp8_recipe: auto
   bool divides_rows = false;                     // several ranks may share a row
 };
@@ -47,9 +49,10 @@ struct PlanQuestion {
   int ranks_per_host = 0;     // 0: all ranks are on one host
   MachineRates rates{};
   int context_size = 0;  // ranks that share a row; 0: choose_context_size()
+  KernelClass kernels = planned_kernel_class(at::kCPU);
   /// The same question for another configuration, which outlives the result, and number of ranks.
   PlanQuestion with(const Config& other, int other_ranks) const {
-    return {other, model, other_ranks, gpu, device_memory, host_memory, ranks_per_host, rates, 0};
+    return {other, model, other_ranks, gpu, device_memory, host_memory, ranks_per_host, rates, 0, kernels};
   }
 };
 
@@ -64,8 +67,9 @@ struct StepCost {
   double compute = 0, recompute = 0, exposed = 0, interference = 0, optimizer = 0, fixed = 0;
   double offload = 0;  // copies of activations to the host and back that are not hidden
   double copies = 0;   // these copies, hidden or not: no part of the total
+  double state = 0;    // master weights and moments from the host through the device and back
   bool known = false;  // from rates of the machine; otherwise only ratios are meaningful
-  double total() const { return compute + recompute + exposed + interference + optimizer + fixed + offload; }
+  double total() const { return compute + recompute + exposed + interference + optimizer + fixed + offload + state; }
 };
 
 /// How a run uses the memory of its ranks, and the time that a step takes.
@@ -78,12 +82,14 @@ struct TrainingPlan {
   std::vector<Recompute> recompute;         // per block
   int64_t tile_tokens = 0;                  // Recomputation::tile_tokens
   int offloaded = 0;                        // first blocks whose values go to the host
+  int host_units = 0;                       // first trained units whose master weights and moments wait on the host
   // Bytes per rank.
   int64_t weights = 0, masters = 0, moments = 0, gradients = 0, gather_slots = 0, activations = 0, working = 0,
           overhead = 0;
   /// Bytes of `gradients` that take the place of activations which backward has freed.
   int64_t reused = 0;
-  int64_t host = 0;  // bytes of pinned host memory, which no other number counts
+  // Bytes of pinned host memory, which no other number counts: for activations, for master weights and moments.
+  int64_t host = 0, host_state = 0;
   int64_t total() const {
     return weights + masters + moments + gradients + gather_slots + activations + working + overhead - reused;
   }

@@ -15,6 +15,8 @@ at::ScalarType compute_dtype(const Config& config, bool use_gpu);
 /// How the matrices of linear layers (ParameterSpec::linear) of frozen units are stored and multiplied: kCompute or
 /// kFp8Frozen.
 Recipe frozen_recipe(const Config& config);
+/// Whether they are stored in NF4, and expanded to the compute dtype for each use.
+bool frozen_nf4(const Config& config);
 /// Whether the matrices of trained units are multiplied in FP8. False with a lora section, where no such matrix is
 /// trained.
 bool trains_in_fp8(const Config& config);

@@ -17,6 +17,7 @@ struct MachineRates {
   std::string name = "NVIDIA H200";
   std::string file{};                               // source of the rates; empty: the built-in table
   bool measured = true;                             // false: derived from a datasheet (plan/devices.h)
+  int capability = 90;                              // compute capability, 10 * major + minor
   double bf16_flops = 675e12, fp8_flops = 1390e12;  // products of a block's matrices, FLOP/s
   // Forward and backward together, heads of 128 without dropout; under a causal mask only the computed half counts.
   double attention_flops = 500e12;

@@ -20,17 +20,20 @@ struct PlanInput {
   int context_size = 1;             // ranks that share a row; `row` and `times` are of a rank's slice of it
   int ranks_per_host = 0;           // Topology::largest_group(); 0: all ranks are on one host
   int64_t compute_bytes = 2;        // per element of the compute and storage dtype
-  int64_t gradient_bytes = 4;       // per element of a gradient that is reduced; sums over passes are fp32
+  int64_t gradient_bytes = 4;       // per element of a gradient that is reduced
+  int64_t sum_bytes = 4;            // the same of a sum over passes
   int64_t moment_bytes = 8;         // per element, both moments
   int64_t matrix_moment_bytes = 8;  // the same of elements of matrices (ParameterSpec::matrix_rows)
   MatrixWork matrix_work;           // of the optimizer
   bool frozen_fp8 = false;          // matrices of linear layers of frozen units take one byte per element
+  bool frozen_nf4 = false;          // ShardingOptions::frozen_nf4
   /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
   Recipe trained = Recipe::kCompute;
   int64_t compute_first = 0, compute_last = 0;
   int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
   int64_t host_memory = 0;    // bytes of pinned host memory a rank may use
   int64_t overhead = 0;       // context, library workspaces, communicator buffers
+  KernelClass kernels = KernelClass::kHopper;
   int num_blocks = 0;
   RowMemory row;
   RowTimes times;
@@ -46,6 +49,10 @@ struct PlanInput {
   std::optional<int64_t> tile;  // tokens, 0: no tiles; nullopt = auto
   /// Whether the values of blocks that are recomputed whole go to the host: none, all, or as many as the plan chooses.
   enum class Offload { kNone, kAuto, kAll } offload = Offload::kNone;
+  /// Whether master weights and moments of trained units wait on the host: none, of as many as must where nothing fits
+  /// otherwise, or of as many as it holds.
+  Offload state = Offload::kNone;
+  bool host_apart = true;  // memory of the host is not memory of the device
   MachineRates rates;
   bool predicted = false;  // `rates` and `times` are the machine's; otherwise only ratios are meaningful
 };

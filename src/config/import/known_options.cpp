@@ -71,7 +71,7 @@ const KnownOptions& torchtitan_options() {
        "dataset dataset_path local_batch_size batch_size global_batch_size seq_len max_norm steps dtype "
        "mixed_precision_param mixed_precision_reduce seed deterministic"},
       {"training", "enable_cpu_offload",
-       "no key: weights stay on the GPU; parallel.shard_size and recompute save memory"},
+       "no key: weights stay on the GPU; parallel.offload takes the optimizer's state to the host where memory lacks"},
       {"training", "gc_freq gc_debug compile", "no meaning here: there is no Python"},
       {"training debug", "deterministic_warn_only", "no key: an operation without a deterministic form is an error"},
       {"debug", "seed deterministic"},

@@ -3,6 +3,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/safetensors.h"
+#include "trireme/formats/huggingface/stored_nf4.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
@@ -117,6 +118,7 @@ std::string tensor_text(const WeightSource& source, const std::string& name) {
 DType weight_type(const WeightSource& source, const std::string& name, const std::vector<int64_t>& shape) {
   const auto info = source.find(name);
   if (!info) throw ModelError(fmt::format("{} has no tensor {}", source.description(), name));
+  if (has_stored_nf4(source, name)) throw ModelError(tensor_text(source, name) + " " + kStoredNf4);
   if (info->shape != shape)
     throw ModelError(fmt::format("{} does not have the shape that config.json asks for", tensor_text(source, name)));
   if (!dtype_is_float(info->dtype) || dtype_size(info->dtype) < 2)

@@ -88,8 +88,9 @@ struct UpLaunch {
 UpLaunch up_launch(const at::Tensor& wide_TO, const at::Tensor& t_TR, const at::Tensor& b_OR, double scale) {
   UpLaunch launch;
   const at::ScalarType type = wide_TO.scalar_type();
-  if (!has_kernels(wide_TO.device()) || (type != at::kHalf && type != at::kBFloat16) || t_TR.scalar_type() != type ||
-      b_OR.scalar_type() != type || t_TR.size(1) > kMaxRank || wide_TO.stride(1) != 1 || t_TR.stride(1) != 1)
+  if (kernel_class(wide_TO.device()) == KernelClass::kNone || (type != at::kHalf && type != at::kBFloat16) ||
+      t_TR.scalar_type() != type || b_OR.scalar_type() != type || t_TR.size(1) > kMaxRank || wide_TO.stride(1) != 1 ||
+      t_TR.stride(1) != 1)
     return launch;
   // Columns of t beyond the rank are multiplied by zero rows of B, but they must be readable.
   const int64_t rank = padded(t_TR.size(1));

@@ -13,8 +13,11 @@ namespace {
 Choice fp8_choice(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
   TRIREME_CHECK(a_MK.codes.size(1) == b_NK.codes.size(1), "an FP8 product of ", a_MK.codes.sizes(), " and ",
                 b_NK.codes.sizes(), ": their inner dimensions differ");
-  const Choice choice = Dispatch("fp8_product", a_MK.codes).choice();
   const bool by_rows = a_MK.inverse.dim() == 1;
+  const Choice choice = Dispatch("fp8_product", a_MK.codes)
+                            .needs(multiplies_fp8(compute_capability(a_MK.codes.device()), by_rows),
+                                   "scales per row need compute capability 9.0, scales per matrix 8.9 or more")
+                            .choice();
   if (choice.kernel())
     for (const int64_t size : {by_rows ? 0 : a_MK.codes.size(0), a_MK.codes.size(1), by_rows ? 0 : b_NK.codes.size(0)})
       TRIREME_CHECK(size % 16 == 0, "an FP8 product of ", a_MK.codes.sizes(), " and ", b_NK.codes.sizes(),

@@ -33,7 +33,8 @@ enum class Accumulate {
 inline constexpr double kSplitSlowdown = 1.14;
 
 /// a b^T (+ bias) (+ addend) in `dtype`. Scales per matrix, or per row on both sides; bias [N], undefined: none. On
-/// sm_90 by cuBLASLt: sizes must be multiples of 16, but M may be any number with scales per row. Elsewhere in fp32.
+/// GPUs that have such products by cuBLASLt: sizes must be multiples of 16, but M may be any number with scales per
+/// row. Elsewhere in fp32.
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
                        const at::Tensor& bias_N = {}, const Addend& addend = {});
 

@@ -60,7 +60,7 @@ class Fp8Recipe : public LinearRecipe {
 RecipeTraits Fp8Recipe::trained(RecipeTraits own, Accumulate gradients) {
   own.forward = {.fp8 = true};
   own.dgrad = own.wgrad = {.fp8 = true, .slowdown = gradients == Accumulate::kSplit ? kSplitSlowdown : 1};
-  own.needs_sm90 = own.needs_16_bit = true;
+  own.needs_16_bit = true;
   own.size_multiple = own.token_multiple = 16;
   own.kept_input_bytes = 1;
   own.gradient_bytes = 2;
@@ -142,7 +142,7 @@ class Fp8FrozenRecipe final : public Fp8Recipe {
                    .forward = {.fp8 = true},
                    .dgrad = {.fp8 = true},
                    .stores_codes = true,
-                   .needs_sm90 = true,
+                   .scales_rows = true,
                    .size_multiple = 16,
                    .gradient_bytes = 1,
                    .keeps_activations_in_fp8 = true,
@@ -168,7 +168,12 @@ class Fp8RowwiseRecipe final : public Fp8Recipe {
   /// Rows and columns are quantized apart, each with its own amax; 9 bytes an element are what Llama2-7B on two H200s
   /// shows. Codes of the store are only transposed, in backward.
   Fp8RowwiseRecipe()
-      : Fp8Recipe({.name = "rowwise", .trains = true, .stores_codes = true, .operand_traffic = 9, .weight_traffic = 2},
+      : Fp8Recipe({.name = "rowwise",
+                   .trains = true,
+                   .stores_codes = true,
+                   .scales_rows = true,
+                   .operand_traffic = 9,
+                   .weight_traffic = 2},
                   Accumulate::kSplit) {}
   OperandForms input_forms(const Weight&, bool trains) const override { return {.rows = true, .columns = trains}; }
   OperandForms gradient_forms(const Weight& weight) const override {

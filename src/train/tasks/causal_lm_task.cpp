@@ -122,7 +122,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
                      &trained = traits_of(chosen_fp8_recipe(config, facts_.automatic_fp8));
   facts_.frozen_fp8 = fp8_problem(rank, frozen, sizes).empty();
   facts_.trained_fp8 = program.features.has(Feature::kFp8Training) && fp8_problem(rank, trained, sizes).empty();
-  if (config.precision.linear == PrecisionSection::Linear::kFp8) {
+  const std::string blocks = nf4_problem(model_->units());
+  facts_.frozen_nf4 = config.lora && blocks.empty();
+  if (frozen_nf4(config) && !blocks.empty()) throw ConfigError(blocks);
+  if (block_recipe(config, facts_.automatic_fp8) != Recipe::kCompute) {
     const int64_t tokens = config.batch.micro_batch_size * config.data.seq_length / rank.grid.context.size;
     if (const std::string problem = fp8_problem(rank, config.lora ? frozen : trained, sizes, tokens); !problem.empty())
       throw ConfigError(problem);
@@ -161,6 +164,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
           shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads,
           shape.head_dim, shape.intermediate_size, shape.vocab_size, format_count(facts_.parameters),
           format_count(facts_.trained_parameters)));
+  if (frozen_nf4(config)) facts_.description.push_back(nf4_description(model_->units(), rank.compute_dtype));
 }
 
 SplitRows<Sample> CausalLmTask::open_split(Split split) const {

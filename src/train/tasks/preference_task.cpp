@@ -6,7 +6,9 @@
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
+#include "trireme/plan/cost.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>

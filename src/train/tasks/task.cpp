@@ -5,6 +5,8 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/ops/dispatch.h"
+#include "trireme/ops/matmul/nf4.h"
+#include "trireme/plan/devices.h"
 
 #include <fmt/format.h>
 
@@ -51,11 +53,16 @@ int64_t TrainingTask::rows_per_pass() const {
 
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
-  if (!rank.device.is_cuda() && !rank.planned_for_gpus) return "";
-  if (recipe.needs_sm90 && rank.device.is_cuda() && !has_kernels(rank.device))
-    return fmt::format(
-        "precision.linear fp8 needs a GPU of compute capability 9.0, which {} is not: leave it at compute",
-        rank.device.str());
+  const int capability = rank.device.is_cuda() ? compute_capability(rank.device) : rank.planned_capability;
+  if (capability == 0) return "";
+  if (recipe.fp8() &&
+      (rank.device.is_cuda() ? kernel_class(rank.device) : planned_kernel_class(capability)) == KernelClass::kNone)
+    return "precision.linear fp8 needs Trireme's kernels, which do not run here: " +
+           std::string(rank.device.is_cuda() ? "this build has none for the GPU, or TRIREME_KERNELS is none"
+                                             : "TRIREME_KERNELS is none");
+  if (std::string problem = fp8_problem_of(recipe, capability, rank.device.is_cuda() ? rank.device.str() : "the GPU");
+      !problem.empty())
+    return problem;
   if (recipe.needs_16_bit && rank.compute_dtype == at::kFloat)
     return "precision.linear fp8 goes with precision.compute bf16 or fp16 on a GPU, not with fp32";
   const int64_t multiple = recipe.size_multiple;
@@ -69,12 +76,39 @@ std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                      std::max(multiple, recipe.token_multiple), join(all, ", "));
 }
 
+std::string nf4_problem(const std::vector<UnitSpec>& units) {
+  for (const UnitSpec& unit : units)
+    for (const ParameterSpec& parameter : unit.parameters)
+      for (const ParameterPart& part : parameter.parts)
+        if (const int64_t numel = part.rows * (parameter.numel() / parameter.shape[0]);
+            parameter.linear && !unit.trained && numel % kNf4Block != 0)
+          return fmt::format(
+              "precision.frozen nf4 needs matrices of whole blocks of {} numbers, and {} has {}: leave it "
+              "at auto",
+              kNf4Block, part.name, numel);
+  return "";
+}
+
+std::string nf4_description(const std::vector<UnitSpec>& units, at::ScalarType compute_dtype) {
+  int64_t stored = 0, largest = 0;
+  for (const UnitSpec& unit : units) {
+    const int64_t numel = unit.trained || !unit.has_linear() ? 0 : unit.matrices().numel();
+    stored += numel;
+    largest = std::max(largest, numel);
+  }
+  const auto bytes = static_cast<double>(nf4_code_bytes(stored) + nf4_blocks(stored) + 4 * nf4_nested_blocks(stored));
+  return fmt::format(
+      "frozen matrices: {} parameters in NF4, {} of codes and scales; the {} parameters of one block at a "
+      "time are expanded to {}",
+      format_count(stored), format_bytes(bytes), format_count(largest), type_name(compute_dtype));
+}
+
 void TrainingTask::check_weights() {
   checked_ = true;
   check_start();
   if (config_.model.init == ModelSection::Init::kRandom) return;
   source_ = open_weights();
-  trireme::check_weights(units(), *source_, config_.model.path);
+  trireme::check_weights(units(), *source_, config_.model.path, frozen_nf4(config_));
 }
 
 void TrainingTask::load_weights(ShardedUnits& units) {

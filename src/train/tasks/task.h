@@ -35,7 +35,8 @@ struct RankInfo {
   /// No run: data files are not opened and need not be there. facts() has no rows, and only model_shape() may be
   /// called.
   bool plan_only = false;
-  bool planned_for_gpus = false;  // a dry run that plans for GPUs: the checks are those of a GPU, `device` is the CPU
+  /// Of the GPUs that a dry run plans for, whose checks are made although `device` is the CPU; 0: none.
+  int planned_capability = 0;
   /// The ranks of grid.context where there are several; outlives the task.
   SequenceExchange* exchange = nullptr;
 };
@@ -45,6 +46,10 @@ struct RankInfo {
 /// any.
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens = 0);
+/// Why precision.frozen: nf4 cannot store the matrices of these units; empty: it can.
+std::string nf4_problem(const std::vector<UnitSpec>& units);
+/// What it stores, for the log.
+std::string nf4_description(const std::vector<UnitSpec>& units, at::ScalarType compute_dtype);
 
 /// One forward's worth of rows on the device; the task knows what is inside.
 struct MicroBatch {

@@ -28,7 +28,7 @@ struct LabelSmoothing {
 /// weights are applied where they do not underflow: d_logits are computed without them, d_hidden is multiplied by them
 /// together with the gradient of the loss (the loss scale), and for d_weight they multiply the hidden states.
 ///
-/// On the CPU tokens of weight 0 are skipped; on a GPU that would require a synchronisation. On sm_90 a kernel
+/// On the CPU tokens of weight 0 are skipped; on a GPU that would require a synchronisation. Our kernel
 /// overwrites each chunk's logits by their gradient: the memory used beyond the results is 256 MiB of logits. There a
 /// chunk's weight gradient is added to d_weight inside its product, and softmax reads logits in the dtype of the
 /// products.

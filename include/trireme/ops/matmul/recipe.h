@@ -32,8 +32,11 @@ struct RecipeTraits {
   /// possible with such a recipe only: one scale for all tokens would become one a tile.
   bool rows_apart = true;
 
-  /// On a GPU: compute capability 9.0, and a compute dtype of 16 bits. A CPU emulates every recipe in any dtype.
-  bool needs_sm90 = false, needs_16_bit = false;
+  /// Operands have a scale per row, which cuBLASLt multiplies on compute capability 9.0 only; others from 8.9 on. A CPU
+  /// emulates every recipe.
+  bool scales_rows = false;
+  /// On a GPU: a compute dtype of 16 bits.
+  bool needs_16_bit = false;
   /// On a GPU: both sizes of a matrix are multiples of size_multiple, the tokens of a micro-batch of token_multiple.
   int64_t size_multiple = 1, token_multiple = 1;
 

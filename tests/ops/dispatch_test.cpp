@@ -1,0 +1,75 @@
+// Which kernels a GPU runs, by its compute capability, the build's architectures and TRIREME_KERNELS.
+#include "trireme/ops/dispatch.h"
+
+#include "trireme/base/error.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace trireme {
+namespace {
+
+constexpr KernelClass kNone = KernelClass::kNone, kPortable = KernelClass::kPortable, kHopper = KernelClass::kHopper;
+
+TEST(KernelClasses, OfACapabilityAndABuild) {
+  struct Case {
+    std::string architectures;
+    int capability;
+    KernelClass expected;
+  };
+  for (const Case& c : std::vector<Case>{{"90a", 90, kHopper},
+                                         {"90a", 80, kNone},
+                                         {"90a", 100, kNone},
+                                         {"", 90, kNone},
+                                         {"80 86 89 90a 100 120", 90, kHopper},
+                                         {"80 86 89 90a 100 120", 80, kPortable},
+                                         {"80 86 89 90a 100 120", 87, kPortable},
+                                         {"80 86 89 90a 100 120", 103, kPortable},
+                                         {"80 86 89 90a 100 120", 121, kPortable},
+                                         {"80 86 89 90a 100 120", 75, kNone},
+                                         {"80", 90, kPortable},           // PTX
+                                         {"80-virtual", 120, kPortable},  // PTX
+                                         {"80-real", 90, kNone},          // no PTX
+                                         {"80-real 90a-real", 89, kPortable},
+                                         {"90", 90, kPortable},
+                                         {"86-real", 80, kNone},
+                                         {"120a-real", 120, kPortable},
+                                         {"120a", 121, kNone},
+                                         {"100f", 103, kPortable},
+                                         {"100f", 120, kNone}})
+    EXPECT_EQ(choose_kernel_class(c.architectures, c.capability, {}), c.expected)
+        << "built for '" << c.architectures << "', on " << c.capability;
+}
+
+TEST(KernelClasses, TheSwitchNamesOneThatTheGpuHas) {
+  const auto refusal = [](const char* architectures, int capability, KernelClass wanted) -> std::string {
+    try {
+      EXPECT_EQ(choose_kernel_class(architectures, capability, wanted), wanted);
+      return "";
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+  };
+  const char* const all = "80 90a";
+  for (const int capability : {70, 80, 90, 120}) EXPECT_EQ(refusal(all, capability, kNone), "");
+  EXPECT_EQ(refusal(all, 90, kHopper), "");
+  EXPECT_EQ(refusal(all, 80, kPortable), "");
+  EXPECT_EQ(refusal("80", 90, kPortable), "");
+  EXPECT_NE(refusal(all, 80, kHopper).find("on a GPU of compute capability 8.0"), std::string::npos);
+  EXPECT_NE(refusal("80", 90, kHopper).find("this build (for 80) has no kernels for Hopper"), std::string::npos);
+  EXPECT_NE(refusal(all, 90, kPortable).find("-DTRIREME_CUDA_ARCHITECTURES=80"), std::string::npos)
+      << "CUDA would run the image for sm_90a";
+  EXPECT_NE(refusal("90a", 80, kPortable).find("add 80 to TRIREME_CUDA_ARCHITECTURES"), std::string::npos);
+}
+
+TEST(KernelClasses, TheSwitchsWords) {
+  EXPECT_EQ(parse_kernel_class(""), std::nullopt);
+  for (const KernelClass one : {kNone, kPortable, kHopper}) EXPECT_EQ(parse_kernel_class(name_of(one)), one);
+  for (const char* wrong : {"Hopper", "portable ", "sm_80", "0"}) EXPECT_THROW(parse_kernel_class(wrong), ConfigError);
+  EXPECT_EQ(kernel_class(at::kCPU), kNone);
+}
+
+}  // namespace
+}  // namespace trireme
