@@ -160,12 +160,15 @@ TEST(PreferenceLoss, KtoFollowsItsFormulas) {
 }
 
 TEST(PreferenceLoss, ABatchWithoutPairsIsZero) {
-  const PreferenceLoss loss(Objective::kOrpo, {});
   const TokenPack pack = make_token_pack({filler_sample(8)}, {-1}, true);
-  const PairSums sums = loss.sums(at::zeros({8}), pair_batch_on(at::kCPU, pack), {});
-  EXPECT_EQ(sums.loss.item<double>(), 0);
-  EXPECT_EQ(sums.nll.item<double>(), 0);
-  EXPECT_EQ(sums.metrics.abs().max().item<double>(), 0);
+  for (const Objective objective : {Objective::kDpo, Objective::kOrpo, Objective::kKto}) {
+    const PreferenceLoss loss(objective, {});
+    const at::Tensor none = at::zeros({0, 2}, at::kDouble);
+    const PairSums sums = loss.sums(at::zeros({8}), pair_batch_on(at::kCPU, pack), none);
+    EXPECT_EQ(sums.loss.item<double>(), 0);
+    EXPECT_EQ(sums.nll.item<double>(), 0);
+    EXPECT_EQ(sums.metrics.abs().max().item<double>(), 0);
+  }
 }
 
 TEST(PreferenceLoss, CertainAnswersHaveNoGradientThatIsNan) {

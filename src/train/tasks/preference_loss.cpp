@@ -103,7 +103,7 @@ PairSums PreferenceLoss::kto_sums(const at::Tensor& answers_P2, const at::Tensor
                                   const PairBatch& batch) const {
   const at::Tensor &desirable_P = batch.desirable_P, undesirable_P = 1 - desirable_P;
   at::Tensor kl_P = at::zeros_like(desirable_P);
-  if (section_.loss_type != PreferenceSection::LossType::kApoZeroUnpaired)
+  if (section_.loss_type != PreferenceSection::LossType::kApoZeroUnpaired && kl_P.size(0) > 0)
     kl_P = (sums_of_parts(ratios_P2.select(1, 1).detach(), batch.row_pairs_R) / batch.row_pairs_R)
                .clamp_min(0)
                .repeat_interleave(batch.row_pairs_R, /*dim=*/0, /*output_size=*/desirable_P.size(0));
