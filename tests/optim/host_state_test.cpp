@@ -31,7 +31,9 @@ class HostStateOn : public testing::TestWithParam<at::DeviceType> {
     if (device_.is_cuda() && (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0))
       GTEST_SKIP() << "no GPU found";
   }
-  HostState store(int64_t piece) { return HostState({.device = device_, .piece_elements = piece, .copies_on_cpu = true}); }
+  HostState store(int64_t piece) {
+    return HostState({.device = device_, .piece_elements = piece, .copies_on_cpu = true});
+  }
   at::Device device_{GetParam(), GetParam() == at::kCPU ? c10::DeviceIndex(-1) : c10::DeviceIndex(0)};
 };
 
@@ -72,10 +74,12 @@ TEST_P(HostStateOn, AdamWHasTheBitsOfAdamWWithoutIt) {
   using Moments = OptimizerSection::Moments;
   enum class Copy { kBf16, kNone, kSame };
   const auto comm = make_self_communicator();
-  for (const auto& [moments, copy, piece] :
-       {std::tuple{Moments::kFp32, Copy::kBf16, 1024}, {Moments::kFp32, Copy::kNone, 1024},
-        {Moments::kBf16, Copy::kBf16, 128},            {Moments::kBf16, Copy::kSame, 2048},
-        {Moments::kFp32, Copy::kSame, 256},            {Moments::kBf16, Copy::kNone, 1 << 20}}) {
+  for (const auto& [moments, copy, piece] : {std::tuple{Moments::kFp32, Copy::kBf16, 1024},
+                                             {Moments::kFp32, Copy::kNone, 1024},
+                                             {Moments::kBf16, Copy::kBf16, 128},
+                                             {Moments::kBf16, Copy::kSame, 2048},
+                                             {Moments::kFp32, Copy::kSame, 256},
+                                             {Moments::kBf16, Copy::kNone, 1 << 20}}) {
     OptimizerSection options;
     options.betas = {0.9, 0.95};
     options.weight_decay = 0.1;
@@ -156,7 +160,8 @@ TEST(HostState, SaysHowMuchTheHostGives) {
     FAIL();
   } catch (const ConfigError& error) {
     const std::string text = error.what();
-    EXPECT_EQ(text.find("the host gives 3.0 GiB of the 80.0 GiB of pinned memory in which state waits (out of memory"), 0)
+    EXPECT_EQ(text.find("the host gives 3.0 GiB of the 80.0 GiB of pinned memory in which state waits (out of memory"),
+              0)
         << text;
     EXPECT_EQ(text.find("backtrace"), std::string::npos) << text;
     EXPECT_NE(text.find("): do this"), std::string::npos) << text;
