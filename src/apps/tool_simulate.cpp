@@ -275,8 +275,7 @@ void add_simulate_tool(CLI::App& app) {
   CLI::Option* kind =
       tool->add_option("--device,--gpu", arguments->device,
                        "Kind of the GPUs, h200 (the default without parallel.rates), h100, or one whose "
-                       "rates are derived from its datasheet: " +
-                           join(device_words(), ", "))
+                       "rates are derived from its datasheet")
           ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
   tool->add_option("--rates", arguments->rates, "YAML file of rates that `trireme calibrate` wrote")->excludes(kind);
   tool->add_option("--link-gb-s", arguments->link_gb_s,

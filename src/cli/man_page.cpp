@@ -23,6 +23,13 @@ std::string roff(const std::string& text) {
   return result;
 }
 
+/// "a|b|c", which may break behind each |.
+std::string roff_choices(const std::vector<std::string>& choices) {
+  std::string text;
+  for (const std::string& choice : choices) text += (text.empty() ? "" : "|\\:") + roff(choice);
+  return text;
+}
+
 std::string synopsis(const InterfaceCommand& command) {
   std::string line = ".B " + roff(join(command.path, " ")) + "\n";
   for (const InterfaceOption& option : command.options) {
@@ -46,7 +53,7 @@ std::string option_list(const InterfaceCommand& command) {
     for (size_t i = 0; i < option.names.size(); ++i)
       text += fmt::format("{}\\fB{}\\fR", i == 0 ? "" : ", ", roff(option.names[i]));
     if (!option.choices.empty())
-      text += fmt::format(" \\fI{}\\fR", roff(join(option.choices, "|")));
+      text += fmt::format(" \\fI{}\\fR", roff_choices(option.choices));
     else if (!option.names.empty() && !option.value.empty())
       text += fmt::format(" \\fI{}\\fR", roff(option.value));
     text += fmt::format("\n{}{}\n", roff(option.help), option.required ? " (required)" : "");

@@ -29,7 +29,7 @@ TEST(FrozenFp8, StaysWithinTheRoundingOfThreeBits) {
       const TestBlock block(frozen_lora(base, recompute), {});
       const auto fp8 = block.run(at::kCPU, at::kDouble, {Recipe::kFp8Frozen, nullptr}), exact = block.run_reference();
       ASSERT_EQ(fp8.size(), exact.size());
-      EXPECT_LT(relative_distance(fp8[0], exact[0]), 0.06) << base.name;
+      EXPECT_LT(relative_distance(fp8[0], exact[0]), 0.07) << base.name;
       EXPECT_GT(relative_distance(fp8[0], exact[0]), 1e-4) << "nothing was quantized";
       for (size_t i = 1; i < fp8.size(); ++i)
         EXPECT_LT(relative_distance(fp8[i], exact[i]), 0.15) << base.name << ", value " << i;
