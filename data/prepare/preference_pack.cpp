@@ -125,13 +125,30 @@ std::vector<RowDocument> documents_of(const TokenisedPair& pair, const Preferenc
   return documents;
 }
 
-/// Rows of judged answers: best_fit() gives every answer twice its room, and within a row each prompt has the
-/// completion of the answer before, the first that of the last, as TRL's KTOTrainer rotates them within a batch.
-RowCounts write_judged_rows(const fs::path& path, const std::vector<RowDocument>& answers,
-                            const std::vector<size_t>& prompts, const PreferencePackOptions& options, int32_t padding,
-                            int64_t& alone) {
+/// Judged answers of a split.
+struct Judged {
+  std::vector<RowDocument> answers;
+  std::vector<size_t> prompts;  // tokens of their prompts
+  /// Their completions as another prompt takes them: without the cut of the answer.
+  std::vector<std::vector<int32_t>> completions;
+
+  void move_back(Judged& other) {
+    std::ranges::move(other.answers, std::back_inserter(answers));
+    std::ranges::move(other.prompts, std::back_inserter(prompts));
+    std::ranges::move(other.completions, std::back_inserter(completions));
+  }
+};
+
+/// Rows of judged answers: within a row each prompt has the completion of the answer before, the first that of the
+/// last, as TRL's KTOTrainer rotates them within a batch. best_fit() gives an answer the room of its prompt and its
+/// completion twice; one for which a row has none is alone in it, where prompt and completion are its own.
+RowCounts write_judged_rows(const fs::path& path, const Judged& judged, const PreferencePackOptions& options,
+                            int32_t padding, int64_t& alone) {
+  const std::vector<RowDocument>& answers = judged.answers;
   std::vector<size_t> lengths;
-  for (const RowDocument& answer : answers) lengths.push_back(2 * answer.ids.size());
+  for (size_t a = 0; a < answers.size(); ++a)
+    lengths.push_back(std::min(answers[a].ids.size() + judged.prompts[a] + judged.completions[a].size(),
+                               static_cast<size_t>(options.seq_length)));
   std::vector<RowDocument> others(answers.size());
   std::vector<std::vector<const RowDocument*>> rows;
   for (const auto& row : best_fit(lengths, options.seq_length, /*one_per_row=*/false)) {
@@ -139,10 +156,10 @@ RowCounts write_judged_rows(const fs::path& path, const std::vector<RowDocument>
     std::vector<const RowDocument*>& documents = rows.emplace_back();
     for (size_t i = 0; i < row.size(); ++i) {
       const size_t a = row[i], before = row[(i + row.size() - 1) % row.size()];
-      const auto middle = [&](size_t one) { return answers[one].ids.begin() + static_cast<int64_t>(prompts[one]); };
-      std::vector<int32_t> ids(answers[a].ids.begin(), middle(a));
-      ids.insert(ids.end(), middle(before), answers[before].ids.end());
-      others[a] = document_of(ids, prompts[a], kOther, static_cast<size_t>(options.max_length),
+      std::vector<int32_t> ids(answers[a].ids.begin(),
+                               answers[a].ids.begin() + static_cast<int64_t>(judged.prompts[a]));
+      ids.insert(ids.end(), judged.completions[before].begin(), judged.completions[before].end());
+      others[a] = document_of(ids, judged.prompts[a], kOther, static_cast<size_t>(options.max_length),
                               options.longer == PreferencePackOptions::Long::kKeepEnd);
       documents.insert(documents.end(), {&answers[a], &others[a]});
     }
@@ -169,43 +186,41 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
   const ChatModel model = open_chat_model(options);
   PreferencePackReport report;
   report.vocab_size = model.tokenizer().vocab_size();
-  struct Documents {
-    std::vector<RowDocument> all;
-    std::vector<size_t> prompts;  // of judged answers: tokens of their prompts
-  };
   // The rejected answers of pairs that are judged one by one go behind all others, so that few have the chosen answer
   // to their own prompt for another one.
-  Documents train, valid, second_train, second_valid;
+  Judged train, valid, second_train, second_valid;
   make_of_rows<PreferenceRow, TokenisedPair>(
       options, options.unpaired ? for_each_judged : for_each_preference,
       [&](PreferenceRow row) { return tokenise_pair(model, std::move(row), options.variables); },
       [&](TokenisedPair pair) {
         const bool held =
             in_valid_split(/*seed=*/0, pair.second ? report.pairs - 1 : report.pairs++, options.valid_fraction);
-        Documents& split = pair.second ? held ? second_valid : second_train : held ? valid : train;
+        Judged& split = pair.second ? held ? second_valid : second_train : held ? valid : train;
+        const bool end = options.longer == PreferencePackOptions::Long::kKeepEnd;
         for (RowDocument& document : documents_of(pair, options, report)) {
-          const bool end = options.longer == PreferencePackOptions::Long::kKeepEnd;
-          split.prompts.push_back(pair.prompt -
-                                  std::min(end ? pair.chosen.size() - document.ids.size() : 0, pair.prompt));
-          split.all.push_back(std::move(document));
+          if (options.unpaired) {
+            const size_t cut = end ? pair.chosen.size() - document.ids.size() : 0, begin = std::max(pair.prompt, cut),
+                         most = std::min(pair.chosen.size() - begin, static_cast<size_t>(options.max_length));
+            split.prompts.push_back(begin - cut);
+            const auto first = pair.chosen.begin() + static_cast<int64_t>(begin);
+            split.completions.emplace_back(first, first + static_cast<int64_t>(most));
+          }
+          split.answers.push_back(std::move(document));
         }
       });
-  for (const auto& [split, second] : {std::pair{&train, &second_train}, {&valid, &second_valid}}) {
-    std::ranges::move(second->all, std::back_inserter(split->all));
-    std::ranges::move(second->prompts, std::back_inserter(split->prompts));
-  }
+  train.move_back(second_train);
+  valid.move_back(second_valid);
   for (const auto& [documents, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
-    if (documents->all.empty() && !path->empty())
+    if (documents->answers.empty() && !path->empty())
       throw DataError(
           fmt::format("{}: no pair is left of {}: {} that cannot be read, {} refused by the template, {} "
                       "with a prompt that fills --max-length, {} too long, {} without an answer",
                       path->string(), report.pairs, report.unreadable.count, report.refused.count,
                       report.long_prompts.count, report.too_long.count, report.without_answer.count));
-  const auto write = [&](const fs::path& path, const Documents& documents) {
-    return options.unpaired
-               ? write_judged_rows(path, documents.all, documents.prompts, options, model.padding(), report.alone)
-               : write_whole_rows(path, documents.all, /*together=*/2, options.seq_length, options.one_per_row,
-                                  model.padding());
+  const auto write = [&](const fs::path& path, const Judged& documents) {
+    return options.unpaired ? write_judged_rows(path, documents, options, model.padding(), report.alone)
+                            : write_whole_rows(path, documents.answers, /*together=*/2, options.seq_length,
+                                               options.one_per_row, model.padding());
   };
   report.train = write(options.output, train);
   if (!options.valid_output.empty()) report.valid = write(options.valid_output, valid);
@@ -217,10 +232,10 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
   };
   const auto first = [&](uint8_t target, bool targets) {
     const auto found = std::ranges::find_if(
-        train.all, [&](const RowDocument& one) { return std::ranges::count(one.mask, target) > 0; });
-    return found == train.all.end() ? "" : text(*found, targets);
+        train.answers, [&](const RowDocument& one) { return std::ranges::count(one.mask, target) > 0; });
+    return found == train.answers.end() ? "" : text(*found, targets);
   };
-  report.prompt = text(train.all[0], false);
+  report.prompt = text(train.answers[0], false);
   report.chosen = first(kChosen, true);
   report.rejected = first(kRejected, true);
   return report;

@@ -118,6 +118,7 @@ class Calibrator {
     const DeviceInfo info = describe_device(device_, at::kBFloat16, world_.launch().local_world_size);
     result_.rates = machine_rates(info.name);
     result_.rates.name = info.name;
+    result_.rates.capability = compute_capability(device_);
     set("memory_gib", &MachineRates::memory_gib, static_cast<double>(info.total_memory) / (1 << 30));
     result_.notes = {
         fmt::format("{} on {}, {}: rates of a run's steady state, of the slowest GPU", counted(comm_.size(), "GPU"),

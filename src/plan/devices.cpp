@@ -1,7 +1,5 @@
 #include "trireme/plan/devices.h"
 
-#include "trireme/ops/dispatch.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -62,10 +60,18 @@ MachineRates device_rates(std::string_view word) {
   return rates;
 }
 
-std::string fp8_problem_of(const RecipeTraits& recipe, int capability, const std::string& device) {
-  if (!recipe.fp8() || multiplies_fp8(capability, recipe.scales_rows)) return "";
+std::string fp8_problem_of(const RecipeTraits& recipe, KernelClass kernels, int capability, const std::string& device) {
+  if (!recipe.fp8()) return "";
+  constexpr const char* kKeys = "FP8 products (precision.linear or precision.frozen)";
+  if (kernels == KernelClass::kNone)
+    return fmt::format(
+        "{} need Trireme's kernels, which {} does not run: TRIREME_KERNELS is none, or this build has none for it. "
+        "Leave "
+        "these keys out",
+        kKeys, device);
+  if (multiplies_fp8(capability, recipe.scales_rows)) return "";
   return fmt::format(
-      "precision.linear fp8 with {} needs a GPU of compute capability {}, and {} has {}.{}: {}leave it at compute",
+      "{} with {} need a GPU of compute capability {}, and {} has {}.{}: {}leave these keys out", kKeys,
       recipe.scales_rows ? "a scale per row (frozen matrices, fp8_recipe: rowwise)" : "a scale per matrix",
       recipe.scales_rows ? "9.0" : "8.9 or more", device, capability / 10, capability % 10,
       recipe.scales_rows && recipe.trains && multiplies_fp8(capability, false)

@@ -4,11 +4,15 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 namespace trireme {
 
 namespace {
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+
+constexpr const char* kCapability = "compute_capability";  // in a file: 8.9
 
 }  // namespace
 
@@ -77,12 +81,15 @@ std::string describe_rates(const MachineRates& rates, std::string_view device_na
 MachineRates read_rates(const std::filesystem::path& file) {
   std::vector<NumberKey> keys;
   for (const RateKey& key : rate_keys()) keys.push_back({key.name, key.least, key.most});
+  keys.push_back({kCapability, 5, 20});
   const NumberFile read = read_number_file(file, {"name"}, keys);
   MachineRates rates = machine_rates(read.texts.at("name"));
   rates.name = read.texts.at("name");
   rates.file = file.string();
   for (const RateKey& key : rate_keys())
     if (const auto found = read.numbers.find(key.name); found != read.numbers.end()) rates.*key.value = found->second;
+  if (const auto found = read.numbers.find(kCapability); found != read.numbers.end())
+    rates.capability = static_cast<int>(std::lround(10 * found->second));
   return rates;
 }
 
@@ -98,6 +105,7 @@ std::string rates_text(const MachineRates& rates, const std::set<std::string>& m
   std::string name;
   for (const char c : rates.name) name += c == '\'' ? std::string("''") : std::string(1, c);
   text += fmt::format("name: '{}'\n", name);
+  text += fmt::format("{}: {}.{}\n", kCapability, rates.capability / 10, rates.capability % 10);
   for (const RateKey& key : rate_keys())
     if (measured.contains(key.name))
       text += fmt::format("{:<40}# {}\n", fmt::format("{}: {:.4g}", key.name, rates.*key.value), key.meaning);

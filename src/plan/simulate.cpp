@@ -92,7 +92,8 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
   const Config config = load_config(file, overrides, program);
   check_batch(config, options, program.features.has(Feature::kContext));
   const std::unique_ptr<PlannedModel> model = open(config);
-  if (const std::string problem = fp8_problem_of(traits_of(block_recipe(config, model->facts().automatic_fp8)),
+  const KernelClass kernels = planned_kernel_class(options.rates.capability);
+  if (const std::string problem = fp8_problem_of(traits_of(block_recipe(config, model->facts().automatic_fp8)), kernels,
                                                  options.rates.capability, options.rates.name);
       !problem.empty())
     throw ConfigError(problem);
@@ -133,7 +134,7 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
             .host_memory = pinnable_memory(static_cast<int64_t>(options.rates.host_memory_gib * (1 << 30)), 1),
             .ranks_per_host = std::min(gpus, options.gpus_per_host),
             .rates = options.rates,
-            .kernels = planned_kernel_class(options.rates.capability)};
+            .kernels = kernels};
         SimulatedPlan one = simulate_one(question, policy, context);
         if (one.fits)
           one.efficiency = one.tokens_per_s / first.emplace(std::pair(policy, context), one.tokens_per_s).first->second;

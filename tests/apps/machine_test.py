@@ -168,7 +168,9 @@ def check_rates(args, work):
     assert "--device is for --dry-run" in last, last
     for command, program in ((dry, "train_llama"), (simulated, "trireme")):
         _, last = run(args.bin, *command, "--device", "l40s", "--set", "precision.linear=fp8", code=2, program=program)
-        assert "fp8 needs a GPU of compute capability 9.0, and NVIDIA L40S has 8.9" in last, last
+        assert "need a GPU of compute capability 9.0, and " in last and " has 8.9: set precision.fp8_recipe: tensorwise" in last, last
+        _, last = run(args.bin, *command, "--device", "h200", "--set", "precision.linear=fp8", code=2, program=program, TRIREME_KERNELS="none")
+        assert "TRIREME_KERNELS is none" in last, last
     (work / "wrong.yaml").write_text("name: x\nbf16_flop: 1e15\nmemory_bytes: 3.9\n")
     _, last = run(args.bin, *simulated, "--rates", work / "wrong.yaml", code=2)
     _, last = run(args.bin, "--config", work / "run.yaml", "--set", f"parallel.rates={work}/none.yaml", "--dry-run", code=2, program="train_llama")

@@ -222,8 +222,9 @@ def check_judged(args, work):
             trainer = object.__new__(KTOTrainer)
             trainer._tokenizer, trainer.calculate_KL, trainer.desirable_weight, trainer.undesirable_weight = tokenizer, False, 1, 1
             config = KTOConfig(output_dir="unused", max_length=most, use_cpu=True, bf16=False, report_to=[])
-            expected = sorted(((tuple(one["prompt_ids"] + one["completion_ids"])[:most], len(one["prompt_ids"]), one["label"])
-                               for one in trainer._prepare_dataset(datasets.Dataset.from_list(rows), tokenizer, config, "train")))
+            examples = [((tuple(one["prompt_ids"] + one["completion_ids"])[:most], len(one["prompt_ids"]), one["label"]), tuple(one["completion_ids"]))
+                        for one in trainer._prepare_dataset(datasets.Dataset.from_list(rows), tokenizer, config, "train")]
+            expected, whole = sorted(one for one, _ in examples), dict(examples)
             (work / "judged.jsonl").write_text("\n".join(map(json.dumps, rows)))
             options = ("--unpaired", "--model", folder, "--input", work / "judged.jsonl", "--output", work / "judged.npy", "--seq-length", 3 * SEQ, "--max-length", most)
             output = run(args, *options)
@@ -233,12 +234,12 @@ def check_judged(args, work):
                 parts = [(tuple(map(int, row["input_ids"][a:b])), tuple(map(int, row["loss_mask"][a:b]))) for a, b in zip(starts, starts[1:])]
                 if len(parts) % 2:
                     assert not any(parts.pop()[1]), "padding with targets"
-                cut = [(ids, next(t for t, value in enumerate(mask) if value), set(mask) - {0}) for ids, mask in parts[::2]]
-                for i, ((ids, mask), (own, prompt, labels)) in enumerate(zip(parts[1::2], cut)):
-                    other, begin, _ = cut[i - 1]
-                    assert ids == (own[:prompt] + other[begin:])[:most] and mask == (0,) * prompt + (3,) * (len(ids) - prompt), (ids, mask)
-                    assert len(labels) == 1
-                    ours.append((own, prompt, labels == {1}))
+                assert all(len(set(mask) - {0}) == 1 for _, mask in parts)
+                cut = [(ids, next(t for t, value in enumerate(mask) if value), 1 in mask) for ids, mask in parts[::2]]
+                for i, ((ids, mask), (own, prompt, label)) in enumerate(zip(parts[1::2], cut)):
+                    # The whole completion of the one before, also where its own prompt left no room for all of it.
+                    assert ids == (own[:prompt] + whole[cut[i - 1]])[:most] and mask == (0,) * prompt + (3,) * (len(ids) - prompt), (ids, mask)
+                    ours.append((own, prompt, label))
             assert sorted(ours) == expected, first_difference(sorted(ours), expected)
             assert f"from {len(ours)} answers" in output, output
             answers += len(ours)

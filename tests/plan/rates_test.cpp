@@ -53,8 +53,19 @@ TEST_F(RatesFile, WhatIsWrittenIsReadAgain) {
   const MachineRates again = read(rates_text(rates, all, {"a note: with 'signs' #", "- another"}));
   EXPECT_EQ(again.name, rates.name);
   EXPECT_EQ(again.file, (root_ / "rates.yaml").string());
+  EXPECT_EQ(again.capability, 90);
   for (const RateKey& key : rate_keys())
     EXPECT_NEAR(again.*key.value, rates.*key.value, 1e-3 * rates.*key.value) << key.name;
+}
+
+TEST_F(RatesFile, SaysWhatTheGpuRuns) {
+  EXPECT_EQ(read("name: x\n").capability, 90);
+  for (const auto& [word, capability] : {std::pair{"8.9", 89}, {"8.0", 80}, {"12.0", 120}}) {
+    const MachineRates rates = read(std::string("name: x\ncompute_capability: ") + word + "\n");
+    EXPECT_EQ(rates.capability, capability);
+    EXPECT_EQ(read(rates_text(rates, {}, {})).capability, capability);
+  }
+  EXPECT_NE(failure("name: x\ncompute_capability: 89\n").find("compute_capability must be"), std::string::npos);
 }
 
 TEST_F(RatesFile, WhatAFileLeavesOutIsOfTheTable) {
@@ -120,11 +131,13 @@ TEST(Devices, AreScaledByTheirDatasheetsAndSaidToBeNotMeasured) {
   EXPECT_NEAR(a100.link_bytes / h200.link_bytes, 600.0 / 900, 1e-12);
   EXPECT_LT(ada.link_bytes, ada.host_bytes);
   const RecipeTraits &rows = traits_of(Recipe::kFp8Frozen), &matrices = traits_of(Recipe::kFp8Tensorwise);
+  constexpr KernelClass kNone = KernelClass::kNone, kPortable = KernelClass::kPortable;
   for (const int capability : {80, 90, 120})
-    EXPECT_EQ(fp8_problem_of(traits_of(Recipe::kCompute), capability, "x"), "");
-  EXPECT_EQ(fp8_problem_of(rows, 90, "x") + fp8_problem_of(matrices, ada.capability, "x"), "");
-  EXPECT_NE(fp8_problem_of(rows, ada.capability, "an Ada").find("an Ada has 8.9"), std::string::npos);
-  EXPECT_NE(fp8_problem_of(matrices, a100.capability, "x"), "");
+    EXPECT_EQ(fp8_problem_of(traits_of(Recipe::kCompute), kNone, capability, "x"), "");
+  EXPECT_EQ(fp8_problem_of(rows, kPortable, 90, "x") + fp8_problem_of(matrices, kPortable, ada.capability, "x"), "");
+  EXPECT_NE(fp8_problem_of(rows, kPortable, ada.capability, "an Ada").find("an Ada has 8.9"), std::string::npos);
+  EXPECT_NE(fp8_problem_of(matrices, kPortable, a100.capability, "x"), "");
+  EXPECT_NE(fp8_problem_of(matrices, kNone, 90, "x").find("TRIREME_KERNELS is none"), std::string::npos);
 }
 
 }  // namespace

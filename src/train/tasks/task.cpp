@@ -55,12 +55,9 @@ std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
   const int capability = rank.device.is_cuda() ? compute_capability(rank.device) : rank.planned_capability;
   if (capability == 0) return "";
-  if (recipe.fp8() &&
-      (rank.device.is_cuda() ? kernel_class(rank.device) : planned_kernel_class(capability)) == KernelClass::kNone)
-    return "precision.linear fp8 needs Trireme's kernels, which do not run here: " +
-           std::string(rank.device.is_cuda() ? "this build has none for the GPU, or TRIREME_KERNELS is none"
-                                             : "TRIREME_KERNELS is none");
-  if (std::string problem = fp8_problem_of(recipe, capability, rank.device.is_cuda() ? rank.device.str() : "the GPU");
+  const bool here = rank.device.is_cuda();
+  if (std::string problem = fp8_problem_of(recipe, here ? kernel_class(rank.device) : planned_kernel_class(capability),
+                                           capability, here ? rank.device.str() : "the GPU");
       !problem.empty())
     return problem;
   if (recipe.needs_16_bit && rank.compute_dtype == at::kFloat)
