@@ -9,6 +9,7 @@
 #include "trireme/base/rng.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
+#include "trireme/formats/huggingface/stored_nf4.h"
 #include "trireme/formats/json.h"
 #include "trireme/formats/nemo/zarr_checkpoint.h"
 
@@ -197,8 +198,11 @@ int64_t own_tokens(const std::filesystem::path& directory) {
 
 void check_names(const StoredWeights& source, const DecoderConfig& config, const std::filesystem::path& directory) {
   std::set<std::string> known;
-  for (const StoredTensor& tensor : stored_tensors(DecoderModel(config, std::nullopt).units(), DType::kF32))
+  for (const StoredTensor& tensor : stored_tensors(DecoderModel(config, std::nullopt).units(), DType::kF32)) {
     known.insert(source.stored(tensor.name));
+    if (!has_stored_nf4(source, tensor.name)) continue;
+    for (const char* suffix : kStoredNf4Beside) known.insert(source.stored(tensor.name + suffix));
+  }
   if (config.tie_word_embeddings) known.insert(head_name(config));
   const std::vector<std::string>& buffers = family_of(config).names.buffers;
   std::vector<std::string> unused;

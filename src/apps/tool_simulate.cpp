@@ -285,10 +285,11 @@ void add_simulate_tool(CLI::App& app) {
   tool->add_option("--nvlink-gb-s", arguments->nvlink_gb_s,
                    "Rate at which a GPU receives from the others of its host in a collective, GB/s (default 150)")
       ->check(CLI::PositiveNumber);
-  tool->add_option("--memory-gib", arguments->memory_gib, "Memory of a GPU, GiB")->check(CLI::PositiveNumber);
+  tool->add_option("--memory-gib", arguments->memory_gib, "Memory of a GPU, GiB")
+      ->check(CLI::Range(kLeastMemoryGib, kMostMemoryGib));
   tool->add_option("--host-memory-gib", arguments->host_memory_gib,
                    "Memory of a host for each of its GPUs, GiB (default 128)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(kLeastMemoryGib, kMostMemoryGib));
   tool->add_option("--policy", arguments->policies,
                    "Values of parallel.policy to compare: auto,none,optimizer,gradients,full")
       ->delimiter(',')

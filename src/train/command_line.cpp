@@ -51,10 +51,10 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
       ->transform(CLI::IsMember(device_words(), CLI::ignore_case));
   app.add_option("--device-memory-gib", line.device_memory_gib,
                  "take at most so much memory of each GPU; with --dry-run: plan for GPUs with this much")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(kLeastMemoryGib, kMostMemoryGib));
   app.add_option("--host-memory-gib", line.host_memory_gib,
                  "with --device or --device-memory-gib: memory of the host for each GPU (default 128)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(kLeastMemoryGib, kMostMemoryGib));
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
   app.add_flag("--allow-fresh", line.allow_fresh, "start from the beginning if checkpoints exist and all are damaged");
   app.add_flag("--allow-changed-data", line.allow_changed_data, "resume although the files of data.train changed");

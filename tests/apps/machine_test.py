@@ -125,8 +125,9 @@ def check_simulate(args, work):
         assert option in last, last
     _, last = run(args.bin, "calibrate", "--seconds", "nan", code=2)
     assert "finite" in last, last
-    _, last = run(args.bin, "--config", work / "run.yaml", "--dry-run", "--device-memory-gib", "inf", code=2, program="train_llama")
-    assert "--device-memory-gib" in last, last
+    for value in ("inf", "1e30", "0"):
+        _, last = run(args.bin, "--config", work / "run.yaml", "--dry-run", "--device-memory-gib", value, code=2, program="train_llama")
+        assert "--device-memory-gib" in last and "1048576" in last or value == "inf", last
     _, last = run(args.bin, *base, "--gpus", "8", "--policy", "ful", code=2)
     assert "Did you mean 'full'" in last, last
 

@@ -153,6 +153,7 @@ output: {dir: run}
         sets = [argument for override in overrides for argument in ("--set", override)]
         done = subprocess.run([f"{binary}/train_llama", "--config", f"{work}/run.yaml", *sets, *options], capture_output=True, text=True)
         assert done.returncode == (4 if says else 0) and says in done.stderr, f"exit {done.returncode}, no '{says}' in\n{done.stderr}{done.stdout}"
+        assert says or "has no use for" not in done.stderr, done.stderr
 
 
 def main():

@@ -11,6 +11,9 @@
 
 namespace trireme {
 
+/// What options take for the memory of a GPU or of a host.
+constexpr double kLeastMemoryGib = 0.001, kMostMemoryGib = 1 << 20;
+
 /// Figures of a datasheet: dense products with fp32 accumulation, TFLOP/s; GB/s. memory_gib: what CUDA leaves of the
 /// nominal memory.
 struct DeviceSheet {

@@ -19,6 +19,10 @@
 
 namespace trireme {
 
+/// What is beside the codes, after the matrix's name.
+constexpr const char* kStoredNf4Beside[] = {".absmax", ".nested_absmax", ".quant_map", ".nested_quant_map",
+                                            ".quant_state.bitsandbytes__nf4"};
+
 /// The bytes are those of the source, and live as long as it.
 struct StoredNf4 {
   std::vector<int64_t> shape;
