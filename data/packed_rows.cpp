@@ -288,9 +288,10 @@ class ConcatenatedDataset : public TokenDataset {
                  other = std::find(begin, end, kOther) != end, first = s % 2 == 0;
       if (!chosen && !rejected && !other && s + 1 == sequences && s > 0 && first) continue;  // padding
       // The answer to another prompt has no target where prompt and answer are one token.
-      const bool right = judged  ? first ? chosen != rejected && !other : !chosen && !rejected
-                         : first ? chosen && !rejected
-                                 : rejected && !chosen;
+      const bool right =
+          judged  ? first ? chosen != rejected && !other : !chosen && !rejected && (other || end - begin == 1)
+           : first ? chosen && !rejected
+                  : rejected && !chosen;
       if (!right)
         fail(file, row, begin - sample.loss_mask.begin(),
              fmt::format(

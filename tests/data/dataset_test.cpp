@@ -191,6 +191,7 @@ TEST_P(Pairs, MayBeJudgedAnswersBesideOthers) {
   EXPECT_NE(bad({0, 0, 0, 0, 3, 3, 0, 0}).find("sequence 0 has no target"), std::string::npos);
   EXPECT_NE(bad({0, 1, 0, 0, 2, 0, 0, 0}).find("sequence 1 has targets of a rejected"), std::string::npos);
   EXPECT_NE(bad({0, 1, 0, 0, 3, 0, 0, 1}).find("has no sequence with another answer"), std::string::npos);
+  EXPECT_NE(bad({0, 1, 0, 0, 0, 0, 0, 0}).find("sequence 1 has no target"), std::string::npos);
   EXPECT_NE(bad({0, 4, 0, 0, 3, 0, 0, 0}).find("0 to 3"), std::string::npos);
 }
 
