@@ -303,18 +303,15 @@ PlanInput with_state(const PlanInput& input, const PolicyMemory& storage) {
   return beside;
 }
 
-/// Numbers of trained units whose state may wait on the host. Where activations wait there too some are tried, and the
-/// predicted step decides.
+/// Numbers of trained units whose state may wait on the host: as many as it holds. Where activations wait there too the
+/// predicted step decides. A larger host has all numbers of a smaller one, so its plan is not slower.
 std::vector<int> host_units(const PlanInput& input, int size, ShardPolicy policy) {
-  constexpr int kTried = 8;
   if (input.state == PlanInput::Offload::kNone) return {0};
   int most = policy_memory(input, size, policy).trained_units;
   while (most > 0 && policy_memory(input, size, policy, most).bytes.host_state > input.host_memory) --most;
   const bool shares = input.state == PlanInput::Offload::kAuto || input.offload == PlanInput::Offload::kAll;
   std::vector<int> numbers;
-  for (int i = shares ? 1 : kTried; i <= kTried; ++i)
-    if (const int units = most * i / kTried; units > 0 && (numbers.empty() || numbers.back() < units))
-      numbers.push_back(units);
+  for (int units = shares ? 1 : std::max(most, 1); units <= most; ++units) numbers.push_back(units);
   return numbers;
 }
 

@@ -408,6 +408,26 @@ TEST(Plan, StateAndActivationsShareTheHost) {
   EXPECT_FALSE(find_plan(input));
 }
 
+TEST(Plan, MoreHostMemoryIsNotSlower) {
+  std::vector<UnitSpec> units;
+  for (int copy = 0; copy < 3; ++copy)
+    for (const UnitSpec& unit : trained_model()) units.push_back(unit);
+  PlanInput input = long_rows(units, 13500 * kMiB);
+  input.micro_batches = 4;
+  input.rates.host_bytes = 1e10;
+  input.offload = input.state = PlanInput::Offload::kAuto;
+  double before = std::numeric_limits<double>::infinity();
+  for (int64_t host = 1000; host <= 20000; host += 500) {
+    input.host_memory = host * kMiB;
+    const auto plan = find_plan(input);
+    EXPECT_TRUE(plan || std::isinf(before)) << host;
+    if (!plan) continue;
+    EXPECT_LE(plan->cost.total(), before * (1 + 1e-9)) << host;
+    before = plan->cost.total();
+  }
+  EXPECT_TRUE(std::isfinite(before));
+}
+
 TEST(Plan, FewerRowsAPassRatherThanRecomputation) {
   const auto units = frozen_model();
   PlanInput input = input_for(units, 2, 1500 * kMiB);
