@@ -46,14 +46,14 @@ Trainer::Trainer(const RunParts& run)
           [this] {
             return StepVotes{asked_to_stop(), checkpoints_.ready(), comm_.rank() == 0 && clock_.minutes_passed()};
           },
-          [this] { checkpoints_.await_state(); },
-          [this](const std::string& json) { report_.event(json); }),
+          [this] { checkpoints_.await_state(); }, [this](const std::string& json) { report_.event(json); }),
       report_(run, clock_, step_, progress_),
       folder_(directory_.checkpoints(), directory_.run_id(), config_.output.keep_last),
       description_(describe_run(config_, directory_.run_id(), run.grid.with_shard_size(run.plan.state_shards()),
                                 run.task.units(), run.compute_dtype, /*fingerprints=*/comm_.rank() == 0)),
-      checkpoints_(folder_, description_, comm_, [this](const std::string& json) { report_.event(json); },
-                   /*in_place=*/run.plan.host_units > 0),
+      checkpoints_(
+          folder_, description_, comm_, [this](const std::string& json) { report_.event(json); },
+          /*in_place=*/run.plan.host_units > 0),
       evaluation_(run, step_.units(), clock_, report_, stop_vote_, progress_, [this] { return asked_to_stop(); }) {}
 
 Trainer::~Trainer() = default;
