@@ -98,7 +98,8 @@ at::Tensor GradientBuffers::part(Unit& unit, size_t parameter) {
   if (!unit.gradient.defined()) {
     const bool one = last_micro_batch_ || reduces_each(unit);
     unit.gradient =
-        at::empty({unit.layout.numel}, at::TensorOptions(options_.device).dtype(one ? options_.reduce_dtype : options_.sum_dtype));
+        at::empty({unit.layout.numel},
+                  at::TensorOptions(options_.device).dtype(one ? options_.reduce_dtype : options_.sum_dtype));
   }
   return unit.gradient.narrow(0, unit.layout.offsets[parameter], unit.spec.parameters[parameter].numel());
 }

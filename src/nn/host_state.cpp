@@ -84,8 +84,8 @@ at::Tensor HostState::zeros(int64_t count, at::ScalarType type) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(type));
   try {
     fault_point("pinned-memory");
-    const at::Tensor zeros = options_.device.is_cuda() ? pinned_memory(bytes, options_.device).view(type).zero_()
-                                                       : at::zeros({count}, type);
+    const at::Tensor zeros =
+        options_.device.is_cuda() ? pinned_memory(bytes, options_.device).view(type).zero_() : at::zeros({count}, type);
     allocated_ += bytes;
     return zeros;
   } catch (const std::exception& error) {
@@ -109,8 +109,8 @@ void HostState::pass(const std::vector<Piece>& pieces, const std::function<void(
   }
 }
 
-void HostState::pass_with_streams(const std::vector<Piece>& pieces,
-                                  const std::function<void(size_t, const Piece&)>& f, bool writes) {
+void HostState::pass_with_streams(const std::vector<Piece>& pieces, const std::function<void(size_t, const Piece&)>& f,
+                                  bool writes) {
   if (pieces.empty()) return;
   const auto type = options_.device.type();
   const c10::Stream computing = c10::impl::VirtualGuardImpl(type).getStream(options_.device);
@@ -121,8 +121,7 @@ void HostState::pass_with_streams(const std::vector<Piece>& pieces,
   for (at::Tensor& one : memory) one = at::empty({bytes}, at::TensorOptions(at::kByte).device(options_.device));
   std::vector<Piece> here(pieces.size());
   std::vector<c10::Event> arrived, computed, left;
-  for (int i = 0; i < kPieces; ++i)
-    arrived.emplace_back(type), computed.emplace_back(type), left.emplace_back(type);
+  for (int i = 0; i < kPieces; ++i) arrived.emplace_back(type), computed.emplace_back(type), left.emplace_back(type);
   // The memory may still be read by what the computation has queued.
   c10::Event queued(type);
   queued.record(computing);

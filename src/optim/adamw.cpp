@@ -184,7 +184,9 @@ class AdamW final : public Optimizer {
       std::vector<at::Tensor> masters, gradients, exp_avg, exp_avg_sq, steps;
       for (const Group& group : groups) {
         if (group.decay != decay) continue;
-        const auto of_group = [&](const at::Tensor& all) { return all.narrow(0, group.begin, group.end - group.begin); };
+        const auto of_group = [&](const at::Tensor& all) {
+          return all.narrow(0, group.begin, group.end - group.begin);
+        };
         masters.push_back(of_group(shards[group.shard].master));
         gradients.push_back(of_group(shards[group.shard].gradient).to(at::kFloat));
         exp_avg.push_back(of_group(firsts[group.shard]).to(at::kFloat));

@@ -3,9 +3,9 @@
 //
 // The state is copied to host memory (all that the step waits for), a writer thread of each rank writes its file below
 // step-N.tmp-RUN. Where state waits on the host, which has no room for a copy, it is written from where it is: forward
-// and backward of the next step go on, its optimizer waits. When all ranks have finished, as the steps' all-reduce of statistics shows, rank 0 commits the
-// checkpoint (CheckpointFolder) on its own thread. A save that fails changes no older one; kMaxFailures in a row end
-// the run with exit code 73.
+// and backward of the next step go on, its optimizer waits. When all ranks have finished, as the steps' all-reduce of
+// statistics shows, rank 0 commits the checkpoint (CheckpointFolder) on its own thread. A save that fails changes no
+// older one; kMaxFailures in a row end the run with exit code 73.
 
 #include "checkpoint_folder.h"
 #include "checkpoint_writer.h"

@@ -55,10 +55,11 @@ struct TrainedShard {
   /// are divided by the number of holders.
   int copies = 1, copy = 0;
 
-  /// Where master weights and moments wait for the optimizer, which takes them through the device; null: they are there.
+  /// Where master weights and moments wait for the optimizer, which takes them through the device; null: they are
+  /// there.
   HostState* host = nullptr;
-  /// Of a shard with a `host`, may be empty: an optimizer calls it in its pass with the new master weights on the device,
-  /// when `amax` is that of all of them.
+  /// Of a shard with a `host`, may be empty: an optimizer calls it in its pass with the new master weights on the
+  /// device, when `amax` is that of all of them.
   std::function<void(const at::Tensor& master)> updated;
 
   /// The device of gradients, and of what is computed.
