@@ -9,6 +9,17 @@ namespace trireme {
 
 namespace {
 
+/// Figures of a datasheet: dense products with fp32 accumulation, TFLOP/s; GB/s. memory_gib: what CUDA leaves of the
+/// nominal memory.
+struct DeviceSheet {
+  const char* word;  // --device WORD
+  const char* name;
+  int capability;  // 89: compute capability 8.9
+  double bf16_tflops, fp8_tflops, memory_gb_s, memory_gib;
+  double nvlink_gb_s;  // in each direction; 0: collectives go over PCIe
+  double pcie_gb_s;    // in each direction, x16
+};
+
 constexpr DeviceSheet kH200 = {"h200", "NVIDIA H200", 90, 989, 1979, 4800, 139.8, 450, 63};
 
 // Sources: NVIDIA's datasheets and architecture white papers of these products, without sparsity.

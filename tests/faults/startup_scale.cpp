@@ -3,7 +3,7 @@
 //
 //   startup_scale meet RANKS SECONDS       all ranks are there
 //   startup_scale absent RANKS SECONDS     one rank never starts: the others end with 71 and name it
-//   startup_scale strangers RANKS SECONDS  junk, silent and slow connections at rank 0's port and at every rank's
+//   startup_scale foreign RANKS SECONDS  junk, silent and slow connections at rank 0's port and at every rank's
 //   startup_scale stopped RANKS SECONDS    on eight hosts: one rank saves for longer than the time limit, as it may;
 //   then
 //                                          one is stopped, and all end with 71 and its name
@@ -86,7 +86,7 @@ struct Times {
 };
 struct Shared {
   int port = 0;
-  int64_t strangers = 0;
+  int64_t foreign = 0;
   Times times[4096];
 };
 
@@ -142,7 +142,7 @@ int run_hang(const std::string& what, const Launch& launch) {
   return 0;
 }
 
-int run_rank(Shared& shared, bool strangers) {
+int run_rank(Shared& shared, bool foreign) {
   const Launch launch = detect_launch();
   set_log_rank(launch.rank, launch.world_size);
   Times& times = shared.times[launch.rank];
@@ -160,7 +160,7 @@ int run_rank(Shared& shared, bool strangers) {
   int introduced = 0;
   const auto introduce = [&](const std::string& text) {
     const auto all = exchange->all_gather(text);
-    if (strangers && ++introduced == 2) {
+    if (foreign && ++introduced == 2) {
       // Before this rank connects to its neighbour: the neighbour's port is the fifth word of its
       // introduction, which follows the exchange of the networks.
       std::istringstream words(all[static_cast<size_t>((launch.rank + 1) % launch.world_size)]);
@@ -183,7 +183,7 @@ int run_rank(Shared& shared, bool strangers) {
     TRIREME_CHECK(sum == launch.world_size * (launch.world_size - 1) / 2, "sum ", sum);
   }
   times.exchange = lap();
-  if (strangers) {
+  if (foreign) {
     // The slow one sends a byte a second; the limit of five seconds counts from its connection.
     for (int i = 0; i < 6; ++i) {
       if (visitors[2] >= 0) (void)send(visitors[2], "x", 1, MSG_NOSIGNAL);
@@ -193,7 +193,7 @@ int run_rank(Shared& shared, bool strangers) {
   }
   store->part();
   watch.leave();
-  if (strangers) __atomic_fetch_add(&shared.strangers, watch.unknown_callers(), __ATOMIC_RELAXED);
+  if (foreign) __atomic_fetch_add(&shared.foreign, watch.unknown_callers(), __ATOMIC_RELAXED);
   store->leave();
   times.leave = lap();
   return 0;
@@ -235,7 +235,7 @@ std::vector<Ended> run(Shared& shared, int ranks, int absent, const std::string&
     setenv("TRIREME_RENDEZVOUS_SECONDS", std::to_string(absent >= 0 ? kRendezvousSeconds : 60).c_str(), 1);
     if (is_hang(what)) setenv("TRIREME_HANG_SECONDS", std::to_string(kHangSeconds).c_str(), 1);
     _exit(run_main("startup_scale", [&] {
-      return is_hang(what) ? run_hang(what, detect_launch()) : run_rank(shared, what == "strangers");
+      return is_hang(what) ? run_hang(what, detect_launch()) : run_rank(shared, what == "foreign");
     }));
   }
   meanwhile();
@@ -265,12 +265,12 @@ int test(const std::string& what, int ranks, double limit) {
   TRIREME_CHECK(memory != MAP_FAILED && ranks > 1 && ranks <= 4096, "no memory for ", ranks, " ranks");
   Shared& shared = *new (memory) Shared;
   shared.port = free_port();
-  const bool strangers = what == "strangers";
+  const bool foreign = what == "foreign";
   const int absent = what == "absent" ? ranks / 2 : -1;
   const double began = steady_seconds();
   std::vector<int> open;
   const auto ended = run(shared, ranks, absent, what, limit, [&] {
-    for (int i = 0; strangers && i < kAtRankZero;) {
+    for (int i = 0; foreign && i < kAtRankZero;) {
       if (const int fd = stranger(shared.port, i % 2); fd >= 0) {
         open.push_back(fd);
         ++i;
@@ -295,9 +295,9 @@ int test(const std::string& what, int ranks, double limit) {
     if (absent >= 0) expect(end.text.find(named) != std::string::npos, fmt::format("rank {}: {}", rank, end.text));
   }
   expect(seconds < limit, fmt::format("{:.1f} s, limit {:g} s", seconds, limit));
-  if (strangers) {
-    expect(shared.strangers == kAtEachRank * ranks,
-           fmt::format("the watches counted {} unknown callers of {}", shared.strangers, kAtEachRank * ranks));
+  if (foreign) {
+    expect(shared.foreign == kAtEachRank * ranks,
+           fmt::format("the watches counted {} unknown callers of {}", shared.foreign, kAtEachRank * ranks));
     expect(ended[0].text.find(
                fmt::format("{} connections of unknown callers closed: {} sent something else, {} did not say "
                            "who they are within 5 s",
@@ -345,7 +345,7 @@ int test(const std::string& what, int ranks, double limit) {
 
 int main(int argc, char** argv) {
   if (argc != 4) {
-    fmt::print(stderr, "usage: startup_scale meet|absent|strangers|stopped|dead RANKS SECONDS\n");
+    fmt::print(stderr, "usage: startup_scale meet|absent|foreign|stopped|dead RANKS SECONDS\n");
     return 2;
   }
   return test(argv[1], std::stoi(argv[2]), std::stod(argv[3]));

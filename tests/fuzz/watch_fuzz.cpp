@@ -1,5 +1,5 @@
-// The port of a rank's watch: strangers, and connections with the job's token, beside the connections of the ring. A
-// watch that takes a stranger's bytes for a failure ends this process, which is a finding.
+// The port of a rank's watch: foreign connections, and connections with the job's token, beside the connections of the
+// ring. A watch that takes a stranger's bytes for a failure ends this process, which is a finding.
 #include "fuzz_connections.h"
 #include "trireme/comm/sockets.h"
 #include "watchdog/rank_peers.h"

@@ -14,17 +14,6 @@ namespace trireme {
 /// What options take for the memory of a GPU or of a host.
 constexpr double kLeastMemoryGib = 0.001, kMostMemoryGib = 1 << 20;
 
-/// Figures of a datasheet: dense products with fp32 accumulation, TFLOP/s; GB/s. memory_gib: what CUDA leaves of the
-/// nominal memory.
-struct DeviceSheet {
-  const char* word;  // --device WORD
-  const char* name;
-  int capability;  // 89: compute capability 8.9
-  double bf16_tflops, fp8_tflops, memory_gb_s, memory_gib;
-  double nvlink_gb_s;  // in each direction; 0: collectives go over PCIe
-  double pcie_gb_s;    // in each direction, x16
-};
-
 /// The words of --device: those of the datasheets, and h100 and h200, whose rates are measured.
 std::vector<std::string> device_words();
 /// Rates of a device by its word. Of a datasheet's figures the parts that an H200 reaches of its own, with
