@@ -285,11 +285,13 @@ TEST(RankWatch, ADeadRankTakesAllWithIt) {
   }
 }
 
+/// The continued rank takes part in the next collectives until it has read the failure: so many steps are left that no
+/// rank comes to its orderly end before.
 TEST(RankWatch, AStoppedRankIsNamedAndEnded) {
   const auto outcomes = run_ranks(
       4,
       [](Rank& rank) {
-        for (int step = 1; step <= 5; ++step) {
+        for (int step = 1; step <= 100'000; ++step) {
           if (step == 3 && rank.rank == 2) raise(SIGSTOP);
           rank.step(step);
         }
