@@ -1,5 +1,6 @@
 # Ranks that die, hang, issue different collectives, get signals, or compute non-finite values.
-trireme_test(rank_watch_test TORCH SOURCES rank_watch_test.cpp watch_listener_test.cpp LIBS trireme::watchdog LABELS faults TIMEOUT 180)
+trireme_test(rank_watch_test TORCH SOURCES rank_watch_test.cpp watch_listener_test.cpp LIBS trireme::watchdog LABELS faults TIMEOUT 180
+  DRIVER ${PROJECT_SOURCE_DIR}/tests/shards.sh 4)
 target_include_directories(rank_watch_test PRIVATE ${PROJECT_SOURCE_DIR}/src/comm ${PROJECT_SOURCE_DIR}/src/watchdog)
 trireme_test(number_guards_test TORCH SOURCES number_guards_test.cpp LIBS trireme::train LABELS faults TIMEOUT 60)
 target_include_directories(number_guards_test PRIVATE ${PROJECT_SOURCE_DIR}/src/train)

