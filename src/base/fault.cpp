@@ -22,7 +22,7 @@ namespace trireme {
 
 namespace {
 
-enum class Action { kKill, kStop, kSleep, kFail, kNan, kCrash, kAbort, kSet };
+enum class Action { kKill, kStop, kTerminate, kSleep, kFail, kNan, kCrash, kAbort, kSet };
 
 struct Fault {
   std::string text, name;
@@ -58,6 +58,8 @@ std::unique_ptr<Fault> parse(const std::string& text) {
     fault->action = Action::kKill;
   else if (action == "sigstop")
     fault->action = Action::kStop;
+  else if (action == "sigterm")
+    fault->action = Action::kTerminate;
   else if (action == "sleep")
     fault->action = Action::kSleep;
   else if (action == "fail")
@@ -71,7 +73,7 @@ std::unique_ptr<Fault> parse(const std::string& text) {
   else if (action == "set")
     fault->action = Action::kSet;
   else
-    refuse(text, "has an unknown action (sigkill, sigstop, crash, abort, sleep, fail, nan, set)");
+    refuse(text, "has an unknown action (sigkill, sigstop, sigterm, crash, abort, sleep, fail, nan, set)");
   if (at != std::string::npos) {
     for (const std::string& part : split(std::string_view(text).substr(at + 1), ':')) {
       if (const auto rank = number_after<int64_t>(part, "rank")) {
@@ -137,6 +139,7 @@ bool fault_point(std::string_view name, int rank, int64_t step) {
     switch (fault->action) {
       case Action::kKill: std::raise(SIGKILL); break;
       case Action::kStop: std::raise(SIGSTOP); break;
+      case Action::kTerminate: std::raise(SIGTERM); break;
       case Action::kSleep: std::this_thread::sleep_for(std::chrono::duration<double>(fault->seconds)); break;
       case Action::kFail:
         throw InternalError(fmt::format("fault injected at {} (TRIREME_FAULT={})", name, fault->text));

@@ -2,9 +2,9 @@
 // connection.
 #include "store_world.h"
 
+#include "reserved_port.h"
 #include "trireme/base/error.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,23 +22,10 @@
 namespace trireme {
 namespace {
 
-/// A listening socket that occupies a free port during its lifetime.
-struct TakenPort {
-  int fd = socket(AF_INET, SOCK_STREAM, 0);
-  int port = 0;
-  TakenPort() {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    socklen_t size = sizeof address;
-    if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 && listen(fd, 4) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0)
-      port = ntohs(address.sin_port);
-  }
-  ~TakenPort() { close(fd); }
+/// A port that somebody else listens at.
+struct TakenPort : ReservedPort {
+  TakenPort() { EXPECT_EQ(listen(fd, 4), 0); }
 };
-
-int free_port() { return TakenPort().port; }
 
 Launch launch_of(int rank, int size, int port) {
   Launch launch;
@@ -85,7 +72,7 @@ class StoreWorldTest : public testing::Test {
 
 TEST_F(StoreWorldTest, GathersInRankOrderManyTimes) {
   constexpr int kRanks = 4;
-  const int port = free_port();
+  const ReservedPort port;
   const auto errors = on_ranks(kRanks, [&](int rank) {
     const auto world = join_store(launch_of(rank, kRanks, port));
     const auto exchange = world->exchange();
@@ -105,7 +92,7 @@ TEST_F(StoreWorldTest, GathersInRankOrderManyTimes) {
 
 TEST_F(StoreWorldTest, PartsExchangeAmongThemselves) {
   constexpr int kRanks = 5;
-  const int port = free_port();
+  const ReservedPort port;
   const auto errors = on_ranks(kRanks, [&](int rank) {
     const auto world = join_store(launch_of(rank, kRanks, port));
     const auto exchange = world->exchange();
@@ -124,7 +111,7 @@ TEST_F(StoreWorldTest, PartsExchangeAmongThemselves) {
 }
 
 TEST_F(StoreWorldTest, ALostRankZeroIsNamed) {
-  const int port = free_port();
+  const ReservedPort port;
   const auto errors = on_ranks(2, [&](int rank) {
     const auto world = join_store(launch_of(rank, 2, port));
     const auto exchange = world->exchange();
@@ -145,7 +132,7 @@ TEST_F(StoreWorldTest, ALostRankZeroIsNamed) {
 
 TEST_F(StoreWorldTest, AbsentRanksAreNamed) {
   limit("1.5");
-  const int port = free_port();
+  const ReservedPort port;
   const auto start = std::chrono::steady_clock::now();
   // Of four ranks, 1 and 3 never start.
   const auto errors = on_ranks(2, [&](int thread) { join_store(launch_of(thread * 2, 4, port)); });
@@ -157,7 +144,8 @@ TEST_F(StoreWorldTest, AbsentRanksAreNamed) {
 
 TEST_F(StoreWorldTest, AnAbsentRankZeroIsNamed) {
   limit("1");
-  expect_words(on_ranks(1, [port = free_port()](int) { join_store(launch_of(1, 2, port)); })[0],
+  const ReservedPort port;
+  expect_words(on_ranks(1, [&](int) { join_store(launch_of(1, 2, port)); })[0],
                {"rank 1 cannot reach rank 0", "MASTER_ADDR"});
 }
 
@@ -170,7 +158,7 @@ TEST_F(StoreWorldTest, ATakenPortIsExplained) {
 
 TEST_F(StoreWorldTest, DifferentWorldSizesAreRefused) {
   limit("3");
-  const int port = free_port();
+  const ReservedPort port;
   const auto errors = on_ranks(2, [&](int rank) { join_store(launch_of(rank, rank == 0 ? 2 : 3, port)); });
   expect_words(errors[1], {"3 ranks", "2 ranks", "MASTER_PORT"});
   expect_words(errors[0], {"71: ", "rank 1 of 2 did not arrive"});
@@ -178,7 +166,7 @@ TEST_F(StoreWorldTest, DifferentWorldSizesAreRefused) {
 
 TEST_F(StoreWorldTest, TwoProcessesOfOneRankAreRefused) {
   limit("3");
-  const int port = free_port();
+  const ReservedPort port;
   const auto errors = on_ranks(3, [&](int thread) { join_store(launch_of(thread == 0 ? 0 : 1, 3, port)); });
   EXPECT_TRUE(errors[1].find("two processes say they are rank 1") != std::string::npos ||
               errors[2].find("two processes say they are rank 1") != std::string::npos)
@@ -187,7 +175,7 @@ TEST_F(StoreWorldTest, TwoProcessesOfOneRankAreRefused) {
 
 /// Between the rendezvous and the start of the watch.
 TEST_F(StoreWorldTest, ARankThatEndsBeforeTheWatchIsNamed) {
-  const int port = free_port();
+  const ReservedPort port;
   const auto start = std::chrono::steady_clock::now();
   const auto errors = on_ranks(4, [&](int rank) {
     const auto world = join_store(launch_of(rank, 4, port));
@@ -202,7 +190,7 @@ TEST_F(StoreWorldTest, ARankThatEndsBeforeTheWatchIsNamed) {
 
 TEST_F(StoreWorldTest, ARankThatHangsBeforeTheWatchIsNamed) {
   limit("2");
-  const int port = free_port();
+  const ReservedPort port;
   std::promise<void> over;
   const auto ended = over.get_future().share();
   std::atomic<int> left = 2;
@@ -226,7 +214,7 @@ TEST_F(StoreWorldTest, ARankThatHangsBeforeTheWatchIsNamed) {
 TEST_F(StoreWorldTest, ABadLimitIsAConfigError) {
   for (const char* text : {"0", "-5", "soon", "3x", "nan"}) {
     limit(text);
-    expect_words(on_ranks(1, [](int) { join_store(launch_of(0, 1, free_port())); })[0],
+    expect_words(on_ranks(1, [](int) { join_store(launch_of(0, 1, ReservedPort())); })[0],
                  {"TRIREME_RENDEZVOUS_SECONDS", text});
   }
 }
@@ -237,7 +225,7 @@ TEST_F(StoreWorldTest, AWaitingRankOutlivesTheRendezvousLimitAndSignals) {
   action.sa_handler = [](int) {};
   struct sigaction before{};
   sigaction(SIGUSR1, &action, &before);
-  const int port = free_port();
+  const ReservedPort port;
   std::promise<pthread_t> waiting;
   auto thread_of_waiting = waiting.get_future();
   const auto errors = on_ranks(2, [&](int rank) {

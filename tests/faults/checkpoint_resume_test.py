@@ -5,12 +5,12 @@ import argparse
 import glob
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 
 from checkpoint_site import SAMPLES, STEPS, CheckpointSite, edit_manifest, flip, np, skip
+from run_site import go_on
 
 EVERY = f"output.save_every_samples={SAMPLES}"  # every step
 
@@ -65,20 +65,9 @@ def elastic(site):
     begin = time.time()
     lives = ((4, 3), (2, 6), (1, 9), (4, 0))
     for ranks, step in lives:
-        process = site.start("lora=null", "output.dir=elastic", ranks=ranks, faults=f"sleep@step:rank0:step{step}:1s:x1" if step else "")
-        if step:
-            lines = []
-            for line in process.stderr:
-                lines.append(line)
-                if "fault injected" in line:
-                    break
-            process_id = trainer_of(process.pid)
-            os.kill(process_id, signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
         # mpirun ends with the ranks' code.
-        assert process.returncode == (75 if step else 0), (ranks, process.returncode, err[-3000:])
-        if ranks != lives[0][0] or not step:
-            assert "resuming after step" in err or any("resuming after step" in line for line in lines), err[-3000:]
+        done = site.run("lora=null", "output.dir=elastic", ranks=ranks, faults=f"sigterm@step:rank0:step{step}" if step else "", expect=75 if step else 0)
+        assert (ranks, step) == lives[0] or "resuming after step" in done.err, done.err[-3000:]
     got = site.numbers("elastic")
     assert [g[:2] for g in got] == [r[:2] for r in reference], got
     worst = max(abs(a[2] - b[2]) / abs(b[2]) for a, b in zip(got, reference))
@@ -89,16 +78,11 @@ def elastic(site):
     site.report("4, 2, 1 and 4 ranks by SIGTERM", f"every sample once in its place, worst loss difference {worst:.1e}", time.time() - begin)
 
 
-def trainer_of(pid):
-    """A process of train_llama below `pid`, or itself."""
-    if "train_llama" in open(f"/proc/{pid}/comm").read():
-        return pid
+def trainers_of(pid):
+    """The processes of train_llama below `pid`."""
     for task in glob.glob(f"/proc/{pid}/task/*/children"):
         for child in open(task).read().split():
-            found = trainer_of(int(child))
-            if found:
-                return found
-    return None
+            yield from [int(child)] if "train_llama" in open(f"/proc/{child}/comm").read() else trainers_of(child)
 
 
 def changed_data(site):
@@ -140,7 +124,7 @@ def changed_data(site):
 
 def races(site):
     """F33: a second run in the same directory; a reader while checkpoints are created and removed."""
-    process = site.start(EVERY, "output.dir=shared", ranks=2, faults="sleep@step:step6:10s")
+    process = site.start(EVERY, "output.dir=shared", ranks=2, faults="sigstop@step:step6")
     begin = time.time()
     while not site.whole("shared"):
         assert process.poll() is None and time.time() - begin < 60, process.communicate()[1]
@@ -150,6 +134,8 @@ def races(site):
     second = site.run(EVERY, "output.dir=shared", ranks=2, expect=73)
     owner = "in use by another run (run "
     assert owner in second.err and "on host" in second.err and "process" in second.err, second.err
+    for pid in trainers_of(process.pid):
+        go_on(pid)
     listings = 0
     while process.poll() is None:
         listed = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "ls", f"{site.work}/shared"], capture_output=True, text=True)

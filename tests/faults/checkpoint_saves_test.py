@@ -10,6 +10,7 @@ import tempfile
 import time
 
 from checkpoint_site import STEPS, CheckpointSite, make_shim, mounted
+from run_site import go_on
 
 
 def killed_while_saving(site):
@@ -66,23 +67,19 @@ def disk_full(site):
             if warnings:
                 shutil.rmtree(f"{site.work}/{name}/model")
                 os.remove(f"{site.work}/{name}/finished.json")
-                stopped = site.start(*stops, f"output.dir={name}", faults="sleep@step:step1:2s")
-                until = time.time() + 60
-                while "fault injected" not in stopped.stderr.readline():
-                    assert time.time() < until
-                stopped.terminate()
-                err = stopped.communicate(timeout=60)[1]
-                assert stopped.returncode == 73 and "its state could not be saved" in err.splitlines()[-1], (stopped.returncode, err[-2000:])
+                done = site.run(*stops, f"output.dir={name}", faults="sigterm@step:step1", expect=73)
+                assert "its state could not be saved" in done.err.splitlines()[-1], done.err[-2000:]
     site.report("F13 too little space for a save at a stop", "a warning, trained all the same; a signal then: exit 73", 0.0)
     prepare(site, "run13", *full)
     with mounted("-t", "tmpfs", "-o", "size=4m", "tmpfs", target=target):
-        # Step 4 starts late enough for this process to fill the disk after the first save.
-        process = site.start(*full, "output.dir=run13", faults="sleep@step:step4:3s")
+        # The run stops until this process has filled the disk after the first save.
+        process = site.start(*full, "output.dir=run13", faults="sigstop@step:step4")
         begin = time.time()
         while not os.path.exists(f"{target}/step-00000002/MANIFEST.json"):
             assert time.time() - begin < 60 and process.poll() is None, process.communicate()[1]
             time.sleep(0.02)
         subprocess.run(["dd", "if=/dev/zero", f"of={target}/filler", "bs=64k"], capture_output=True)
+        go_on(process.pid)
         out, err = process.communicate(timeout=120)
         seconds = time.time() - begin
         assert process.returncode == 73, (process.returncode, err[-2000:])
@@ -107,7 +104,7 @@ def metrics_on_a_full_disk(site):
     with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", target=folder):
         with open(f"{site.work}/err.txt", "w") as err:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err,
-                                       env=site.environment("sleep@step:step4:2s,sleep@step:step50:3s"))
+                                       env=site.environment("sigstop@step:step4,sigstop@step:step50"))
 
         def reached(words):
             until = time.time() + 60
@@ -115,12 +112,14 @@ def metrics_on_a_full_disk(site):
                 assert time.time() < until and process.poll() is None, (process.poll(), open(f"{site.work}/err.txt").read()[-2000:])
                 time.sleep(0.02)
 
-        reached("step4:2s")
+        reached("step4")
         subprocess.run(["dd", "if=/dev/zero", f"of={folder}/filler", "bs=4k"], capture_output=True)
-        reached("step50:3s")
+        go_on(process.pid)
+        reached("step50")
         assert "metrics.jsonl" in open(f"{site.work}/err.txt").read() and len(open(f"{folder}/metrics.jsonl").readlines()) < 49
         os.remove(f"{folder}/filler")
-        code = process.wait(60)
+        go_on(process.pid)
+        code = process.wait(100)
         text = open(f"{site.work}/err.txt").read()
         assert code == 0, (code, text[-2000:])
         assert [m["step"] for m in site.metrics("run")] == list(range(1, 61))

@@ -162,7 +162,8 @@ def bootstrap(site):
         assert done.returncode == 2 and all(word in last for word in expect) and took < seconds, (address, port, done.returncode, took, done.stderr)
         print(f"{address}:{port}: exit 2 after {took:.1f} s: {last[:180]}")
 
-    rank("127.0.0.1", fault_site.free_port(), ["cannot reach rank 0 at 127.0.0.1", "MASTER_ADDR"])
+    with fault_site.reserved_port() as unused:
+        rank("127.0.0.1", unused.getsockname()[1], ["cannot reach rank 0 at 127.0.0.1", "MASTER_ADDR"])
     rank("no-such-host.invalid", 29500, ["cannot reach rank 0 at no-such-host.invalid:29500", "MASTER_ADDR"])
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -37,7 +37,7 @@ def dead_first(site):
 def start_driver(site, rank, size, port, **variables):
     """A rank that joins the others through the store of rank 0."""
     return subprocess.Popen([f"{site.args.bin}/../tests/rank_driver"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            env=site.environment(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **variables))
+                            env=site.environment(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port.getsockname()[1]), **variables))
 
 
 def found_hung(site, fault, name):
@@ -70,9 +70,9 @@ def hung(site):
     # The same without MPI; rank 0 serves the store, and may have to answer others after its stop.
     for victim, words in ((0, rf"rank(s 0[,-]| 0 on {HOST}\b).* (barrier|part)\[0\] on world.*stopped"),
                           (2, rf"rank 2 on {HOST} never reached #\d+ part\[0\] on world \(.*stopped")):
-        port = fault_site.free_port()
-        ranks = [start_driver(site, rank, 3, port, TRIREME_FAULT=f"sigstop@part:rank{victim}", TRIREME_HANG_SECONDS="3") for rank in range(3)]
-        texts = [process.communicate(timeout=20)[0] for process in ranks]
+        with fault_site.reserved_port() as port:
+            ranks = [start_driver(site, rank, 3, port, TRIREME_FAULT=f"sigstop@part:rank{victim}", TRIREME_HANG_SECONDS="3") for rank in range(3)]
+            texts = [process.communicate(timeout=100)[0] for process in ranks]
         assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
         assert any(re.search(words, text) for text in texts), texts
 
@@ -92,7 +92,7 @@ def straggler(site):
 
 def absent(site):
     """F20: a rank that never starts is named; a world of the wrong size too; a port that is taken is explained."""
-    port = fault_site.free_port()
+    port = fault_site.reserved_port()
     def rank(number, size):
         return start_driver(site, number, size, port, TRIREME_RENDEZVOUS_SECONDS="3")
     # The later rank gets the reason from the earlier one: the store ends with rank 0.
@@ -100,38 +100,38 @@ def absent(site):
     time.sleep(1)
     ranks.append(rank(2, 3))
     for process in ranks:
-        text = process.communicate(timeout=20)[0]
+        text = process.communicate(timeout=100)[0]
         assert process.returncode == 71 and "rank 1 of 3 did not arrive" in text, text
     # MPI itself waits without a limit for a rank that is stopped before MPI_Init.
     stopped = ["sh", "-c", '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || kill -STOP $$; exec "$0" "$@"', *site.command(ranks=0)]
     done = subprocess.run([*site.launch(2), *stopped], capture_output=True, text=True, timeout=60, env=site.environment(TRIREME_RENDEZVOUS_SECONDS="2"))
     assert done.returncode == 71 and re.search(rf"train_llama: rank 0 on {HOST}: the ranks have not met in MPI_Init within 2 s", done.stderr), done
     ranks = [rank(0, 2), rank(1, 3)]
-    texts = [process.communicate(timeout=20)[0] for process in ranks]
+    texts = [process.communicate(timeout=100)[0] for process in ranks]
     assert "make WORLD_SIZE the same everywhere" in texts[1], texts
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("0.0.0.0", port))
+        taken.bind(("0.0.0.0", port.getsockname()[1]))
         taken.listen()
         process = rank(0, 2)
-        text = process.communicate(timeout=20)[0]
-        assert process.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in text and "MASTER_PORT" in text, text
+        text = process.communicate(timeout=100)[0]
+        assert process.returncode == 2 and f"cannot listen on 127.0.0.1:{port.getsockname()[1]}" in text and "MASTER_PORT" in text, text
 
 
 def launchers(site):
     """Launchers that set variables: what each rank learns, and a rank that is lost before the ranks watch each other."""
     def job(common, own, fault="", seconds="20"):
-        with socket.socket() as port:
-            port.bind(("127.0.0.1", 0))
-            common = dict(common, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port.getsockname()[1]))
+        port = fault_site.reserved_port()
+        common = dict(common, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port.getsockname()[1]))
         ranks = [subprocess.Popen([f"{site.args.bin}/../tests/rank_driver", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   env=site.environment(**common, **each, TRIREME_DEVICE="cpu", TRIREME_FAULT=fault, TRIREME_RENDEZVOUS_SECONDS=seconds))
                  for each in own]
         try:
-            return [(rank.communicate(timeout=30)[0], rank.returncode) for rank in ranks]
+            return [(rank.communicate(timeout=100)[0], rank.returncode) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
+            port.close()
 
     def meet(name, common, own, expected):
         for rank, (text, code) in enumerate(job(dict(common, WORLD_SIZE=str(len(own))), own)):
@@ -189,7 +189,7 @@ def network(site):
         for line in ranks[0].stdout:
             if line.startswith("step 5"):
                 return ranks
-        raise AssertionError("".join(process.communicate(timeout=30)[0] for process in ranks))
+        raise AssertionError("".join(process.communicate(timeout=100)[0] for process in ranks))
 
     try:
         ip("netns", "add", b)
@@ -201,18 +201,18 @@ def network(site):
         # Rank 2 reports the position of rank 1, which is stopped, and ends it.
         begin = time.time()
         ranks = start("sigstop@rank1:step20")
-        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        texts = [process.communicate(timeout=100)[0] for process in ranks]
         assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
         assert re.search(r"rank 1 on host-b never reached #20 all_gather\[8\] on world \(step 20, stopped\)", texts[0]), texts
         print(f"stopped over there: {time.time() - begin:.1f} s: {texts[0].splitlines()[-1]}")
         # A rank dies on the other host: the broken connection shows it at once.
         ranks = start("sigkill@rank1:step20")
-        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        texts = [process.communicate(timeout=100)[0] for process in ranks]
         assert ranks[0].returncode == 71 and ranks[2].returncode == 71 and "rank 1 on host-b" in texts[0], texts
         ranks = start()
         begin = time.time()
         ip("-n", a, "link", "set", "veth-a", "down")
-        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        texts = [process.communicate(timeout=100)[0] for process in ranks]
         took = time.time() - begin
         assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
         assert "ranks 1-2 did not answer" in texts[0] and "rank 0 on host-a did not answer" in texts[1] + texts[2], texts
@@ -229,7 +229,7 @@ def network(site):
                 process.kill()
             print(f"the port alone cannot be cut here: {done.stderr.strip()}")
             return
-        texts = [process.communicate(timeout=30)[0] for process in ranks]
+        texts = [process.communicate(timeout=100)[0] for process in ranks]
         took = time.time() - begin
         assert [process.returncode for process in ranks] == [71, 71, 71], (texts, [process.returncode for process in ranks])
         assert "no progress for" in texts[0] + texts[1] + texts[2] and took < 13, (took, texts)
@@ -249,7 +249,7 @@ def environment(site):
                               ["WORLD_SIZE=1 contradicts OMPI_COMM_WORLD_SIZE=2"]), ({"TRIREME_FAULT": "explode@rank1"}, ["TRIREME_FAULT", "explode"]),
                              ({"PMI_SIZE": "4"}, ["PMI_SIZE=4", "srun --mpi=pmix"])):
         begin = time.time()
-        done = subprocess.run(site.command(ranks=0), capture_output=True, text=True, env=site.environment(**variables), timeout=60)
+        done = subprocess.run(site.command(ranks=0), capture_output=True, text=True, env=site.environment(**variables), timeout=100)
         expected = 2
         if variables.get("RANK") == "5":
             assert done.returncode == expected, done.stderr

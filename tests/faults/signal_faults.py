@@ -9,17 +9,9 @@ import signal
 import time
 
 import fault_site
+from run_site import go_on
 
 SETTINGS = ("train.max_steps=16", "eval.every_samples=32", "output.save_every_samples=64")
-
-
-def go_on(pid):
-    """Continues a process that its fault (sigstop@…) stops, with the signals that it was sent before: they come exactly there."""
-    end = time.time() + 60
-    while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
-        assert time.time() < end, f"process {pid} does not stop"
-        time.sleep(0.02)
-    os.kill(pid, signal.SIGCONT)
 
 
 def stop(site, name, fault, moment, kill=(signal.SIGTERM,), rank=1, grace=30, more=()):
@@ -55,7 +47,7 @@ def whole(site):
 
 def early(site):
     whole(site)
-    step, _ = stop(site, "early", "sleep@load:2s", "fault injected: sleep@load")
+    step, _ = stop(site, "early", "sigstop@load:rank1", "fault injected: sigstop@load")
     assert step == 0, f"{step} steps were run after a signal that came before the first"
 
 
@@ -63,7 +55,7 @@ def warm_up(site):
     """MLPerf runs warm up before the clock starts."""
     whole(site)
     os.environ["MLPERF_SUBMISSION_DIVISION"] = "open"
-    at, _ = stop(site, "warm", "sleep@warm-up:2s", "fault injected: sleep@warm-up", more=("logging.mlperf=true",))
+    at, _ = stop(site, "warm", "sigstop@warm-up:rank1", "fault injected: sigstop@warm-up", more=("logging.mlperf=true",))
     assert at == 0, at
 
 
@@ -88,7 +80,7 @@ def evaluation(site):
 def save(site):
     whole(site)
     # x1: only the save of step 8; asynchronous saves are in progress when the signal arrives.
-    at, _ = stop(site, "save", "sleep@save:step8:1s:x1", "fault injected: sleep@save")
+    at, _ = stop(site, "save", "sigstop@save:step8:rank1:x1", "fault injected: sigstop@save")
     assert at == 8, at
 
 
@@ -110,14 +102,8 @@ def alone(site):
 
 
 def stop_one(site, name, fault, *overrides, expect=75):
-    """SIGTERM to a run of one process where the fault stops it; the run's log."""
-    run = site.start(f"output.dir={name}", *overrides, ranks=0, TRIREME_FAULT=fault)
-    run.wait_for("fault injected: sigstop@")
-    os.kill(run.process.pid, signal.SIGTERM)
-    go_on(run.process.pid)
-    code = run.end(30)
-    assert code == expect, f"exit {code}, expected {expect}:\n{run.text()[-3000:]}"
-    return run.text()
+    """SIGTERM to a run of one process at the place of the fault; the run's log."""
+    return site.train(f"output.dir={name}", *overrides, ranks=0, expect=expect, TRIREME_FAULT=fault).text()
 
 
 def bad_step(site, kinds=(("fp32", "train.on_nonfinite=skip"),)):
@@ -126,7 +112,7 @@ def bad_step(site, kinds=(("fp32", "train.on_nonfinite=skip"),)):
         bad = "nan@gradient:model.layers.0.self_attn.k_proj.lora_A.weight:step6"
         settings = ("train.max_steps=10", setting)
         site.train(f"output.dir=whole-{kind}", *settings, ranks=0, TRIREME_FAULT=bad)
-        text = stop_one(site, kind, f"sigstop@step:step5,{bad}", *settings)
+        text = stop_one(site, kind, f"sigterm@step:step5,{bad}", *settings)
         assert "stopped by a signal after step 6; state saved" in text, text[-2500:]
         assert site.metrics(kind)[-1]["grad_norm"] == "nan", "the stop does not follow the bad step: this test shows nothing"
         assert site.checkpoints(kind) == [6], f"exit 75 requires a saved state:  {site.checkpoints(kind)}"
@@ -136,7 +122,7 @@ def bad_step(site, kinds=(("fp32", "train.on_nonfinite=skip"),)):
 
 def last_evaluation(site):
     """A signal in the last step or in the evaluation after it: that evaluation is not lost."""
-    for name, fault, every in (("in-evaluation", "sigstop@evaluation:step6:x1", "null"), ("in-step", "sigstop@step:step6", "16")):
+    for name, fault, every in (("in-evaluation", "sigterm@evaluation:step6:x1", "null"), ("in-step", "sigterm@step:step6", "16")):
         settings = ("train.max_steps=6", f"eval.every_samples={every}")
         site.train(f"output.dir=whole-{name}", *settings, ranks=0)
         text = stop_one(site, name, fault, *settings)
@@ -162,11 +148,11 @@ def without_saving(site):
     """output.save_on_stop: false: the run ends as if killed by the signal, and reports the steps that are lost."""
     settings = ("train.max_steps=12", "output.save_on_stop=false")
     site.train("output.dir=whole", "train.max_steps=12", ranks=0)
-    text = stop_one(site, "none", "sigstop@step:step5", *settings, expect=128 + signal.SIGTERM)
+    text = stop_one(site, "none", "sigterm@step:step5", *settings, expect=128 + signal.SIGTERM)
     assert re.search(r"stopped by a signal after step [56] without saving \(output.save_on_stop: false\): the run's [56] steps are lost", text), text[-2000:]
     assert "state saved" not in text and site.checkpoints("none") == []
     regular = (*settings, "output.save_every_samples=32")
-    text = stop_one(site, "some", "sigstop@step:step6", *regular, expect=128 + signal.SIGTERM)
+    text = stop_one(site, "some", "sigterm@step:step6", *regular, expect=128 + signal.SIGTERM)
     assert re.search(r"without saving .*: steps 5 to [67] are lost, the same command goes on after step 4", text), text[-2000:]
     assert site.checkpoints("some") == [4], site.checkpoints("some")
     site.train("output.dir=some", *regular, ranks=0)

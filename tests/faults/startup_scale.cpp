@@ -3,11 +3,11 @@
 //
 //   startup_scale meet RANKS SECONDS       all ranks are there
 //   startup_scale absent RANKS SECONDS     one rank never starts: the others end with 71 and name it
-//   startup_scale foreign RANKS SECONDS  junk, silent and slow connections at rank 0's port and at every rank's
+//   startup_scale foreign RANKS SECONDS    junk, silent and slow connections at rank 0's port and at every rank's
 //   startup_scale stopped RANKS SECONDS    on eight hosts: one rank saves for longer than the time limit, as it may;
-//   then
-//                                          one is stopped, and all end with 71 and its name
+//                                          then one is stopped, and all end with 71 and its name
 //   startup_scale dead RANKS SECONDS       the same with a rank that dies during the save
+#include "../comm/reserved_port.h"
 #include "progress_ring.h"
 #include "rank_watch.h"
 #include "store_world.h"
@@ -50,19 +50,6 @@ constexpr int kRendezvousSeconds = 20;
 constexpr int kAtRankZero = 200, kAtEachRank = 3;
 /// The hosts that the ranks of a hang say they are on, the time limit of a collective, and how long the save takes.
 constexpr int kHosts = 8, kHangSeconds = 4, kSaveSeconds = 12;
-
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  close(fd);
-  TRIREME_CHECK(bound, "no free port");
-  return ntohs(address.sin_port);
-}
 
 /// Connects; kind 0 sends junk, kind 1 nothing, kind 2 one byte a second of what looks like a greeting.
 int stranger(int port, int kind) {
@@ -264,7 +251,9 @@ int test(const std::string& what, int ranks, double limit) {
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   TRIREME_CHECK(memory != MAP_FAILED && ranks > 1 && ranks <= 4096, "no memory for ", ranks, " ranks");
   Shared& shared = *new (memory) Shared;
-  shared.port = free_port();
+  const ReservedPort port;
+  TRIREME_CHECK(port > 0, "no free port");
+  shared.port = port;
   const bool foreign = what == "foreign";
   const int absent = what == "absent" ? ranks / 2 : -1;
   const double began = steady_seconds();

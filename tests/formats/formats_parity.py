@@ -8,16 +8,13 @@ import subprocess
 import sys
 import tempfile
 
-try:
-    import h5py
-    import numpy as np
-    from safetensors.numpy import load_file
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train"))
+from run_site import needed, np  # noqa: E402
 from tiny_llama import write_llama  # noqa: E402
+
+with needed():
+    import h5py
+    from safetensors.numpy import load_file
 
 SEQ, VOCAB, ROWS = 32, 90, 12
 

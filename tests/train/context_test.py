@@ -3,16 +3,9 @@
 import json
 import random
 import shutil
-import sys
 
-try:
-    import numpy as np
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import RunSite, last_line, main  # noqa: E402
-from tiny_llama import write_llama  # noqa: E402
+from run_site import RunSite, last_line, main, np
+from tiny_llama import write_llama
 
 SEQ, VOCAB = 48, 120
 

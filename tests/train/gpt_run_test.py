@@ -3,15 +3,8 @@
 import json
 import math
 import shutil
-import sys
 
-try:
-    import numpy as np
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import RunSite, main  # noqa: E402
+from run_site import RunSite, main, np
 
 SEQ, VOCAB, PADDED = 48, 120, 128
 

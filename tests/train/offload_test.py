@@ -6,13 +6,7 @@ import shutil
 import subprocess
 import sys
 
-try:
-    import numpy as np
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import RunSite, last_line, main  # noqa: E402
+from run_site import RunSite, last_line, main, np
 
 SEQ, VOCAB = 64, 512
 ON_HOST = "parallel.offload=optimizer"

@@ -4,19 +4,11 @@ leaves. Exit code 77 = skipped."""
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
-try:
+from run_site import RunSite, last_line, main, needed, np
+
+with needed():
     import h5py
-    import numpy as np
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import RunSite, last_line, main  # noqa: E402
 
 SEQ, VOCAB = 48, 120
 JUDGED = ["train.objective=kto", "data.train=judged.h5", "data.valid=judged-valid.h5"]
@@ -153,12 +145,7 @@ def ranks(site):
 
 
 def stop_at(site, step, *settings):
-    with open(f"{site.work}/stopped.log", "w") as log:
-        process = subprocess.Popen(site.command(*settings), stdout=subprocess.PIPE, stderr=log, text=True)
-        for line in process.stdout:
-            if line.startswith(f"step {step}/"):
-                process.send_signal(signal.SIGTERM)
-        assert process.wait() == 75, open(f"{site.work}/stopped.log").read()[-2000:]
+    site.train(*settings, expect=75, TRIREME_FAULT=f"sigterm@step:step{step}")
 
 
 def resume(site):
@@ -197,15 +184,7 @@ def reference(site):
     done = site.train("lora=null")
     assert computed in done.stdout + done.stderr, done.stdout
     # A signal while it is computed: nothing is lost, and the same command begins again.
-    process = subprocess.Popen(site.command("lora=null", "output.dir=stopped"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, "TRIREME_FAULT": "sleep@reference:step3:2s"})
-    for line in process.stderr:
-        if "train:" in line or "step" in line or "plan" in line:
-            break
-    time.sleep(1.0)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate()
-    assert process.returncode == 75, (process.returncode, out, err)
+    site.train("lora=null", "output.dir=stopped", expect=75, TRIREME_FAULT="sigterm@reference:step3")
     assert not os.path.exists(f"{site.work}/stopped/reference_log_probs.safetensors")
     site.train("lora=null", "output.dir=stopped")
     assert [m["loss"] for m in site.metrics("stopped")] == [m["loss"] for m in site.metrics("run")]

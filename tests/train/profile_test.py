@@ -7,13 +7,7 @@ import re
 import subprocess
 import sys
 
-try:
-    import numpy as np
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import RunSite, main  # noqa: E402
+from run_site import RunSite, main, np
 
 SEQ, VOCAB = 32, 96
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -2,10 +2,28 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
+import time
 
 from tiny_llama import write_llama
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity"))
+from needed import needed  # noqa: E402
+
+with needed():
+    import numpy as np  # noqa: F401  of the tests
+
+
+def go_on(pid):
+    """Continues a process that its fault (sigstop@…) stops, with the signals that it was sent before: they come exactly there."""
+    end = time.time() + 60
+    while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
+        assert time.time() < end, f"process {pid} does not stop"
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGCONT)
 
 
 def last_line(text):

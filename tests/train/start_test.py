@@ -4,23 +4,15 @@ read, devices, disk space, stops without a save. Exit code 77 = skipped."""
 import json
 import os
 import re
-import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 
-try:
-    import numpy as np
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import last_line, main  # noqa: E402
-import run_test  # noqa: E402
-from run_test import SEQ, VOCAB  # noqa: E402
-from tiny_llama import write_llama  # noqa: E402
+from run_site import last_line, main, np
+import run_test
+from run_test import SEQ, VOCAB
+from tiny_llama import write_llama
 
 HOST = socket.gethostname()
 
@@ -168,16 +160,7 @@ def devices(site):
 def stops(site):
     """output.save_on_stop: false, and a disk without room for a checkpoint."""
     def stopped(run, *overrides, expect, at=5):
-        with open(f"{site.work}/{run}.log", "w") as log:
-            process = subprocess.Popen(site.command(f"output.dir={run}", "train.max_steps=12", *overrides), stdout=subprocess.PIPE, stderr=log, text=True,
-                                       env=dict(os.environ, TRIREME_FAULT="sleep@step:0.2s"))
-            for line in process.stdout:
-                if line.startswith(f"step {at}/"):
-                    process.send_signal(signal.SIGTERM)
-            code = process.wait()
-        text = open(f"{site.work}/{run}.log").read()
-        assert code == expect, (code, text[-500:])
-        return text
+        return site.run(f"output.dir={run}", "train.max_steps=12", *overrides, expect=expect, TRIREME_FAULT=f"sigterm@step:step{at}").stderr
 
     text = stopped("none", "output.save_on_stop=false", expect=143)
     assert "without saving (output.save_on_stop: false)" in text and "the same command starts afresh" in text, text[-1500:]

@@ -4,19 +4,13 @@ mixing, exit codes. Exit code 77 = skipped."""
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 
-try:
-    import numpy as np
+from run_site import RunSite, last_line, main, needed, np
+
+with needed():
     import pyarrow as pa
     import pyarrow.parquet
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import RunSite, last_line, main  # noqa: E402
 
 SEQ, VOCAB = 32, 400
 
@@ -91,13 +85,8 @@ def ranks(site):
     went_on(site, (2, 3), 6)
     site.assert_equal("rescaled", "one")
     # A signal saves the place after the last step, not that of the rows that are read ahead.
-    with open(f"{site.work}/stopped.log", "w") as log:
-        process = subprocess.Popen(site.command("train.max_steps=40", "output.dir=stopped"), stdout=subprocess.PIPE, stderr=log, text=True)
-        for line in process.stdout:
-            if line.startswith("step 5/"):
-                process.send_signal(signal.SIGTERM)
-        assert process.wait() == 75, open(f"{site.work}/stopped.log").read()[-2000:]
-    assert 5 <= len(site.losses("stopped")) < 40
+    site.train("train.max_steps=40", "output.dir=stopped", expect=75, TRIREME_FAULT="sigterm@step:step5")
+    assert len(site.losses("stopped")) in (5, 6)
     for run in ("stopped", "unstopped"):
         site.train("train.max_steps=40", f"output.dir={run}")
     site.assert_equal("stopped", "unstopped", bound=0)

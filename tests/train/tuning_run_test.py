@@ -9,16 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-try:
-    import numpy as np
+from run_site import RunSite, main, needed, np
+
+with needed():
     import torch
     from tokenizers import AddedToken
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from run_site import RunSite, main  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tokenizer"))
 import byte_level  # noqa: E402

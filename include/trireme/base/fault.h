@@ -3,7 +3,7 @@
 // fault at this point.
 //
 // TRIREME_FAULT holds one or more specifications, separated by commas: action@part:part:…
-//   action  sigkill | sigstop | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) |
+//   action  sigkill | sigstop | sigterm | crash (SIGSEGV) | abort (SIGABRT) | sleep (or sleep:SECONDS) |
 //           fail (throws InternalError) | nan (the caller replaces a value by NaN) |
 //           set:NUMBER (the caller uses NUMBER instead of its own value)
 //   part    rankN    only on this rank                stepN   only at this step (1 = the first optimizer step)
