@@ -72,8 +72,8 @@ def disk_full(site):
     site.report("F13 too little space for a save at a stop", "a warning, trained all the same; a signal then: exit 73", 0.0)
     prepare(site, "run13", *full)
     with mounted("-t", "tmpfs", "-o", "size=4m", "tmpfs", target=target):
-        # The run stops until this process has filled the disk after the first save.
-        process = site.start(*full, "output.dir=run13", faults="sigstop@step:step4")
+        # The run stops after the first save until this process has filled the disk.
+        process = site.start(*full, "output.dir=run13", faults="sigstop@save:begin:step4")
         begin = time.time()
         while not os.path.exists(f"{target}/step-00000002/MANIFEST.json"):
             assert time.time() - begin < 60 and process.poll() is None, process.communicate()[1]

@@ -12,4 +12,5 @@ foreach(case meet.32.40 meet.256.20 absent.256.40 foreign.256.40 stopped.512.90 
   set_tests_properties(startup_scale.${what}-${ranks} PROPERTIES LABELS "faults;slow" TIMEOUT 120 PROCESSORS 2)
 endforeach()
 set_tests_properties(startup_scale.meet-32 startup_scale.stopped-512 PROPERTIES LABELS faults)
-set_tests_properties(startup_scale.stopped-512 startup_scale.dead-512 PROPERTIES PROCESSORS 1)  # they mostly wait
+# They mostly wait, as those under Slurm do: one of these at a time, from the start, beside tests that compute.
+set_tests_properties(startup_scale.stopped-512 startup_scale.dead-512 PROPERTIES PROCESSORS 1 COST 700 RESOURCE_LOCK slurm)

@@ -52,12 +52,16 @@ output: {{dir: run}}
         assert found[0] == want[0] and found[1] == want[1], (name, found[0], want[0])
 
 
+def recipes(site, *names):
+    for recipe in names:
+        site.pair(recipe, "precision.linear=fp8", f"precision.fp8_recipe={recipe}")
+
+
 def bits(site):
-    """One micro-batch a step and two, moments of both types, every recipe, skipped steps."""
+    """One micro-batch a step and two, moments of both types, a recipe whose scales are state, skipped steps."""
     site.pair("two")
     site.pair("one", "batch.micro_batch_size=8", "optimizer.moments=bf16")
-    for recipe in ("rowwise", "tensorwise", "delayed"):
-        site.pair(recipe, "precision.linear=fp8", f"precision.fp8_recipe={recipe}")
+    recipes(site, "delayed")
     site.pair("gradients", "optimizer.gradients=bf16", "batch.micro_batch_size=2")
     for (a, _), (b, _) in zip(site.result("gradients")[0][1:3], site.result("two")[0][1:3]):
         assert 0 < abs(a / b - 1) < 1e-3, "rounded, and no more"
@@ -66,7 +70,8 @@ def bits(site):
 
 
 def ranks(site):
-    """Divided state, with a compute copy and with codes, and whole state of every rank."""
+    """Divided state, with a compute copy and with codes, and whole state of every rank; the other recipes."""
+    recipes(site, "rowwise", "tensorwise")
     for policy, more in (("full", ()), ("optimizer", ("precision.linear=fp8",)), ("none", ("model.read=per_host",)),
                          ("gradients", ("optimizer.gradients=bf16", "batch.micro_batch_size=2"))):
         site.pair(policy, f"parallel.policy={policy}", *more, ranks=2)
@@ -117,10 +122,9 @@ def faults(site):
             assert a.read() == b.read(), step
     line = last_line(site.train("output.dir=full", ON_HOST, expect=2, TRIREME_FAULT="fail@pinned-memory").stderr)
     assert "of pinned memory in which master weights and moments wait" in line and "parallel.offload: none" in line, line
-    for optimizer, why in (("lamb", "norms of whole tensors"), ("muon", "whole matrices")):
-        for offload in ("optimizer", "all"):
-            text = site.train("output.dir=refused", f"parallel.offload={offload}", f"optimizer.name={optimizer}", expect=2).stderr
-            assert f"parallel.offload {offload} is for optimizer.name: adamw" in text and why in text, text
+    for optimizer, why, offload in (("lamb", "norms of whole tensors", "optimizer"), ("muon", "whole matrices", "all")):
+        text = site.train("output.dir=refused", f"parallel.offload={offload}", f"optimizer.name={optimizer}", expect=2).stderr
+        assert f"parallel.offload {offload} is for optimizer.name: adamw" in text and why in text, text
     text = site.train("output.dir=refused", "optimizer.gradients=bf16", "precision.compute=fp32", expect=2).stderr
     assert "optimizer.gradients: bf16 needs products in bf16, and precision.compute is fp32" in text, text
     text = site.train("output.dir=refused", "parallel.offload=all", "parallel.recompute=mlp", expect=2).stderr
@@ -139,6 +143,7 @@ def gpu(site):
     with open(f"{site.work}/run.yaml", "w") as file:
         file.write(text.replace("max_steps: 3", "max_steps: 3, deterministic: true"))
     bits(site)
+    recipes(site, "rowwise", "tensorwise")
     resume(site, several=False)
     faults(site)
 

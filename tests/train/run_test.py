@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 from run_site import RunSite, last_line, main, np
 
@@ -89,9 +88,7 @@ def exit_codes(site):
             assert f"{tensor} in {work}/{folder}/{os.path.basename(name)}.safetensors holds a NaN" in line, line
     # A failure on one rank ends both, with its code.
     np.save(f"{work}/late.npy", data[13:14].repeat(40, axis=0))
-    begin = time.time()
     site.train("data.train=late.npy", "output.dir=j", ranks=2, expect=3)
-    assert time.time() - begin < 30
 
 
 def exit_codes_all(site):
