@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 #include <span>
@@ -184,6 +185,38 @@ std::unique_ptr<RowFile> open_row_file(const fs::path& path, int64_t seq_length)
       fmt::format("{}: neither npy nor HDF5 but {}", path.string(), describe_unknown_content(file.bytes())));
 }
 
+/// Marks in loss_mask: the target of an answer, of a rejected one, and of one to another prompt.
+constexpr uint8_t kTarget = 1, kRejected = 2, kOther = 3;
+constexpr const char* kTargetsOf[] = {"no target", "targets of a chosen answer", "targets of a rejected answer",
+                                      "targets of an answer to another prompt"};
+
+/// How rows hold answers, by Answers: the largest mark, the marks of the first and of the second sequence of a pair as
+/// bits, and the words for them.
+struct AnswerRows {
+  uint8_t most;
+  unsigned turns[2];
+  const char *values, *objective, *option, *what, *by_turns, *alone;
+};
+constexpr AnswerRows kAnswerRows[] = {
+    {kTarget, {}, "0 or 1", "", "", "", "", ""},
+    {kRejected,
+     {1u << kTarget, 1u << kRejected},
+     "0, 1 or 2",
+     "dpo or orpo",
+     "",
+     "pairs of a chosen and a rejected answer",
+     "chosen and rejected answers by turns, with targets 1 and 2",
+     "the last chosen answer has no rejected one beside it"},
+    {kOther,
+     {1u << kTarget | 1u << kRejected, 1u << kOther},
+     "0 to 3",
+     "kto",
+     " --unpaired",
+     "judged answers",
+     "answers and the same prompts with answers to others by turns, with targets 1 or 2, and 3,",
+     "the last answer has no sequence with another answer beside it"}};
+const AnswerRows& rows_of(Answers answers) { return kAnswerRows[static_cast<size_t>(answers)]; }
+
 class ConcatenatedDataset : public TokenDataset {
  public:
   ConcatenatedDataset(const std::vector<std::filesystem::path>& files, int64_t seq_length, int64_t vocab_size,
@@ -258,14 +291,11 @@ class ConcatenatedDataset : public TokenDataset {
   void check_mask(const RowFile& file, int64_t row, const std::vector<uint8_t>& mask) const {
     if (static_cast<int64_t>(mask.size()) != seq_length_)
       fail(file, row, -1, fmt::format("loss_mask has {} entries for {} tokens", mask.size(), seq_length_));
-    const uint8_t most = answers_ == Answers::kNone ? kTarget : answers_ == Answers::kPairs ? kRejected : kOther;
-    const auto bad = std::find_if(mask.begin(), mask.end(), [&](uint8_t value) { return value > most; });
+    const AnswerRows& rows = rows_of(answers_);
+    const auto bad = std::find_if(mask.begin(), mask.end(), [&](uint8_t value) { return value > rows.most; });
     if (bad != mask.end())
       fail(file, row, -1,
-           fmt::format("loss_mask[{}] is {}, expected {}{}", bad - mask.begin(), *bad,
-                       most == kTarget     ? "0 or 1"
-                       : most == kRejected ? "0, 1 or 2"
-                                           : "0 to 3",
+           fmt::format("loss_mask[{}] is {}, expected {}{}", bad - mask.begin(), *bad, rows.values,
                        *bad == kRejected ? ": a rejected answer in rows without pairs" : ""));
   }
 
@@ -277,47 +307,33 @@ class ConcatenatedDataset : public TokenDataset {
 
   /// Counts the pairs of a row, and leaves 0 and 1 in its mask.
   void take_pairs(const RowFile& file, int64_t row, Sample& sample) const {
-    const auto sequences = static_cast<int64_t>(sample.sequence_starts.size());
-    const bool judged = answers_ == Answers::kJudged;
-    int64_t last_first = -1;  // of a pair
-    for (int64_t s = 0; s < sequences; ++s) {
-      const auto begin = sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s)],
-                 end = s + 1 < sequences ? sample.loss_mask.begin() + sample.sequence_starts[static_cast<size_t>(s) + 1]
+    const AnswerRows& rows = rows_of(answers_);
+    const auto sequences = sample.sequence_starts.size();
+    for (size_t s = 0; s < sequences; ++s) {
+      const auto begin = sample.loss_mask.begin() + sample.sequence_starts[s],
+                 end = s + 1 < sequences ? sample.loss_mask.begin() + sample.sequence_starts[s + 1]
                                          : sample.loss_mask.end();
-      const bool chosen = std::find(begin, end, kTarget) != end, rejected = std::find(begin, end, kRejected) != end,
-                 other = std::find(begin, end, kOther) != end, first = s % 2 == 0;
-      if (!chosen && !rejected && !other && s + 1 == sequences && s > 0 && first) continue;  // padding
+      const bool first = s % 2 == 0;
+      unsigned marks = 0;
+      for (auto mark = begin; mark != end; ++mark) marks |= 1u << *mark & ~1u;
+      if (marks == 0 && first && s > 0 && s + 1 == sequences) return;  // padding
       // The answer to another prompt has no target where prompt and answer are one token.
-      const bool right =
-          judged  ? first ? chosen != rejected && !other : !chosen && !rejected && (other || end - begin == 1)
-           : first ? chosen && !rejected
-                  : rejected && !chosen;
+      const bool right = marks == 0 ? !first && answers_ == Answers::kJudged && end - begin == 1
+                                    : std::has_single_bit(marks) && (marks & rows.turns[s % 2]) != 0;
       if (!right)
         fail(file, row, begin - sample.loss_mask.begin(),
              fmt::format(
                  "sequence {} has {}, but sequences are {} in loss_mask (trireme data preference{} makes such "
                  "rows)",
-                 s,
-                 chosen + rejected + other > 1 ? "targets of both"
-                 : chosen                      ? "targets of a chosen answer"
-                 : rejected                    ? "targets of a rejected answer"
-                 : other                       ? "targets of an answer to another prompt"
-                                               : "no target",
-                 judged ? "answers and the same prompts with answers to others by turns, with targets 1 or 2, and 3,"
-                        : "chosen and rejected answers by turns, with targets 1 and 2",
-                 judged ? " --unpaired" : ""));
-      if (first) {
-        last_first = s;
-        if (judged) sample.desirable.push_back(chosen ? 1 : 0);
-      } else {
+                 s, std::popcount(marks) > 1 ? "targets of both" : kTargetsOf[marks == 0 ? 0 : std::countr_zero(marks)],
+                 rows.by_turns, rows.option));
+      if (!first)
         ++sample.pairs;
-      }
+      else if (answers_ == Answers::kJudged)
+        sample.desirable.push_back(marks == 1u << kTarget ? 1 : 0);
       std::replace_if(begin, end, [](uint8_t value) { return value > kTarget; }, kTarget);
     }
-    if (last_first + 1 == sequences)
-      fail(file, row, sample.sequence_starts.back(),
-           judged ? "the last answer has no sequence with another answer beside it"
-                  : "the last chosen answer has no rejected one beside it");
+    if (sequences % 2 == 1) fail(file, row, sample.sequence_starts.back(), rows.alone);
   }
 
   void check_starts(const RowFile& file, int64_t row, const std::vector<int64_t>& starts) const {
@@ -332,8 +348,6 @@ class ConcatenatedDataset : public TokenDataset {
            fmt::format("seq_start_id[{}] is {}, past the row's {} tokens", starts.size() - 1, starts.back(),
                        seq_length_));
   }
-
-  static constexpr uint8_t kTarget = 1, kRejected = 2, kOther = 3;
 
   int64_t seq_length_, vocab_size_;
   Answers answers_ = Answers::kNone;
@@ -357,15 +371,13 @@ SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader
       open_token_dataset(to_paths(keys.files), config.data.seq_length, reader.vocab_size,
                          config.logging.mlperf ? std::optional(wanted) : std::nullopt);
   if (data->answers() != wanted) {
-    const bool judged = (wanted == Answers::kNone ? data->answers() : wanted) == Answers::kJudged;
-    const char* what = judged ? "judged answers" : "pairs of a chosen and a rejected answer";
+    const AnswerRows& named = rows_of(wanted == Answers::kNone ? data->answers() : wanted);
     throw ConfigError(wanted == Answers::kNone
                           ? fmt::format("{}, {}, has {}: set train.objective to {}, or train on other rows", keys.key,
-                                        keys.files.front(), what, judged ? "kto" : "dpo or orpo")
+                                        keys.files.front(), named.what, named.objective)
                           : fmt::format("train.objective {}: {}, {}, has no {}: make such rows with `trireme data "
                                         "preference{}`",
-                                        word_of(objective), keys.key, keys.files.front(), what,
-                                        judged ? " --unpaired" : ""));
+                                        word_of(objective), keys.key, keys.files.front(), named.what, named.option));
   }
   SplitRows<Sample> rows = {.sets = {packed_set(keys.key, data)}, .description = data->description()};
   if (split != Split::kTrain) {
