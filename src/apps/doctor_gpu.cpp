@@ -229,6 +229,7 @@ std::vector<DoctorCheck> gpu_checks() {
   add_gpus(nvml, count, checks);
   try {
     const int visible = visible_gpus();
+    if (visible == 0) (void)planned_kernel_class(at::kCPU);  // as a run's start
     const auto wanted = static_cast<int>(count);
     DoctorCheck check{State::kOk, "training uses", visible == 0 ? "the CPU" : fmt::format("{} GPUs", visible), "", 0};
     if (visible == 1) check.value = "1 GPU";

@@ -51,6 +51,9 @@ def check_doctor(args, work):
     assert "on the CPU" in verdict, verdict
     assert not list(work.glob(".trireme-doctor*")), "the probe is removed"
 
+    checks, verdict, _ = doctor(args.bin, work, code=2, TRIREME_DEVICE="cpu", TRIREME_KERNELS="sm_90")
+    assert "TRIREME_KERNELS is 'sm_90'; use hopper, portable or none" in checks["training uses"]["advice"], checks["training uses"]
+
     # The system description of an MLPerf submission: what the host tells, and what the environment adds.
     out, _ = run(args.bin, "doctor", "--system", LD_LIBRARY_PATH=args.nvml, MLPERF_SUBMISSION_STATUS="cloud", MLPERF_COOLING="air", SLURM_JOB_NUM_NODES="4",
                  **{"MLPERF_ACCELERATOR_ON_CHIP_MEMORIES": "L2 50 MB"})
