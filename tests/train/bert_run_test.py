@@ -341,7 +341,7 @@ def exported(s):
 
 def export(s, run, output, *options):
     return subprocess.run([f"{s.args.bin}/trireme", "checkpoint", "export", f"{s.work}/{run}", "--output", f"{s.work}/{output}", *options],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=s.limit_s)
 
 
 if __name__ == "__main__":

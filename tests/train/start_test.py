@@ -53,7 +53,7 @@ def plan_differs(site):
     """Ranks that would go different ways are stopped before the first step, and named."""
     def refused(first, second, *words):
         one, other = site.command(*first, ranks=1), site.command(*second)
-        done = subprocess.run([*one, ":", "-n", "1", *other], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*one, ":", "-n", "1", *other], capture_output=True, text=True, timeout=site.limit_s)
         said = [line for line in done.stderr.splitlines() if f"rank 1 on {HOST} and rank 0 on {HOST}" in line]
         assert done.returncode == 2 and said and all(word in said[-1] for word in words), (done.returncode, done.stderr[-2000:])
         assert "step 1/" not in done.stdout and not os.path.exists(f"{site.work}/run/config.yaml")
@@ -262,7 +262,7 @@ def cache_clear(site):
 def descriptors(site):
     """Output that cannot be written is no success; no file of a run gets the number of a closed descriptor; a run ends as it would with its lines."""
     def onto(command, redirection):
-        return subprocess.run(["sh", "-c", f'exec "$@" {redirection}', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60)
+        return subprocess.run(["sh", "-c", f'exec "$@" {redirection}', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=site.limit_s)
 
     tool = f"{site.args.bin}/trireme"
     commands = [[tool, "--help"], [tool, "plot", f"{site.work}/run/metrics.jsonl"], [f"{site.args.bin}/train_llama", "--version"],
