@@ -5,11 +5,11 @@ set(TRIREME_UNITY_BATCH 10)
 # Compiles TARGET's C++ with -O1, which takes a quarter less time: for code whose own loops do not count, because it runs a
 # few times a step, or because the time goes into libraries and kernels.
 function(trireme_compile_quickly target)
-  # g++ 13 and later refuse a precompiled header whose settings for the processor differ, and -O2 has this one.
+  # g++ 13 and later refuse a precompiled header whose settings for the processor differ: these two are -O2's on x86.
   include(CheckCXXCompilerFlag)
-  check_cxx_compiler_flag(-munroll-only-small-loops TRIREME_HAS_UNROLL_SETTING)
+  check_cxx_compiler_flag("-munroll-only-small-loops -mvzeroupper" TRIREME_HAS_O2_SETTINGS)
   target_compile_options(${target} PRIVATE
-    "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1$<$<BOOL:${TRIREME_HAS_UNROLL_SETTING}>:;-munroll-only-small-loops>>")
+    "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1$<$<BOOL:${TRIREME_HAS_O2_SETTINGS}>:;-munroll-only-small-loops;-mvzeroupper>>")
 endfunction()
 
 # trireme_public_headers(MODULE folders...)
