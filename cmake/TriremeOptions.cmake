@@ -19,16 +19,27 @@ endif()
 set(TRIREME_WITH_CUDA OFF)
 if(NOT TRIREME_CUDA STREQUAL "OFF")
   include(CheckLanguage)
-  # AUTO: the GPUs that nvidia-smi shows, and Hopper.
+  # AUTO: the GPUs that nvidia-smi shows, as far as kernels serve them, and Hopper.
   if(TRIREME_CUDA_ARCHITECTURES STREQUAL "AUTO")
     set(shown "")
     execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
       OUTPUT_VARIABLE shown ERROR_QUIET RESULT_VARIABLE status)
     string(REGEX MATCHALL "[0-9]+\\.[0-9]" shown "${shown}")
     list(TRANSFORM shown REPLACE "\\." "")
-    list(REMOVE_ITEM shown 90)
+    list(FILTER shown EXCLUDE REGEX "^([1-7][0-9]|90)$")
     list(REMOVE_DUPLICATES shown)
     set(TRIREME_CUDA_ARCHITECTURES ${shown} 90a)
+  endif()
+  # src/ops/dispatch.cpp reads this list when a program runs, so words that CMake itself would replace are no part of it.
+  # PTX for 90a runs where the image for sm_90a does, and of 90 and 90a CUDA would take either.
+  foreach(architecture IN LISTS TRIREME_CUDA_ARCHITECTURES)
+    if(NOT architecture MATCHES "^([89]|1[0-9])[0-9](a|f)?(-real|-virtual)?$" OR architecture STREQUAL "90a-virtual")
+      message(FATAL_ERROR "TRIREME_CUDA_ARCHITECTURES has '${architecture}': use AUTO, or a list of 80, 86, 89, 90a, 100, "
+        "120 and other compute capabilities from 8.0 on (for 9.0: 90a), each alone or with -real or -virtual")
+    endif()
+  endforeach()
+  if("${TRIREME_CUDA_ARCHITECTURES}" MATCHES "(^|;)90(-real)?(;|$)" AND "${TRIREME_CUDA_ARCHITECTURES}" MATCHES "90a")
+    message(FATAL_ERROR "TRIREME_CUDA_ARCHITECTURES has 90 and 90a, which are for the same GPUs: leave 90 out")
   endif()
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES ${TRIREME_CUDA_ARCHITECTURES})

@@ -144,8 +144,9 @@ cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t 
     if (columns % kWidth == 0 && aligned16(x, data)) {
       if (packs <= 4 * 512)
         return launch_rows(rows_kernel<T, 4, 512, 2>, a, rows, row_geometry(packs, 4), 2 * 4 * 16, stream);
-      if (packs <= 8 * 1024)
-        return launch_rows(rows_kernel<T, 8, 1024, 1>, a, rows, row_geometry(packs, 8), 8 * 16, stream);
+      const RowGeometry wide = row_geometry(packs, 8);
+      if (packs <= 8 * 1024 && fits_shared_memory(size_t{8} * 16 * static_cast<size_t>(wide.threads)))
+        return launch_rows(rows_kernel<T, 8, 1024, 1>, a, rows, wide, 8 * 16, stream);
     }
     scalar_kernel<T><<<static_cast<unsigned>(rows), kScalarThreads, 0, stream>>>(a);
     return cudaGetLastError();

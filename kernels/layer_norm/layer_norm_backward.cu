@@ -91,12 +91,14 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
   }
 }
 
-/// Any width and alignment. Sums over rows are formed in shared memory; each thread touches its own columns only.
-template <class T>
+/// Any width and alignment. Sums over rows are formed in shared memory, or in the workspace where a block's shared
+/// memory is too small; each thread touches its own columns only.
+template <class T, bool kShared>
 __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const LayerNormBackward a, int count) {
-  extern __shared__ float gathered[];
+  extern __shared__ float sums[];
   __shared__ float scratch[2][2 * 32];
   const int columns = static_cast<int>(a.columns);
+  float* const gathered = kShared ? sums : a.workspace + static_cast<int64_t>(blockIdx.x) * count * columns;
   const float share = 1.0f / static_cast<float>(columns);
   const T *dy = static_cast<const T*>(a.dy), *s = static_cast<const T*>(a.sum), *gamma = static_cast<const T*>(a.gamma);
   for (int v = 0; v < count; ++v)
@@ -129,9 +131,10 @@ __global__ void __launch_bounds__(kScalarThreads) backward_scalar_kernel(const L
       if (count == 3) gathered[2 * columns + c] += to_float(out);
     }
   }
-  for (int v = 0; v < count; ++v)
-    for (int c = threadIdx.x; c < columns; c += kScalarThreads)
-      a.workspace[(static_cast<int64_t>(blockIdx.x) * count + v) * columns + c] = gathered[v * columns + c];
+  if constexpr (kShared)
+    for (int v = 0; v < count; ++v)
+      for (int c = threadIdx.x; c < columns; c += kScalarThreads)
+        a.workspace[(static_cast<int64_t>(blockIdx.x) * count + v) * columns + c] = gathered[v * columns + c];
 }
 
 cudaError_t finish(const LayerNormBackward& a, int64_t blocks, cudaStream_t stream) {
@@ -141,8 +144,10 @@ cudaError_t finish(const LayerNormBackward& a, int64_t blocks, cudaStream_t stre
 
 template <class T>
 cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
-  const auto kernel = backward_scalar_kernel<T>;
-  const size_t shared = static_cast<size_t>(sums_of(a) * a.columns) * sizeof(float);
+  const size_t sums = static_cast<size_t>(sums_of(a) * a.columns) * sizeof(float);
+  const bool fits = fits_shared_memory(sums);
+  const auto kernel = fits ? backward_scalar_kernel<T, true> : backward_scalar_kernel<T, false>;
+  const size_t shared = fits ? sums : 0;
   if (const cudaError_t error = allow_shared_memory(kernel, shared); error != cudaSuccess) return error;
   const int64_t blocks = resident_blocks(kernel, kScalarThreads, shared, kLayerNormBlocksPerSm, a.rows);
   kernel<<<static_cast<unsigned>(blocks), kScalarThreads, shared, stream>>>(a, sums_of(a));

@@ -57,6 +57,14 @@ bool suits_packs(int64_t f, P... pointers) {
   return sizeof(T) == 2 && f % kWidth == 0 && f / kWidth <= kManyPacks * kMaxThreads && aligned16(pointers...);
 }
 
+/// Whether launch_rows() over rows of `f` columns finds the shared memory for `inputs` packs at a time of each
+/// thread's.
+inline bool fits_rows(int64_t f, int inputs) {
+  const int packs = f / kWidth <= kFewPacks * kMaxThreads ? kFewPacks : kManyPacks;
+  const RowGeometry g = row_geometry(f / kWidth, packs);
+  return fits_shared_memory(static_cast<size_t>(inputs * packs * g.threads * g.rows) * 16);
+}
+
 constexpr int kPlainThreads = 256, kUnroll = 2;
 
 template <GateKind kGate>

@@ -268,7 +268,8 @@ cudaError_t swiglu_backward(const SwigluBackward& a, cudaStream_t stream) {
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
-      if (suits_packs<T>(a.f, a.dy, a.gate_up, a.saved.data, a.d_gate_up, a.fp8.data))
+      if (suits_packs<T>(a.f, a.dy, a.gate_up, a.saved.data, a.d_gate_up, a.fp8.data) &&
+          (a.saved.data != nullptr || fits_rows(a.f, 3)))
         return a.saved.data != nullptr ? launch_backward_codes<T>(a, stream) : launch_backward<T>(a, stream);
     }
     backward_scalar_kernel<T><<<static_cast<unsigned>(a.tokens), kScalarThreads, 0, stream>>>(a);

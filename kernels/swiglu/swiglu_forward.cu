@@ -167,7 +167,7 @@ cudaError_t swiglu_forward(const SwigluForward& a, cudaStream_t stream) {
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
-      if (suits_packs<T>(a.f, a.gate_up, a.y, a.fp8.data, a.saved.data))
+      if (suits_packs<T>(a.f, a.gate_up, a.y, a.fp8.data, a.saved.data) && fits_rows(a.f, 2))
         return a.saved.data != nullptr ? launch_forward<T, true>(a, stream) : launch_forward<T, false>(a, stream);
     }
     forward_scalar_kernel<T><<<static_cast<unsigned>(a.tokens), kScalarThreads, 0, stream>>>(a);

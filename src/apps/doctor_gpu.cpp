@@ -113,12 +113,11 @@ GpuFacts describe_gpu(const Nvml& nvml, Nvml::Device device) {
     facts.text += fmt::format(", compute capability {}.{}", capability->first, capability->second);
     if constexpr (kCudaBuild) {
       try {
-        const KernelClass kernels = kernel_class_of(10 * capability->first + capability->second);
+        const int number = 10 * capability->first + capability->second;
+        const KernelClass kernels = kernel_class_of(number);
         facts.text += fmt::format(", {}", describe_kernels(kernels));
-        if (kernels == KernelClass::kNone && environment("TRIREME_KERNELS").empty())
-          facts.advice.emplace_back(
-              "this build has no kernels for it, LibTorch's take their place, slower: configure it on this machine, or "
-              "with -DTRIREME_CUDA_ARCHITECTURES");
+        if (std::string why = missing_kernels(kernels, number); !why.empty())
+          facts.advice.push_back(why + "; until then LibTorch's take their place, slower");
       } catch (const ConfigError& error) {
         facts.advice.emplace_back(error.what());
       }

@@ -92,11 +92,16 @@ at::Tensor visible(int64_t rows, int64_t window, at::Device device) {
   return window > 0 ? before.triu_(1 - window) : before;
 }
 
+/// What LibTorch's flash attention runs on.
+bool flash_fits(const at::Tensor& q) {
+  return compute_capability(q.device()) >= 80 && q.element_size() == 2 && q.size(-1) % 8 == 0 && q.size(-1) <= 256;
+}
+
 /// q, k, v [B, S, heads, H] with one sequence per row, through LibTorch's dispatcher, which records autograd.
 at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOptions& options) {
-  // LibTorch's memory-efficient kernel (fp32) does not support grouped queries.
-  const bool grouped = q.element_size() == 2;
+  // LibTorch's memory-efficient kernel (fp32, and before compute capability 8.0) does not support grouped queries.
+  const bool grouped = q.element_size() == 2 && compute_capability(q.device()) >= 80;
   const auto for_queries = [&](const at::Tensor& x) {
     if (grouped || x.size(2) == q.size(2)) return x;
     return repeat_heads(x.flatten(0, 1), q.size(2)).view(q.sizes());
@@ -152,12 +157,11 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
   const bool varied = !sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active();
   // cuDNN's attention is the faster one on Hopper. Elsewhere flash attention runs here and not through LibTorch's
   // dispatcher, whose backward of one tensor of all heads fills and adds three of that size.
-  const int64_t head_dim = heads.q.size(2);
-  const bool hopper = kernel_class(heads.q.device()) == KernelClass::kHopper,
-             flash = !hopper && head_dim % 8 == 0 && head_dim <= 256;
+  const bool hopper = kernel_class(heads.q.device()) == KernelClass::kHopper;
   if (hopper) prefer_cudnn();
-  if (heads.q.element_size() == 2 && (varied || flash || kept != nullptr))
+  if (flash_fits(heads.q) && (varied || !hopper || kept != nullptr))
     return flash_attention(node_inputs, inputs, sequences, options, kept);
+  if (options.dropout.active()) return composed_attention(node_inputs, inputs, sequences, options, kept);
   return library_attention(heads, sequences, options);
 }
 

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <functional>
 #include <map>
 #include <string_view>
@@ -29,8 +30,14 @@ std::optional<double> peak_16bit(std::string_view name) {
                                   {"H200", 989},     {"H20", 148},       {"GB200", 2500}, {"GB300", 2500},
                                   {"B200", 2250},    {"B300", 2250},     {"A100", 312},   {"A800", 312},
                                   {"L40S", 362},     {"A10", 125}};
-  for (const Row& row : kRows)
-    if (name.find(row.pattern) != std::string_view::npos) return row.tflops * 1e12;
+  for (const Row& row : kRows) {
+    const std::string_view pattern = row.pattern;
+    const size_t at = name.find(pattern), end = at + pattern.size();
+    // The A10G and the RTX A1000 are other products than the A10 and the A100.
+    if (at != std::string_view::npos &&
+        (end == name.size() || std::isalnum(static_cast<unsigned char>(name[end])) == 0))
+      return row.tflops * 1e12;
+  }
   return std::nullopt;
 }
 

@@ -105,7 +105,7 @@ KernelClass choose_kernel_class(std::string_view architectures, int capability, 
     char* rest = nullptr;
     const auto number = static_cast<int>(std::strtol(one.c_str(), &rest, 10));
     if (*rest == 'a') {  // for this capability only
-      hopper = hopper || (number == 90 && capability == 90);
+      hopper = hopper || (code && number == 90 && capability == 90);
       portable = portable || (number != 90 && capability == number);
     } else {
       const bool family = number / 10 == capability / 10 && number <= capability;
@@ -154,6 +154,21 @@ std::string describe_kernels(KernelClass kernels) {
                      kernels == KernelClass::kHopper     ? ""
                      : kernels == KernelClass::kPortable ? ", attention by the library"
                                                          : ", operations are composed of the library's");
+}
+
+std::string missing_kernels(std::string_view architectures, int capability) {
+  if (capability < 80)
+    return fmt::format("the kernels are for GPUs of compute capability 8.0 and later, this one has {}.{}",
+                       capability / 10, capability % 10);
+  return fmt::format(
+      "this build (for {}) has no kernels for compute capability {}.{}: configure it with "
+      "-DTRIREME_CUDA_ARCHITECTURES={}",
+      architectures, capability / 10, capability % 10, capability == 90 ? "90a" : std::to_string(capability));
+}
+
+std::string missing_kernels(KernelClass kernels, int capability) {
+  if (kernels != KernelClass::kNone || !environment("TRIREME_KERNELS").empty()) return "";
+  return missing_kernels(kArchitectures, capability);
 }
 
 bool multiplies_fp8(int capability, bool by_rows) { return by_rows ? capability == 90 : capability >= 89; }

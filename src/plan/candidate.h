@@ -34,6 +34,7 @@ struct PolicyMemory {
   int64_t copied_bytes = 0;                         // read and written to make their compute copies or codes
   int64_t host_elements = 0;                        // of units whose state is on the host
   int64_t from_host = 0;                            // bytes to the device in a step; back come no more
+  int64_t nf4_part = 0;                             // elements that are expanded at a time
   int64_t passing = 0;                              // master weights beside the pieces of the pass
   int64_t largest_elements = 0;                     // of one unit's whole gradient
   int64_t gathered_trained = 0, whole_trained = 0;  // bytes of compute copies: gathered for each use, after each step

@@ -321,6 +321,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     if (division.state) storage.largest_elements = std::max(storage.largest_elements, layout.numel);
   }
   plan.gather_slots += expanded * input.compute_bytes;
+  storage.nf4_part = std::min(expanded, kNf4Chunk);
   return storage;
 }
 
@@ -371,6 +372,8 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
           : storage.shard_elements * ((input.gradient_bytes < 4 ? 4 : 0) + (input.moment_bytes < 8 ? 8 : 0));
   plan.working =
       std::max(plan.working, std::max(input.matrix_work.memory, converted) - (plan.activations - plan.reused));
+  // Composed, a matrix in NF4 is expanded a part at a time: its codes as bytes and as numbers, in 32 bits, and values.
+  if (input.kernels == KernelClass::kNone) plan.working = std::max(plan.working, storage.nf4_part * 10);
   if (plan.host_state > 0)
     plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
                                               storage.passing - (plan.activations - plan.reused));

@@ -75,7 +75,12 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
                                                      world.communicator().backend());
   std::vector<std::string> lines = {fmt::format("Trireme {} ({}): {} rank{} on {}{}", kVersion, kCommit, ranks,
                                                 ranks == 1 ? "" : "s", device.name, group)};
-  if (world.device().is_cuda()) lines.push_back(describe_kernels(kernel_class(world.device())));
+  if (world.device().is_cuda()) {
+    const KernelClass kernels = kernel_class(world.device());
+    lines.push_back(describe_kernels(kernels));
+    if (const std::string why = missing_kernels(kernels, compute_capability(world.device())); !why.empty())
+      lines.back() += ", slower: " + why;
+  }
   const Topology& topology = world.topology();
   if (topology.hosts() > 1) {
     const int size = plan.shard_size;

@@ -18,14 +18,17 @@ namespace {
 constexpr int64_t kTokens = 65'600;
 constexpr Element kElement = Element::kBF16;
 
-class ManyTokensTest : public KernelTest {
+template <class Base>
+class ManyTokens : public Base {
  protected:
   void SetUp() override {
-    KernelTest::SetUp();
-    if (!IsSkipped() && too_large(kTokens * 64))
+    Base::SetUp();
+    if (!this->IsSkipped() && too_large(kTokens * 64))
       GTEST_SKIP() << "TRIREME_KERNEL_TEST_MAX is less than " << kTokens * 64;
   }
 };
+using ManyTokensTest = ManyTokens<KernelTest>;
+using ManyTokensHopperTest = ManyTokens<HopperKernelTest>;
 
 TEST_F(ManyTokensTest, BertEmbeddingWithATokenASample) {
   constexpr int64_t kColumns = 24, kVocab = 60, kPositions = 40, kTypes = 2;
@@ -173,7 +176,7 @@ TEST_F(ManyTokensTest, LoraProducts) {
   expect_close(da.values(), oracle::lora_up_db(x, d, kTokens, kColumns, kRank, 1.0), kElement, 1, 8 * absolute, "dB");
 }
 
-TEST_F(ManyTokensTest, Attention) {
+TEST_F(ManyTokensHopperTest, Attention) {
   std::vector<int32_t> bounds{0};
   while (bounds.back() <= 65'536) bounds.push_back(bounds.back() + 100 + static_cast<int32_t>(bounds.size() % 3) * 20);
   for (const AttentionCase& c : {AttentionCase{bounds, 1, 1, 64, false, 1, 13}, {bounds, 2, 1, 128, true}}) {

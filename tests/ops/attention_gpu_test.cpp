@@ -90,6 +90,15 @@ std::vector<Case> cases() {
       all.push_back({name + "_pack", pack, 4, 2, d, true, 0, window});
       all.push_back({name + "_equal", equal, 4, 4, d, true, 0, window});
     }
+  // Heads that flash attention does not have.
+  for (const int64_t d : {100, 320}) {
+    const std::string size = "d" + std::to_string(d);
+    for (const bool causal : {false, true}) {
+      all.push_back({size + (causal ? "_causal" : "_full") + "_pack", pack, 4, 2, d, causal, 0});
+      all.push_back({size + (causal ? "_causal" : "_full") + "_equal", equal, 4, 4, d, causal, 0});
+    }
+    all.push_back({size + "_window", pack, 4, 2, d, true, 0, 100});
+  }
   return all;
 }
 

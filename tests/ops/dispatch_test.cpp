@@ -34,6 +34,8 @@ TEST(KernelClasses, OfACapabilityAndABuild) {
                                          {"80-real", 90, kNone},          // no PTX
                                          {"80-real 90a-real", 89, kPortable},
                                          {"90", 90, kPortable},
+                                         {"90a-virtual", 90, kNone},  // launches need the image
+                                         {"80 90a-real", 100, kPortable},
                                          {"86-real", 80, kNone},
                                          {"120a-real", 120, kPortable},
                                          {"120a", 121, kNone},
@@ -62,6 +64,17 @@ TEST(KernelClasses, TheSwitchNamesOneThatTheGpuHas) {
   EXPECT_NE(refusal(all, 90, kPortable).find("-DTRIREME_CUDA_ARCHITECTURES=80"), std::string::npos)
       << "CUDA would run the image for sm_90a";
   EXPECT_NE(refusal("90a", 80, kPortable).find("add 80 to TRIREME_CUDA_ARCHITECTURES"), std::string::npos);
+}
+
+TEST(KernelClasses, WhyThereAreNone) {
+  EXPECT_EQ(missing_kernels("90a", 80),
+            "this build (for 90a) has no kernels for compute capability 8.0: configure it with "
+            "-DTRIREME_CUDA_ARCHITECTURES=80");
+  EXPECT_NE(missing_kernels("80-real", 90).find("-DTRIREME_CUDA_ARCHITECTURES=90a"), std::string::npos);
+  EXPECT_NE(missing_kernels("80-real", 120).find("-DTRIREME_CUDA_ARCHITECTURES=120"), std::string::npos);
+  EXPECT_EQ(missing_kernels("90a", 75),
+            "the kernels are for GPUs of compute capability 8.0 and later, this one has 7.5");
+  EXPECT_EQ(missing_kernels(kPortable, 80), "");
 }
 
 TEST(KernelClasses, TheSwitchsWords) {

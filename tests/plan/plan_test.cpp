@@ -74,6 +74,12 @@ TEST(Plan, MatricesInNf4TakeHalfAByteAndOneUnitsMemory) {
   constexpr int64_t kScales = kMiB + kMiB / 64;
   EXPECT_EQ(whole.weights, kBlocks * (32 * kMiB + kScales) + adapters);
   EXPECT_EQ(whole.gather_slots, 128 * kMiB);
+  // Without kernels: of 16 Mi elements at a time bytes of codes (2 bytes an element), codes and values.
+  const int64_t working = whole.working;
+  input.kernels = KernelClass::kNone;
+  EXPECT_EQ(best_plan(input).working, std::max(working, 160 * kMiB));
+  EXPECT_LT(working, 160 * kMiB);
+  input.kernels = KernelClass::kHopper;
   input.world_size = 4;
   input.shard_size = 4;
   const TrainingPlan sharded = best_plan(input);

@@ -45,6 +45,10 @@ KernelClass kernel_class_of(int capability);
 KernelClass kernel_class(at::Device device);
 /// What runs with the class, for people: "kernels: portable (TRIREME_KERNELS), attention by the library".
 std::string describe_kernels(KernelClass kernels);
+/// Why a GPU of compute capability `capability` runs no kernels of a build for `architectures`, and the remedy.
+std::string missing_kernels(std::string_view architectures, int capability);
+/// The same of this build; empty where the GPU's class is another one than kNone, or TRIREME_KERNELS asks for it.
+std::string missing_kernels(KernelClass kernels, int capability);
 /// The class that a plan counts with, of GPUs that are not here, of compute capability `capability`: what
 /// TRIREME_KERNELS names, or all that a build may have. ConfigError: TRIREME_KERNELS names more.
 KernelClass planned_kernel_class(int capability);

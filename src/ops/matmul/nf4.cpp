@@ -18,9 +18,6 @@ namespace trireme {
 
 namespace {
 
-/// Values quantised at a time: the temporaries of more would take too much memory.
-constexpr int64_t kChunk = int64_t{1} << 24;
-
 /// Quantiles of a normal distribution, with a zero, divided by the largest (QLoRA, appendix E).
 constexpr float kBook[16] = {-1.0f,
                              -0.6961928009986877f,
@@ -102,8 +99,8 @@ at::Tensor nf4_quantize_(const at::Tensor& codes, const at::Tensor& values) {
                 " bytes for the codes of ", values.numel(), " values");
   at::Tensor absmax = at::empty({nf4_blocks(values.numel())}, values.options().dtype(at::kFloat));
   const at::Tensor bounds = tables_on(values.device()).book_bounds, flat = values.view({-1}), bytes = codes.view({-1});
-  for (int64_t begin = 0; begin < flat.numel(); begin += kChunk) {
-    const int64_t count = std::min(kChunk, flat.numel() - begin);
+  for (int64_t begin = 0; begin < flat.numel(); begin += kNf4Chunk) {
+    const int64_t count = std::min(kNf4Chunk, flat.numel() - begin);
     const at::Tensor blocks = in_blocks(flat.narrow(0, begin, count).to(at::kFloat), kNf4Block);
     const at::Tensor largest = absmax.narrow(0, begin / kNf4Block, blocks.size(0));
     at::amax_out(const_cast<at::Tensor&>(largest), blocks.abs(), {1});
@@ -138,8 +135,8 @@ void nf4_dequantize_(const at::Tensor& target, const at::Tensor& codes, const Nf
                    map = nf4_map(target.device());
   const at::Tensor nested = scales.nested.repeat_interleave(kNf4NestedBlock).narrow(0, 0, blocks);
   const at::Tensor absmax = map.index_select(0, scales.absmax.to(at::kInt)).mul_(nested).add_(scales.offset);
-  for (int64_t begin = 0; begin < count; begin += kChunk) {
-    const int64_t n = std::min(kChunk, count - begin);
+  for (int64_t begin = 0; begin < count; begin += kNf4Chunk) {
+    const int64_t n = std::min(kNf4Chunk, count - begin);
     const at::Tensor bytes = codes.view({-1}).narrow(0, begin / 2, nf4_code_bytes(n)).to(at::kInt);
     const at::Tensor pairs = at::stack({bytes.div(16, "floor"), bytes.remainder(16)}, 1).view({-1}).narrow(0, 0, n);
     const at::Tensor values = in_blocks(book.index_select(0, pairs), kNf4Block);

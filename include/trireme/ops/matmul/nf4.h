@@ -17,6 +17,8 @@
 namespace trireme {
 
 constexpr int64_t kNf4Block = 64, kNf4NestedBlock = 256;
+/// Values that compositions quantise or expand at a time: the temporaries of more would take too much memory.
+constexpr int64_t kNf4Chunk = int64_t{1} << 24;
 constexpr int64_t nf4_code_bytes(int64_t values) { return (values + 1) / 2; }
 constexpr int64_t nf4_blocks(int64_t values) { return (values + kNf4Block - 1) / kNf4Block; }
 constexpr int64_t nf4_nested_blocks(int64_t values) {
