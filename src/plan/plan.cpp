@@ -2,11 +2,13 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/comm/rank_grid.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/keys.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/plan/hints.h"
 #include "trireme/plan/precision.h"
+#include "trireme/plan/search.h"
 
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
