@@ -288,7 +288,7 @@ class Renderer {
         throw ValueError{fmt::format("an argument after ** is of type {}, not a dict", argument.type_name())};
       for (const auto& [key, each] : argument.dict()->items) {
         if (std::any_of(result.named.begin(), result.named.end(),
-                        [&](const auto& other) { return other.first == key; }))
+                        [&name = key](const auto& other) { return other.first == name; }))
           throw ValueError{fmt::format("a call gives the argument '{}' twice", key)};
         result.named.emplace_back(key, each);
       }

@@ -116,7 +116,7 @@ constexpr int64_t kBlocksPerShort = 8;
 template <class T, int kDim>
 cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
   if (a.shape.window > 0)
-    return a.deterministic ? launch<Config<T, kDim, true, false, Sums::kKeyOrder, false, true>>(a, stream)
+    return a.deterministic ? launch<Config<T, kDim, true, false, Sums::kFixedOrder, false, true>>(a, stream)
                            : launch<Config<T, kDim, true, false, Sums::kAnyOrder, false, true>>(a, stream);
   const auto by_sums = [&]<bool kCausal, bool kDropout>(std::bool_constant<kCausal>, std::bool_constant<kDropout>) {
     if constexpr (kDim == 64 && !(kCausal && kDropout))
@@ -125,7 +125,7 @@ cudaError_t pick(const AttentionBackward& a, cudaStream_t stream) {
     if constexpr (kCausal && !kDropout)
       if (!a.deterministic && a.short_blocks * kBlocksPerShort >= a.block_count)
         return launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder, true>>(a, stream);
-    return a.deterministic ? launch<Config<T, kDim, kCausal, kDropout, Sums::kKeyOrder>>(a, stream)
+    return a.deterministic ? launch<Config<T, kDim, kCausal, kDropout, Sums::kFixedOrder>>(a, stream)
                            : launch<Config<T, kDim, kCausal, kDropout, Sums::kAnyOrder>>(a, stream);
   };
   if (a.dropout.threshold > 0) {

@@ -10,9 +10,9 @@ namespace trireme::kernels::backward {
 
 /// Where dQ, which receives a term from every key tile, is summed.
 enum class Sums {
-  kAnyOrder,  // fp32 in global memory, added by the copy engine in varying order
-  kKeyOrder,  // the same, key tiles in ascending order: deterministic
-  kOnChip,    // one block takes all key tiles of a sequence and head in turn; sums stay in shared memory
+  kAnyOrder,    // fp32 in global memory, added by the copy engine in varying order
+  kFixedOrder,  // the same, each row's key tiles in one order: deterministic
+  kOnChip,      // one block takes all key tiles of a sequence and head in turn; sums stay in shared memory
 };
 
 /// kFinishes: for short causal sequences, the key tile on the diagonal comes last, adds the sums of the other tiles to
@@ -31,6 +31,8 @@ struct Config {
   using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr bool kCausal = kCausal_, kDropout = kDropout_;
+  // See SectionQueue.
+  static constexpr bool kStaggered = kCausal && kSums == Sums::kFixedOrder;
   static constexpr int kKeys = kAttentionBackwardKeys, kRows = 64;
   static constexpr int kStages = kWide ? 2 : 3, kDoStages = kStages;
   // Warpgroups: one producer, two consumers that own keys, and with sums on chip one for dQ.

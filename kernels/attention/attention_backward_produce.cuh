@@ -18,7 +18,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
 #pragma unroll 1
   for (int item = p.queue.next(); item < p.queue.items();) {
     int tile_index, head;
-    const bool down = p.queue.decode(item, tile_index, head) && C::kCausal;
+    const bool down = p.queue.template decode<C::kStaggered>(item, tile_index, head) && C::kCausal;
     const AttentionTile tile = p.queue.tiles[tile_index];
     const bool is_short = tile.list == AttentionTile::kShortSequences;
     // The tiles of a short sequence start together at its end and store its rows in turn, so all of them visit the
@@ -171,12 +171,17 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
         continue;
       }
       bool store = false;
-      if constexpr (C::kSums == Sums::kKeyOrder) {
+      if constexpr (C::kSums == Sums::kFixedOrder) {
         // Waits only for tiles with smaller item numbers (see SectionQueue).
-        const int tile = (info.first - info.begin) / C::kKeys -
-                         (C::kWindow ? Window{p.window}.first_tile(walk.block, C::kKeys, C::kRows) : 0);
-        wait_for_turn(turn, tile);
-        store = tile == 0;
+        const int key_tile = (info.first - info.begin) / C::kKeys;
+        int before;  // tiles that add to these rows before this one
+        if (C::kStaggered && !again.down) {
+          before = walk.block * C::kRows / C::kKeys - key_tile;
+        } else {
+          before = key_tile - (C::kWindow ? Window{p.window}.first_tile(walk.block, C::kKeys, C::kRows) : 0);
+        }
+        wait_for_turn(turn, before);
+        store = before == 0;
       } else if (!p.zeroed && turn_now(turn) < kStored) {
         // Claims to be first only once its values are there, because other blocks then wait for the store.
         barrier_wait(barriers.sums_full(0), state & kOdd);
@@ -202,7 +207,7 @@ __device__ inline void produce_sums(const Parameters& p, uint32_t shared, const 
       if (state & kHanded) barrier_arrive(barriers.sums_empty(0));
       bulk_read<0>();
       if (state & kHanded) barrier_arrive(barriers.sums_empty(1));
-      if (C::kSums == Sums::kKeyOrder || store || finishing() != 0) {
+      if (C::kSums == Sums::kFixedOrder || store || finishing() != 0) {
         bulk_done();
         turns.post(state / kPost, at);
         state = (state & ~kPosts) | ((state + kPost) & kPosts);

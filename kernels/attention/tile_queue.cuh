@@ -71,6 +71,14 @@ struct TileQueue {
 /// section, so all blocks work on the same rows, those of two sections, at the same time: what they read and add to
 /// stays in the L2 cache, and the blocks of the last section finish at the same time. Tiles of a short sequence are
 /// taken at about the same time, so all of them visit rows last row first.
+///
+/// kStaggered, for a causal mask and sums in a fixed order: tiles that start together must not need the same rows at the
+/// same time. A section that visits rows first row first hands out its tiles shortest first, and a row's sums are added
+/// from its last key tile to its first: each tile begins at its own diagonal, and tile t reaches a row when tile t + 1
+/// has left it two steps before. The blocks then become free two steps apart, the one with the shortest tile first, and
+/// take the tiles of the next section longest first, which visit rows last row first and add from the first key tile to
+/// the last: again each tile follows the one before it at a distance of two steps. Such pairs of sections also keep all
+/// blocks busy to their end. The first section of a call is one that visits rows first row first.
 struct SectionQueue {
   const AttentionTile* tiles;
   int32_t* counters;              // next item; number of blocks that are done
@@ -80,6 +88,7 @@ struct SectionQueue {
   __host__ __device__ static int least(int a, int b) { return a < b ? a : b; }
 
   /// Item to tile and head. True: query rows are visited last row first.
+  template <bool kStaggered = false>
   __host__ __device__ bool decode(int item, int& tile, int& head) const {
     const AttentionTile in = tiles[item / heads];
     const bool together = in.list == AttentionTile::kShortSequences;
@@ -90,9 +99,10 @@ struct SectionQueue {
     const int local = item - in.list_begin * heads, section = local / (count * full),
               rest = local - section * count * full;
     const int here = least(full, heads - section * full);
-    tile = in.list_begin + rest / here;
+    const bool down = together || (section + in.list) % 2 == (kStaggered ? 1 : 0);
+    tile = in.list_begin + (kStaggered && !down ? count - 1 - rest / here : rest / here);
     head = section * full + rest % here;
-    return together || (section + in.list) % 2 == 0;
+    return down;
   }
   /// Returns items() or more if there is no more work. Also compiled for the host, for tests.
   __host__ __device__ int next() const {

@@ -124,9 +124,9 @@ at::Tensor norm_heads(const BlockTable& block, const at::Tensor& qkv, const Norm
 }
 
 /// `run`: of a block that is recomputed with kAttention or kFull; otherwise null. `tile_tokens`: Recomputation's, of
-/// such a block.
+/// such a block. `offload`: where the MLP's projection of a block with kMlp waits, which is not computed again then.
 at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor& x_TD, const UnitTensors& unit,
-                         Recompute recompute, BlockRun* run, int64_t tile_tokens) {
+                         Recompute recompute, BlockRun* run, int64_t tile_tokens, OffloadStore* offload) {
   const ProfileRange range("layers", index);
   BlockTensors block(pass, index, unit);
   const uint64_t stream = pass.first_stream + static_cast<uint64_t>(index) * pass.streams;
@@ -155,7 +155,9 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
                                                    .norm = block.norm("mlp_branch_norm"),
                                                    .multiplier = table.branch_multiplier,
                                                    .post_norm = block.norm("mlp_post_norm")},
-                                          .recompute_up = recompute == Recompute::kMlp,
+                                          .recompute_up = recompute == Recompute::kMlp && offload == nullptr,
+                                          .offload = offload,
+                                          .block = index,
                                           .keep_inputs = recompute == Recompute::kNone,
                                           .result_unused = run != nullptr && run->again,
                                           .tile_tokens = tile_tokens});
@@ -197,12 +199,15 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
     TRIREME_CHECK(what != Recompute::kMlp || pass.block->find("attention_post_norm") < 0,
                   "the MLP alone is recomputed from the residual, which the block norms");
     if (what == Recompute::kFull || what == Recompute::kAttention)
-      y_TD = recomputed([pass, block, states, what, tile = recomputation.tile_tokens](
-                            const at::Tensor& x, const std::vector<at::Tensor>& t,
-                            BlockRun& run) { return block_forward(pass, block, x, {t, states}, what, &run, tile); },
-                        y_TD, tensors, offload, block);
+      y_TD = recomputed(
+          [pass, block, states, what, tile = recomputation.tile_tokens](
+              const at::Tensor& x, const std::vector<at::Tensor>& t, BlockRun& run) {
+            return block_forward(pass, block, x, {t, states}, what, &run, tile, nullptr);
+          },
+          y_TD, tensors, offload, block);
     else
-      y_TD = block_forward(pass, block, y_TD, {tensors, states}, what, nullptr, /*tile_tokens=*/0);
+      y_TD = block_forward(pass, block, y_TD, {tensors, states}, what, nullptr, /*tile_tokens=*/0,
+                           what == Recompute::kMlp ? offload : nullptr);
     y_TD = leave_unit(y_TD, store, unit);
   }
   return y_TD;

@@ -549,8 +549,9 @@ Section parallel_section() {
       {.choices = {{"auto", S::kAutoTile}}, .min = 128, .max = 1048576});
   s.key(
       "offload", &S::offload,
-      "what waits in pinned memory of the host: activations = what blocks keep, their input and attention's output, "
-      "and parallel.recompute is attention or full; optimizer = master weights and moments of adamw, of as many units "
+      "what waits in pinned memory of the host: activations = with parallel.recompute attention or full what blocks "
+      "keep, their input and attention's output, with mlp the gate and up projections, which then are not recomputed; "
+      "optimizer = master weights and moments of adamw, of as many units "
       "as the host holds; all = both; auto = activations of as many blocks as the plan finds worth it, and the "
       "optimizer's state of as many units as must where the run does not fit otherwise",
       {.choices = {{"auto", S::Offload::kAuto},

@@ -402,7 +402,7 @@ void check_policy(const Config& config, std::vector<RuleProblem>& problems) {
                                     policy)});
 }
 
-/// Tiles and offload are of blocks that are recomputed whole, or but for attention.
+/// Tiles and offload are of blocks that are recomputed whole, or but for attention; offload also of MLPs.
 void check_kept_activations(const Config& config, std::vector<RuleProblem>& problems) {
   const ParallelSection& parallel = config.parallel;
   using Recompute = ParallelSection::Recompute;
@@ -420,9 +420,10 @@ void check_kept_activations(const Config& config, std::vector<RuleProblem>& prob
              " is for blocks that are recomputed whole: take parallel.recompute auto, attention or full");
   }
   using Offload = ParallelSection::Offload;
-  if ((parallel.offload == Offload::kActivations || parallel.offload == Offload::kAll) && !whole)
-    refuse("offload", fmt::format(" {} is for blocks that keep no more than their input and attention's output: take "
-                                  "parallel.recompute auto, attention or full",
+  if ((parallel.offload == Offload::kActivations || parallel.offload == Offload::kAll) && !whole &&
+      word != Recompute::kMlp)
+    refuse("offload", fmt::format(" {} takes what blocks keep in place of what they recompute: take "
+                                  "parallel.recompute auto, mlp, attention or full",
                                   word_of(parallel.offload)));
   if (const OptimizerSection& optimizer = config.optimizer;
       (parallel.offload == Offload::kOptimizer || parallel.offload == Offload::kAll) &&

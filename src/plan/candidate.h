@@ -16,11 +16,13 @@ struct Candidate {
   int rows = 1, resident = 0;
   /// Numbers of blocks with each Recompute whose values stay on the device; the others recompute nothing, or:
   int norms = 0, mlp = 0, attention = 0, full = 0;
-  int host_attention = 0, host_full = 0;  // numbers of blocks whose values go to the host
-  int64_t tile = 0;                       // tokens; 0: no tiles
+  /// Numbers of blocks whose values go to the host. host_mlp: the MLP's first projection, instead of its recomputation;
+  /// no other block is recomputed whole then.
+  int host_mlp = 0, host_attention = 0, host_full = 0;
+  int64_t tile = 0;  // tokens; 0: no tiles
 
-  int host() const { return host_attention + host_full; }
-  int whole() const { return attention + full + host(); }
+  int host() const { return host_mlp + host_attention + host_full; }
+  int whole() const { return attention + full + host_attention + host_full; }
 };
 
 /// The part of a shard size's and policy's memory that does not depend on the other decisions.

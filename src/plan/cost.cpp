@@ -234,7 +234,7 @@ double recomputation_time(const PlanInput& input, const Candidate& c) {
   const RowTimes& times = input.times;
   // A model that never keeps the outputs of norms has their recomputation in `backward`.
   const double norms = input.row.saved_norms > 0 ? times.norms : 0;
-  double seconds = c.rows * ((c.norms + c.mlp) * norms + c.mlp * times.mlp +
+  double seconds = c.rows * ((c.norms + c.mlp + c.host_mlp) * norms + c.mlp * times.mlp +
                              (c.attention + c.host_attention) * times.attention + (c.full + c.host_full) * times.full);
   if (c.tile > 0) {
     const double tiles = std::ceil(static_cast<double>(c.rows * input.row_tokens) / static_cast<double>(c.tile));
@@ -251,6 +251,7 @@ Transfer host_transfer(const PlanInput& input, const Candidate& c) {
     all.exposed += blocks * (std::max(0.0, once - c.rows * input.times.forward) +
                              std::max(0.0, once - c.rows * (input.times.backward + recomputed)));
   };
+  add(c.host_mlp, input.row.projection, 0);
   add(c.host_attention, input.row.saved_attention, input.times.attention);
   add(c.host_full, input.row.saved_input, input.times.full);
   return all;

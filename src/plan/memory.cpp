@@ -114,6 +114,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   RowMemory memory;
   memory.saved = shape.tokens * (kept + gate_up + normed);
   // Values after the residual are not computed again.
+  memory.projection = shape.tokens * gate_up;
   if (!post_norms) {
     memory.saved_norms = normed > 0 ? shape.tokens * (kept + gate_up) : 0;
     memory.saved_mlp =
@@ -335,8 +336,9 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
     plan.gathered_per_pass -= storage.extra[i];
   }
   const RowMemory& row = input.row;
-  const int none = input.num_blocks - candidate.norms - candidate.mlp - candidate.whole();
+  const int none = input.num_blocks - candidate.norms - candidate.mlp - candidate.host_mlp - candidate.whole();
   int64_t saved = none * row.saved + candidate.norms * row.saved_norms + candidate.mlp * row.saved_mlp +
+                  candidate.host_mlp * ((row.saved_norms > 0 ? row.saved_norms : row.saved) - row.projection) +
                   candidate.attention * row.saved_attention + candidate.full * row.saved_input;
   int64_t working = row.working * candidate.rows;
   if (candidate.tile > 0 && candidate.whole() == input.num_blocks) {
@@ -372,7 +374,13 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   if (plan.host_state > 0)
     plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
                                               storage.passing - (plan.activations - plan.reused));
-  if (candidate.host() > 0) {
+  if (candidate.host_mlp > 0) {
+    // On the device: the last of these blocks while the others are in backward, and where all are there also the one
+    // that leaves.
+    const int64_t one = row.projection * candidate.rows;
+    plan.activations += candidate.host_mlp == input.num_blocks ? 2 * one : one;
+    plan.host = (candidate.host_mlp - 1) * one;
+  } else if (candidate.host() > 0) {
     // On the device: the last of these blocks while the others are in backward, then the ones in use and on their way.
     const int64_t one = (candidate.host_attention > 0 ? row.saved_attention : row.saved_input) * candidate.rows;
     plan.activations = std::max(plan.activations + one, 2 * one);

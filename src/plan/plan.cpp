@@ -33,7 +33,11 @@ const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
 
 /// "backward recomputes 3 of 32 blocks and the MLPs of 2", or "backward recomputes nothing".
 std::string recomputation(const TrainingPlan& plan) {
-  const auto count = [&](Recompute what) { return std::count(plan.recompute.begin(), plan.recompute.end(), what); };
+  // What waits on the host of blocks with kMlp is not computed again.
+  const auto count = [&](Recompute what) {
+    return std::count(plan.recompute.begin() + (what == Recompute::kMlp ? plan.offloaded : 0), plan.recompute.end(),
+                      what);
+  };
   std::vector<std::string> parts;
   if (const auto full = count(Recompute::kFull); full > 0) parts.push_back(fmt::format("{} whole", full));
   if (const auto spared = count(Recompute::kAttention); spared > 0)
@@ -127,6 +131,11 @@ PlanInput plan_input(const PlanQuestion& question) {
   const Offload offload = config.parallel.offload;
   if (offload == Offload::kActivations || offload == Offload::kAll) input.offload = PlanInput::Offload::kAll;
   if (offload == Offload::kOptimizer || offload == Offload::kAll) input.state = PlanInput::Offload::kAll;
+  if (input.offload == PlanInput::Offload::kAll && input.recompute == Recompute::kMlp && input.row.saved_mlp == 0)
+    throw ConfigError(
+        fmt::format("parallel.offload: {}: blocks of this model do not recompute their MLPs alone: take "
+                    "parallel.recompute: attention or full",
+                    word_of(offload)));
   // CPU ranks' activations and state are in host memory already.
   if (offload == Offload::kAuto && question.gpu && question.host_memory > 0) {
     input.offload = PlanInput::Offload::kAuto;
@@ -249,8 +258,9 @@ TrainingPlan plan_run(const PlanQuestion& question) {
   std::vector<std::string> shown;
   for (size_t i = 0; i < std::min(kShownHints, hints.size()); ++i) shown.push_back(hints[i].text());
   const TrainingPlan least = least_plan(input);
-  // At least the inputs of all blocks but the last, which stays on the device.
-  const int64_t needed = (input.num_blocks - 1) * input.row.saved_input;
+  // At least the inputs of all blocks, or what their MLPs keep, but of the last, which stays on the device.
+  const int64_t needed =
+      (input.num_blocks - 1) * (input.recompute == Recompute::kMlp ? input.row.projection : input.row.saved_input);
   if (input.offload == PlanInput::Offload::kAll && needed > input.host_memory)
     throw ConfigError(fmt::format(
         "parallel.offload: activations needs {} of pinned memory for each rank, and its host has {} for it: take "
@@ -337,7 +347,9 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
       "replicas\n",
       size_text(plan.gathered_per_pass), size_text(plan.reduced_per_step), size_text(plan.replica_reduced_per_step));
   if (plan.offloaded > 0)
-    text += fmt::format("activations of the first {} wait on the host{}\n", counted(plan.offloaded, "block"),
+    text += fmt::format("{} of the first {} wait on the host{}\n",
+                        plan.recompute.front() == Recompute::kMlp ? "first projections of the MLPs" : "activations",
+                        counted(plan.offloaded, "block"),
                         plan.cost.known ? fmt::format(": copies of {:.1f} ms per step, {:.1f} ms of them not hidden",
                                                       plan.cost.copies * 1e3, plan.cost.offload * 1e3)
                                         : "");

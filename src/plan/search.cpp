@@ -42,6 +42,7 @@ TrainingPlan finish(const PlanInput& input, const PolicyMemory& storage, const C
   // Backward needs the first blocks last: their values have the most time to leave and to come back.
   const auto first = std::fill_n(plan.recompute.begin(), candidate.host_full, Recompute::kFull);
   std::fill_n(first, candidate.host_attention, Recompute::kAttention);
+  std::fill_n(first, candidate.host_mlp, Recompute::kMlp);
   plan.offloaded = candidate.host();
   if (!input.recompute_blocks.empty()) plan.recompute = input.recompute_blocks;
   plan.cost = cost_of(input, storage, candidate, plan);
@@ -59,12 +60,14 @@ void set_all(const PlanInput& input, Recompute what, Candidate& candidate) {
     candidate.full = named(Recompute::kFull);
     return;
   }
-  candidate.norms = candidate.mlp = candidate.attention = candidate.full = 0;
+  candidate.norms = candidate.mlp = candidate.host_mlp = candidate.attention = candidate.full = 0;
   if (what == Recompute::kAttention && input.row.saved_attention == 0) what = Recompute::kFull;
   if (what == Recompute::kMlp && input.row.saved_mlp == 0) what = Recompute::kNorms;
   if (what == Recompute::kNorms && input.row.saved_norms == 0) what = Recompute::kNone;
   if (what == Recompute::kNorms) candidate.norms = input.num_blocks;
-  if (what == Recompute::kMlp) candidate.mlp = input.num_blocks;
+  if (what == Recompute::kMlp)
+    (input.recompute && input.offload == PlanInput::Offload::kAll ? candidate.host_mlp : candidate.mlp) =
+        input.num_blocks;
   if (what == Recompute::kAttention) candidate.attention = input.num_blocks;
   if (what == Recompute::kFull) candidate.full = input.num_blocks;
 }
@@ -236,12 +239,35 @@ std::optional<Candidate> fit_recomputation(const PlanInput& input, const PolicyM
   return best;
 }
 
+/// The candidate with the shortest recomputation and copies among those in which the MLP's first projection of the
+/// first blocks waits on the host, of as few as possible beside others that recompute the same.
+std::optional<Candidate> best_hosted(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
+  std::optional<Candidate> best;
+  const int64_t bytes = input.row.projection * candidate.rows;
+  if (input.row.saved_mlp == 0 || input.num_blocks == 1 || input.host_memory < bytes) return best;
+  const int most = static_cast<int>(std::min<int64_t>(input.num_blocks, input.host_memory / bytes + 1));
+  const auto seconds = [&](const Candidate& one) {
+    return recomputation_time(input, one) + host_transfer(input, one).exposed;
+  };
+  for (const bool norms : {false, true}) {
+    if (norms && input.row.saved_norms == 0) continue;
+    Candidate c = candidate;
+    const auto few = smallest(1, most, [&](int hosted) {
+      c.host_mlp = hosted;
+      c.norms = norms ? input.num_blocks - hosted : 0;
+      return fits_both(input, storage, c);
+    });
+    if (few && (!best || seconds(c) < seconds(*best))) best = c;
+  }
+  return best;
+}
+
 /// The candidate with the least recomputation that fits.
 std::optional<Candidate> fit(const PlanInput& input, const PolicyMemory& storage, Candidate candidate) {
   const Recompute asked = input.recompute.value_or(Recompute::kNone);
   if (!input.recompute_blocks.empty() || (input.recompute && asked < Recompute::kAttention)) {
     set_all(input, asked, candidate);
-    return memory_of(input, storage, candidate).fits() ? std::optional(candidate) : std::nullopt;
+    return fits_both(input, storage, candidate) ? std::optional(candidate) : std::nullopt;
   }
   candidate.tile = tiles(input, candidate.rows).front();
   std::optional<Candidate> best;
@@ -250,12 +276,18 @@ std::optional<Candidate> fit(const PlanInput& input, const PolicyMemory& storage
     // The model may have no recomputation but that of whole blocks: then there is nothing to weigh.
     if (best && best->norms + best->mlp + best->full == 0) return best;
   }
-  const std::optional<Candidate> whole = best_whole(input, storage, candidate);
-  if (!best || !whole) return best ? best : whole;
-  const double pass = best->rows * input.num_blocks * (input.times.forward + input.times.backward);
-  const double gain =
-      recomputation_time(input, *best) - recomputation_time(input, *whole) - host_transfer(input, *whole).exposed;
-  return gain > (whole->host() > 0 ? kOffloadMargin : kTileMargin) * pass ? whole : best;
+  const auto seconds = [&](const Candidate& one) {
+    return recomputation_time(input, one) + host_transfer(input, one).exposed;
+  };
+  const double pass = candidate.rows * input.num_blocks * (input.times.forward + input.times.backward);
+  const auto weigh = [&](const std::optional<Candidate>& other) {
+    if (!other) return;
+    const double margin = (other->host() > 0 ? kOffloadMargin : kTileMargin) * pass;
+    if (!best || seconds(*best) - seconds(*other) > (best->host() > 0 ? 0 : margin)) best = other;
+  };
+  weigh(best_whole(input, storage, candidate));
+  if (!input.recompute && input.offload == PlanInput::Offload::kAuto) weigh(best_hosted(input, storage, candidate));
+  return best;
 }
 
 /// Whether passes may have this many rows.
@@ -368,7 +400,7 @@ TrainingPlan least_plan(const PlanInput& input) {
             if (input.recompute && what != *input.recompute) continue;
             Candidate candidate{.shard_size = size, .policy = policy, .rows = rows};
             set_all(input, what, candidate);
-            if (input.offload != PlanInput::Offload::kAll) keep(candidate);
+            if (input.offload != PlanInput::Offload::kAll || candidate.host_mlp > 0) keep(candidate);
             if (candidate.whole() < input.num_blocks) continue;
             candidate.tile = tiles(input, rows).back();
             if (input.offload != PlanInput::Offload::kAll) keep(candidate);

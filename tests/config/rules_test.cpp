@@ -54,19 +54,19 @@ TEST(Rules, APolicyNeedsSomethingToDivide) {
 
 TEST(Rules, TilesAndOffloadAreOfBlocksThatAreRecomputedWhole) {
   const auto lines = [](const std::string& text) { return on_ranks("parallel: {" + text + "}\n", 1); };
-  for (const char* fine :
-       {"tile_tokens: 128", "tile_tokens: auto, recompute: none", "recompute: full, tile_tokens: 8192",
-        "recompute: attention, offload: activations", "offload: none, recompute: mlp"})
+  for (const char* fine : {"tile_tokens: 128", "tile_tokens: auto, recompute: none",
+                           "recompute: full, tile_tokens: 8192", "recompute: attention, offload: activations",
+                           "offload: none, recompute: mlp", "offload: activations, recompute: mlp"})
     EXPECT_TRUE(lines(fine).empty()) << fine;
   EXPECT_EQ(lines("tile_tokens: 1000"),
             std::vector<std::string>{"parallel.tile_tokens 1000 is not a multiple of 128: nearest are 896 and 1024"});
   EXPECT_EQ(lines("tile_tokens: 0").size(), 1U);
-  EXPECT_EQ(lines("tile_tokens: 1024, offload: activations, recompute: mlp").size(), 2U);
+  EXPECT_EQ(lines("tile_tokens: 1024, offload: activations, recompute: norms").size(), 2U);
   EXPECT_EQ(lines("tile_tokens: 1024, recompute: 1/3").size(), 1U);
   EXPECT_EQ(
       lines("recompute: none, offload: activations"),
-      std::vector<std::string>{"parallel.offload activations is for blocks that keep no more than their input and "
-                               "attention's output: take parallel.recompute auto, attention or full"});
+      std::vector<std::string>{"parallel.offload activations takes what blocks keep in place of what they recompute: "
+                               "take parallel.recompute auto, mlp, attention or full"});
 }
 
 TEST(World, BatchMustDivideOverTheRanks) {

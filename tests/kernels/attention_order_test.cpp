@@ -9,6 +9,7 @@
 #include <deque>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace trireme::kernels::testing::attention_order_tests {
@@ -25,8 +26,8 @@ struct Setting {
 };
 
 /// The waits of the backward kernel between blocks (kernels/attention/attention_backward_produce.cuh): key tiles in the
-/// order in which blocks draw them, each a sequence of steps over blocks of query rows. A step that adds in key order,
-/// or that stores dQ, waits for the sums of the earlier tiles.
+/// order in which blocks draw them, each a sequence of steps over blocks of query rows. A step that adds in a fixed
+/// order, or that stores dQ, waits for the sums of the tiles before it.
 class Simulation {
  public:
   Simulation(const Setting& setting, uint32_t seed)
@@ -62,6 +63,18 @@ class Simulation {
     }
   }
 
+  /// The number of rounds in which each block makes one step, or waits. Other blocks see sums `delay` rounds later.
+  int rounds(int delay) {
+    delay_ = delay;
+    std::vector<Block> blocks(static_cast<size_t>(grid()));
+    for (now_ = 0; items_done_ < items(); ++now_)
+      for (Block& block : blocks) {
+        if (block.items.empty() && !block.ended) draw(block);
+        if (!block.items.empty() && step(block.items.front())) leave_finished(block);
+      }
+    return now_;
+  }
+
  private:
   struct Item {
     AttentionTile tile;
@@ -75,7 +88,8 @@ class Simulation {
 
   Item item(int number) const {
     int tile = 0, head = 0;
-    const bool down = queue_.decode(number, tile, head) && setting_.causal;
+    const bool down = (staggered() ? queue_.decode<true>(number, tile, head) : queue_.decode(number, tile, head)) &&
+                      setting_.causal;
     const AttentionTile& t = plan_.backward[static_cast<size_t>(tile)];
     const int first_block = setting_.causal ? (t.first - t.begin) / kRows : 0,
               blocks = std::max((t.end - t.begin + kRows - 1) / kRows, first_block + (setting_.group == 1 ? 2 : 1));
@@ -94,23 +108,29 @@ class Simulation {
   /// possible time, which must not deadlock either.
   bool advance(Block& block) {
     bool moved = false;
-    while (!block.ended && block.items.size() < 2) {
-      const int number = queue_.next();
-      moved = true;
-      if (number >= queue_.items())
-        block.ended = true;
-      else
-        block.items.push_back(item(number));
-    }
+    while (!block.ended && block.items.size() < 2) moved = draw(block);
     const int most = std::uniform_int_distribution<int>(1, 6)(generator_);
     for (int i = 0; i < most && !block.items.empty() && step(block.items.front()); ++i) {
       moved = true;
-      if (block.items.front().step < block.items.front().steps) continue;
-      block.items.pop_front();
-      ++items_done_;
+      leave_finished(block);
     }
     return moved;
   }
+
+  bool draw(Block& block) {
+    const int number = queue_.next();
+    block.ended = number >= queue_.items();
+    if (!block.ended) block.items.push_back(item(number));
+    return true;
+  }
+
+  void leave_finished(Block& block) {
+    if (block.items.front().step < block.items.front().steps) return;
+    block.items.pop_front();
+    ++items_done_;
+  }
+
+  bool staggered() const { return setting_.causal && setting_.deterministic; }
 
   bool step(Item& item) {
     const int turn = item.step / setting_.group, block = item.down ? item.blocks - 1 - turn : item.first_block + turn;
@@ -120,15 +140,20 @@ class Simulation {
             ? std::min(item.blocks - item.first_block, kAttentionBackwardKeys / kRows) * setting_.group
             : 0;
     const bool finishes = item.steps - item.step <= finishing;
-    const int tile = (item.tile.first - item.tile.begin) / kAttentionBackwardKeys,
-              query_head = item.head * setting_.group + item.step % setting_.group;
-    int& sums = sums_[static_cast<size_t>(query_head) * plan_.blocks.size() +
+    const int key_tile = (item.tile.first - item.tile.begin) / kAttentionBackwardKeys,
+              before = staggered() && !item.down ? block * kRows / kAttentionBackwardKeys - key_tile : key_tile,
+              rotation = item.is_short ? 0 : key_tile % setting_.group,
+              query_head = item.head * setting_.group + (item.step + rotation) % setting_.group;
+    Sums& sums = sums_[static_cast<size_t>(query_head) * plan_.blocks.size() +
                       static_cast<size_t>(item.tile.padded / kRows + block)];
     if (!beyond && (setting_.deterministic || finishes)) {
-      EXPECT_LE(sums, tile) << "a later tile added its sums before this one";
-      if (sums < tile) return false;
+      EXPECT_LE(sums.tiles, before) << "a later tile added its sums before this one";
+      if (sums.tiles < before || sums.seen_from > now_) return false;
     }
-    if (!beyond && !finishes) ++sums;
+    if (!beyond && !finishes) {
+      ++sums.tiles;
+      sums.seen_from = now_ + delay_;
+    }
     ++item.step;
     return true;
   }
@@ -137,7 +162,12 @@ class Simulation {
   AttentionPlan plan_;
   int32_t counters_[2] = {};
   SectionQueue queue_;
-  std::vector<int> sums_;  // per query head and block of rows: number of tiles that have added
+  struct Sums {
+    int tiles = 0;      // that have added
+    int seen_from = 0;  // round from which other blocks see the last of them
+  };
+  std::vector<Sums> sums_;  // per query head and block of rows
+  int now_ = 0, delay_ = 0;
   std::mt19937 generator_;
   bool finishes_;
   int items_done_ = 0;
@@ -186,6 +216,24 @@ TEST(AttentionOrderTest, AnyNumberOfResidentBlocksDoesAllWork) {
           << ": deadlock, " << simulation.items_done() << " of " << simulation.items() << " items are done";
       EXPECT_EQ(simulation.items_done(), simulation.items());
     }
+  }
+}
+
+TEST(AttentionOrderTest, SumsInAFixedOrderTakeNoLonger) {
+  for (const auto& [bounds, kv_heads, group] :
+       std::vector<std::tuple<std::vector<int32_t>, int, int>>{{rows_of(2, 4096), 32, 1},
+                                                               {rows_of(1, 4096), 32, 1},
+                                                               {rows_of(1, 8192), 8, 8},
+                                                               {rows_of(4, 4096), 8, 4},
+                                                               {rows_of(4, 2048), 12, 1},
+                                                               {rows_of(32, 2048), 12, 1},
+                                                               {{0, 3000, 4790, 6300, 7580, 8192}, 32, 1}}) {
+    Setting setting{bounds, kv_heads, group, true, false, 132};
+    const int any_order = Simulation(setting, 1).rounds(2);
+    setting.deterministic = true;
+    const int fixed_order = Simulation(setting, 1).rounds(2);
+    EXPECT_LE(fixed_order, any_order + any_order / 16)
+        << bounds.size() - 1 << " sequences, " << kv_heads << " key heads read by " << group << " each";
   }
 }
 

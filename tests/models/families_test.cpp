@@ -204,6 +204,14 @@ TEST(FamilyModel, TilesAndOffloadGiveTheSameGradients) {
           EXPECT_EQ(store.host_bytes() > 0, offloaded > 1);
         }
       }
+      for (const int64_t offloaded : {1, 2, 3}) {
+        OffloadStore store({.blocks = offloaded, .chunk_bytes = 1024, .least_bytes = 1, .copies_on_cpu = true});
+        const Result away = with({{kMlp, kMlp, offloaded == 3 ? kMlp : kNone}, 0, &store}, at::kFloat);
+        EXPECT_EQ(away.loss, plain.loss);
+        for (size_t i = 0; i < plain.gradients.size(); ++i)
+          EXPECT_EQ(max_difference(away.gradients[i], plain.gradients[i]), 0) << i;
+        EXPECT_EQ(store.host_bytes() > 0, offloaded > 1);
+      }
     }
   }
 }

@@ -214,6 +214,43 @@ TEST(Plan, RecomputesTheMlpBeforeWholeBlocks) {
   EXPECT_TRUE(plan.fits());
 }
 
+int count(const TrainingPlan& plan, Recompute what) {
+  return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), what));
+}
+
+TEST(Plan, MlpsWaitOnTheHostWhereTheirCopiesTakeLessThanTheirRecomputation) {
+  const auto units = frozen_model();
+  PlanInput input = input_for(units, 1, 1400 * kMiB);
+  input.row.saved_mlp = 20 * kMiB;
+  input.row.projection = input.row.saved - input.row.saved_mlp;
+  input.times.mlp = input.times.forward / 3;
+  input.offload = PlanInput::Offload::kAuto;
+  input.host_memory = int64_t{1} << 40;
+  input.rates.host_bytes = 1e15;
+  const TrainingPlan plan = best_plan(input);
+  ASSERT_GT(plan.offloaded, 1);
+  EXPECT_EQ(count(plan, Recompute::kMlp), plan.offloaded) << "the first blocks";
+  EXPECT_EQ(plan.recompute[0], Recompute::kMlp);
+  EXPECT_EQ(plan.host, (plan.offloaded - 1) * input.row.projection);
+  EXPECT_EQ(plan.cost.recompute, 0);
+  EXPECT_TRUE(plan.fits());
+  EXPECT_NE(describe_plan(plan, units).find("backward recomputes nothing"), std::string::npos);
+  EXPECT_NE(describe_plan(plan, units).find("first projections of the MLPs of the first"), std::string::npos);
+  PlanInput slow = input, narrow = input, named = input;
+  slow.rates.host_bytes = 1;
+  EXPECT_EQ(best_plan(slow).offloaded, 0);
+  EXPECT_GT(count(best_plan(slow), Recompute::kMlp), 0);
+  narrow.host_memory = plan.host - 1;
+  EXPECT_EQ(best_plan(narrow).offloaded, 0);
+  named.recompute = Recompute::kMlp;
+  EXPECT_EQ(best_plan(named).offloaded, 0) << "what is asked for";
+  named.offload = PlanInput::Offload::kAll;
+  EXPECT_EQ(best_plan(named).offloaded, kBlocks);
+  EXPECT_EQ(best_plan(named).host, (kBlocks - 1) * input.row.projection);
+  named.device_memory = 0;
+  EXPECT_EQ(least_plan(named).offloaded, kBlocks);
+}
+
 /// Rows of which attention takes most of the time, and the working memory of a block most of the space.
 PlanInput long_rows(const std::vector<UnitSpec>& units, int64_t memory) {
   PlanInput input = input_for(units, 1, memory);
@@ -225,10 +262,6 @@ PlanInput long_rows(const std::vector<UnitSpec>& units, int64_t memory) {
   input.times.attention = 0.3;
   input.times.tile_row = 0.01;
   return input;
-}
-
-int count(const TrainingPlan& plan, Recompute what) {
-  return static_cast<int>(std::count(plan.recompute.begin(), plan.recompute.end(), what));
 }
 
 TEST(Plan, SparesAttentionWhereItsOutputFits) {

@@ -170,7 +170,7 @@ def adapters(site):
     reference = [line["loss"] for line in site.metrics("one")] + [line["loss"] for line in site.metrics("one", "eval")]
     for name, ranks, overrides in (("full", 2, ["parallel.policy=full"]), ("optimizer", 2, ["parallel.policy=optimizer"]),
                                    ("gradients", 4, ["parallel.policy=gradients", "parallel.shard_size=2"]),
-                                   ("recomputed", 2, ["parallel.recompute=full", "parallel.shard_size=2"]), ("mlp", 0, ["parallel.recompute=mlp"]),
+                                   ("recomputed", 2, ["parallel.recompute=full", "parallel.shard_size=2"]), ("mlp", 0, ["parallel.recompute=mlp", "parallel.offload=activations"]),
                                    ("tiles", 2, ["batch.micro_batch_size=4", "parallel.recompute=attention", "parallel.tile_tokens=128",
                                                  "parallel.offload=activations"]),
                                    ("context", 2, ["parallel.context_size=2"])):

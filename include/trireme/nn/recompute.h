@@ -22,7 +22,8 @@ struct Recomputation {
   std::vector<Recompute> blocks{};  // empty: none recomputes anything
   /// Blocks with kAttention and kFull go through so many tokens at a time outside of attention; 0: through all.
   int64_t tile_tokens = 0;
-  /// Takes what such blocks keep; null: it stays on the device.
+  /// Takes what such blocks keep, and the MLP's first projection of blocks with kMlp, which then is not computed again;
+  /// null: it stays on the device.
   OffloadStore* offload = nullptr;
 };
 

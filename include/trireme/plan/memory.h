@@ -14,6 +14,8 @@ struct RowMemory {
   /// What a block keeps for backward with Recompute::kNone, kNorms, kMlp, kAttention (0: not supported by the model)
   /// and kFull.
   int64_t saved = 0, saved_norms = 0, saved_mlp = 0, saved_attention = 0, saved_input = 0;
+  /// What of `saved` and `saved_norms` is the MLP's first projection, which saved_mlp does not have.
+  int64_t projection = 0;
   /// What a block's backward needs in addition at its peak: where it computes the up projection's result again, and
   /// where that was kept in the compute dtype; and the part of both that does not grow with the rows.
   int64_t working = 0, working_kept = 0, working_fixed = 0;

@@ -6,6 +6,12 @@
 #include "trireme/base/profile_range.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
 
 namespace trireme {
 
@@ -44,6 +50,11 @@ struct MlpRows {
   Operand activate(const at::Tensor& z, const OperandForms& wanted) const {
     return gated() ? gated_forward(z, activation, wanted, false).y
                    : gelu_forward_operand(z, up.bias(), activation, wanted);
+  }
+
+  /// Where what backward reads of the up projection is.
+  std::array<at::Tensor*, 4> kept_projection() {
+    return {&projected, &activated, &projected_fp8.data, &projected_fp8.inverse_scale};
   }
 
   /// `result_unused`: the result may be undefined.
@@ -104,8 +115,11 @@ struct NormMlpNode {
   Input h;
   MlpRows layer;  // with one tile it keeps what backward reads; several are computed again, one at a time
   bool result_unused;
+  OffloadStore* offload;
+  int64_t block;
   std::vector<int64_t> shape;  // of h
   std::vector<Tile> tiles;
+  std::shared_ptr<OffloadStore::Saved> saved{};  // of `layer`, if it waits in the store
 
   MlpRows of(const Tile& tile) {
     layer.up.measure();
@@ -124,6 +138,11 @@ struct NormMlpNode {
     if (tiles.size() == 1) {
       y = layer.forward(rows, result_unused);
       if (!layer.norm.present() && !layer.recompute_up && !layer.up.may_read_input()) h.value = at::Tensor();
+      if (offload != nullptr) {
+        std::vector<at::Tensor> values;
+        for (at::Tensor* kept : layer.kept_projection()) values.push_back(std::exchange(*kept, {}));
+        saved = offload->save(block, std::move(values));
+      }
     } else if (!result_unused) {
       y = by_tiles(tiles, [&](const Tile& tile) { return of(tile).forward(tile.of(rows), /*result_unused=*/false); });
     }
@@ -136,6 +155,11 @@ struct NormMlpNode {
     const at::Tensor rows = h.value.defined() ? flatten_tokens(h.value) : at::Tensor(),
                      dy = flatten_tokens(d_outputs[0]);
     const bool want_dh = gradients.wanted(h);
+    if (saved != nullptr) {
+      std::vector<at::Tensor> values = offload->fetch(*saved);
+      auto value = values.begin();
+      for (at::Tensor* kept : layer.kept_projection()) *kept = std::move(*value++);
+    }
     TileGradients sums(gradients, tiles.size());
     const at::Tensor dh = by_tiles(tiles, [&](const Tile& tile) {
       MlpRows part = tiles.size() == 1 ? std::move(layer) : of(tile);
@@ -171,9 +195,13 @@ at::Tensor norm_mlp(const at::Tensor& h, const Mlp& mlp) {
                     mlp.recompute_up,
                     mlp.keep_inputs && !mlp.recompute_up},
                    mlp.result_unused,
+                   at::GradMode::is_enabled() ? mlp.offload : nullptr,
+                   mlp.block,
                    h.sizes().vec(),
                    {}};
   const MlpRows& layer = node.layer;
+  TRIREME_CHECK(mlp.offload == nullptr || (!mlp.recompute_up && mlp.tile_tokens == 0),
+                "norm_mlp: the up projection is computed again, so it does not wait in a store");
   node.tiles = cut_tiles(h.numel() / h.size(-1), mlp.tile_tokens,
                          {layer.up.samples(), layer.down.samples(), layer.tail.samples()});
   return run_node(std::move(node), inputs)[0];

@@ -4,9 +4,11 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/nn/scalar_type.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/ops/matmul/nf4.h"
 #include "trireme/plan/devices.h"
+#include "trireme/plan/precision.h"
 
 #include <fmt/format.h>
 

@@ -4,6 +4,7 @@
 // `keep_inputs` the outputs of the norm and of the gated activation, and what linear_residual() saves. The rest is
 // recomputed.
 
+#include "trireme/nn/offload.h"
 #include "trireme/ops/activation.h"
 #include "trireme/ops/layers/linear_residual.h"
 #include "trireme/ops/norm.h"
@@ -19,6 +20,10 @@ struct Mlp {
   Linear down;
   ResidualJoin join{};
   bool recompute_up = false;  // backward recomputes the up projection instead of keeping it
+  /// Where the up projection's output, and for GELU the activation, wait for backward as values of `block`; null: on
+  /// the device. Not with tiles, nor with `recompute_up`.
+  OffloadStore* offload = nullptr;
+  int64_t block = 0;
   /// Forward keeps the inputs of both projections where their weight gradients read them in their plain form; otherwise
   /// backward recomputes them.
   bool keep_inputs = false;
