@@ -131,8 +131,10 @@ void preference(PreferenceArguments& arguments) {
         "note: {} alone in a row, whose KL term is the ratio of that answer: a longer --seq-length or a shorter "
         "--max-length packs several\n",
         counted(report.alone, "answer"));
-  fmt::print("  first prompt: {}\n  chosen: {}\n  rejected: {}\n", excerpt(report.prompt, 400), excerpt(report.chosen),
-             excerpt(report.rejected));
+  // Judged answers of a row have prompts of their own.
+  fmt::print("  first prompt: {}\n  {}: {}\n  {}: {}\n", excerpt(report.prompt, 400),
+             options.unpaired ? "first desirable answer" : "chosen", excerpt(report.chosen),
+             options.unpaired ? "first undesirable answer" : "rejected", excerpt(report.rejected));
 }
 
 constexpr const char* kPreferenceHelp =

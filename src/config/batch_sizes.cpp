@@ -45,7 +45,7 @@ int64_t BatchSizes::before(int64_t step) const {
 }
 
 int64_t least_context_size(const Config& config, int64_t ranks, bool shares_rows) {
-  if (!shares_rows) return 1;
+  if (!shares_rows || config.train.objective != TrainSection::Objective::kSft) return 1;
   if (config.parallel.context_size != ParallelSection::kAutoSize) return config.parallel.context_size;
   if (ranks <= config.batch.global_batch_size) return 1;
   for (int64_t size = 2; size <= ranks; ++size)

@@ -315,6 +315,12 @@ void check_optimizer(const Config& config, std::vector<RuleProblem>& problems) {
     problems.push_back({"optimizer.gradients",
                         {"optimizer.gradients", "lora"},
                         "optimizer.gradients bf16 is for training all parameters: those of adapters are few"});
+  if (const auto& compute = config.precision.compute;
+      ours.gradients == OptimizerSection::Gradients::kBf16 && compute && *compute != PrecisionSection::Compute::kBf16)
+    problems.push_back({"optimizer.gradients",
+                        {"optimizer.gradients", "precision.compute"},
+                        fmt::format("optimizer.gradients bf16 needs products in bf16, and precision.compute is {}",
+                                    word_of(*compute))});
   if (ours.name != OptimizerSection::Name::kMuon) {
     const std::string only = fmt::format("is for optimizer.name: muon, not for {}", word_of(ours.name));
     if (ours.momentum != defaults.momentum) refuse("optimizer.momentum", only);
@@ -358,6 +364,11 @@ void check_objective(const Config& config, const ProgramKeys& program, std::vect
     only("preference.label_smoothing", preference.label_smoothing > 0, "dpo");
     only("preference.rpo_alpha", preference.rpo_alpha > 0, "dpo");
   }
+  if (kto && preference.desirable_weight == 0 && preference.undesirable_weight == 0)
+    problems.push_back(
+        {"preference.desirable_weight",
+         {"preference.desirable_weight", "preference.undesirable_weight"},
+         "preference.desirable_weight and preference.undesirable_weight are both 0: nothing is trained"});
   if (!kto) {
     only("preference.desirable_weight", preference.desirable_weight != 1, "kto");
     only("preference.undesirable_weight", preference.undesirable_weight != 1, "kto");
@@ -497,6 +508,10 @@ void check_context(const Config& config, int64_t context, std::optional<int64_t>
     problems.push_back(
         {"parallel.context_size", std::move(also), fmt::format("parallel.context_size {}{} {}", context, why, what)});
   };
+  if (config.train.objective != TrainSection::Objective::kSft)
+    return refuse({"train.objective"},
+                  fmt::format("is for train.objective sft: the rows of {} stay whole on a rank: leave it at auto",
+                              word_of(config.train.objective)));
   if (world_size && *world_size % context != 0)
     refuse({}, fmt::format("does not divide the {}", counted(*world_size, "rank")));
   if (config.data.seq_length % context != 0)

@@ -39,6 +39,12 @@ TEST(Rules, KeysOfOneOptimizer) {
                    "optimizer.matrix_lr is for optimizer.name: muon, not for adamw"}));
   EXPECT_TRUE(on_ranks("optimizer: {name: muon, momentum: 0.9, adjust_lr_fn: original, matrix_lr: 0.02}\n", 1).empty());
   EXPECT_EQ(on_ranks("optimizer: {name: muon, lr: 0, matrix_lr: 0.02}\n", 1).size(), 1u);
+  for (const char* compute : {"fp32", "fp16"})
+    EXPECT_EQ(
+        on_ranks(std::string("optimizer: {gradients: bf16}\nprecision: {compute: ") + compute + "}\n", 1),
+        Lines{std::string("optimizer.gradients bf16 needs products in bf16, and precision.compute is ") + compute});
+  EXPECT_TRUE(on_ranks("optimizer: {gradients: bf16}\nprecision: {compute: bf16}\n", 1).empty());
+  EXPECT_TRUE(on_ranks("optimizer: {gradients: bf16}\n", 1).empty()) << "bf16 where a GPU is";
 }
 
 TEST(Rules, APolicyNeedsSomethingToDivide) {
@@ -121,6 +127,29 @@ TEST(World, ContextSizeMustDivideRanksRowsAndShards) {
   EXPECT_EQ(lines("context_size: 2", 2, "optimizer: {clip: local}\n"),
             std::vector<std::string>{"parallel.context_size 2 is not for optimizer.clip local, which clips the "
                                      "gradients of each rank's own rows"});
+}
+
+TEST(World, RowsOfPairsStayOnARank) {
+  for (const char* objective : {"dpo", "orpo", "kto"}) {
+    const std::string train = std::string("train: {objective: ") + objective + "}\n";
+    EXPECT_EQ(on_ranks("parallel: {context_size: 2}\n" + train, 2),
+              std::vector<std::string>{std::string("parallel.context_size 2 is for train.objective sft: the rows of ") +
+                                       objective + " stay whole on a rank: leave it at auto"});
+    EXPECT_EQ(on_ranks("batch: {global_batch_size: 1}\n" + train, 2),
+              std::vector<std::string>{"batch.global_batch_size 1 does not divide over 2 ranks x "
+                                       "batch.micro_batch_size 1: the nearest is 2"});
+    EXPECT_TRUE(on_ranks("parallel: {context_size: 1}\n" + train, 2).empty());
+  }
+}
+
+TEST(Rules, OneOfTheKindsOfJudgedAnswersHasAWeight) {
+  const auto lines = [](const std::string& weights) {
+    return on_ranks("train: {objective: kto}\npreference: {" + weights + "}\n", 1);
+  };
+  EXPECT_EQ(lines("desirable_weight: 0, undesirable_weight: 0"),
+            std::vector<std::string>{"preference.desirable_weight and preference.undesirable_weight are both 0: "
+                                     "nothing is trained"});
+  EXPECT_TRUE(lines("desirable_weight: 0").empty());
 }
 
 TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {

@@ -2,6 +2,7 @@
 """Non-finite and unusual values (faults F16, F17, F18). Exit code 77 = skipped."""
 import os
 import re
+import shutil
 
 import fault_site
 from fault_site import SEQ, VOCAB, np
@@ -87,7 +88,8 @@ def fp16(site):
 
 
 def zero_norm(site):
-    """F17: rows without any target: loss and gradient norm are 0, nothing is divided by zero, and no weight changes."""
+    """F17: steps without any target: loss and gradient norm are 0, nothing is divided by zero, and no weight changes. Rows none of
+    which has a target are refused."""
     try:
         import h5py
     except ImportError as error:
@@ -96,12 +98,17 @@ def zero_norm(site):
     with h5py.File(f"{site.work}/none.h5", "w") as file:
         file["input_ids"] = np.random.default_rng(1).integers(0, VOCAB, size=(40, SEQ)).astype(np.int32)
         file["loss_mask"] = np.zeros((40, SEQ), np.int32)
+    shutil.copy(f"{site.work}/none.h5", f"{site.work}/late.h5")
+    with h5py.File(f"{site.work}/late.h5", "r+") as file:
+        file["loss_mask"][39] = 1
     for optimizer in ("adamw", "lamb"):
-        site.train(f"output.dir=zero-{optimizer}", "data.train=none.h5", f"optimizer.name={optimizer}", "optimizer.weight_decay=0", "train.max_steps=3", ranks=2)
+        site.train(f"output.dir=zero-{optimizer}", "data.train=late.h5", "data.shuffle=false", f"optimizer.name={optimizer}", "optimizer.weight_decay=0", "train.max_steps=3", ranks=2)
         metrics = site.metrics(f"zero-{optimizer}")
         assert [m["loss"] for m in metrics] == [0, 0, 0] and [m["grad_norm"] for m in metrics] == [0, 0, 0], metrics
     evals = [site.metrics(f"zero-{optimizer}", "eval")[-1]["loss"] for optimizer in ("adamw", "lamb")]
     assert evals[0] == evals[1], evals
+    run = site.train("output.dir=untaught", "data.train=none.h5", "train.max_steps=3", ranks=2, expect=3)
+    assert "none.h5: no row has a target (every loss_mask is 0), so there is nothing to learn" in run.last_words(), run.text()[-2500:]
     # An evaluation on them would be 0 / 0: refused before the first step. (An MLPerf run must not read a row before its
     # clock starts.)
     for name, more in (("valid", ()), ("mlperf", ("logging.mlperf=true",))):

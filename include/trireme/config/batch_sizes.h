@@ -39,7 +39,7 @@ class BatchSizes {
 
 /// parallel.context_size on so many ranks: as configured; with auto the smallest size with which the rows of a global
 /// batch, and the tokens of a row, divide, which is 1 unless there are more ranks than rows. 1 where no size does, and
-/// for programs whose ranks do not share rows (`shares_rows`).
+/// for programs whose ranks do not share rows (`shares_rows`), and objectives of pairs.
 int64_t least_context_size(const Config& config, int64_t ranks, bool shares_rows);
 
 }  // namespace trireme

@@ -61,13 +61,12 @@ at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
   return host.to(device, /*non_blocking=*/true);
 }
 
-/// For data.valid or data.test (`files`) without any target: its evaluation would be 0 / 0. `why`: "every loss_mask is
-/// 0".
-inline DataError without_targets(const std::vector<std::string>& files, const char* why) {
-  return DataError(
-      fmt::format("{}: no row has a target ({}), so there is nothing to evaluate: prepare the rows again, or leave "
-                  "data.valid (or data.test) out",
-                  join(files, ", "), why));
+/// For a split (`files`) without any target: its evaluation would be 0 / 0, training on it changes nothing. `why`:
+/// "every loss_mask is 0".
+inline DataError without_targets(const std::vector<std::string>& files, const char* why, Split split = Split::kValid) {
+  return DataError(fmt::format("{}: no row has a target ({}), so there is nothing to {}: prepare the rows again{}",
+                               join(files, ", "), why, split == Split::kTrain ? "learn" : "evaluate",
+                               split == Split::kTrain ? "" : ", or leave data.valid (or data.test) out"));
 }
 
 /// Reads rows of type Row and collates several of them to a Pack. The functions own their sources.
@@ -135,8 +134,8 @@ class RowTask : public TrainingTask {
  protected:
   RowTask(const Config& config, const RankInfo& rank) : TrainingTask(config, rank), batches_(config.batch) {}
 
-  /// In the constructor of a family. DataError where data.valid or data.test has no target. An MLPerf run reads no row
-  /// before its clock runs: there the first evaluation reports it.
+  /// In the constructor of a family. DataError where a split has no target; of documents, which are read in turn, that
+  /// is not asked. An MLPerf run reads no row before its clock runs: there the first evaluation reports it.
   void set_rows(RowSource<Row, Pack> rows) {
     rows_ = std::make_shared<const RowSource<Row, Pack>>(std::move(rows));
     facts_.train_rows = rows_->train.rows;
@@ -148,7 +147,7 @@ class RowTask : public TrainingTask {
       const SplitRows<Row>& opened = *splits[static_cast<int>(split)];
       if (!opened.read) continue;
       facts_.description.push_back(fmt::format("{}: {}", split_name(split), opened.description));
-      if (split != Split::kTrain && !config_.logging.mlperf) require_targets(opened, split_keys(config_, split).files);
+      if (!opened.stream && !config_.logging.mlperf) require_targets(opened, split);
     }
   }
   const RowSource<Row, Pack>& rows() const { return *rows_; }
@@ -242,10 +241,16 @@ class RowTask : public TrainingTask {
     return {std::move(to_device(packs).micro_batches.front()), counts(packs.front())};
   }
 
-  void require_targets(const SplitRows<Row>& source, const std::vector<std::string>& files) const {
-    for (int64_t row = 0; row < source.rows; ++row)
-      if (rows_->has_target(source.read(row))) return;
-    throw without_targets(files, rows_->without_target);
+  void require_targets(const SplitRows<Row>& source, Split split) const {
+    try {
+      for (int64_t row = 0; row < source.rows; ++row)
+        if (rows_->has_target(source.read(row))) return;
+    } catch (const DataError&) {
+      // The check of all rows names the first bad row of data.train.
+      if (split == Split::kTrain) return;
+      throw;
+    }
+    throw without_targets(split_keys(config_, split).files, rows_->without_target, split);
   }
 
   const BatchSizes batches_;
