@@ -5,6 +5,7 @@
 #include "trained_codes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/base/rng.h"
 #include "trireme/nn/init.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "unit_storage.h"
@@ -107,8 +108,9 @@ void ShardedUnits::make_units() {
                       : trained_codes          ? Form::kTrainedCodes
                                                : Form::kCompute;
     const UnitDivision division = divide_unit(spec, grid_.shard.size, options_.policy, is_resident(u));
-    units_.push_back(
-        std::make_unique<UnitStorage>(spec, form, division, grid_, spec.fp32 ? at::kFloat : options_.compute_dtype));
+    units_.push_back(std::make_unique<UnitStorage>(spec, form, division, grid_,
+                                                   spec.fp32 ? at::kFloat : options_.compute_dtype,
+                                                   spec.fp32 ? at::kFloat : options_.master_dtype));
     codes_index_.push_back(trained_codes ? static_cast<int>(with_codes.size()) : -1);
     if (trained_codes) with_codes.push_back(&spec);
     trained_index_.push_back(spec.trained ? static_cast<int>(trained_.size()) : -1);
@@ -166,6 +168,7 @@ void ShardedUnits::add_trained(size_t unit) {
   trained.name = spec.name;
   trained.master = state.master;
   trained.host = state.host;
+  trained.rounding_key = static_cast<uint32_t>(derive_seed(options_.rounding_seed, "master weights") >> 32);
   if (codes_index_[unit] < 0) trained.compute = state.shard;
   const GridSlice slice = grid_.slice_of_unit(state.divided);
   trained.begin = state.begin;

@@ -97,6 +97,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
   if (run.plan.host_units > 0)
     host_state_ = std::make_unique<HostState>(HostState::Options{.device = device, .bytes = run.plan.host_state});
   const bool narrow = config_.optimizer.gradients == OptimizerSection::Gradients::kBf16;
+  const bool bf16_masters = config_.optimizer.masters == OptimizerSection::Masters::kBf16;
   const bool reduces_narrow = narrow || config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute;
   const ShardingOptions sharding{run.compute_dtype,
                                  run.plan.resident,
@@ -110,7 +111,9 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
                                  config_.precision.fp8_skip_last,
                                  config_.model.read == ModelSection::Read::kPerHost,
                                  run.plan.host_units,
-                                 host_state_.get()};
+                                 host_state_.get(),
+                                 bf16_masters ? at::kBFloat16 : at::kFloat,
+                                 config_.train.seed};
   const auto make_state = [&] {
     units_ = std::make_unique<ShardedUnits>(task_.units(), comm_, run.grid, device, sharding);
     optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);

@@ -68,6 +68,7 @@ struct OptimizerSection {
   enum class TrustRatio { kDecayed, kAll } trust_ratio = TrustRatio::kDecayed;  // lamb
   enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw, muon
   enum class Gradients { kFp32, kBf16 } gradients = Gradients::kFp32;           // their sums
+  enum class Masters { kFp32, kBf16 } masters = Masters::kFp32;                 // adamw; kBf16: the weights in use
   // muon:
   double momentum = 0.95;
   enum class AdjustLr { kMatchRmsAdamw, kOriginal } adjust_lr_fn = AdjustLr::kMatchRmsAdamw;

@@ -10,7 +10,8 @@
 //   frozen unit    shard in the storage dtype; with a recipe that stores codes its matrices in E4M3, with one scale
 //                  each that is computed during loading; in NF4, with scales that are whole on every rank, they are
 //                  expanded to the compute dtype for each use, all units into the same memory
-//   trained unit   fp32 master weights, compute copy and, after finish_backward(), gradient: of each, the policy says
+//   trained unit   master weights, compute copy (the same where they have one type) and, after finish_backward(),
+//   gradient: of each, the policy says
 //                  whether a rank has its shard or the whole. A whole compute copy of divided master weights is
 //                  gathered after the optimizer step, while the next forward runs. With a recipe that stores codes the
 //                  compute copy of a block's matrices is E4M3 codes with one scale per matrix, made from the masters
@@ -68,6 +69,10 @@ struct ShardingOptions {
   /// store.
   int host_units = 0;
   HostState* host = nullptr;
+  /// Of the master weights: fp32, or with compute_dtype bf16 also bf16, which `rounding_seed` rounds. Units that are
+  /// used in fp32 have fp32.
+  at::ScalarType master_dtype = at::kFloat;
+  uint64_t rounding_seed = 0;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws

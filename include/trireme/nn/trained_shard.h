@@ -31,9 +31,11 @@ struct ShardMatrix {
 };
 
 struct TrainedShard {
-  std::string name;   // name of the unit
-  at::Tensor master;  // fp32 [n]; in memory of `host`, if there is one and `compute` is another tensor
-  /// compute dtype [n]; the same tensor as master if the compute dtype is fp32. Undefined: the unit has no such copy,
+  std::string name;  // name of the unit
+  /// [n], fp32, or bf16, which optimizers with OptimizerTraits::bf16_masters round stochastically; in memory of `host`,
+  /// if there is one and `compute` is another tensor.
+  at::Tensor master;
+  /// compute dtype [n]; the same tensor as master if they have one type. Undefined: the unit has no such copy,
   /// its store makes FP8 codes from the masters.
   at::Tensor compute;
   /// Of a unit without `compute`: fp32 [num_tensors], the largest magnitude of this rank's elements of each checkpoint
@@ -49,6 +51,7 @@ struct TrainedShard {
   /// Index of the shard's first element among the elements of all trained units. It does not depend on the division of
   /// units.
   int64_t first_element = 0;
+  uint32_t rounding_key = 0;  // of the random bits with which bf16 masters are rounded, beside step and element
   /// The shard's first element and the number of elements in the unit's vector, without the padding of the division.
   int64_t begin = 0, unit_numel = 0;
   /// Number of ranks of the world that hold this same shard, and the index of this rank among them. Sums over the world
