@@ -5,7 +5,6 @@
 #include "trained_codes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
-#include "trireme/base/rng.h"
 #include "trireme/nn/init.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "unit_storage.h"
@@ -168,7 +167,6 @@ void ShardedUnits::add_trained(size_t unit) {
   trained.name = spec.name;
   trained.master = state.master;
   trained.host = state.host;
-  trained.rounding_key = static_cast<uint32_t>(derive_seed(options_.rounding_seed, "master weights") >> 32);
   if (codes_index_[unit] < 0) trained.compute = state.shard;
   const GridSlice slice = grid_.slice_of_unit(state.divided);
   trained.begin = state.begin;

@@ -241,8 +241,8 @@ const OptimizerTraits& adamw_optimizer() {
   static const OptimizerTraits traits{
       .moments = 2,
       .bf16_moments = true,
-      .bf16_masters = true,
       .streams = true,
+      .bf16_masters = true,
       .make = [](const OptimizerSection& options, std::vector<TrainedShard>& shards,
                  Communicator&) -> std::unique_ptr<Optimizer> { return std::make_unique<AdamW>(options, shards); }};
   return traits;

@@ -3,6 +3,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/base/rng.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
@@ -106,16 +107,17 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
                                  frozen_nf4(config_),
                                  reduces_narrow ? run.compute_dtype : at::kFloat,
                                  narrow ? run.compute_dtype : at::kFloat,
+                                 bf16_masters ? at::kBFloat16 : at::kFloat,
                                  run.plan.policy,
                                  config_.precision.fp8_skip_first,
                                  config_.precision.fp8_skip_last,
                                  config_.model.read == ModelSection::Read::kPerHost,
                                  run.plan.host_units,
-                                 host_state_.get(),
-                                 bf16_masters ? at::kBFloat16 : at::kFloat,
-                                 config_.train.seed};
+                                 host_state_.get()};
   const auto make_state = [&] {
     units_ = std::make_unique<ShardedUnits>(task_.units(), comm_, run.grid, device, sharding);
+    const auto key = static_cast<uint32_t>(derive_seed(config_.train.seed, "master weights") >> 32);
+    for (TrainedShard& shard : units_->trained()) shard.rounding_key = key;
     optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);
   };
   if (host_state_) {

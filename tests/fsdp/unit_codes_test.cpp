@@ -132,8 +132,8 @@ class UnitCodes : public ::testing::TestWithParam<Case> {
                        {.compute_dtype = test.dtype,
                         .trained = test.recipe,
                         .reduce_dtype = at::kFloat,
-                        .policy = test.policy,
-                        .master_dtype = test.masters});
+                        .master_dtype = test.masters,
+                        .policy = test.policy});
     const bool divided = test.shard_size > 1 && test.policy != ShardPolicy::kNone;
     units.initialise(5, false);
     check(units, divided);

@@ -59,6 +59,7 @@ struct OptimizerSection {
 #define TRIREME_VALUE(Value, word) k##Value,
   enum class Name { TRIREME_OPTIMIZERS(TRIREME_VALUE) } name = Name::kAdamw;
 #undef TRIREME_VALUE
+  enum class Masters { kFp32, kBf16 } masters = Masters::kFp32;  // adamw; kBf16: the weights in use
   double lr = 4e-4;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8, weight_decay = 1e-4;
@@ -68,7 +69,6 @@ struct OptimizerSection {
   enum class TrustRatio { kDecayed, kAll } trust_ratio = TrustRatio::kDecayed;  // lamb
   enum class Moments { kFp32, kBf16 } moments = Moments::kFp32;                 // adamw, muon
   enum class Gradients { kFp32, kBf16 } gradients = Gradients::kFp32;           // their sums
-  enum class Masters { kFp32, kBf16 } masters = Masters::kFp32;                 // adamw; kBf16: the weights in use
   // muon:
   double momentum = 0.95;
   enum class AdjustLr { kMatchRmsAdamw, kOriginal } adjust_lr_fn = AdjustLr::kMatchRmsAdamw;

@@ -58,6 +58,8 @@ struct ShardingOptions {
   bool frozen_nf4 = false;
   /// Dtypes in which gradients are summed over ranks, and over micro-batches.
   at::ScalarType reduce_dtype = at::kFloat, sum_dtype = at::kFloat;
+  /// Of the master weights: fp32, or with compute_dtype bf16 also bf16. Units that are used in fp32 have fp32.
+  at::ScalarType master_dtype = at::kFloat;
   ShardPolicy policy = ShardPolicy::kFull;  // of trained units, if the shard group has several ranks
   /// Among the trained units that have matrices of linear layers, the first `compute_first` and the last `compute_last`
   /// units are multiplied with kCompute.
@@ -69,10 +71,6 @@ struct ShardingOptions {
   /// store.
   int host_units = 0;
   HostState* host = nullptr;
-  /// Of the master weights: fp32, or with compute_dtype bf16 also bf16, which `rounding_seed` rounds. Units that are
-  /// used in fp32 have fp32.
-  at::ScalarType master_dtype = at::kFloat;
-  uint64_t rounding_seed = 0;
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws

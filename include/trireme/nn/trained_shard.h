@@ -46,12 +46,14 @@ struct TrainedShard {
   at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
   int num_tensors = 0;
+  /// Of the random bits with which bf16 masters are rounded, beside step and element. Whoever makes the optimizer sets
+  /// it.
+  uint32_t rounding_key = 0;
   std::vector<ShardMatrix> matrices;  // of the whole unit, ascending, the same on every rank
   Communicator* group = nullptr;      // the ranks that hold the unit's shards, in order; null: this shard is the unit
   /// Index of the shard's first element among the elements of all trained units. It does not depend on the division of
   /// units.
   int64_t first_element = 0;
-  uint32_t rounding_key = 0;  // of the random bits with which bf16 masters are rounded, beside step and element
   /// The shard's first element and the number of elements in the unit's vector, without the padding of the division.
   int64_t begin = 0, unit_numel = 0;
   /// Number of ranks of the world that hold this same shard, and the index of this rank among them. Sums over the world

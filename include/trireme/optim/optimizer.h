@@ -39,9 +39,9 @@ class Optimizer {
 struct OptimizerTraits {
   int moments;                  // number of flat state tensors, each as long as the master weights
   bool bf16_moments = false;    // optimizer.moments: bf16 is possible
-  bool bf16_masters = false;    // optimizer.masters: bf16 is possible
   bool streams = false;         // the step may see a shard part by part: its state may wait on the host
   bool whole_matrices = false;  // matrices (ParameterSpec::matrix_rows) have one moment, and are updated as wholes
+  bool bf16_masters = false;    // optimizer.masters: bf16 is possible
   /// Bytes of the master weight of one element.
   static int64_t master_bytes(const OptimizerSection& options) {
     return options.masters == OptimizerSection::Masters::kBf16 ? 2 : 4;
