@@ -5,15 +5,8 @@ import shutil
 import subprocess
 import sys
 
-try:
-    from safetensors import safe_open
-    import torch
-except ImportError as error:
-    print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-    sys.exit(77)
-
-from offload_test import Site  # noqa: E402
-from run_site import main  # noqa: E402
+from offload_test import Site
+from run_site import main
 
 MASTERS = "optimizer.masters=bf16"
 NARROW = (MASTERS, "optimizer.moments=bf16", "optimizer.gradients=bf16")
@@ -24,6 +17,7 @@ def losses(site, run):
 
 
 def tensors(path):
+    from safetensors import safe_open
     with safe_open(path, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}
 
@@ -51,6 +45,7 @@ def seeds(site):
 
 def checkpoint(site):
     """Saved, loaded and exported as they are; a checkpoint with other masters is refused."""
+    import torch  # the other cases do without
     save = (*NARROW, "output.save_every_samples=16")
     site.train("output.dir=whole", *save, "train.max_steps=6")
     site.train("output.dir=parts", *save, "train.max_steps=4")
