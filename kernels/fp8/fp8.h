@@ -50,7 +50,8 @@ cudaError_t fp8_columns(const Fp8Columns& arguments, cudaStream_t stream);
 
 /// data = saturate(x * *scale) in E4M3; `scale`: device scalar. Infinities saturate, NaN stays NaN. Any size and
 /// alignment.
-cudaError_t quantize_values(const float* x, uint8_t* data, const float* scale, int64_t count, cudaStream_t stream);
+cudaError_t quantize_values(const void* x, uint8_t* data, const float* scale, int64_t count, Element element,
+                            cudaStream_t stream);
 
 /// *amax = max(*amax, max|x|) over `count` elements; NaN counts as larger than every number.
 cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cudaStream_t stream);

@@ -70,8 +70,9 @@ void rows_and_values(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   }
   recorder.time("quantize rows", label, element, 3 * count, kSets,
                 [&](int i) { return quantize_rows(x[i], data[i], inverse, rows, columns, element, nullptr); });
-  recorder.time("quantize values", label, Element::kF32, 5 * count, kSets,
-                [&](int i) { return quantize_values(masters[i], data[i], scale, rows * columns, nullptr); });
+  recorder.time("quantize values", label, Element::kF32, 5 * count, kSets, [&](int i) {
+    return quantize_values(masters[i], data[i], scale, rows * columns, Element::kF32, nullptr);
+  });
 }
 
 }  // namespace

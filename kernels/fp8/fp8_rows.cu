@@ -153,8 +153,10 @@ cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t 
   });
 }
 
-cudaError_t quantize_values(const float* x, uint8_t* data, const float* scale, int64_t count, cudaStream_t stream) {
-  return launch<float, true>({x, data, scale, nullptr, 0}, count, stream);
+cudaError_t quantize_values(const void* x, uint8_t* data, const float* scale, int64_t count, Element element,
+                            cudaStream_t stream) {
+  return dispatch(element,
+                  [&](auto zero) { return launch<decltype(zero), true>({x, data, scale, nullptr, 0}, count, stream); });
 }
 
 cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cudaStream_t stream) {

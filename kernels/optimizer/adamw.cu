@@ -5,17 +5,19 @@ namespace trireme::kernels {
 namespace {
 
 /// `decay` is 1 - lr * weight_decay.
-template <class G, class C, class M>
-struct Arguments : ShardArguments<G, C, M> {
+template <class G, class C, class M, class P>
+struct Arguments : ShardArguments<G, C, M, P> {
   uint64_t first_element;
+  uint32_t master_key;
   uint32_t* amax;
 };
 
-/// 32 random bits for the rounding of one element's moments in one step: the lower 16 for exp_avg, the upper 16 for
-/// exp_avg_sq. The finaliser of a 32-bit mixing hash over the element's and the step's numbers.
-__device__ inline uint32_t moment_bits(uint64_t element, uint32_t step) {
+/// 32 random bits for the rounding of one element in one step. Of moments, with key 0: the lower 16 for exp_avg, the
+/// upper 16 for exp_avg_sq; of masters the lower 16. The finaliser of a 32-bit mixing hash over the element's and the
+/// step's numbers.
+__device__ inline uint32_t rounding_bits(uint64_t element, uint32_t step, uint32_t key) {
   uint32_t h = static_cast<uint32_t>(element) * 0x9E3779B1u ^ static_cast<uint32_t>(element >> 32) * 0x85EBCA77u ^
-               step * 0xC2B2AE3Du;
+               step * 0xC2B2AE3Du ^ key;
   h ^= h >> 16;
   h *= 0x7FEB352Du;
   h ^= h >> 15;
@@ -43,7 +45,7 @@ __device__ inline void store_moments(M* exp_avg, M* exp_avg_sq, const float (&m)
     auto* lanes_v = reinterpret_cast<M*>(&rounded_v);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const uint32_t bits = moment_bits(element + static_cast<uint64_t>(i), step);
+      const uint32_t bits = rounding_bits(element + static_cast<uint64_t>(i), step, 0);
       lanes_m[i] = round_by(m[i], bits & 0xFFFFu);
       lanes_v[i] = round_by(v[i], bits >> 16);
     }
@@ -62,8 +64,8 @@ __device__ inline void raise_amax(uint32_t* amax, uint32_t top) {
   if (threadIdx.x % 32 == 0 && top > 0) atomicMax(amax, top);
 }
 
-template <class G, class C, class M>
-__global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C, M> a) {
+template <class G, class C, class M, class P>
+__global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C, M, P> a) {
   const ShardChunk chunk = a.chunks[blockIdx.x];
   uint32_t top = 0;
   if (a.skip != nullptr && *a.skip != 0.0f) {
@@ -77,11 +79,13 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
     return;
   }
   const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f, step = *a.step;
+  const auto step_number = static_cast<uint32_t>(step);
   const float size = a.lr / -expm1f(step * a.log_beta1), root = rsqrtf(-expm1f(step * a.log_beta2)),
               keep = chunk.tag % 2 != 0 ? a.decay : 1.0f;
   for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
     constexpr int kWidth = decltype(width)::value;
     float p[kWidth], m[kWidth], v[kWidth], g[kWidth];
+    const uint64_t number = a.first_element + static_cast<uint64_t>(element);
     load_group(a.gradient + element, g);
     load_group(a.master + element, p);
     load_group(a.exp_avg + element, m);
@@ -93,20 +97,22 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
       m[i] += a.rate1 * (g[i] - m[i]);
       v[i] = a.beta2 * v[i] + a.rate2 * g[i] * g[i];
       p[i] -= size * m[i] / (sqrtf(v[i]) * root + a.eps);
+      if constexpr (!__is_same(P, float))
+        p[i] = to_float(
+            round_by(p[i], rounding_bits(number + static_cast<uint64_t>(i), step_number, a.master_key) & 0xFFFFu));
       top = max(top, magnitude(p[i]));
     }
-    store(a.master + element, from_floats<float>(p));
-    store_moments(a.exp_avg + element, a.exp_avg_sq + element, m, v, a.first_element + static_cast<uint64_t>(element),
-                  static_cast<uint32_t>(step));
+    store(a.master + element, from_floats<P>(p));  // bf16: exact, they are rounded
+    store_moments(a.exp_avg + element, a.exp_avg_sq + element, m, v, number, step_number);
     if (a.compute != nullptr) store(a.compute + element, from_floats<C>(p));
   });
   if (a.amax != nullptr) raise_amax(a.amax + chunk.tag / 2, top);
 }
 
-template <class G, class C, class M>
+template <class G, class C, class M, class P>
 cudaError_t launch(const AdamW& a, cudaStream_t stream) {
-  const Arguments<G, C, M> arguments{shard_arguments<G, C, M>(a, 1.0 - a.lr * a.weight_decay), a.first_element,
-                                     reinterpret_cast<uint32_t*>(a.amax)};
+  const Arguments<G, C, M, P> arguments{shard_arguments<G, C, M, P>(a, 1.0 - a.lr * a.weight_decay), a.first_element,
+                                        a.master_key, reinterpret_cast<uint32_t*>(a.amax)};
   adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
   return cudaGetLastError();
 }
@@ -115,14 +121,20 @@ cudaError_t launch(const AdamW& a, cudaStream_t stream) {
 
 cudaError_t adamw(const AdamW& a, cudaStream_t stream) {
   if (a.num_chunks == 0) return cudaSuccess;
-  if (!complete(a) || a.moment_element == Element::kF16) return cudaErrorInvalidValue;
+  if (!complete(a) || a.moment_element == Element::kF16 || a.master_element == Element::kF16)
+    return cudaErrorInvalidValue;
+  const bool bf16 = a.master_element == Element::kBF16;
+  if (bf16 && a.compute != nullptr) return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto gradient_zero) {
     using G = decltype(gradient_zero);
-    return dispatch(a.compute_element, [&](auto compute_zero) {
+    const auto with_moments = [&](auto compute_zero, auto master_zero) {
       using C = decltype(compute_zero);
-      return a.moment_element == Element::kBF16 ? launch<G, C, __nv_bfloat16>(a, stream)
-                                                : launch<G, C, float>(a, stream);
-    });
+      using P = decltype(master_zero);
+      return a.moment_element == Element::kBF16 ? launch<G, C, __nv_bfloat16, P>(a, stream)
+                                                : launch<G, C, float, P>(a, stream);
+    };
+    if (bf16) return with_moments(__nv_bfloat16(), __nv_bfloat16());
+    return dispatch(a.compute_element, [&](auto compute_zero) { return with_moments(compute_zero, 0.0f); });
   });
 }
 

@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(kShardThreads, 6)
 
 cudaError_t lamb_moments(const Lamb& a, double* partial, cudaStream_t stream) {
   if (a.num_chunks == 0) return cudaSuccess;
-  if (!complete(a) || a.gradient == nullptr || partial == nullptr) return cudaErrorInvalidValue;
+  if (!complete(a) || a.master_element != Element::kF32 || a.gradient == nullptr || partial == nullptr)
+    return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto zero) {
     using G = decltype(zero);
     moments_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(
@@ -136,7 +137,7 @@ cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, in
 
 cudaError_t lamb_apply(const Lamb& a, const double* squares, int64_t row, cudaStream_t stream) {
   if (a.num_chunks == 0) return cudaSuccess;
-  if (!complete(a) || squares == nullptr) return cudaErrorInvalidValue;
+  if (!complete(a) || a.master_element != Element::kF32 || squares == nullptr) return cudaErrorInvalidValue;
   return dispatch(a.compute_element, [&](auto zero) {
     using C = decltype(zero);
     apply_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(

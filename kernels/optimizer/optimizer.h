@@ -12,7 +12,7 @@ namespace trireme::kernels {
 
 /// A step of an optimizer over a flat shard. Device pointers; multiplier, skip, step: fp32 scalars.
 struct ShardUpdate {
-  float* master = nullptr;
+  void* master = nullptr;
   void* exp_avg = nullptr;
   void* exp_avg_sq = nullptr;
   const void* gradient = nullptr;
@@ -25,6 +25,7 @@ struct ShardUpdate {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   Element gradient_element = Element::kF32;
   Element compute_element = Element::kBF16;
+  Element master_element = Element::kF32;  // AdamW: or kBF16, without `compute`
 };
 
 /// AdamW over a flat shard in one pass (Loshchilov & Hutter 2019, the order of operations of torch.optim.AdamW):
@@ -35,18 +36,21 @@ struct ShardUpdate {
 ///   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 ///   compute = to(element, p)
 ///
-/// master: fp32; exp_avg, exp_avg_sq: fp32 or bf16; gradient: fp32 or 16-bit; compute: 16-bit, fp32 or null. All have
-/// the same indices. bf16 moments are rounded stochastically, with a probability that is linear in the distance:
-/// rounded to nearest, a moment that changes by less than half a unit in the last place (beta2 = 0.999) would stand
-/// still. The random bits are a hash of first_element + index and *step, so they do not depend on how the tensor is
-/// divided. If *skip != 0 nothing changes. *step is t; the caller increments it before the call. amax[t] is raised to
-/// the largest magnitude of tensor t's elements in `master`, also where *skip != 0; NaN counts as larger than every
-/// number. chunks: num_chunks of shard_chunks.h in device memory; elements outside every chunk are not touched. Any
-/// alignment; fast with 16-byte aligned pointers. Deterministic, no allocation, no synchronisation.
+/// master: fp32 or bf16; exp_avg, exp_avg_sq: fp32 or bf16; gradient: fp32 or 16-bit; compute: 16-bit, fp32 or null,
+/// and null with bf16 masters. All have the same indices. The arithmetic is fp32. bf16 results are rounded
+/// stochastically, with a probability that is linear in the distance: rounded to nearest, a moment that changes by less
+/// than half a unit in the last place (beta2 = 0.999), or a weight of 1 whose updates are below 2^-9, would stand
+/// still. The random bits are a hash of first_element + index, *step and, for masters, master_key, so they do not
+/// depend on how the tensor is divided. If *skip != 0 nothing changes. *step is t; the caller increments it before the
+/// call. amax[t] is raised to the largest magnitude of tensor t's elements in `master`, as they are stored, also where
+/// *skip != 0; NaN counts as larger than every number. chunks: num_chunks of shard_chunks.h in device memory; elements
+/// outside every chunk are not touched. Any alignment; fast with 16-byte aligned pointers. Deterministic, no
+/// allocation, no synchronisation.
 struct AdamW : ShardUpdate {
   float* amax = nullptr;                   // fp32 [tensors], set by the caller; null: not written
   Element moment_element = Element::kF32;  // or kBF16
   uint64_t first_element = 0;              // number of element 0, for the random bits
+  uint32_t master_key = 0;                 // of the random bits of masters; 0: those of exp_avg
 };
 cudaError_t adamw(const AdamW& arguments, cudaStream_t stream);
 

@@ -30,6 +30,12 @@ TRIREME_BENCH(adamw) {
   for (AdamW& set : a) set.gradient_element = Element::kBF16;
   recorder.time("adamw, bf16 gradient, bf16 copy", "134217728", Element::kBF16, 28 * elements, kSets,
                 [&](int i) { return adamw(a[i], nullptr); });
+  for (AdamW& set : a) set.moment_element = Element::kBF16;
+  recorder.time("adamw, bf16 gradient, bf16 moments, bf16 copy", "134217728", Element::kBF16, 20 * elements, kSets,
+                [&](int i) { return adamw(a[i], nullptr); });
+  for (AdamW& set : a) set.master_element = Element::kBF16, set.compute = nullptr;
+  recorder.time("adamw, bf16 gradient, bf16 moments, bf16 masters", "134217728", Element::kBF16, 14 * elements, kSets,
+                [&](int i) { return adamw(a[i], nullptr); });
 }
 
 TRIREME_BENCH(lamb) {

@@ -12,10 +12,10 @@ namespace trireme::kernels {
 
 constexpr int kShardThreads = 256, kShardWidth = 4;
 
-/// G, C, M: types of the gradient, the compute copy and the moments.
-template <class G, class C, class M>
+/// G, C, M, P: types of the gradient, the compute copy, the moments and the master weights.
+template <class G, class C, class M, class P = float>
 struct ShardArguments {
-  float* master;
+  P* master;
   M *exp_avg, *exp_avg_sq;
   const G* gradient;
   C* compute;
@@ -27,9 +27,9 @@ struct ShardArguments {
 };
 
 /// `decay`: what the kernel needs of the weight decay.
-template <class G, class C, class M>
-ShardArguments<G, C, M> shard_arguments(const ShardUpdate& a, double decay) {
-  return {a.master,
+template <class G, class C, class M, class P = float>
+ShardArguments<G, C, M, P> shard_arguments(const ShardUpdate& a, double decay) {
+  return {static_cast<P*>(a.master),
           static_cast<M*>(a.exp_avg),
           static_cast<M*>(a.exp_avg_sq),
           static_cast<const G*>(a.gradient),

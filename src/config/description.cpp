@@ -212,6 +212,12 @@ Section optimizer_section() {
       "type in which gradients of all parameters are summed over micro-batches and ranks; bf16: half the memory, each "
       "sum rounded to nearest, so that small gradients of many micro-batches are lost",
       {.choices = {{"fp32", S::Gradients::kFp32}, {"bf16", S::Gradients::kBf16}}});
+  s.key(
+      "masters", &S::masters,
+      "type of the weights that the optimizer updates; bf16 (adamw, all parameters, products in bf16): the weights in "
+      "use are the only copy, 2 bytes a parameter instead of 6; each update is computed in fp32 and rounded "
+      "stochastically, which alone keeps small updates",
+      {.choices = {{"fp32", S::Masters::kFp32}, {"bf16", S::Masters::kBf16}}});
   s.key("lr", &S::lr, "peak learning rate",
         {.min = 0,
          .option = {.fms = "learning_rate", .torchtitan = "optimizer.lr", .nemo = "model.optim.lr"},

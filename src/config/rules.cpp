@@ -315,12 +315,26 @@ void check_optimizer(const Config& config, std::vector<RuleProblem>& problems) {
     problems.push_back({"optimizer.gradients",
                         {"optimizer.gradients", "lora"},
                         "optimizer.gradients bf16 is for training all parameters: those of adapters are few"});
-  if (const auto& compute = config.precision.compute;
-      ours.gradients == OptimizerSection::Gradients::kBf16 && compute && *compute != PrecisionSection::Compute::kBf16)
-    problems.push_back({"optimizer.gradients",
-                        {"optimizer.gradients", "precision.compute"},
-                        fmt::format("optimizer.gradients bf16 needs products in bf16, and precision.compute is {}",
-                                    word_of(*compute))});
+  if (ours.masters != defaults.masters) {
+    if (ours.name != OptimizerSection::Name::kAdamw)
+      refuse("optimizer.masters",
+             fmt::format("bf16 is for adamw, which rounds its updates stochastically, not for {}", word_of(ours.name)));
+    if (config.lora)
+      problems.push_back(
+          {"optimizer.masters",
+           {"optimizer.masters", "lora"},
+           "optimizer.masters bf16 is for training all parameters: master weights of adapters are fp32"});
+  }
+  const auto needs_bf16 = [&](const char* key, bool is_bf16) {
+    const auto& compute = config.precision.compute;  // null: the device decides, and the plan checks
+    if (is_bf16 && compute && *compute != PrecisionSection::Compute::kBf16)
+      problems.push_back(
+          {key,
+           {key, "precision.compute"},
+           fmt::format("{} bf16 needs products in bf16, and precision.compute is {}", key, word_of(*compute))});
+  };
+  needs_bf16("optimizer.gradients", ours.gradients == OptimizerSection::Gradients::kBf16);
+  needs_bf16("optimizer.masters", ours.masters == OptimizerSection::Masters::kBf16);
   if (ours.name != OptimizerSection::Name::kMuon) {
     const std::string only = fmt::format("is for optimizer.name: muon, not for {}", word_of(ours.name));
     if (ours.momentum != defaults.momentum) refuse("optimizer.momentum", only);

@@ -107,8 +107,9 @@ void ShardedUnits::make_units() {
                       : trained_codes          ? Form::kTrainedCodes
                                                : Form::kCompute;
     const UnitDivision division = divide_unit(spec, grid_.shard.size, options_.policy, is_resident(u));
-    units_.push_back(
-        std::make_unique<UnitStorage>(spec, form, division, grid_, spec.fp32 ? at::kFloat : options_.compute_dtype));
+    units_.push_back(std::make_unique<UnitStorage>(spec, form, division, grid_,
+                                                   spec.fp32 ? at::kFloat : options_.compute_dtype,
+                                                   spec.fp32 ? at::kFloat : options_.master_dtype));
     codes_index_.push_back(trained_codes ? static_cast<int>(with_codes.size()) : -1);
     if (trained_codes) with_codes.push_back(&spec);
     trained_index_.push_back(spec.trained ? static_cast<int>(trained_.size()) : -1);

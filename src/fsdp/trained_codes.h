@@ -1,5 +1,5 @@
 #pragma once
-// Private to fsdp/: E4M3 codes of trained matrices, made from the fp32 master weights after each optimizer step.
+// Private to fsdp/: E4M3 codes of trained matrices, made from the master weights after each optimizer step.
 
 #include "trireme/comm/communicator.h"
 #include "trireme/fsdp/layout.h"

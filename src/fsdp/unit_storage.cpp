@@ -44,7 +44,7 @@ void write_shared(const UnitSpec& spec, const UnitLayout& layout, int64_t begin,
 }  // namespace
 
 UnitStorage::UnitStorage(const UnitSpec& spec_, Form form_, UnitDivision division, const RankGrid& grid,
-                         at::ScalarType compute_dtype_)
+                         at::ScalarType compute_dtype_, at::ScalarType master_dtype_)
     : spec(spec_),
       form(form_),
       gathered(division.weights),
@@ -54,7 +54,8 @@ UnitStorage::UnitStorage(const UnitSpec& spec_, Form form_, UnitDivision divisio
       compute_dtype(compute_dtype_),
       dtype(form == Form::kCompute     ? compute_dtype_
             : form == Form::kFrozenNf4 ? at::kByte
-                                       : at::kFloat8_e4m3fn) {
+                                       : at::kFloat8_e4m3fn),
+      master_dtype(master_dtype_) {
   if (form == Form::kCompute) vectors.parameters.clear();
   const GridSlice slice = grid.slice_of_unit(division.any());
   layout = make_layout(stored, slice.count);
@@ -94,10 +95,11 @@ void UnitStorage::allocate(at::Device device, const Memory& memory) {
     tensors.push_back(flat.narrow(0, offset, parameter.numel()).view(parameter.shape).detach());
   }
   if (!spec.trained) return;
-  if (dtype == at::kFloat)
+  if (dtype == master_dtype)
     master = shard;
   else
-    master = host != nullptr ? host->zeros(layout.shard_numel, at::kFloat) : at::zeros({layout.shard_numel}, fp32);
+    master = host != nullptr ? host->zeros(layout.shard_numel, master_dtype)
+                             : at::zeros({layout.shard_numel}, fp32.dtype(master_dtype));
 }
 
 void UnitStorage::fill(const Filling& filling) {

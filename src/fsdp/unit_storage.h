@@ -44,7 +44,7 @@ struct UnitStorage {
   };
   /// Decides the layout and allocates nothing. `spec` outlives this object.
   UnitStorage(const UnitSpec& spec, Form form, UnitDivision division, const RankGrid& grid,
-              at::ScalarType compute_dtype);
+              at::ScalarType compute_dtype, at::ScalarType master_dtype = at::kFloat);
   bool frozen_codes() const { return form == Form::kFrozenFp8 || form == Form::kFrozenNf4; }
   /// Elements of `dtype` that hold this many of the layout's elements.
   int64_t stored_numel(int64_t elements) const { return form == Form::kFrozenNf4 ? elements / 2 : elements; }
@@ -78,12 +78,12 @@ struct UnitStorage {
   UnitSpec stored, vectors;  // parameters in the flat buffer, and parameters stored beside it
   UnitLayout layout;         // of `stored`
   int64_t begin;             // first element of this rank's shard in the flat buffer
-  at::ScalarType compute_dtype, dtype;
+  at::ScalarType compute_dtype, dtype, master_dtype;
   HostState* host = nullptr;  // trained: has the master weights that are not `shard`; set before allocate()
 
-  at::Tensor shard;                 // dtype [shard_numel]; may be a part of `full`
-  at::Tensor master;                // trained: fp32 [shard_numel]; may be the same tensor as shard, or on the host
-  at::Tensor full;                  // dtype [numel]; `gathered`: uses a slot's memory
+  at::Tensor shard;   // dtype [shard_numel]; may be a part of `full`
+  at::Tensor master;  // trained: master_dtype [shard_numel]; may be the same tensor as shard, or on the host
+  at::Tensor full;    // dtype [numel]; `gathered`: uses a slot's memory
   std::vector<at::Tensor> tensors;  // one per parameter of the unit
   at::Tensor vector_memory;         // compute dtype, flat, whole on every rank
   at::Tensor inverse_scales;        // fp32, one per parameter of the unit

@@ -52,7 +52,9 @@ TrainedShard part_of(const TrainedShard& shard, int64_t begin, int64_t count) {
   return part;
 }
 
-/// bf16 of fp32 values, rounded as kernels/optimizer/adamw.cu rounds moments: `shift` 0 uses the lower 16 random bits,
+constexpr int64_t kRounded = int64_t{1} << 22;  // elements
+
+/// bf16 of fp32 values, rounded as kernels/optimizer/adamw.cu rounds: `shift` 0 uses the lower 16 random bits,
 /// 16 the upper 16.
 at::Tensor round_stochastically(const at::Tensor& values, const at::Tensor& random, int64_t shift) {
   const at::Tensor bits = values.view(at::kInt).to(at::kLong).bitwise_and(0xFFFFFFFF);
@@ -62,8 +64,8 @@ at::Tensor round_stochastically(const at::Tensor& values, const at::Tensor& rand
   return at::where(values.isfinite(), pattern, values.to(at::kBFloat16));
 }
 
-/// moment_bits() of kernels/optimizer/adamw.cu for `count` elements: int64 with 32 bits each.
-at::Tensor random_bits(int64_t first, int64_t count, const at::Tensor& step) {
+/// rounding_bits() of kernels/optimizer/adamw.cu for `count` elements: int64 with 32 bits each.
+at::Tensor random_bits(int64_t first, int64_t count, const at::Tensor& step, uint32_t key) {
   constexpr int64_t kMask = 0xFFFFFFFF;
   // Products of two 32-bit numbers modulo 2^32, from halves so that nothing overflows.
   const auto times = [](const at::Tensor& a, int64_t b) {
@@ -72,7 +74,8 @@ at::Tensor random_bits(int64_t first, int64_t count, const at::Tensor& step) {
   const at::Tensor element = at::arange(first, first + count, at::TensorOptions(step.device()).dtype(at::kLong));
   at::Tensor h = times(element.bitwise_and(kMask), 0x9E3779B1)
                      .bitwise_xor(times(element.bitwise_right_shift(32), 0x85EBCA77))
-                     .bitwise_xor(times(step.to(at::kLong), 0xC2B2AE3D));
+                     .bitwise_xor(times(step.to(at::kLong), 0xC2B2AE3D))
+                     .bitwise_xor(static_cast<int64_t>(key));
   h = times(h.bitwise_xor(h.bitwise_right_shift(16)), 0x7FEB352D);
   h = times(h.bitwise_xor(h.bitwise_right_shift(15)), 0x846CA68B);
   return h.bitwise_xor(h.bitwise_right_shift(16));
@@ -187,7 +190,7 @@ class AdamW final : public Optimizer {
         const auto of_group = [&](const at::Tensor& all) {
           return all.narrow(0, group.begin, group.end - group.begin);
         };
-        masters.push_back(of_group(shards[group.shard].master));
+        masters.push_back(of_group(shards[group.shard].master).to(at::kFloat));
         gradients.push_back(of_group(shards[group.shard].gradient).to(at::kFloat));
         exp_avg.push_back(of_group(firsts[group.shard]).to(at::kFloat));
         exp_avg_sq.push_back(of_group(seconds[group.shard]).to(at::kFloat));
@@ -197,16 +200,27 @@ class AdamW final : public Optimizer {
       at::_fused_adamw_(masters, gradients, exp_avg, exp_avg_sq, {}, steps, lr, options_.betas[0], options_.betas[1],
                         decay ? options_.weight_decay : 0.0, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
                         divisor, skip);
-      // fp32 moments were updated in place.
+      // fp32 moments and masters were updated in place.
       size_t next = 0;
       for (const Group& group : groups) {
         if (group.decay != decay) continue;
         const size_t i = next++;
-        if (firsts[group.shard].scalar_type() == at::kFloat) continue;
-        const int64_t count = group.end - group.begin;
-        const at::Tensor random = random_bits(shards[group.shard].first_element + group.begin, count, step_);
-        firsts[group.shard].narrow(0, group.begin, count).copy_(round_stochastically(exp_avg[i], random, 0));
-        seconds[group.shard].narrow(0, group.begin, count).copy_(round_stochastically(exp_avg_sq[i], random, 16));
+        const TrainedShard& shard = shards[group.shard];
+        const at::Tensor &first = firsts[group.shard], &second = seconds[group.shard];
+        // In parts, because the bits are integers of 64 bits.
+        for (int64_t begin = group.begin; begin < group.end; begin += kRounded) {
+          const int64_t count = std::min(kRounded, group.end - begin), from = begin - group.begin;
+          const auto random = [&](uint32_t key) { return random_bits(shard.first_element + begin, count, step_, key); };
+          const auto write = [&](const at::Tensor& to, const at::Tensor& values, const at::Tensor& bits,
+                                 int64_t shift) {
+            to.narrow(0, begin, count).copy_(round_stochastically(values.narrow(0, from, count), bits, shift));
+          };
+          if (shard.master.scalar_type() != at::kFloat) write(shard.master, masters[i], random(shard.rounding_key), 0);
+          if (first.scalar_type() == at::kFloat) continue;
+          const at::Tensor of_moments = random(0);
+          write(first, exp_avg[i], of_moments, 0);
+          write(second, exp_avg_sq[i], of_moments, 16);
+        }
       }
     }
   }
@@ -228,6 +242,7 @@ const OptimizerTraits& adamw_optimizer() {
       .moments = 2,
       .bf16_moments = true,
       .streams = true,
+      .bf16_masters = true,
       .make = [](const OptimizerSection& options, std::vector<TrainedShard>& shards,
                  Communicator&) -> std::unique_ptr<Optimizer> { return std::make_unique<AdamW>(options, shards); }};
   return traits;

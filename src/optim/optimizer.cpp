@@ -21,9 +21,13 @@ const OptimizerTraits& traits_of(OptimizerSection::Name name) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world) {
   TRIREME_CHECK(options.betas.size() == 2, "optimizer.betas has ", options.betas.size(), " values, not 2");
-  for (const TrainedShard& shard : shards)
+  for (const TrainedShard& shard : shards) {
+    TRIREME_CHECK(shard.master.scalar_type() == at::kFloat || traits_of(options.name).bf16_masters,
+                  "the master weights of unit ", shard.name, " are ", shard.master.scalar_type(),
+                  ", which the optimizer does not round");
     TRIREME_CHECK(shard.host == nullptr || traits_of(options.name).streams, "the state of unit ", shard.name,
                   " is on the host, and the optimizer needs it on the device");
+  }
   return traits_of(options.name).make(options, shards, world);
 }
 

@@ -21,7 +21,8 @@ template <class Arguments>
 Arguments arguments(const Step& s, const OptimizerSection& options) {
   const TrainedShard& shard = s.shard;
   Arguments a;
-  a.master = shard.master.mutable_data_ptr<float>();
+  a.master = shard.master.mutable_data_ptr();
+  a.master_element = element(shard.master);
   a.exp_avg = s.exp_avg.mutable_data_ptr();
   a.exp_avg_sq = s.exp_avg_sq.mutable_data_ptr();
   a.gradient = shard.gradient.const_data_ptr();
@@ -64,6 +65,7 @@ void adamw(const Step& step, const OptimizerSection& options, bool clears_amax) 
   auto a = arguments<kernels::AdamW>(step, options);
   a.moment_element = element(step.exp_avg);
   a.first_element = static_cast<uint64_t>(step.shard.first_element);
+  a.master_key = step.shard.rounding_key;
   if (step.shard.amax.defined()) {
     if (clears_amax) step.shard.amax.zero_();
     a.amax = step.shard.amax.mutable_data_ptr<float>();

@@ -320,8 +320,7 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
   }
 
   // Master weights and moments are read and written, the gradient is read twice (its norm comes first).
-  const double element =
-      8.0 + 2.0 * static_cast<double>(input.moment_bytes) + 2.0 * static_cast<double>(input.gradient_bytes);
+  const auto element = 2.0 * static_cast<double>(input.master_bytes + input.moment_bytes + input.gradient_bytes);
   const auto host = static_cast<double>(storage.host_elements);
   cost.optimizer = ((static_cast<double>(storage.shard_elements) - host) * element +
                     host * static_cast<double>(input.gradient_bytes) + static_cast<double>(storage.copied_bytes)) /

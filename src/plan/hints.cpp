@@ -75,6 +75,9 @@ class Changes {
     if (!config.lora && compute_dtype(config, question.gpu) == at::kBFloat16 &&
         config.optimizer.gradients == OptimizerSection::Gradients::kFp32)
       add("optimizer.gradients", "bf16");
+    if (!config.lora && compute_dtype(config, question.gpu) == at::kBFloat16 &&
+        traits_of(config.optimizer.name).bf16_masters && config.optimizer.masters == OptimizerSection::Masters::kFp32)
+      add("optimizer.masters", "bf16");
     const ModelFacts& facts = question.model.facts();
     const bool plain = config.precision.linear != PrecisionSection::Linear::kFp8 &&
                        config.precision.frozen == PrecisionSection::Frozen::kAuto;

@@ -298,11 +298,15 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
     ++storage.trained_units;
     if (division.state) ++storage.divided_units;
     const UnitLayout layout = make_layout(unit, division.state ? shard_size : 1);
-    const int64_t masters = (input.compute_bytes < 4 && !unit.fp32) || codes[u] ? layout.shard_numel * 4 : 0;
+    const bool masters_apart = codes[u] || (input.compute_bytes < input.master_bytes && !unit.fp32);
+    const int64_t masters = masters_apart ? layout.shard_numel * input.master_bytes : 0;
     const int64_t moments = layout.shard_numel * input.moment_bytes -
                             unit.matrix_numel() / layout.shard_count * (input.moment_bytes - input.matrix_moment_bytes);
     // Codes are made in a second pass, which reads the master weights again.
-    storage.copied_bytes += layout.shard_numel * (codes[u] ? 4 + 1 : input.compute_bytes);
+    if (codes[u])
+      storage.copied_bytes += layout.shard_numel * (input.master_bytes + 1);
+    else if (masters_apart || input.master_bytes == 4)
+      storage.copied_bytes += layout.shard_numel * input.compute_bytes;
     const bool waits = storage.trained_units <= host_units;
     if (waits) {
       storage.host_elements += layout.shard_numel;
@@ -365,18 +369,20 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   plan.working = std::max(working, head) + row.working_fixed + row.head.held;
   count_gradients(input, storage, passes, plan);
   // The optimizer's step comes when activations are gone and gradients are whole.
-  // AdamW as a composition converts all gradients and moments that are not fp32.
+  // AdamW as a composition converts all gradients, moments and masters that are not fp32.
   const int64_t converted =
       input.kernels != KernelClass::kNone
           ? 0
-          : storage.shard_elements * ((input.gradient_bytes < 4 ? 4 : 0) + (input.moment_bytes < 8 ? 8 : 0));
+          : storage.shard_elements * ((input.gradient_bytes < 4 ? 4 : 0) + (input.moment_bytes < 8 ? 8 : 0) +
+                                      (input.master_bytes < 4 ? 4 : 0));
   plan.working =
       std::max(plan.working, std::max(input.matrix_work.memory, converted) - (plan.activations - plan.reused));
   // Composed, a matrix in NF4 is expanded a part at a time: its codes as bytes and as numbers, in 32 bits, and values.
   if (input.kernels == KernelClass::kNone) plan.working = std::max(plan.working, storage.nf4_part * 10);
   if (plan.host_state > 0)
-    plan.working = std::max(plan.working, HostState::kPieces * HostState::kPieceElements * (4 + input.moment_bytes) +
-                                              storage.passing - (plan.activations - plan.reused));
+    plan.working = std::max(plan.working,
+                            HostState::kPieces * HostState::kPieceElements * (input.master_bytes + input.moment_bytes) +
+                                storage.passing - (plan.activations - plan.reused));
   if (candidate.host_mlp > 0) {
     // On the device: the last of these blocks while the others are in backward, and where all are there also the one
     // that leaves.

@@ -84,13 +84,13 @@ PlanInput plan_input(const PlanQuestion& question) {
     input.shard_size = shard_size == ParallelSection::kWorldSize ? question.ranks : static_cast<int>(shard_size);
   if (config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute)
     input.gradient_bytes = input.compute_bytes;
-  if (config.optimizer.gradients == OptimizerSection::Gradients::kBf16) {
-    if (dtype != at::kBFloat16)
-      throw ConfigError(
-          fmt::format("optimizer.gradients: bf16 needs products in bf16, and precision.compute is {} here",
-                      dtype == at::kHalf ? "fp16" : "fp32"));
-    input.gradient_bytes = input.sum_bytes = 2;
-  }
+  const bool bf16_gradients = config.optimizer.gradients == OptimizerSection::Gradients::kBf16,
+             bf16_masters = config.optimizer.masters == OptimizerSection::Masters::kBf16;
+  if ((bf16_gradients || bf16_masters) && dtype != at::kBFloat16)
+    throw ConfigError(fmt::format("optimizer.{} bf16 needs products in bf16, and precision.compute is {} here",
+                                  bf16_masters ? "masters" : "gradients", dtype == at::kHalf ? "fp16" : "fp32"));
+  if (bf16_gradients) input.gradient_bytes = input.sum_bytes = 2;
+  input.master_bytes = OptimizerTraits::master_bytes(config.optimizer);
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
   input.frozen_nf4 = frozen_nf4(config);
   if (input.frozen_nf4) input.times.pass += nf4_time(shape, input.rates, input.compute_bytes);

@@ -54,10 +54,11 @@ uint64_t checkpoint_bytes(const Config& config, const std::vector<UnitSpec>& uni
   const OptimizerTraits& optimizer = traits_of(config.optimizer.name);
   const int64_t moments = optimizer.moment_bytes(config.optimizer),
                 saved = moments - optimizer.moment_bytes(config.optimizer, /*matrix=*/true),
+                masters = OptimizerTraits::master_bytes(config.optimizer),
                 pieces = (1 + optimizer.moments) * kBytesPerPiece * world_size;
   int64_t bytes = 1 << 16;
   for (const UnitSpec& unit : units)
-    if (unit.trained) bytes += make_layout(unit, 1).numel * (4 + moments) - unit.matrix_numel() * saved + pieces;
+    if (unit.trained) bytes += make_layout(unit, 1).numel * (masters + moments) - unit.matrix_numel() * saved + pieces;
   return static_cast<uint64_t>(bytes);
 }
 

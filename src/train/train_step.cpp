@@ -3,6 +3,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/base/rng.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
@@ -97,6 +98,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
   if (run.plan.host_units > 0)
     host_state_ = std::make_unique<HostState>(HostState::Options{.device = device, .bytes = run.plan.host_state});
   const bool narrow = config_.optimizer.gradients == OptimizerSection::Gradients::kBf16;
+  const bool bf16_masters = config_.optimizer.masters == OptimizerSection::Masters::kBf16;
   const bool reduces_narrow = narrow || config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute;
   const ShardingOptions sharding{run.compute_dtype,
                                  run.plan.resident,
@@ -105,6 +107,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
                                  frozen_nf4(config_),
                                  reduces_narrow ? run.compute_dtype : at::kFloat,
                                  narrow ? run.compute_dtype : at::kFloat,
+                                 bf16_masters ? at::kBFloat16 : at::kFloat,
                                  run.plan.policy,
                                  config_.precision.fp8_skip_first,
                                  config_.precision.fp8_skip_last,
@@ -113,6 +116,8 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
                                  host_state_.get()};
   const auto make_state = [&] {
     units_ = std::make_unique<ShardedUnits>(task_.units(), comm_, run.grid, device, sharding);
+    const auto key = static_cast<uint32_t>(derive_seed(config_.train.seed, "master weights") >> 32);
+    for (TrainedShard& shard : units_->trained()) shard.rounding_key = key;
     optimizer_ = make_optimizer(config_.optimizer, units_->trained(), comm_);
   };
   if (host_state_) {

@@ -33,6 +33,14 @@ TEST(Rules, KeysOfOneOptimizer) {
   EXPECT_EQ(on_ranks("optimizer: {name: lamb, moments: bf16}\n", 1),
             Lines{"optimizer.moments bf16 is for adamw and muon, not for lamb"});
   EXPECT_TRUE(on_ranks("optimizer: {name: adamw, moments: bf16}\n", 1).empty());
+  EXPECT_EQ(on_ranks("optimizer: {name: muon, masters: bf16}\n", 1),
+            Lines{"optimizer.masters bf16 is for adamw, which rounds its updates stochastically, not for muon"});
+  EXPECT_EQ(on_ranks("optimizer: {masters: bf16}\nlora: {r: 4}\n", 1),
+            Lines{"optimizer.masters bf16 is for training all parameters: master weights of adapters are fp32"});
+  EXPECT_EQ(on_ranks("optimizer: {masters: bf16, gradients: bf16}\nprecision: {compute: fp16}\n", 1),
+            (Lines{"optimizer.gradients bf16 needs products in bf16, and precision.compute is fp16",
+                   "optimizer.masters bf16 needs products in bf16, and precision.compute is fp16"}));
+  EXPECT_TRUE(on_ranks("optimizer: {masters: bf16}\n", 1).empty()) << "bf16 on a GPU";
   EXPECT_EQ(on_ranks("optimizer: {momentum: 0.9, adjust_lr_fn: original, matrix_lr: 0.02}\n", 1),
             (Lines{"optimizer.momentum is for optimizer.name: muon, not for adamw",
                    "optimizer.adjust_lr_fn is for optimizer.name: muon, not for adamw",

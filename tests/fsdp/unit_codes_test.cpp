@@ -98,7 +98,7 @@ void expect_codes_of_masters(ShardedUnits& units, int shard_size, bool divided, 
     units.pre_forward(u);
     for (size_t p = 0; p < spec.parameters.size(); ++p) {
       const at::Tensor& got = units.parameters(u)[p];
-      const at::Tensor wanted = master.narrow(0, layout.offsets[p], got.numel()).view(got.sizes());
+      const at::Tensor wanted = master.narrow(0, layout.offsets[p], got.numel()).view(got.sizes()).to(at::kFloat);
       if (!spec.parameters[p].linear) {
         EXPECT_EQ(got.scalar_type(), dtype);
         EXPECT_TRUE(at::equal(got, wanted.to(dtype))) << spec.parameters[p].name;
@@ -120,7 +120,7 @@ struct Case {
   ShardPolicy policy;
   Recipe recipe;
   std::string optimizer;
-  at::ScalarType dtype;
+  at::ScalarType dtype, masters = at::kFloat;
 };
 
 class UnitCodes : public ::testing::TestWithParam<Case> {
@@ -128,9 +128,12 @@ class UnitCodes : public ::testing::TestWithParam<Case> {
   /// Trains three steps, of which the second is skipped, and calls `check` before the first and after each.
   static void train(at::Device device, const std::function<void(ShardedUnits&, bool divided)>& check) {
     const Case& test = GetParam();
-    ShardedUnits units(
-        make_units(), comm(), test_grid(test.shard_size), device,
-        {.compute_dtype = test.dtype, .trained = test.recipe, .reduce_dtype = at::kFloat, .policy = test.policy});
+    ShardedUnits units(make_units(), comm(), test_grid(test.shard_size), device,
+                       {.compute_dtype = test.dtype,
+                        .trained = test.recipe,
+                        .reduce_dtype = at::kFloat,
+                        .master_dtype = test.masters,
+                        .policy = test.policy});
     const bool divided = test.shard_size > 1 && test.policy != ShardPolicy::kNone;
     units.initialise(5, false);
     check(units, divided);
@@ -175,14 +178,16 @@ std::vector<Case> cases() {
         for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
           if (shard_size == 1 && policy != ShardPolicy::kNone) continue;
           all.push_back({shard_size, policy, recipe, "adamw", dtype});
+          if (dtype == at::kBFloat16) all.push_back({shard_size, policy, recipe, "adamw", dtype, at::kBFloat16});
           if (recipe == Recipe::kFp8Rowwise) all.push_back({shard_size, policy, recipe, "lamb", dtype});
         }
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Cases, UnitCodes, ::testing::ValuesIn(cases()), [](const auto& of) {
   const Case& c = of.param;
-  return fmt::format("{}_{}_{}_{}_{}", policy_name(c.policy), c.shard_size,
-                     c.recipe == Recipe::kFp8Rowwise ? "rowwise" : "tensorwise", c.optimizer, c10::toString(c.dtype));
+  return fmt::format("{}_{}_{}_{}_{}{}", policy_name(c.policy), c.shard_size,
+                     c.recipe == Recipe::kFp8Rowwise ? "rowwise" : "tensorwise", c.optimizer, c10::toString(c.dtype),
+                     c.masters == at::kFloat ? "" : "_masters");
 });
 
 /// A rank whose values are all smaller than the others' must use their scale.

@@ -3,7 +3,9 @@
 
 #include "kernels/optimizer/shard_chunks.h"
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 namespace trireme::kernels::oracle {
@@ -23,6 +25,22 @@ inline void adamw(AdamWState& state, const std::vector<double>& gradient, const 
     v = beta2 * v + (1 - beta2) * g * g;
     p -= lr / (1 - std::pow(beta1, step)) * m / (std::sqrt(v) / std::sqrt(1 - std::pow(beta2, step)) + eps);
   }
+}
+
+/// The random bits of one element in one step: the lower 16 for exp_avg, the upper 16 for exp_avg_sq with key 0; the
+/// lower 16 for a bf16 master weight with its key.
+inline uint32_t rounding_bits(uint64_t element, uint32_t step, uint32_t key) {
+  uint32_t h = static_cast<uint32_t>(element) * 0x9E3779B1u ^ static_cast<uint32_t>(element >> 32) * 0x85EBCA77u ^
+               step * 0xC2B2AE3Du ^ key;
+  h = (h ^ h >> 16) * 0x7FEB352Du;
+  h = (h ^ h >> 15) * 0x846CA68Bu;
+  return h ^ h >> 16;
+}
+
+/// The bf16 number that a value is rounded to with the lower 16 of these bits.
+inline double rounded_to_bf16(double value, uint32_t random) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(value)) + (random & 0xFFFFu);
+  return std::bit_cast<float>(bits & 0xFFFF0000u);
 }
 
 struct LambState {

@@ -54,21 +54,22 @@ TEST_F(QuantizeTest, RowsMatchTheOracle) {
 }
 
 TEST_F(QuantizeTest, ValuesMatchTheOracle) {
-  for (const int64_t n : {1, 35, 256, 33 * 100, 128 * 256 + 1, 150003})
-    for (const int64_t shift : {0, 1}) {
-      SCOPED_TRACE(text(Element::kF32, {1, n, shift}));
-      Values x = normal_values(n, Element::kF32, 1, 3.0);
-      if (n > 3) {
-        x[0] = std::numeric_limits<double>::infinity();
-        x[1] = -std::numeric_limits<double>::infinity();
-        x[2] = std::numeric_limits<double>::quiet_NaN();
+  for (const Element element : kElements)
+    for (const int64_t n : {1, 35, 256, 33 * 100, 128 * 256 + 1, 150003})
+      for (const int64_t shift : {0, 1}) {
+        SCOPED_TRACE(text(element, {1, n, shift}));
+        Values x = normal_values(n, element, 1, 3.0);
+        if (n > 3) {
+          x[0] = std::numeric_limits<double>::infinity();
+          x[1] = -std::numeric_limits<double>::infinity();
+          x[2] = std::numeric_limits<double>::quiet_NaN();
+        }
+        const double scale = 70.0;  // some saturate
+        DeviceArray dx(x, element, shift), dscale(Values{scale}, Element::kF32);
+        DeviceBytes data(n, shift);
+        CUDA_OK(quantize_values(dx.data(), data.as<uint8_t>(), dscale.fp32(), n, element, nullptr));
+        expect_codes(data.read(), oracle::quantized(x, scale, Fp8Format::kE4M3), Fp8Format::kE4M3, "data");
       }
-      const double scale = 70.0;  // some saturate
-      DeviceArray dx(x, Element::kF32, shift), dscale(Values{scale}, Element::kF32);
-      DeviceBytes data(n, shift);
-      CUDA_OK(quantize_values(dx.fp32(), data.as<uint8_t>(), dscale.fp32(), n, nullptr));
-      expect_codes(data.read(), oracle::quantized(x, scale, Fp8Format::kE4M3), Fp8Format::kE4M3, "data");
-    }
 }
 
 TEST_F(QuantizeTest, AmaxKeepsNaN) {

@@ -74,18 +74,20 @@ TEST_P(HostStateOn, AdamWHasTheBitsOfAdamWWithoutIt) {
   using Moments = OptimizerSection::Moments;
   enum class Copy { kBf16, kNone, kSame };
   const auto comm = make_self_communicator();
-  for (const auto& [moments, copy, piece] : {std::tuple{Moments::kFp32, Copy::kBf16, 1024},
-                                             {Moments::kFp32, Copy::kNone, 1024},
-                                             {Moments::kBf16, Copy::kBf16, 128},
-                                             {Moments::kBf16, Copy::kSame, 2048},
-                                             {Moments::kFp32, Copy::kSame, 256},
-                                             {Moments::kBf16, Copy::kNone, 1 << 20}}) {
+  for (const auto& [moments, copy, piece, masters] : {std::tuple{Moments::kFp32, Copy::kBf16, 1024, at::kFloat},
+                                                      {Moments::kFp32, Copy::kNone, 1024, at::kFloat},
+                                                      {Moments::kBf16, Copy::kBf16, 128, at::kFloat},
+                                                      {Moments::kBf16, Copy::kSame, 2048, at::kFloat},
+                                                      {Moments::kFp32, Copy::kSame, 256, at::kFloat},
+                                                      {Moments::kBf16, Copy::kNone, 1 << 20, at::kFloat},
+                                                      {Moments::kBf16, Copy::kSame, 256, at::kBFloat16},
+                                                      {Moments::kFp32, Copy::kNone, 1024, at::kBFloat16}}) {
     OptimizerSection options;
     options.betas = {0.9, 0.95};
     options.weight_decay = 0.1;
     options.moments = moments;
     HostState store = this->store(piece);
-    const auto make = [&](HostState* host) {
+    const auto make = [&, copy = copy, masters = masters](HostState* host) {
       std::vector<TrainedShard> shards;
       for (const int s : {0, 1}) {
         TrainedShard shard;
@@ -95,7 +97,8 @@ TEST_P(HostStateOn, AdamWHasTheBitsOfAdamWWithoutIt) {
         // Only the first unit's state waits.
         shard.host = s == 0 ? host : nullptr;
         const bool away = shard.host != nullptr && copy != Copy::kSame;
-        shard.master = away ? host->zeros(kPadded, at::kFloat) : at::empty({kPadded}, device_);
+        shard.master =
+            away ? host->zeros(kPadded, masters) : at::empty({kPadded}, at::TensorOptions(device_).dtype(masters));
         shard.master.copy_(values);
         if (copy == Copy::kBf16) shard.compute = values.to(device_).to(at::kBFloat16);
         if (copy == Copy::kSame) shard.compute = shard.master;

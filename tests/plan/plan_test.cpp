@@ -648,5 +648,33 @@ TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   EXPECT_EQ(best_plan(input).gradients, elements * 4);
 }
 
+TEST(Plan, MastersInTheTypeOfProductsAreTheWeights) {
+  const auto units = trained_model();
+  PlanInput input = input_for(units, 1, 0);
+  input.rates.memory_bytes = 1e12;
+  const auto elements = static_cast<double>(kBlocks * int64_t{8192} * 8192);
+  const TrainingPlan wide = best_plan(input);
+  input.master_bytes = 2;
+  const TrainingPlan plan = best_plan(input);
+  EXPECT_EQ(plan.weights, wide.weights);
+  EXPECT_EQ(plan.masters, 0);
+  EXPECT_EQ(wide.total() - plan.total(), static_cast<int64_t>(elements) * 4);
+  // Master weights are read and written with 2 bytes instead of 4, and no copy of 2 is written.
+  EXPECT_NEAR(wide.cost.optimizer - plan.cost.optimizer, elements * (2 * 2 + 2) / 1e12, 1e-9);
+  // Moments alone wait on the host.
+  input.state = PlanInput::Offload::kAll;
+  input.host_memory = 100000 * kMiB;
+  EXPECT_EQ(best_plan(input).host_state, kBlocks * 512 * kMiB);
+  input.state = PlanInput::Offload::kNone;
+  // Codes are beside them.
+  std::vector<UnitSpec> linear = trained_model();
+  for (UnitSpec& unit : linear) unit.parameters[0].linear = true;
+  input.units = &linear;
+  input.trained = Recipe::kFp8Rowwise;
+  const TrainingPlan codes = best_plan(input);
+  EXPECT_EQ(codes.masters, kBlocks * 128 * kMiB);
+  EXPECT_EQ(codes.weights, kBlocks * 64 * kMiB);
+}
+
 }  // namespace
 }  // namespace trireme

@@ -59,6 +59,7 @@ struct OptimizerSection {
 #define TRIREME_VALUE(Value, word) k##Value,
   enum class Name { TRIREME_OPTIMIZERS(TRIREME_VALUE) } name = Name::kAdamw;
 #undef TRIREME_VALUE
+  enum class Masters { kFp32, kBf16 } masters = Masters::kFp32;  // adamw; kBf16: the weights in use
   double lr = 4e-4;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8, weight_decay = 1e-4;

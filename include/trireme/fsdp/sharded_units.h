@@ -10,7 +10,8 @@
 //   frozen unit    shard in the storage dtype; with a recipe that stores codes its matrices in E4M3, with one scale
 //                  each that is computed during loading; in NF4, with scales that are whole on every rank, they are
 //                  expanded to the compute dtype for each use, all units into the same memory
-//   trained unit   fp32 master weights, compute copy and, after finish_backward(), gradient: of each, the policy says
+//   trained unit   master weights, compute copy (the same where they have one type) and, after finish_backward(),
+//   gradient: of each, the policy says
 //                  whether a rank has its shard or the whole. A whole compute copy of divided master weights is
 //                  gathered after the optimizer step, while the next forward runs. With a recipe that stores codes the
 //                  compute copy of a block's matrices is E4M3 codes with one scale per matrix, made from the masters
@@ -57,6 +58,8 @@ struct ShardingOptions {
   bool frozen_nf4 = false;
   /// Dtypes in which gradients are summed over ranks, and over micro-batches.
   at::ScalarType reduce_dtype = at::kFloat, sum_dtype = at::kFloat;
+  /// Of the master weights: fp32, or with compute_dtype bf16 also bf16. Units that are used in fp32 have fp32.
+  at::ScalarType master_dtype = at::kFloat;
   ShardPolicy policy = ShardPolicy::kFull;  // of trained units, if the shard group has several ranks
   /// Among the trained units that have matrices of linear layers, the first `compute_first` and the last `compute_last`
   /// units are multiplied with kCompute.

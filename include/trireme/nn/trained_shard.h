@@ -31,9 +31,11 @@ struct ShardMatrix {
 };
 
 struct TrainedShard {
-  std::string name;   // name of the unit
-  at::Tensor master;  // fp32 [n]; in memory of `host`, if there is one and `compute` is another tensor
-  /// compute dtype [n]; the same tensor as master if the compute dtype is fp32. Undefined: the unit has no such copy,
+  std::string name;  // name of the unit
+  /// [n], fp32, or bf16, which optimizers with OptimizerTraits::bf16_masters round stochastically; in memory of `host`,
+  /// if there is one and `compute` is another tensor.
+  at::Tensor master;
+  /// compute dtype [n]; the same tensor as master if they have one type. Undefined: the unit has no such copy,
   /// its store makes FP8 codes from the masters.
   at::Tensor compute;
   /// Of a unit without `compute`: fp32 [num_tensors], the largest magnitude of this rank's elements of each checkpoint
@@ -44,6 +46,9 @@ struct TrainedShard {
   at::Tensor gradient;
   std::vector<ShardRange> ranges;  // ascending, without the padding between tensors
   int num_tensors = 0;
+  /// Of the random bits with which bf16 masters are rounded, beside step and element. Whoever makes the optimizer sets
+  /// it.
+  uint32_t rounding_key = 0;
   std::vector<ShardMatrix> matrices;  // of the whole unit, ascending, the same on every rank
   Communicator* group = nullptr;      // the ranks that hold the unit's shards, in order; null: this shard is the unit
   /// Index of the shard's first element among the elements of all trained units. It does not depend on the division of

@@ -41,6 +41,11 @@ struct OptimizerTraits {
   bool bf16_moments = false;    // optimizer.moments: bf16 is possible
   bool streams = false;         // the step may see a shard part by part: its state may wait on the host
   bool whole_matrices = false;  // matrices (ParameterSpec::matrix_rows) have one moment, and are updated as wholes
+  bool bf16_masters = false;    // optimizer.masters: bf16 is possible
+  /// Bytes of the master weight of one element.
+  static int64_t master_bytes(const OptimizerSection& options) {
+    return options.masters == OptimizerSection::Masters::kBf16 ? 2 : 4;
+  }
   std::unique_ptr<Optimizer> (*make)(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                      Communicator& world);
 

@@ -22,6 +22,7 @@ struct PlanInput {
   int64_t compute_bytes = 2;        // per element of the compute and storage dtype
   int64_t gradient_bytes = 4;       // per element of a gradient that is reduced
   int64_t sum_bytes = 4;            // the same of a sum over passes
+  int64_t master_bytes = 4;         // per element of master weights; of the compute dtype: they are the weights
   int64_t moment_bytes = 8;         // per element, both moments
   int64_t matrix_moment_bytes = 8;  // the same of elements of matrices (ParameterSpec::matrix_rows)
   MatrixWork matrix_work;           // of the optimizer

@@ -296,8 +296,8 @@ class TitanImporter : Importer {
     put("optimizer.decay_norms", "true");
     take("optimizer.grad_clip", 1.0);
     expect("training.dtype", word("training.dtype", "float32", {"float32", "bfloat16"}) == "float32",
-           "master weights are fp32 here: set float32 (and optimizer.moments: bf16 in the configuration for moments of "
-           "half the size)",
+           "master weights are fp32 here: set float32 (and in the configuration optimizer.moments: bf16 for moments of "
+           "half the size, optimizer.masters: bf16 for weights without fp32 copies, rounded stochastically)",
            "master weights are fp32 here, too");
   }
 

@@ -213,12 +213,12 @@ void cast_parts(const at::Tensor& target, const at::Tensor& w, const F& scaled) 
 }  // namespace
 
 void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
-  TRIREME_CHECK(target.scalar_type() == kE4m3 && w.scalar_type() == at::kFloat && target.numel() == w.numel() &&
-                    target.is_contiguous() && w.is_contiguous(),
+  TRIREME_CHECK(target.scalar_type() == kE4m3 && (w.scalar_type() == at::kFloat || w.scalar_type() == at::kBFloat16) &&
+                    target.numel() == w.numel() && target.is_contiguous() && w.is_contiguous(),
                 "fp8_codes_: ", w.numel(), ' ', w.scalar_type(), " values for ", target.numel(), ' ',
                 target.scalar_type());
   TRIREME_RETURN_LAUNCH(Dispatch("fp8_weight_codes", w).choice(), write_codes(target, w, scale));
-  cast_parts(target, w, [&](const at::Tensor& part) { return part.mul(scale); });
+  cast_parts(target, w, [&](const at::Tensor& part) { return part.to(at::kFloat).mul(scale); });
 }
 
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale) {

@@ -137,8 +137,8 @@ at::Tensor transpose_bytes(const at::Tensor& matrix) {
 
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale) {
   const c10::cuda::CUDAGuard guard(w.device());
-  launched(kernels::quantize_values(w.const_data_ptr<float>(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
-                                    stream_of(w)),
+  launched(kernels::quantize_values(w.const_data_ptr(), bytes(target), scale.const_data_ptr<float>(), w.numel(),
+                                    element(w), stream_of(w)),
            "quantize_values");
 }
 

@@ -19,8 +19,8 @@ at::Tensor fp8_inverse_scale(const at::Tensor& amax);
 void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& inverse_scale);
 
 /// For trained weights, after each optimizer step: target (E4M3) = w * scale, rounded to nearest and saturated, in one
-/// pass. w fp32, `scale` fp32 scalar on its device. Matrices that are not contiguous, or have different numbers of
-/// elements, are an internal error.
+/// pass. w fp32 or bf16, `scale` fp32 scalar on its device. Matrices that are not contiguous, or have different numbers
+/// of elements, are an internal error.
 void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
 
 /// Quantizes both matrices by rows and returns a function that multiplies the codes, a b^T [M, N] in the matrices'

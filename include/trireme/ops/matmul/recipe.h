@@ -21,7 +21,7 @@ struct RecipeTraits {
   ProductTraits forward{}, dgrad{}, wgrad{};
 
   /// The store keeps the matrices as E4M3 codes with one scale each. Codes of frozen matrices are made when the weights
-  /// are loaded, codes of trained matrices from the fp32 master weights after each optimizer step. Otherwise the store
+  /// are loaded, codes of trained matrices from the master weights after each optimizer step. Otherwise the store
   /// has a copy in the compute dtype.
   bool stores_codes = false;
   /// The scales come from the step before: they are part of the run's state (Fp8Scales) and are not used in an
