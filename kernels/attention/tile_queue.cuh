@@ -72,13 +72,13 @@ struct TileQueue {
 /// stays in the L2 cache, and the blocks of the last section finish at the same time. Tiles of a short sequence are
 /// taken at about the same time, so all of them visit rows last row first.
 ///
-/// kStaggered, for a causal mask and sums in a fixed order: tiles that start together must not need the same rows at the
-/// same time. A section that visits rows first row first hands out its tiles shortest first, and a row's sums are added
-/// from its last key tile to its first: each tile begins at its own diagonal, and tile t reaches a row when tile t + 1
-/// has left it two steps before. The blocks then become free two steps apart, the one with the shortest tile first, and
-/// take the tiles of the next section longest first, which visit rows last row first and add from the first key tile to
-/// the last: again each tile follows the one before it at a distance of two steps. Such pairs of sections also keep all
-/// blocks busy to their end. The first section of a call is one that visits rows first row first.
+/// kStaggered, for a causal mask and sums in a fixed order: tiles that start together must not need the same rows at
+/// the same time. A section that visits rows first row first hands out its tiles shortest first, and a row's sums are
+/// added from its last key tile to its first: each tile begins at its own diagonal, and tile t reaches a row when tile
+/// t + 1 has left it two steps before. The blocks then become free two steps apart, the one with the shortest tile
+/// first, and take the tiles of the next section longest first, which visit rows last row first and add from the first
+/// key tile to the last: again each tile follows the one before it at a distance of two steps. Such pairs of sections
+/// also keep all blocks busy to their end. The first section of a call is one that visits rows first row first.
 struct SectionQueue {
   const AttentionTile* tiles;
   int32_t* counters;              // next item; number of blocks that are done

@@ -88,8 +88,8 @@ class Simulation {
 
   Item item(int number) const {
     int tile = 0, head = 0;
-    const bool down = (staggered() ? queue_.decode<true>(number, tile, head) : queue_.decode(number, tile, head)) &&
-                      setting_.causal;
+    const bool down =
+        (staggered() ? queue_.decode<true>(number, tile, head) : queue_.decode(number, tile, head)) && setting_.causal;
     const AttentionTile& t = plan_.backward[static_cast<size_t>(tile)];
     const int first_block = setting_.causal ? (t.first - t.begin) / kRows : 0,
               blocks = std::max((t.end - t.begin + kRows - 1) / kRows, first_block + (setting_.group == 1 ? 2 : 1));
@@ -145,7 +145,7 @@ class Simulation {
               rotation = item.is_short ? 0 : key_tile % setting_.group,
               query_head = item.head * setting_.group + (item.step + rotation) % setting_.group;
     Sums& sums = sums_[static_cast<size_t>(query_head) * plan_.blocks.size() +
-                      static_cast<size_t>(item.tile.padded / kRows + block)];
+                       static_cast<size_t>(item.tile.padded / kRows + block)];
     if (!beyond && (setting_.deterministic || finishes)) {
       EXPECT_LE(sums.tiles, before) << "a later tile added its sums before this one";
       if (sums.tiles < before || sums.seen_from > now_) return false;
