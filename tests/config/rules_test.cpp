@@ -37,7 +37,7 @@ TEST(Rules, KeysOfOneOptimizer) {
             Lines{"optimizer.masters bf16 is for adamw, which rounds its updates stochastically, not for muon"});
   EXPECT_EQ(on_ranks("optimizer: {masters: bf16}\nlora: {r: 4}\n", 1),
             Lines{"optimizer.masters bf16 is for training all parameters: master weights of adapters are fp32"});
-  EXPECT_EQ(on_ranks("optimizer: {masters: bf16, gradients: bf16}\nprecision: {compute: fp16}\n", 1),
+  EXPECT_EQ(on_ranks("optimizer: {gradients: bf16, masters: bf16}\nprecision: {compute: fp16}\n", 1),
             (Lines{"optimizer.gradients bf16 needs products in bf16, and precision.compute is fp16",
                    "optimizer.masters bf16 needs products in bf16, and precision.compute is fp16"}));
   EXPECT_TRUE(on_ranks("optimizer: {masters: bf16}\n", 1).empty()) << "bf16 on a GPU";

@@ -23,16 +23,14 @@ def tensors(path):
 
 
 def loss(site):
-    """A rate at which most updates are below the spacing of bf16: with all that is narrow the loss falls as with fp32."""
-    more = ("train.max_steps=30", "optimizer.lr=1.0e-3", "batch.micro_batch_size=8")
+    """With all that is narrow the loss falls as with fp32 (updates below the spacing of bf16: moments_test)."""
+    more = ("train.max_steps=16", "optimizer.lr=3.0e-3", "batch.micro_batch_size=8", "eval.every_samples=1000")
     site.train("output.dir=wide", *more)
     site.train("output.dir=narrow", *NARROW, *more)
     wide, narrow = losses(site, "wide"), losses(site, "narrow")
-    assert wide[:30] != narrow[:30] and narrow[0] == wide[0], "the first loss is of the same weights"
-    assert wide[29] < 0.93 * wide[0], wide
-    for a, b in zip(narrow, wide):
-        assert abs(a / b - 1) < 0.02, (a, b)
-    assert abs((narrow[0] - narrow[29]) / (wide[0] - wide[29]) - 1) < 0.1, (narrow, wide)
+    assert wide[1:] != narrow[1:] and narrow[0] == wide[0], "the first loss is of the same weights"
+    assert wide[15] < 0.9 * wide[0], wide
+    assert all(abs(a / b - 1) < 0.01 for a, b in zip(narrow, wide)), (narrow, wide)
 
 
 def seeds(site):
@@ -47,22 +45,22 @@ def checkpoint(site):
     """Saved, loaded and exported as they are; a checkpoint with other masters is refused."""
     import torch  # the other cases do without
     save = (*NARROW, "output.save_every_samples=16")
-    site.train("output.dir=whole", *save, "train.max_steps=6")
-    site.train("output.dir=parts", *save, "train.max_steps=4")
-    stored = tensors(f"{site.work}/parts/checkpoints/step-00000004/rank-00000.safetensors")
+    site.train("output.dir=whole", *save, "train.max_steps=4")
+    site.train("output.dir=parts", *save, "train.max_steps=2")
+    stored = tensors(f"{site.work}/parts/checkpoints/step-00000002/rank-00000.safetensors")
     masters = {name: value for name, value in stored.items() if name.startswith("master")}
     assert masters and all(value.dtype == torch.bfloat16 for value in masters.values()), {n: v.dtype for n, v in masters.items()}
     model = tensors(f"{site.work}/parts/model/model.safetensors")
     norm = model["model.norm.weight"].to(torch.bfloat16)
     assert any(norm.equal(value[begin:begin + norm.numel()]) for value in masters.values() for begin in range(0, value.numel(), 128)), "the exported weights"
-    site.tool("checkpoint", "export", "parts/checkpoints/step-00000004", "--output", "exported")
+    site.tool("checkpoint", "export", "parts/checkpoints/step-00000002", "--output", "exported")
     exported = tensors(f"{site.work}/exported/model.safetensors")
     assert all(exported[name].to(torch.float32).equal(value.to(torch.float32)) for name, value in model.items()), "the tool's export"
     shutil.copytree(f"{site.work}/parts", f"{site.work}/other")
-    done = site.train("output.dir=other", *save, MASTERS.replace("bf16", "fp32"), "train.max_steps=6", expect=2)
-    assert "optimizer.masters" in done.stderr, done.stderr
-    site.train("output.dir=parts", *save, "train.max_steps=6")
-    assert losses(site, "parts")[:6] == losses(site, "whole")[:6]
+    done = site.train("output.dir=other", *save, MASTERS.replace("bf16", "fp32"), "train.max_steps=4", expect=73)
+    assert "optimizer.masters was bf16, is fp32" in done.stderr, done.stderr
+    site.train("output.dir=parts", *save, "train.max_steps=4")
+    assert losses(site, "parts")[:4] == losses(site, "whole")[:4]
     assert site.result("parts")[1] == site.result("whole")[1]
 
 
