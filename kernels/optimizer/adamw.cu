@@ -58,6 +58,22 @@ __device__ inline void store_moments(M* exp_avg, M* exp_avg_sq, const float (&m)
 /// comes after infinity.
 __device__ inline uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
+/// Rounds and stores master weights in bf16; returns the largest magnitude of what it stores.
+template <class P, int kWidth>
+__device__ inline uint32_t store_masters(P* master, const float (&p)[kWidth], uint64_t element, uint32_t step,
+                                         uint32_t key) {
+  Vec<P, kWidth> rounded;
+  auto* lanes = reinterpret_cast<P*>(&rounded);
+  uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    lanes[i] = round_by(p[i], rounding_bits(element + static_cast<uint64_t>(i), step, key) & 0xFFFFu);
+    top = max(top, magnitude(to_float(lanes[i])));
+  }
+  store(master, rounded);
+  return top;
+}
+
 /// Raises *amax to the block's largest magnitude.
 __device__ inline void raise_amax(uint32_t* amax, uint32_t top) {
   top = __reduce_max_sync(0xFFFFFFFFu, top);
@@ -79,13 +95,11 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
     return;
   }
   const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f, step = *a.step;
-  const auto step_number = static_cast<uint32_t>(step);
   const float size = a.lr / -expm1f(step * a.log_beta1), root = rsqrtf(-expm1f(step * a.log_beta2)),
               keep = chunk.tag % 2 != 0 ? a.decay : 1.0f;
   for_chunk(chunk, a.aligned, [&](int64_t element, auto width) {
     constexpr int kWidth = decltype(width)::value;
     float p[kWidth], m[kWidth], v[kWidth], g[kWidth];
-    const uint64_t number = a.first_element + static_cast<uint64_t>(element);
     load_group(a.gradient + element, g);
     load_group(a.master + element, p);
     load_group(a.exp_avg + element, m);
@@ -97,14 +111,19 @@ __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G,
       m[i] += a.rate1 * (g[i] - m[i]);
       v[i] = a.beta2 * v[i] + a.rate2 * g[i] * g[i];
       p[i] -= size * m[i] / (sqrtf(v[i]) * root + a.eps);
-      if constexpr (!__is_same(P, float))
-        p[i] = to_float(
-            round_by(p[i], rounding_bits(number + static_cast<uint64_t>(i), step_number, a.master_key) & 0xFFFFu));
-      top = max(top, magnitude(p[i]));
+      if constexpr (__is_same(P, float)) top = max(top, magnitude(p[i]));
     }
-    store(a.master + element, from_floats<P>(p));  // bf16: exact, they are rounded
-    store_moments(a.exp_avg + element, a.exp_avg_sq + element, m, v, number, step_number);
-    if (a.compute != nullptr) store(a.compute + element, from_floats<C>(p));
+    if constexpr (__is_same(P, float)) store(a.master + element, from_floats<float>(p));
+    store_moments(a.exp_avg + element, a.exp_avg_sq + element, m, v, a.first_element + static_cast<uint64_t>(element),
+                  static_cast<uint32_t>(step));
+    if constexpr (__is_same(P, float)) {
+      if (a.compute != nullptr) store(a.compute + element, from_floats<C>(p));
+    } else {
+      // After the moments, whose registers are free then.
+      const uint32_t largest = store_masters(a.master + element, p, a.first_element + static_cast<uint64_t>(element),
+                                             static_cast<uint32_t>(step), a.master_key);
+      if (a.amax != nullptr) top = max(top, largest);
+    }
   });
   if (a.amax != nullptr) raise_amax(a.amax + chunk.tag / 2, top);
 }
