@@ -4,12 +4,15 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <atomic>
 #include <csignal>
 
 namespace trireme {
 
 namespace {
-volatile std::sig_atomic_t g_signal = 0;
+/// The handler may run in any thread.
+std::atomic<int> g_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler must not wait");
 void record_signal(int signal) { g_signal = signal; }
 }  // namespace
 
@@ -20,7 +23,7 @@ void install_signal_handlers() {
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 
-int stop_signal() { return static_cast<int>(g_signal); }
+int stop_signal() { return g_signal; }
 
 StopVote::StopVote(Communicator& comm, at::Device device)
     : comm_(comm),
