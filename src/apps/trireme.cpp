@@ -108,10 +108,9 @@ int run_by_name(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const int code = run_by_name(argc, argv);
-#ifndef __SANITIZE_ADDRESS__
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // The destructors of LibTorch's registries take a third of the time of a short command. With a GPU they run, because
-  // the driver's profilers write at exit. The thread sanitizer reports at once, and at exit takes exceptions that have
-  // passed through libraries for an error of the program's.
+  // the driver's profilers write at exit.
   if (dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) == nullptr) {
     std::fflush(nullptr);
     _exit(code);
