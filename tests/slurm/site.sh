@@ -15,7 +15,8 @@ for name in $(compgen -e | grep -E '^(SLURM|SBATCH|SRUN|PMI|OMPI_|RANK$|WORLD_SI
 
 work=$(mktemp -d)
 failures=0 code=0 seconds=0 out=/dev/null on_controller=()
-export TEST_CLUSTER_OWNER=$$ TEST_CLUSTER_SHARE=$work
+# The build and the sources may lie below /tmp, too.
+export TEST_CLUSTER_OWNER=$$ TEST_CLUSTER_SHARE=$work:${bin:-$root}:$root
 trap '"$cluster" stop "$work/cluster" >/dev/null 2>&1; rm -rf "$work"' EXIT
 start_output=$("$cluster" start "${NODES:-1}" "$work/cluster") || exit $?
 eval "$start_output"
