@@ -132,6 +132,11 @@ std::optional<int> smallest(int low, int high, const F& holds) {
   return high;
 }
 
+/// Seconds of one pass that a candidate takes longer than one that recomputes and copies nothing.
+double extra_seconds(const PlanInput& input, const Candidate& candidate) {
+  return recomputation_time(input, candidate) + host_transfer(input, candidate).exposed;
+}
+
 /// `whole` blocks are recomputed whole, from `full` to `most_full` of them with attention: the fewest with which the
 /// candidate fits.
 std::optional<Candidate> fit_whole(const PlanInput& input, const PolicyMemory& storage, Candidate c, int whole,
@@ -167,11 +172,8 @@ std::optional<Candidate> best_whole(const PlanInput& input, const PolicyMemory& 
   const bool spares = input.row.saved_attention > 0;
   using Offload = PlanInput::Offload;
   std::optional<Candidate> best;
-  const auto seconds = [&](const Candidate& one) {
-    return recomputation_time(input, one) + host_transfer(input, one).exposed;
-  };
   // Among equal times the fewest blocks on the host.
-  const auto rank = [&](const Candidate& one) { return std::pair(seconds(one), one.host()); };
+  const auto rank = [&](const Candidate& one) { return std::pair(extra_seconds(input, one), one.host()); };
   const auto consider = [&](const Candidate& c, int whole, int full, int most_full) {
     for (const Offload offload : {Offload::kNone, Offload::kAuto, Offload::kAll}) {
       if (input.offload == Offload::kAuto ? offload == Offload::kAll : offload != input.offload) continue;
@@ -246,9 +248,6 @@ std::optional<Candidate> best_hosted(const PlanInput& input, const PolicyMemory&
   const int64_t bytes = input.row.projection * candidate.rows;
   if (input.row.saved_mlp == 0 || input.num_blocks == 1 || input.host_memory < bytes) return best;
   const int most = static_cast<int>(std::min<int64_t>(input.num_blocks, input.host_memory / bytes + 1));
-  const auto seconds = [&](const Candidate& one) {
-    return recomputation_time(input, one) + host_transfer(input, one).exposed;
-  };
   for (const bool norms : {false, true}) {
     if (norms && input.row.saved_norms == 0) continue;
     Candidate c = candidate;
@@ -257,7 +256,7 @@ std::optional<Candidate> best_hosted(const PlanInput& input, const PolicyMemory&
       c.norms = norms ? input.num_blocks - hosted : 0;
       return fits_both(input, storage, c);
     });
-    if (few && (!best || seconds(c) < seconds(*best))) best = c;
+    if (few && (!best || extra_seconds(input, c) < extra_seconds(input, *best))) best = c;
   }
   return best;
 }
@@ -276,14 +275,12 @@ std::optional<Candidate> fit(const PlanInput& input, const PolicyMemory& storage
     // The model may have no recomputation but that of whole blocks: then there is nothing to weigh.
     if (best && best->norms + best->mlp + best->full == 0) return best;
   }
-  const auto seconds = [&](const Candidate& one) {
-    return recomputation_time(input, one) + host_transfer(input, one).exposed;
-  };
   const double pass = candidate.rows * input.num_blocks * (input.times.forward + input.times.backward);
   const auto weigh = [&](const std::optional<Candidate>& other) {
     if (!other) return;
     const double margin = (other->host() > 0 ? kOffloadMargin : kTileMargin) * pass;
-    if (!best || seconds(*best) - seconds(*other) > (best->host() > 0 ? 0 : margin)) best = other;
+    if (!best || extra_seconds(input, *best) - extra_seconds(input, *other) > (best->host() > 0 ? 0 : margin))
+      best = other;
   };
   weigh(best_whole(input, storage, candidate));
   if (!input.recompute && input.offload == PlanInput::Offload::kAuto) weigh(best_hosted(input, storage, candidate));

@@ -2,8 +2,6 @@
 """Runs whose weights in bf16 are the master weights: close to those with fp32 masters, equal to the bit under every policy, resumed, exported, refused.
 Exit code 77 = skipped."""
 import shutil
-import subprocess
-import sys
 
 from offload_test import Site
 from run_site import main
@@ -99,14 +97,7 @@ def ranks(site):
 
 def gpu(site):
     """The same on a GPU."""
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
-    if "GPU 0" not in listed:
-        print("SKIPPED: this machine has no GPU")
-        sys.exit(77)
-    with open(f"{site.work}/run.yaml") as file:
-        text = file.read()
-    with open(f"{site.work}/run.yaml", "w") as file:
-        file.write(text.replace("max_steps: 3", "max_steps: 3, deterministic: true"))
+    site.to_gpu()
     loss(site)
     seeds(site)
     checkpoint(site)

@@ -43,6 +43,17 @@ output: {{dir: run}}
         with open(f"{self.work}/{run}/model/model.safetensors", "rb") as file:
             return lines, file.read()
 
+    def to_gpu(self):
+        """Runs are on the GPU from now on, with the same bits each time; without one the test is skipped."""
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
+        if "GPU 0" not in listed:
+            print("SKIPPED: this machine has no GPU")
+            sys.exit(77)
+        with open(f"{self.work}/run.yaml") as file:
+            text = file.read()
+        with open(f"{self.work}/run.yaml", "w") as file:
+            file.write(text.replace("max_steps: 3", "max_steps: 3, deterministic: true"))
+
     def pair(self, name, *overrides, ranks=0, offload="optimizer"):
         """Runs with and without the state on the host: equal to the bit."""
         for run, where in ((name, "none"), (f"{name}-host", offload)):
@@ -134,14 +145,7 @@ def faults(site):
 
 def gpu(site):
     """The same on a GPU."""
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
-    if "GPU 0" not in listed:
-        print("SKIPPED: this machine has no GPU")
-        sys.exit(77)
-    with open(f"{site.work}/run.yaml") as file:
-        text = file.read()
-    with open(f"{site.work}/run.yaml", "w") as file:
-        file.write(text.replace("max_steps: 3", "max_steps: 3, deterministic: true"))
+    site.to_gpu()
     bits(site)
     recipes(site, "rowwise", "tensorwise")
     resume(site, several=False)
