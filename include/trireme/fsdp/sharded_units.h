@@ -11,10 +11,11 @@
 //                  each that is computed during loading; in NF4, with scales that are whole on every rank, they are
 //                  expanded to the compute dtype for each use, all units into the same memory
 //   trained unit   master weights, compute copy (the same where they have one type) and, after finish_backward(),
-//                  gradient: of each, the policy says whether a rank has its shard or the whole. A whole compute copy of divided master weights is
-//                  gathered after the optimizer step, while the next forward runs. With a recipe that stores codes the
-//                  compute copy of a block's matrices is E4M3 codes with one scale per matrix, made from the masters
-//                  after each optimizer step and gathered as bytes; its vectors are whole on every rank.
+//                  gradient: of each, the policy says whether a rank has its shard or the whole. A whole compute copy
+//                  of divided master weights is gathered after the optimizer step, while the next forward runs. With a
+//                  recipe that stores codes the compute copy of a block's matrices is E4M3 codes with one scale per
+//                  matrix, made from the masters after each optimizer step and gathered as bytes; its vectors are whole
+//                  on every rank.
 //   replicated     whole on every rank
 //
 // A trained unit has one flat gradient buffer. wgrad of its matrices writes there (GradientSink); gradients of its
