@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <limits>
 
 namespace trireme {
 namespace {
@@ -91,7 +92,9 @@ TEST(LossHead, SmoothedLabelsEqualThePlainComposition) {
       };
       EXPECT_NEAR(ours(inputs).item<double>() / reference(inputs).item<double>(), 1, 1e-12) << s.vocabulary;
       const auto a = gradients(ours, inputs), b = gradients(reference, inputs);
-      for (size_t i = 0; i < a.size(); ++i) EXPECT_LT(relative_difference(a[i], b[i]), 1e-11) << s.vocabulary;
+      // The backward of log_softmax adds the same share once for each id: rounding errors that all have one sign.
+      const double bound = 1e-12 + static_cast<double>(s.vocabulary) * std::numeric_limits<double>::epsilon() / 2;
+      for (size_t i = 0; i < a.size(); ++i) EXPECT_LT(relative_difference(a[i], b[i]), bound) << s.vocabulary;
     }
   }
   const at::Tensor hidden = random({4, 3}, 1), weight = random({6, 3}, 2), ones = at::ones({4}, at::kDouble);
