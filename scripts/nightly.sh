@@ -31,8 +31,7 @@ signals=handle_segv=0:handle_sigbus=0:handle_abort=0:handle_sigfpe=0:handle_sigi
 # are under test.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=1:$signals}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
-# LibTorch, MPI and Arrow are not instrumented: what their code synchronises is not seen, so reports inside them are noise.
-export TSAN_OPTIONS=${TSAN_OPTIONS:-allocator_may_return_null=1:ignore_noninstrumented_modules=1:halt_on_error=1:$signals}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-allocator_may_return_null=1:halt_on_error=1:suppressions=$PWD/scripts/tsan.supp:$signals}
 
 status=0
 # run PRESET NAME ctest-arguments…

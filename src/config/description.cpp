@@ -565,7 +565,7 @@ Section parallel_section() {
                    {"activations", S::Offload::kActivations},
                    {"optimizer", S::Offload::kOptimizer},
                    {"all", S::Offload::kAll}},
-       .elsewhere = {"activation_offloading", "cpu_offloading"}});
+       .elsewhere = {"activation_offloading", "cpu_offloading", "cpu_offload", "offload_optimizer"}});
   s.key("reduce_dtype", &S::reduce_dtype,
         "type in which gradients are summed over ranks; compute = that of precision.compute",
         {.choices = {{"fp32", S::ReduceDtype::kFp32}, {"compute", S::ReduceDtype::kCompute}}});

@@ -74,14 +74,18 @@ std::string problem_of(const ParameterSpec& parameter, const ParameterPart& part
 void check_weights(const std::vector<UnitSpec>& units, const WeightSource& source, const std::string& path, bool nf4) {
   std::vector<std::string> problems;
   std::string in_nf4, in_values;  // the last matrix of each kind
+  bool said = false;
   for (const UnitSpec& unit : units)
     for (const ParameterSpec& parameter : unit.parameters)
       for (const ParameterPart& part : parameter.parts) {
         if (unit.replicated) continue;
         const bool matrix = nf4 && parameter.linear && !unit.trained;
-        if (std::string problem = problem_of(parameter, part, source, matrix); !problem.empty())
+        const bool in_four_bits = has_stored_nf4(source, part.name);
+        // Without nf4 it is said once: it holds for most matrices of such a model.
+        if (std::string problem = problem_of(parameter, part, source, matrix);
+            !problem.empty() && !(in_four_bits && !matrix && std::exchange(said, true)))
           problems.push_back(std::move(problem));
-        if (matrix) (has_stored_nf4(source, part.name) ? in_nf4 : in_values) = part.name;
+        if (matrix) (in_four_bits ? in_nf4 : in_values) = part.name;
       }
   if (!in_nf4.empty() && !in_values.empty())
     problems.push_back(in_nf4 + " is stored in NF4, and " + in_values +
