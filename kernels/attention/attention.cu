@@ -99,7 +99,8 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
     plan.longest = std::max<int64_t>(plan.longest, end - begin);
     for (int32_t first = begin; first < end; first += rows)
       plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
-    whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
+    // A block that takes whole sequences would wait forever for the steps of an empty one.
+    if (end > begin) whole.push_back({begin, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0});
     padded += static_cast<int32_t>(ceil_div(end - begin, 128) * 128);
   }
   // Keys that a forward tile attends to. All tiles of a short sequence count as equal and so stay together: short

@@ -29,8 +29,9 @@ char g_speaker[101] = "this process";
 pthread_t g_training_thread;
 bool g_installed = false;
 
-// Written by the training thread's handler, read by training_stack().
-void* g_frames[kMaxFrames];
+// Written by the training thread's handler, read by training_stack(). Atomic: the late answer to an earlier request may
+// come while a stack is read, and mixes the two.
+std::atomic<void*> g_frames[kMaxFrames];
 std::atomic<int> g_num_frames{0};
 sem_t g_answered;
 
@@ -87,7 +88,10 @@ void on_fatal_signal(int signal, siginfo_t* info, void*) {
 
 void on_asked(int) {
   const int saved = errno;
-  g_num_frames = backtrace(g_frames, kMaxFrames);
+  void* frames[kMaxFrames];
+  const int count = backtrace(frames, kMaxFrames);
+  std::copy_n(frames, count, g_frames);
+  g_num_frames = count;
   (void)sem_post(&g_answered);
   errno = saved;
 }

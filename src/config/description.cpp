@@ -325,8 +325,8 @@ Section train_section() {
          .option = {.fms = "seed", .torchtitan = "training.seed", .nemo = "model.seed"},
          .elsewhere = {"random_seed"}});
   s.key("deterministic", &S::deterministic,
-        "on GPUs: every run of the same configuration has the same bits, a resumed one too; attention's "
-        "backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
+        "on GPUs: every run of the same configuration on the same kind of GPU has the same bits, a resumed one too; "
+        "attention's backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
         {.may_change = true, .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"}});
   s.key(
       "objective", &S::objective,

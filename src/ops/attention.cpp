@@ -51,6 +51,8 @@ bool measured_faster(const at::Tensor& q, const Sequences& sequences, const Atte
   if (preference() != Preference::kMeasured) return preference() == Preference::kKernels;
   if (options.window > 0) return false;
   if (!options.causal || options.dropout.active()) return true;
+  // The library's fastest kernel, cuDNN's, is not deterministic; flash attention would run in its place.
+  if (at::globalContext().deterministicAlgorithms()) return true;
   const int64_t mean = sequences.tokens() / sequences.count();
   return std::any_of(std::begin(kKernelsFaster), std::end(kKernelsFaster), [&](const MeasuredShape& m) {
     return m.head_dim == q.size(2) && m.equal_lengths == sequences.equal_lengths && mean >= m.least_mean_length;

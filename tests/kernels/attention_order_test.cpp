@@ -23,6 +23,7 @@ struct Setting {
   int kv_heads, group;
   bool causal, deterministic;
   int processors;  // also the number of blocks of the grid if there is enough work
+  int window = 0;  // with a causal mask and a fixed order
 };
 
 /// The waits of the backward kernel between blocks (kernels/attention/attention_backward_produce.cuh): key tiles in the
@@ -92,7 +93,10 @@ class Simulation {
         (staggered() ? queue_.decode<true>(number, tile, head) : queue_.decode(number, tile, head)) && setting_.causal;
     const AttentionTile& t = plan_.backward[static_cast<size_t>(tile)];
     const int first_block = setting_.causal ? (t.first - t.begin) / kRows : 0,
-              blocks = std::max((t.end - t.begin + kRows - 1) / kRows, first_block + (setting_.group == 1 ? 2 : 1));
+              all = std::max((t.end - t.begin + kRows - 1) / kRows, first_block + (setting_.group == 1 ? 2 : 1)),
+              blocks = setting_.window == 0 ? all
+                                            : std::min(all, Window{setting_.window}.row_blocks(
+                                                                t.first - t.begin, kAttentionBackwardKeys, kRows));
     return {t,
             head,
             first_block,
@@ -141,7 +145,9 @@ class Simulation {
             : 0;
     const bool finishes = item.steps - item.step <= finishing;
     const int key_tile = (item.tile.first - item.tile.begin) / kAttentionBackwardKeys,
-              before = staggered() && !item.down ? block * kRows / kAttentionBackwardKeys - key_tile : key_tile,
+              first =
+                  setting_.window == 0 ? 0 : Window{setting_.window}.first_tile(block, kAttentionBackwardKeys, kRows),
+              before = staggered() && !item.down ? block * kRows / kAttentionBackwardKeys - key_tile : key_tile - first,
               rotation = item.is_short ? 0 : key_tile % setting_.group,
               query_head = item.head * setting_.group + (item.step + rotation) % setting_.group;
     Sums& sums = sums_[static_cast<size_t>(query_head) * plan_.blocks.size() +
@@ -189,6 +195,10 @@ std::vector<Setting> settings() {
     all.push_back({rows_of(40, 300), 4, 1, true, deterministic, 114});
     all.push_back({rows_of(4, 1000), 12, 1, false, deterministic, 78});
     all.push_back({{0, 3000, 4790, 6300, 7580, 8600, 8800}, 6, 2, true, deterministic, 132});
+  }
+  for (const int window : {1, 128, 500, 2000}) {
+    all.push_back({rows_of(3, 3000), 16, 1, true, true, 132, window});
+    all.push_back({{0, 3000, 4790, 6300, 7580, 8600, 8800}, 6, 3, true, true, 132, window});
   }
   std::mt19937 generator(3);
   for (int i = 0; i < 30; ++i) {

@@ -149,6 +149,15 @@ TEST(AttentionPlanTest, ShortSequencesOfNarrowHeadsAreTakenWhole) {
   }
 }
 
+TEST(AttentionPlanTest, EmptySequencesAreNoWork) {
+  const std::vector<int32_t> bounds{0, 0, 100, 100, 612, 612};
+  const AttentionPlan plan = plan_attention(bounds.data(), 5, 64, true);
+  ASSERT_EQ(plan.sequences.size(), 2u);
+  for (const AttentionTile& t : plan.sequences) EXPECT_GT(t.end, t.first);
+  EXPECT_EQ(plan.backward.size(), 1u + 4u);
+  EXPECT_EQ(plan.blocks.size(), 2u * (1u + 4u));
+}
+
 /// Bounds of sequences with 1 to 5,000 tokens; short and long sequences are equally frequent.
 std::vector<int32_t> random_bounds(std::mt19937& generator) {
   std::vector<int32_t> bounds{0};
