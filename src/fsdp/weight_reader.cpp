@@ -80,12 +80,11 @@ void check_weights(const std::vector<UnitSpec>& units, const WeightSource& sourc
       for (const ParameterPart& part : parameter.parts) {
         if (unit.replicated) continue;
         const bool matrix = nf4 && parameter.linear && !unit.trained;
-        const bool in_four_bits = has_stored_nf4(source, part.name);
-        // Without nf4 it is said once: it holds for most matrices of such a model.
+        // Four bits are refused once: they hold for most matrices of such a model.
         if (std::string problem = problem_of(parameter, part, source, matrix);
-            !problem.empty() && !(in_four_bits && !matrix && std::exchange(said, true)))
+            !problem.empty() && !(problem.ends_with(kStoredNf4) && std::exchange(said, true)))
           problems.push_back(std::move(problem));
-        if (matrix) (in_four_bits ? in_nf4 : in_values) = part.name;
+        if (matrix) (has_stored_nf4(source, part.name) ? in_nf4 : in_values) = part.name;
       }
   if (!in_nf4.empty() && !in_values.empty())
     problems.push_back(in_nf4 + " is stored in NF4, and " + in_values +
