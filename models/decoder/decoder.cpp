@@ -435,7 +435,7 @@ ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
   // The head's norm keeps its input; the loss head keeps the gradient of its input.
   head.memory.row = tokens * (2 * d * element_size + 4);
   head.memory.logits = tokens * v * element_size;
-  head.memory.logits_most = int64_t{256} << 20;  // a chunk of the loss head's kernel
+  head.memory.logits_most = loss_head_kernel_chunk(v, element_size, head.trained) * v * element_size;
   // The gradient of the matrix, or of its trained rows, in fp32.
   const auto rows = token_rows_.find(token_modules(config_).back());
   head.memory.fixed = 4 * d * (head.trained ? v : rows == token_rows_.end() ? 0 : std::ssize(rows->second));

@@ -16,14 +16,25 @@ namespace {
 
 constexpr int64_t kIndicators = 1 << 22;  // of tokens and trained rows, held at once in backward
 
+/// By our kernel, or on a GPU by the library. The library's gradient of 16 bits adds partial sums of a row in these 16
+/// bits, so it is computed in fp32.
 struct Embedding {
   Input table;
   at::Tensor ids;
   int64_t rows;
+  bool kernel;
 
-  variable_list forward() { return {launch::embedding(std::exchange(table.value, {}), ids)}; }
+  variable_list forward() {
+    const at::Tensor values = std::exchange(table.value, {});
+    if constexpr (kCudaBuild)
+      if (kernel) return {launch::embedding(values, ids)};
+    return {at::embedding(values, ids)};
+  }
   void backward(const variable_list& d_outputs, Gradients& gradients) {
-    gradients.set(table, launch::embedding_backward(d_outputs[0], ids, rows));
+    const at::Tensor& dy = d_outputs[0];
+    if constexpr (kCudaBuild)
+      if (kernel) return gradients.set(table, launch::embedding_backward(dy, ids, rows));
+    gradients.set(table, at::embedding_dense_backward(dy.to(at::kFloat), ids, rows, -1, false).to(dy.scalar_type()));
   }
 };
 
@@ -83,14 +94,10 @@ at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids) {
                 ids.scalar_type());
   const Choice choice =
       Dispatch("embedding", table_VD).needs(table_VD.is_contiguous(), "the table is not contiguous").choice();
-  if constexpr (kCudaBuild) {
-    if (choice.kernel()) {
-      InputList inputs;
-      Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0)};
-      return run_node(std::move(node), inputs)[0];
-    }
-  }
-  return at::embedding(table_VD, ids);
+  if (!choice.kernel() && !(table_VD.is_cuda() && table_VD.element_size() == 2)) return at::embedding(table_VD, ids);
+  InputList inputs;
+  Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0), choice.kernel()};
+  return run_node(std::move(node), inputs)[0];
 }
 
 at::Tensor gather_rows(const at::Tensor& x_TD, const at::Tensor& rows_P) {

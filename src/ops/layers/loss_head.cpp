@@ -265,6 +265,12 @@ int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu) {
   return std::max<int64_t>(on_gpu ? 256 : 16, elements / vocab_size);
 }
 
+int64_t loss_head_kernel_chunk(int64_t vocab_size, int64_t element_size, bool weight_gradient) {
+  const auto of_bytes = [&](int64_t mib) { return (mib << 20) / (vocab_size * element_size) / 128 * 128; };
+  const int64_t least = std::max<int64_t>(256, of_bytes(256));
+  return weight_gradient ? std::max(least, std::min<int64_t>(8192, of_bytes(1280))) : least;
+}
+
 namespace {
 
 void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,

@@ -57,16 +57,6 @@ at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
   return out;
 }
 
-namespace {
-
-/// Number of tokens whose logits fill 256 MiB.
-int64_t kernel_chunk(int64_t vocab_size, int64_t element_size) {
-  constexpr int64_t kBytes = int64_t{256} << 20;
-  return std::max<int64_t>(256, kBytes / (vocab_size * element_size) / 128 * 128);
-}
-
-}  // namespace
-
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
                       const TrainedRows& rows, const LabelSmoothing& smoothing) {
@@ -81,7 +71,8 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   if (need_weight) result.d_weight = at::empty(rows.defined() ? rows.values.sizes() : weight.sizes(), options);
 
   // Chunks of equal size, in whole GEMM tiles.
-  const int64_t most = kernel_chunk(vocab, hidden.element_size()), chunks = (tokens + most - 1) / most,
+  const int64_t most = loss_head_kernel_chunk(vocab, hidden.element_size(), need_weight && !rows.defined()),
+                chunks = (tokens + most - 1) / most,
                 chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
   // Rows start at 16-byte boundaries for every vocabulary size.
   const int64_t padded = (vocab + 15) / 16 * 16;
