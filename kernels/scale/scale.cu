@@ -11,21 +11,26 @@ constexpr int kThreads = 256, kUnroll = 4;
 
 /// kWidth elements of the wider type are 16 bytes.
 template <class T, class U, int kWidth>
-__global__ void __launch_bounds__(kThreads) scale_kernel(const T* x, const float* factor, U* out, int64_t count) {
+__global__ void __launch_bounds__(kThreads)
+    scale_kernel(const T* x, const float* factor, U* out, int64_t count, bool adds) {
   const float by = *factor;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads * kUnroll + threadIdx.x) * kWidth;
   Vec<T, kWidth> vec[kUnroll];
-#pragma unroll
-  for (int k = 0; k < kUnroll; ++k)
-    if (first + k * kThreads * kWidth < count)
-      vec[k] = *reinterpret_cast<const Vec<T, kWidth>*>(x + first + k * kThreads * kWidth);
+  Vec<U, kWidth> sum[kUnroll] = {};
 #pragma unroll
   for (int k = 0; k < kUnroll; ++k) {
     if (first + k * kThreads * kWidth >= count) continue;
-    float v[kWidth];
-    to_floats(vec[k], v);
+    vec[k] = *reinterpret_cast<const Vec<T, kWidth>*>(x + first + k * kThreads * kWidth);
+    if (adds) sum[k] = *reinterpret_cast<const Vec<U, kWidth>*>(out + first + k * kThreads * kWidth);
+  }
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) v[i] *= by;
+  for (int k = 0; k < kUnroll; ++k) {
+    if (first + k * kThreads * kWidth >= count) continue;
+    float v[kWidth], before[kWidth];
+    to_floats(vec[k], v);
+    to_floats(sum[k], before);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) v[i] = adds ? fmaf(v[i], by, before[i]) : v[i] * by;
     store(out + first + k * kThreads * kWidth, from_floats<U>(v));
   }
 }
@@ -89,7 +94,7 @@ cudaError_t launch_scale_rows(const RowsArguments<T>& a, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t scale(const void* x, Element x_element, const float* factor, void* out, Element out_element, int64_t count,
-                  cudaStream_t stream) {
+                  bool adds, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   return dispatch(x_element, [&](auto x_zero) {
     using T = decltype(x_zero);
@@ -100,7 +105,7 @@ cudaError_t scale(const void* x, Element x_element, const float* factor, void* o
         constexpr int kOwn = decltype(width)::value;
         scale_kernel<T, U, kOwn>
             <<<static_cast<unsigned>(ceil_div(count, kThreads * kUnroll * kOwn)), kThreads, 0, stream>>>(
-                static_cast<const T*>(x), factor, static_cast<U*>(out), count);
+                static_cast<const T*>(x), factor, static_cast<U*>(out), count, adds);
         return cudaGetLastError();
       };
       if (count % kWidth == 0 && aligned16(x, out)) return launch(std::integral_constant<int, kWidth>{});

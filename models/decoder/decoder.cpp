@@ -135,6 +135,10 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
     }
   }
   units_[kEmbed].keep = this->tied();
+  // Tied, it has two gradients.
+  if (!this->tied())
+    for (const Place& place : {embedding_, output_})
+      units_[static_cast<size_t>(place.unit)].parameters[place.parameter].gives_gradient = true;
 }
 
 void DecoderModel::add_lora_units() {
@@ -293,7 +297,7 @@ at::Tensor DecoderModel::embedded(UnitStore& store, const TokenBatch& batch, con
   const at::Tensor& table = embedding_.in(store);
   const TrainedRows rows = trained_rows(store, token_modules(config_).front());
   rows.put_into(table);
-  at::Tensor x_TD = embed(table, tokens);
+  at::Tensor x_TD = embed(table, tokens, embedding_.sink(store));
   if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows);
   if (embedding_adapter_ && options.adapters) {
     const std::vector<at::Tensor>& tensors = store.parameters(adapters_.matrices);
@@ -398,14 +402,16 @@ at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
                    [&](const auto& hidden, const auto& weight, const auto& targets, const auto& token_weight,
                        const TrainedRows& rows) {
                      return loss_head(hidden, weight, targets, token_weight, {}, rows,
-                                      options.train ? options.smoothing : LabelSmoothing{});
+                                      options.train ? options.smoothing : LabelSmoothing{}, output_.sink(store));
                    });
 }
 
 at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
-  return with_head(store, batch, options,
-                   [](const auto& hidden, const auto& weight, const auto& targets, const auto& counted,
-                      const TrainedRows& rows) { return token_log_probs(hidden, weight, targets, counted, {}, rows); });
+  return with_head(
+      store, batch, options,
+      [&](const auto& hidden, const auto& weight, const auto& targets, const auto& counted, const TrainedRows& rows) {
+        return token_log_probs(hidden, weight, targets, counted, {}, rows, output_.sink(store));
+      });
 }
 
 at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,

@@ -99,6 +99,7 @@ class DecoderModel {
     int unit = -1;
     size_t parameter = 0;
     const at::Tensor& in(UnitStore& store) const { return store.parameters(unit)[parameter]; }
+    GradientSink* sink(UnitStore& store) const { return store.weight_states(unit)[parameter].sink; }
   };
   at::Tensor decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   /// Embeddings of the tokens [T, D], and the head's input, with all that is trained of them.

@@ -60,7 +60,7 @@ void GradientBuffers::add(const UnitSpec& spec, const UnitLayout& layout, bool d
   Unit& unit = *units_.back();
   unit.sinks.resize(count);
   for (size_t p = 0; p < count; ++p) {
-    if (spec.parameters[p].linear) {
+    if (spec.parameters[p].linear || spec.parameters[p].gives_gradient) {
       unit.sinks[p] = std::make_unique<Sink>(*this, unit, p);
       continue;
     }

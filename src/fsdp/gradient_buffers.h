@@ -34,7 +34,7 @@ class GradientBuffers {
   ~GradientBuffers();
 
   /// `divided`: a rank gets its shard of the sum over the ranks, not the whole. `tensors`: the unit's parameters;
-  /// parameters that are no matrix of a linear layer become leaves that require grad. All arguments outlive this
+  /// parameters without a sink become leaves that require grad. All arguments outlive this
   /// object.
   void add(const UnitSpec& spec, const UnitLayout& layout, bool divided, std::vector<at::Tensor>& tensors,
            TrainedShard& shard);

@@ -1,6 +1,7 @@
 #include "trireme/ops/embedding.h"
 
 #include "embedding_launch.h"
+#include "matmul/product.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/dispatch.h"
@@ -16,13 +17,21 @@ namespace {
 
 constexpr int64_t kIndicators = 1 << 22;  // of tokens and trained rows, held at once in backward
 
-/// By our kernel, or on a GPU by the library. The library's gradient of 16 bits adds partial sums of a row in these 16
+/// The gradient of a table of `rows` rows by our kernel.
+at::Tensor kernel_gradient(const at::Tensor& dy, const at::Tensor& ids, int64_t rows) {
+  at::Tensor d_table = at::empty({rows, dy.size(-1)}, dy.options());
+  launch::embedding_backward(dy, ids, {d_table});
+  return d_table;
+}
+
+/// By our kernel, or by the library. The library's gradient of 16 bits on a GPU adds partial sums of a row in these 16
 /// bits, so it is computed in fp32.
 struct Embedding {
   Input table;
   at::Tensor ids;
   int64_t rows;
   bool kernel;
+  GradientSink* sink;
 
   variable_list forward() {
     const at::Tensor values = std::exchange(table.value, {});
@@ -32,9 +41,19 @@ struct Embedding {
   }
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const at::Tensor& dy = d_outputs[0];
+    if (sink == nullptr) return gradients.set(table, gradient(dy));
+    const GradientTarget target = sink->target();
+    bool written = false;
     if constexpr (kCudaBuild)
-      if (kernel) return gradients.set(table, launch::embedding_backward(dy, ids, rows));
-    gradients.set(table, at::embedding_dense_backward(dy.to(at::kFloat), ids, rows, -1, false).to(dy.scalar_type()));
+      if (written = kernel; written) launch::embedding_backward(dy, ids, target);
+    if (!written) write_gradient(target, gradient(dy));
+    sink->written();
+  }
+  at::Tensor gradient(const at::Tensor& dy) const {
+    if constexpr (kCudaBuild)
+      if (kernel) return kernel_gradient(dy, ids, rows);
+    const bool wide = dy.is_cuda() && dy.element_size() == 2;
+    return at::embedding_dense_backward(wide ? dy.to(at::kFloat) : dy, ids, rows, -1, false).to(dy.scalar_type());
   }
 };
 
@@ -89,14 +108,17 @@ at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const Train
   return run_node(RowsNode{x, values, ids, rows.ids}, inputs)[0];
 }
 
-at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids) {
+at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids, GradientSink* sink) {
   TRIREME_CHECK(table_VD.dim() == 2 && ids.scalar_type() == at::kLong, "embedding: table ", table_VD.sizes(), ", ids ",
                 ids.scalar_type());
   const Choice choice =
       Dispatch("embedding", table_VD).needs(table_VD.is_contiguous(), "the table is not contiguous").choice();
-  if (!choice.kernel() && !(table_VD.is_cuda() && table_VD.element_size() == 2)) return at::embedding(table_VD, ids);
+  if (!choice.kernel() && sink == nullptr && !(table_VD.is_cuda() && table_VD.element_size() == 2))
+    return at::embedding(table_VD, ids);
   InputList inputs;
-  Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0), choice.kernel()};
+  Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0), choice.kernel(), sink};
+  // Autograd records a node if an input requires grad.
+  if (sink != nullptr) (void)inputs.add(at::empty({0}, table_VD.options()).set_requires_grad(true));
   return run_node(std::move(node), inputs)[0];
 }
 
@@ -138,7 +160,7 @@ struct FusedBertEmbedding {
     const auto [d_sum, d_gamma, d_beta] =
         at::native_layer_norm_backward(dy, sum, {dy.size(-1)}, mean, rstd, gamma.value, beta.value, {true, true, true});
     const auto set_table = [&](const Input& table, const at::Tensor& ids) {
-      if (gradients.wanted(table)) gradients.set(table, launch::embedding_backward(d_sum, ids, table.value.size(0)));
+      if (gradients.wanted(table)) gradients.set(table, kernel_gradient(d_sum, ids, table.value.size(0)));
     };
     set_table(word, tokens.ids);
     set_table(position, tokens.positions);

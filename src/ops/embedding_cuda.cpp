@@ -26,24 +26,25 @@ at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
   return y;
 }
 
-at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows) {
+void embedding_backward(const at::Tensor& dy, const at::Tensor& ids, const GradientTarget& target) {
   const c10::cuda::CUDAGuard guard(dy.device());
   const at::Tensor gradient = dy.contiguous();
   const int64_t columns = dy.size(-1);
-  at::Tensor d_table = at::zeros({rows, columns}, dy.options());
+  if (!target.adds) target.sum.zero_();
   const size_t bytes = kernels::embedding_backward_workspace(ids.numel(), columns);
   at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, dy.options().dtype(at::kByte));
   kernels::EmbeddingBackward a;
   a.dy = gradient.const_data_ptr();
   a.ids = ids.const_data_ptr<int64_t>();
-  a.d_table = d_table.mutable_data_ptr();
+  a.d_table = target.sum.mutable_data_ptr();
   a.workspace = workspace.mutable_data_ptr();
   a.tokens = ids.numel();
-  a.vocab = rows;
+  a.vocab = target.sum.size(0);
   a.columns = columns;
-  a.element = a.table_element = element(dy);
+  a.accumulate = target.adds;
+  a.element = element(dy);
+  a.table_element = element(target.sum);
   launched(kernels::embedding_backward(a, stream_of(dy)), "embedding_backward");
-  return d_table;
 }
 
 BertEmbeddingRows bert_embedding(const BertTables& tables, const BertTokens& tokens, double eps,

@@ -15,8 +15,8 @@ struct BertEmbeddingRows {
 namespace launch {
 
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
-/// d_table [rows, D] from dy [.., D] and ids.
-at::Tensor embedding_backward(const at::Tensor& dy, const at::Tensor& ids, int64_t rows);
+/// The gradient of a table from dy [.., D] and ids; the target has dy's dtype or fp32.
+void embedding_backward(const at::Tensor& dy, const at::Tensor& ids, const GradientTarget& target);
 BertEmbeddingRows bert_embedding(const BertTables& tables, const BertTokens& tokens, double eps,
                                  const Dropout& dropout);
 

@@ -20,9 +20,14 @@ TEST_F(ScaleTest, MultipliesInFp32AndRoundsOnce) {
           Values expected;
           for (const double v : x) expected.push_back(round_to(static_cast<float>(v) * 0.37f, to));
           DeviceArray in(x, from, shift), out(count, to, shift), factor(Values{0.37}, Element::kF32);
-          CUDA_OK(scale(in.data(), from, factor.fp32(), out.data(), to, count, nullptr));
+          CUDA_OK(scale(in.data(), from, factor.fp32(), out.data(), to, count, false, nullptr));
           EXPECT_EQ(out.values(), expected)
               << name_of(from) << " to " << name_of(to) << ", " << count << " elements, shift " << shift;
+          for (size_t i = 0; i < expected.size(); ++i)
+            expected[i] = round_to(std::fma(static_cast<float>(x[i]), 0.37f, static_cast<float>(expected[i])), to);
+          CUDA_OK(scale(in.data(), from, factor.fp32(), out.data(), to, count, true, nullptr));
+          EXPECT_EQ(out.values(), expected)
+              << name_of(from) << " added to " << name_of(to) << ", " << count << " elements, shift " << shift;
         }
       }
     }
@@ -78,7 +83,7 @@ TEST_F(ScaleTest, ColumnsByFactorsOfTheirOwn) {
 TEST_F(ScaleTest, InPlace) {
   const Values x = normal_values(1001, Element::kBF16, 1);
   DeviceArray data(x, Element::kBF16), factor(Values{2.0}, Element::kF32);
-  CUDA_OK(scale(data.data(), Element::kBF16, factor.fp32(), data.data(), Element::kBF16, 1001, nullptr));
+  CUDA_OK(scale(data.data(), Element::kBF16, factor.fp32(), data.data(), Element::kBF16, 1001, false, nullptr));
   const Values now = data.values();
   for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(now[i], 2 * x[i]);
 }

@@ -11,6 +11,25 @@ using namespace testing;
 
 const auto kIndices = at::TensorOptions(at::kLong);
 
+TEST(Embedding, GivesItsGradientToASink) {
+  const at::Tensor ids = at::tensor({4, 0, 4, 6}, at::kLong), dy = random({4, 3}, 2, at::kFloat);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor table = random({8, 3}, 1, type);
+    const auto d = gradients([&](const auto& t) { return (embed(t[0], ids) * dy.to(type)).sum(); }, {table})[0];
+    for (const bool adds : {false, true}) {
+      CountingSink sink(at::ones({8, 3}, at::kFloat), adds);
+      const at::Tensor y = embed(table, ids, &sink);
+      EXPECT_TRUE(y.detach().equal(at::embedding(table, ids)));
+      (y * dy.to(type)).sum().backward();
+      EXPECT_TRUE(sink.result.sum.equal(adds ? d.to(at::kFloat) + 1 : d.to(at::kFloat)));
+      EXPECT_EQ(sink.targets, 1);
+      EXPECT_EQ(sink.writes, 1);
+      at::NoGradGuard no_grad;
+      EXPECT_FALSE(embed(table, ids, &sink).requires_grad());
+    }
+  }
+}
+
 TEST(BertEmbedding, ValueAndGradientsWithDropout) {
   const at::Tensor ids = at::tensor({3, 1, 1, 0, 4, 3}, kIndices), types = at::tensor({0, 1, 1, 0, 0, 1}, kIndices),
                    positions = at::arange(3, kIndices).repeat({2});

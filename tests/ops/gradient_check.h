@@ -1,6 +1,8 @@
 #pragma once
 // Compares gradients with central differences; helpers of the ops tests. All in fp64.
 
+#include "trireme/nn/weight.h"
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -89,5 +91,17 @@ inline double gradient_error(const Scalar& f, const std::vector<at::Tensor>& inp
 inline at::Tensor project(const at::Tensor& y, uint64_t seed = 99) {
   return (y * random(y.sizes(), seed, y.scalar_type())).sum();
 }
+
+/// Counts its calls.
+struct CountingSink final : GradientSink {
+  CountingSink(const at::Tensor& sum, bool adds) : result{sum, adds} {}
+  GradientTarget target() override {
+    ++targets;
+    return result;
+  }
+  void written() override { ++writes; }
+  GradientTarget result;
+  int targets = 0, writes = 0;
+};
 
 }  // namespace trireme::testing

@@ -1,6 +1,7 @@
 // Our CUDA kernels, called through their operations, against the same operations in fp64 on the CPU. Each test first
 // fills and frees blocks of the outputs' sizes with NaN, which the caching allocator then reuses for the outputs.
 #include "block_testing.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/loss_head.h"
@@ -237,6 +238,14 @@ TEST_P(KernelsGpu, LossHeadAndItsGradients) {
     const at::Tensor only_weight =
         torch::autograd::grad({loss_head(hidden.detach(), weight, targets, weights)}, {weight}, {d_loss})[0];
     EXPECT_TRUE(only_weight.equal(d[1])) << "not deterministic";
+    for (const bool adds : {false, true}) {
+      testing::CountingSink sink(at::ones(weight.sizes(), weight.options().dtype(at::kFloat)), adds);
+      const at::Tensor h_with = torch::autograd::grad(
+          {loss_head(hidden, weight.detach(), targets, weights, {}, {}, {}, &sink)}, {hidden}, {d_loss})[0];
+      EXPECT_TRUE(h_with.equal(d[0]));
+      EXPECT_LT(distance(adds ? sink.result.sum - 1 : sink.result.sum, e[1]), relative);
+      EXPECT_EQ(sink.writes, 1);
+    }
     at::NoGradGuard no_grad;
     EXPECT_NEAR(loss_head(hidden, weight, targets, weights).item<double>() / loss.item<double>(), 1.0, 1e-6);
   }
@@ -294,7 +303,16 @@ TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
     }
     const at::Tensor wide = on_host(table).requires_grad_(true), expected = at::embedding(wide, clamped.cpu());
     EXPECT_TRUE(on_host(y).equal(expected.detach()));
-    expect_close(d, torch::autograd::grad({expected}, {wide}, {on_host(dy)})[0]);
+    const at::Tensor exact = torch::autograd::grad({expected}, {wide}, {on_host(dy)})[0];
+    expect_close(d, exact);
+    for (const bool adds : {false, true}) {
+      testing::CountingSink sink(at::ones(table.sizes(), table.options().dtype(at::kFloat)), adds);
+      embed(table.detach(), clamped, &sink).backward(dy);
+      const at::Tensor got = sink.result.sum - (adds ? 1 : 0);
+      // Our kernel does not round the sum to the dtype of dy.
+      const double relative = kernel_class(at::kCUDA) == KernelClass::kNone ? tolerance() : 2e-6;
+      EXPECT_LT((on_host(got) - exact).abs().max().item<double>(), relative * (1 + exact.abs().max().item<double>()));
+    }
     // Rows of a matrix, some of them selected twice.
     const at::Tensor rows = clamped.view({-1});
     EXPECT_TRUE(gather_rows(table, rows).equal(y.view({-1, shape.width})));

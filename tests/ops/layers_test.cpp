@@ -116,18 +116,6 @@ TEST(LinearResidual, RefusesShapesThatDoNotFit) {
   EXPECT_ANY_THROW(with({{random({2, 5}, 1), random({3, 2}, 1), 0, 0}, {random({2, 5}, 1), random({3, 2}, 1), 2, 1}}));
 }
 
-/// Counts its calls.
-struct CountingSink final : GradientSink {
-  CountingSink(const at::Tensor& sum, bool adds) : result{sum, adds} {}
-  GradientTarget target() override {
-    ++targets;
-    return result;
-  }
-  void written() override { ++writes; }
-  GradientTarget result;
-  int targets = 0, writes = 0;
-};
-
 TEST(Tiles, AddUpWeightGradientsWhereASinkWantsThem) {
   const at::Tensor h = random({7, 8}, 1, at::kFloat), up = random({12, 8}, 2, at::kFloat),
                    down = random({8, 6}, 3, at::kFloat), dy = random({7, 8}, 4, at::kFloat);

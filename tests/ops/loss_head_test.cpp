@@ -21,6 +21,35 @@ at::Tensor targets_of(int64_t tokens, int64_t vocabulary) {
   return (at::arange(tokens, at::TensorOptions(at::kLong)) * 7 + 3).remainder(vocabulary);
 }
 
+TEST(LossHead, GivesTheWeightsGradientToASink) {
+  const at::Tensor targets = targets_of(9, 13), ones = at::ones({9}, at::kFloat);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor hidden = random({9, 5}, 1, type), weight = random({13, 5}, 2, type),
+                     factors = random({9}, 3, at::kFloat);
+    for (const bool by_token : {false, true}) {
+      const auto loss = [&](const at::Tensor& h, const at::Tensor& w, GradientSink* sink) {
+        if (by_token) return (token_log_probs(h, w, targets, ones, {}, {}, sink) * factors).sum();
+        return loss_head(h, w, targets, ones, {}, {}, {}, sink) * 3.0;
+      };
+      const auto expected = gradients([&](const auto& t) { return loss(t[0], t[1], nullptr); }, {hidden, weight});
+      for (const at::ScalarType sum_type : {at::kFloat, type}) {
+        for (const bool adds : {false, true}) {
+          const at::Tensor before = at::ones({13, 5}, at::TensorOptions(sum_type));
+          CountingSink sink(before.clone(), adds);
+          const auto d_hidden = gradients([&](const auto& t) { return loss(t[0], weight, &sink); }, {hidden});
+          EXPECT_TRUE(d_hidden[0].equal(expected[0]));
+          EXPECT_TRUE(sink.result.sum.equal(adds ? before.add(expected[1]).to(sum_type) : expected[1].to(sum_type)));
+          EXPECT_EQ(sink.targets, 1);
+          EXPECT_EQ(sink.writes, 1);
+          at::NoGradGuard no_grad;
+          (void)loss(hidden, weight, &sink);
+          EXPECT_EQ(sink.writes, 1);
+        }
+      }
+    }
+  }
+}
+
 TEST(LossHead, ValueAndGradientEqualThePlainComposition) {
   const at::Tensor targets = targets_of(9, 13);
   const at::Tensor weights = at::tensor({1.0, 0.0, 0.25, 2.0, 0.0, 1.0, 1.0, 0.5, 0.0}, at::kDouble);

@@ -33,6 +33,8 @@ struct ParameterSpec {
   /// The matrix of one linear layer (ops/layers/linear.h) in each forward: its products may run in FP8, and its
   /// gradient may go to a GradientSink.
   bool linear = false;
+  /// Another parameter, that one operation reads in each forward and whose gradient it gives to a GradientSink.
+  bool gives_gradient = false;
   /// Rows from this one on are padding: they start as zeros, and model directories do not have them (requires a single
   /// part); -1: none.
   int64_t zero_rows_from = -1;

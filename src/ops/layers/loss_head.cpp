@@ -1,6 +1,7 @@
 #include "trireme/ops/layers/loss_head.h"
 
 #include "layers/loss_head_chunks.h"
+#include "matmul/product.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
 #include "trireme/nn/autograd_node.h"
@@ -138,6 +139,22 @@ at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType 
   return out;
 }
 
+/// x * factor for the sink, in its dtype; the composition rounds to `dtype` first.
+void give_scaled(GradientSink& sink, const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
+  const GradientTarget target = sink.target();
+  const Choice choice = Dispatch("scale", x)
+                            .needs(x.is_contiguous() && target.sum.is_contiguous(), "a matrix is not contiguous")
+                            .choice();
+  if constexpr (kCudaBuild) {
+    if (choice.kernel()) {
+      launch::scale_to(target, x, factor.contiguous());
+      return sink.written();
+    }
+  }
+  write_gradient(target, scaled(x, factor, dtype));
+  sink.written();
+}
+
 /// The arguments of both nodes, and what their gradients have in common.
 struct Head {
   Input hidden, weight, bias, trained;  // `trained`: some rows of a frozen weight
@@ -145,6 +162,7 @@ struct Head {
   at::Tensor targets;
   bool need_hidden, need_weight;
   at::ScalarType dtype;
+  GradientSink* sink;  // of the weight
   LabelSmoothing smoothing{};
 
   HeadResult run(const at::Tensor& token_weight, bool d_hidden, bool d_weight) const {
@@ -199,7 +217,12 @@ struct Head {
     } else {
       set(hidden, result.d_hidden);
     }
-    set(trained.given() ? trained : weight, result.d_weight);
+    if (sink != nullptr) {
+      give_scaled(*sink, result.d_weight, factor, dtype);
+      result.d_weight = at::Tensor();
+    } else {
+      set(trained.given() ? trained : weight, result.d_weight);
+    }
     set(bias, result.d_bias);
   }
 
@@ -286,7 +309,7 @@ void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const a
 }
 
 Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-               const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows) {
+               const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows, GradientSink* sink) {
   check_arguments(hidden, weight, targets, token_weight, bias);
   TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows.count() <= weight.size(0)),
                 "loss head: ", rows.defined() ? rows.count() : 0, " trained rows of ", weight.sizes());
@@ -299,29 +322,31 @@ Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& we
           rows,
           targets,
           gradients && hidden.requires_grad(),
-          gradients && (weight.requires_grad() || (rows.defined() && rows.values.requires_grad())),
-          weight.scalar_type()};
+          gradients && (sink != nullptr || weight.requires_grad() || (rows.defined() && rows.values.requires_grad())),
+          weight.scalar_type(),
+          sink};
 }
 
 }  // namespace
 
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows,
-                     const LabelSmoothing& smoothing) {
+                     const LabelSmoothing& smoothing, GradientSink* sink) {
   TRIREME_CHECK(smoothing.share == 0 || (smoothing.share > 0 && smoothing.share < 1 && smoothing.vocabulary > 0 &&
                                          smoothing.vocabulary <= weight.size(0)),
                 "loss head: label smoothing ", smoothing.share, " over ", smoothing.vocabulary, " ids of ",
                 weight.sizes());
   InputList inputs;
-  Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows);
+  Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows, sink);
   head.smoothing = smoothing;
   return run_node(LossHead{std::move(head), token_weight, {}}, inputs)[0];
 }
 
 at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                           const at::Tensor& counted, const at::Tensor& bias, const TrainedRows& rows) {
+                           const at::Tensor& counted, const at::Tensor& bias, const TrainedRows& rows,
+                           GradientSink* sink) {
   InputList inputs;
-  Head head = make_head(inputs, hidden, weight, targets, counted, bias, rows);
+  Head head = make_head(inputs, hidden, weight, targets, counted, bias, rows, sink);
   return run_node(LogProbHead{std::move(head), counted, {}}, inputs)[0];
 }
 

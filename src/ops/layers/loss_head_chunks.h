@@ -70,6 +70,8 @@ void cross_entropy_(at::Tensor& logits, const at::Tensor& targets, const at::Ten
 at::Tensor sum(const at::Tensor& values);
 /// x * factor in `dtype`; factor is an fp32 scalar, the product is computed in fp32.
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype);
+/// x * factor, written to a contiguous target or added to it.
+void scale_to(const GradientTarget& target, const at::Tensor& x, const at::Tensor& factor);
 /// Row t of x [T, D] (contiguous) times factors[t] (fp32); the product is computed in fp32.
 at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors);
 

@@ -42,10 +42,15 @@ at::Tensor sum(const at::Tensor& values) {
 at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor, at::ScalarType dtype) {
   const c10::cuda::CUDAGuard guard(x.device());
   at::Tensor out = at::empty(x.sizes(), x.options().dtype(dtype));
-  launched(kernels::scale(x.const_data_ptr(), element(x), factor.const_data_ptr<float>(), out.mutable_data_ptr(),
-                          element(out), x.numel(), stream_of(x)),
-           "scale");
+  scale_to({out}, x, factor);
   return out;
+}
+
+void scale_to(const GradientTarget& target, const at::Tensor& x, const at::Tensor& factor) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  launched(kernels::scale(x.const_data_ptr(), element(x), factor.const_data_ptr<float>(), target.sum.mutable_data_ptr(),
+                          element(target.sum), x.numel(), target.adds, stream_of(x)),
+           "scale");
 }
 
 at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {

@@ -35,15 +35,14 @@ at::Tensor composed_fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK) {
   return product;
 }
 
-/// The sum is rounded to the target's dtype after the addition.
-void write_product(const GradientTarget& target, const at::Tensor& product) {
-  if (target.adds)
-    target.sum.add_(product);
-  else
-    target.sum.copy_(product);
-}
-
 }  // namespace
+
+void write_gradient(const GradientTarget& target, const at::Tensor& gradient) {
+  if (target.adds)
+    target.sum.add_(gradient);
+  else
+    target.sum.copy_(gradient);
+}
 
 Fp8Matrix of_rows(const at::Tensor& codes, const at::Tensor& inverse_scale) {
   TRIREME_CHECK(inverse_scale.numel() == 1, "a matrix ", codes.sizes(), " with ", inverse_scale.numel(),
@@ -76,12 +75,12 @@ void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const F
       return;
     }
   }
-  write_product(target, composed_fp8_product(a_MK, b_NK));
+  write_gradient(target, composed_fp8_product(a_MK, b_NK));
 }
 
 void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, const at::Tensor& b_KN) {
   at::Tensor sum = target.sum;
-  if (!sum.is_cuda()) return write_product(target, at::mm(a_MK, b_KN));
+  if (!sum.is_cuda()) return write_gradient(target, at::mm(a_MK, b_KN));
   if (sum.scalar_type() == a_MK.scalar_type()) {
     if (target.adds)
       sum.addmm_(a_MK, b_KN);

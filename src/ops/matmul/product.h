@@ -38,6 +38,9 @@ inline constexpr double kSplitSlowdown = 1.14;
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
                        const at::Tensor& bias_N = {}, const Addend& addend = {});
 
+/// Writes the gradient to `target`, or adds it; rounded to the target's dtype after the addition.
+void write_gradient(const GradientTarget& target, const at::Tensor& gradient);
+
 /// Writes the product to `target`, or adds it.
 void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate);
 

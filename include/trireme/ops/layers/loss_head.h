@@ -2,6 +2,7 @@
 // Last linear layer and cross-entropy, in chunks of tokens, so that the logits of all tokens are never in memory at
 // once.
 
+#include "trireme/nn/weight.h"
 #include "trireme/ops/trained_rows.h"
 
 #include <ATen/core/Tensor.h>
@@ -38,9 +39,11 @@ struct LabelSmoothing {
 /// With `smoothing` the loss of a token is (1 - share) times that above plus share * mean_v(logsumexp(l_t) - l_t[v])
 /// over the smoothed ids: transformers' LabelSmoother. share / vocabulary is a part of each logit's gradient in the
 /// dtype of the products; fp16 rounds it to a multiple of 6e-8.
+///
+/// `sink`: takes the gradient of a weight that does not require grad; null: none.
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight, const at::Tensor& bias = {}, const TrainedRows& rows = {},
-                     const LabelSmoothing& smoothing = {});
+                     const LabelSmoothing& smoothing = {}, GradientSink* sink = nullptr);
 
 /// log p of each token's target, l_t[target_t] - logsumexp(l_t): [T] in fp32 (fp64), 0 where `counted` [T] (fp32, 0 or
 /// 1) is 0. Memory, dtypes and the other arguments as for loss_head(), but gradients are those of each token by itself,
@@ -48,7 +51,8 @@ at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const a
 /// multiplies its rows: as many FLOPs as loss_head(). With a trained weight (or `rows`) forward keeps the hidden
 /// states, and backward computes the logits again: 2 V D FLOPs more for each token.
 at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-                           const at::Tensor& counted, const at::Tensor& bias = {}, const TrainedRows& rows = {});
+                           const at::Tensor& counted, const at::Tensor& bias = {}, const TrainedRows& rows = {},
+                           GradientSink* sink = nullptr);
 
 /// The same loss without gradients, and the number of counted tokens whose target has the largest logit (fp64 scalars).
 struct HeadScore {
