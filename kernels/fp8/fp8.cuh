@@ -207,6 +207,12 @@ class Amax {
   uint32_t pair_;
 };
 
+/// Magnitudes compare as integers, with NaN above infinity; two 16-bit elements at a time.
+__device__ inline uint32_t larger(uint32_t top, uint32_t word) { return __vmaxu2(top, word & 0x7fff7fffu); }
+
+/// Blocks per multiprocessor of persistent kernels that find column maxima.
+constexpr int kMaximaBlocksPerSm = 2;
+
 /// 1 / scale of a row whose largest magnitude is `top`, large enough that its inverse is finite; NaN and infinity are
 /// kept.
 __device__ inline float row_inverse_scale(float top, Fp8Format format = Fp8Format::kE4M3) {

@@ -29,6 +29,15 @@ struct Fp8Output {
 cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
                           cudaStream_t stream);
 
+/// What the launch of a kernel that was asked for the maxima of its result says on the host: some kernels do not find
+/// them.
+struct FoundMaxima {
+  bool amax = false;        // whether the result's amax was written
+  int64_t column_rows = 0;  // rows of column maxima that were written, 0: none
+};
+/// The most rows of column maxima of a result [rows, columns]: one for each block of a persistent grid.
+int64_t column_maxima_rows(int64_t rows);
+
 /// The columns of a matrix as rows of E4M3 codes: the operand of products that sum over its rows, with a scale per
 /// column.
 ///
@@ -37,9 +46,12 @@ cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t 
 ///
 /// A column that contains NaN or infinity has NaN or infinite inverse[c] and a NaN code, so that it shows in products.
 /// x [rows, columns], transposed [columns, rows]: 16-byte aligned; rows and columns multiples of 16, elements of 16
-/// bits (otherwise cudaErrorInvalidValue). Reads x twice: once for the maxima, once for the codes.
+/// bits (otherwise cudaErrorInvalidValue). Reads x twice, once for the maxima and once for the codes, unless it gets
+/// `maxima` [maxima_rows, columns] of the same type, 16-byte aligned, whose columns have the largest magnitudes of x's.
 struct Fp8Columns {
   const void* x = nullptr;
+  const void* maxima = nullptr;
+  int64_t maxima_rows = 0;
   uint8_t* transposed = nullptr;
   float* inverse = nullptr;    // [columns]
   float* workspace = nullptr;  // [columns], may be uninitialised; 16-byte aligned
@@ -64,7 +76,7 @@ cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cud
 /// A NaN or an infinity among the values makes amax and inverse NaN or infinite, so that products with the matrix are
 /// NaN. x: `count` elements, any alignment.
 struct CurrentScale {
-  const void* x = nullptr;
+  const void* x = nullptr;  // null: *amax is known
   int64_t count = 0;
   Element element = Element::kBF16;
   Fp8Format format = Fp8Format::kE4M3;

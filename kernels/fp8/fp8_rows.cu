@@ -166,8 +166,10 @@ cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cud
 
 cudaError_t current_scale(const CurrentScale& a, cudaStream_t stream) {
   if (a.amax == nullptr || a.scale == nullptr || a.inverse == nullptr) return cudaErrorInvalidValue;
-  if (const cudaError_t error = cudaMemsetAsync(a.amax, 0, sizeof(float), stream); error != cudaSuccess) return error;
-  if (const cudaError_t error = amax(a.x, a.count, a.element, a.amax, stream); error != cudaSuccess) return error;
+  if (a.x != nullptr) {
+    if (const cudaError_t error = cudaMemsetAsync(a.amax, 0, sizeof(float), stream); error != cudaSuccess) return error;
+    if (const cudaError_t error = amax(a.x, a.count, a.element, a.amax, stream); error != cudaSuccess) return error;
+  }
   scale_kernel<<<1, 1, 0, stream>>>(a.amax, a.scale, a.inverse, a.format);
   return cudaGetLastError();
 }

@@ -81,9 +81,6 @@ cudaError_t run(const Source& source, const Fp8Operands& a, cudaStream_t stream)
 
 constexpr int kThreads = 256, kWarps = kThreads / 32, kRowsPerBlock = 128, kUnroll = 4;
 
-/// Magnitudes compare as integers, with NaN above infinity; two 16-bit elements at a time.
-__device__ inline uint32_t larger(uint32_t top, uint32_t word) { return __vmaxu2(top, word & 0x7fff7fffu); }
-
 /// A warp takes 32 packs of a row, a block kRowsPerBlock rows. top [columns] starts as zeros.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -147,12 +144,14 @@ struct ScaledColumns : tile::Plain<T> {
 template <class T>
 cudaError_t run_columns(const Fp8Columns& a, cudaStream_t stream) {
   const T* x = static_cast<const T*>(a.x);
+  const T* searched = a.maxima != nullptr ? static_cast<const T*>(a.maxima) : x;
+  const int64_t rows = a.maxima != nullptr ? a.maxima_rows : a.rows;
   if (const cudaError_t error = cudaMemsetAsync(a.workspace, 0, static_cast<size_t>(a.columns) * sizeof(float), stream);
       error != cudaSuccess)
     return error;
-  const int64_t down = ceil_div(a.rows, kRowsPerBlock), across = ceil_div(a.columns, 32 * 16 / sizeof(T));
+  const int64_t down = ceil_div(rows, kRowsPerBlock), across = ceil_div(a.columns, 32 * 16 / sizeof(T));
   maxima_kernel<T>
-      <<<static_cast<unsigned>(down * across), kThreads, 0, stream>>>(x, a.workspace, a.rows, a.columns, down);
+      <<<static_cast<unsigned>(down * across), kThreads, 0, stream>>>(searched, a.workspace, rows, a.columns, down);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   scales_kernel<<<static_cast<unsigned>(ceil_div(a.columns, kThreads)), kThreads, 0, stream>>>(a.workspace, a.inverse,
                                                                                                a.columns);
@@ -168,6 +167,11 @@ cudaError_t run_columns(const Fp8Columns& a, cudaStream_t stream) {
 }
 
 }  // namespace
+
+int64_t column_maxima_rows(int64_t rows) {
+  const int64_t blocks = int64_t{kMaximaBlocksPerSm} * multiprocessors();
+  return rows < blocks ? rows : blocks;
+}
 
 int64_t fp8_operands_workspace(int64_t rows, int64_t columns) { return ceil_div(rows, tile::kSide) * columns; }
 
@@ -192,7 +196,8 @@ cudaError_t fp8_operands(const Fp8Operands& a, cudaStream_t stream) {
 
 cudaError_t fp8_columns(const Fp8Columns& a, cudaStream_t stream) {
   if (a.rows % 16 != 0 || a.columns % 16 != 0 || a.rows == 0 || a.columns == 0 || a.transposed == nullptr ||
-      a.inverse == nullptr || a.workspace == nullptr || !aligned16(a.x, a.transposed, a.workspace))
+      a.inverse == nullptr || a.workspace == nullptr || !aligned16(a.x, a.transposed, a.workspace, a.maxima) ||
+      (a.maxima != nullptr && a.maxima_rows < 1))
     return cudaErrorInvalidValue;
   return dispatch_16_bit(a.element, [&](auto zero) { return run_columns<decltype(zero)>(a, stream); });
 }

@@ -65,16 +65,77 @@ inline bool fits_rows(int64_t f, int inputs) {
   return fits_shared_memory(static_cast<size_t>(inputs * packs * g.threads * g.rows) * 16);
 }
 
+/// Most threads of a row of kManyPacks packs that leave registers for column maxima (21,504 columns). Rows of up to
+/// kLeastMaximaThreads threads share a multiprocessor with too many others: each block's row of maxima is read again.
+constexpr int kMaximaThreads = 384, kLeastMaximaThreads = 256;
+
+/// Largest magnitudes of the columns that a thread of a persistent kernel has in every row; nothing unless kUsed.
+template <class T, int kPacks, bool kUsed>
+class ColumnMaxima {
+ public:
+  __device__ void add(int p, const Vec<T, 8>& pack) {
+    if constexpr (kUsed) {
+      const Words<4> words = as_words(pack);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) top_[p].word[w] = larger(top_[p].word[w], words.word[w]);
+    }
+  }
+  /// Writes the block's row of maxima, once. Blocks have one row at a time.
+  template <class Cursor>
+  __device__ void write(T* to, const Cursor& cursor) const {
+    if constexpr (kUsed) store_row(to, top_, cursor, false);
+  }
+
+ private:
+  Words<4> top_[kUsed ? kPacks : 1] = {};
+};
+
+/// Launches with column maxima.
+template <class Kernel, class Arguments>
+cudaError_t launch_maxima(Kernel kernel, const Arguments& a, int packs_of_thread, int bytes_of_pack,
+                          cudaStream_t stream) {
+  return launch_rows(kernel, a, a.tokens, row_geometry(a.f / kWidth, packs_of_thread), packs_of_thread * bytes_of_pack,
+                     stream, {0, kMaximaBlocksPerSm, &a.maxima.found->column_rows});
+}
+
 constexpr int kPlainThreads = 256, kUnroll = 2;
+
+/// The largest magnitude of a block's values.
+template <class T, int kWidth>
+class BlockAmax {
+ public:
+  __device__ void add(const Vec<T, kWidth>& v) {
+    if constexpr (kWidth == 1)
+      top_.add(Vec<float, 1>{{to_float(v.value[0])}});
+    else
+      top_.add(v);
+  }
+  /// All threads of the block call it, once.
+  __device__ void raise(float* amax) const {
+    __shared__ float scratch[32];
+    const float top = row_amax(top_.get(), kPlainThreads, scratch);
+    if (threadIdx.x < 32) raise_amax_by_warp(amax, top);
+  }
+
+ private:
+  std::conditional_t<kWidth == 1, Amax<float>, Amax<T>> top_;
+};
 
 template <GateKind kGate>
 using Gate = std::integral_constant<GateKind, kGate>;
 
-/// Launches the kernels without FP8: run(zero of the element type, gate, width, grid, first token).
-template <class F>
-cudaError_t launch_plain(int64_t tokens, int64_t f, Element element, GateKind gate, bool aligned, const F& run) {
-  if (tokens == 0 || f == 0) return cudaSuccess;
-  return dispatch(element, [&](auto zero) {
+/// Launches the kernels without FP8: run(zero of the element type, gate, width, whether amax is found, grid, first
+/// token).
+template <class Arguments, class F>
+cudaError_t launch_plain(const Arguments& a, bool aligned, cudaStream_t stream, const F& run) {
+  const int64_t tokens = a.tokens, f = a.f;
+  const bool amax = a.maxima.amax != nullptr;
+  if (amax) {
+    if (const cudaError_t error = cudaMemsetAsync(a.maxima.amax, 0, sizeof(float), stream); error != cudaSuccess)
+      return error;
+    a.maxima.found->amax = true;
+  }
+  return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);
     const bool packed = aligned && f % kPack == 0;
@@ -82,12 +143,18 @@ cudaError_t launch_plain(int64_t tokens, int64_t f, Element element, GateKind ga
     return launch_pieces(tokens, [&](int64_t begin, unsigned count) {
       const dim3 grid(blocks, count);
       const auto with_gate = [&](auto kind) {
+        const auto with_width = [&](auto width) {
+          if (amax)
+            run(zero, kind, width, std::true_type{}, grid, begin);
+          else
+            run(zero, kind, width, std::false_type{}, grid, begin);
+        };
         if (packed)
-          run(zero, kind, std::integral_constant<int, kPack>{}, grid, begin);
+          with_width(std::integral_constant<int, kPack>{});
         else
-          run(zero, kind, std::integral_constant<int, 1>{}, grid, begin);
+          with_width(std::integral_constant<int, 1>{});
       };
-      if (gate == GateKind::kSilu)
+      if (a.gate == GateKind::kSilu)
         with_gate(Gate<GateKind::kSilu>{});
       else
         with_gate(Gate<GateKind::kGeluTanh>{});

@@ -39,8 +39,8 @@ __device__ inline float cluster_amax(float v, const TransactionBarrier& barrier,
 constexpr int kCodesThreads = 1024, kOwnThreads = 512;
 static_assert(kFewPacks * kCodesThreads >= kManyPacks * kMaxThreads);
 
-template <class T, int kPacks>
-__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackward a) {
+template <class T, int kPacks, bool kMaxima>
+__global__ void __launch_bounds__(kMaxima ? kMaximaThreads : kMaxThreads) backward_kernel(const SwigluBackward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][32];
   using Pack = Vec<T, kWidth>;
@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
   RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, 2 * a.f), gates(free, gate_up, 4 * a.f),
       ups(free, gate_up + a.f, 4 * a.f);
   start_inputs<kStages>(cursor, gradients, gates, ups);
+  ColumnMaxima<T, kPacks, kMaxima> gate_maxima, up_maxima;
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     Pack d_gate[kPacks], d_up[kPacks];
@@ -67,6 +68,8 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
       d_up[p] = packed(from_floats<T>(u));
       top.add(d_gate[p]);
       top.add(d_up[p]);
+      gate_maxima.add(p, d_gate[p]);
+      up_maxima.add(p, d_up[p]);
       if (a.d_gate_up == nullptr) continue;
       T* out = static_cast<T*>(a.d_gate_up) + cursor.row * 2 * a.f + cursor.index(p) * kWidth;
       store(out, d_gate[p]);
@@ -86,6 +89,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const SwigluBackw
       store_fp8(out + a.f, v, scale);
     }
   }
+  T* columns = static_cast<T*>(a.maxima.columns) + blockIdx.x * 2 * a.f;
+  gate_maxima.write(columns, cursor);
+  up_maxima.write(columns + a.f, cursor);
 }
 
 /// Backward from the codes that forward saved; one block, or with kCluster one cluster, per row.
@@ -198,10 +204,13 @@ template <class T>
 cudaError_t launch_backward(const SwigluBackward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
   if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(backward_kernel<T, kFewPacks>, a, a.tokens, row_geometry(packs, kFewPacks), kFewPacks * 48,
-                       stream);
-  return launch_rows(backward_kernel<T, kManyPacks>, a, a.tokens, row_geometry(packs, kManyPacks), kManyPacks * 48,
-                     stream);
+    return launch_rows(backward_kernel<T, kFewPacks, false>, a, a.tokens, row_geometry(packs, kFewPacks),
+                       kFewPacks * 48, stream);
+  // Rows of kFewPacks packs would lose a block of two to the registers of the maxima.
+  if (a.maxima.columns != nullptr && packs <= kManyPacks * kMaximaThreads)
+    return launch_maxima(backward_kernel<T, kManyPacks, true>, a, kManyPacks, 48, stream);
+  return launch_rows(backward_kernel<T, kManyPacks, false>, a, a.tokens, row_geometry(packs, kManyPacks),
+                     kManyPacks * 48, stream);
 }
 
 template <class T>
@@ -216,8 +225,9 @@ cudaError_t launch_backward_codes(const SwigluBackward& a, cudaStream_t stream) 
   return launch_each_row(backward_codes_kernel<T, true, false>, a, a.tokens, g, stream);
 }
 
-template <class T, GateKind kGate, int kWidth>
-__global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* dy, const T* gate_up, T* d_gate_up, int64_t f) {
+template <class T, GateKind kGate, int kWidth, bool kAmax>
+__global__ void __launch_bounds__(kPlainThreads)
+    swiglu_kernel(const T* dy, const T* gate_up, T* d_gate_up, int64_t f, float* amax) {
   const int64_t token = blockIdx.y,
                 first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kPlainThreads + threadIdx.x) * kWidth;
   const T* row = gate_up + token * 2 * f;
@@ -231,6 +241,7 @@ __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* dy, cons
     up[k] = load_stream<T, kWidth>(row + f + column);
     grad[k] = load_stream<T, kWidth>(dy + token * f + column);
   }
+  BlockAmax<T, kWidth> top;
 #pragma unroll
   for (int k = 0; k < kUnroll; ++k) {
     const int64_t column = first + k * kPlainThreads * kWidth;
@@ -241,25 +252,30 @@ __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* dy, cons
     to_floats(grad[k], d);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) swiglu_gradient<T, kGate>(d[i], g[i], u[i]);
-    store(out + column, from_floats<T>(g));
-    store(out + f + column, from_floats<T>(u));
+    const Vec<T, kWidth> d_gate = from_floats<T>(g), d_up = from_floats<T>(u);
+    store(out + column, d_gate);
+    store(out + f + column, d_up);
+    if constexpr (kAmax) top.add(d_gate), top.add(d_up);
   }
+  if constexpr (kAmax) top.raise(amax);
 }
 
 cudaError_t plain(const SwigluBackward& a, cudaStream_t stream) {
-  return launch_plain(a.tokens, a.f, a.element, a.gate, aligned16(a.dy, a.gate_up, a.d_gate_up),
-                      [&](auto zero, auto gate, auto width, dim3 grid, int64_t begin) {
+  return launch_plain(a, aligned16(a.dy, a.gate_up, a.d_gate_up), stream,
+                      [&](auto zero, auto gate, auto width, auto amax, dim3 grid, int64_t begin) {
                         using T = decltype(zero);
-                        swiglu_kernel<T, decltype(gate)::value, decltype(width)::value>
+                        swiglu_kernel<T, decltype(gate)::value, decltype(width)::value, decltype(amax)::value>
                             <<<grid, kPlainThreads, 0, stream>>>(static_cast<const T*>(a.dy) + begin * a.f,
                                                                  static_cast<const T*>(a.gate_up) + begin * 2 * a.f,
-                                                                 static_cast<T*>(a.d_gate_up) + begin * 2 * a.f, a.f);
+                                                                 static_cast<T*>(a.d_gate_up) + begin * 2 * a.f, a.f,
+                                                                 a.maxima.amax);
                       });
 }
 
 }  // namespace
 
 cudaError_t swiglu_backward(const SwigluBackward& a, cudaStream_t stream) {
+  if (a.maxima.found != nullptr) *a.maxima.found = {};
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
   if ((a.gate_up == nullptr) == (a.saved.data == nullptr) || (a.d_gate_up == nullptr && a.fp8.data == nullptr))
     return cudaErrorInvalidValue;

@@ -9,7 +9,8 @@ namespace trireme::kernels {
 TRIREME_BENCH(swiglu) {
   if (!recorder.wants("swiglu forward") && !recorder.wants("swiglu backward")) return;
   constexpr int kSets = 3;
-  for (const auto& [tokens, f] : {std::pair<int64_t, int64_t>{16384, 11008}, {16384, 14336}, {8192, 28672}}) {
+  for (const auto& [tokens, f] :
+       {std::pair<int64_t, int64_t>{16384, 11008}, {16384, 14336}, {8192, 18944}, {8192, 28672}}) {
     bench::Memory memory;
     const Element element = Element::kBF16;
     const double count = static_cast<double>(tokens * f);
@@ -24,12 +25,16 @@ TRIREME_BENCH(swiglu) {
       codes[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f)),
       saved[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f));
     }
-    const auto forward = [&, n = tokens, w = f](int i, bool plain, bool fp8, bool saves) {
+    FoundMaxima found;
+    const SwigluMaxima amax{memory.uniform(1, 0.0f, 1.0f), nullptr, &found},
+        columns{nullptr, memory.raw(column_maxima_rows(tokens) * 2 * f * 2), &found};
+    const auto forward = [&, n = tokens, w = f](int i, bool plain, bool fp8, bool saves, SwigluMaxima maxima = {}) {
       SwigluForward a;
       a.gate_up = gate_up[i], a.tokens = n, a.f = w, a.element = element;
       if (plain) a.y = y[i];
       if (fp8) a.fp8.data = codes[i], a.fp8.row_inverse = inverse;
       if (saves) a.saved = {saved[i], saved_inverse, Fp8Format::kE4M3};
+      a.maxima = maxima;
       return swiglu_forward(a, nullptr);
     };
     // Backward needs codes of realistic values, so forward runs once even if the filter excludes it.
@@ -42,7 +47,14 @@ TRIREME_BENCH(swiglu) {
                   [&](int i) { return forward(i, false, true, true); });
     recorder.time("swiglu forward, all outputs", label, element, 9 * count, kSets,
                   [&](int i) { return forward(i, true, true, true); });
-    const auto backward = [&, n = tokens, w = f](int i, bool from_codes, bool plain, bool fp8) {
+    recorder.time("swiglu forward, amax", label, element, 6 * count, kSets,
+                  [&](int i) { return forward(i, true, false, false, amax); });
+    recorder.time("swiglu forward, plain + fp8", label, element, 7 * count, kSets,
+                  [&](int i) { return forward(i, true, true, false); });
+    recorder.time("swiglu forward, plain + fp8 + column maxima", label, element, 7 * count, kSets,
+                  [&](int i) { return forward(i, true, true, false, columns); });
+    const auto backward = [&, n = tokens, w = f](int i, bool from_codes, bool plain, bool fp8,
+                                                 SwigluMaxima maxima = {}) {
       SwigluBackward a;
       a.dy = y[i], a.tokens = n, a.f = w, a.element = element;
       if (from_codes)
@@ -51,8 +63,15 @@ TRIREME_BENCH(swiglu) {
         a.gate_up = gate_up[i];
       if (plain) a.d_gate_up = d[i];
       if (fp8) a.fp8.data = codes[i], a.fp8.row_inverse = inverse;
+      a.maxima = maxima;
       return swiglu_backward(a, nullptr);
     };
+    recorder.time("swiglu backward, amax", label, element, 10 * count, kSets,
+                  [&](int i) { return backward(i, false, true, false, amax); });
+    recorder.time("swiglu backward, plain + fp8", label, element, 12 * count, kSets,
+                  [&](int i) { return backward(i, false, true, true); });
+    recorder.time("swiglu backward, plain + fp8 + column maxima", label, element, 12 * count, kSets,
+                  [&](int i) { return backward(i, false, true, true, columns); });
     recorder.time("swiglu backward", label, element, 10 * count, kSets,
                   [&](int i) { return backward(i, false, true, false); });
     recorder.time("swiglu backward, fp8 by row", label, element, 8 * count, kSets,

@@ -12,8 +12,23 @@ __device__ inline float settle_half(const SwigluCodes& saved, float top, int64_t
   return 1.0f / inverse;
 }
 
-template <class T, int kPacks, bool kSaves>
-__global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForward a) {
+// Two blocks on a multiprocessor leave kManyPacks packs with maxima 80 registers, which ptxas finds enough for sm_90a
+// only: elsewhere it would spill, and the maxima are not found (launch_forward()).
+#ifdef TRIREME_SM90A
+constexpr int kManyMaximaBlocks = kMaximaBlocksPerSm;
+#else
+constexpr int kManyMaximaBlocks = 1;
+#endif
+template <int kPacks, bool kMaxima>
+constexpr int kForwardThreads = kMaxima && kPacks == kManyPacks ? kMaximaThreads : kMaxThreads;
+template <int kPacks, bool kMaxima>
+constexpr int kForwardBlocks = !kMaxima               ? 0
+                               : kPacks == kManyPacks ? kManyMaximaBlocks
+                                                      : kMaximaBlocksPerSm;
+
+template <class T, int kPacks, bool kSaves, bool kMaxima>
+__global__ void __launch_bounds__(kForwardThreads<kPacks, kMaxima>, kForwardBlocks<kPacks, kMaxima>)
+    forward_kernel(const SwigluForward a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][3 * 32];
   using Pack = Vec<T, kWidth>;
@@ -22,6 +37,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
   const T* gate_up = static_cast<const T*>(a.gate_up);
   RowPrefetch<kPacks, 16, kStages> gates(free, gate_up, 4 * a.f), ups(free, gate_up + a.f, 4 * a.f);
   start_inputs<kStages>(cursor, gates, ups);
+  ColumnMaxima<T, kPacks, kMaxima> maxima;
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     constexpr int kKept = kSaves ? kPacks : 1;
@@ -43,6 +59,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       for (int i = 0; i < kWidth; ++i) v[i] = swiglu<T>(v[i], w[i]);
       y[p] = packed(from_floats<T>(v));
       top_y.add(y[p]);
+      maxima.add(p, y[p]);
       if (a.y != nullptr) store(static_cast<T*>(a.y) + cursor.row * a.f + cursor.index(p) * kWidth, y[p]);
     }
     end_row();
@@ -74,6 +91,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_kernel(const SwigluForwar
       }
     }
   }
+  maxima.write(static_cast<T*>(a.maxima.columns) + blockIdx.x * a.f, cursor);
 }
 
 /// Any width, type and alignment; reads its row twice.
@@ -114,15 +132,20 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Sw
 template <class T, bool kSaves>
 cudaError_t launch_forward(const SwigluForward& a, cudaStream_t stream) {
   const int64_t packs = a.f / kWidth;
-  if (packs <= kFewPacks * kMaxThreads)
-    return launch_rows(forward_kernel<T, kFewPacks, kSaves>, a, a.tokens, row_geometry(packs, kFewPacks),
+  const bool few = packs <= kFewPacks * kMaxThreads;
+  if (!kSaves && a.maxima.columns != nullptr && packs > kFewPacks * kLeastMaximaThreads &&
+      (few || (packs <= kManyPacks * kMaximaThreads && runs_sm90a())))
+    return few ? launch_maxima(forward_kernel<T, kFewPacks, false, true>, a, kFewPacks, 32, stream)
+               : launch_maxima(forward_kernel<T, kManyPacks, false, true>, a, kManyPacks, 32, stream);
+  if (few)
+    return launch_rows(forward_kernel<T, kFewPacks, kSaves, false>, a, a.tokens, row_geometry(packs, kFewPacks),
                        kFewPacks * 32, stream);
-  return launch_rows(forward_kernel<T, kManyPacks, kSaves>, a, a.tokens, row_geometry(packs, kManyPacks),
+  return launch_rows(forward_kernel<T, kManyPacks, kSaves, false>, a, a.tokens, row_geometry(packs, kManyPacks),
                      kManyPacks * 32, stream);
 }
 
-template <class T, GateKind kGate, int kWidth>
-__global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* gate_up, T* y, int64_t f) {
+template <class T, GateKind kGate, int kWidth, bool kAmax>
+__global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* gate_up, T* y, int64_t f, float* amax) {
   const int64_t token = blockIdx.y,
                 first = (static_cast<int64_t>(blockIdx.x) * kUnroll * kPlainThreads + threadIdx.x) * kWidth;
   const T* row = gate_up + token * 2 * f;
@@ -134,6 +157,7 @@ __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* gate_up,
     gate[k] = load_stream<T, kWidth>(row + column);
     up[k] = load_stream<T, kWidth>(row + f + column);
   }
+  BlockAmax<T, kWidth> top;
 #pragma unroll
   for (int k = 0; k < kUnroll; ++k) {
     const int64_t column = first + k * kPlainThreads * kWidth;
@@ -143,23 +167,27 @@ __global__ void __launch_bounds__(kPlainThreads) swiglu_kernel(const T* gate_up,
     to_floats(up[k], u);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) g[i] = swiglu<T, kGate>(g[i], u[i]);
-    store(y + token * f + column, from_floats<T>(g));
+    const Vec<T, kWidth> value = from_floats<T>(g);
+    store(y + token * f + column, value);
+    if constexpr (kAmax) top.add(value);
   }
+  if constexpr (kAmax) top.raise(amax);
 }
 
 cudaError_t plain(const SwigluForward& a, cudaStream_t stream) {
-  return launch_plain(a.tokens, a.f, a.element, a.gate, aligned16(a.gate_up, a.y),
-                      [&](auto zero, auto gate, auto width, dim3 grid, int64_t begin) {
-                        using T = decltype(zero);
-                        swiglu_kernel<T, decltype(gate)::value, decltype(width)::value>
-                            <<<grid, kPlainThreads, 0, stream>>>(static_cast<const T*>(a.gate_up) + begin * 2 * a.f,
-                                                                 static_cast<T*>(a.y) + begin * a.f, a.f);
-                      });
+  return launch_plain(
+      a, aligned16(a.gate_up, a.y), stream, [&](auto zero, auto gate, auto width, auto amax, dim3 grid, int64_t begin) {
+        using T = decltype(zero);
+        swiglu_kernel<T, decltype(gate)::value, decltype(width)::value, decltype(amax)::value>
+            <<<grid, kPlainThreads, 0, stream>>>(static_cast<const T*>(a.gate_up) + begin * 2 * a.f,
+                                                 static_cast<T*>(a.y) + begin * a.f, a.f, a.maxima.amax);
+      });
 }
 
 }  // namespace
 
 cudaError_t swiglu_forward(const SwigluForward& a, cudaStream_t stream) {
+  if (a.maxima.found != nullptr) *a.maxima.found = {};
   if (a.tokens == 0 || a.f == 0) return cudaSuccess;
   if (a.fp8.data == nullptr && a.saved.data == nullptr)
     return a.y == nullptr ? cudaErrorInvalidValue : plain(a, stream);

@@ -54,8 +54,14 @@ Operand gelu_backward_operand(const at::Tensor& dy, const at::Tensor& x, const a
 
 namespace {
 
-/// Forms that no kernel writes are derived from the plain one.
-bool needs_plain(const OperandForms& wanted) { return wanted.need_plain() || wanted.column_sums; }
+/// What the kernel of a gate writes. Forms that no kernel writes are derived from the plain one; the kernel for GeGLU
+/// writes no other.
+OperandForms written_forms(OperandForms wanted, Activation form) {
+  const bool codes = form == Activation::kSwiglu;
+  wanted.plain = wanted.need_plain() || wanted.column_sums || !codes;
+  wanted.rows = wanted.rows && codes;
+  return wanted;
+}
 
 at::Tensor gate_of(const at::Tensor& gate, Activation form) {
   return form == Activation::kSwiglu ? at::silu(gate) : at::gelu(gate, "tanh");
@@ -84,17 +90,16 @@ Operand compose_backward(const at::Tensor& dy, const at::Tensor& both, Activatio
   return result;
 }
 
-GatedForward forward_plain_and_rows(const at::Tensor& gate_up, Activation form, bool want_plain, bool want_rows,
+GatedForward forward_plain_and_rows(const at::Tensor& gate_up, Activation form, const OperandForms& wanted,
                                     bool keep_fp8) {
-  TRIREME_RETURN_LAUNCH(Dispatch("gated_activation", gate_up).choice(),
-                        gated_forward(gate_up, form, want_plain, want_rows, keep_fp8));
+  TRIREME_RETURN_LAUNCH(Dispatch("gated_activation", gate_up).choice(), gated_forward(gate_up, form, wanted, keep_fp8));
   return compose_forward(gate_up, form, keep_fp8);
 }
 
 Operand backward_plain_and_rows(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8,
-                                Activation form, bool want_plain, bool want_rows) {
+                                Activation form, const OperandForms& wanted) {
   TRIREME_RETURN_LAUNCH(Dispatch("gated_activation_backward", kept_fp8.defined() ? kept_fp8.data : gate_up).choice(),
-                        gated_backward(dy, gate_up, kept_fp8, form, want_plain, want_rows));
+                        gated_backward(dy, gate_up, kept_fp8, form, wanted));
   return compose_backward(dy, plain_gate_up(dy, gate_up, kept_fp8), form);
 }
 
@@ -102,10 +107,8 @@ Operand backward_plain_and_rows(const at::Tensor& dy, const at::Tensor& gate_up,
 
 GatedForward gated_forward(const at::Tensor& gate_up, Activation form, const OperandForms& wanted, bool keep_fp8) {
   TRIREME_CHECK(is_gated(form), "gated_forward: the activation has no gate");
-  // The kernel for GeGLU writes the plain form; FP8 codes are made of it.
   const bool codes = form == Activation::kSwiglu;
-  GatedForward result = forward_plain_and_rows(gate_up, form, needs_plain(wanted) || (wanted.rows && !codes),
-                                               wanted.rows && codes, keep_fp8 && codes);
+  GatedForward result = forward_plain_and_rows(gate_up, form, written_forms(wanted, form), keep_fp8 && codes);
   if (keep_fp8 && !codes) result.kept_fp8 = quantize_rows(gate_up, 2);
   complete(result.y, wanted);
   return result;
@@ -113,9 +116,10 @@ GatedForward gated_forward(const at::Tensor& gate_up, Activation form, const Ope
 
 Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, Activation form,
                        const OperandForms& wanted) {
-  const bool codes = form == Activation::kSwiglu;
-  Operand result = codes ? backward_plain_and_rows(dy, gate_up, kept_fp8, form, needs_plain(wanted), wanted.rows)
-                         : backward_plain_and_rows(dy, plain_gate_up(dy, gate_up, kept_fp8), {}, form, true, false);
+  const OperandForms written = written_forms(wanted, form);
+  Operand result = form == Activation::kSwiglu
+                       ? backward_plain_and_rows(dy, gate_up, kept_fp8, form, written)
+                       : backward_plain_and_rows(dy, plain_gate_up(dy, gate_up, kept_fp8), {}, form, written);
   complete(result, wanted);
   return result;
 }

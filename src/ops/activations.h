@@ -41,10 +41,11 @@ Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp
                        const OperandForms& wanted);
 
 namespace launch {
-/// With codes, of y or of gate_up, kSwiglu only.
-GatedForward gated_forward(const at::Tensor& gate_up, Activation form, bool want_plain, bool want_rows, bool keep_fp8);
+/// Writes the plain form and rows if wanted, and the maxima that wanted columns and current codes are made of where the
+/// kernel finds them. With codes, of y or of gate_up, kSwiglu only.
+GatedForward gated_forward(const at::Tensor& gate_up, Activation form, const OperandForms& wanted, bool keep_fp8);
 Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, Activation form,
-                       bool want_plain, bool want_rows);
+                       const OperandForms& wanted);
 }  // namespace launch
 
 }  // namespace trireme

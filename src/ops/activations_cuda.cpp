@@ -66,29 +66,49 @@ kernels::SwigluCodes codes(const Fp8Rows& rows) {
   return out;
 }
 
+/// Runs swiglu_forward or swiglu_backward with the maxima of its result [tokens, columns] that wanted forms are made
+/// of.
+template <class Arguments, class Launch>
+void launch_gate(Operand& result, Arguments& a, const at::Tensor& like, int64_t columns, const OperandForms& wanted,
+                 const char* kernel, const Launch& launch) {
+  kernels::FoundMaxima found;
+  a.maxima.found = &found;
+  if (wanted.current != CurrentCodes::kNone) {
+    result.maxima.amax = at::empty({1}, like.options().dtype(at::kFloat));
+    a.maxima.amax = result.maxima.amax.mutable_data_ptr<float>();
+  }
+  if (wanted.columns) {
+    result.maxima.columns = at::empty({kernels::column_maxima_rows(a.tokens), columns}, like.options());
+    a.maxima.columns = result.maxima.columns.mutable_data_ptr();
+  }
+  a.element = element(like);
+  launched(launch(a, stream_of(like)), kernel);
+  if (!found.amax) result.maxima.amax = at::Tensor();
+  result.maxima.columns = found.column_rows > 0 ? result.maxima.columns.narrow(0, 0, found.column_rows) : at::Tensor();
+}
+
 }  // namespace
 
-GatedForward gated_forward(const at::Tensor& gate_up, Activation form, bool want_plain, bool want_rows, bool keep_fp8) {
+GatedForward gated_forward(const at::Tensor& gate_up, Activation form, const OperandForms& wanted, bool keep_fp8) {
   const c10::cuda::CUDAGuard guard(gate_up.device());
   const int64_t tokens = gate_up.size(0), f = gate_up.size(1) / 2;
   GatedForward result;
   kernels::SwigluForward a;
   a.gate = gate_kind(form);
   a.gate_up = gate_up.const_data_ptr();
-  allocate_forms(result.y, gate_up, tokens, f, want_plain, want_rows, a.y, a.fp8);
+  allocate_forms(result.y, gate_up, tokens, f, wanted.plain, wanted.rows, a.y, a.fp8);
   if (keep_fp8) {
     result.kept_fp8 = empty_rows(gate_up, tokens, 2 * f, 2);
     a.saved = codes(result.kept_fp8);
   }
   a.tokens = tokens;
   a.f = f;
-  a.element = element(gate_up);
-  launched(kernels::swiglu_forward(a, stream_of(gate_up)), "swiglu_forward");
+  launch_gate(result.y, a, gate_up, f, wanted, "swiglu_forward", kernels::swiglu_forward);
   return result;
 }
 
 Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp8Rows& kept_fp8, Activation form,
-                       bool want_plain, bool want_rows) {
+                       const OperandForms& wanted) {
   const c10::cuda::CUDAGuard guard(dy.device());
   const at::Tensor gradient = dy.contiguous();
   const int64_t tokens = dy.size(0), f = dy.size(1);
@@ -100,11 +120,10 @@ Operand gated_backward(const at::Tensor& dy, const at::Tensor& gate_up, const Fp
     a.saved = codes(kept_fp8);
   else
     a.gate_up = gate_up.const_data_ptr();
-  allocate_forms(result, dy, tokens, 2 * f, want_plain, want_rows, a.d_gate_up, a.fp8);
+  allocate_forms(result, dy, tokens, 2 * f, wanted.plain, wanted.rows, a.d_gate_up, a.fp8);
   a.tokens = tokens;
   a.f = f;
-  a.element = element(dy);
-  launched(kernels::swiglu_backward(a, stream_of(dy)), "swiglu_backward");
+  launch_gate(result, a, dy, 2 * f, wanted, "swiglu_backward", kernels::swiglu_backward);
   return result;
 }
 

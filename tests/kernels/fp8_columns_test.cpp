@@ -60,6 +60,18 @@ TEST_F(Fp8ColumnsTest, AreTheRowsOfTheTranspose) {
       CUDA_OK(fp8_columns(run.arguments, nullptr));
       expect_quantized_rows(transposed(x, s.rows, s.columns), run.codes.read(), run.inverse.values(), s.columns, s.rows,
                             Fp8Format::kE4M3, "columns");
+      // The same from known maxima, one row of them with signs, whose other row has nothing.
+      const std::vector<unsigned char> codes = run.codes.read(), inverse = run.inverse.read();
+      Values top(static_cast<size_t>(2 * s.columns));
+      for (size_t i = 0; i < x.size(); ++i) {
+        double& most = top[i % static_cast<size_t>(s.columns)];
+        if (std::abs(x[i]) > std::abs(most)) most = x[i];
+      }
+      const DeviceArray maxima(top, element);
+      run.arguments.maxima = maxima.data(), run.arguments.maxima_rows = 2;
+      run.codes.poison(), run.inverse.poison(), run.workspace.poison();
+      CUDA_OK(fp8_columns(run.arguments, nullptr));
+      EXPECT_TRUE(run.codes.read() == codes && run.inverse.read() == inverse);
     }
 }
 
@@ -108,6 +120,8 @@ TEST_F(Fp8ColumnsTest, RefusesWhatItCannotDo) {
   a = run.arguments, a.rows = 60;
   EXPECT_EQ(fp8_columns(a, nullptr), cudaErrorInvalidValue);
   a = run.arguments, a.transposed += 1, a.rows = 48;
+  EXPECT_EQ(fp8_columns(a, nullptr), cudaErrorInvalidValue);
+  a = run.arguments, a.maxima = a.x;
   EXPECT_EQ(fp8_columns(a, nullptr), cudaErrorInvalidValue);
   a = run.arguments, a.workspace = nullptr;
   EXPECT_EQ(fp8_columns(a, nullptr), cudaErrorInvalidValue);

@@ -4,6 +4,7 @@
 #include "swiglu_oracle.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace trireme::kernels::testing::swiglu_tests {
 
@@ -166,6 +167,164 @@ TEST_F(SwigluTest, GradientInFp8MayReplaceItsInputToo) {
     expect_close(plain, oracle::swiglu_backward(dy, gate_up, tokens, f), Element::kBF16, 1.05, 4e-6, "d_gate_up");
     expect_quantized_rows(plain, codes.read(), inverse.values(), tokens, 2 * f, Fp8Format::kE4M3, "codes");
   }
+}
+
+/// The largest magnitude of each column of a 16-bit matrix, as bits: NaN above infinity.
+std::vector<uint16_t> column_maxima(const std::vector<unsigned char>& bytes, int64_t rows, int64_t columns) {
+  std::vector<uint16_t> words(bytes.size() / 2), most(static_cast<size_t>(columns));
+  std::memcpy(words.data(), bytes.data(), bytes.size());
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    uint16_t& top = most[static_cast<size_t>(i % columns)];
+    top = std::max<uint16_t>(top, words[static_cast<size_t>(i)] & 0x7fff);
+  }
+  return most;
+}
+
+/// Zeros, infinities, NaN and the largest magnitude at an end, each in columns of its own where there are enough.
+void make_hostile(Values& gate_up, Values& dy, int64_t tokens, int64_t f) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (int64_t t = 0; t < tokens; ++t) gate_up[static_cast<size_t>(2 * t * f)] = 0;
+  gate_up[static_cast<size_t>(f / 2)] = std::nan("");
+  gate_up[static_cast<size_t>((2 * tokens - 1) * f + f / 4)] = -infinity;
+  dy[static_cast<size_t>((tokens - 1) * f + f / 3)] = infinity;
+  gate_up.back() = -3000, dy.back() = -8;
+}
+
+// Few and many rows for each block, widths around the limits of each kernel, blocks without a whole pack for each
+// thread. The other outputs are those of kernels without maxima.
+TEST_F(SwigluTest, ColumnMaximaAreThoseOfTheResult) {
+  constexpr Shape kMaximaShapes[] = {{16, 128, 0},  {5, 8192, 0},  {1, 8200, 0},  {300, 8200, 0}, {2, 11008, 0},
+                                     {9, 16384, 0}, {3, 16392, 0}, {1, 18944, 0}, {7, 18944, 0},  {300, 18944, 0},
+                                     {4, 21504, 0}, {4, 21512, 0}, {3, 18944, 1}, {5, 28672, 0},  {4, 1001, 0}};
+  for (const Element element : {Element::kBF16, Element::kF16})
+    for (const Shape& s : kMaximaShapes) {
+      if (too_large(s.tokens * s.f)) continue;
+      SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " + std::to_string(s.f));
+      const int64_t n = s.tokens * s.f, rows = column_maxima_rows(s.tokens);
+      ASSERT_TRUE(rows >= 1 && rows <= s.tokens);
+      Values gate_up = normal_values(2 * n, element, 1, 2.0), dy = normal_values(n, element, 2);
+      make_hostile(gate_up, dy, s.tokens, s.f);
+      DeviceArray in(gate_up, element, s.shift), gradient(dy, element, s.shift), inverse(s.tokens, Element::kF32);
+      const auto check = [&](int64_t columns, auto arguments, const auto& launch, int64_t least_f) {
+        DeviceArray out(s.tokens * columns, element, s.shift), maxima(rows * columns, element);
+        DeviceBytes codes(s.tokens * columns);
+        arguments.tokens = s.tokens, arguments.f = s.f, arguments.element = element;
+        arguments.fp8.data = codes.template as<uint8_t>(), arguments.fp8.row_inverse = inverse.fp32();
+        launch(arguments, out.data());
+        const auto expected = out.read(), expected_codes = codes.read(), expected_inverse = inverse.read();
+        FoundMaxima found{true, 99};
+        arguments.maxima.columns = maxima.data(), arguments.maxima.found = &found;
+        out.poison(), codes.poison(), inverse.poison();
+        launch(arguments, out.data());
+        EXPECT_TRUE(out.read() == expected && codes.read() == expected_codes && inverse.read() == expected_inverse);
+        EXPECT_FALSE(found.amax);
+        ASSERT_TRUE(found.column_rows >= 0 && found.column_rows <= rows) << found.column_rows;
+        if (s.f <= least_f || s.f > 21504 || s.shift != 0) {
+          EXPECT_EQ(found.column_rows, 0);
+        } else if (s.f <= 16384 && fits_shared_memory(size_t{64} << 10)) {
+          EXPECT_GT(found.column_rows, 0);
+        }
+        const std::vector<unsigned char> bytes = maxima.read();
+        const auto written = bytes.begin() + found.column_rows * columns * 2;
+        EXPECT_TRUE(std::all_of(written, bytes.end(), [](unsigned char byte) { return byte == 0xff; }));
+        if (found.column_rows > 0) {
+          EXPECT_EQ(column_maxima({bytes.begin(), written}, found.column_rows, columns),
+                    column_maxima(expected, s.tokens, columns));
+        }
+      };
+      SwigluForward forward;
+      forward.gate_up = in.data();
+      check(
+          s.f, forward,
+          [](SwigluForward& a, void* to) {
+            a.y = to;
+            CUDA_OK(swiglu_forward(a, nullptr));
+          },
+          8192);
+      SwigluBackward backward;
+      backward.dy = gradient.data(), backward.gate_up = in.data();
+      check(
+          2 * s.f, backward,
+          [](SwigluBackward& a, void* to) {
+            a.d_gate_up = to;
+            CUDA_OK(swiglu_backward(a, nullptr));
+          },
+          16384);
+    }
+}
+
+TEST_F(SwigluTest, AmaxIsThatOfTheResult) {
+  constexpr Shape kAmaxShapes[] = {{1, 1, 0},    {3, 7, 0},    {5, 8, 0},      {4, 1001, 0}, {3, 1024, 1},
+                                   {7, 4096, 0}, {2, 4104, 0}, {33, 18944, 0}, {66000, 8, 0}};
+  for (const Element element : kElements)
+    for (const Shape& s : kAmaxShapes)
+      for (const bool hostile : {false, true}) {
+        if (too_large(s.tokens * s.f)) continue;
+        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " + std::to_string(s.f));
+        const int64_t n = s.tokens * s.f;
+        Values gate_up = normal_values(2 * n, element, 1, 2.0), dy = normal_values(n, element, 2);
+        if (hostile)
+          make_hostile(gate_up, dy, s.tokens, s.f);
+        else
+          gate_up.back() = -300, dy.back() = -8;
+        DeviceArray in(gate_up, element, s.shift), gradient(dy, element, s.shift), y(n, element, s.shift),
+            out(2 * n, element, s.shift);
+        for (const GateKind gate : {GateKind::kSilu, GateKind::kGeluTanh})
+          for (const bool forward : {true, false}) {
+            const auto run = [&](const SwigluMaxima& maxima) {
+              return forward ? swiglu_forward({.gate_up = in.data(),
+                                               .y = y.data(),
+                                               .maxima = maxima,
+                                               .gate = gate,
+                                               .tokens = s.tokens,
+                                               .f = s.f,
+                                               .element = element},
+                                              nullptr)
+                             : swiglu_backward({.dy = gradient.data(),
+                                                .gate_up = in.data(),
+                                                .d_gate_up = out.data(),
+                                                .maxima = maxima,
+                                                .gate = gate,
+                                                .tokens = s.tokens,
+                                                .f = s.f,
+                                                .element = element},
+                                               nullptr);
+            };
+            DeviceArray& result = forward ? y : out;
+            DeviceArray found_amax(1, Element::kF32), amax(1, Element::kF32), scale(2, Element::kF32),
+                found_scale(2, Element::kF32);
+            FoundMaxima found;
+            CUDA_OK(run({}));
+            const std::vector<unsigned char> expected = result.read();
+            result.poison();
+            CUDA_OK(run({.amax = found_amax.fp32(), .found = &found}));
+            EXPECT_TRUE(result.read() == expected);
+            EXPECT_TRUE(found.amax && found.column_rows == 0);
+            CurrentScale a;
+            a.x = result.data(), a.count = forward ? n : 2 * n, a.element = element;
+            a.amax = amax.fp32(), a.scale = scale.fp32(), a.inverse = scale.fp32() + 1;
+            CUDA_OK(current_scale(a, nullptr));
+            a.x = nullptr, a.amax = found_amax.fp32(), a.scale = found_scale.fp32(), a.inverse = found_scale.fp32() + 1;
+            CUDA_OK(current_scale(a, nullptr));
+            EXPECT_EQ(found_amax.read(), amax.read());
+            EXPECT_EQ(found_scale.read(), scale.read());
+          }
+      }
+}
+
+// Kernels that read or write codes do not find amax, and say so.
+TEST_F(SwigluTest, AmaxBesideCodesIsNotFound) {
+  const int64_t tokens = 4, f = 128;
+  DeviceArray in(normal_values(tokens * 2 * f, Element::kBF16, 1), Element::kBF16), y(tokens * f, Element::kBF16),
+      inverse(2 * tokens, Element::kF32), amax(1, Element::kF32);
+  DeviceBytes saved(tokens * 2 * f);
+  FoundMaxima found{true, 1};
+  SwigluForward a;
+  a.gate_up = in.data(), a.y = y.data(), a.tokens = tokens, a.f = f;
+  a.saved.data = saved.as<uint8_t>(), a.saved.inverse = inverse.fp32();
+  a.maxima = {amax.fp32(), nullptr, &found};
+  CUDA_OK(swiglu_forward(a, nullptr));
+  EXPECT_FALSE(found.amax || found.column_rows != 0);
 }
 
 TEST_F(SwigluTest, SameBitsEveryTime) {

@@ -1,5 +1,6 @@
 // Our CUDA kernels, called through their operations, against the same operations in fp64 on the CPU. Each test first
 // fills and frees blocks of the outputs' sizes with NaN, which the caching allocator then reuses for the outputs.
+#include "activations.h"
 #include "block_testing.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/ops/dropout.h"
@@ -71,6 +72,54 @@ TEST_P(KernelsGpu, Nf4HasTheBitsOfTheComposition) {
     nf4_dequantize_(want, host_codes, {scales.absmax.cpu(), scales.nested.cpu(), scales.offset.cpu()});
     EXPECT_TRUE(at::equal(got.cpu(), want)) << count;
   }
+}
+
+// Columns and codes of a gate's operands are made of maxima that its kernel may have found: the same bits as from the
+// plain form alone.
+TEST_P(KernelsGpu, GatedOperandsHaveTheCodesOfTheirPlainForms) {
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.view(at::kByte).equal(b.view(at::kByte)); };
+  for (const auto& [tokens, f] : std::vector<std::pair<int64_t, int64_t>>{
+           {16, 32}, {400, 1040}, {48, 8208}, {304, 11008}, {32, 16384}, {16, 18944}, {320, 18944}, {32, 21520}})
+    for (const Activation form : {Activation::kSwiglu, Activation::kGegluTanh})
+      for (const bool hostile : {false, true}) {
+        SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(f) + (hostile ? ", hostile" : ""));
+        const at::Tensor gate_up = random({tokens, 2 * f}), dy = random({tokens, f});
+        gate_up.select(1, 3).zero_();
+        if (hostile) {
+          gate_up[5][7].fill_(std::nan(""));
+          gate_up[tokens - 1][f + 9].fill_(-std::numeric_limits<double>::infinity());
+          dy[2][f - 1].fill_(std::numeric_limits<double>::infinity());
+        }
+        poison(static_cast<int64_t>(gate_up.nbytes()));
+        const auto both = [&](const OperandForms& wanted) {
+          return std::vector<Operand>{gated_forward(gate_up, form, wanted, false).y,
+                                      gated_backward(dy, gate_up, {}, form, wanted)};
+        };
+        for (const Operand& made : both({.plain = true, .rows = true, .columns = true})) {
+          const Fp8Rows columns = quantize_columns(made.plain);
+          EXPECT_TRUE(same(made.columns.data, columns.data));
+          EXPECT_TRUE(same(made.columns.inverse_scale, columns.inverse_scale));
+          EXPECT_FALSE(made.maxima.columns.defined());
+        }
+        for (const CurrentCodes format : {CurrentCodes::kE4m3, CurrentCodes::kE5m2})
+          for (const Operand& made : both({.plain = true, .column_sums = true, .current = format})) {
+            const Operand codes = make_current_codes(made.plain, format, true);
+            EXPECT_TRUE(same(made.codes.data, codes.codes.data));
+            EXPECT_TRUE(same(made.codes.transposed, codes.codes.transposed));
+            EXPECT_TRUE(same(made.codes.inverse.view({1}), codes.codes.inverse.view({1})));
+            EXPECT_TRUE(same(made.column_sums, codes.column_sums));
+          }
+      }
+#ifdef TRIREME_WITH_CUDA
+  if (GetParam() == at::kFloat || kernel_class(at::Device(at::kCUDA, 0)) != KernelClass::kHopper) return;
+  const at::Tensor gate_up = random({16, 2 * 18944}), dy = random({16, 18944});
+  const OperandForms rows{.plain = true, .rows = true, .columns = true},
+      current{.plain = true, .current = CurrentCodes::kE4m3};
+  EXPECT_TRUE(launch::gated_forward(gate_up, Activation::kSwiglu, rows, false).y.maxima.columns.defined());
+  EXPECT_TRUE(launch::gated_backward(dy, gate_up, {}, Activation::kSwiglu, rows).maxima.columns.defined());
+  EXPECT_TRUE(launch::gated_forward(gate_up, Activation::kSwiglu, current, false).y.maxima.amax.defined());
+  EXPECT_TRUE(launch::gated_backward(dy, gate_up, {}, Activation::kSwiglu, current).maxima.amax.defined());
+#endif
 }
 
 TEST_P(KernelsGpu, DropoutMakesTheSameDecisionsAsTheTensorOperations) {

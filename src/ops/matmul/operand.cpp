@@ -71,9 +71,9 @@ Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups) {
   return compose_rows(x_TD, groups);
 }
 
-Fp8Rows quantize_columns(const at::Tensor& x_TD) {
+Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known) {
   TRIREME_CHECK(x_TD.dim() == 2, "quantize_columns: ", x_TD.sizes());
-  TRIREME_RETURN_LAUNCH(codes_choice("quantize_columns", x_TD), quantize_columns(x_TD.contiguous()));
+  TRIREME_RETURN_LAUNCH(codes_choice("quantize_columns", x_TD), quantize_columns(x_TD.contiguous(), known));
   return compose_rows(x_TD.t().contiguous(), 1);
 }
 
@@ -138,10 +138,11 @@ Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known,
   return compose_codes(values_of(source), scale, want_column_sums);
 }
 
-Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums) {
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums,
+                           const at::Tensor& known) {
   TRIREME_CHECK(x_TD.dim() == 2 && format != CurrentCodes::kNone, "make_current_codes: ", x_TD.sizes());
   TRIREME_RETURN_LAUNCH(codes_choice("fp8_current_codes", x_TD),
-                        make_current_codes(x_TD.contiguous(), format, want_column_sums));
+                        make_current_codes(x_TD.contiguous(), format, want_column_sums, known));
   const bool gradient = format == CurrentCodes::kE5m2;
   const at::Tensor amax = fp8_amax(x_TD), inverse = inverse_scale_of(amax, largest_code(gradient));
   return compose_codes(x_TD, {inverse.reciprocal(), inverse, amax, gradient}, want_column_sums);
@@ -157,17 +158,19 @@ at::Tensor transpose_codes(const at::Tensor& codes) {
 
 void complete(Operand& operand, const OperandForms& wanted) {
   if (wanted.rows && !operand.rows.defined()) operand.rows = quantize_rows(operand.plain);
-  if (wanted.columns && !operand.columns.defined()) operand.columns = quantize_columns(operand.plain);
+  if (wanted.columns && !operand.columns.defined())
+    operand.columns = quantize_columns(operand.plain, operand.maxima.columns);
   const bool current = wanted.current != CurrentCodes::kNone;
   if ((wanted.codes != nullptr || current) && !operand.codes.defined()) {
     const bool sums = wanted.column_sums && !operand.column_sums.defined();
-    Operand made = current ? make_current_codes(operand.plain, wanted.current, sums)
+    Operand made = current ? make_current_codes(operand.plain, wanted.current, sums, operand.maxima.amax)
                            : make_codes({operand.plain, {}, {}}, *wanted.codes, wanted.codes_known, sums);
     operand.codes = std::move(made.codes);
     if (sums) operand.column_sums = std::move(made.column_sums);
   }
   if (wanted.column_sums && !operand.column_sums.defined()) operand.column_sums = sum_columns(operand.plain);
   if (!wanted.plain) operand.plain = at::Tensor();
+  operand.maxima = {};
 }
 
 Operand make_dropped_operand(const at::Tensor& x_TD, const Dropout& dropout, const OperandForms& wanted) {

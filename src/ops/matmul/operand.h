@@ -28,6 +28,13 @@ struct Fp8Codes {
   bool defined() const { return data.defined(); }
 };
 
+/// Largest magnitudes of a plain matrix, where the kernel that wrote it found them: who quantizes it need not read it
+/// for them.
+struct KnownMaxima {
+  at::Tensor amax;     // fp32, one element
+  at::Tensor columns;  // [any, D], the plain dtype: its columns have the largest magnitudes of the matrix's columns
+};
+
 /// A matrix [T, D] in the forms that its producer wrote.
 struct Operand {
   at::Tensor plain;  // compute dtype
@@ -35,6 +42,7 @@ struct Operand {
   Fp8Rows columns;  // the rows of the transpose: data [D, T], inverse_scale [D, 1]
   Fp8Codes codes;
   at::Tensor column_sums;  // [D] compute dtype: the bias gradient, if this operand is the gradient of y = x W^T + b
+  KnownMaxima maxima;      // of plain, until complete()
 };
 
 /// Codes whose scale maps the matrix's own amax to the largest code.
@@ -71,8 +79,9 @@ inline Choice row_kernel_choice(std::string_view operation, const at::Tensor& x,
 /// values make their row NaN, so that the non-finite check finds them. x [T, D]; `groups`: number of column groups with
 /// a scale each (2 for gate | up).
 Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups = 1);
-/// Quantizes the columns of x [T, D], each with its own scale: data [D, T], inverse_scale [D, 1].
-Fp8Rows quantize_columns(const at::Tensor& x_TD);
+/// Quantizes the columns of x [T, D], each with its own scale: data [D, T], inverse_scale [D, 1]. `known`:
+/// KnownMaxima::columns of x.
+Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known = {});
 /// data * inverse_scale in `dtype`.
 at::Tensor dequantize_rows(const Fp8Rows& rows, at::ScalarType dtype);
 
@@ -99,8 +108,9 @@ struct CodesSource {
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known, bool want_column_sums);
 
 /// Codes of x with the scale of its own amax, in fp32: largest code / amax, 1 for a matrix of zeros. An infinite or NaN
-/// value makes all products with the matrix NaN. Column sums if wanted.
-Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums);
+/// value makes all products with the matrix NaN. Column sums if wanted. `known`: KnownMaxima::amax of x.
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums,
+                           const at::Tensor& known = {});
 
 /// [R, C] bytes -> [C, R].
 at::Tensor transpose_codes(const at::Tensor& codes);
@@ -117,9 +127,9 @@ void follow_amax(const at::Tensor& scale, const at::Tensor& inverse, const at::T
 
 namespace launch {
 Fp8Rows quantize_rows(const at::Tensor& x_TD);
-Fp8Rows quantize_columns(const at::Tensor& x_TD);
+Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known);
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
-Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums);
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums, const at::Tensor& known);
 at::Tensor transpose_bytes(const at::Tensor& matrix);
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
 at::Tensor sum_columns(const at::Tensor& x_TD);

@@ -90,7 +90,7 @@ Fp8Rows quantize_rows(const at::Tensor& x_TD) {
   return rows;
 }
 
-Fp8Rows quantize_columns(const at::Tensor& x_TD) {
+Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   const int64_t num_rows = x_TD.size(0), columns = x_TD.size(1);
   TRIREME_CHECK(num_rows % 16 == 0 && columns % 16 == 0, "FP8 columns of a matrix ", x_TD.sizes(),
@@ -99,6 +99,8 @@ Fp8Rows quantize_columns(const at::Tensor& x_TD) {
   const at::Tensor amax = at::empty({columns}, x_TD.options().dtype(at::kFloat));
   kernels::Fp8Columns a;
   a.x = x_TD.const_data_ptr();
+  a.maxima = data_or_null(known);
+  a.maxima_rows = known.defined() ? known.size(0) : 0;
   a.transposed = bytes(turned.data);
   a.inverse = turned.inverse_scale.mutable_data_ptr<float>();
   a.workspace = amax.mutable_data_ptr<float>();
@@ -109,19 +111,20 @@ Fp8Rows quantize_columns(const at::Tensor& x_TD) {
   return turned;
 }
 
-Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums) {
+Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums,
+                           const at::Tensor& known) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   constexpr int64_t kApart = 32;  // in floats: cuBLASLt requires aligned scalars
   const at::Tensor scalars = at::empty({3, kApart}, x_TD.options().dtype(at::kFloat)).select(1, 0);
   const Fp8Scale scale{scalars[0], scalars[1], {}, format == CurrentCodes::kE5m2};
   kernels::CurrentScale a;
-  a.x = x_TD.const_data_ptr();
+  if (!known.defined()) a.x = x_TD.const_data_ptr();
   a.count = x_TD.numel();
   a.element = element(x_TD);
   a.format = scale.gradient ? kernels::Fp8Format::kE5M2 : kernels::Fp8Format::kE4M3;
   a.scale = scale.scale.mutable_data_ptr<float>();
   a.inverse = scale.inverse.mutable_data_ptr<float>();
-  a.amax = scalars[2].mutable_data_ptr<float>();
+  a.amax = (known.defined() ? known : scalars[2]).mutable_data_ptr<float>();
   launched(kernels::current_scale(a, stream_of(x_TD)), "current_scale");
   return make_codes({x_TD, {}, {}}, scale, want_column_sums);
 }
