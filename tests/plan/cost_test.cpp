@@ -190,7 +190,7 @@ TEST(RowMemory, OfAGeluBlock) {
   const int64_t tied = 2 * 50257 * d;
   EXPECT_EQ(bytes.head.held, tied) << "the head's gradient waits for the embedding's";
   EXPECT_EQ(bytes.head.fixed, 4 * 50257 * d);
-  EXPECT_EQ(bytes.head.logits_most, 256 << 20);
+  EXPECT_EQ(bytes.head.logits_most, 8192 * 2 * 50257) << "a chunk of the loss head";
   EXPECT_EQ(fp8.working_fixed, 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
   EXPECT_EQ(memory(model, s, Recipe::kFp8Rowwise).working_fixed, d * f) << "one transposed matrix";
 }
