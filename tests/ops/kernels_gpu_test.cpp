@@ -283,16 +283,17 @@ TEST_P(KernelsGpu, LossHeadAndItsGradients) {
     // Gradients with a frozen head and with a frozen body.
     const at::Tensor only_hidden =
         torch::autograd::grad({loss_head(hidden, weight.detach(), targets, weights)}, {hidden}, {d_loss})[0];
-    EXPECT_TRUE(only_hidden.equal(d[0]));
+    EXPECT_LT(distance(only_hidden, e[0]), relative);  // in chunks of another size
     const at::Tensor only_weight =
         torch::autograd::grad({loss_head(hidden.detach(), weight, targets, weights)}, {weight}, {d_loss})[0];
     EXPECT_TRUE(only_weight.equal(d[1])) << "not deterministic";
     for (const bool adds : {false, true}) {
-      testing::CountingSink sink(at::ones(weight.sizes(), weight.options().dtype(at::kFloat)), adds);
+      const at::Tensor before = d[1].to(at::kFloat);
+      testing::CountingSink sink(before.clone(), adds);
       const at::Tensor h_with = torch::autograd::grad(
           {loss_head(hidden, weight.detach(), targets, weights, {}, {}, {}, &sink)}, {hidden}, {d_loss})[0];
       EXPECT_TRUE(h_with.equal(d[0]));
-      EXPECT_LT(distance(adds ? sink.result.sum - 1 : sink.result.sum, e[1]), relative);
+      EXPECT_LT(distance(adds ? sink.result.sum - before : sink.result.sum, e[1]), relative);
       EXPECT_EQ(sink.writes, 1);
     }
     at::NoGradGuard no_grad;
@@ -359,7 +360,7 @@ TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
       embed(table.detach(), clamped, &sink).backward(dy);
       const at::Tensor got = sink.result.sum - (adds ? 1 : 0);
       // Our kernel does not round the sum to the dtype of dy.
-      const double relative = kernel_class(at::kCUDA) == KernelClass::kNone ? tolerance() : 2e-6;
+      const double relative = kernel_class({at::kCUDA, 0}) == KernelClass::kNone ? tolerance() : 2e-6;
       EXPECT_LT((on_host(got) - exact).abs().max().item<double>(), relative * (1 + exact.abs().max().item<double>()));
     }
     // Rows of a matrix, some of them selected twice.

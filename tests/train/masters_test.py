@@ -54,8 +54,8 @@ def checkpoint(site):
     site.tool("checkpoint", "export", "parts/checkpoints/step-00000002", "--output", "exported")
     exported = tensors(f"{site.work}/exported/model.safetensors")
     assert all(exported[name].to(torch.float32).equal(value.to(torch.float32)) for name, value in model.items()), "the tool's export"
-    shutil.copytree(f"{site.work}/parts", f"{site.work}/other")
-    done = site.train("output.dir=other", *save, MASTERS.replace("bf16", "fp32"), "train.max_steps=4", expect=73)
+    shutil.copytree(f"{site.work}/parts", f"{site.work}/elsewhere")
+    done = site.train("output.dir=elsewhere", *save, MASTERS.replace("bf16", "fp32"), "train.max_steps=4", expect=73)
     assert "optimizer.masters was bf16, is fp32" in done.stderr, done.stderr
     site.train("output.dir=parts", *save, "train.max_steps=4")
     assert losses(site, "parts")[:4] == losses(site, "whole")[:4]
