@@ -46,7 +46,7 @@ void run_calibrate(const CalibrateOptions& options) {
   if (launch.world_size == 1 && launch.kind == Launch::Kind::kAlone && gpus > 1)
     log_info(
         fmt::format("one GPU of {} is measured, and no link: mpirun -n {} trireme calibrate measures all", gpus, gpus));
-  set_library_environment(/*gpu=*/true, /*deterministic=*/false);
+  set_library_environment(/*gpu=*/true);
   set_log_rank(launch.rank, launch.world_size);
   const std::unique_ptr<World> world = World::join(launch, /*use_gpu=*/true, nullptr);
   const bool several = world->communicator().size() > 1;

@@ -146,10 +146,8 @@ void stop_device_capture() {
   if constexpr (kCudaBuild) gpu::stop_capture();
 }
 
-void set_library_environment(bool gpu, bool deterministic) {
+void set_library_environment(bool gpu) {
   const auto set = [](const char* name, const char* value) { setenv(name, value, /*overwrite=*/0); };
-  // LibTorch accepts cuBLAS in this mode only with workspaces of a fixed size. This is the default's on Hopper.
-  if (deterministic) set("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
   if (gpu) {
     // The allocator's fixed segments fragment; a run whose plan fills the device would run out of memory.
     set("PYTORCH_ALLOC_CONF", "expandable_segments:True");
@@ -164,6 +162,8 @@ void set_library_environment(bool gpu, bool deterministic) {
 
 void configure_libraries(at::Device device, int local_world_size, bool deterministic) {
   if (deterministic) {
+    // cuBLAS needs no CUBLAS_WORKSPACE_CONFIG: LibTorch gives it a workspace. With that variable LibTorch parses it for
+    // every product, which takes tens of microseconds.
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     // Filling new tensors with NaN is for finding reads of uninitialised memory, and costs a pass over each.
     at::globalContext().setDeterministicFillUninitializedMemory(false);

@@ -184,7 +184,7 @@ int join_and_train(const Config& config, const Launch& launch, const TrainingPro
                    const CommandLine& line) {
   install_signal_handlers();
   const bool gpu = visible_gpus() > 0;
-  set_library_environment(gpu, config.train.deterministic);
+  set_library_environment(gpu);
   const std::unique_ptr<World> world = World::join(launch, gpu, &rank_watchdog());
   const int rank = world->communicator().rank(), size = world->communicator().size();
   set_log_rank(rank, size);

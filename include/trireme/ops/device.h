@@ -50,7 +50,7 @@ void stop_device_capture();
 
 /// Sets variables that libraries read, unless they are set. Call it while the process has one thread: a thread that
 /// reads the environment while another changes it may read freed memory.
-void set_library_environment(bool gpu, bool deterministic);
+void set_library_environment(bool gpu);
 /// Library settings for speed and determinism, once per process, before the first operation on a GPU.
 /// `deterministic`: an operation without a deterministic form throws.
 void configure_libraries(at::Device device, int local_world_size, bool deterministic);
