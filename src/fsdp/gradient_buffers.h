@@ -34,8 +34,7 @@ class GradientBuffers {
   ~GradientBuffers();
 
   /// `divided`: a rank gets its shard of the sum over the ranks, not the whole. `tensors`: the unit's parameters;
-  /// parameters without a sink become leaves that require grad. All arguments outlive this
-  /// object.
+  /// parameters without a sink become leaves that require grad. All arguments outlive this object.
   void add(const UnitSpec& spec, const UnitLayout& layout, bool divided, std::vector<at::Tensor>& tensors,
            TrainedShard& shard);
   /// Of a unit, by the order of add(). Null where autograd carries the gradient.

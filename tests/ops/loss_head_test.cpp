@@ -46,6 +46,12 @@ TEST(LossHead, GivesTheWeightsGradientToASink) {
           EXPECT_EQ(sink.writes, 1);
         }
       }
+      // No node would be recorded, and the rows' gradient has not the weight's shape.
+      CountingSink sink(at::ones({13, 5}, at::kFloat), false);
+      EXPECT_ANY_THROW(loss(hidden, weight, &sink));
+      const at::Tensor h = hidden.clone().requires_grad_(), ids = at::tensor({2, 3}, at::kLong);
+      const TrainedRows rows{weight.index_select(0, ids).requires_grad_(), ids, 2};
+      EXPECT_ANY_THROW(token_log_probs(h, weight, targets, ones, {}, rows, &sink));
     }
   }
 }

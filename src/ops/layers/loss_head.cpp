@@ -311,9 +311,13 @@ void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const a
 Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows, GradientSink* sink) {
   check_arguments(hidden, weight, targets, token_weight, bias);
-  TRIREME_CHECK(!rows.defined() || (!bias.defined() && !weight.requires_grad() && rows.count() <= weight.size(0)),
+  const bool trained = sink != nullptr || weight.requires_grad();
+  TRIREME_CHECK(!rows.defined() || (!bias.defined() && !trained && rows.count() <= weight.size(0)),
                 "loss head: ", rows.defined() ? rows.count() : 0, " trained rows of ", weight.sizes());
   const bool gradients = at::GradMode::is_enabled();
+  // Autograd records a node if an input requires grad.
+  TRIREME_CHECK(sink == nullptr || !gradients || hidden.requires_grad(),
+                "loss head: a weight with a sink below hidden states that need no gradient");
   const Input h = inputs.add(hidden), w = inputs.add(weight), b = inputs.add(bias), r = inputs.add(rows.values);
   return {h,
           w,
@@ -322,7 +326,7 @@ Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& we
           rows,
           targets,
           gradients && hidden.requires_grad(),
-          gradients && (sink != nullptr || weight.requires_grad() || (rows.defined() && rows.values.requires_grad())),
+          gradients && (trained || (rows.defined() && rows.values.requires_grad())),
           weight.scalar_type(),
           sink};
 }
