@@ -120,6 +120,11 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
       units_.push_back(one_parameter("embed_positions", position_table(config_, names)));
       positions_ = {static_cast<int>(units_.size()) - 1, 0};
     }
+    if (saves_embedding && token_rows_.contains(names.embedding))
+      throw ConfigError(
+          fmt::format("lora.modules_to_save trains all rows of {}: leave it out of "
+                      "lora.trainable_token_indices or of lora.modules_to_save",
+                      last_part(names.embedding)));
     if (tied && saves_output && !token_rows_.empty())
       throw ConfigError(
           fmt::format("lora.modules_to_save has {0}, and lora.trainable_token_indices rows of the embedding, which is "
@@ -130,7 +135,8 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
       units_.push_back(
           one_parameter("lm_head", token_table(config_, "lm_head", saves_output ? names.head : names.embedding)));
       units_.back().trained = saves_output;
-      units_.back().backward_reads_weights = false;
+      // token_log_probs() of a trained matrix computes the logits again.
+      units_.back().backward_reads_weights = saves_output;
       output_ = {static_cast<int>(units_.size()) - 1, 0};
     }
   }

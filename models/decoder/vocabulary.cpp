@@ -318,7 +318,9 @@ AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_voca
 void train_added_rows(const AddedRows& added, const DecoderConfig& config, LoraOptions& lora) {
   std::vector<int64_t> ids;
   for (int64_t id = added.begin; id < added.end; ++id) ids.push_back(id);
-  if (ids.empty()) return;
+  // With lora.ensure_weight_tying any saved module is the tied matrix.
+  const bool tied = config.tie_word_embeddings && lora.ensure_weight_tying && !lora.modules_to_save.empty();
+  if (ids.empty() || tied) return;
   for (const std::string& module : token_modules(config))
     if (!is_saved(lora, module)) lora.trainable_token_indices.emplace_back(module, ids);
 }

@@ -54,7 +54,7 @@ struct AddedRows {
 /// From the first row or token that `model resize-vocab` added to the model in `directory`, else from `stored_vocab`,
 /// to `data_vocab`, the ids that data may have.
 AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t data_vocab);
-/// Trains these rows of every matrix with a row for each token.
+/// Trains these rows of every matrix with a row for each token that lora.modules_to_save does not train whole.
 void train_added_rows(const AddedRows& added, const DecoderConfig& config, LoraOptions& lora);
 
 /// The rows of `source` that an adapter has to hold, so that it computes the same on a base that was resized elsewhere:

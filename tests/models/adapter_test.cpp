@@ -1,5 +1,6 @@
 #include "models/decoder/adapter.h"
 #include "models/decoder/family.h"
+#include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
 #include "trireme/base/error.h"
 
@@ -119,10 +120,24 @@ TEST(Adapter, OptionsThatNameNothingAreRefused) {
       {[](auto& l) { l.modules_to_save = {"lm_head", "wte"}; }, "has no module 'wte'"},
       {[](auto& l) { l.target_modules = {{"embed_tokens"}}, l.trainable_token_indices = {{"", {5}}}; },
        "rows are trained, too"},
+      {[](auto& l) { l.modules_to_save = {"embed_tokens"}, l.trainable_token_indices = {{"", {5}}}; },
+       "trains all rows of embed_tokens"},
       {[](auto& l) { l.trainable_token_indices = {{"", {5000}}}; }, "names row 5000"},
       {[](auto& l) { l.trainable_token_indices = {{"norm", {1}}}; }, "has rows for tokens in"}};
   for (const auto& [change, said] : cases)
     EXPECT_NE(refused(change).find(said), std::string::npos) << said << ": " << refused(change);
+}
+
+TEST(Adapter, RowsAddedToASavedMatrixAreTrainedWithIt) {
+  DecoderConfig config = decoder_preset("llama-tiny");
+  config.tie_word_embeddings = true;
+  for (const bool ensured : {false, true}) {
+    LoraOptions lora{3, 6, 0, {{"q_proj"}}};
+    lora.modules_to_save = {"lm_head"};
+    lora.ensure_weight_tying = ensured;
+    train_added_rows({10, 12, ""}, config, lora);
+    EXPECT_EQ(lora.trainable_token_indices.empty(), ensured);
+  }
 }
 
 TEST(Adapter, EachModuleHasItsOwnStrength) {

@@ -218,12 +218,12 @@ def adapters(site):
     """The reference of adapters of every kind: computed in every step it is that of the file, and it stays the base that the run started from."""
     kinds = ("lora.use_dora=true", "lora.trainable_token_indices=[3, 50, 7]", "lora.rank_pattern={q_proj: 2}", "lora.use_rslora=true",
              "lora.target_modules=all-linear", "output.save_every_samples=8", "schedule.name=constant")
-    for name, more in (("dora", ()), ("saved", ("lora.modules_to_save=[lm_head]",))):
+    for name, more, policy in (("dora", (), ()), ("saved", ("lora.modules_to_save=[lm_head]",), ("parallel.policy=full",))):
         site.train(*kinds, *more, f"output.dir={name}")
         steps = site.metrics(name)
         assert abs(steps[0]["rewards/margins"]) < 1e-9 and abs(steps[-1]["rewards/margins"]) > 1e-3, (steps[0], steps[-1])
         assert os.path.exists(f"{site.work}/{name}/reference_log_probs.safetensors") == (name == "saved")
-        for other, number, settings in (("file", 0, ["preference.precompute_ref_log_probs=true"]), ("sharded", 2, ["parallel.shard_size=2"]),
+        for other, number, settings in (("file", 0, ["preference.precompute_ref_log_probs=true"]), ("sharded", 2, ["parallel.shard_size=2", *policy]),
                                         ("tiles", 0, ["batch.micro_batch_size=8", "parallel.recompute=full", "parallel.tile_tokens=128"])):
             site.train(*kinds, *more, *settings, f"output.dir={name}-{other}", ranks=number)
             close(site.metrics(f"{name}-{other}"), steps)
