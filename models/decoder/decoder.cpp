@@ -408,7 +408,8 @@ at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
                    [&](const auto& hidden, const auto& weight, const auto& targets, const auto& token_weight,
                        const TrainedRows& rows) {
                      return loss_head(hidden, weight, targets, token_weight, {}, rows,
-                                      options.train ? options.smoothing : LabelSmoothing{}, output_.sink(store));
+                                      options.train ? options.smoothing : LabelSmoothing{}, output_.sink(store),
+                                      options.recompute.head_logits);
                    });
 }
 
@@ -416,7 +417,8 @@ at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, co
   return with_head(
       store, batch, options,
       [&](const auto& hidden, const auto& weight, const auto& targets, const auto& counted, const TrainedRows& rows) {
-        return token_log_probs(hidden, weight, targets, counted, {}, rows, output_.sink(store));
+        return token_log_probs(hidden, weight, targets, counted, {}, rows, output_.sink(store),
+                               options.recompute.head_logits);
       });
 }
 

@@ -5,6 +5,7 @@
 #include "trireme/comm/rank_grid.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/keys.h"
+#include "trireme/ops/layers/loss_head.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/plan/hints.h"
@@ -72,6 +73,8 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.num_blocks = shape.num_blocks;
   input.kernels = question.kernels;
   input.row = row_memory(shape, recipe, input.compute_bytes, question.kernels);
+  if (question.kernels != KernelClass::kNone)
+    input.row.head.logits_most = std::min(input.row.head.logits_most, loss_head_logits(question.device_memory));
   input.times = row_times(shape, recipe, input.rates, input.compute_bytes);
   input.predicted = question.gpu;
   input.rows = static_cast<int>(config.batch.micro_batch_size);

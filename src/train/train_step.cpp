@@ -88,7 +88,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       progress_(progress),
       votes_(std::move(votes)),
       before_update_(std::move(before_update)),
-      recomputation_{run.plan.recompute, run.plan.tile_tokens} {
+      recomputation_{run.plan.recompute, run.plan.tile_tokens, nullptr, run.plan.head_logits} {
   const at::Device device = run.world.device();
   if (run.plan.offloaded > 0) {
     offload_ = std::make_unique<OffloadStore>(OffloadStore::Options{.device = device, .blocks = run.plan.offloaded});

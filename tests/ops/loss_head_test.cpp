@@ -21,6 +21,20 @@ at::Tensor targets_of(int64_t tokens, int64_t vocabulary) {
   return (at::arange(tokens, at::TensorOptions(at::kLong)) * 7 + 3).remainder(vocabulary);
 }
 
+TEST(LossHead, ChunksOfATrainedWeightFollowTheDevice) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kGiB = kMiB << 10;
+  EXPECT_EQ(loss_head_logits(0), 1280 * kMiB);
+  EXPECT_EQ(loss_head_logits(139 * kGiB), 1280 * kMiB);
+  EXPECT_EQ(loss_head_logits(48 * kGiB), 768 * kMiB);
+  EXPECT_EQ(loss_head_logits(8 * kGiB), 256 * kMiB);
+  EXPECT_EQ(loss_head_kernel_chunk(151936, 2, false), 768);
+  EXPECT_EQ(loss_head_kernel_chunk(151936, 2, true), 4352);
+  EXPECT_EQ(loss_head_kernel_chunk(151936, 2, true, 256 * kMiB), 768);
+  EXPECT_EQ(loss_head_kernel_chunk(50257, 2, true), 8192);
+  EXPECT_EQ(loss_head_kernel_chunk(32000, 2, true, 256 * kMiB), 4096);
+  EXPECT_EQ(loss_head_kernel_chunk(int64_t{1} << 20, 4, true, 256 * kMiB), 256);
+}
+
 TEST(LossHead, GivesTheWeightsGradientToASink) {
   const at::Tensor targets = targets_of(9, 13), ones = at::ones({9}, at::kFloat);
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {

@@ -17,7 +17,7 @@ namespace trireme {
 /// statistics. kFull: the whole block from its input.
 enum class Recompute { kNone, kNorms, kMlp, kAttention, kFull };
 
-/// How the blocks of a forward pass keep what backward reads.
+/// How a forward pass keeps what backward reads.
 struct Recomputation {
   std::vector<Recompute> blocks{};  // empty: none recomputes anything
   /// Blocks with kAttention and kFull go through so many tokens at a time outside of attention; 0: through all.
@@ -25,6 +25,8 @@ struct Recomputation {
   /// Takes what such blocks keep, and the MLP's first projection of blocks with kMlp, which then is not computed again;
   /// null: it stays on the device.
   OffloadStore* offload = nullptr;
+  /// loss_head_logits() of the device that the plan counts with; 0: unknown.
+  int64_t head_logits = 0;
 };
 
 /// One run of a recomputed function.

@@ -163,6 +163,7 @@ struct Head {
   bool need_hidden, need_weight;
   at::ScalarType dtype;
   GradientSink* sink;  // of the weight
+  int64_t most_logits;
   LabelSmoothing smoothing{};
 
   HeadResult run(const at::Tensor& token_weight, bool d_hidden, bool d_weight) const {
@@ -174,7 +175,8 @@ struct Head {
             .choice();
     if constexpr (kCudaBuild)
       if (choice.kernel())
-        return launch::run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows, smoothing);
+        return launch::run_chunks(h, w, bias.value, targets, token_weight, d_hidden, d_weight, rows, smoothing,
+                                  most_logits);
     at::Tensor counted;  // indices of the tokens with a weight, if some have weight 0
     if (h.is_cpu()) {
       counted = token_weight.nonzero().squeeze(1);
@@ -288,10 +290,16 @@ int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu) {
   return std::max<int64_t>(on_gpu ? 256 : 16, elements / vocab_size);
 }
 
-int64_t loss_head_kernel_chunk(int64_t vocab_size, int64_t element_size, bool weight_gradient) {
-  const auto of_bytes = [&](int64_t mib) { return (mib << 20) / (vocab_size * element_size) / 128 * 128; };
-  const int64_t least = std::max<int64_t>(256, of_bytes(256));
-  return weight_gradient ? std::max(least, std::min<int64_t>(8192, of_bytes(1280))) : least;
+int64_t loss_head_logits(int64_t device_memory) {
+  constexpr int64_t kLeast = int64_t{256} << 20, kMost = int64_t{1280} << 20;
+  return device_memory == 0 ? kMost : std::clamp(device_memory / 64, kLeast, kMost);
+}
+
+int64_t loss_head_kernel_chunk(int64_t vocab_size, int64_t element_size, bool weight_gradient, int64_t most_logits) {
+  const auto of_bytes = [&](int64_t bytes) { return bytes / (vocab_size * element_size) / 128 * 128; };
+  const int64_t least = std::max<int64_t>(256, of_bytes(int64_t{256} << 20));
+  if (!weight_gradient) return least;
+  return std::max(least, std::min<int64_t>(8192, of_bytes(most_logits > 0 ? most_logits : loss_head_logits(0))));
 }
 
 namespace {
@@ -309,7 +317,8 @@ void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const a
 }
 
 Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
-               const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows, GradientSink* sink) {
+               const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows, GradientSink* sink,
+               int64_t most_logits) {
   check_arguments(hidden, weight, targets, token_weight, bias);
   const bool trained = sink != nullptr || weight.requires_grad();
   TRIREME_CHECK(!rows.defined() || (!bias.defined() && !trained && rows.count() <= weight.size(0)),
@@ -328,29 +337,30 @@ Head make_head(InputList& inputs, const at::Tensor& hidden, const at::Tensor& we
           gradients && hidden.requires_grad(),
           gradients && (trained || (rows.defined() && rows.values.requires_grad())),
           weight.scalar_type(),
-          sink};
+          sink,
+          most_logits};
 }
 
 }  // namespace
 
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight, const at::Tensor& bias, const TrainedRows& rows,
-                     const LabelSmoothing& smoothing, GradientSink* sink) {
+                     const LabelSmoothing& smoothing, GradientSink* sink, int64_t most_logits) {
   TRIREME_CHECK(smoothing.share == 0 || (smoothing.share > 0 && smoothing.share < 1 && smoothing.vocabulary > 0 &&
                                          smoothing.vocabulary <= weight.size(0)),
                 "loss head: label smoothing ", smoothing.share, " over ", smoothing.vocabulary, " ids of ",
                 weight.sizes());
   InputList inputs;
-  Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows, sink);
+  Head head = make_head(inputs, hidden, weight, targets, token_weight, bias, rows, sink, most_logits);
   head.smoothing = smoothing;
   return run_node(LossHead{std::move(head), token_weight, {}}, inputs)[0];
 }
 
 at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                            const at::Tensor& counted, const at::Tensor& bias, const TrainedRows& rows,
-                           GradientSink* sink) {
+                           GradientSink* sink, int64_t most_logits) {
   InputList inputs;
-  Head head = make_head(inputs, hidden, weight, targets, counted, bias, rows, sink);
+  Head head = make_head(inputs, hidden, weight, targets, counted, bias, rows, sink, most_logits);
   return run_node(LogProbHead{std::move(head), counted, {}}, inputs)[0];
 }
 

@@ -58,7 +58,7 @@ namespace launch {
 /// one chunk's buffer. No synchronisation with the host.
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const TrainedRows& rows, const LabelSmoothing& smoothing);
+                      const TrainedRows& rows, const LabelSmoothing& smoothing, int64_t most_logits);
 
 /// Cross-entropy of logits [T, V] (the row stride may exceed V). If gradients are wanted, logits become
 /// gradient_weights * (softmax - smoothed one-hot). weights and gradient_weights: fp32 [T], zero for the same tokens.

@@ -64,7 +64,7 @@ at::Tensor scaled_rows(const at::Tensor& x, const at::Tensor& factors) {
 
 HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                       const at::Tensor& targets, const at::Tensor& token_weight, bool need_hidden, bool need_weight,
-                      const TrainedRows& rows, const LabelSmoothing& smoothing) {
+                      const TrainedRows& rows, const LabelSmoothing& smoothing, int64_t most_logits) {
   const int64_t tokens = hidden.size(0), vocab = weight.size(0);
   const auto options = hidden.options().dtype(at::kFloat);
   HeadResult result;
@@ -76,7 +76,8 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   if (need_weight) result.d_weight = at::empty(rows.defined() ? rows.values.sizes() : weight.sizes(), options);
 
   // Chunks of equal size, in whole GEMM tiles.
-  const int64_t most = loss_head_kernel_chunk(vocab, hidden.element_size(), need_weight && !rows.defined()),
+  const int64_t most =
+                    loss_head_kernel_chunk(vocab, hidden.element_size(), need_weight && !rows.defined(), most_logits),
                 chunks = (tokens + most - 1) / most,
                 chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
   // Rows start at 16-byte boundaries for every vocabulary size.

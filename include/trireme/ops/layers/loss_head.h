@@ -40,10 +40,11 @@ struct LabelSmoothing {
 /// over the smoothed ids: transformers' LabelSmoother. share / vocabulary is a part of each logit's gradient in the
 /// dtype of the products; fp16 rounds it to a multiple of 6e-8.
 ///
-/// `sink`: takes the gradient of a weight that does not require grad; null: none.
+/// `sink`: takes the gradient of a weight that does not require grad; null: none. `most_logits`: as for
+/// loss_head_kernel_chunk().
 at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                      const at::Tensor& token_weight, const at::Tensor& bias = {}, const TrainedRows& rows = {},
-                     const LabelSmoothing& smoothing = {}, GradientSink* sink = nullptr);
+                     const LabelSmoothing& smoothing = {}, GradientSink* sink = nullptr, int64_t most_logits = 0);
 
 /// log p of each token's target, l_t[target_t] - logsumexp(l_t): [T] in fp32 (fp64), 0 where `counted` [T] (fp32, 0 or
 /// 1) is 0. Memory, dtypes and the other arguments as for loss_head(), but gradients are those of each token by itself,
@@ -52,7 +53,7 @@ at::Tensor loss_head(const at::Tensor& hidden, const at::Tensor& weight, const a
 /// states, and backward computes the logits again: 2 V D FLOPs more for each token.
 at::Tensor token_log_probs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                            const at::Tensor& counted, const at::Tensor& bias = {}, const TrainedRows& rows = {},
-                           GradientSink* sink = nullptr);
+                           GradientSink* sink = nullptr, int64_t most_logits = 0);
 
 /// The same loss without gradients, and the number of counted tokens whose target has the largest logit (fp64 scalars).
 struct HeadScore {
@@ -63,9 +64,12 @@ HeadScore score_head(const at::Tensor& hidden, const at::Tensor& weight, const a
 
 /// Tokens per chunk of the composition: about 64 MiB of fp32 logits on a CPU, 512 MiB on a GPU.
 int64_t loss_head_chunk(int64_t vocab_size, bool on_gpu);
+/// Bytes of the logits of a chunk of our kernel, at most, with the gradient of the whole weight: a 64th of the device's
+/// memory (0: unknown), from 256 to 1,280 MiB.
+int64_t loss_head_logits(int64_t device_memory);
 /// Tokens per chunk of our kernel: 256 MiB of logits, at least 256 tokens. With the gradient of the whole weight 8,192
-/// tokens, of up to 1,280 MiB of logits: every chunk's product reads and writes the gradient in fp32, which with 768
-/// tokens adds two thirds to its time on an H200.
-int64_t loss_head_kernel_chunk(int64_t vocab_size, int64_t element_size, bool weight_gradient);
+/// tokens, of up to `most_logits` bytes (0: loss_head_logits(0)): every chunk's product reads and writes the gradient
+/// in fp32, which with 768 tokens adds two thirds to its time on an H200.
+int64_t loss_head_kernel_chunk(int64_t vocab_size, int64_t element_size, bool weight_gradient, int64_t most_logits = 0);
 
 }  // namespace trireme
