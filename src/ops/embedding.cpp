@@ -17,13 +17,6 @@ namespace {
 
 constexpr int64_t kIndicators = 1 << 22;  // of tokens and trained rows, held at once in backward
 
-/// The gradient of a table of `rows` rows by our kernel.
-at::Tensor kernel_gradient(const at::Tensor& dy, const at::Tensor& ids, int64_t rows) {
-  at::Tensor d_table = at::empty({rows, dy.size(-1)}, dy.options());
-  launch::embedding_backward(dy, ids, {d_table});
-  return d_table;
-}
-
 /// By our kernel, or by the library. The library's gradient of 16 bits on a GPU adds partial sums of a row in these 16
 /// bits, so it is computed in fp32.
 struct Embedding {
@@ -41,19 +34,20 @@ struct Embedding {
   }
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const at::Tensor& dy = d_outputs[0];
-    if (sink == nullptr) return gradients.set(table, gradient(dy));
-    const GradientTarget target = sink->target();
-    bool written = false;
-    if constexpr (kCudaBuild)
-      if (written = kernel; written) launch::embedding_backward(dy, ids, target);
-    if (!written) write_gradient(target, gradient(dy));
+    if (sink == nullptr) {
+      at::Tensor d_table = at::empty({rows, dy.size(-1)}, dy.options());
+      add_gradient(dy, {d_table});
+      return gradients.set(table, d_table);
+    }
+    add_gradient(dy, sink->target());
     sink->written();
   }
-  at::Tensor gradient(const at::Tensor& dy) const {
+  void add_gradient(const at::Tensor& dy, const GradientTarget& target) const {
     if constexpr (kCudaBuild)
-      if (kernel) return kernel_gradient(dy, ids, rows);
+      if (kernel) return launch::embedding_backward(dy, ids, target);
     const bool wide = dy.is_cuda() && dy.element_size() == 2;
-    return at::embedding_dense_backward(wide ? dy.to(at::kFloat) : dy, ids, rows, -1, false).to(dy.scalar_type());
+    write_gradient(
+        target, at::embedding_dense_backward(wide ? dy.to(at::kFloat) : dy, ids, rows, -1, false).to(dy.scalar_type()));
   }
 };
 
@@ -160,7 +154,10 @@ struct FusedBertEmbedding {
     const auto [d_sum, d_gamma, d_beta] =
         at::native_layer_norm_backward(dy, sum, {dy.size(-1)}, mean, rstd, gamma.value, beta.value, {true, true, true});
     const auto set_table = [&](const Input& table, const at::Tensor& ids) {
-      if (gradients.wanted(table)) gradients.set(table, kernel_gradient(d_sum, ids, table.value.size(0)));
+      if (!gradients.wanted(table)) return;
+      at::Tensor d_table = at::empty_like(table.value);
+      launch::embedding_backward(d_sum, ids, {d_table});
+      gradients.set(table, d_table);
     };
     set_table(word, tokens.ids);
     set_table(position, tokens.positions);

@@ -4,7 +4,6 @@
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/host_state.h"
 #include "trireme/ops/attention.h"
-#include "trireme/ops/layers/loss_head.h"
 #include "trireme/ops/matmul/nf4.h"
 
 #include <algorithm>
@@ -269,7 +268,6 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
   storage.grid = RankGrid(0, {.world = input.world_size, .shard = plan.state_shards()});
   plan.context_size = input.context_size;
   plan.device_memory = input.device_memory;
-  plan.head_logits = loss_head_logits(input.device_memory);
   plan.overhead = input.overhead;
   plan.host_units = host_units;
   const std::vector<bool> codes = trained_codes(input);

@@ -7,6 +7,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
+#include "trireme/ops/layers/loss_head.h"
 #include "trireme/plan/precision.h"
 #include "trireme/watchdog/progress.h"
 
@@ -88,7 +89,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       progress_(progress),
       votes_(std::move(votes)),
       before_update_(std::move(before_update)),
-      recomputation_{run.plan.recompute, run.plan.tile_tokens, nullptr, run.plan.head_logits} {
+      recomputation_{run.plan.recompute, run.plan.tile_tokens, nullptr, loss_head_logits(run.plan.device_memory)} {
   const at::Device device = run.world.device();
   if (run.plan.offloaded > 0) {
     offload_ = std::make_unique<OffloadStore>(OffloadStore::Options{.device = device, .blocks = run.plan.offloaded});

@@ -25,7 +25,7 @@ struct Recomputation {
   /// Takes what such blocks keep, and the MLP's first projection of blocks with kMlp, which then is not computed again;
   /// null: it stays on the device.
   OffloadStore* offload = nullptr;
-  /// loss_head_logits() of the device that the plan counts with; 0: unknown.
+  /// loss_head()'s most_logits: loss_head_logits() of the memory that the plan counts with.
   int64_t head_logits = 0;
 };
 

@@ -97,7 +97,6 @@ struct TrainingPlan {
   int64_t reduced_per_step = 0;          // bytes of gradients that a rank receives in one step from its shard group
   int64_t replica_reduced_per_step = 0;  // the same from replicas: an all-reduce, which moves each byte twice
   int64_t device_memory = 0;             // 0: unknown
-  int64_t head_logits = 0;               // Recomputation::head_logits
   int64_t accumulated_passes = 1;        // passes whose gradients are summed before they are reduced
   StepCost cost;
   /// Ranks over which checkpoints divide the trained state.
