@@ -207,6 +207,12 @@ void ShardedUnits::assign_weight_states() {
   for (size_t u = 0; u < specs_.size(); ++u) {
     const UnitStorage& unit = *units_[u];
     std::vector<WeightState> states(specs_[u].parameters.size()), evaluation = states;
+    at::Tensor transposed;
+    if (u < options_.keeps_transposed.size() && options_.keeps_transposed[u]) {
+      TRIREME_CHECK(unit.dtype == at::kFloat8_e4m3fn && !unit.gathered, "unit ", unit.spec.name,
+                    " has no whole codes to keep transposed");
+      transposed = at::empty_like(unit.full);
+    }
     for (size_t p = 0; p < states.size(); ++p) {
       if (!specs_[u].parameters[p].linear) continue;
       if (!specs_[u].trained) states[p].row_squares = evaluation[p].row_squares = std::make_shared<at::Tensor>();
@@ -214,6 +220,12 @@ void ShardedUnits::assign_weight_states() {
       if (frozen || trained_fp8_[u]) states[p].recipe = frozen ? options_.frozen : options_.trained;
       if (unit.inverse_scales.defined())
         states[p].inverse_scale = unit.inverse_scales.select(0, static_cast<int64_t>(p));
+      if (transposed.defined()) {
+        const at::Tensor& codes = unit.tensors[p];
+        states[p].transposed = std::make_shared<TransposedCodes>();
+        states[p].transposed->codes =
+            transposed.narrow(0, codes.storage_offset(), codes.numel()).view({codes.size(1), codes.size(0)});
+      }
       if (delayed && trained_fp8_[u])
         states[p].scales = scales_->linear(next++);
       else
@@ -291,6 +303,7 @@ void ShardedUnits::weights_changed() {
   for (size_t u = 0; u < units_.size(); ++u) {
     if (!specs_[u].trained) continue;
     slots_->invalidate(static_cast<int>(u));
+    forget_derived(u);
     if (codes_index_[u] >= 0) codes_->write(codes_index_[u]);
     if (!units_[u]->divided || units_[u]->gathered) continue;
     const ProfileRange range("all_gather", specs_[u].name);
@@ -349,11 +362,17 @@ bool ShardedUnits::restore_scales(const std::vector<double>& state) {
   return scales_ ? scales_->restore(state) : state.empty();
 }
 
+void ShardedUnits::forget_derived(size_t unit) {
+  for (WeightState& state : weight_states_[unit]) {
+    if (state.row_squares) state.row_squares->reset();
+    if (state.transposed) state.transposed->valid = false;
+  }
+}
+
 void ShardedUnits::fill(size_t unit, const Filling& filling) {
   units_[unit]->fill(filling);
   expanded_unit_ = -1;
-  for (WeightState& state : weight_states_[unit])
-    if (state.row_squares) state.row_squares->reset();
+  forget_derived(unit);
   if (trained_index_[unit] >= 0) trained_[static_cast<size_t>(trained_index_[unit])].update_compute();
 }
 

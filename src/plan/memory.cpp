@@ -399,4 +399,24 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   return plan;
 }
 
+void keep_transposed(const PlanInput& input, TrainingPlan& plan) {
+  const std::vector<bool> trained = trained_codes(input);
+  const int64_t passes = input.micro_batches * (input.rows / plan.rows_per_pass);
+  plan.keeps_transposed.assign(input.units->size(), false);
+  for (size_t u = 0; u < input.units->size(); ++u) {
+    const UnitSpec& unit = (*input.units)[u];
+    const bool frozen = input.frozen_fp8 && !input.frozen_nf4 && !unit.trained && unit.has_linear();
+    // Trained codes are new in each step, so that its first pass transposes them.
+    const int64_t saved = frozen ? passes : trained[u] ? passes - 1 : 0;
+    const UnitDivision division = divide_unit(unit, plan.shard_size, plan.policy, plan.resident[u]);
+    if (saved == 0 || division.weights) continue;
+    const int64_t bytes = make_layout(frozen ? unit.matrices() : unit, division.any() ? plan.shard_size : 1).numel;
+    // Twice the headroom stays: a percent of a step is not worth a run that ends for want of memory.
+    if (plan.device_memory == 0 || plan.lacking() + plan.headroom() + bytes > 0) continue;
+    plan.keeps_transposed[u] = true;
+    plan.transposed += bytes;
+    plan.not_transposed += saved * bytes;
+  }
+}
+
 }  // namespace trireme

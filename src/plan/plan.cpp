@@ -301,9 +301,10 @@ std::string describe_parts(const TrainingPlan& plan) {
           : "";
   return fmt::format(
       "weights {}, master weights {}, moments {}, gradients {}{}, gather slots {}, activations {}, working memory {}, "
-      "libraries {}{}",
+      "libraries {}{}{}",
       size_text(plan.weights), size_text(plan.masters), size_text(plan.moments), size_text(plan.gradients), why,
       size_text(plan.gather_slots), size_text(plan.activations), size_text(plan.working), size_text(plan.overhead),
+      plan.transposed > 0 ? fmt::format(", transposed FP8 codes {}", size_text(plan.transposed)) : "",
       plan.host_state > 0 ? fmt::format("; master weights and moments on the host {}", size_text(plan.host_state))
                           : "");
 }
@@ -338,6 +339,7 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
   row("saved activations", plan.activations);
   if (plan.reused > 0) row("reused by gradients", -plan.reused);
   row("working memory", plan.working);
+  if (plan.transposed > 0) row("transposed FP8 codes", plan.transposed);
   row("context and libraries", plan.overhead);
   row("total", plan.total());
   if (plan.offloaded > 0) row("pinned on the host", plan.host);

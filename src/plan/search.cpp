@@ -24,8 +24,8 @@ bool inside_hosts(const PlanInput& input, int size) {
   return input.ranks_per_host == 0 || input.ranks_per_host % size == 0;
 }
 
-/// Completes the plan with what a run reads.
-TrainingPlan finish(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate) {
+/// Completes the plan with what a run reads. `fills`: with what the memory that is left is good for.
+TrainingPlan finish(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate, bool fills) {
   TrainingPlan plan = memory_of(input, storage, candidate);
   plan.resident.assign(input.units->size(), false);
   for (size_t i = 0; i < storage.gathered.size(); ++i)
@@ -45,6 +45,7 @@ TrainingPlan finish(const PlanInput& input, const PolicyMemory& storage, const C
   std::fill_n(first, candidate.host_mlp, Recompute::kMlp);
   plan.offloaded = candidate.host();
   if (!input.recompute_blocks.empty()) plan.recompute = input.recompute_blocks;
+  if (fills) keep_transposed(input, plan);
   plan.cost = cost_of(input, storage, candidate, plan);
   return plan;
 }
@@ -367,7 +368,7 @@ std::optional<TrainingPlan> find_plan(const PlanInput& input) {
             const StepCost cost = cost_of(input, fewest, *candidate, memory_of(input, fewest, *candidate));
             const std::tuple rank{cost.total() * margin, size, policy, -rows, -resident};
             if (best && rank >= best_rank) continue;
-            best = finish(input, fewest, *candidate);
+            best = finish(input, fewest, *candidate, /*fills=*/true);
             best_rank = rank;
           }
         }
@@ -390,7 +391,7 @@ TrainingPlan least_plan(const PlanInput& input) {
           if (!may_split(input, rows)) continue;
           const auto keep = [&](const Candidate& candidate) {
             if (!least || memory_of(input, storage, candidate).total() < least->total())
-              least = finish(input, storage, candidate);
+              least = finish(input, storage, candidate, /*fills=*/false);
           };
           for (const Recompute what :
                {Recompute::kNone, Recompute::kNorms, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {

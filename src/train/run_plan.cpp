@@ -42,8 +42,8 @@ std::string plan_summary(const TrainingPlan& plan) {
       fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", policy_name(plan.policy), plan.shard_size,
                   plan.rows_per_pass, plan.weights, plan.masters, plan.moments, plan.gradients, plan.gather_slots,
                   plan.activations, plan.working, plan.overhead, plan.gathered_per_pass, plan.device_memory);
-  all += fmt::format(" {} {} {} {} {} {}", plan.tile_tokens, plan.offloaded, plan.host, plan.context_size,
-                     plan.host_units, plan.host_state);
+  all += fmt::format(" {} {} {} {} {} {} {}", plan.tile_tokens, plan.offloaded, plan.host, plan.context_size,
+                     plan.host_units, plan.host_state, plan.transposed);
   for (const bool resident : plan.resident) all += resident ? " r" : " s";
   for (const Recompute what : plan.recompute) all += fmt::format(" {}", static_cast<int>(what));
   return fmt::format(

@@ -239,6 +239,162 @@ TEST(UnitCodesStore, ForwardAndBackwardEqualThoseThatQuantizeInEachPass) {
     }
 }
 
+/// Whether dgrad reads transposed codes of the blocks 1 and 3 that the store keeps; all of them are valid or none is.
+void expect_kept(ShardedUnits& units, bool keeps, bool valid) {
+  for (int u = 0; u <= kBlocks; ++u)
+    for (const WeightState& state : units.weight_states(u)) {
+      EXPECT_EQ(state.transposed != nullptr, keeps && u % 2 == 1 && state.recipe != Recipe::kCompute);
+      if (state.transposed) {
+        EXPECT_EQ(state.transposed->valid, valid) << "unit " << u;
+      }
+    }
+}
+
+const std::vector<bool> kKeptUnits = {false, true, false, true};
+
+/// The gradients of some micro-batches, one after the other.
+using Recorded = std::vector<at::Tensor>;
+void record_passes(ShardedUnits& units, int first, int count, at::ScalarType dtype, at::Device device, Recorded& all) {
+  for (int i = 0; i < count; ++i) {
+    units.begin_micro_batch(i + 1 == count);
+    const at::Tensor x = batch_of(first + i, device, dtype);
+    forward(units, x).backward();
+    all.push_back(x.grad().clone());
+  }
+  units.finish_backward();
+  for (const TrainedShard& shard : units.trained()) all.push_back(shard.gradient.clone());
+  units.clear_gradients();
+}
+
+std::vector<at::Device> kept_devices() {
+  std::vector<at::Device> devices{at::kCPU};
+  if (comm().size() == 1 && at::hasCUDA() && at::detail::getCUDAHooks().deviceCount() > 0)
+    devices.emplace_back(at::kCUDA, 0);
+  return devices;
+}
+
+void expect_equal(const Recorded& with, const Recorded& without) {
+  ASSERT_EQ(with.size(), without.size());
+  for (size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(at::equal(with[i], without[i])) << "value " << i;
+}
+
+/// Steps, a skipped step, an evaluation, gradients that are computed again, a tensor that is assigned, masters of a
+/// checkpoint and other initial weights: codes that stay transposed over any of them would give other gradients.
+TEST(TransposedCodesStore, AreThoseOfTheWeightsNow) {
+  for (const at::Device device : kept_devices())
+    for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2)
+      for (const ShardPolicy policy : {ShardPolicy::kNone, ShardPolicy::kOptimizer, ShardPolicy::kGradients})
+        for (const Recipe recipe : {Recipe::kFp8Tensorwise, Recipe::kFp8Rowwise})
+          for (const bool on_host : {false, true}) {
+            if (shard_size == 1 && policy != ShardPolicy::kNone) continue;
+            SCOPED_TRACE(fmt::format("{}, {} of {}, recipe {}, state on the host: {}", device.str(),
+                                     policy_name(policy), shard_size, static_cast<int>(recipe), on_host));
+            const at::ScalarType dtype = device.is_cuda() ? at::kBFloat16 : at::kFloat;
+            const auto train = [&](bool keeps) {
+              HostState host({.device = device, .piece_elements = 1 << 10, .copies_on_cpu = true});
+              ShardedUnits units(make_units(), comm(), test_grid(shard_size), device,
+                                 {.compute_dtype = dtype,
+                                  .trained = recipe,
+                                  .policy = policy,
+                                  .host_units = on_host ? 3 : 0,
+                                  .host = &host,
+                                  .keeps_transposed = keeps ? kKeptUnits : std::vector<bool>{}});
+              OptimizerSection options;
+              options.lr = 0.05;
+              const auto optimizer = make_optimizer(options, units.trained(), comm());
+              const auto scalar = [&](double value) {
+                return at::full({}, value, at::TensorOptions(device).dtype(at::kFloat));
+              };
+              Recorded all;
+              const auto changed = [&] {
+                units.weights_changed();
+                expect_kept(units, keeps, false);
+              };
+              const auto passes = [&](int first) {
+                record_passes(units, first, 3, dtype, device, all);
+                expect_kept(units, keeps, true);
+              };
+              units.initialise(5, false);
+              std::vector<at::Tensor> saved;
+              for (const TrainedShard& shard : units.trained()) saved.push_back(shard.master.clone());
+              for (int step = 0; step < 3; ++step) {
+                units.begin_micro_batch(true);
+                const at::Tensor x = batch_of(step, device, dtype);
+                forward(units, x).backward();
+                units.finish_backward();
+                all.push_back(x.grad().clone());
+                optimizer->step(options.lr, scalar(1), scalar(step == 1 ? 1 : 0));
+                units.clear_gradients();
+                changed();
+                passes(10 * step);
+              }
+              {
+                const at::NoGradGuard no_grad;
+                const ShardedUnits::Evaluation evaluating(units);
+                all.push_back(forward(units, batch_of(50, device, dtype)).clone());
+                units.release();
+              }
+              passes(60);
+              EXPECT_TRUE(units.assign("block.0.gate", at::full({2 * kWidth, kWidth}, 0.3)));
+              changed();
+              passes(70);
+              {
+                const at::NoGradGuard no_grad;
+                if (on_host) host.settle();
+                for (size_t u = 0; u < saved.size(); ++u) {
+                  units.trained()[u].master.copy_(saved[u]);
+                  units.trained()[u].update_compute();
+                }
+              }
+              changed();
+              passes(80);
+              units.initialise(6, false);
+              passes(90);
+              return all;
+            };
+            expect_equal(train(true), train(false));
+          }
+}
+
+TEST(TransposedCodesStore, OfFrozenMatricesStayUntilTheyAreFilledAgain) {
+  std::vector<UnitSpec> specs = make_units();
+  for (UnitSpec& unit : specs) unit.trained = false;
+  for (const at::Device device : kept_devices())
+    for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2) {
+      const at::ScalarType dtype = device.is_cuda() ? at::kBFloat16 : at::kFloat;
+      const auto train = [&](bool keeps) {
+        ShardedUnits units(specs, comm(), test_grid(shard_size), device,
+                           {.compute_dtype = dtype,
+                            .resident = kKeptUnits,
+                            .frozen = Recipe::kFp8Frozen,
+                            .keeps_transposed = keeps ? kKeptUnits : std::vector<bool>{}});
+        Recorded all;
+        for (const int seed : {5, 6}) {
+          units.initialise(static_cast<uint64_t>(seed), false);
+          for (int step = 0; step < 2; ++step) {
+            expect_kept(units, keeps, step > 0);
+            record_passes(units, step, 2, dtype, device, all);
+            units.weights_changed();  // of adapters
+          }
+        }
+        return all;
+      };
+      expect_equal(train(true), train(false));
+    }
+}
+
+TEST(TransposedCodesStore, OnlyOfWholeCodes) {
+  const auto make = [](std::vector<bool> keeps, Recipe recipe, int shard_size) {
+    (void)ShardedUnits(make_units(), comm(), test_grid(shard_size), at::kCPU,
+                       {.trained = recipe, .keeps_transposed = std::move(keeps)});
+  };
+  EXPECT_THROW(make({true}, Recipe::kFp8Rowwise, 1), InternalError) << "an embedding";
+  EXPECT_THROW(make(kKeptUnits, Recipe::kFp8Delayed, 1), InternalError) << "no codes of the store";
+  if (comm().size() > 1) {
+    EXPECT_THROW(make(kKeptUnits, Recipe::kFp8Rowwise, 2), InternalError) << "gathered for each use";
+  }
+}
+
 TEST(UnitCodesStore, DelayedScalingKeepsItsComputeCopy) {
   ShardedUnits units(make_units(), comm(), test_grid(), at::kCPU,
                      {.compute_dtype = at::kBFloat16, .trained = Recipe::kFp8Delayed});

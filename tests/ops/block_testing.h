@@ -141,6 +141,7 @@ class TestBlock {
   struct Recipes {
     Recipe recipe = Recipe::kCompute;
     const Fp8Scales* scales = nullptr;  // kFp8Delayed: scales of four linears
+    bool keeps_transposed = false;      // kFp8Frozen: WeightState::transposed
   };
 
   /// y and the gradients of all leaves that require one, as fp64 on the CPU.
@@ -202,7 +203,12 @@ class TestBlock {
     const at::Tensor inverse = fp8_inverse_scale(fp8_amax(values_[static_cast<size_t>(index)])).to(built.device);
     const at::Tensor codes = at::empty(matrix.sizes(), matrix.options().dtype(at::kFloat8_e4m3fn).requires_grad(false));
     fp8_cast_(codes, matrix.detach(), inverse);
-    return {codes, {Recipe::kFp8Frozen, inverse, {}}};
+    Weight frozen{codes, {Recipe::kFp8Frozen, inverse, {}}};
+    // What is not written shows as NaN.
+    if (built.recipes.keeps_transposed)
+      frozen.state.transposed = std::make_shared<TransposedCodes>(TransposedCodes{
+          at::full({codes.size(1), codes.size(0)}, 0x7f, codes.options().dtype(at::kByte)).view(at::kFloat8_e4m3fn)});
+    return frozen;
   }
 
   Linear linear(const Built& built, int index, int number) const {

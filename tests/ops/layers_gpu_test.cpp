@@ -119,6 +119,17 @@ TEST_P(LayersGpu, CurrentFp8IsAsCloseAsItsEmulation) {
   }
 }
 
+TEST_P(LayersGpu, KeptTransposesOfFp8ChangeNoBit) {
+  BlockChoices choices = GetParam();
+  choices.trained = false;
+  choices.rank = 16;
+  const TestBlock block(choices, {.samples = 1, .length = 128, .width = 256, .inner = 352, .extra = 128});
+  poison();
+  const auto kept = block.run(at::kCUDA, at::kBFloat16, {Recipe::kFp8Frozen, nullptr, true}),
+             plain = block.run(at::kCUDA, at::kBFloat16, {Recipe::kFp8Frozen, nullptr});
+  for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(kept[i], plain[i])) << "value " << i;
+}
+
 TEST_P(LayersGpu, Fp8RepeatsToTheBit) {
   BlockChoices choices = GetParam();
   choices.trained = false;

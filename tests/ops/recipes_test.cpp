@@ -43,6 +43,41 @@ TEST(FrozenFp8, RecomputedAndKeptProjectionsGiveTheSameForward) {
   EXPECT_TRUE(at::equal(kept.run(at::kCPU, at::kDouble, recipes)[0], again.run(at::kCPU, at::kDouble, recipes)[0]));
 }
 
+TEST(FrozenFp8, KeptTransposesChangeNoBit) {
+  for (BlockChoices choices : all_blocks()) {
+    if (choices.rank == 0 || choices.trained) continue;
+    for (const int64_t tile : {0, 3}) {
+      choices.tile_tokens = tile;
+      const TestBlock block(choices, {});
+      const auto kept = block.run(at::kCPU, at::kDouble, {Recipe::kFp8Frozen, nullptr, true}),
+                 plain = block.run(at::kCPU, at::kDouble, {Recipe::kFp8Frozen, nullptr});
+      for (size_t i = 0; i < plain.size(); ++i)
+        EXPECT_TRUE(at::equal(kept[i], plain[i])) << choices.name << ", value " << i;
+    }
+  }
+}
+
+TEST(TransposedCodes, AreWrittenOnceAndReadUntilTheyAreInvalid) {
+  const at::Tensor codes = random({32, 16}, 7).to(at::kFloat8_e4m3fn);
+  Weight weight{codes, {.recipe = Recipe::kFp8Frozen, .inverse_scale = at::ones({}, at::kFloat)}};
+  const LinearRecipe& recipe = recipe_of(Recipe::kFp8Frozen);
+  const Operand dy = make_operand(random({8, 32}, 8).to(at::kFloat), recipe.gradient_forms(weight));
+  const auto dgrad = [&] { return recipe.dgrad(dy, weight, {}, at::kFloat, {}); };
+  const at::Tensor expected = dgrad();
+  weight.state.transposed = std::make_shared<TransposedCodes>(TransposedCodes{at::empty({16, 32}, codes.options())});
+  TransposedCodes& kept = *weight.state.transposed;
+  const void* const memory = kept.codes.data_ptr();
+  EXPECT_TRUE(at::equal(dgrad(), expected));
+  EXPECT_TRUE(kept.valid);
+  codes.view(at::kByte).zero_();
+  EXPECT_TRUE(at::equal(dgrad(), expected)) << "it was transposed again";
+  kept.valid = false;
+  EXPECT_EQ(dgrad().abs().max().item<float>(), 0);
+  EXPECT_EQ(kept.codes.data_ptr(), memory);
+  kept = {at::empty({32, 16}, codes.options())};
+  EXPECT_THROW((void)dgrad(), InternalError);
+}
+
 TEST(FrozenFp8, AWeightWithoutCodesIsAnError) {
   const Weight plain{at::ones({16, 16}), {.recipe = Recipe::kFp8Frozen}};
   LinearRecipe::Kept kept;

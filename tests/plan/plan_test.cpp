@@ -630,6 +630,81 @@ TEST(Plan, TrainedCodesTakeTheirBytesAndMasters) {
   EXPECT_EQ(plan.gathered_per_pass, (matrices + 8192) / 2);
 }
 
+TEST(Plan, TransposedCodesStayWhereMemoryIsLeft) {
+  auto frozen = frozen_model();
+  for (UnitSpec& unit : frozen)
+    for (auto& parameter : unit.parameters) parameter.linear = !unit.trained;
+  PlanInput input = input_for(frozen, 1, 100000 * kMiB);
+  input.frozen_fp8 = true;
+  input.rates.memory_bytes = 1e12;
+  const auto kept = [](const TrainingPlan& plan) {
+    return static_cast<int>(std::count(plan.keeps_transposed.begin(), plan.keeps_transposed.end(), true));
+  };
+  const TrainingPlan all = best_plan(input);
+  EXPECT_EQ(kept(all), kBlocks) << "no adapters";
+  EXPECT_EQ(all.transposed, kBlocks * 64 * kMiB);
+  EXPECT_NE(describe_plan(all, frozen).find("transposed FP8 codes     512.0 MiB"), std::string::npos)
+      << describe_plan(all, frozen);
+  // Twice the headroom stays free, and nothing else is given up.
+  TrainingPlan without = all;
+  int before = 0;
+  for (int64_t memory = 1000; memory < 1800; memory += 10) {
+    input.device_memory = memory * kMiB;
+    const TrainingPlan plan = best_plan(input);
+    EXPECT_GE(kept(plan), before);
+    EXPECT_TRUE(plan.transposed == 0 || plan.total() + 2 * plan.headroom() <= plan.device_memory);
+    before = kept(plan);
+    if (before > 0) {
+      EXPECT_EQ(recomputed(plan), 0);
+    } else {
+      without = plan;
+    }
+  }
+  EXPECT_EQ(before, kBlocks);
+  EXPECT_EQ(describe_plan(without, frozen).find("transposed"), std::string::npos);
+  EXPECT_EQ(least_plan(input).transposed, 0);
+  // A byte is read and one written, for each of three passes.
+  input.micro_batches = 3;
+  input.device_memory = 0;
+  const TrainingPlan none = best_plan(input);
+  EXPECT_EQ(kept(none), 0) << "nobody knows the memory";
+  input.device_memory = 100000 * kMiB;
+  EXPECT_NEAR(none.cost.compute - best_plan(input).cost.compute, 3 * 2 * kBlocks * 64 * kMiB / 1e12, 1e-9);
+  // Units that are gathered have no whole codes; resident ones have.
+  input.world_size = 4;
+  input.shard_size = 4;
+  EXPECT_EQ(kept(best_plan(input)), 0);
+  input.shard_size = std::nullopt;
+  EXPECT_EQ(kept(best_plan(input)), kBlocks);
+  input.frozen_nf4 = true;
+  EXPECT_EQ(kept(best_plan(input)), 0);
+
+  // Trained codes are new in each step.
+  auto trained = trained_model();
+  for (UnitSpec& unit : trained) unit.parameters[0].linear = true;
+  trained[2].parameters.push_back({"norm", {8192}, {{"n", 8192}}, Init::kOnes, 0, false});
+  input = input_for(trained, 1, 100000 * kMiB);
+  input.rates.memory_bytes = 1e12;
+  input.trained = Recipe::kFp8Rowwise;
+  input.compute_last = 1;
+  EXPECT_EQ(kept(best_plan(input)), 0);
+  input.micro_batches = 4;
+  const TrainingPlan plan = best_plan(input);
+  EXPECT_EQ(kept(plan), kBlocks - 1);
+  EXPECT_FALSE(plan.keeps_transposed[kBlocks - 1]);
+  EXPECT_EQ(plan.transposed, (kBlocks - 1) * 64 * kMiB + 8192) << "the layout of the codes";
+  EXPECT_EQ(plan.not_transposed, 3 * plan.transposed);
+  input.world_size = 4;
+  input.shard_size = 4;
+  for (const ShardPolicy policy : {ShardPolicy::kOptimizer, ShardPolicy::kGradients, ShardPolicy::kFull}) {
+    input.policy = policy;
+    EXPECT_EQ(kept(best_plan(input)), policy == ShardPolicy::kFull ? 0 : kBlocks - 1);
+  }
+  input.policy = ShardPolicy::kOptimizer;
+  input.trained = Recipe::kFp8Delayed;
+  EXPECT_EQ(kept(best_plan(input)), 0);
+}
+
 TEST(Plan, TrainedUnitsCarryMastersMomentsAndGradients) {
   auto units = frozen_model();
   for (auto& unit : units) unit.trained = true;

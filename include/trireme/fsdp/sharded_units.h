@@ -71,6 +71,9 @@ struct ShardingOptions {
   /// store.
   int host_units = 0;
   HostState* host = nullptr;
+  /// Per unit: whether the codes of its matrices stay transposed on the device too, so that dgrad transposes them only
+  /// where they have changed (from the plan). Only for units with codes that are whole. Empty: of no unit.
+  std::vector<bool> keeps_transposed{};
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -176,6 +179,8 @@ class ShardedUnits : public UnitStore {
   /// All units with trained codes are divided, or none is. There is one.
   bool divides_codes() const;
   void use(int unit);
+  /// What has been computed from the unit's weights is not theirs any more.
+  void forget_derived(size_t unit);
   /// Fills a unit; weights_changed() then makes codes and whole copies of trained units.
   void fill(size_t unit, const Filling& filling);
 

@@ -41,6 +41,13 @@ class GradientSink {
   virtual void written() = 0;
 };
 
+/// Memory in which the transpose of a matrix of codes stays from one backward to the next. dgrad writes it where it is
+/// not valid; the store, whoever changes the codes, makes it invalid.
+struct TransposedCodes {
+  at::Tensor codes;  // E4M3 [in, out]
+  bool valid = false;
+};
+
 /// What a store records about a matrix in addition to its values.
 struct WeightState {
   Recipe recipe = Recipe::kCompute;  // ops/matmul/recipe.h
@@ -51,6 +58,8 @@ struct WeightState {
   GradientSink* sink = nullptr;  // null: autograd computes the gradient, if the matrix requires grad
   /// Of a frozen matrix, for DoRA: row_squares(), undefined until somebody has computed them. Null: not kept.
   std::shared_ptr<at::Tensor> row_squares{};
+  /// Of a whole matrix of codes. Null: dgrad transposes the codes each time.
+  std::shared_ptr<TransposedCodes> transposed{};
 };
 
 struct Weight {

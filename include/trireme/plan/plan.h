@@ -79,23 +79,26 @@ struct TrainingPlan {
   ShardPolicy policy = ShardPolicy::kNone;  // of trained units
   int rows_per_pass = 1;                    // rows processed at a time; divides the rows of a micro-batch
   std::vector<bool> resident;               // per unit: a frozen unit that stays whole although shard_size > 1
+  std::vector<bool> keeps_transposed;       // per unit: ShardingOptions::keeps_transposed
   std::vector<Recompute> recompute;         // per block
   int64_t tile_tokens = 0;                  // Recomputation::tile_tokens
   int offloaded = 0;                        // first blocks whose values go to the host
   int host_units = 0;                       // first trained units whose master weights and moments wait on the host
   // Bytes per rank.
   int64_t weights = 0, masters = 0, moments = 0, gradients = 0, gather_slots = 0, activations = 0, working = 0,
-          overhead = 0;
+          overhead = 0, transposed = 0;
   /// Bytes of `gradients` that take the place of activations which backward has freed.
   int64_t reused = 0;
   // Bytes of pinned host memory, which no other number counts: for activations, for master weights and moments.
   int64_t host = 0, host_state = 0;
   int64_t total() const {
-    return weights + masters + moments + gradients + gather_slots + activations + working + overhead - reused;
+    return weights + masters + moments + gradients + gather_slots + activations + working + overhead + transposed -
+           reused;
   }
   int64_t gathered_per_pass = 0;         // bytes a rank receives in one forward pass
   int64_t reduced_per_step = 0;          // bytes of gradients that a rank receives in one step from its shard group
   int64_t replica_reduced_per_step = 0;  // the same from replicas: an all-reduce, which moves each byte twice
+  int64_t not_transposed = 0;            // bytes of codes that dgrad need not transpose in one step
   int64_t device_memory = 0;             // 0: unknown
   int64_t accumulated_passes = 1;        // passes whose gradients are summed before they are reduced
   StepCost cost;

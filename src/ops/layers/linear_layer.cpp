@@ -80,6 +80,12 @@ void LinearLayer::keep(const Operand& x) {
   recipe_->keep(x, weight_, kept_);
 }
 
+Weight LinearLayer::rows_of_weight(int64_t begin, int64_t rows) const {
+  Weight part{weight_.matrix.narrow(0, begin, rows), weight_.state};
+  part.state.transposed.reset();
+  return part;
+}
+
 at::Tensor LinearLayer::forward_dora(const Operand& x, const at::Tensor& bias, const at::Tensor& addend) {
   lora_.measure(weight_);
   LinearRecipe::Kept unused;  // a weight with an adapter is frozen
@@ -94,7 +100,7 @@ at::Tensor LinearLayer::forward_dora(const Operand& x, const at::Tensor& bias, c
   const at::Tensor y = recipe_->forward(x, weight_, dtype_, bias, {addend}, unused);
   for (size_t slot = 0; slot < lora_.count(); ++slot) {
     const auto [begin, rows] = lora_.rows_of(slot);
-    const Weight part{weight_.matrix.narrow(0, begin, rows), weight_.state};
+    const Weight part = rows_of_weight(begin, rows);
     const Operand dropped =
         make_operand(apply_dropout(x.plain, lora_.dropout_of(slot)), recipe_->input_forms(part, /*trains=*/false));
     const at::Tensor w = recipe_->forward(dropped, part, dtype_, {}, {}, unused), update = lora_.product_of(slot);
@@ -127,7 +133,7 @@ at::Tensor LinearLayer::scale_gradient(const at::Tensor& dy, Gradients& gradient
 void LinearLayer::add_dropped_products(const at::Tensor& dx, const at::Tensor& dy) {
   for (size_t slot = 0; slot < lora_.count(); ++slot) {
     const auto [begin, rows] = lora_.rows_of(slot);
-    const Weight part{weight_.matrix.narrow(0, begin, rows), weight_.state};
+    const Weight part = rows_of_weight(begin, rows);
     const at::Tensor d_part = scale_columns(dy.narrow(1, begin, rows), lora_.factors().narrow(0, begin, rows) - 1);
     add_dropout_(dx, recipe_->dgrad(make_operand(d_part, recipe_->gradient_forms(part)), part, {}, dtype_, {}),
                  lora_.dropout_of(slot));

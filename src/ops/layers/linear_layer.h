@@ -68,6 +68,8 @@ class LinearLayer {
 
  private:
   void compute_weight_gradient(const Operand& dy, const at::Tensor& x, Gradients& gradients);
+  /// Without what the store keeps of the whole matrix for dgrad.
+  Weight rows_of_weight(int64_t begin, int64_t rows) const;
   at::Tensor forward_dora(const Operand& x, const at::Tensor& bias, const at::Tensor& addend);
   /// DoRA: computes the gradients of the magnitudes and returns dy times the factors.
   at::Tensor scale_gradient(const at::Tensor& dy, Gradients& gradients);

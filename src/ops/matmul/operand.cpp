@@ -148,12 +148,17 @@ Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool wan
   return compose_codes(x_TD, {inverse.reciprocal(), inverse, amax, gradient}, want_column_sums);
 }
 
-at::Tensor transpose_codes(const at::Tensor& codes) {
+at::Tensor transpose_codes(const at::Tensor& codes, const at::Tensor& out) {
+  TRIREME_CHECK(!out.defined() || (out.is_contiguous() && out.scalar_type() == codes.scalar_type() &&
+                                   out.sizes() == at::IntArrayRef{codes.size(1), codes.size(0)}),
+                "the transpose of codes ", codes.sizes(), " has no place in a tensor ", out.sizes());
   const Choice choice = Dispatch("transpose_bytes", codes)
                             .needs(codes.size(0) % 16 == 0 && codes.size(1) % 16 == 0, "sizes are not multiples of 16")
                             .choice();
-  TRIREME_RETURN_LAUNCH(choice, transpose_bytes(codes));
-  return transposed_bytes(codes);
+  TRIREME_RETURN_LAUNCH(choice, transpose_bytes(codes, out));
+  if (!out.defined()) return transposed_bytes(codes);
+  out.view(at::kByte).copy_(codes.view(at::kByte).t());
+  return out;
 }
 
 void complete(Operand& operand, const OperandForms& wanted) {

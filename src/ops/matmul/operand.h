@@ -112,8 +112,8 @@ Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool known,
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums,
                            const at::Tensor& known = {});
 
-/// [R, C] bytes -> [C, R].
-at::Tensor transpose_codes(const at::Tensor& codes);
+/// [R, C] bytes -> [C, R], contiguous: `out` if it is defined, which must have the codes' type.
+at::Tensor transpose_codes(const at::Tensor& codes, const at::Tensor& out = {});
 
 /// Adds the forms that the producer of the plain form could not write itself, and frees the plain form if it is not
 /// wanted. On a GPU, rows and columns of codes, and of a matrix in columns, must be multiples of 16.
@@ -130,7 +130,7 @@ Fp8Rows quantize_rows(const at::Tensor& x_TD);
 Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known);
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums, const at::Tensor& known);
-at::Tensor transpose_bytes(const at::Tensor& matrix);
+at::Tensor transpose_bytes(const at::Tensor& matrix, const at::Tensor& out);
 void write_codes(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
 at::Tensor sum_columns(const at::Tensor& x_TD);
 at::Tensor scale_columns(const at::Tensor& x_TD, const at::Tensor& factors_D, const at::Tensor& bias_D,

@@ -129,9 +129,9 @@ Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool wan
   return make_codes({x_TD, {}, {}}, scale, want_column_sums);
 }
 
-at::Tensor transpose_bytes(const at::Tensor& matrix) {
+at::Tensor transpose_bytes(const at::Tensor& matrix, const at::Tensor& given) {
   const c10::cuda::CUDAGuard guard(matrix.device());
-  at::Tensor out = at::empty({matrix.size(1), matrix.size(0)}, matrix.options());
+  const at::Tensor out = given.defined() ? given : at::empty({matrix.size(1), matrix.size(0)}, matrix.options());
   launched(kernels::transpose_bytes(static_cast<const uint8_t*>(matrix.const_data_ptr()), bytes(out), matrix.size(0),
                                     matrix.size(1), stream_of(matrix)),
            "transpose_bytes");

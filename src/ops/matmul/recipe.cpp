@@ -16,6 +16,15 @@ Fp8Matrix stored_codes(const Weight& weight) {
   return {weight.matrix, inverse.view(at::IntArrayRef{})};
 }
 
+/// The transpose of the store's codes [in, out]: the one that the store keeps, or one that is freed after its use.
+at::Tensor transposed_codes(const Weight& weight) {
+  TransposedCodes* const kept = weight.state.transposed.get();
+  if (kept == nullptr) return transpose_codes(weight.matrix);
+  if (!kept->valid) (void)transpose_codes(weight.matrix, kept->codes);
+  kept->valid = true;
+  return kept->codes;
+}
+
 /// x^T or dy^T as operand of wgrad; none where only forward or dgrad read x or dy.
 Fp8Matrix transposed(const Operand& x) {
   if (!x.rows.defined()) return {x.codes.transposed, x.codes.inverse};
@@ -91,13 +100,13 @@ at::Tensor Fp8Recipe::forward(const Operand& x, const Weight& weight, at::Scalar
 }
 
 /// Hopper multiplies FP8 operands along their inner dimension only, so the store's codes are transposed first, in one
-/// pass over their bytes. The transposed copy is freed afterwards.
+/// pass over their bytes.
 at::Tensor Fp8Recipe::dgrad(const Operand& dy, const Weight& weight, const Kept& kept, at::ScalarType dtype,
                             const Addend& addend) const {
   Fp8Matrix w = kept.weight_transposed;
   if (!w.codes.defined()) {
     w = stored_codes(weight);
-    w.codes = transpose_codes(w.codes);
+    w.codes = transposed_codes(weight);
   }
   return multiply(dy, w, gradients_, dtype, {}, addend);
 }
@@ -135,7 +144,8 @@ class ComputeRecipe final : public LinearRecipe {
 /// E4M3: a scale per row makes the range of E5M2 unnecessary, and E4M3 has one more bit of mantissa.
 class Fp8FrozenRecipe final : public Fp8Recipe {
  public:
-  /// The norm and the activation before a product write codes, one byte, instead of the plain form.
+  /// The norm and the activation before a product write codes, one byte, instead of the plain form. The weight's codes
+  /// are transposed in backward.
   Fp8FrozenRecipe()
       : Fp8Recipe({.name = "frozen",
                    .trains = false,
@@ -146,7 +156,8 @@ class Fp8FrozenRecipe final : public Fp8Recipe {
                    .size_multiple = 16,
                    .gradient_bytes = 1,
                    .keeps_activations_in_fp8 = true,
-                   .operand_traffic = 1},
+                   .operand_traffic = 1,
+                   .weight_traffic = 2},
                   Accumulate::kFast) {}
   OperandForms input_forms(const Weight&, bool) const override { return {.rows = true}; }
   OperandForms gradient_forms(const Weight&) const override { return {.rows = true}; }
