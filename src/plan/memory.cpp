@@ -411,8 +411,8 @@ void keep_transposed(const PlanInput& input, TrainingPlan& plan) {
     const UnitDivision division = divide_unit(unit, plan.shard_size, plan.policy, plan.resident[u]);
     if (saved == 0 || division.weights) continue;
     const int64_t bytes = make_layout(frozen ? unit.matrices() : unit, division.any() ? plan.shard_size : 1).numel;
-    // Twice the headroom stays: a percent of a step is not worth a run that ends for want of memory.
-    if (plan.device_memory == 0 || plan.lacking() + plan.headroom() + bytes > 0) continue;
+    // More than the headroom stays: a percent of a step is not worth a run that ends for want of memory.
+    if (plan.device_memory == 0 || plan.lacking() + plan.headroom() / 2 + bytes > 0) continue;
     plan.keeps_transposed[u] = true;
     plan.transposed += bytes;
     plan.not_transposed += saved * bytes;

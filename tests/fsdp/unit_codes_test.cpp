@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -282,11 +283,11 @@ void expect_equal(const Recorded& with, const Recorded& without) {
 /// checkpoint and other initial weights: codes that stay transposed over any of them would give other gradients.
 TEST(TransposedCodesStore, AreThoseOfTheWeightsNow) {
   for (const at::Device device : kept_devices())
-    for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2)
+    for (const int shard_size : std::set{1, comm().size()})
       for (const ShardPolicy policy : {ShardPolicy::kNone, ShardPolicy::kOptimizer, ShardPolicy::kGradients})
         for (const Recipe recipe : {Recipe::kFp8Tensorwise, Recipe::kFp8Rowwise})
           for (const bool on_host : {false, true}) {
-            if (shard_size == 1 && policy != ShardPolicy::kNone) continue;
+            if (shard_size == 1 ? policy != ShardPolicy::kNone : on_host || recipe == Recipe::kFp8Tensorwise) continue;
             SCOPED_TRACE(fmt::format("{}, {} of {}, recipe {}, state on the host: {}", device.str(),
                                      policy_name(policy), shard_size, static_cast<int>(recipe), on_host));
             const at::ScalarType dtype = device.is_cuda() ? at::kBFloat16 : at::kFloat;
@@ -311,7 +312,7 @@ TEST(TransposedCodesStore, AreThoseOfTheWeightsNow) {
                 expect_kept(units, keeps, false);
               };
               const auto passes = [&](int first) {
-                record_passes(units, first, 3, dtype, device, all);
+                record_passes(units, first, 2, dtype, device, all);
                 expect_kept(units, keeps, true);
               };
               units.initialise(5, false);

@@ -645,14 +645,14 @@ TEST(Plan, TransposedCodesStayWhereMemoryIsLeft) {
   EXPECT_EQ(all.transposed, kBlocks * 64 * kMiB);
   EXPECT_NE(describe_plan(all, frozen).find("transposed FP8 codes     512.0 MiB"), std::string::npos)
       << describe_plan(all, frozen);
-  // Twice the headroom stays free, and nothing else is given up.
+  // One and a half times the headroom stays free, and nothing else is given up.
   TrainingPlan without = all;
   int before = 0;
   for (int64_t memory = 1000; memory < 1800; memory += 10) {
     input.device_memory = memory * kMiB;
     const TrainingPlan plan = best_plan(input);
     EXPECT_GE(kept(plan), before);
-    EXPECT_TRUE(plan.transposed == 0 || plan.total() + 2 * plan.headroom() <= plan.device_memory);
+    EXPECT_TRUE(plan.transposed == 0 || 2 * plan.total() + 3 * plan.headroom() <= 2 * plan.device_memory);
     before = kept(plan);
     if (before > 0) {
       EXPECT_EQ(recomputed(plan), 0);
