@@ -316,6 +316,7 @@ TEST(TransposedCodesStore, AreThoseOfTheWeightsNow) {
                 expect_kept(units, keeps, true);
               };
               units.initialise(5, false);
+              if (on_host) host.settle();
               std::vector<at::Tensor> saved;
               for (const TrainedShard& shard : units.trained()) saved.push_back(shard.master.clone());
               for (int step = 0; step < 3; ++step) {
