@@ -3,6 +3,7 @@
 
 #include "kernels/device.cuh"
 #include "kernels/fp8/fp8.h"
+#include "kernels/row_prefetch.cuh"
 
 #include <cuda_fp8.h>
 
@@ -210,8 +211,40 @@ class Amax {
 /// Magnitudes compare as integers, with NaN above infinity; two 16-bit elements at a time.
 __device__ inline uint32_t larger(uint32_t top, uint32_t word) { return __vmaxu2(top, word & 0x7fff7fffu); }
 
-/// Blocks per multiprocessor of persistent kernels that find column maxima.
+/// Most blocks per multiprocessor of persistent kernels that find column maxima. Each writes a row of them, which is
+/// read again; the blocks of short rows have few threads.
 constexpr int kMaximaBlocksPerSm = 2;
+constexpr int maxima_blocks_per_sm(int64_t columns) {
+  return columns <= 8192 ? 2 * kMaximaBlocksPerSm : kMaximaBlocksPerSm;
+}
+
+/// Largest magnitudes of the columns that a thread of a persistent kernel has in every row; nothing unless kUsed.
+template <class T, int kPacks, bool kUsed>
+class ColumnMaxima {
+ public:
+  __device__ void add(int p, const Vec<T, 16 / sizeof(T)>& pack) {
+    if constexpr (kUsed) {
+      static_assert(sizeof(T) == 2);
+      const Words<4> words = as_words(pack);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) top_[p].word[w] = larger(top_[p].word[w], words.word[w]);
+    }
+  }
+  /// Writes the block's row of maxima, once. Blocks have one row at a time.
+  template <class Cursor>
+  __device__ void write(T* to, const Cursor& cursor) const {
+    if constexpr (kUsed) store_row(to, top_, cursor, false);
+  }
+
+ private:
+  Words<4> top_[kUsed ? kPacks : 1] = {};
+};
+
+/// Zeroes the amax that the kernel launched next raises.
+inline cudaError_t start_amax(const WantedMaxima& maxima, cudaStream_t stream) {
+  maxima.found->amax = true;
+  return cudaMemsetAsync(maxima.amax, 0, sizeof(float), stream);
+}
 
 /// 1 / scale of a row whose largest magnitude is `top`, large enough that its inverse is finite; NaN and infinity are
 /// kept.

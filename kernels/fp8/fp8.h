@@ -23,20 +23,27 @@ struct Fp8Output {
   float* row_inverse = nullptr;  // [rows]
 };
 
-/// The rows of x [rows, columns] as an Fp8Output has them; inverse fp32 [rows]. A row that contains NaN or infinity
-/// gives NaN codes. For groups of columns with a scale each, pass rows * groups and columns / groups. Any size and
-/// alignment; fast with 16-byte aligned rows of whole 16-byte packs of up to 65,536 columns (fp32: 32,768).
-cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
-                          cudaStream_t stream);
-
-/// What the launch of a kernel that was asked for the maxima of its result says on the host: some kernels do not find
+/// What the launch of a kernel that was asked for the maxima of a matrix says on the host: some kernels do not find
 /// them.
 struct FoundMaxima {
-  bool amax = false;        // whether the result's amax was written
+  bool amax = false;        // whether amax was written
   int64_t column_rows = 0;  // rows of column maxima that were written, 0: none
 };
-/// The most rows of column maxima of a result [rows, columns]: one for each block of a persistent grid.
-int64_t column_maxima_rows(int64_t rows);
+/// The most rows of column maxima of a matrix [rows, columns]: one for each block of a persistent grid.
+int64_t column_maxima_rows(int64_t rows, int64_t columns);
+/// Maxima of a plain matrix that a kernel writes or reads, for those who quantize it.
+struct WantedMaxima {
+  float* amax = nullptr;         // device scalar, overwritten with max|v|; null: not wanted
+  void* columns = nullptr;       // [column_maxima_rows(), columns], the matrix's type, 16-byte aligned; or null
+  FoundMaxima* found = nullptr;  // host; receives which of both are written; needed with either
+};
+
+/// The rows of x [rows, columns] as an Fp8Output has them; inverse fp32 [rows]. A row that contains NaN or infinity
+/// gives NaN codes. For groups of columns with a scale each, pass rows * groups and columns / groups. Any size and
+/// alignment; fast with 16-byte aligned rows of whole 16-byte packs of up to 65,536 columns (fp32: 32,768). Finds the
+/// column maxima of fast 16-bit rows of 2,056 to 16,384 columns.
+cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
+                          cudaStream_t stream, const WantedMaxima& maxima = {});
 
 /// The columns of a matrix as rows of E4M3 codes: the operand of products that sum over its rows, with a scale per
 /// column.

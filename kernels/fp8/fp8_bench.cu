@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kSets = 3;
 /// Inputs and output gradients of a 7B and a 13B decoder's layers.
-constexpr std::pair<int64_t, int64_t> kLayers[] = {
-    {8192, 4096}, {8192, 22016}, {8192, 11008}, {8192, 12288}, {16384, 5120}};
+constexpr std::pair<int64_t, int64_t> kLayers[] = {{8192, 3584},  {8192, 4096},  {8192, 22016},
+                                                   {8192, 11008}, {8192, 12288}, {16384, 5120}};
 
 void operands(bench::Recorder& recorder, int64_t rows, int64_t columns) {
   bench::Memory memory;
@@ -68,8 +68,12 @@ void rows_and_values(bench::Recorder& recorder, int64_t rows, int64_t columns) {
     masters[i] = memory.uniform(rows * columns, -1.0f, 1.0f);
     data[i] = static_cast<uint8_t*>(memory.raw(rows * columns));
   }
+  FoundMaxima found;
+  const WantedMaxima maxima{nullptr, memory.raw(column_maxima_rows(rows, columns) * columns * 2), &found};
   recorder.time("quantize rows", label, element, 3 * count, kSets,
                 [&](int i) { return quantize_rows(x[i], data[i], inverse, rows, columns, element, nullptr); });
+  recorder.time("quantize rows + column maxima", label, element, 3 * count, kSets,
+                [&](int i) { return quantize_rows(x[i], data[i], inverse, rows, columns, element, nullptr, maxima); });
   recorder.time("quantize values", label, Element::kF32, 5 * count, kSets, [&](int i) {
     return quantize_values(masters[i], data[i], scale, rows * columns, Element::kF32, nullptr);
   });
@@ -86,7 +90,7 @@ TRIREME_BENCH(fp8_operands) {
 TRIREME_BENCH(quantize) {
   if (recorder.wants("quantize rows") || recorder.wants("quantize values"))
     for (const auto& [rows, columns] :
-         {std::pair<int64_t, int64_t>{131072, 1024}, {16384, 8192}, {8192, 28672}, {4096, 57344}})
+         {std::pair<int64_t, int64_t>{131072, 1024}, {8192, 3584}, {16384, 8192}, {8192, 28672}, {4096, 57344}})
       rows_and_values(recorder, rows, columns);
   if (!recorder.wants("transpose bytes")) return;
   for (const auto& [rows, columns] :
@@ -120,6 +124,15 @@ TRIREME_BENCH(fp8_columns) {
     // Two reads of 2 bytes and one write.
     recorder.time("fp8 columns", bench::shape_text({rows, columns}), Element::kBF16,
                   5.0 * static_cast<double>(rows * columns), kSets, [&](int i) { return fp8_columns(a[i], nullptr); });
+    // As many rows of maxima as kernels write.
+    const int64_t maxima_rows = column_maxima_rows(rows, columns);
+    void* maxima = memory.normal(maxima_rows * columns, Element::kBF16);
+    recorder.time("fp8 columns, known maxima", bench::shape_text({rows, columns}), Element::kBF16,
+                  3.0 * static_cast<double>(rows * columns), kSets, [&](int i) {
+                    Fp8Columns known = a[i];
+                    known.maxima = maxima, known.maxima_rows = maxima_rows;
+                    return fp8_columns(known, nullptr);
+                  });
   }
 }
 

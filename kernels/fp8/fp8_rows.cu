@@ -16,10 +16,14 @@ struct RowsArguments {
   uint8_t* data;
   float* inverse;
   int64_t rows, columns;
+  void* maxima;  // a row for each block
 };
 
-template <class T, int kPacks, int kMaxThreads, int kStages>
-__global__ void __launch_bounds__(kMaxThreads) rows_kernel(const RowsArguments a) {
+/// Fewest threads of a row whose column maxima are found: shorter rows need more blocks than may write maxima.
+constexpr int kLeastMaximaThreads = 96;
+
+template <class T, int kPacks, int kMaxThreads, int kStages, bool kMaxima = false>
+__global__ void __launch_bounds__(kMaxThreads, kMaxima ? 2 : 0) rows_kernel(const RowsArguments a) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
@@ -27,6 +31,7 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const RowsArguments a
   char* free = shared;
   RowPrefetch<kPacks, 16, kStages> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)));
   start_inputs<kStages>(cursor, input);
+  ColumnMaxima<T, kPacks, kMaxima> maxima;
   for (; cursor.active(); cursor.advance()) {
     start_row<kStages>();
     Vec<T, kWidth> x[kPacks];
@@ -36,6 +41,7 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const RowsArguments a
       if (!cursor.holds(p)) continue;
       x[p] = packed(input.template take<Vec<T, kWidth>>(p, cursor));
       amax.add(x[p]);
+      maxima.add(p, x[p]);
     }
     end_row();
     const float inverse = row_inverse_scale(row_amax(amax.get(), blockDim.x, scratch[cursor.turn])),
@@ -50,6 +56,7 @@ __global__ void __launch_bounds__(kMaxThreads) rows_kernel(const RowsArguments a
       store_fp8(row + cursor.index(p) * kWidth, v, factor);
     }
   }
+  maxima.write(static_cast<T*>(a.maxima) + blockIdx.x * a.columns, cursor);
 }
 
 /// Any width and alignment; reads the row twice.
@@ -134,16 +141,22 @@ __global__ void scale_kernel(const float* amax, float* scale, float* inverse, Fp
 }  // namespace
 
 cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
-                          cudaStream_t stream) {
+                          cudaStream_t stream, const WantedMaxima& maxima) {
+  if (maxima.found != nullptr) *maxima.found = {};
   if (rows == 0 || columns == 0) return cudaSuccess;
-  const RowsArguments a{x, data, inverse, rows, columns};
+  const RowsArguments a{x, data, inverse, rows, columns, maxima.columns};
   return dispatch(element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kWidth = 16 / sizeof(T);
     const int64_t packs = columns / kWidth;
     if (columns % kWidth == 0 && aligned16(x, data)) {
-      if (packs <= 4 * 512)
-        return launch_rows(rows_kernel<T, 4, 512, 2>, a, rows, row_geometry(packs, 4), 2 * 4 * 16, stream);
+      const RowGeometry few = row_geometry(packs, 4);
+      if constexpr (sizeof(T) == 2) {
+        if (maxima.columns != nullptr && few.threads >= kLeastMaximaThreads && packs <= 4 * 512)
+          return launch_rows(rows_kernel<T, 4, 512, 2, true>, a, rows, few, 2 * 4 * 16, stream,
+                             {0, maxima_blocks_per_sm(columns), &maxima.found->column_rows});
+      }
+      if (packs <= 4 * 512) return launch_rows(rows_kernel<T, 4, 512, 2>, a, rows, few, 2 * 4 * 16, stream);
       const RowGeometry wide = row_geometry(packs, 8);
       if (packs <= 8 * 1024 && fits_shared_memory(size_t{8} * 16 * static_cast<size_t>(wide.threads)))
         return launch_rows(rows_kernel<T, 8, 1024, 1>, a, rows, wide, 8 * 16, stream);

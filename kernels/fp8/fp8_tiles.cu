@@ -168,8 +168,8 @@ cudaError_t run_columns(const Fp8Columns& a, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t column_maxima_rows(int64_t rows) {
-  const int64_t blocks = int64_t{kMaximaBlocksPerSm} * multiprocessors();
+int64_t column_maxima_rows(int64_t rows, int64_t columns) {
+  const int64_t blocks = int64_t{maxima_blocks_per_sm(columns)} * multiprocessors();
   return rows < blocks ? rows : blocks;
 }
 

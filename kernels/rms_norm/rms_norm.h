@@ -29,6 +29,7 @@ struct RmsNormForward {
   int64_t rows = 0, columns = 0;
   float eps = 0;
   Element element = Element::kBF16;
+  WantedMaxima maxima{};  // of y; fast kernels of 16 bits without codes find amax
 };
 cudaError_t rms_norm_forward(const RmsNormForward& arguments, cudaStream_t stream);
 

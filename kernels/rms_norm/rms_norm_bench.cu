@@ -32,6 +32,13 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
   recorder.time("rms_norm forward", label, element, 2 * tensor, kSets,
                 [&](int i) { return rms_norm_forward(forward(i), nullptr); });
   if (element == Element::kBF16) {
+    FoundMaxima found;
+    float* amax = memory.uniform(1, 0.5f, 1.5f);
+    recorder.time("rms_norm forward, amax", label, element, 2 * tensor, kSets, [&](int i) {
+      RmsNormForward a = forward(i);
+      a.maxima = {amax, nullptr, &found};
+      return rms_norm_forward(a, nullptr);
+    });
     recorder.time("rms_norm forward, fp8 out by row", label, element, 1.5 * tensor, kSets, [&](int i) {
       RmsNormForward a = forward(i);
       a.y = nullptr, a.fp8.data = static_cast<uint8_t*>(y[i]), a.fp8.row_inverse = row_inverse;
@@ -69,6 +76,7 @@ void shape(bench::Recorder& recorder, int64_t rows, int64_t columns, Element ele
 TRIREME_BENCH(rms_norm) {
   if (!recorder.wants("rms_norm forward") && !recorder.wants("rms_norm backward")) return;
   shape(recorder, 131072, 1024, Element::kBF16);
+  shape(recorder, 8192, 3584, Element::kBF16);
   shape(recorder, 32768, 4096, Element::kBF16);
   shape(recorder, 32768, 5120, Element::kBF16);
   shape(recorder, 16384, 8192, Element::kBF16);

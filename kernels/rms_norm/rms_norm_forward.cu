@@ -27,7 +27,7 @@ __device__ inline Vec<T, kWidth> weighted(float (&u)[kWidth], const Vec<T, kWidt
 
 /// kCodesOnly: whole rows whose only output is FP8 codes. Their registers are limited (bf16 only), so that more rows
 /// are in flight.
-template <class T, bool kFp8, bool kWhole, bool kCodesOnly = false, bool kPlusOne = false>
+template <class T, bool kFp8, bool kWhole, bool kCodesOnly = false, bool kPlusOne = false, bool kAmax = false>
 __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ? 1
                                                : kCodesOnly                    ? 3
                                                             : 2) forward_kernel(const RmsNormForward a) {
@@ -45,6 +45,8 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
     const int64_t at = base + cursor.index(p) * kWidth;
     s[p] = load_words(static_cast<const T*>(a.x) + at);
   }
+  [[maybe_unused]] float seen = 0.0f;
+  if constexpr (kAmax) seen = *static_cast<volatile float*>(a.maxima.amax);
   float square[1] = {0.0f};
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -72,11 +74,13 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) u[i] *= rstd;
     const Pack y = weighted<T, kPlusOne>(u, load_shared_read<T, kWidth>(static_cast<const T*>(a.weight) + column));
+    if constexpr (kFp8 || kAmax) amax.add(y);
     if constexpr (!kFp8)
       store_whole(static_cast<T*>(a.y) + base + column, y, once);
     else
-      amax.add(y), s[p] = as_words(y);
+      s[p] = as_words(y);
   }
+  if constexpr (kAmax) raise_amax_by_warp(a.maxima.amax, amax.get(), seen);
   if constexpr (kFp8) {
     if (!kCodesOnly && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);
@@ -116,21 +120,21 @@ __global__ void __launch_bounds__(kScalarThreads) forward_scalar_kernel(const Rm
   }
 }
 
-template <class T, bool kFp8>
+template <class T, bool kFp8, bool kAmax = false>
 cudaError_t launch(const RmsNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   const RowGeometry g = row_geometry(a.columns / kWidth, kPacks);
   if constexpr (!kFp8)
-    if (a.plus_one) return launch_each_row(forward_kernel<T, false, false, false, true>, a, a.rows, g, stream);
+    if (a.plus_one) return launch_each_row(forward_kernel<T, false, false, false, true, kAmax>, a, a.rows, g, stream);
   if constexpr (sizeof(T) == 2) {
     if (whole_rows(a.columns / kWidth, kPacks)) {
       if constexpr (kFp8) {
         if (a.y == nullptr) return launch_each_row(forward_kernel<T, true, true, true>, a, a.rows, g, stream);
       }
-      return launch_each_row(forward_kernel<T, kFp8, true>, a, a.rows, g, stream);
+      return launch_each_row(forward_kernel<T, kFp8, true, false, false, kAmax>, a, a.rows, g, stream);
     }
   }
-  return launch_each_row(forward_kernel<T, kFp8, false>, a, a.rows, g, stream);
+  return launch_each_row(forward_kernel<T, kFp8, false, false, false, kAmax>, a, a.rows, g, stream);
 }
 
 template <class T>
@@ -145,6 +149,7 @@ cudaError_t launch_scalar(const RmsNormForward& a, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
+  if (a.maxima.found != nullptr) *a.maxima.found = {};
   if (a.rows == 0 || a.columns == 0) return cudaSuccess;
   if (a.columns > kMaxColumns || (a.y == nullptr && a.fp8.data == nullptr) || (a.plus_one && a.fp8.data != nullptr))
     return cudaErrorInvalidValue;
@@ -153,7 +158,14 @@ cudaError_t rms_norm_forward(const RmsNormForward& a, cudaStream_t stream) {
     if (a.columns % (16 / sizeof(T)) != 0 || a.columns > kElements<T> * kMaxThreads ||
         !aligned16(a.x, a.weight, a.y, a.fp8.data))
       return launch_scalar<T>(a, stream);
-    return a.fp8.data == nullptr ? launch<T, false>(a, stream) : launch<T, true>(a, stream);
+    if (a.fp8.data != nullptr) return launch<T, true>(a, stream);
+    if constexpr (sizeof(T) == 2) {
+      if (a.maxima.amax != nullptr) {
+        const cudaError_t error = start_amax(a.maxima, stream);
+        return error == cudaSuccess ? launch<T, false, true>(a, stream) : error;
+      }
+    }
+    return launch<T, false>(a, stream);
   });
 }
 

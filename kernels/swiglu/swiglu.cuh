@@ -69,27 +69,6 @@ inline bool fits_rows(int64_t f, int inputs) {
 /// kLeastMaximaThreads threads share a multiprocessor with too many others: each block's row of maxima is read again.
 constexpr int kMaximaThreads = 384, kLeastMaximaThreads = 256;
 
-/// Largest magnitudes of the columns that a thread of a persistent kernel has in every row; nothing unless kUsed.
-template <class T, int kPacks, bool kUsed>
-class ColumnMaxima {
- public:
-  __device__ void add(int p, const Vec<T, 8>& pack) {
-    if constexpr (kUsed) {
-      const Words<4> words = as_words(pack);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) top_[p].word[w] = larger(top_[p].word[w], words.word[w]);
-    }
-  }
-  /// Writes the block's row of maxima, once. Blocks have one row at a time.
-  template <class Cursor>
-  __device__ void write(T* to, const Cursor& cursor) const {
-    if constexpr (kUsed) store_row(to, top_, cursor, false);
-  }
-
- private:
-  Words<4> top_[kUsed ? kPacks : 1] = {};
-};
-
 /// Launches with column maxima.
 template <class Kernel, class Arguments>
 cudaError_t launch_maxima(Kernel kernel, const Arguments& a, int packs_of_thread, int bytes_of_pack,
@@ -130,11 +109,8 @@ template <class Arguments, class F>
 cudaError_t launch_plain(const Arguments& a, bool aligned, cudaStream_t stream, const F& run) {
   const int64_t tokens = a.tokens, f = a.f;
   const bool amax = a.maxima.amax != nullptr;
-  if (amax) {
-    if (const cudaError_t error = cudaMemsetAsync(a.maxima.amax, 0, sizeof(float), stream); error != cudaSuccess)
-      return error;
-    a.maxima.found->amax = true;
-  }
+  if (amax)
+    if (const cudaError_t error = start_amax(a.maxima, stream); error != cudaSuccess) return error;
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kPack = 16 / sizeof(T);

@@ -33,20 +33,15 @@ struct SwigluCodes {
   Fp8Format format = Fp8Format::kE4M3;
 };
 
-/// Maxima of the plain result, for those who quantize it. Kernels that read and write no codes find amax; kernels that
-/// read no codes and write those of rows find column maxima of 16-bit rows whose width leaves the registers for them.
-struct SwigluMaxima {
-  float* amax = nullptr;         // device scalar, overwritten with max|v|; null: not wanted
-  void* columns = nullptr;       // [column_maxima_rows(tokens), columns], the result's type, 16-byte aligned; or null
-  FoundMaxima* found = nullptr;  // host; receives which of both are written; needed with either
-};
+// Maxima of the plain result: kernels that read and write no codes find amax; kernels that read no codes and write
+// those of rows find column maxima of 16-bit rows whose width leaves the registers for them.
 
 struct SwigluForward {
   const void* gate_up = nullptr;
   void* y = nullptr;    // null: not written
   Fp8Output fp8{};      // FP8 codes of y
   SwigluCodes saved{};  // FP8 codes of gate_up, saved for backward
-  SwigluMaxima maxima{};
+  WantedMaxima maxima{};
   GateKind gate = GateKind::kSilu;
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;
@@ -59,7 +54,7 @@ struct SwigluBackward {
   SwigluCodes saved{};
   void* d_gate_up = nullptr;  // null: not written; may be gate_up
   Fp8Output fp8{};            // FP8 codes of d_gate_up; one scale for the whole row of 2F
-  SwigluMaxima maxima{};
+  WantedMaxima maxima{};
   GateKind gate = GateKind::kSilu;
   int64_t tokens = 0, f = 0;
   Element element = Element::kBF16;

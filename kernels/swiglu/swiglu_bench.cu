@@ -26,9 +26,9 @@ TRIREME_BENCH(swiglu) {
       saved[i] = static_cast<uint8_t*>(memory.raw(tokens * 2 * f));
     }
     FoundMaxima found;
-    const SwigluMaxima amax{memory.uniform(1, 0.0f, 1.0f), nullptr, &found},
-        columns{nullptr, memory.raw(column_maxima_rows(tokens) * 2 * f * 2), &found};
-    const auto forward = [&, n = tokens, w = f](int i, bool plain, bool fp8, bool saves, SwigluMaxima maxima = {}) {
+    const WantedMaxima amax{memory.uniform(1, 0.0f, 1.0f), nullptr, &found},
+        columns{nullptr, memory.raw(column_maxima_rows(tokens, f) * 2 * f * 2), &found};
+    const auto forward = [&, n = tokens, w = f](int i, bool plain, bool fp8, bool saves, WantedMaxima maxima = {}) {
       SwigluForward a;
       a.gate_up = gate_up[i], a.tokens = n, a.f = w, a.element = element;
       if (plain) a.y = y[i];
@@ -54,7 +54,7 @@ TRIREME_BENCH(swiglu) {
     recorder.time("swiglu forward, plain + fp8 + column maxima", label, element, 7 * count, kSets,
                   [&](int i) { return forward(i, true, true, false, columns); });
     const auto backward = [&, n = tokens, w = f](int i, bool from_codes, bool plain, bool fp8,
-                                                 SwigluMaxima maxima = {}) {
+                                                 WantedMaxima maxima = {}) {
       SwigluBackward a;
       a.dy = y[i], a.tokens = n, a.f = w, a.element = element;
       if (from_codes)

@@ -66,25 +66,15 @@ kernels::SwigluCodes codes(const Fp8Rows& rows) {
   return out;
 }
 
-/// Runs swiglu_forward or swiglu_backward with the maxima of its result [tokens, columns] that wanted forms are made
-/// of.
+/// Runs swiglu_forward or swiglu_backward, whose result is [tokens, columns].
 template <class Arguments, class Launch>
 void launch_gate(Operand& result, Arguments& a, const at::Tensor& like, int64_t columns, const OperandForms& wanted,
                  const char* kernel, const Launch& launch) {
-  kernels::FoundMaxima found;
-  a.maxima.found = &found;
-  if (wanted.current != CurrentCodes::kNone) {
-    result.maxima.amax = at::empty({1}, like.options().dtype(at::kFloat));
-    a.maxima.amax = result.maxima.amax.mutable_data_ptr<float>();
-  }
-  if (wanted.columns) {
-    result.maxima.columns = at::empty({kernels::column_maxima_rows(a.tokens), columns}, like.options());
-    a.maxima.columns = result.maxima.columns.mutable_data_ptr();
-  }
   a.element = element(like);
-  launched(launch(a, stream_of(like)), kernel);
-  if (!found.amax) result.maxima.amax = at::Tensor();
-  result.maxima.columns = found.column_rows > 0 ? result.maxima.columns.narrow(0, 0, found.column_rows) : at::Tensor();
+  result.maxima = launch_with_maxima(like, a.tokens, columns, wanted, kernel, [&](const auto& maxima) {
+    a.maxima = maxima;
+    return launch(a, stream_of(like));
+  });
 }
 
 }  // namespace

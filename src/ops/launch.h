@@ -68,4 +68,26 @@ inline void allocate_forms(Operand& result, const at::Tensor& x, int64_t rows, i
   }
 }
 
+/// Runs launch(maxima), which starts a kernel over a plain matrix [rows, columns] of x's dtype, with the maxima that
+/// wanted forms are made of. Returns those that the kernel finds.
+template <class Launch>
+KnownMaxima launch_with_maxima(const at::Tensor& x, int64_t rows, int64_t columns, const OperandForms& wanted,
+                               const char* kernel, const Launch& launch) {
+  kernels::FoundMaxima found;
+  kernels::WantedMaxima maxima{nullptr, nullptr, &found};
+  KnownMaxima known;
+  if (wanted.current != CurrentCodes::kNone) {
+    known.amax = at::empty({1}, x.options().dtype(at::kFloat));
+    maxima.amax = known.amax.mutable_data_ptr<float>();
+  }
+  if (wanted.columns) {
+    known.columns = at::empty({kernels::column_maxima_rows(rows, columns), columns}, x.options());
+    maxima.columns = known.columns.mutable_data_ptr();
+  }
+  launched(launch(maxima), kernel);
+  if (!found.amax) known.amax = at::Tensor();
+  known.columns = found.column_rows > 0 ? known.columns.narrow(0, 0, found.column_rows) : at::Tensor();
+  return known;
+}
+
 }  // namespace trireme::launch

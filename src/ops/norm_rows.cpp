@@ -103,9 +103,9 @@ at::Tensor weighted(const at::Tensor& normed, at::ScalarType type, const Norm& n
   return normed.to(type).mul_(norm.weight);
 }
 
-RmsNormed normed_rows(const at::Tensor& x, const Norm& norm, bool want_plain, bool want_rows) {
+RmsNormed normed_rows(const at::Tensor& x, const Norm& norm, const OperandForms& written) {
   const Choice choice = rms_norm_choice(x, norm);
-  TRIREME_RETURN_LAUNCH(choice, rms_norm_forward(x, norm, want_plain, want_rows));
+  TRIREME_RETURN_LAUNCH(choice, rms_norm_forward(x, norm, written));
   RmsNormed result;
   if (choice.who == Runs::kLibrary) {
     std::tie(result.y.plain, result.rstd) = at::_fused_rms_norm(x, {x.size(-1)}, norm.weight, norm.eps);
@@ -121,15 +121,17 @@ RmsNormed normed_rows(const at::Tensor& x, const Norm& norm, bool want_plain, bo
 
 RmsNormed rms_norm_forward(const at::Tensor& x, const Norm& norm, const OperandForms& wanted) {
   // The kernel of kRmsPlusOne writes no codes.
-  const bool codes = wanted.rows && norm.kind == NormKind::kRms;
-  RmsNormed result = normed_rows(x, norm, wanted.need_plain() || (wanted.rows && !codes), codes);
+  OperandForms written = wanted;
+  written.rows = wanted.rows && norm.kind == NormKind::kRms;
+  written.plain = wanted.need_plain() || wanted.rows != written.rows;
+  RmsNormed result = normed_rows(x, norm, written);
   complete(result.y, wanted);
   return result;
 }
 
 at::Tensor rms_norm_recompute(const at::Tensor& x, const at::Tensor& rstd, const Norm& norm) {
   // The kernel recomputes rstd to the same bits: one pass over x is cheaper than reading it.
-  if (rms_norm_choice(x, norm).who != Runs::kComposition) return normed_rows(x, norm, true, false).y.plain;
+  if (rms_norm_choice(x, norm).who != Runs::kComposition) return normed_rows(x, norm, {.plain = true}).y.plain;
   return weighted(x.to(accumulate_type(x)).mul(rstd), x.scalar_type(), norm);
 }
 

@@ -69,7 +69,9 @@ at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at
                              const at::Tensor& d_residual, at::Tensor* d_weight);
 
 namespace launch {
-RmsNormed rms_norm_forward(const at::Tensor& x, const Norm& norm, bool want_plain, bool want_rows);
+/// Writes the plain form and rows if wanted, and the amax that wanted current codes are made of where the kernel finds
+/// it.
+RmsNormed rms_norm_forward(const at::Tensor& x, const Norm& norm, const OperandForms& wanted);
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd, const Norm& norm,
                              const at::Tensor& d_residual, at::Tensor* d_weight);
 }  // namespace launch

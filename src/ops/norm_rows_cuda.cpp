@@ -98,7 +98,7 @@ LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& 
   return result;
 }
 
-RmsNormed rms_norm_forward(const at::Tensor& x_TD, const Norm& norm, bool want_plain, bool want_rows) {
+RmsNormed rms_norm_forward(const at::Tensor& x_TD, const Norm& norm, const OperandForms& wanted) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   const at::Tensor x = x_TD.contiguous();
   RmsNormed result;
@@ -108,12 +108,16 @@ RmsNormed rms_norm_forward(const at::Tensor& x_TD, const Norm& norm, bool want_p
   a.weight = norm.weight.const_data_ptr();
   a.plus_one = norm.kind == NormKind::kRmsPlusOne;
   a.rstd = result.rstd.mutable_data_ptr<float>();
-  allocate_forms(result.y, x, x.size(0), x.size(1), want_plain, want_rows, a.y, a.fp8);
+  allocate_forms(result.y, x, x.size(0), x.size(1), wanted.plain, wanted.rows, a.y, a.fp8);
   a.rows = x.size(0);
   a.columns = x.size(1);
   a.eps = static_cast<float>(norm.eps);
   a.element = element(x);
-  launched(kernels::rms_norm_forward(a, stream_of(x)), "rms_norm_forward");
+  result.y.maxima = launch_with_maxima(x, a.rows, a.columns, {.current = wanted.current}, "rms_norm_forward",
+                                       [&](const auto& maxima) {
+                                         a.maxima = maxima;
+                                         return kernels::rms_norm_forward(a, stream_of(x));
+                                       });
   return result;
 }
 

@@ -4,6 +4,9 @@
 #include "fp8_oracle.h"
 #include "testing.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace trireme::kernels::testing {
 
 inline constexpr Fp8Format kFormats[] = {Fp8Format::kE4M3, Fp8Format::kE5M2};
@@ -29,6 +32,40 @@ inline void expect_quantized_rows(const Values& plain, const std::vector<unsigne
   for (size_t r = 0; r < inverse.size(); ++r)
     ASSERT_TRUE(inverse[r] == expected.inverse[r] || (std::isnan(inverse[r]) && std::isnan(expected.inverse[r])))
         << what << ": inverse scale of row " << r << " is " << inverse[r] << ", expected " << expected.inverse[r];
+}
+
+/// The largest magnitude of each column of a 16-bit matrix, as bits: NaN above infinity.
+inline std::vector<uint16_t> column_maxima(const std::vector<unsigned char>& bytes, int64_t rows, int64_t columns) {
+  std::vector<uint16_t> words(bytes.size() / 2), most(static_cast<size_t>(columns));
+  std::memcpy(words.data(), bytes.data(), bytes.size());
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    uint16_t& top = most[static_cast<size_t>(i % columns)];
+    top = std::max<uint16_t>(top, words[static_cast<size_t>(i)] & 0x7fff);
+  }
+  return most;
+}
+
+/// Checks that the found rows of `maxima`, and no others, are written, and that their columns have the largest
+/// magnitudes of those of the 16-bit matrix.
+inline void expect_column_maxima(const std::vector<unsigned char>& maxima, const FoundMaxima& found,
+                                 const std::vector<unsigned char>& matrix, int64_t rows, int64_t columns) {
+  const auto written = maxima.begin() + found.column_rows * columns * 2;
+  EXPECT_TRUE(std::all_of(written, maxima.end(), [](unsigned char byte) { return byte == 0xff; }));
+  if (found.column_rows == 0) return;
+  EXPECT_EQ(column_maxima({maxima.begin(), written}, found.column_rows, columns), column_maxima(matrix, rows, columns));
+}
+
+/// Checks a found amax, and the scale from it, against those that current_scale() finds in the matrix.
+inline void expect_amax(const DeviceArray& found, const DeviceArray& matrix, int64_t count, Element element) {
+  DeviceArray amax(1, Element::kF32), scale(2, Element::kF32), found_scale(2, Element::kF32);
+  CurrentScale a;
+  a.x = matrix.data(), a.count = count, a.element = element;
+  a.amax = amax.fp32(), a.scale = scale.fp32(), a.inverse = scale.fp32() + 1;
+  CUDA_OK(current_scale(a, nullptr));
+  a.x = nullptr, a.amax = found.fp32(), a.scale = found_scale.fp32(), a.inverse = found_scale.fp32() + 1;
+  CUDA_OK(current_scale(a, nullptr));
+  EXPECT_EQ(found.read(), amax.read());
+  EXPECT_EQ(found_scale.read(), scale.read());
 }
 
 }  // namespace trireme::kernels::testing

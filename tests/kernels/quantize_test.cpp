@@ -53,6 +53,43 @@ TEST_F(QuantizeTest, RowsMatchTheOracle) {
     }
 }
 
+// Few and many rows for each block, widths around the limits. Codes and scales are those without maxima.
+TEST_F(QuantizeTest, ColumnMaximaAreThoseOfTheMatrix) {
+  constexpr Shape kShapes[] = {{1, 3584, 0},    {5, 3584, 0},   {1100, 3584, 0}, {300, 4096, 0},
+                               {33, 5120, 0},   {300, 8192, 0}, {1, 8192, 0},    {700, 2056, 0},
+                               {5, 2048, 0},    {13, 1024, 0},  {3, 8200, 0},    {40, 10240, 0},
+                               {300, 16384, 0}, {4, 16392, 0},  {3, 4096, 1},    {4, 4001, 0}};
+  for (const Element element : kElements)
+    for (const Shape& s : kShapes) {
+      if (too_large(s.rows * s.columns)) continue;
+      SCOPED_TRACE(text(element, s));
+      Values x = normal_values(s.rows * s.columns, element, 1, 3.0);
+      for (int64_t r = 0; r < s.rows; ++r) x[static_cast<size_t>(r * s.columns + 9)] = 0;
+      x[static_cast<size_t>(s.columns / 2)] = std::nan("");
+      x[static_cast<size_t>((s.rows - 1) * s.columns + s.columns / 3)] = -std::numeric_limits<double>::infinity();
+      x.back() = -3000;
+      const int64_t most = column_maxima_rows(s.rows, s.columns);
+      ASSERT_TRUE(most >= 1 && most <= s.rows);
+      DeviceArray dx(x, element, s.shift), inverse(s.rows, Element::kF32), maxima(most * s.columns, element);
+      DeviceBytes codes(s.rows * s.columns, s.shift);
+      const auto run = [&](const WantedMaxima& wanted) {
+        codes.poison(), inverse.poison();
+        CUDA_OK(
+            quantize_rows(dx.data(), codes.as<uint8_t>(), inverse.fp32(), s.rows, s.columns, element, nullptr, wanted));
+      };
+      run({});
+      const std::vector<unsigned char> expected = codes.read(), expected_inverse = inverse.read();
+      FoundMaxima found{true, 99};
+      run({nullptr, maxima.data(), &found});
+      EXPECT_TRUE(codes.read() == expected && inverse.read() == expected_inverse);
+      const bool finds =
+          element != Element::kF32 && s.shift == 0 && s.columns % 8 == 0 && s.columns > 2048 && s.columns <= 16384;
+      EXPECT_EQ(found.column_rows > 0, finds);
+      ASSERT_TRUE(!found.amax && found.column_rows <= most) << found.column_rows;
+      if (element != Element::kF32) expect_column_maxima(maxima.read(), found, dx.read(), s.rows, s.columns);
+    }
+}
+
 TEST_F(QuantizeTest, ValuesMatchTheOracle) {
   for (const Element element : kElements)
     for (const int64_t n : {1, 35, 256, 33 * 100, 128 * 256 + 1, 150003})

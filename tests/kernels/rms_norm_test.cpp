@@ -80,6 +80,50 @@ TEST_F(RmsNormTest, ForwardMatchesTheOracle) {
   }
 }
 
+// y is that of kernels without maxima.
+TEST_F(RmsNormTest, AmaxIsThatOfTheResult) {
+  constexpr Shape kAmaxShapes[] = {{1, 3584, 0}, {37, 3584, 0}, {300, 4096, 0}, {31, 5120, 0}, {9, 8192, 0},
+                                   {1, 1024, 0}, {60, 1024, 0}, {4500, 200, 0}, {5, 8, 0},     {2, 16384, 0},
+                                   {9, 1000, 0}, {3, 4097, 0},  {6, 1024, 1}};
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const Element element : kElements)
+    for (const Shape& s : kAmaxShapes)
+      for (const double special : {0.0, infinity, -infinity, std::nan("")}) {
+        if (too_large(s.rows * s.columns)) continue;
+        SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.rows) + " x " + std::to_string(s.columns) +
+                     " shift " + std::to_string(s.shift) + " with " + std::to_string(special));
+        const int64_t n = s.rows * s.columns;
+        Values x = normal_values(n, element, 1), w = normal_values(s.columns, element, 3);
+        // The largest magnitude is the last element of the last row, or a special value of the weight shows.
+        w.back() = -40, x.back() = 8;
+        if (special != 0) w[static_cast<size_t>(s.columns / 2)] = special;
+        DeviceArray in(x, element, s.shift), weight(w, element), y(n, element, s.shift), amax(1, Element::kF32),
+            rstd(s.rows, Element::kF32), inverse(s.rows, Element::kF32);
+        DeviceBytes codes(n);
+        for (const bool plus_one : {false, true}) {
+          RmsNormForward a;
+          a.x = in.data(), a.weight = weight.data(), a.y = y.data(), a.rstd = rstd.fp32(), a.plus_one = plus_one;
+          a.rows = s.rows, a.columns = s.columns, a.eps = static_cast<float>(kEps), a.element = element;
+          y.poison(), rstd.poison();
+          CUDA_OK(rms_norm_forward(a, nullptr));
+          const std::vector<unsigned char> expected = y.read(), expected_rstd = rstd.read();
+          FoundMaxima found{true, 99};
+          a.maxima = {amax.fp32(), nullptr, &found};
+          y.poison(), rstd.poison(), amax.poison();
+          CUDA_OK(rms_norm_forward(a, nullptr));
+          EXPECT_TRUE(y.read() == expected && rstd.read() == expected_rstd);
+          const bool fast = element != Element::kF32 && s.shift == 0 && s.columns % 8 == 0;
+          EXPECT_EQ(found.amax, fast);
+          EXPECT_EQ(found.column_rows, 0);
+          if (found.amax) expect_amax(amax, y, n, element);
+          if (plus_one) continue;
+          a.fp8.data = codes.as<uint8_t>(), a.fp8.row_inverse = inverse.fp32();
+          CUDA_OK(rms_norm_forward(a, nullptr));
+          EXPECT_FALSE(found.amax);
+        }
+      }
+}
+
 TEST_F(RmsNormTest, BackwardMatchesTheOracle) {
   for (const Element element : kElements) {
     for (const Shape& s : kShapes) {

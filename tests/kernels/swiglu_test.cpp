@@ -4,7 +4,6 @@
 #include "swiglu_oracle.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace trireme::kernels::testing::swiglu_tests {
 
@@ -169,17 +168,6 @@ TEST_F(SwigluTest, GradientInFp8MayReplaceItsInputToo) {
   }
 }
 
-/// The largest magnitude of each column of a 16-bit matrix, as bits: NaN above infinity.
-std::vector<uint16_t> column_maxima(const std::vector<unsigned char>& bytes, int64_t rows, int64_t columns) {
-  std::vector<uint16_t> words(bytes.size() / 2), most(static_cast<size_t>(columns));
-  std::memcpy(words.data(), bytes.data(), bytes.size());
-  for (int64_t i = 0; i < rows * columns; ++i) {
-    uint16_t& top = most[static_cast<size_t>(i % columns)];
-    top = std::max<uint16_t>(top, words[static_cast<size_t>(i)] & 0x7fff);
-  }
-  return most;
-}
-
 /// Zeros, infinities, NaN and the largest magnitude at an end, each in columns of its own where there are enough.
 void make_hostile(Values& gate_up, Values& dy, int64_t tokens, int64_t f) {
   const double infinity = std::numeric_limits<double>::infinity();
@@ -200,7 +188,7 @@ TEST_F(SwigluTest, ColumnMaximaAreThoseOfTheResult) {
     for (const Shape& s : kMaximaShapes) {
       if (too_large(s.tokens * s.f)) continue;
       SCOPED_TRACE(std::string(name_of(element)) + " " + std::to_string(s.tokens) + " x " + std::to_string(s.f));
-      const int64_t n = s.tokens * s.f, rows = column_maxima_rows(s.tokens);
+      const int64_t n = s.tokens * s.f, rows = column_maxima_rows(s.tokens, s.f);
       ASSERT_TRUE(rows >= 1 && rows <= s.tokens);
       Values gate_up = normal_values(2 * n, element, 1, 2.0), dy = normal_values(n, element, 2);
       make_hostile(gate_up, dy, s.tokens, s.f);
@@ -224,13 +212,7 @@ TEST_F(SwigluTest, ColumnMaximaAreThoseOfTheResult) {
         } else if (s.f <= 16384 && fits_shared_memory(size_t{64} << 10)) {
           EXPECT_GT(found.column_rows, 0);
         }
-        const std::vector<unsigned char> bytes = maxima.read();
-        const auto written = bytes.begin() + found.column_rows * columns * 2;
-        EXPECT_TRUE(std::all_of(written, bytes.end(), [](unsigned char byte) { return byte == 0xff; }));
-        if (found.column_rows > 0) {
-          EXPECT_EQ(column_maxima({bytes.begin(), written}, found.column_rows, columns),
-                    column_maxima(expected, s.tokens, columns));
-        }
+        expect_column_maxima(maxima.read(), found, expected, s.tokens, columns);
       };
       SwigluForward forward;
       forward.gate_up = in.data();
@@ -271,7 +253,7 @@ TEST_F(SwigluTest, AmaxIsThatOfTheResult) {
             out(2 * n, element, s.shift);
         for (const GateKind gate : {GateKind::kSilu, GateKind::kGeluTanh})
           for (const bool forward : {true, false}) {
-            const auto run = [&](const SwigluMaxima& maxima) {
+            const auto run = [&](const WantedMaxima& maxima) {
               return forward ? swiglu_forward({.gate_up = in.data(),
                                                .y = y.data(),
                                                .maxima = maxima,
@@ -291,23 +273,15 @@ TEST_F(SwigluTest, AmaxIsThatOfTheResult) {
                                                nullptr);
             };
             DeviceArray& result = forward ? y : out;
-            DeviceArray found_amax(1, Element::kF32), amax(1, Element::kF32), scale(2, Element::kF32),
-                found_scale(2, Element::kF32);
+            DeviceArray amax(1, Element::kF32);
             FoundMaxima found;
             CUDA_OK(run({}));
             const std::vector<unsigned char> expected = result.read();
             result.poison();
-            CUDA_OK(run({.amax = found_amax.fp32(), .found = &found}));
+            CUDA_OK(run({.amax = amax.fp32(), .found = &found}));
             EXPECT_TRUE(result.read() == expected);
             EXPECT_TRUE(found.amax && found.column_rows == 0);
-            CurrentScale a;
-            a.x = result.data(), a.count = forward ? n : 2 * n, a.element = element;
-            a.amax = amax.fp32(), a.scale = scale.fp32(), a.inverse = scale.fp32() + 1;
-            CUDA_OK(current_scale(a, nullptr));
-            a.x = nullptr, a.amax = found_amax.fp32(), a.scale = found_scale.fp32(), a.inverse = found_scale.fp32() + 1;
-            CUDA_OK(current_scale(a, nullptr));
-            EXPECT_EQ(found_amax.read(), amax.read());
-            EXPECT_EQ(found_scale.read(), scale.read());
+            expect_amax(amax, result, forward ? n : 2 * n, element);
           }
       }
 }

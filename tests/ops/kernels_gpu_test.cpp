@@ -2,6 +2,7 @@
 // fills and frees blocks of the outputs' sizes with NaN, which the caching allocator then reuses for the outputs.
 #include "activations.h"
 #include "block_testing.h"
+#include "norm_rows.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/ops/dropout.h"
 #include "trireme/ops/embedding.h"
@@ -74,10 +75,57 @@ TEST_P(KernelsGpu, Nf4HasTheBitsOfTheComposition) {
   }
 }
 
+bool same(const at::Tensor& a, const at::Tensor& b) { return a.view(at::kByte).equal(b.view(at::kByte)); }
+
+// As for gates, below: maxima from the kernels of RMS norms and of row codes.
+TEST_P(KernelsGpu, NormedAndQuantizedOperandsHaveTheCodesOfTheirPlainForms) {
+  for (const auto& [tokens, width] : std::vector<std::pair<int64_t, int64_t>>{
+           {16, 32}, {400, 1040}, {1104, 3584}, {48, 4096}, {304, 5120}, {16, 8192}, {32, 16384}, {16, 16400}})
+    for (const bool hostile : {false, true}) {
+      SCOPED_TRACE(std::to_string(tokens) + " x " + std::to_string(width) + (hostile ? ", hostile" : ""));
+      const at::Tensor x = random({tokens, width}), weight = random({width});
+      x.select(1, 3).zero_();
+      if (hostile) {
+        x[5][7].fill_(std::nan(""));
+        x[tokens - 1][9].fill_(-std::numeric_limits<double>::infinity());
+        weight[11].fill_(std::numeric_limits<double>::infinity());
+      }
+      poison(static_cast<int64_t>(x.nbytes()));
+      const auto all = [&](const OperandForms& wanted) {
+        return std::vector<Operand>{rms_norm_forward(x, rms_norm(weight, 1e-5), wanted).y,
+                                    rms_norm_forward(x, rms_norm_plus_one(weight, 1e-5), wanted).y,
+                                    make_operand(x, wanted)};
+      };
+      for (const Operand& made : all({.plain = true, .rows = true, .columns = true})) {
+        const Fp8Rows rows = quantize_rows(made.plain), columns = quantize_columns(made.plain);
+        EXPECT_TRUE(same(made.rows.data, rows.data) && same(made.rows.inverse_scale, rows.inverse_scale));
+        EXPECT_TRUE(same(made.columns.data, columns.data));
+        EXPECT_TRUE(same(made.columns.inverse_scale, columns.inverse_scale));
+        EXPECT_FALSE(made.maxima.columns.defined());
+      }
+      for (const CurrentCodes format : {CurrentCodes::kE4m3, CurrentCodes::kE5m2})
+        for (const Operand& made : all({.plain = true, .current = format})) {
+          const Operand codes = make_current_codes(made.plain, format, false);
+          EXPECT_TRUE(same(made.codes.data, codes.codes.data));
+          EXPECT_TRUE(same(made.codes.transposed, codes.codes.transposed));
+          EXPECT_TRUE(same(made.codes.inverse.view({1}), codes.codes.inverse.view({1})));
+        }
+    }
+#ifdef TRIREME_WITH_CUDA
+  if (GetParam() == at::kFloat || kernel_class(at::Device(at::kCUDA, 0)) != KernelClass::kHopper) return;
+  const at::Tensor x = random({16, 3584}), weight = random({3584});
+  for (const Norm& norm : {rms_norm(weight, 1e-5), rms_norm_plus_one(weight, 1e-5)})
+    EXPECT_TRUE(
+        launch::rms_norm_forward(x, norm, {.plain = true, .current = CurrentCodes::kE4m3}).y.maxima.amax.defined());
+  at::Tensor found;
+  (void)quantize_rows(x, 1, &found);
+  EXPECT_TRUE(found.defined());
+#endif
+}
+
 // Columns and codes of a gate's operands are made of maxima that its kernel may have found: the same bits as from the
 // plain form alone.
 TEST_P(KernelsGpu, GatedOperandsHaveTheCodesOfTheirPlainForms) {
-  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.view(at::kByte).equal(b.view(at::kByte)); };
   for (const auto& [tokens, f] : std::vector<std::pair<int64_t, int64_t>>{
            {16, 32}, {400, 1040}, {48, 8208}, {304, 11008}, {32, 16384}, {16, 18944}, {320, 18944}, {32, 21520}})
     for (const Activation form : {Activation::kSwiglu, Activation::kGegluTanh})

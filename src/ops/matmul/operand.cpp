@@ -61,13 +61,13 @@ Operand compose_codes(const at::Tensor& values, const Fp8Scale& scale, bool want
 
 }  // namespace
 
-Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups) {
+Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups, at::Tensor* found) {
   TRIREME_CHECK(x_TD.dim() == 2 && x_TD.size(1) % groups == 0, "quantize_rows: ", x_TD.sizes(), " in ", groups,
                 " groups");
   const Choice choice = Dispatch("quantize_rows", x_TD)
                             .needs(groups == 1, "this kernel writes one scale per row; SwiGLU's writes several")
                             .choice();
-  TRIREME_RETURN_LAUNCH(choice, quantize_rows(x_TD.contiguous()));
+  TRIREME_RETURN_LAUNCH(choice, quantize_rows(x_TD.contiguous(), found));
   return compose_rows(x_TD, groups);
 }
 
@@ -162,9 +162,11 @@ at::Tensor transpose_codes(const at::Tensor& codes, const at::Tensor& out) {
 }
 
 void complete(Operand& operand, const OperandForms& wanted) {
-  if (wanted.rows && !operand.rows.defined()) operand.rows = quantize_rows(operand.plain);
-  if (wanted.columns && !operand.columns.defined())
-    operand.columns = quantize_columns(operand.plain, operand.maxima.columns);
+  const bool columns = wanted.columns && !operand.columns.defined();
+  if (wanted.rows && !operand.rows.defined())
+    operand.rows = quantize_rows(operand.plain, 1,
+                                 columns && !operand.maxima.columns.defined() ? &operand.maxima.columns : nullptr);
+  if (columns) operand.columns = quantize_columns(operand.plain, operand.maxima.columns);
   const bool current = wanted.current != CurrentCodes::kNone;
   if ((wanted.codes != nullptr || current) && !operand.codes.defined()) {
     const bool sums = wanted.column_sums && !operand.column_sums.defined();

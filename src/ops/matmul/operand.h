@@ -28,8 +28,8 @@ struct Fp8Codes {
   bool defined() const { return data.defined(); }
 };
 
-/// Largest magnitudes of a plain matrix, where the kernel that wrote it found them: who quantizes it need not read it
-/// for them.
+/// Largest magnitudes of a plain matrix, where a kernel that wrote or read it found them: who quantizes it need not
+/// read it for them.
 struct KnownMaxima {
   at::Tensor amax;     // fp32, one element
   at::Tensor columns;  // [any, D], the plain dtype: its columns have the largest magnitudes of the matrix's columns
@@ -77,8 +77,8 @@ inline Choice row_kernel_choice(std::string_view operation, const at::Tensor& x,
 
 /// Each row is scaled so that its largest magnitude becomes 448 (a row of zeros has inverse scale 1). Infinite or NaN
 /// values make their row NaN, so that the non-finite check finds them. x [T, D]; `groups`: number of column groups with
-/// a scale each (2 for gate | up).
-Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups = 1);
+/// a scale each (2 for gate | up). `found`: receives KnownMaxima::columns of x where the kernel finds them.
+Fp8Rows quantize_rows(const at::Tensor& x_TD, int64_t groups = 1, at::Tensor* found = nullptr);
 /// Quantizes the columns of x [T, D], each with its own scale: data [D, T], inverse_scale [D, 1]. `known`:
 /// KnownMaxima::columns of x.
 Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known = {});
@@ -126,7 +126,7 @@ Operand make_operand(const at::Tensor& plain, const OperandForms& wanted);
 void follow_amax(const at::Tensor& scale, const at::Tensor& inverse, const at::Tensor& amax, const at::Tensor& largest);
 
 namespace launch {
-Fp8Rows quantize_rows(const at::Tensor& x_TD);
+Fp8Rows quantize_rows(const at::Tensor& x_TD, at::Tensor* found);
 Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known);
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums, const at::Tensor& known);

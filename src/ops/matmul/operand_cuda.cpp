@@ -81,12 +81,16 @@ Operand dropout_with_sums(const at::Tensor& x_TD, const Dropout& dropout) {
   return result;
 }
 
-Fp8Rows quantize_rows(const at::Tensor& x_TD) {
+Fp8Rows quantize_rows(const at::Tensor& x_TD, at::Tensor* found) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
   Fp8Rows rows = empty_rows(x_TD, x_TD.size(0), x_TD.size(1), 1);
-  launched(kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data), rows.inverse_scale.mutable_data_ptr<float>(),
-                                  x_TD.size(0), x_TD.size(1), element(x_TD), stream_of(x_TD)),
-           "quantize_rows");
+  const KnownMaxima maxima = launch_with_maxima(
+      x_TD, x_TD.size(0), x_TD.size(1), {.columns = found != nullptr}, "quantize_rows", [&](const auto& wanted) {
+        return kernels::quantize_rows(x_TD.const_data_ptr(), bytes(rows.data),
+                                      rows.inverse_scale.mutable_data_ptr<float>(), x_TD.size(0), x_TD.size(1),
+                                      element(x_TD), stream_of(x_TD), wanted);
+      });
+  if (found != nullptr) *found = maxima.columns;
   return rows;
 }
 
