@@ -75,24 +75,6 @@ cudaError_t quantize_values(const void* x, uint8_t* data, const float* scale, in
 /// *amax = max(*amax, max|x|) over `count` elements; NaN counts as larger than every number.
 cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cudaStream_t stream);
 
-/// The scale of a matrix from its own amax (current scaling), for kernels that take a scale known beforehand:
-///
-///   *amax = max|x|,  *inverse = *amax / max(format), at least the smallest normal number, 1 for zeros,
-///   *scale = 1 / *inverse
-///
-/// A NaN or an infinity among the values makes amax and inverse NaN or infinite, so that products with the matrix are
-/// NaN. x: `count` elements, any alignment.
-struct CurrentScale {
-  const void* x = nullptr;  // null: *amax is known
-  int64_t count = 0;
-  Element element = Element::kBF16;
-  Fp8Format format = Fp8Format::kE4M3;
-  float* amax = nullptr;  // device scalars, overwritten
-  float* scale = nullptr;
-  float* inverse = nullptr;
-};
-cudaError_t current_scale(const CurrentScale& arguments, cudaStream_t stream);
-
 /// Both FP8 operands that a trained layer's products take from one matrix, in one pass over it: the matrix itself for
 /// products that sum over its columns, its transpose for those that sum over its rows (Hopper multiplies FP8 operands
 /// along their inner dimension only).
@@ -102,6 +84,9 @@ cudaError_t current_scale(const CurrentScale& arguments, cudaStream_t stream);
 ///              kGeluGradient   v = to(T, dy * gelu'(z))
 ///   data       saturate(v * *scale) [rows, columns],  transposed = its transpose [columns, rows]
 ///   *amax      raised to max|v|; a NaN or an infinity among the values shows there
+///   *inverse   current scaling, with own_amax: *own_amax / max(format), at least the smallest normal number, 1 for
+///              zeros; the scale is 1 / *inverse. A NaN or an infinity in *own_amax shows there, so that products with
+///              the matrix are NaN
 ///   sums       to(T, sum of v over rows) [columns]
 ///
 /// x, dy [rows, columns] and bias [columns]: one 16-bit type T, 16-byte aligned; rows and columns multiples of 16
@@ -117,10 +102,12 @@ struct Fp8Operands {
   GeluKind gelu = GeluKind::kErf;
   uint8_t* data = nullptr;
   uint8_t* transposed = nullptr;
-  const float* scale = nullptr;  // device scalar
-  float* amax = nullptr;         // device scalar or null; keeps its value if that is larger
-  void* sums = nullptr;          // T; null: not computed
-  float* workspace = nullptr;    // fp8_operands_workspace() floats if sums are computed
+  const float* scale = nullptr;     // device scalar; null with own_amax
+  float* amax = nullptr;            // device scalar or null; keeps its value if that is larger
+  const float* own_amax = nullptr;  // device scalar: max|v|, for the scale of the matrix's own; or null
+  float* inverse = nullptr;         // device scalar, written with own_amax
+  void* sums = nullptr;             // T; null: not computed
+  float* workspace = nullptr;       // fp8_operands_workspace() floats if sums are computed
   int64_t rows = 0, columns = 0;
   Element element = Element::kBF16;
   Fp8Format format = Fp8Format::kE4M3;

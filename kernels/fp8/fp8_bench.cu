@@ -136,32 +136,32 @@ TRIREME_BENCH(fp8_columns) {
   }
 }
 
-/// The operands of a tensorwise product: the scale, then the codes in both layouts.
+/// The operands of a tensorwise product: the amax, then the codes in both layouts.
 TRIREME_BENCH(fp8_current) {
-  if (!recorder.wants("fp8 current scale") && !recorder.wants("fp8 current operands")) return;
+  if (!recorder.wants("fp8 own amax") && !recorder.wants("fp8 current operands")) return;
   for (const auto& [rows, columns] : kLayers) {
     bench::Memory memory;
-    const double count = static_cast<double>(rows * columns);
-    CurrentScale scales[kSets];
+    const int64_t count = rows * columns;
     Fp8Operands operands[kSets];
+    float* amaxes[kSets];
     for (int i = 0; i < kSets; ++i) {
-      scales[i].x = operands[i].x = memory.normal(rows * columns, Element::kBF16);
-      scales[i].count = rows * columns;
-      scales[i].amax = static_cast<float*>(memory.raw(4));
-      scales[i].inverse = static_cast<float*>(memory.raw(4));
-      scales[i].scale = static_cast<float*>(memory.raw(4));
-      operands[i].scale = scales[i].scale;
-      operands[i].data = static_cast<uint8_t*>(memory.raw(rows * columns));
-      operands[i].transposed = static_cast<uint8_t*>(memory.raw(rows * columns));
+      operands[i].x = memory.normal(count, Element::kBF16);
+      operands[i].own_amax = amaxes[i] = static_cast<float*>(memory.raw(4));
+      operands[i].inverse = static_cast<float*>(memory.raw(4));
+      operands[i].data = static_cast<uint8_t*>(memory.raw(count));
+      operands[i].transposed = static_cast<uint8_t*>(memory.raw(count));
       operands[i].rows = rows, operands[i].columns = columns;
     }
-    recorder.time("fp8 current scale", bench::shape_text({rows, columns}), Element::kBF16, 2 * count, kSets,
-                  [&](int i) { return current_scale(scales[i], nullptr); });
-    recorder.time("fp8 current operands", bench::shape_text({rows, columns}), Element::kBF16, 6 * count, kSets,
-                  [&](int i) {
-                    const cudaError_t error = current_scale(scales[i], nullptr);
-                    return error != cudaSuccess ? error : fp8_operands(operands[i], nullptr);
-                  });
+    const auto find = [&](int i) {
+      const cudaError_t error = cudaMemsetAsync(amaxes[i], 0, sizeof(float), nullptr);
+      return error != cudaSuccess ? error : amax(operands[i].x, count, Element::kBF16, amaxes[i], nullptr);
+    };
+    const std::string shape = bench::shape_text({rows, columns});
+    recorder.time("fp8 own amax", shape, Element::kBF16, 2.0 * static_cast<double>(count), kSets, find);
+    recorder.time("fp8 current operands", shape, Element::kBF16, 6.0 * static_cast<double>(count), kSets, [&](int i) {
+      const cudaError_t error = find(i);
+      return error != cudaSuccess ? error : fp8_operands(operands[i], nullptr);
+    });
   }
 }
 

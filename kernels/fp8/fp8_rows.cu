@@ -132,12 +132,6 @@ cudaError_t launch(Values a, int64_t count, cudaStream_t stream) {
   return launch<T, 1, kCodes>(a, stream);
 }
 
-__global__ void scale_kernel(const float* amax, float* scale, float* inverse, Fp8Format format) {
-  const float value = row_inverse_scale(*amax, format);
-  *inverse = value;
-  *scale = 1.0f / value;
-}
-
 }  // namespace
 
 cudaError_t quantize_rows(const void* x, uint8_t* data, float* inverse, int64_t rows, int64_t columns, Element element,
@@ -175,16 +169,6 @@ cudaError_t quantize_values(const void* x, uint8_t* data, const float* scale, in
 cudaError_t amax(const void* x, int64_t count, Element element, float* amax, cudaStream_t stream) {
   return dispatch(
       element, [&](auto zero) { return launch<decltype(zero), false>({x, nullptr, nullptr, amax, 0}, count, stream); });
-}
-
-cudaError_t current_scale(const CurrentScale& a, cudaStream_t stream) {
-  if (a.amax == nullptr || a.scale == nullptr || a.inverse == nullptr) return cudaErrorInvalidValue;
-  if (a.x != nullptr) {
-    if (const cudaError_t error = cudaMemsetAsync(a.amax, 0, sizeof(float), stream); error != cudaSuccess) return error;
-    if (const cudaError_t error = amax(a.x, a.count, a.element, a.amax, stream); error != cudaSuccess) return error;
-  }
-  scale_kernel<<<1, 1, 0, stream>>>(a.amax, a.scale, a.inverse, a.format);
-  return cudaGetLastError();
 }
 
 }  // namespace trireme::kernels

@@ -15,7 +15,9 @@ struct Output {
   uint8_t* data = nullptr;  // null: not written
   uint8_t* transposed = nullptr;
   const float* scale = nullptr;
-  float* amax = nullptr;  // null: not written
+  float* amax = nullptr;            // null: not written
+  const float* own_amax = nullptr;  // null: *scale is known; Fp8Operands::own_amax
+  float* inverse = nullptr;
   /// [ceil(rows / kSide), columns], one row for each row of tiles; written if kSums.
   float* partial = nullptr;
   int64_t rows = 0, columns = 0;
@@ -26,7 +28,7 @@ struct Output {
 /// column is `column`, in the form that `with_form` passes as a constant. kCodes: packs already hold FP8 codes.
 /// kInputs: number of matrices that are copied through shared memory because their packs would take too many registers,
 /// 0 for codes; `from` gives the start of each. kColumnScales: `scale_columns` multiplies a pack by its columns' scales
-/// instead of *Output::scale. OneMatrix: the common part of sources with a single matrix.
+/// instead of Output's. OneMatrix: the common part of sources with a single matrix.
 template <class T>
 struct OneMatrix {
   using Element = T;
@@ -53,6 +55,14 @@ struct Plain : OneMatrix<T> {
     return as_pack<T>(raw);
   }
 };
+
+/// The factor of the codes; with own_amax the first block writes its inverse.
+__device__ inline float scale_of(const Output& a) {
+  if (a.own_amax == nullptr) return *a.scale;
+  const float inverse = row_inverse_scale(*a.own_amax, a.format);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *a.inverse = inverse;
+  return 1.0f / inverse;
+}
 
 /// Dynamic shared memory in bytes: holds first the packs of the inputs, then the tile.
 template <class Source>
@@ -123,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
       for (int w = 0; w < kWords; ++w) codes[j][0][w] = in[j].word[w];
   } else {
     Amax<T> top;
-    const float scale = Source::kColumnScales ? 1.0f : *a.scale;
+    const float scale = Source::kColumnScales ? 1.0f : scale_of(a);
     float sums[kGroups][kWidth] = {};
     const auto quantize = [&](auto form, auto format) {
 #pragma unroll

@@ -73,7 +73,8 @@ struct Gradient {
 
 template <class Source>
 cudaError_t run(const Source& source, const Fp8Operands& a, cudaStream_t stream) {
-  const tile::Output out{a.data, a.transposed, a.scale, a.amax, a.workspace, a.rows, a.columns, a.format};
+  const tile::Output out{a.data,    a.transposed, a.scale, a.amax,    a.own_amax,
+                         a.inverse, a.workspace,  a.rows,  a.columns, a.format};
   if (a.sums == nullptr) return tile::launch<false>(source, out, stream);
   if (const cudaError_t error = tile::launch<true>(source, out, stream); error != cudaSuccess) return error;
   return column_sum(a.workspace, ceil_div(a.rows, tile::kSide), a.columns, a.columns, a.sums, a.element, stream);

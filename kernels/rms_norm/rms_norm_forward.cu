@@ -80,7 +80,11 @@ __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ?
     else
       s[p] = as_words(y);
   }
-  if constexpr (kAmax) raise_amax_by_warp(a.maxima.amax, amax.get(), seen);
+  if constexpr (kAmax) {
+    // One thread of a row: the first rows all raise it.
+    const float top = row_amax(amax.get(), blockDim.x, scratch[1]);
+    if (threadIdx.x == 0 && !(top <= seen)) raise_amax(a.maxima.amax, top);
+  }
   if constexpr (kFp8) {
     if (!kCodesOnly && a.y != nullptr) store_row(static_cast<T*>(a.y) + base, s, cursor, once);
     const float scale = settle_scale(a.fp8, row_amax(amax.get(), blockDim.x, scratch[1]), cursor.row);

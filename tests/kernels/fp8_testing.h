@@ -55,17 +55,11 @@ inline void expect_column_maxima(const std::vector<unsigned char>& maxima, const
   EXPECT_EQ(column_maxima({maxima.begin(), written}, found.column_rows, columns), column_maxima(matrix, rows, columns));
 }
 
-/// Checks a found amax, and the scale from it, against those that current_scale() finds in the matrix.
+/// Checks a found amax against the one that amax() finds in the matrix.
 inline void expect_amax(const DeviceArray& found, const DeviceArray& matrix, int64_t count, Element element) {
-  DeviceArray amax(1, Element::kF32), scale(2, Element::kF32), found_scale(2, Element::kF32);
-  CurrentScale a;
-  a.x = matrix.data(), a.count = count, a.element = element;
-  a.amax = amax.fp32(), a.scale = scale.fp32(), a.inverse = scale.fp32() + 1;
-  CUDA_OK(current_scale(a, nullptr));
-  a.x = nullptr, a.amax = found.fp32(), a.scale = found_scale.fp32(), a.inverse = found_scale.fp32() + 1;
-  CUDA_OK(current_scale(a, nullptr));
+  DeviceArray amax(Values(1, 0.0), Element::kF32);
+  CUDA_OK(kernels::amax(matrix.data(), count, element, amax.fp32(), nullptr));
   EXPECT_EQ(found.read(), amax.read());
-  EXPECT_EQ(found_scale.read(), scale.read());
 }
 
 }  // namespace trireme::kernels::testing

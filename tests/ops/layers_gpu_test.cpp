@@ -52,7 +52,7 @@ TEST_P(LayersGpu, FrozenFp8IsAsCloseAsItsEmulation) {
     const TestBlock block(choices, shape);
     const auto expected = block.run_reference();
     poison();
-    const auto emulated = block.run(at::kCPU, at::kBFloat16, recipes),
+    const auto emulated = block.run(at::kCPU, at::kBFloat16, recipes), wide = block.run(at::kCPU, at::kFloat, recipes),
                got = block.run(at::kCUDA, at::kBFloat16, recipes);
     for (size_t i = 0; i < got.size(); ++i) {
       const double ours = relative_distance(got[i], expected[i]), theirs = relative_distance(emulated[i], expected[i]);
@@ -61,7 +61,12 @@ TEST_P(LayersGpu, FrozenFp8IsAsCloseAsItsEmulation) {
       // several times as wrong as its terms, and codes that bf16 rounds to a neighbour change it as much.
       const double more = choices.branch_norm ? 0.04 : choices.lora_dropout > 0 ? 0.03 : 0.01;
       EXPECT_LT(ours, 1.15 * theirs + more) << "value " << i << ", emulation " << theirs;
-      EXPECT_LT(relative_distance(got[i], emulated[i]), choices.branch_norm ? 0.12 : 0.08) << "value " << i;
+      // bf16 rounds a value to the neighbour of its code, and each class of kernels rounds at places of its own: two
+      // results differ by the sum of two such changes, sqrt(2) times one if they are independent. The emulation in fp32
+      // says how large one is for this value (0.02 to 0.08).
+      const double rounding = relative_distance(emulated[i], wide[i]);
+      EXPECT_LT(relative_distance(got[i], emulated[i]), 1.5 * rounding + 0.01)
+          << "value " << i << ", rounding changes the emulation by " << rounding;
     }
   }
 }

@@ -128,6 +128,7 @@ void follow_amax(const at::Tensor& scale, const at::Tensor& inverse, const at::T
 namespace launch {
 Fp8Rows quantize_rows(const at::Tensor& x_TD, at::Tensor* found);
 Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known);
+/// A `scale` without Fp8Scale::scale: that of its amax, which has to be the source's own; inverse is written.
 Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_column_sums);
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums, const at::Tensor& known);
 at::Tensor transpose_bytes(const at::Tensor& matrix, const at::Tensor& out);

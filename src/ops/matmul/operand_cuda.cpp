@@ -118,19 +118,15 @@ Fp8Rows quantize_columns(const at::Tensor& x_TD, const at::Tensor& known) {
 Operand make_current_codes(const at::Tensor& x_TD, CurrentCodes format, bool want_column_sums,
                            const at::Tensor& known) {
   const c10::cuda::CUDAGuard guard(x_TD.device());
-  constexpr int64_t kApart = 32;  // in floats: cuBLASLt requires aligned scalars
-  const at::Tensor scalars = at::empty({3, kApart}, x_TD.options().dtype(at::kFloat)).select(1, 0);
-  const Fp8Scale scale{scalars[0], scalars[1], {}, format == CurrentCodes::kE5m2};
-  kernels::CurrentScale a;
-  if (!known.defined()) a.x = x_TD.const_data_ptr();
-  a.count = x_TD.numel();
-  a.element = element(x_TD);
-  a.format = scale.gradient ? kernels::Fp8Format::kE5M2 : kernels::Fp8Format::kE4M3;
-  a.scale = scale.scale.mutable_data_ptr<float>();
-  a.inverse = scale.inverse.mutable_data_ptr<float>();
-  a.amax = (known.defined() ? known : scalars[2]).mutable_data_ptr<float>();
-  launched(kernels::current_scale(a, stream_of(x_TD)), "current_scale");
-  return make_codes({x_TD, {}, {}}, scale, want_column_sums);
+  const auto fp32 = x_TD.options().dtype(at::kFloat);
+  at::Tensor amax = known;
+  if (!known.defined()) {
+    amax = at::zeros({}, fp32);
+    launched(kernels::amax(x_TD.const_data_ptr(), x_TD.numel(), element(x_TD), amax.mutable_data_ptr<float>(),
+                           stream_of(x_TD)),
+             "amax");
+  }
+  return make_codes({x_TD, {}, {}}, {{}, at::empty({}, fp32), amax, format == CurrentCodes::kE5m2}, want_column_sums);
 }
 
 at::Tensor transpose_bytes(const at::Tensor& matrix, const at::Tensor& given) {
@@ -169,8 +165,13 @@ Operand make_codes(const CodesSource& source, const Fp8Scale& scale, bool want_c
   }
   a.data = bytes(result.codes.data);
   a.transposed = bytes(result.codes.transposed);
-  a.scale = scale.scale.const_data_ptr<float>();
-  if (scale.amax.defined()) a.amax = scale.amax.mutable_data_ptr<float>();
+  if (scale.scale.defined()) {
+    a.scale = scale.scale.const_data_ptr<float>();
+    if (scale.amax.defined()) a.amax = scale.amax.mutable_data_ptr<float>();
+  } else {
+    a.own_amax = scale.amax.const_data_ptr<float>();
+    a.inverse = scale.inverse.mutable_data_ptr<float>();
+  }
   if (want_column_sums) {
     result.column_sums = at::empty({columns}, x.options());
     workspace = at::empty({kernels::fp8_operands_workspace(num_rows, columns)}, x.options().dtype(at::kFloat));
