@@ -15,13 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # hidden, FFN, layers, heads, key-value heads, vocabulary: as in llama_lora.sh; layers, hidden, heads: as in gpt.sh.
 LLAMA = {"7b": (4096, 11008, 32, 32, 32, 32000), "13b": (5120, 13824, 40, 40, 40, 32000), "70b": (8192, 28672, 80, 64, 8, 32000),
-         "34b": (8192, 22016, 48, 64, 8, 32000), "8b": (4096, 14336, 32, 32, 8, 128256)}
+         "34b": (8192, 22016, 48, 64, 8, 32000), "8b": (4096, 14336, 32, 32, 8, 128256), "qwen14b": (5120, 13824, 48, 40, 8, 152064)}
 GPT = {"126m": (12, 768, 12), "5b": (24, 4096, 32)}
 
 
 def llama_config(shape):
     hidden, ffn, layers, heads, kv, vocab = LLAMA[shape]
-    return dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
+    family = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2") if shape.startswith("qwen") else dict(architectures=["LlamaForCausalLM"], model_type="llama")
+    return dict(**family, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
                 num_attention_heads=heads, num_key_value_heads=kv, vocab_size=vocab, max_position_embeddings=8192, rms_norm_eps=1e-5, hidden_act="silu",
                 tie_word_embeddings=False, initializer_range=0.02)
 
@@ -39,11 +40,15 @@ def bert_config():
 
 
 def case_of(command):
-    """(program, config.json, overrides, GPUs, rows of seq_length tokens or samples counted) of a row's command; None: not one of these scripts."""
+    """(program, config.json, overrides, GPUs, options if there are any) of a row's command; None: not one of these scripts."""
     words = shlex.split(command)
     environment = dict(word.split("=", 1) for word in words if "=" in word and word[0].isupper() and not word.startswith("--"))
     words = [word for word in words if word not in [f"{k}={v}" for k, v in environment.items()]]
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    memory = [words[i + 1] for i, word in enumerate(words) if word == "--device-memory-gib"]
+    if memory:
+        case = case_of(command.replace(f" --device-memory-gib {memory[0]}", ""))
+        return case and (*case[:4], ["--memory-gib", memory[0]])
     name, *arguments = [word for i, word in enumerate(words) if word != "--set" and (i == 0 or words[i - 1] != "--set")]
     lora = ["lora.r=16", "lora.alpha=32", "lora.dropout=0.1", "lora.target_modules=[q_proj,k_proj,v_proj,o_proj]"]
     mlperf = [*lora, "lora.target_modules=[qkv_proj,o_proj]"]
@@ -134,8 +139,8 @@ def main():
         case = case_of(row["command"])
         if case is None:
             continue
-        program, model, overrides, gpus = case
-        found = simulate(args.bin, program, model, overrides, gpus, "--policy", "auto")
+        program, model, overrides, gpus, *options = case
+        found = simulate(args.bin, program, model, overrides, gpus, "--policy", "auto", *sum(options, []))
         predicted = found["rows"][0].get("tokens_per_s_per_gpu", 0)
         if row["unit"] != "tokens/s":
             predicted /= found["seq_length"] / (2 if program == "train_bert" else 1)  # two sequences a row
