@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kIndicators = 1 << 22;  // of tokens and trained rows, held at once in backward
 
-/// By our kernel, or by the library. The library's gradient of 16 bits on a GPU adds partial sums of a row in these 16
-/// bits, so it is computed in fp32.
+/// By our kernel, or by the library. The library's gradient of 16 bits adds in these 16 bits (a CPU the occurrences of a
+/// row, a GPU partial sums), so it is computed in fp32.
 struct Embedding {
   Input table;
   at::Tensor ids;
@@ -45,7 +45,7 @@ struct Embedding {
   void add_gradient(const at::Tensor& dy, const GradientTarget& target) const {
     if constexpr (kCudaBuild)
       if (kernel) return launch::embedding_backward(dy, ids, target);
-    const bool wide = dy.is_cuda() && dy.element_size() == 2;
+    const bool wide = dy.element_size() == 2;
     write_gradient(
         target, at::embedding_dense_backward(wide ? dy.to(at::kFloat) : dy, ids, rows, -1, false).to(dy.scalar_type()));
   }
@@ -107,8 +107,7 @@ at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids, GradientSink
                 ids.scalar_type());
   const Choice choice =
       Dispatch("embedding", table_VD).needs(table_VD.is_contiguous(), "the table is not contiguous").choice();
-  if (!choice.kernel() && sink == nullptr && !(table_VD.is_cuda() && table_VD.element_size() == 2))
-    return at::embedding(table_VD, ids);
+  if (!choice.kernel() && sink == nullptr && table_VD.element_size() != 2) return at::embedding(table_VD, ids);
   InputList inputs;
   Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0), choice.kernel(), sink};
   // Autograd records a node if an input requires grad.

@@ -30,6 +30,17 @@ TEST(Embedding, GivesItsGradientToASink) {
   }
 }
 
+/// 0.01 added 2,000 times in bf16 ends at 4.
+TEST(Embedding, SumsFrequentTokensOf16BitsInFp32) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor table = random({3, 8}, 1, at::kFloat).to(dtype).requires_grad_(true);
+    embed(table, at::ones({2000}, at::kLong)).backward(at::full({2000, 8}, 0.01, dtype));
+    const double term = at::full({}, 0.01, dtype).item<double>();
+    EXPECT_NEAR(table.grad()[1][0].item<double>(), 2000 * term, 0.1) << c10::toString(dtype);
+    EXPECT_EQ(table.grad()[0].abs().max().item<double>(), 0);
+  }
+}
+
 TEST(BertEmbedding, ValueAndGradientsWithDropout) {
   const at::Tensor ids = at::tensor({3, 1, 1, 0, 4, 3}, kIndices), types = at::tensor({0, 1, 1, 0, 0, 1}, kIndices),
                    positions = at::arange(3, kIndices).repeat({2});

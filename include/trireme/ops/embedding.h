@@ -11,9 +11,8 @@ namespace trireme {
 
 /// y[.., :] = table[ids[..], :]. table [V, D] of any floating dtype, ids int64 of any shape, values in [0, V). In our
 /// kernel an id outside gives a row of NaN, which the non-finite check finds; elsewhere LibTorch throws. The gradient
-/// of a row is the sum over its occurrences, on a GPU in fp32 and rounded once, with our kernel in a fixed order; on a
-/// CPU LibTorch adds in the table's dtype. `sink`: takes the gradient of a table that does not require grad; null:
-/// none.
+/// of a row is the sum over its occurrences, of 16 bits in fp32 and rounded once, with our kernel in a fixed order.
+/// `sink`: takes the gradient of a table that does not require grad; null: none.
 at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids, GradientSink* sink = nullptr);
 
 /// x [T, D], the embedding of ids [T] by a frozen table that has the values of `rows`: their gradient goes to them.
