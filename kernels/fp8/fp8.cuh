@@ -262,7 +262,6 @@ __device__ inline float settle_scale(const Fp8Output& out, float top, int64_t ro
 }
 
 /// Raises *amax once per warp of the block. Reading *amax first avoids most atomics, because few warps raise it.
-/// `seen`: a value of *amax read earlier.
 __device__ inline void raise_amax_by_warp(float* amax, float v) {
   v = warp_amax(v);
   if (threadIdx.x % 32 == 0 && !(v <= *static_cast<volatile float*>(amax))) raise_amax(amax, v);

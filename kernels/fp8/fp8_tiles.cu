@@ -177,6 +177,8 @@ int64_t column_maxima_rows(int64_t rows, int64_t columns) {
 int64_t fp8_operands_workspace(int64_t rows, int64_t columns) { return ceil_div(rows, tile::kSide) * columns; }
 
 cudaError_t fp8_operands(const Fp8Operands& a, cudaStream_t stream) {
+  if ((a.scale == nullptr) == (a.own_amax == nullptr) || (a.own_amax != nullptr && a.inverse == nullptr))
+    return cudaErrorInvalidValue;
   const bool gradient = a.values == OperandValues::kGeluGradient;
   if (a.rows % 16 != 0 || a.columns % 16 != 0 || a.rows == 0 || a.columns == 0 ||
       !aligned16(a.x, a.dy, a.bias, a.data, a.transposed) || a.transposed == nullptr || (a.dy != nullptr) != gradient ||

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -118,6 +119,7 @@ std::string stdout_problem() {
 
 int run_main(const char* program, const std::function<int()>& body,
              const std::function<void(const std::string&)>& on_error) {
+  std::signal(SIGXFSZ, SIG_IGN);  // writes beyond a limit of file sizes then fail, and say so
   std::string message;
   int code;
   try {

@@ -496,6 +496,17 @@ Section precision_section() {
   s.key("fp8_skip_last", &S::fp8_skip_last,
         "this many blocks at the end stay in the compute type when all parameters are trained in FP8",
         {.min = 0, .max = 65536});
+  s.key(
+      "fp8_transpose_cache", &S::fp8_transpose_cache,
+      "FP8 codes that backward multiplies by stay transposed where the plan leaves memory, one byte a weight; false = "
+      "they are transposed in each backward",
+      {.may_change = true, .elsewhere = {"keep_fp8_transpose_cache", "keep_fp8_weight_transpose_cache"}});
+  s.key(
+      "attention", &S::attention,
+      "attention's products: in the compute type. fp8 is refused: it is not there, and would shorten a step of 70B at "
+      "8,192 tokens by 2 %",
+      {.choices = {{"compute", S::Attention::kCompute}, {"fp8", S::Attention::kFp8}},
+       .elsewhere = {"fp8_dot_product_attention", "fp8_dpa"}});
   s.key("loss_scale", &S::loss_scale, "fp16: what the dynamic loss scale starts from; null = 65536",
         {.min = 1, .max = 16777216});
   return s.section;

@@ -122,6 +122,7 @@ class TreeBuilder : public YAML::EventHandler {
     } else if (!frame.entry) {
       start_entry(frame, node, is_alias);
     } else {
+      if (node.empty) node.place = frame.entry->place;  // the parser's is that of what follows
       frame.entry->value = std::move(node);
       if (!frame.ignored && !is_alias) frame.node.entries.push_back(std::move(*frame.entry));
       frame.entry.reset();

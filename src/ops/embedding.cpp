@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kIndicators = 1 << 22;  // of tokens and trained rows, held at once in backward
 
-/// By our kernel, or by the library. The library's gradient of 16 bits adds in these 16 bits (a CPU the occurrences of a
-/// row, a GPU partial sums), so it is computed in fp32.
+/// By our kernel, or by the library. The library's gradient of 16 bits adds in these 16 bits (a CPU the occurrences of
+/// a row, a GPU partial sums), so it is computed in fp32.
 struct Embedding {
   Input table;
   at::Tensor ids;

@@ -272,8 +272,7 @@ StepCost cost_of(const PlanInput& input, const PolicyMemory& storage, const Cand
       static_cast<double>(input.sum_bytes) *
       static_cast<double>(plan.reduces_each_pass() ? 3 * storage.shard_elements : storage.whole_elements);
   cost.compute += (passes - 1) * summed / rates.memory_bytes;
-  // `times` reads and writes the codes in each pass.
-  cost.compute -= 2 * static_cast<double>(plan.not_transposed) / rates.memory_bytes;
+  cost.compute += 2 * static_cast<double>(plan.transposes) / rates.memory_bytes;
   cost.recompute = passes * recomputation_time(input, candidate);
   const Transfer transfer = host_transfer(input, candidate);
   cost.copies = passes * transfer.seconds;

@@ -408,14 +408,17 @@ void keep_transposed(const PlanInput& input, TrainingPlan& plan) {
     const bool frozen = input.frozen_fp8 && !input.frozen_nf4 && !unit.trained && unit.has_linear();
     // Trained codes are new in each step, so that its first pass transposes them.
     const int64_t saved = frozen ? passes : trained[u] ? passes - 1 : 0;
+    if (saved == 0) continue;
     const UnitDivision division = divide_unit(unit, plan.shard_size, plan.policy, plan.resident[u]);
-    if (saved == 0 || division.weights) continue;
     const int64_t bytes = make_layout(frozen ? unit.matrices() : unit, division.any() ? plan.shard_size : 1).numel;
     // More than the headroom stays: a percent of a step is not worth a run that ends for want of memory.
-    if (plan.device_memory == 0 || plan.lacking() + plan.headroom() / 2 + bytes > 0) continue;
-    plan.keeps_transposed[u] = true;
-    plan.transposed += bytes;
-    plan.not_transposed += saved * bytes;
+    const bool keeps = input.transpose_cache && !division.weights && plan.device_memory > 0 &&
+                       plan.lacking() + plan.headroom() / 2 + bytes <= 0;
+    // The traffic of trained recipes has the transposition, that of frozen weights has not: it decides nothing.
+    if (frozen && !keeps) plan.transposes += saved * bytes;
+    if (!frozen && keeps) plan.transposes -= saved * bytes;
+    plan.keeps_transposed[u] = keeps;
+    if (keeps) plan.transposed += bytes;
   }
 }
 

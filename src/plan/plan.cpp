@@ -100,6 +100,7 @@ PlanInput plan_input(const PlanQuestion& question) {
   input.trained = trained_recipe(config, question.model.facts().automatic_fp8);
   input.compute_first = config.precision.fp8_skip_first;
   input.compute_last = config.precision.fp8_skip_last;
+  input.transpose_cache = config.precision.fp8_transpose_cache;
   if (question.gpu)
     input.rows_multiple =
         static_cast<int>(recipe.token_multiple / std::gcd(recipe.token_multiple, slices.data.seq_length));

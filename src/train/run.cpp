@@ -25,9 +25,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 namespace trireme {
@@ -240,6 +242,8 @@ int train_main(int argc, char** argv, const TrainingProgram& program) {
       const std::string text = error.what();
       const auto more = std::count(text.begin(), text.end(), '\n');
       if (joining || launch.rank == 0 || more == 0) throw;
+      // A launcher ends all ranks at the first that fails: rank 0, which lists all problems, comes first.
+      std::this_thread::sleep_for(std::chrono::seconds(1));
       throw Error(error.code(),
                   fmt::format("{} (and {} more line{})", text.substr(0, text.find('\n')), more, more == 1 ? "" : "s"));
     }

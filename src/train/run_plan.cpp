@@ -195,8 +195,9 @@ std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& 
   std::vector<std::string> advice;
   PlanInput input = plan_input(question_);
   if (plan_.host_units == 0) input.state = PlanInput::Offload::kNone;
+  if (plan_.transposed > 0) advice.emplace_back("precision.fp8_transpose_cache: false");
   if (question_.config.parallel.recompute.word != ParallelSection::Recompute::kFull &&
-      plan_.total() > least_plan(input).total())
+      plan_.total() - plan_.transposed > least_plan(input).total())
     advice.emplace_back("parallel.recompute: full");
   std::vector<PlanHint> hints = plan_hints(question_);
   std::stable_sort(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });

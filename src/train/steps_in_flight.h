@@ -5,9 +5,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 
 namespace trireme {
 
@@ -34,7 +36,11 @@ struct StepRecord {
   double row_flops = 0;  // StepBatch::row_flops
   TimePoint end;         // of everything that the step queued
   at::Tensor values;     // fp64 [kNumResults + metrics], host memory
-  double operator[](StepResult which) const { return values.const_data_ptr<double>()[which]; }
+  /// NaN without a sign, which has no meaning.
+  double operator[](StepResult which) const {
+    const double value = values.const_data_ptr<double>()[which];
+    return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+  }
   bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
 };
 

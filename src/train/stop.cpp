@@ -21,6 +21,7 @@ void install_signal_handlers() {
   action.sa_handler = record_signal;
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);  // a closed stdout is said, and the run goes on
 }
 
 int stop_signal() { return g_signal; }

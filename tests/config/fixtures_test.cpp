@@ -98,7 +98,7 @@ const std::map<std::string, std::vector<std::string>> kExpected = {
       "11:3: a key must be a word, not a mapping"}},
     {"null_values",
      {"2:9: model.path must be a path, not null", "4:10: data.train must be a path or a list of paths, not null",
-      "6:1: data.seq_length must be an integer from 2 to 16777216, not empty",
+      "5:3: data.seq_length must be an integer from 2 to 16777216, not empty",
       "7:8: output.dir must be a path, not null"}},
     {"number_for_string",
      {"2:9: model.path must be a path, not 'true'. If it is one, write it in quotes: \"true\"",

@@ -663,6 +663,9 @@ TEST(Plan, TransposedCodesStayWhereMemoryIsLeft) {
   EXPECT_EQ(before, kBlocks);
   EXPECT_EQ(describe_plan(without, frozen).find("transposed"), std::string::npos);
   EXPECT_EQ(least_plan(input).transposed, 0);
+  input.transpose_cache = false;
+  EXPECT_EQ(kept(best_plan(input)), 0);
+  input.transpose_cache = true;
   // A byte is read and one written, for each of three passes.
   input.micro_batches = 3;
   input.device_memory = 0;
@@ -693,7 +696,7 @@ TEST(Plan, TransposedCodesStayWhereMemoryIsLeft) {
   EXPECT_EQ(kept(plan), kBlocks - 1);
   EXPECT_FALSE(plan.keeps_transposed[kBlocks - 1]);
   EXPECT_EQ(plan.transposed, (kBlocks - 1) * 64 * kMiB + 8192) << "the layout of the codes";
-  EXPECT_EQ(plan.not_transposed, 3 * plan.transposed);
+  EXPECT_EQ(plan.transposes, -3 * plan.transposed);
   input.world_size = 4;
   input.shard_size = 4;
   for (const ShardPolicy policy : {ShardPolicy::kOptimizer, ShardPolicy::kGradients, ShardPolicy::kFull}) {

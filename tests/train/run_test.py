@@ -2,6 +2,7 @@
 """train_llama as a user starts it. Exit code 77 = skipped."""
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,17 @@ def exit_codes(site):
     # A failure on one rank ends both, with its code.
     np.save(f"{work}/late.npy", data[13:14].repeat(40, axis=0))
     site.train("data.train=late.npy", "output.dir=j", ranks=2, expect=3)
+    # Rank 0 lists all problems before the launcher ends it.
+    done = site.train("optimizer.lrr=1", "train.seeed=3", "train.max_steps=0", ranks=4, expect=2)
+    assert all(key in done.stderr for key in ("optimizer.lrr", "train.seeed", "train.max_steps")), done.stderr
+    # A reader of stdout that has gone ends no run; a limit of file sizes does, with a sentence.
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(site.command("output.dir=k"), stdout=writer, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and os.path.exists(f"{work}/k/adapter/adapter_model.safetensors"), done
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))  # noqa: E731
+    done = subprocess.run(site.command("output.dir=l"), capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 73 and "File too large" in done.stderr, done
 
 
 def exit_codes_all(site):

@@ -134,7 +134,9 @@ struct PrecisionSection {
   enum class Frozen { kAuto, kCompute, kFp8, kNf4 } frozen = Frozen::kAuto;  // matrices beside adapters
   std::optional<Recipe> fp8_recipe;               // of trained matrices; null: the program chooses
   int64_t fp8_skip_first = 0, fp8_skip_last = 0;  // trained blocks that stay in the compute type
-  std::optional<double> loss_scale;               // fp16: first value of the dynamic scale
+  bool fp8_transpose_cache = true;                // transposed codes stay where the plan leaves memory
+  enum class Attention { kCompute, kFp8 } attention = Attention::kCompute;  // its products; kFp8 is refused
+  std::optional<double> loss_scale;                                         // fp16: first value of the dynamic scale
   bool operator==(const PrecisionSection&) const = default;
 };
 struct ParallelSection {

@@ -98,7 +98,7 @@ struct TrainingPlan {
   int64_t gathered_per_pass = 0;         // bytes a rank receives in one forward pass
   int64_t reduced_per_step = 0;          // bytes of gradients that a rank receives in one step from its shard group
   int64_t replica_reduced_per_step = 0;  // the same from replicas: an all-reduce, which moves each byte twice
-  int64_t not_transposed = 0;            // bytes of codes that dgrad need not transpose in one step
+  int64_t transposes = 0;                // bytes of codes that dgrad transposes in a step beside a recipe's traffic
   int64_t device_memory = 0;             // 0: unknown
   int64_t accumulated_passes = 1;        // passes whose gradients are summed before they are reduced
   StepCost cost;

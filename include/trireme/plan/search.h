@@ -31,9 +31,10 @@ struct PlanInput {
   /// Of trained units: ShardingOptions::trained, compute_first, compute_last.
   Recipe trained = Recipe::kCompute;
   int64_t compute_first = 0, compute_last = 0;
-  int64_t device_memory = 0;  // bytes a rank may use; 0: unknown, every plan fits
-  int64_t host_memory = 0;    // bytes of pinned host memory a rank may use
-  int64_t overhead = 0;       // context, library workspaces, communicator buffers
+  bool transpose_cache = true;  // transposed codes may stay
+  int64_t device_memory = 0;    // bytes a rank may use; 0: unknown, every plan fits
+  int64_t host_memory = 0;      // bytes of pinned host memory a rank may use
+  int64_t overhead = 0;         // context, library workspaces, communicator buffers
   KernelClass kernels = KernelClass::kHopper;
   int num_blocks = 0;
   RowMemory row;

@@ -144,8 +144,8 @@ class ComputeRecipe final : public LinearRecipe {
 /// E4M3: a scale per row makes the range of E5M2 unnecessary, and E4M3 has one more bit of mantissa.
 class Fp8FrozenRecipe final : public Fp8Recipe {
  public:
-  /// The norm and the activation before a product write codes, one byte, instead of the plain form. The weight's codes
-  /// are transposed in backward.
+  /// The norm and the activation before a product write codes, one byte, instead of the plain form. The transposition
+  /// of the weight's codes is not in the traffic: TrainingPlan::transposes.
   Fp8FrozenRecipe()
       : Fp8Recipe({.name = "frozen",
                    .trains = false,
@@ -156,8 +156,7 @@ class Fp8FrozenRecipe final : public Fp8Recipe {
                    .size_multiple = 16,
                    .gradient_bytes = 1,
                    .keeps_activations_in_fp8 = true,
-                   .operand_traffic = 1,
-                   .weight_traffic = 2},
+                   .operand_traffic = 1},
                   Accumulate::kFast) {}
   OperandForms input_forms(const Weight&, bool) const override { return {.rows = true}; }
   OperandForms gradient_forms(const Weight&) const override { return {.rows = true}; }
