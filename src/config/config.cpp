@@ -171,7 +171,8 @@ void replace_retired_keys(YamlNode& root) {
 
 Config read_config(const std::string& text, const std::filesystem::path& directory,
                    const std::vector<std::string>& overrides, const ProgramKeys& program,
-                   std::optional<int64_t> world_size, Problems& problems, bool saved = false) {
+                   std::optional<int64_t> world_size, Problems& problems, bool saved = false,
+                   const RuleProblem* late = nullptr) {
   check_raw_text(text, {}, problems);
   problems.throw_if_any();
 
@@ -202,6 +203,7 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   }
   for (const RuleProblem& problem : check_rules(config, program, world_size))
     if (reader.readable(problem.needs)) problems.add(reader.place_of(problem.key), problem.text);
+  if (late != nullptr && reader.given(late->key)) problems.add(reader.place_of(late->key), late->text);
   problems.throw_if_any();
   return config;
 }
@@ -219,6 +221,22 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
   }
   return read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program,
                      world_size, problems);
+}
+
+std::string with_place(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                       const ProgramKeys& program, const std::string& text) {
+  const std::string key = text.substr(0, text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_."));
+  if (find_key(key) == nullptr) return text;
+  const RuleProblem late{key, {}, text};
+  Problems problems(file.string(), overrides);
+  try {
+    (void)read_config(read_config_text(file), std::filesystem::absolute(file).parent_path(), overrides, program,
+                      std::nullopt, problems, /*saved=*/false, &late);
+  } catch (const ConfigError& error) {
+    const std::string all = error.what(), first = all.substr(0, all.find('\n'));
+    if (first.ends_with(text)) return first;
+  }
+  return text;
 }
 
 Config with_steps(const Config& config, int64_t steps, const ProgramKeys& program, std::optional<int64_t> world_size) {

@@ -235,9 +235,14 @@ int train_main(int argc, char** argv, const TrainingProgram& program) {
       // What is wrong with the file and with TRIREME_KERNELS is found before the ranks join.
       (void)run_rates(config, "");
       (void)planned_kernel_class(at::kCPU);
-      if (line.dry_run) return dry_run(config, line, launch, program);
-      joining = true;
-      return join_and_train(config, launch, program, line);
+      try {
+        if (line.dry_run) return dry_run(config, line, launch, program);
+        joining = true;
+        return join_and_train(config, launch, program, line);
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::kConfig) throw;
+        throw Error(error.code(), with_place(line.config, line.overrides, program.keys, error.what()));
+      }
     } catch (const Error& error) {
       const std::string text = error.what();
       const auto more = std::count(text.begin(), text.end(), '\n');

@@ -15,6 +15,18 @@ std::string problem_with(const std::string& assignment) {
   return lines.size() == 1 ? lines[0] : join(lines, " | ");
 }
 
+TEST(LateProblem, StandsBehindThePlaceOfItsKey) {
+  const TextFile file(std::string(kMinimal) + "lora: {r: 4, layers_to_transform: [77]}\n");
+  const auto placed = [&](const std::string& text, const std::vector<std::string>& overrides = {}) {
+    return with_place(file.path(), overrides, {}, text);
+  };
+  const std::string problem = "lora.layers_to_transform has 77, the model's blocks are 0 to 1";
+  EXPECT_EQ(placed(problem), file.path().string() + ":4:35: " + problem);
+  EXPECT_EQ(placed("lora.r: too large", {"lora.r=9"}), "--set lora.r=9: lora.r: too large");
+  for (const char* text : {"lora.alpha is not given", "data.trains has no such key", "rank 1 is out of memory", ""})
+    EXPECT_EQ(placed(text), text);
+}
+
 TEST(Override, SetsAddsAndTheLastWins) {
   const Config config =
       load_text(kMinimal, {"optimizer.lr=3e-4", "optimizer.lr=5e-4", "data.seq_length=64", "data.train=[a.npy, b.npy]",

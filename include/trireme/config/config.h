@@ -218,6 +218,11 @@ struct ProgramKeys {
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                    const ProgramKeys& program = {}, std::optional<int64_t> world_size = std::nullopt);
 
+/// `text`, a problem that was found after load_config(), behind the place of the key with which it begins:
+/// "run.yaml:3:9: lora.r …", "--set lora.r=99: lora.r …"; as it is if neither file nor overrides give such a key.
+std::string with_place(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                       const ProgramKeys& program, const std::string& text);
+
 /// Reads the text of print_config(); messages use `name` in place of a file. In text of earlier versions keys that have
 /// been renamed get their new names.
 Config parse_config(const std::string& text, const std::string& name);
