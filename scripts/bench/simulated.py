@@ -40,16 +40,13 @@ def bert_config():
 
 
 def case_of(command):
-    """(program, config.json, overrides, GPUs, options if there are any) of a row's command; None: not one of these scripts."""
+    """(program, config.json, overrides, GPUs) of a row's command; None: not one of these scripts."""
     words = shlex.split(command)
     environment = dict(word.split("=", 1) for word in words if "=" in word and word[0].isupper() and not word.startswith("--"))
     words = [word for word in words if word not in [f"{k}={v}" for k, v in environment.items()]]
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    memory = [words[i + 1] for i, word in enumerate(words) if word == "--device-memory-gib"]
-    if memory:
-        case = case_of(command.replace(f" --device-memory-gib {memory[0]}", ""))
-        return case and (*case[:4], ["--memory-gib", memory[0]])
-    name, *arguments = [word for i, word in enumerate(words) if word != "--set" and (i == 0 or words[i - 1] != "--set")]
+    options = ("--set", "--device-memory-gib")
+    name, *arguments = [word for i, word in enumerate(words) if word not in options and (i == 0 or words[i - 1] not in options)]
     lora = ["lora.r=16", "lora.alpha=32", "lora.dropout=0.1", "lora.target_modules=[q_proj,k_proj,v_proj,o_proj]"]
     mlperf = [*lora, "lora.target_modules=[qkv_proj,o_proj]"]
     seven = [*lora, "lora.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"]
@@ -139,8 +136,10 @@ def main():
         case = case_of(row["command"])
         if case is None:
             continue
-        program, model, overrides, gpus, *options = case
-        found = simulate(args.bin, program, model, overrides, gpus, "--policy", "auto", *sum(options, []))
+        program, model, overrides, gpus = case
+        _, limited, memory = row["command"].partition(" --device-memory-gib ")
+        limit = ["--memory-gib", memory.split()[0]] if limited else []
+        found = simulate(args.bin, program, model, overrides, gpus, "--policy", "auto", *limit)
         predicted = found["rows"][0].get("tokens_per_s_per_gpu", 0)
         if row["unit"] != "tokens/s":
             predicted /= found["seq_length"] / (2 if program == "train_bert" else 1)  # two sequences a row

@@ -1,6 +1,7 @@
 #include "trireme/ops/embedding.h"
 
 #include "embedding_launch.h"
+#include "matmul/operand.h"
 #include "matmul/product.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/autograd_node.h"
@@ -45,9 +46,8 @@ struct Embedding {
   void add_gradient(const at::Tensor& dy, const GradientTarget& target) const {
     if constexpr (kCudaBuild)
       if (kernel) return launch::embedding_backward(dy, ids, target);
-    const bool wide = dy.element_size() == 2;
-    write_gradient(
-        target, at::embedding_dense_backward(wide ? dy.to(at::kFloat) : dy, ids, rows, -1, false).to(dy.scalar_type()));
+    const at::Tensor wide = dy.to(accumulate_type(dy));
+    write_gradient(target, at::embedding_dense_backward(wide, ids, rows, -1, false).to(dy.scalar_type()));
   }
 };
 

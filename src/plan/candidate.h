@@ -58,7 +58,7 @@ PolicyMemory policy_memory(const PlanInput& input, int shard_size, ShardPolicy p
 /// The bytes of a candidate: its plan without the lists of units and blocks, and without the cost.
 TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, const Candidate& candidate);
 /// Adds the transposed codes of as many units as there is memory for beside the choices of `plan`: they save the least
-/// time of all that memory is good for.
+/// time of all that memory is good for. Counts the bytes that dgrad transposes in a step with them.
 void keep_transposed(const PlanInput& input, TrainingPlan& plan);
 /// Seconds of one pass in which backward computes again, and in which tiles are joined.
 double recomputation_time(const PlanInput& input, const Candidate& candidate);

@@ -1,10 +1,13 @@
 // The fused sub-layers on a GPU, with its kernels and tensor cores, against the same layers in fp64 and against the
 // CPU's emulation of FP8.
 #include "block_testing.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 namespace trireme {
 namespace {
@@ -63,9 +66,10 @@ TEST_P(LayersGpu, FrozenFp8IsAsCloseAsItsEmulation) {
       EXPECT_LT(ours, 1.15 * theirs + more) << "value " << i << ", emulation " << theirs;
       // bf16 rounds a value to the neighbour of its code, and each class of kernels rounds at places of its own: two
       // results differ by the sum of two such changes, sqrt(2) times one if they are independent. The emulation in fp32
-      // says how large one is for this value (0.02 to 0.08).
-      const double rounding = relative_distance(emulated[i], wide[i]);
-      EXPECT_LT(relative_distance(got[i], emulated[i]), 1.5 * rounding + 0.01)
+      // says how large one is for this value (0.02 to 0.08). Our kernels stay below a bound for all values, too.
+      const double rounding = relative_distance(emulated[i], wide[i]), most = choices.branch_norm ? 0.12 : 0.08;
+      const bool ours_run = kernel_class({at::kCUDA, 0}) != KernelClass::kNone;
+      EXPECT_LT(relative_distance(got[i], emulated[i]), std::min(1.5 * rounding + 0.01, ours_run ? most : 1.0))
           << "value " << i << ", rounding changes the emulation by " << rounding;
     }
   }
