@@ -183,7 +183,10 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   }
   // Backward transposes codes of the store, one matrix at a time; codes that forward makes are transposed there and
   // wait for backward.
-  memory.working_fixed = recipe.stores_codes ? largest : recipe.forward.fp8 ? shape.num_blocks * matrices : 0;
+  if (recipe.stores_codes)
+    memory.working_fixed = largest;
+  else if (recipe.forward.fp8)
+    memory.kept_codes = matrices;
   memory.head = shape.head.memory;
   if (kernels == KernelClass::kNone) {
     // Logits in fp32 and their exponentials, of 128 Mi logits at most (loss_head_chunk()), and a chunk's weight
@@ -232,7 +235,9 @@ std::vector<bool> trained_codes(const PlanInput& input) {
 }
 
 /// Bytes of gradients at their peak; `plan.reused` is the part of them that grows while backward frees activations.
-void count_gradients(const PlanInput& input, const PolicyMemory& storage, int passes, TrainingPlan& plan) {
+/// `first_block`: activations of the first block in its backward, when the gradients of all others are there.
+void count_gradients(const PlanInput& input, const PolicyMemory& storage, int passes, int64_t first_block,
+                     TrainingPlan& plan) {
   const bool divided = plan.state_shards() > 1;
   const int64_t few = 3 * storage.largest_elements * input.gradient_bytes;  // two being reduced, one being filled
   int64_t kept = 0;
@@ -245,7 +250,7 @@ void count_gradients(const PlanInput& input, const PolicyMemory& storage, int pa
     plan.gradients += std::min(few, storage.whole_elements * input.gradient_bytes);
   }
   plan.gradients += kept;
-  if (passes == 1) plan.reused = std::min(kept, plan.activations);
+  if (passes == 1) plan.reused = std::clamp<int64_t>(plan.activations - first_block, 0, kept);
   const double others = 1.0 - 1.0 / std::max(1, plan.state_shards());
   const bool each = plan.reduces_each_pass();
   plan.reduced_per_step = static_cast<int64_t>(others * static_cast<double>(storage.whole_elements) *
@@ -347,13 +352,14 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
                   candidate.attention * row.saved_attention + candidate.full * row.saved_input;
   int64_t working = row.working * candidate.rows;
   if (candidate.tile > 0 && candidate.whole() == input.num_blocks) {
-    // The last blocks recompute attention if any does.
+    // A block that recomputes attention counts if there is one.
     const bool attends = candidate.full > 0 || (candidate.attention == 0 && candidate.host_full > 0);
     working = (row.working_whole + (attends ? row.saved_attention - row.saved_input : 0)) * candidate.rows +
               candidate.tile * row.tile_token + (input.gradient_bytes < 4 ? row.tile_sums : 0);
   } else if (candidate.whole() > 0) {
-    // The block that is computed again has what backward reads, beside the values of the blocks before it. The blocks
-    // on the host are the first: theirs are the only values then.
+    // The block that is computed again has what backward reads. Counted beside the values of the other blocks, which
+    // are gone by then: gradients may have taken their place. The blocks on the host are the first: theirs are the only
+    // values then.
     int64_t again = row.saved_norms > 0 ? row.saved_norms : row.saved;
     if (candidate.full + candidate.attention > 0)
       again += saved - (candidate.full > 0 ? row.saved_input : row.saved_attention);
@@ -366,8 +372,15 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   plan.activations = saved * candidate.rows;
   const int64_t head =
       row.head.row * candidate.rows + row.head.fixed + std::min(row.head.logits * candidate.rows, row.head.logits_most);
-  plan.working = std::max(working, head) + row.working_fixed + row.head.held;
-  count_gradients(input, storage, passes, plan);
+  // Of the blocks that are computed again, one at a time has its codes.
+  const int64_t with_codes = input.num_blocks - candidate.whole() + (candidate.whole() > 0 ? 1 : 0);
+  plan.working = std::max(working, head) + row.working_fixed + with_codes * row.kept_codes + row.head.held;
+  const int64_t block = row.saved_norms > 0 ? row.saved_norms : row.saved;
+  const int64_t first_block = candidate.whole() + candidate.host_mlp > 0 ? block
+                              : candidate.mlp > 0                        ? row.saved_mlp
+                              : candidate.norms > 0                      ? row.saved_norms
+                                                                         : row.saved;
+  count_gradients(input, storage, passes, first_block * candidate.rows, plan);
   // The optimizer's step comes when activations are gone and gradients are whole.
   // AdamW as a composition converts all gradients, moments and masters that are not fp32.
   const int64_t converted =

@@ -30,19 +30,19 @@ TrainingPlan finish(const PlanInput& input, const PolicyMemory& storage, const C
   plan.resident.assign(input.units->size(), false);
   for (size_t i = 0; i < storage.gathered.size(); ++i)
     plan.resident[storage.gathered[i]] = storage.is_resident(i, candidate.resident);
-  // Backward frees the last blocks of forward first. The last blocks are recomputed, so the saved activations are those
-  // of the first blocks.
+  // The first blocks are recomputed. Backward needs them last: while it frees what the others keep, gradients take its
+  // place, and what a recomputed block needs for its own backward comes when the others are gone. What waits on the
+  // host has the most time to leave and to come back.
   plan.recompute.assign(input.num_blocks, Recompute::kNone);
-  auto block = plan.recompute.rbegin();
-  for (const auto& [count, what] : {std::pair{candidate.full, Recompute::kFull},
+  auto block = plan.recompute.begin();
+  for (const auto& [count, what] : {std::pair{candidate.host_full, Recompute::kFull},
+                                    {candidate.host_attention, Recompute::kAttention},
+                                    {candidate.host_mlp, Recompute::kMlp},
+                                    {candidate.full, Recompute::kFull},
                                     {candidate.attention, Recompute::kAttention},
                                     {candidate.mlp, Recompute::kMlp},
                                     {candidate.norms, Recompute::kNorms}})
     block = std::fill_n(block, count, what);
-  // Backward needs the first blocks last: their values have the most time to leave and to come back.
-  const auto first = std::fill_n(plan.recompute.begin(), candidate.host_full, Recompute::kFull);
-  std::fill_n(first, candidate.host_attention, Recompute::kAttention);
-  std::fill_n(first, candidate.host_mlp, Recompute::kMlp);
   plan.offloaded = candidate.host();
   if (!input.recompute_blocks.empty()) plan.recompute = input.recompute_blocks;
   if (fills) keep_transposed(input, plan);

@@ -191,7 +191,7 @@ TEST(RowMemory, OfAGeluBlock) {
   EXPECT_EQ(bytes.head.held, tied) << "the head's gradient waits for the embedding's";
   EXPECT_EQ(bytes.head.fixed, 4 * 50257 * d);
   EXPECT_EQ(bytes.head.logits_most, 8192 * 2 * 50257) << "a chunk of the loss head";
-  EXPECT_EQ(fp8.working_fixed, 12 * (4 * d * d + 2 * d * f)) << "codes of the weights";
+  EXPECT_EQ(fp8.kept_codes, 4 * d * d + 2 * d * f) << "codes of the weights";
   EXPECT_EQ(memory(model, s, Recipe::kFp8Rowwise).working_fixed, d * f) << "one transposed matrix";
 }
 
@@ -311,7 +311,9 @@ TEST(RowMemory, OfBertsLayers) {
   EXPECT_EQ(plain.head.row, 77 * (vocabulary + 6 * d) * 2 + 2 * 512 * d * 2);
   EXPECT_EQ(plain.working_fixed, 0);
   EXPECT_EQ(plain.head.held, vocabulary * d * 8);
-  EXPECT_EQ(fp8.working_fixed, 24 * (4 * d * d + 2 * d * f));
+  EXPECT_EQ(plain.kept_codes, 0);
+  EXPECT_EQ(fp8.kept_codes, 4 * d * d + 2 * d * f);
+  EXPECT_EQ(fp8.working_fixed, 0);
 }
 
 TEST(RowMemory, OfOtherKernels) {

@@ -15,7 +15,7 @@
 namespace trireme {
 namespace {
 
-class RatesFile : public testing::Test {
+class RatesFile : public ::testing::Test {
  protected:
   RatesFile() {
     char name[] = "/tmp/rates_XXXXXX";

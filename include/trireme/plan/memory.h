@@ -19,6 +19,9 @@ struct RowMemory {
   /// What a block's backward needs in addition at its peak: where it computes the up projection's result again, and
   /// where that was kept in the compute dtype; and the part of both that does not grow with the rows.
   int64_t working = 0, working_kept = 0, working_fixed = 0;
+  /// Codes of a block's matrices that forward makes and keeps for backward, which a block that is recomputed makes
+  /// again; for any number of rows.
+  int64_t kept_codes = 0;
   /// The same of a block that is recomputed in tiles: for its rows, without attention's output; bytes a token of a tile
   /// (0: the recipe has no tiles); fp32 sums of weight gradients that are reduced in 16 bits, for any number of rows.
   int64_t working_whole = 0, tile_token = 0, tile_sums = 0;
