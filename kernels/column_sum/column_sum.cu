@@ -73,26 +73,28 @@ cudaError_t launch(const float* partial, int64_t rows, int64_t columns, int64_t 
 
 // A block sums a strip of rows for the columns of one warp's packs: its warps take the rows of the strip in turn, each
 // several at a time, so that enough loads are under way.
-constexpr int kWarps = 8, kStripBlocksPerSm = 8, kShortestStrip = 32;
+// All blocks of 16-bit elements run at once: registers suffice for kBlocksPerSm of each pass.
+constexpr int kWarps = 8, kBlocksPerSm = 3, kShortestStrip = 32;
 
 template <class T>
 constexpr int64_t kTile = 32 * Pack<T>::kCount;
 
-/// Strips of rows: about kStripBlocksPerSm blocks a multiprocessor, each of at least kShortestStrip rows. The tile
+/// Strips of rows: at most kBlocksPerSm blocks a multiprocessor, each of at least kShortestStrip rows. The tile
 /// of 16-bit elements is assumed; fp32 has twice the blocks.
 int64_t strips(int64_t rows, int64_t columns) {
   const int64_t tiles = ceil_div(columns, kTile<__half>),
-                wanted = ceil_div(static_cast<int64_t>(multiprocessors()) * kStripBlocksPerSm, tiles),
+                wanted = static_cast<int64_t>(multiprocessors()) * kBlocksPerSm / tiles,
                 most = ceil_div(rows, kShortestStrip);
   const int64_t count = wanted < most ? wanted : most;
-  return count < 65535 ? count : 65535;
+  return count < 1 ? 1 : count < 65535 ? count : 65535;
 }
 
 enum class Pass { kPlain, kDropout, kScaled };
 
 template <class T, Pass kPass>
-__global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const MatrixColumnSum a, int64_t strip) {
-  constexpr int kWidth = Pack<T>::kCount, kUnroll = kPass == Pass::kPlain ? 4 : 2;
+__global__ void __launch_bounds__(32 * kWarps, kBlocksPerSm)
+    matrix_column_sum_kernel(const MatrixColumnSum a, int64_t strip) {
+  constexpr int kWidth = Pack<T>::kCount, kUnroll = kPass == Pass::kScaled ? 2 : 4;
   __shared__ float lanes[kWarps][kTile<T>];
   const int64_t first = blockIdx.x * kTile<T>, column = first + static_cast<int64_t>(threadIdx.x) * kWidth;
   const int64_t begin = blockIdx.y * strip, end = begin + strip < a.rows ? begin + strip : a.rows;
@@ -105,6 +107,10 @@ __global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const Ma
     if constexpr (kPass == Pass::kScaled)
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) factors[i] = a.factors[column + i];
+    // The sample of the row at hand: a strip has rows of few samples.
+    int64_t sample_begin = 0, sample_end = 0;
+    DropoutHash key = {};
+#pragma unroll 1
     for (int64_t row = begin + threadIdx.y; row < end; row += kWarps * kUnroll) {
       Pack<T> values[kUnroll];
 #pragma unroll
@@ -126,11 +132,13 @@ __global__ void __launch_bounds__(32 * kWarps) matrix_column_sum_kernel(const Ma
           *reinterpret_cast<Pack<T>*>(out + r * a.columns) = scaled;
         } else {
           if constexpr (kPass == Pass::kDropout) {
-            // 32-bit: a division of 64-bit numbers takes longer than the rest of the row.
-            const auto sample = static_cast<uint32_t>(r) / static_cast<uint32_t>(a.rows_of_sample);
-            const int64_t place = a.first_row + r - static_cast<int64_t>(sample) * a.rows_of_sample;
-            values[u] = dropped(values[u], sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1),
-                                place * a.columns + column, a.threshold, a.scale);
+            if (r >= sample_end) {  // the same for all threads of a warp
+              const int64_t sample = r / a.rows_of_sample;
+              sample_begin = sample * a.rows_of_sample, sample_end = sample_begin + a.rows_of_sample;
+              key = sample_hash(static_cast<uint64_t>(a.ids[sample]), a.t0, a.t1);
+            }
+            values[u] =
+                dropped(values[u], key, (a.first_row + r - sample_begin) * a.columns + column, a.threshold, a.scale);
             *reinterpret_cast<Pack<T>*>(out + r * a.columns) = values[u];
           }
 #pragma unroll

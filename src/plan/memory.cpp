@@ -375,11 +375,16 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   // Of the blocks that are computed again, one at a time has its codes.
   const int64_t with_codes = input.num_blocks - candidate.whole() + (candidate.whole() > 0 ? 1 : 0);
   plan.working = std::max(working, head) + row.working_fixed + with_codes * row.kept_codes + row.head.held;
-  const int64_t block = row.saved_norms > 0 ? row.saved_norms : row.saved;
-  const int64_t first_block = candidate.whole() + candidate.host_mlp > 0 ? block
-                              : candidate.mlp > 0                        ? row.saved_mlp
-                              : candidate.norms > 0                      ? row.saved_norms
-                                                                         : row.saved;
+  // In tiles a block's values are working memory, but for its input or attention's output.
+  const int64_t again = row.saved_norms > 0 ? row.saved_norms : row.saved;
+  const bool named = !input.recompute_blocks.empty();
+  const int64_t first_block = named && input.recompute_blocks.front() == Recompute::kNone ? row.saved
+                              : plan.tile_tokens > 0 && candidate.whole() == input.num_blocks
+                                  ? std::max(row.saved_attention, row.saved_input)
+                              : candidate.whole() + candidate.host_mlp > 0 ? again
+                              : candidate.mlp > 0                          ? row.saved_mlp
+                              : candidate.norms > 0                        ? row.saved_norms
+                                                                           : row.saved;
   count_gradients(input, storage, passes, first_block * candidate.rows, plan);
   // The optimizer's step comes when activations are gone and gradients are whole.
   // AdamW as a composition converts all gradients, moments and masters that are not fp32.

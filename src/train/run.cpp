@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -218,12 +219,19 @@ int train_main(int argc, char** argv, const TrainingProgram& program) {
   return run_main(program.keys.name.c_str(), [&]() -> int {
     install_stack_handlers();
     check_fault_specifications();
-    const Launch launch = detect_launch();
+    Launch launch;
+    std::exception_ptr no_launch;  // --help and --version need none
+    try {
+      launch = detect_launch();
+    } catch (const Error&) {
+      no_launch = std::current_exception();
+    }
     set_log_rank(launch.rank, launch.world_size);
     bool joining = false;  // until then the ranks mostly find the same problems: the others say the first one
     try {
       const CommandLine line = parse_command_line(argc, argv, program);
       if (line.handled) return line.exit_code;
+      if (no_launch) std::rethrow_exception(no_launch);
       // --print-config by itself may prepare a run of any number of ranks.
       std::optional<int64_t> ranks = line.dry_run ? line.ranks.value_or(launch.world_size) : launch.world_size;
       if (line.print_config && !line.dry_run && launch.world_size == 1) ranks = std::nullopt;

@@ -74,6 +74,11 @@ def exit_codes(site):
     environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29999")
     done = subprocess.run(site.command("output.dir=i"), capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "mpirun" in done.stderr, done.stderr
+    environment["RANK"] = "x"
+    for arguments, code, where in ((["--version"], 0, "stdout"), (["--help"], 0, "stdout"), (["--config", f"{work}/none.yaml"], 2, "stderr")):
+        done = subprocess.run([site.command()[0], *arguments], capture_output=True, text=True, env=environment)
+        assert done.returncode == code and len(getattr(done, where)) > 0, done
+    assert "RANK='x'" in done.stderr, done.stderr
     # A weight that is not finite, of the base, trained or frozen, and of an adapter to start from.
     for name, folder, tensor in (("base/model", "holed", "model.layers.1.mlp.up_proj.weight"),
                                  ("run/adapter/adapter_model", "holed-adapter", "base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight")):

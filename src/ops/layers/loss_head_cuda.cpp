@@ -2,6 +2,7 @@
 #include "kernels/scale/scale.h"
 #include "launch.h"
 #include "layers/loss_head_chunks.h"
+#include "matmul/product.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -88,16 +89,13 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
     const int64_t count = std::min(chunk, tokens - begin);
     const RelativeWeights part = relative.narrow(begin, count);
     at::Tensor h = hidden.narrow(0, begin, count), logits = buffer.narrow(0, 0, count).narrow(1, 0, vocab);
-    if (bias.defined())
-      at::addmm_out(logits, bias, h, weight.t());
-    else
-      at::mm_out(logits, h, weight.t());
+    trireme::product_out(logits, h, weight.t(), bias);
     at::Tensor loss = losses.narrow(0, begin, count);
     launch::cross_entropy_(logits, target.narrow(0, begin, count), w.narrow(0, begin, count), part.in_logits, loss,
                            need_hidden || need_weight, smoothing);
     if (need_hidden) {
       at::Tensor out = result.d_hidden.narrow(0, begin, count);
-      at::mm_out(out, logits, weight);
+      trireme::product_out(out, logits, weight);
     }
     if (!need_weight) continue;
     if (rows.defined()) logits = rows.columns_of(logits);

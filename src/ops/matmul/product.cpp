@@ -93,13 +93,45 @@ void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, cons
   }
 }
 
+void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N) {
+  const auto by_library = [&] {
+    if (bias_N.defined())
+      at::addmm_out(out_MN, bias_N, a_MK, b_KN);
+    else
+      at::mm_out(out_MN, a_MK, b_KN);
+  };
+  // With a longer inner dimension the power that an algorithm draws decides, not its time alone.
+  constexpr int64_t kShortInner = 1024, kLarge = int64_t{1} << 22;
+  const auto aligned = [](const at::Tensor& x, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
+  };
+  const auto fits = [&](const at::Tensor& x) {
+    const bool by_rows = x.stride(1) == 1;
+    return (by_rows ? x.stride(0) >= x.size(1) : x.stride(0) == 1 && x.stride(1) >= x.size(0)) && aligned(x, 256);
+  };
+  const bool bias_fits =
+      !bias_N.defined() || (bias_N.dim() == 1 && bias_N.size(0) == out_MN.size(1) && bias_N.is_contiguous() &&
+                            aligned(bias_N, 16) && bias_N.scalar_type() == out_MN.scalar_type());
+  const Choice choice = Dispatch("product", a_MK)
+                            .needs(a_MK.element_size() == 2, "operands are not of 16 bits")
+                            .needs(a_MK.size(1) > 0 && a_MK.size(1) <= kShortInner,
+                                   "the library's choice is good for long inner dimensions")
+                            .needs(out_MN.numel() >= kLarge, "the result is small")
+                            .needs(out_MN.stride(1) == 1 && fits(out_MN) && fits(a_MK) && fits(b_KN) && bias_fits,
+                                   "an operand or the result is neither by rows nor by columns, or is not aligned")
+                            .choice(Runs::kLibrary);
+  TRIREME_RETURN_LAUNCH(choice, product_out(out_MN, a_MK, b_KN, bias_N, by_library));
+  by_library();
+}
+
 at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
                          const Addend& addend) {
   if (addend.overwritten) {
     const at::Tensor y = addend.sum.addmm_(a_MK, b_KN);
     return bias_N.defined() ? y.add_(bias_N) : y;
   }
-  const at::Tensor y = bias_N.defined() ? at::addmm(bias_N, a_MK, b_KN) : at::mm(a_MK, b_KN);
+  at::Tensor y = at::empty({a_MK.size(0), b_KN.size(1)}, a_MK.options());
+  product_out(y, a_MK, b_KN, bias_N);
   return addend.sum.defined() ? y.add_(addend.sum) : y;
 }
 

@@ -1,4 +1,5 @@
-// FP8 products by cuBLASLt directly, because LibTorch's interface cannot add the product to a matrix.
+// Products by cuBLASLt directly: FP8, because LibTorch's interface cannot add the product to a matrix, and 16-bit ones
+// for which the library knows a faster algorithm than the one that LibTorch takes.
 #include "matmul/product.h"
 
 #include "launch.h"
@@ -8,6 +9,7 @@
 #include <cublasLt.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <functional>
@@ -16,6 +18,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace trireme::launch {
 
@@ -61,13 +64,14 @@ const CublasLt& cublas_lt() {
 }
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-constexpr int kCandidates = 8, kTimedRuns = 4;
+constexpr int kCandidates = 8, kRounds = 3, kRunsInRound = 2;
+/// A product is timed when it occurs so often. Its size may depend on the batch and never occur again.
+constexpr int kTimedAt = 4;
 
-/// Whether to time the library's first candidates when a shape first occurs and use the fastest on this machine. Only
-/// candidates whose results equal the first one's bit for bit are considered, so results do not depend on the timing.
-/// TRIREME_FP8_PRODUCTS=first always uses the library's first candidate.
+/// Whether to time the library's first candidates and use the fastest on this machine.
+/// TRIREME_PRODUCTS=first: use the library's first candidate for FP8 and LibTorch's choice for 16 bits.
 bool measures() {
-  static const char* choice = std::getenv("TRIREME_FP8_PRODUCTS");
+  static const char* choice = std::getenv("TRIREME_PRODUCTS");
   return choice == nullptr || std::string_view(choice) != "first";
 }
 
@@ -102,21 +106,22 @@ cudaDataType_t type_of(const at::Tensor& x) {
     case at::kHalf: return CUDA_R_16F;
     case at::kBFloat16: return CUDA_R_16BF;
     default:
-      TRIREME_CHECK(x.scalar_type() == at::kFloat, "no FP8 product with operand, bias or result of dtype ",
+      TRIREME_CHECK(x.scalar_type() == at::kFloat, "no product by cuBLASLt with operand, bias or result of dtype ",
                     c10::toString(x.scalar_type()));
       return CUDA_R_32F;
   }
 }
 
+/// Whether the columns of a matrix are contiguous in memory, not its rows.
+bool by_columns(const at::Tensor& x) { return x.stride(1) != 1; }
+
 /// A row-major matrix [rows, columns] is a transposed, column-major one for cuBLASLt.
 void describe(Layout& layout, const at::Tensor& x) {
-  succeeded(cublas_lt().MatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(1)),
-                                           static_cast<uint64_t>(x.size(0)), x.size(1)),
+  const int64_t inner = by_columns(x) ? 0 : 1;
+  succeeded(cublas_lt().MatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(inner)),
+                                           static_cast<uint64_t>(x.size(1 - inner)), x.stride(1 - inner)),
             "cublasLtMatrixLayoutCreate");
 }
-
-/// The key for the choice of an algorithm: sizes, types, bias, addend, scales per row, accumulation.
-using Shape = std::tuple<int, int64_t, int64_t, int64_t, int, int, int, bool, bool, bool, Accumulate>;
 
 cublasLtHandle_t handle_of(int device) {
   static std::mutex mutex;
@@ -136,29 +141,142 @@ struct Event {
   ~Event() { cudaEventDestroy(event); }
 };
 
-using Candidates = std::array<cublasLtMatmulHeuristicResult_t, kCandidates>;
+/// What the choice of an algorithm depends on: device, sizes and strides, layouts, types, bias, addend, and `more`,
+/// which holds what the operation's further attributes depend on.
+using Key = std::tuple<int, std::array<int64_t, 6>, std::array<bool, 4>, std::array<int, 3>, int>;
+Key key_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool adds, const at::Tensor& bias,
+           int more) {
+  return {a.device().index(),
+          {a.size(0), b.size(1), a.size(1), a.stride(by_columns(a)), b.stride(by_columns(b)), out.stride(0)},
+          {by_columns(a), by_columns(b), adds, bias.defined()},
+          {type_of(a), type_of(b), type_of(out)},
+          more};
+}
 
-/// The index of the fastest candidate that writes the same bits to `out` as the first one.
-int fastest(const Candidates& candidates, int count, const at::Tensor& out,
-            const std::function<bool(const cublasLtMatmulAlgo_t&)>& run) {
-  if (!run(candidates[0].algo)) return 0;  // the caller reports the error
-  const at::Tensor expected = out.clone();
+/// a b (+ sum) (+ bias) for cuBLASLt: out^T = b^T a^T. Operands and result of any row stride, operands also transposed.
+class Product {
+ public:
+  Product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& out_MN, const at::Tensor& sum_MN,
+          const at::Tensor& bias_N)
+      : a_(a_MK), b_(b_KN), sum_(sum_MN.defined() ? sum_MN : out_MN), bias_(bias_N), adds_(sum_MN.defined()) {
+    succeeded(cublas_lt().MatmulDescCreate(&operation_.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+              "cublasLtMatmulDescCreate");
+    set(operation_, CUBLASLT_MATMUL_DESC_TRANSA, by_columns(b_) ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(operation_, CUBLASLT_MATMUL_DESC_TRANSB, by_columns(a_) ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (bias_.defined()) {
+      const void* bias = bias_.const_data_ptr();
+      set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+      set(operation_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(bias_));
+    }
+    describe(layout_b_, b_);
+    describe(layout_a_, a_);
+    describe(layout_out_, sum_);
+  }
+
+  [[nodiscard]] const Operation& operation() const { return operation_; }
+  [[nodiscard]] cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& out) const {
+    const float one = 1, beta = adds_ ? 1.0f : 0.0f;
+    const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a_.options().dtype(at::kByte));
+    return cublas_lt().Matmul(handle_of(a_.device().index()), operation_.handle, &one, b_.const_data_ptr(),
+                              layout_b_.handle, a_.const_data_ptr(), layout_a_.handle, &beta, sum_.const_data_ptr(),
+                              layout_out_.handle, out.mutable_data_ptr(), layout_out_.handle, &algorithm,
+                              workspace.mutable_data_ptr(), kWorkspaceBytes, stream_of(a_));
+  }
+
+  /// The library's first candidates, the one it believes fastest first; none if it has no such product.
+  [[nodiscard]] std::vector<cublasLtMatmulAlgo_t> candidates() const {
+    Preference preference;
+    succeeded(cublas_lt().MatmulPreferenceCreate(&preference.handle), "cublasLtMatmulPreferenceCreate");
+    succeeded(cublas_lt().MatmulPreferenceSetAttribute(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                       &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
+              "cublasLtMatmulPreferenceSetAttribute");
+    std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found{};
+    int count = 0;
+    const cublasStatus_t status = cublas_lt().MatmulAlgoGetHeuristic(
+        handle_of(a_.device().index()), operation_.handle, layout_b_.handle, layout_a_.handle, layout_out_.handle,
+        layout_out_.handle, preference.handle, kCandidates, found.data(), &count);
+    std::vector<cublasLtMatmulAlgo_t> algorithms;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return algorithms;
+    succeeded(status, "cublasLtMatmulAlgoGetHeuristic");
+    for (int i = 0; i < count; ++i) algorithms.push_back(found[static_cast<size_t>(i)].algo);
+    return algorithms;
+  }
+
+ private:
+  const at::Tensor a_, b_, sum_, bias_;
+  const bool adds_;
+  Operation operation_;
+  Layout layout_b_, layout_a_, layout_out_;
+};
+
+/// The sums of each row's and of each column's elements as integers: other bits have others, but for elements that
+/// cancel in both. In parts, because a sum widens its part first.
+at::Tensor bits(const at::Tensor& out) {
+  const at::Tensor words = out.view(out.element_size() == 2 ? at::kShort : at::kInt);
+  const int64_t rows = out.size(0), part = std::max<int64_t>(1, (int64_t{1} << 22) / out.size(1));
+  at::Tensor sums = at::zeros({rows + out.size(1)}, out.options().dtype(at::kLong));
+  at::Tensor of_columns = sums.narrow(0, rows, out.size(1));
+  for (int64_t begin = 0; begin < rows; begin += part) {
+    const at::Tensor wide = words.narrow(0, begin, std::min(part, rows - begin)).to(at::kLong);
+    sums.narrow(0, begin, wide.size(0)).copy_(at::sum(wide, {1}));
+    of_columns.add_(at::sum(wide, {0}));
+  }
+  return sums;
+}
+
+/// The way to compute `out` that is faster than way 0 by `margin`, a part of its time, in every round, and the fastest
+/// of these; 0 if there is none. Only ways that write the bits of way 0 count, so results do not depend on the timing.
+int fastest(int ways, double margin, const at::Tensor& out, const std::function<bool(int)>& run) {
+  if (!run(0)) return 0;  // the caller reports the error
+  const at::Tensor expected = bits(out);
+  std::vector<int> left;
+  for (int way = 1; way < ways; ++way)
+    if (run(way) && at::equal(bits(out), expected)) left.push_back(way);
   const cudaStream_t stream = stream_of(out);
-  int best = 0;
-  float least = 0;
-  for (int i = 0; i < count; ++i) {
-    const auto& algorithm = candidates[static_cast<size_t>(i)].algo;
-    if (!run(algorithm) || !at::equal(out, expected)) continue;
+  const auto time = [&](int way) {
     Event begin, end;
+    run(way);  // while it runs, the launches of those that are timed get ahead of the device
     launched(cudaEventRecord(begin.event, stream), "cudaEventRecord");
-    for (int repeat = 0; repeat < kTimedRuns; ++repeat) run(algorithm);
+    for (int repeat = 0; repeat < kRunsInRound; ++repeat) run(way);
     launched(cudaEventRecord(end.event, stream), "cudaEventRecord");
     launched(cudaEventSynchronize(end.event), "cudaEventSynchronize");
     float ms = 0;
     launched(cudaEventElapsedTime(&ms, begin.event, end.event), "cudaEventElapsedTime");
-    if (least == 0 || ms < least) best = i, least = ms;
+    return double{ms};
+  };
+  std::map<int, double> sums;
+  for (int round = 0; round < kRounds; ++round) {
+    const double most = time(0) * (1 - margin);
+    std::erase_if(left, [&](int way) {
+      const double ms = time(way);
+      sums[way] += ms;
+      return ms >= most;
+    });
   }
-  return best;
+  const auto best = std::min_element(left.begin(), left.end(), [&](int a, int b) { return sums[a] < sums[b]; });
+  return best == left.end() ? 0 : *best;
+}
+
+using Algorithm = std::optional<cublasLtMatmulAlgo_t>;
+
+/// What `choose` returned for the key: without timing when the key first occurred, and with it when it occurred so
+/// often as kTimedAt says.
+Algorithm chosen(const Key& key, const std::function<Algorithm(bool timed)>& choose) {
+  struct Entry {
+    int occurrences = 0;
+    Algorithm algorithm;
+  };
+  static std::mutex mutex;
+  static std::map<Key, Entry> entries;
+  const std::lock_guard lock(mutex);
+  Entry& entry = entries[key];
+  if (entry.occurrences < kTimedAt) {
+    const bool timed = entry.occurrences + 1 == kTimedAt && measures();
+    if (timed || entry.occurrences == 0) entry.algorithm = choose(timed);
+    ++entry.occurrences;
+  }
+  return entry.algorithm;
 }
 
 }  // namespace
@@ -194,12 +312,14 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
     return addend.overwritten ? addend.sum.add_(product) : product.add_(addend.sum);
   }
 #endif
-  Operation operation;
-  succeeded(cublas_lt().MatmulDescCreate(&operation.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-            "cublasLtMatmulDescCreate");
-  // out^T = b a^T; in both operands the inner dimension is the contiguous one.
-  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  TRIREME_CHECK(!bias_N.defined() || (bias_N.numel() == b.size(0) && bias_N.scalar_type() == dtype), "an FP8 product ",
+                out.sizes(), " of ", dtype, " with a bias ", bias_N.sizes(), " of ", bias_N.scalar_type());
+  // In both operands the inner dimension is the contiguous one.
+  // The stride of a dimension of size 1 may be any number.
+  const auto by_rows_of = [](const at::Tensor& x) { return x.as_strided(x.sizes(), {x.size(1), 1}); };
+  const at::Tensor a_rows = by_rows_of(a), b_columns = by_rows_of(b).t(), out_rows = by_rows_of(out);
+  const Product product(a_rows, b_columns, out_rows, adds ? by_rows_of(sum) : at::Tensor(), bias_N);
+  const Operation& operation = product.operation();
   set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{accumulate == Accumulate::kFast});
   const void *b_inverse = b_NK.inverse.const_data_ptr(), *a_inverse = a_MK.inverse.const_data_ptr();
   set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_inverse);
@@ -209,75 +329,51 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
     for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
       set(operation, attribute, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
 #endif
-  if (bias_N.defined()) {
-    TRIREME_CHECK(bias_N.numel() == b.size(0) && bias_N.scalar_type() == dtype, "an FP8 product ", out.sizes(), " of ",
-                  dtype, " with a bias ", bias_N.sizes(), " of ", bias_N.scalar_type());
-    const void* bias = bias_N.const_data_ptr();
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(bias_N));
-  }
-  Layout layout_b, layout_a, layout_out;
-  describe(layout_b, b);
-  describe(layout_a, a);
-  describe(layout_out, out);
-
-  const int device = a.device().index();
-  const cublasLtHandle_t handle = handle_of(device);
-  static std::mutex mutex;
-  static std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> chosen;  // nullopt: the library offers none
-  const Shape shape{device,       a.size(0),        b.size(0), a.size(1), type_of(a), type_of(b),
-                    type_of(out), bias_N.defined(), adds,      by_rows,   accumulate};
-  const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a.options().dtype(at::kByte));
-  const float one = 1, beta = adds ? 1.0f : 0.0f;
-  const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& result) {
-    return cublas_lt().Matmul(handle, operation.handle, &one, b.const_data_ptr(), layout_b.handle, a.const_data_ptr(),
-                              layout_a.handle, &beta, sum.const_data_ptr(), layout_out.handle,
-                              result.mutable_data_ptr(), layout_out.handle, &algorithm, workspace.mutable_data_ptr(),
-                              kWorkspaceBytes, stream_of(a));
-  };
-  std::optional<cublasLtMatmulAlgo_t> algorithm;
-  {
-    const std::lock_guard lock(mutex);
-    auto found = chosen.find(shape);
-    if (found == chosen.end()) {
-      Preference preference;
-      succeeded(cublas_lt().MatmulPreferenceCreate(&preference.handle), "cublasLtMatmulPreferenceCreate");
-      succeeded(cublas_lt().MatmulPreferenceSetAttribute(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                         &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
-                "cublasLtMatmulPreferenceSetAttribute");
-      Candidates candidates{};
-      int count = 0;
-      const cublasStatus_t status = cublas_lt().MatmulAlgoGetHeuristic(
-          handle, operation.handle, layout_b.handle, layout_a.handle, layout_out.handle, layout_out.handle,
-          preference.handle, measures() ? kCandidates : 1, candidates.data(), &count);
-      if (status == CUBLAS_STATUS_NOT_SUPPORTED)
-        count = 0;
-      else
-        succeeded(status, "cublasLtMatmulAlgoGetHeuristic");
-      int best = 0;
-      if (measures() && count > 1) {
+  const int more = (by_rows ? 2 : 0) + (accumulate == Accumulate::kFast ? 1 : 0);
+  const Algorithm algorithm =
+      chosen(key_of(a_rows, b_columns, out_rows, adds, bias_N, more), [&](bool timed) -> Algorithm {
+        const auto candidates = product.candidates();
+        if (candidates.empty()) return {};
+        if (!timed) return candidates[0];
         // Timing repeats the product, which must not accumulate in an addend.
         const at::Tensor scratch = addend.overwritten ? at::empty_like(out) : out;
-        best = fastest(candidates, count, scratch,
-                       [&](const auto& one_of) { return multiply(one_of, scratch) == CUBLAS_STATUS_SUCCESS; });
-      }
-      found = chosen.emplace(shape, std::nullopt).first;
-      if (count > 0) found->second = candidates[static_cast<size_t>(best)].algo;
-    }
-    algorithm = found->second;
-  }
+        return candidates[static_cast<size_t>(fastest(static_cast<int>(candidates.size()), 0, scratch, [&](int way) {
+          return product.run(candidates[static_cast<size_t>(way)], scratch) == CUBLAS_STATUS_SUCCESS;
+        }))];
+      });
   if (!algorithm) {
     // Not every version of the library writes fp32 or fp16 results of products with scales per row.
     TRIREME_CHECK(by_rows && dtype != at::kBFloat16, "cuBLASLt offers no algorithm for the FP8 product of ", a.sizes(),
                   " and ", b.sizes(), " in ", dtype);
-    at::Tensor product = fp8_product(a_MK, b_NK, accumulate, at::kBFloat16, {}, {}, {}).to(at::kFloat);
-    if (bias_N.defined()) product.add_(bias_N);
-    if (adds) product.add_(sum);
-    return out.copy_(product);
+    at::Tensor rounded = fp8_product(a_MK, b_NK, accumulate, at::kBFloat16, {}, {}, {}).to(at::kFloat);
+    if (bias_N.defined()) rounded.add_(bias_N);
+    if (adds) rounded.add_(sum);
+    return out.copy_(rounded);
   }
-  succeeded(multiply(*algorithm, out), "cublasLtMatmul");
+  succeeded(product.run(*algorithm, out), "cublasLtMatmul");
   return out;
+}
+
+void product_out(const at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
+                 const std::function<void()>& by_library) {
+  using namespace lt;
+  // A replacement must be clearly faster: close ones are decided by the power that they draw, which this does not show.
+  constexpr double kMargin = 0.04;
+  const c10::cuda::CUDAGuard guard(a_MK.device());
+  const Algorithm algorithm = chosen(key_of(a_MK, b_KN, out_MN, false, bias_N, 0), [&](bool timed) -> Algorithm {
+    if (!timed) return {};
+    const Product product(a_MK, b_KN, out_MN, {}, bias_N);
+    const auto candidates = product.candidates();
+    const int way = fastest(static_cast<int>(candidates.size()) + 1, kMargin, out_MN, [&](int i) {
+      if (i > 0) return product.run(candidates[static_cast<size_t>(i - 1)], out_MN) == CUBLAS_STATUS_SUCCESS;
+      by_library();
+      return true;
+    });
+    if (way == 0) return {};
+    return candidates[static_cast<size_t>(way - 1)];
+  });
+  if (!algorithm) return by_library();
+  succeeded(Product(a_MK, b_KN, out_MN, {}, bias_N).run(*algorithm, out_MN), "cublasLtMatmul");
 }
 
 }  // namespace trireme::launch
