@@ -4,6 +4,7 @@
 #include "kernels/dropout/dropout_hash.cuh"
 #include "kernels/launch.h"
 
+#include <algorithm>
 #include <type_traits>
 
 namespace trireme::kernels {
@@ -85,8 +86,7 @@ int64_t strips(int64_t rows, int64_t columns) {
   const int64_t tiles = ceil_div(columns, kTile<__half>),
                 wanted = static_cast<int64_t>(multiprocessors()) * kBlocksPerSm / tiles,
                 most = ceil_div(rows, kShortestStrip);
-  const int64_t count = wanted < most ? wanted : most;
-  return count < 1 ? 1 : count < 65535 ? count : 65535;
+  return std::max<int64_t>(1, std::min(wanted, most));
 }
 
 enum class Pass { kPlain, kDropout, kScaled };

@@ -346,10 +346,11 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
     plan.gathered_per_pass -= storage.extra[i];
   }
   const RowMemory& row = input.row;
+  const int64_t again = row.saved_norms > 0 ? row.saved_norms : row.saved;  // of a block that is computed again
   const int none = input.num_blocks - candidate.norms - candidate.mlp - candidate.host_mlp - candidate.whole();
   int64_t saved = none * row.saved + candidate.norms * row.saved_norms + candidate.mlp * row.saved_mlp +
-                  candidate.host_mlp * ((row.saved_norms > 0 ? row.saved_norms : row.saved) - row.projection) +
-                  candidate.attention * row.saved_attention + candidate.full * row.saved_input;
+                  candidate.host_mlp * (again - row.projection) + candidate.attention * row.saved_attention +
+                  candidate.full * row.saved_input;
   int64_t working = row.working * candidate.rows;
   if (candidate.tile > 0 && candidate.whole() == input.num_blocks) {
     // A block that recomputes attention counts if there is one.
@@ -360,13 +361,13 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
     // The block that is computed again has what backward reads. Counted beside the values of the other blocks, which
     // are gone by then: gradients may have taken their place. The blocks on the host are the first: theirs are the only
     // values then.
-    int64_t again = row.saved_norms > 0 ? row.saved_norms : row.saved;
-    if (candidate.full + candidate.attention > 0)
-      again += saved - (candidate.full > 0 ? row.saved_input : row.saved_attention);
+    const int64_t beside = candidate.full + candidate.attention > 0
+                               ? saved - (candidate.full > 0 ? row.saved_input : row.saved_attention)
+                               : 0;
     const int64_t working_again = row.working_kept * candidate.rows;
     if (candidate.whole() == input.num_blocks ||
-        again * candidate.rows + working_again > saved * candidate.rows + working)
-      saved = again, working = working_again;
+        (again + beside) * candidate.rows + working_again > saved * candidate.rows + working)
+      saved = again + beside, working = working_again;
   }
   plan.tile_tokens = candidate.whole() > 0 ? candidate.tile : 0;
   plan.activations = saved * candidate.rows;
@@ -376,7 +377,6 @@ TrainingPlan memory_of(const PlanInput& input, const PolicyMemory& storage, cons
   const int64_t with_codes = input.num_blocks - candidate.whole() + (candidate.whole() > 0 ? 1 : 0);
   plan.working = std::max(working, head) + row.working_fixed + with_codes * row.kept_codes + row.head.held;
   // In tiles a block's values are working memory, but for its input or attention's output.
-  const int64_t again = row.saved_norms > 0 ? row.saved_norms : row.saved;
   const bool named = !input.recompute_blocks.empty();
   const int64_t first_block = named && input.recompute_blocks.front() == Recompute::kNone ? row.saved
                               : plan.tile_tokens > 0 && candidate.whole() == input.num_blocks

@@ -106,17 +106,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
                                   : at::sum(logits, {0}, false, at::kFloat);
       result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
     }
-    const bool wide = hidden.scalar_type() == at::kFloat;
-    if (begin == 0) {
-      if (wide)
-        at::mm_out(result.d_weight, logits.t(), h);
-      else
-        at::mm_out(result.d_weight, logits.t(), h, at::kFloat);
-    } else if (wide) {
-      result.d_weight.addmm_(logits.t(), h);
-    } else {
-      at::addmm_out(result.d_weight, result.d_weight, logits.t(), h, at::kFloat);
-    }
+    plain_product_to({result.d_weight, begin > 0}, logits.t(), h);
   }
   result.loss = launch::sum(losses);
   result.losses = losses;

@@ -106,8 +106,9 @@ void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b
     return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
   };
   const auto fits = [&](const at::Tensor& x) {
-    const bool by_rows = x.stride(1) == 1;
-    return (by_rows ? x.stride(0) >= x.size(1) : x.stride(0) == 1 && x.stride(1) >= x.size(0)) && aligned(x, 256);
+    const bool by_rows = x.stride(1) == 1 && x.stride(0) >= x.size(1);
+    const bool by_columns = x.stride(0) == 1 && x.stride(1) >= x.size(0);
+    return (by_rows || by_columns) && aligned(x, 256);
   };
   const bool bias_fits =
       !bias_N.defined() || (bias_N.dim() == 1 && bias_N.size(0) == out_MN.size(1) && bias_N.is_contiguous() &&

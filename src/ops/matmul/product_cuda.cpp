@@ -112,14 +112,15 @@ cudaDataType_t type_of(const at::Tensor& x) {
   }
 }
 
-/// Whether the columns of a matrix are contiguous in memory, not its rows.
-bool by_columns(const at::Tensor& x) { return x.stride(1) != 1; }
+/// Whether the columns of a matrix are contiguous in memory, not its rows. One row is by rows.
+bool by_columns(const at::Tensor& x) { return x.stride(0) == 1 && x.size(0) > 1; }
 
-/// A row-major matrix [rows, columns] is a transposed, column-major one for cuBLASLt.
-void describe(Layout& layout, const at::Tensor& x) {
-  const int64_t inner = by_columns(x) ? 0 : 1;
-  succeeded(cublas_lt().MatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(x.size(inner)),
-                                           static_cast<uint64_t>(x.size(1 - inner)), x.stride(1 - inner)),
+/// A row-major matrix [rows, columns] is a transposed, column-major one for cuBLASLt. The stride of a dimension of size
+/// 1 may be any number.
+void describe(Layout& layout, const at::Tensor& x, bool columns) {
+  const int64_t inner = x.size(columns ? 0 : 1), outer = x.size(columns ? 1 : 0);
+  succeeded(cublas_lt().MatrixLayoutCreate(&layout.handle, type_of(x), static_cast<uint64_t>(inner),
+                                           static_cast<uint64_t>(outer), std::max(x.stride(columns ? 1 : 0), inner)),
             "cublasLtMatrixLayoutCreate");
 }
 
@@ -169,9 +170,9 @@ class Product {
       set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
       set(operation_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(bias_));
     }
-    describe(layout_b_, b_);
-    describe(layout_a_, a_);
-    describe(layout_out_, sum_);
+    describe(layout_b_, b_, by_columns(b_));
+    describe(layout_a_, a_, by_columns(a_));
+    describe(layout_out_, sum_, false);
   }
 
   [[nodiscard]] const Operation& operation() const { return operation_; }
@@ -315,10 +316,8 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
   TRIREME_CHECK(!bias_N.defined() || (bias_N.numel() == b.size(0) && bias_N.scalar_type() == dtype), "an FP8 product ",
                 out.sizes(), " of ", dtype, " with a bias ", bias_N.sizes(), " of ", bias_N.scalar_type());
   // In both operands the inner dimension is the contiguous one.
-  // The stride of a dimension of size 1 may be any number.
-  const auto by_rows_of = [](const at::Tensor& x) { return x.as_strided(x.sizes(), {x.size(1), 1}); };
-  const at::Tensor a_rows = by_rows_of(a), b_columns = by_rows_of(b).t(), out_rows = by_rows_of(out);
-  const Product product(a_rows, b_columns, out_rows, adds ? by_rows_of(sum) : at::Tensor(), bias_N);
+  const at::Tensor b_KN = b.t();
+  const Product product(a, b_KN, out, adds ? sum : at::Tensor(), bias_N);
   const Operation& operation = product.operation();
   set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{accumulate == Accumulate::kFast});
   const void *b_inverse = b_NK.inverse.const_data_ptr(), *a_inverse = a_MK.inverse.const_data_ptr();
@@ -330,17 +329,16 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
       set(operation, attribute, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
 #endif
   const int more = (by_rows ? 2 : 0) + (accumulate == Accumulate::kFast ? 1 : 0);
-  const Algorithm algorithm =
-      chosen(key_of(a_rows, b_columns, out_rows, adds, bias_N, more), [&](bool timed) -> Algorithm {
-        const auto candidates = product.candidates();
-        if (candidates.empty()) return {};
-        if (!timed) return candidates[0];
-        // Timing repeats the product, which must not accumulate in an addend.
-        const at::Tensor scratch = addend.overwritten ? at::empty_like(out) : out;
-        return candidates[static_cast<size_t>(fastest(static_cast<int>(candidates.size()), 0, scratch, [&](int way) {
-          return product.run(candidates[static_cast<size_t>(way)], scratch) == CUBLAS_STATUS_SUCCESS;
-        }))];
-      });
+  const Algorithm algorithm = chosen(key_of(a, b_KN, out, adds, bias_N, more), [&](bool timed) -> Algorithm {
+    const auto candidates = product.candidates();
+    if (candidates.empty()) return {};
+    if (!timed) return candidates[0];
+    // Timing repeats the product, which must not accumulate in an addend.
+    const at::Tensor scratch = addend.overwritten ? at::empty_like(out) : out;
+    return candidates[static_cast<size_t>(fastest(static_cast<int>(candidates.size()), 0, scratch, [&](int way) {
+      return product.run(candidates[static_cast<size_t>(way)], scratch) == CUBLAS_STATUS_SUCCESS;
+    }))];
+  });
   if (!algorithm) {
     // Not every version of the library writes fp32 or fp16 results of products with scales per row.
     TRIREME_CHECK(by_rows && dtype != at::kBFloat16, "cuBLASLt offers no algorithm for the FP8 product of ", a.sizes(),
