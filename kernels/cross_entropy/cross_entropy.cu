@@ -7,7 +7,7 @@ namespace trireme::kernels {
 
 namespace {
 
-// Sized for three blocks per multiprocessor, whose rows share its shared memory.
+// Three blocks of a multiprocessor share its shared memory, or two whose rows need more (50,304 columns of GPT-3).
 constexpr int kThreads = 512, kStages = 4, kSumThreads = 1024;
 constexpr size_t kStagedBytes = 72 * 1024;
 constexpr float kLog2E = 1.4426950408889634f;
@@ -246,8 +246,9 @@ cudaError_t launch(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kPack = 16 / sizeof(T);
   if (a.stride % kPack != 0 || !aligned16(a.logits, a.d_logits)) return launch_rows<T, 1, false, kSmooth>(a, 0, stream);
   const size_t row = static_cast<size_t>(a.stride) * sizeof(T);
-  return row <= kStagedBytes ? launch_rows<T, kPack, true, kSmooth>(a, row, stream)
-                             : launch_rows<T, kPack, false, kSmooth>(a, 0, stream);
+  const bool staged = row <= kStagedBytes || fits_shared_memory(2 * (row + 1024));
+  return staged ? launch_rows<T, kPack, true, kSmooth>(a, row, stream)
+                : launch_rows<T, kPack, false, kSmooth>(a, 0, stream);
 }
 
 __global__ void __launch_bounds__(kSumThreads) sum_kernel(const float* values, int64_t count, float* total) {

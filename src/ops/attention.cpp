@@ -23,15 +23,16 @@ namespace trireme {
 
 namespace {
 
-enum class Preference { kMeasured, kLibrary, kKernels };
+enum class Preference { kMeasured, kLibrary, kFlash, kKernels };
 
 Preference preference() {
   static const Preference chosen = [] {
     const char* value = std::getenv("TRIREME_ATTENTION");
     if (value == nullptr || std::string_view(value) == "measured") return Preference::kMeasured;
     if (std::string_view(value) == "library") return Preference::kLibrary;
+    if (std::string_view(value) == "flash") return Preference::kFlash;
     if (std::string_view(value) == "ours") return Preference::kKernels;
-    throw ConfigError(std::string("TRIREME_ATTENTION is '") + value + "'; use measured, library or ours");
+    throw ConfigError(std::string("TRIREME_ATTENTION is '") + value + "'; use measured, library, flash or ours");
   }();
   return chosen;
 }
@@ -78,16 +79,6 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
       .choice(otherwise);
 }
 
-void prefer_cudnn() {
-  [[maybe_unused]] static const bool once = [] {
-    using B = at::SDPBackend;
-    at::globalContext().setSDPPriorityOrder(
-        {static_cast<int64_t>(B::cudnn_attention), static_cast<int64_t>(B::flash_attention),
-         static_cast<int64_t>(B::efficient_attention), static_cast<int64_t>(B::math)});
-    return true;
-  }();
-}
-
 /// Whether the row sees the column [rows, rows], under a causal mask and a window.
 at::Tensor visible(int64_t rows, int64_t window, at::Device device) {
   const at::Tensor before = at::ones({rows, rows}, at::TensorOptions(at::kBool).device(device)).tril_();
@@ -97,6 +88,25 @@ at::Tensor visible(int64_t rows, int64_t window, at::Device device) {
 /// What LibTorch's flash attention runs on.
 bool flash_fits(const at::Tensor& q) {
   return compute_capability(q.device()) >= 80 && q.element_size() == 2 && q.size(-1) % 8 == 0 && q.size(-1) <= 256;
+}
+
+/// cuDNN's attention is the faster one from compute capability 9.0 on, where LibTorch prefers it, too. It adds in no
+/// fixed order.
+bool cudnn_fits(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
+  if (compute_capability(heads.q.device()) < 90 || preference() == Preference::kFlash ||
+      at::globalContext().deterministicAlgorithms() || heads.q.element_size() != 2 || !sequences.equal_lengths ||
+      !options.causal || options.window > 0 || options.dropout.active())
+    return false;
+  using B = at::SDPBackend;
+  [[maybe_unused]] static const bool once = [] {
+    at::globalContext().setSDPPriorityOrder(
+        {static_cast<int64_t>(B::cudnn_attention), static_cast<int64_t>(B::flash_attention),
+         static_cast<int64_t>(B::efficient_attention), static_cast<int64_t>(B::math)});
+    return true;
+  }();
+  const Heads rows = rows_of(heads, sequences);
+  return at::_fused_sdp_choice(rows.q, rows.k, rows.v, {}, 0.0, /*is_causal=*/true, options.scale,
+                               heads.q.size(1) != heads.k.size(1)) == static_cast<int64_t>(B::cudnn_attention);
 }
 
 /// q, k, v [B, S, heads, H] with one sequence per row, through LibTorch's dispatcher, which records autograd.
@@ -156,13 +166,8 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
     if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options, kept);
   if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options, kept);
   if (heads.q.is_cpu()) return cpu_attention(node_inputs, inputs, sequences, options, kept);
-  const bool varied = !sequences.equal_lengths || !options.causal || options.window > 0 || options.dropout.active();
-  // cuDNN's attention is the faster one on Hopper. Elsewhere flash attention runs here and not through LibTorch's
-  // dispatcher, whose backward of one tensor of all heads fills and adds three of that size.
-  const bool hopper = kernel_class(heads.q.device()) == KernelClass::kHopper;
-  if (hopper) prefer_cudnn();
-  if (flash_fits(heads.q) && (varied || !hopper || kept != nullptr))
-    return flash_attention(node_inputs, inputs, sequences, options, kept);
+  if (cudnn_fits(heads, sequences, options)) return cudnn_attention(node_inputs, inputs, sequences, options, kept);
+  if (flash_fits(heads.q)) return flash_attention(node_inputs, inputs, sequences, options, kept);
   if (options.dropout.active()) return composed_attention(node_inputs, inputs, sequences, options, kept);
   return library_attention(heads, sequences, options);
 }

@@ -49,25 +49,27 @@ struct FlashAttention {
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const ProfileRange range("attention");
-    const Heads heads = inputs.heads(), d = inputs.allocate_gradients();
+    const Heads heads = inputs.heads();
     const at::Tensor d_o = d_outputs[0].contiguous();
-    const auto run = [&](int64_t first, const Sequences& part) {
+    const auto gradients_of = [&](int64_t first, const Sequences& part) {
       const int64_t count = part.tokens();
-      const Heads x = tokens_of(heads, first, count), dx = tokens_of(d, first, count);
+      const Heads x = tokens_of(heads, first, count);
       const at::Tensor& bounds = part.boundaries_device;
       const auto [dq, dk, dv] = at::_flash_attention_backward(
           tokens_of(d_o, first, count), x.q, x.k, x.v, tokens_of(out, first, count),
           log_sum.narrow(1, first, count).contiguous(), bounds, bounds, part.longest, part.longest, p(), options.causal,
           rng_state, unused, options.scale, before(), after());
-      dx.q.copy_(dq);
-      dx.k.copy_(dk);
-      dx.v.copy_(dv);
+      return Heads{dq, dk, dv};
     };
     // A range of sequences by themselves would draw another dropout mask.
-    if (p() > 0)
-      run(0, sequences);
-    else
-      for (const auto& [first, part] : backward_ranges(sequences)) run(first, part);
+    if (p() > 0 || backward_ranges(sequences).size() == 1) return inputs.give(gradients_of(0, sequences), gradients);
+    const Heads d = inputs.allocate_gradients();
+    for (const auto& [first, part] : backward_ranges(sequences)) {
+      const Heads whole = tokens_of(d, first, part.tokens()), of_part = gradients_of(first, part);
+      whole.q.copy_(of_part.q);
+      whole.k.copy_(of_part.k);
+      whole.v.copy_(of_part.v);
+    }
     inputs.set(d, gradients);
   }
 };

@@ -34,6 +34,14 @@ inline Heads tokens_of(const Heads& x, int64_t first, int64_t count) {
   return {tokens_of(x.q, first, count), tokens_of(x.k, first, count), tokens_of(x.v, first, count)};
 }
 
+/// [T, n, H] of sequences of one length S as [T / S, n, S, H], the layout of LibTorch's attention.
+inline at::Tensor rows_of(const at::Tensor& x, const Sequences& sequences) {
+  return x.unflatten(0, {sequences.count(), sequences.longest}).transpose(1, 2);
+}
+inline Heads rows_of(const Heads& x, const Sequences& sequences) {
+  return {rows_of(x.q, sequences), rows_of(x.k, sequences), rows_of(x.v, sequences)};
+}
+
 /// Consecutive sequences of a batch, whose tokens are first, first + 1, …
 struct SequenceRange {
   int64_t first = 0;
@@ -93,6 +101,15 @@ class HeadInputs {
     gradients.set(k_, d.k);
     gradients.set(v_, d.v);
   }
+  /// Passes gradients that a library allocated. Those of packed heads are copied into one tensor.
+  void give(const Heads& d, Gradients& gradients) {
+    if (!packed_.given()) return set(d, gradients);
+    const Heads joined = allocate_gradients();
+    joined.q.copy_(d.q);
+    joined.k.copy_(d.k);
+    joined.v.copy_(d.v);
+    set(joined, gradients);
+  }
 
  private:
   Input packed_, q_, k_, v_;
@@ -117,6 +134,8 @@ inline bool take_kept(KeptAttention* kept, std::initializer_list<at::Tensor*> me
 at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
                             const AttentionOptions& options, KeptAttention* kept);
 at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
+                           const AttentionOptions& options, KeptAttention* kept);
+at::Tensor cudnn_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
                            const AttentionOptions& options, KeptAttention* kept);
 at::Tensor cpu_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
                          const AttentionOptions& options, KeptAttention* kept);

@@ -37,7 +37,8 @@ class AttentionGpu : public ::testing::TestWithParam<Case> {
 };
 
 /// The output and the gradient of the packed heads.
-std::vector<at::Tensor> run(const Case& c, const at::Tensor& heads, at::Device device, at::ScalarType dtype) {
+std::vector<at::Tensor> run(const Case& c, const at::Tensor& heads, at::Device device, at::ScalarType dtype,
+                            KeptAttention* kept = nullptr) {
   std::vector<int64_t> keys;
   for (size_t i = 0; i + 1 < c.bounds.size(); ++i) keys.push_back(100 + 7 * static_cast<int64_t>(i));
   const Sequences sequences = make_sequences(c.bounds, keys, device);
@@ -46,7 +47,8 @@ std::vector<at::Tensor> run(const Case& c, const at::Tensor& heads, at::Device d
                                              {.scale = 1 / std::sqrt(static_cast<double>(c.head_dim)),
                                               .causal = c.causal,
                                               .window = c.window,
-                                              .dropout = c.p > 0 ? Dropout{c.p, 5, {}, 3} : Dropout{}});
+                                              .dropout = c.p > 0 ? Dropout{c.p, 5, {}, 3} : Dropout{}},
+                                             kept);
   (out.to(at::kDouble) * random(out.sizes(), 9).to(device)).sum().backward();
   return {out.detach().to(at::kCPU, at::kDouble), leaf.grad().to(at::kCPU, at::kDouble)};
 }
@@ -59,10 +61,15 @@ TEST_P(AttentionGpu, EqualsFp64WithTheSameDecisions) {
       random({c.bounds.back(), c.heads + 2 * c.kv_heads, c.head_dim}, 1).to(at::kBFloat16).to(at::kDouble);
   const auto expected = run(c, heads, at::kCPU, at::kDouble);
   for (const auto& [dtype, bound] : {std::pair{at::kHalf, 3e-3}, {at::kBFloat16, 2e-2}}) {
-    const auto got = run(c, heads, at::kCUDA, dtype);
-    for (size_t i = 0; i < got.size(); ++i) {
-      const double error = ((got[i] - expected[i]).norm() / expected[i].norm()).item<double>();
-      EXPECT_LT(error, bound) << c10::toString(dtype) << (i == 0 ? " output" : " gradient");  // NaN fails too
+    KeptAttention list;
+    for (KeptAttention* kept : {static_cast<KeptAttention*>(nullptr), &list, &list}) {
+      const bool given = kept != nullptr && !kept->empty();
+      const auto got = run(c, heads, at::kCUDA, dtype, kept);
+      for (size_t i = 0; i < got.size(); ++i) {
+        const double error = ((got[i] - expected[i]).norm() / expected[i].norm()).item<double>();
+        EXPECT_LT(error, bound) << c10::toString(dtype) << (i == 0 ? " output" : " gradient")  // NaN fails too
+                                << (given ? ", continued" : "");
+      }
     }
   }
 }
@@ -79,10 +86,17 @@ std::vector<Case> cases() {
       all.push_back({size + mask + "_pack", pack, 4, 2, d, causal, 0});
       all.push_back({size + mask + "_equal", equal, 4, 4, d, causal, 0});
       all.push_back({size + mask + "_short", short_ones, 4, 2, d, causal, 0});
+      if (causal) all.push_back({size + mask + "_equal_grouped", {0, 512, 1024, 1536}, 4, 2, d, causal, 0});
       // Without a mask and with dropout the library runs heads of 128, with its own dropout decisions.
       if (causal || d == 64) all.push_back({size + mask + "_pack_dropout", pack, 4, 2, d, causal, 0.1});
       if (causal || d == 64) all.push_back({size + mask + "_short_dropout", short_ones, 4, 2, d, causal, 0.1});
     }
+  }
+  for (const int64_t d : {80, 96, 256}) {
+    const std::string size = "d" + std::to_string(d);
+    all.push_back({size + "_causal_pack", pack, 4, 2, d, true, 0});
+    all.push_back({size + "_causal_equal", equal, 4, 4, d, true, 0});
+    all.push_back({size + "_causal_equal_grouped", equal, 4, 2, d, true, 0});
   }
   for (const int64_t d : {64, 96, 128, 256})
     for (const int64_t window : {1, 100, 256}) {

@@ -52,10 +52,12 @@ using KeptAttention = std::vector<at::Tensor>;
 ///
 /// GPU, bf16 and fp16: our kernels (KernelClass::kHopper, H 64 or 128; with dropout sequences of up to 65,536 tokens,
 /// and H 64 if not causal, and no window) or the library's, whichever is faster by measurement (table in
-/// attention.cpp); TRIREME_ATTENTION=library|ours overrides the table. Both skip the tiles outside a window. The
-/// library draws dropout from its own generator, seeded from (seed, stream, first key): a resumed run of the same world
-/// size gets the same mask, which differs from our kernels' mask. The order of the sums of dq varies unless
-/// deterministic algorithms are requested.
+/// attention.cpp). Of the library cuDNN's attention from compute capability 9.0 on, for causal sequences of equal
+/// length without dropout, window and deterministic algorithms; flash attention for all others.
+/// TRIREME_ATTENTION=library|flash|ours overrides the table, flash this choice, too. All skip the tiles outside a
+/// window. The library draws dropout from its own generator, seeded from (seed, stream, first key): a resumed run of
+/// the same world size gets the same mask, which differs from our kernels' mask. The order of the sums of dq varies
+/// unless deterministic algorithms are requested.
 ///
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
 /// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,
@@ -63,9 +65,8 @@ using KeptAttention = std::vector<at::Tensor>;
 ///
 /// `kept`, if not null: an empty list gets what a later call with equal arguments needs to continue without the
 /// forward: the result, and what the backward of this implementation reads beside q, k and v (the log-sum-exp, fp32 [N,
-/// T]). A list with these tensors gives the result as it is. On a GPU the library's flash attention then runs in place
-/// of cuDNN. The list stays empty, and the later call runs the forward again, for fp32 and fp64 with a causal mask and
-/// without dropout on a GPU.
+/// T]). A list with these tensors gives the result as it is. The list stays empty, and the later call runs the forward
+/// again, for fp32 and fp64 with a causal mask and without dropout on a GPU.
 at::Tensor attention(const at::Tensor& q_TNH, const at::Tensor& k_TKH, const at::Tensor& v_TKH,
                      const Sequences& sequences, const AttentionOptions& options, KeptAttention* kept = nullptr);
 
