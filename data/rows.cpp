@@ -1,6 +1,7 @@
 #include "data/rows.h"
 
 #include "data/text_file.h"
+#include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
@@ -144,6 +145,11 @@ std::vector<std::string> row_files(const Config& config) {
   for (const std::string& entry : config.data.train)
     for (std::string& file : format.files(entry)) files.push_back(std::move(file));
   return files;
+}
+
+std::filesystem::path row_tokenizer(const Config& config) {
+  const auto file = find_tokenizer(config.model.path);
+  return file && row_format(config.data.train.front()).tokenised ? *file : std::filesystem::path();
 }
 
 std::vector<std::string> changed_row_order(const Config& before, const Config& now) {

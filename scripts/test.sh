@@ -40,7 +40,11 @@ status=0 repeated=()
 for kind in "${cpu_kinds[@]}"; do
   if [ -n "$kind" ]; then
     printf 'ATEN_CPU_CAPABILITY=%s\n' "$kind"
-    export ATEN_CPU_CAPABILITY=$kind
+    # oneDNN and MKL choose by themselves.
+    case $kind in
+      avx2) export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ;;
+      *) export ATEN_CPU_CAPABILITY=$kind ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 ;;
+    esac
     repeated=(-L '^numeric$' --no-tests=ignore)
   fi
   "$(dirname "$trireme_cmake")/ctest" --test-dir build/release --output-on-failure --no-tests=error -j "$jobs" \

@@ -182,6 +182,7 @@ RowContents document_contents(const ContentsRequest& request) {
 extern const RowFormat kDocumentRows;
 const RowFormat kDocumentRows = {.what = "documents",
                                  .keys = kDocumentData,
+                                 .tokenised = true,
                                  .without_target = "every loss_mask is 0",
                                  .uncounted = "is a stream of documents",
                                  .holds = [](const std::string& entry) { return holds_documents(entry); },

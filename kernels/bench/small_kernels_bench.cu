@@ -124,7 +124,8 @@ TRIREME_BENCH(rope) {
 TRIREME_BENCH(cross_entropy) {
   if (!recorder.wants("cross_entropy")) return;
   constexpr int kSets = 3;
-  for (const auto& [tokens, vocab] : {std::pair<int64_t, int64_t>{8192, 32000}, {8192, 30528}, {8192, 50304}, {2048, 128256}}) {
+  for (const auto& [tokens, vocab] :
+       {std::pair<int64_t, int64_t>{8192, 32000}, {8192, 30528}, {8192, 50304}, {2048, 128256}}) {
     for (const Element element : {Element::kBF16, Element::kF32}) {
       bench::Memory memory;
       CrossEntropy a[kSets];

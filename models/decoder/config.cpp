@@ -154,6 +154,11 @@ void set_layers(DecoderConfig& config, int64_t layers) {
   config.num_hidden_layers = layers;
 }
 
+int64_t padding_row(const DecoderConfig& config) {
+  if (config.positions == DecoderPositions::kLearned || !config.pad_token_id) return -1;
+  return *config.pad_token_id < 0 ? config.vocab_size + *config.pad_token_id : *config.pad_token_id;
+}
+
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config) {
   const auto path = directory / "generation_config.json";
   if (!std::filesystem::is_regular_file(path)) return config.eos_token_ids;

@@ -54,6 +54,9 @@ struct DecoderConfig {
   std::string dtype = "float32";             // torch_dtype / dtype of the stored weights
 };
 
+/// The row of the embedding that gets no gradient from the tokens that it embeds: the padding token's, as in
+/// transformers (which takes -1 for the last row); -1: none. With learned positions (GPT-2) there is none.
+int64_t padding_row(const DecoderConfig& config);
 /// Reads config.json of a known family (family.h) as transformers 5 does. A special token that is null is none; one
 /// that is absent has the family's default.
 DecoderConfig read_decoder_config(const std::filesystem::path& config_json);

@@ -303,12 +303,14 @@ at::Tensor DecoderModel::embedded(UnitStore& store, const TokenBatch& batch, con
   const at::Tensor& table = embedding_.in(store);
   const TrainedRows rows = trained_rows(store, token_modules(config_).front());
   rows.put_into(table);
-  at::Tensor x_TD = embed(table, tokens, embedding_.sink(store));
+  const int64_t padding = padding_row(config_);
+  at::Tensor x_TD = embed(table, tokens, embedding_.sink(store), padding);
   if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows);
   if (embedding_adapter_ && options.adapters) {
     const std::vector<at::Tensor>& tensors = store.parameters(adapters_.matrices);
     const size_t a = tensors.size() - token_rows_.size() - 2;
-    x_TD = at::addmm(x_TD, embed(tensors[a], tokens), tensors[a + 1].t(), 1, embedding_adapter_->scale);
+    x_TD =
+        at::addmm(x_TD, embed(tensors[a], tokens, nullptr, padding), tensors[a + 1].t(), 1, embedding_adapter_->scale);
   }
   // Noise is added to what transformers' embedding module returns, which Gemma's has scaled.
   const bool scaled_inside = config_.norm == NormKind::kRmsPlusOne;

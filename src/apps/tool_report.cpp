@@ -285,6 +285,11 @@ void add_report_tool(CLI::App& app) {
     if (options->runs.size() > kMostReportRuns)
       throw ConfigError(fmt::format("report: {} runs; a page shows at most {}", options->runs.size(), kMostReportRuns));
     std::vector<ReportRun> runs;
+    for (const std::filesystem::path path : options->runs)
+      for (const auto& read : {path, path / "metrics.jsonl", path / "config.yaml"})
+        if (std::error_code error; std::filesystem::equivalent(read, options->output, error))
+          throw ConfigError(fmt::format("report: --output {} is what the run {} consists of: name another file",
+                                        options->output, path.string()));
     for (const std::string& path : options->runs) runs.push_back(read_report_run(path, /*with_config=*/true));
     const std::string page = report_page(runs);
     write_output(options->output, page);

@@ -52,7 +52,7 @@ double positive_seconds(const char* variable, double otherwise) {
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   if (end == text || *end != '\0' || !(seconds > 0) || seconds > 1e6)
-    throw ConfigError(fmt::format("{}='{}' is not a number of seconds between 0 and 1e6", variable, text));
+    throw ConfigError(fmt::format("{}='{}' is not a number of seconds above 0 and up to 1e6", variable, text));
   return seconds;
 }
 

@@ -29,15 +29,6 @@ uint64_t random_number() {
   return uint64_t{entropy()} << 32 | entropy();
 }
 
-/// Whether `name` is a temporary of `target` (empty: of any file).
-bool is_temporary(std::string_view name, std::string_view target) {
-  const size_t length = kInfix.size() + kDigits;
-  if (name.size() <= length || name.substr(name.size() - length, kInfix.size()) != kInfix) return false;
-  const std::string_view digits = name.substr(name.size() - kDigits);
-  return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos &&
-         (target.empty() || name.substr(0, name.size() - length) == target);
-}
-
 /// Takes the exclusive lock without waiting. The lock belongs to the open file description: another description of the
 /// same process conflicts with it, and it ends when the last copy of the descriptor is closed. Not flock(): the HDF5
 /// library takes that lock on a file that it writes.
@@ -125,6 +116,14 @@ bool copy_into(const fs::path& from, const fs::path& to) {
 }
 
 }  // namespace
+
+bool is_temporary(std::string_view name, std::string_view target) {
+  const size_t length = kInfix.size() + kDigits;
+  if (name.size() <= length || name.substr(name.size() - length, kInfix.size()) != kInfix) return false;
+  const std::string_view digits = name.substr(name.size() - kDigits);
+  return digits.find_first_not_of("0123456789abcdef") == std::string_view::npos &&
+         (target.empty() || name.substr(0, name.size() - length) == target);
+}
 
 TemporaryFile::TemporaryFile(const fs::path& target) : target_(without_links(target)) {
   const fs::path base = base_of(target_);

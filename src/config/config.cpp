@@ -33,6 +33,14 @@ std::string read_config_text(const std::filesystem::path& file) {
 }
 
 // Puts one "section.key=value" into the tree, where the reader then finds it.
+int64_t count_hashes(std::string_view text) { return std::count(text.begin(), text.end(), '#'); }
+int64_t count_hashes(const YamlNode& node) {
+  int64_t count = count_hashes(node.text);
+  for (const auto& entry : node.entries) count += count_hashes(entry.key) + count_hashes(entry.value);
+  for (const YamlNode& item : node.items) count += count_hashes(item);
+  return count;
+}
+
 void apply_override(const std::string& text, int index, YamlNode& root, Problems& problems) {
   const Place place{index, 1, 1};
   const size_t before = problems.size();
@@ -46,6 +54,10 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
   }
   YamlNode value = parse_yaml(text.substr(equals + 1), place, problems);
   if (problems.size() > before) return;
+  if (count_hashes(value) < count_hashes(std::string_view(text).substr(equals + 1))) {
+    problems.add(place, "the value has ' #', which begins a comment in YAML: put a text with ' #' in quotes");
+    return;
+  }
   value.empty = false;  // "lora.adapter=" says null
   const Key* key = find_key(text.substr(0, equals));
   if (value.kind == YamlNode::Kind::kMap && (key == nullptr || !key->map)) {
@@ -193,8 +205,13 @@ Config read_config(const std::string& text, const std::filesystem::path& directo
   Config config = program.defaults;
   Reader reader(root, directory, program, problems);
   reader.read(config);
+  // One on the command line replaces the other in the file.
+  const auto overridden = [&](const char* key) {
+    return reader.given(key) && reader.place_of(key).override_index >= 0;
+  };
+  if (config.train.epochs && overridden("train.max_steps") && !overridden("train.epochs")) config.train.epochs.reset();
   if (config.train.epochs) {
-    if (reader.given("train.max_steps"))
+    if (reader.given("train.max_steps") && overridden("train.max_steps") == overridden("train.epochs"))
       problems.add(reader.place_of("train.epochs"),
                    "train.epochs and train.max_steps both say how long the run is: leave one of them out");
     reader.forget("train.max_steps");

@@ -26,6 +26,7 @@ struct Embedding {
   int64_t rows;
   bool kernel;
   GradientSink* sink;
+  int64_t padding;
 
   variable_list forward() {
     const at::Tensor values = std::exchange(table.value, {});
@@ -45,9 +46,10 @@ struct Embedding {
   }
   void add_gradient(const at::Tensor& dy, const GradientTarget& target) const {
     if constexpr (kCudaBuild)
-      if (kernel) return launch::embedding_backward(dy, ids, target);
+      if (kernel)  // which ignores ids outside the table
+        return launch::embedding_backward(dy, padding < 0 ? ids : ids.masked_fill(ids.eq(padding), -1), target);
     const at::Tensor wide = dy.to(accumulate_type(dy));
-    write_gradient(target, at::embedding_dense_backward(wide, ids, rows, -1, false).to(dy.scalar_type()));
+    write_gradient(target, at::embedding_dense_backward(wide, ids, rows, padding, false).to(dy.scalar_type()));
   }
 };
 
@@ -102,14 +104,14 @@ at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const Train
   return run_node(RowsNode{x, values, ids, rows.ids}, inputs)[0];
 }
 
-at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids, GradientSink* sink) {
+at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids, GradientSink* sink, int64_t padding) {
   TRIREME_CHECK(table_VD.dim() == 2 && ids.scalar_type() == at::kLong, "embedding: table ", table_VD.sizes(), ", ids ",
                 ids.scalar_type());
   const Choice choice =
       Dispatch("embedding", table_VD).needs(table_VD.is_contiguous(), "the table is not contiguous").choice();
-  if (!choice.kernel() && sink == nullptr && table_VD.element_size() != 2) return at::embedding(table_VD, ids);
+  if (!choice.kernel() && sink == nullptr && table_VD.element_size() != 2) return at::embedding(table_VD, ids, padding);
   InputList inputs;
-  Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0), choice.kernel(), sink};
+  Embedding node{inputs.add(table_VD), ids.contiguous(), table_VD.size(0), choice.kernel(), sink, padding};
   // Autograd records a node if an input requires grad.
   if (sink != nullptr) (void)inputs.add(at::empty({0}, table_VD.options()).set_requires_grad(true));
   return run_node(std::move(node), inputs)[0];

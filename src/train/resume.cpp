@@ -142,12 +142,16 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
                       "--allow-changed-data to go on with the new rows");
     log_warn(text + "; going on, as --allow-changed-data says");
   }
-  if (const std::string problem = compare(run_.manifest.base, manifest.base); !problem.empty())
-    throw ModelError(
-        fmt::format("the base model changed since the checkpoint of step {}: {}; put the old files "
-                    "back or choose another "
-                    "output.dir",
-                    manifest.step, problem));
+  const auto refuse_changed = [&](const char* what, const std::vector<Fingerprint>& now,
+                                  const std::vector<Fingerprint>& then) {
+    if (const std::string problem = compare(now, then); !problem.empty())
+      throw ModelError(
+          fmt::format("{} changed since the checkpoint of step {}: {}; put the old files back or choose another "
+                      "output.dir",
+                      what, manifest.step, problem));
+  };
+  refuse_changed("the base model", run_.manifest.base, manifest.base);
+  refuse_changed("what the run is made from", run_.manifest.inputs, manifest.inputs);
 }
 
 void Loader::fill(CheckpointReader& reader) const {

@@ -8,6 +8,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
+#include "trireme/base/temporary_file.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
@@ -120,7 +121,8 @@ std::string new_run_id() {
 bool is_leftover(const std::filesystem::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
   if (name == "checkpoints") return entry.is_directory() && std::filesystem::is_empty(entry.path());
-  if (name == "tensorboard") return entry.is_directory();
+  if (name == "tensorboard" || name == "profile") return entry.is_directory();
+  if (is_temporary(name)) return entry.is_regular_file();
   return name == "metrics.jsonl" || name == "mllog.log" || is_results_file(name);
 }
 

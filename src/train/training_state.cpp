@@ -42,6 +42,22 @@ std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units, c
   return described;
 }
 
+/// What results depend on beside rows and a frozen base: what the configuration of a trained model says beside sizes,
+/// the model that a preference run compares with, and the tokenizer of texts.
+std::vector<Fingerprint> fingerprint_inputs(const Config& config) {
+  const bool compares = config.train.objective == TrainSection::Objective::kDpo ||
+                        config.train.objective == TrainSection::Objective::kKto;
+  const bool from_files = config.model.init == ModelSection::Init::kCheckpoint;
+  std::vector<Fingerprint> inputs;
+  if (!config.lora) inputs = fingerprint_model(config.model.path, compares && from_files);
+  if (config.lora && config.lora->adapter && compares)
+    for (Fingerprint& file : fingerprint_model(*config.lora->adapter, /*with_weights=*/true))
+      inputs.push_back(std::move(file));
+  if (const auto tokenizer = row_tokenizer(config); !tokenizer.empty())
+    inputs.push_back({tokenizer.string(), fingerprint_file(tokenizer, ExitCode::kModel)});
+  return inputs;
+}
+
 }  // namespace
 
 const char* stored_kind(StateKind kind) {
@@ -128,6 +144,7 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
     manifest.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
   if (config.lora)
     manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
+  manifest.inputs = fingerprint_inputs(config);
   return run;
 }
 

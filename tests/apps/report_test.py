@@ -130,6 +130,10 @@ def page(args, work):
         done = tool(args, f"{work}/bad.jsonl", "--output", f"{work}/bad.html", expect=3)
         assert message in done.stderr and not os.path.exists(f"{work}/bad.html"), done.stderr
     assert "name the output.dir" in tool(args, f"{work}/nowhere", expect=3).stderr
+    before = open(f"{work}/one/metrics.jsonl").read()
+    for run in (f"{work}/one", f"{work}/one/metrics.jsonl"):
+        assert "name another file" in tool(args, run, "--output", f"{work}/one/metrics.jsonl", expect=2).stderr
+    assert open(f"{work}/one/metrics.jsonl").read() == before
     forms(args, work)
     print("the page of one run and of two is right")
 

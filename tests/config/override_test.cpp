@@ -58,6 +58,24 @@ TEST(Override, NullWhereAKeyMayBeNull) {
   EXPECT_EQ(problem_with("optimizer.lr=null"), "--set optimizer.lr=null: optimizer.lr must be a number >= 0, not null");
 }
 
+TEST(Override, ACommentIsRefusedAndNotCutOff) {
+  EXPECT_EQ(problem_with("output.dir=runs/exp #2"),
+            "--set output.dir=runs/exp #2: the value has ' #', which begins a comment in YAML: put a text with ' #' in "
+            "quotes");
+  EXPECT_EQ(load_text(kMinimal, {"output.dir='/runs/exp #2'"}).output.dir, "/runs/exp #2");
+  EXPECT_EQ(load_text(kMinimal, {"data.train=['/a #b', /c#d]"}).data.train,
+            (std::vector<std::string>{"/a #b", "/c#d"}));
+}
+
+TEST(Override, OfTheLengthReplacesTheFilesLength) {
+  const std::string minimal = kMinimal;
+  EXPECT_EQ(load_text(minimal + "train: {max_steps: 7}\n", {"train.epochs=2"}).train.epochs, 2);
+  const Config steps = load_text(minimal + "train: {epochs: 2}\n", {"train.max_steps=7"});
+  EXPECT_EQ(steps.train.max_steps, 7);
+  EXPECT_EQ(steps.train.epochs, std::nullopt);
+  EXPECT_EQ(problems_with({"train.epochs=2", "train.max_steps=7"}).size(), 1U);
+}
+
 TEST(Override, RepairsWhatTheFileHasWrong) {
   const std::string text = "model: {path: 5}\ndata: {train: /t, seq_length: x}\noutput: {dir: /o}\n";
   EXPECT_EQ(load_text(text, {"model.path=m", "data.seq_length=8"}).data.seq_length, 8);

@@ -42,6 +42,7 @@ DecoderConfig small_qwen3() {
 DecoderConfig small_gemma3() {
   DecoderConfig config = decoder_preset("gemma3-1b"), small = small_config();
   set_layers(config, 3);
+  config.pad_token_id.reset();  // the preset's, 0, has a row without a gradient from the lookup
   config.windowed = {true, false, true};
   config.sliding_window = 3;
   config.hidden_size = small.hidden_size;

@@ -30,6 +30,24 @@ TEST(Embedding, GivesItsGradientToASink) {
   }
 }
 
+TEST(Embedding, GivesNoGradientToTheRowOfPadding) {
+  const at::Tensor ids = at::tensor({4, 0, 4, 6}, at::kLong), dy = random({4, 3}, 2, at::kFloat);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor table = random({8, 3}, 1, type);
+    const auto gradient = [&](int64_t padding) {
+      return gradients([&](const auto& t) { return (embed(t[0], ids, nullptr, padding) * dy.to(type)).sum(); },
+                       {table})[0];
+    };
+    at::Tensor expected = gradient(-1).clone();
+    EXPECT_NE(expected.select(0, 4).abs().max().item<double>(), 0);
+    expected.select(0, 4).zero_();
+    EXPECT_TRUE(gradient(4).equal(expected));
+    CountingSink sink(at::ones({8, 3}, at::kFloat), /*adds=*/false);
+    (embed(table, ids, &sink, 4) * dy.to(type)).sum().backward();
+    EXPECT_TRUE(sink.result.sum.equal(expected.to(at::kFloat)));
+  }
+}
+
 /// 0.01 added 2,000 times in bf16 ends at 4.
 TEST(Embedding, SumsFrequentTokensOf16BitsInFp32) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {

@@ -414,6 +414,9 @@ TEST_P(KernelsGpu, EmbeddingAndItsGradient) {
       const double relative = kernel_class({at::kCUDA, 0}) == KernelClass::kNone ? tolerance() : 2e-6;
       EXPECT_LT((on_host(got) - exact).abs().max().item<double>(), relative * (1 + exact.abs().max().item<double>()));
     }
+    const auto padding = clamped.flatten()[0].item<int64_t>();
+    exact.select(0, padding).zero_();
+    expect_close(torch::autograd::grad({embed(table, clamped, nullptr, padding)}, {table}, {dy})[0], exact);
     // Rows of a matrix, some of them selected twice.
     const at::Tensor rows = clamped.view({-1});
     EXPECT_TRUE(gather_rows(table, rows).equal(y.view({-1, shape.width})));

@@ -35,6 +35,8 @@ GRANITE = dict(SHAPE, embedding_multiplier=6.0, residual_multiplier=0.22, attent
 GPT2 = dict(n_embd=64, n_layer=2, n_head=4, n_positions=48, vocab_size=97, initializer_range=0.1, bos_token_id=96, eos_token_id=96)
 CASES = {
     "llama": (LlamaConfig, dict(SHAPE), {}),
+    "llama_padding": (LlamaConfig, dict(SHAPE, pad_token_id=5), {}),
+    "llama_padding_tied": (LlamaConfig, dict(SHAPE, pad_token_id=-1, tie_word_embeddings=True), PACKED),
     "mistral": (MistralConfig, dict(SHAPE, head_dim=16, sliding_window=None, **ROPE), {}),
     "mistral_window": (MistralConfig, dict(SHAPE, sliding_window=LENGTH), {}),
     "mistral_short_window": (MistralConfig, dict(SHAPE, sliding_window=5), {}),
@@ -105,6 +107,7 @@ ADAPTERS = {
     "tokens": (LlamaConfig, dict(SHAPE), dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [50, 3, 4], "lm_head": [1]})),
     "tokens_of_tied": (*QWEN3, dict(target_modules=["q_proj"], trainable_token_indices=[50, 3, 70]), TIED),
     "embedding": (LlamaConfig, dict(SHAPE), dict(target_modules=["embed_tokens", "o_proj"], rank_pattern={"embed_tokens": 4})),
+    "embedding_padding": (LlamaConfig, dict(SHAPE, pad_token_id=7), dict(target_modules=["embed_tokens", "o_proj"])),
     "embedding_of_tied": (GPT2Config, dict(GPT2), dict(target_modules=["wte", "c_fc"])),
     "dora": (LlamaConfig, dict(SHAPE), dict(target_modules="all-linear", use_dora=True)),
     "dora_pattern": (*QWEN3, dict(target_modules=r".*\.(q|v|down)_proj", rank_pattern={"v_proj": 5}, use_dora=True, use_rslora=True)),
@@ -176,6 +179,8 @@ def run(directory, kind, settings, options):
     lengths = options.get("sequences", [LENGTH])
     rows, width = 2, sum(lengths)
     tokens = torch.randint(0, 97, (rows, width))
+    if settings.get("pad_token_id") is not None:  # its row gets no gradient
+        tokens[:, 2] = settings["pad_token_id"] % 97
     weight = (torch.rand(rows, width) > 0.3).double()  # of the prediction made at a position
     bounds, positions, logits, begin = [0], [], [], 0
     for length in lengths:

@@ -75,9 +75,13 @@ def claim(site):
     site.run("model.path=nowhere", expect=4)
     site.run("logging.mlperf=true", "lora.r=8", expect=70, TRIREME_FAULT="fail@step:step1", TRIREME_CACHES_CLEARED="true", MLPERF_SUBMISSION_DIVISION="open")
     site.run("batch.micro_batch_size=2", expect=2, TRIREME_FAULT="set:1000@device-memory")
+    site.run("logging.profile_step=1", expect=70, TRIREME_FAULT="fail@step:step1")
+    open(f"{work}/run/config.yaml.tmp-0123456789abcdef", "w").close()  # of a start that was killed
+    assert os.path.exists(f"{work}/run/profile")
     assert not os.path.exists(f"{work}/run/config.yaml") and not os.path.exists(f"{work}/run/run.json"), os.listdir(f"{work}/run")
     # Another length, another number of steps, the same directory; and the logs are this run's alone.
     site.run("data.train=short.npy", "data.valid=null", "data.seq_length=24", "train.max_steps=2", "logging.mlperf=true", TRIREME_CACHES_CLEARED="true", MLPERF_SUBMISSION_DIVISION="open")
+    assert not os.path.exists(f"{work}/run/profile") and not any(".tmp-" in name for name in os.listdir(f"{work}/run"))
     log = open(f"{work}/run/mllog.log").read()
     assert log.count('"init_start"') == 1 and log.count('"run_stop"') == 1, log
     assert len(site.metrics("run", "run")) == 1 and len(site.metrics("run")) == 2

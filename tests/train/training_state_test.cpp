@@ -1,7 +1,13 @@
 // The state of a run by the names that checkpoints have had from the first version on.
 #include "training_state.h"
 
+#include "trireme/comm/rank_grid.h"
+
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 
 namespace trireme {
 namespace {
@@ -74,6 +80,63 @@ TEST(TrainingState, OlderCheckpointsLackNumbers) {
   EXPECT_EQ(loop.guard, GuardState());
   ASSERT_TRUE(loop.fp8_scales) << "a run without scales has an empty list";
   EXPECT_TRUE(loop.fp8_scales->empty());
+}
+
+/// What a checkpoint says of the files that a run was made from.
+class RunInputs : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(directory_ / "adapter");
+    write("config.json", "{}");
+    write("model.safetensors", "base");
+    write("adapter/adapter_model.safetensors", "adapter");
+    write("tokenizer.model", "tokenizer");
+    write("train.npy", "rows");
+    write("texts.jsonl", "{\"text\": \"a\"}\n");
+    config_.model.path = directory_.string();
+    config_.data.train = {(directory_ / "train.npy").string()};
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  void write(const std::string& name, const std::string& content) { std::ofstream(directory_ / name) << content; }
+  std::vector<std::string> hashes() const {
+    std::vector<std::string> all;
+    for (const Fingerprint& file :
+         describe_run(config_, "run", RankGrid(0, {.world = 1}), {}, at::kFloat, /*fingerprints=*/true).manifest.inputs)
+      all.push_back(file.hash);
+    return all;
+  }
+  /// Whether another content of the file makes other inputs.
+  bool depends_on(const std::string& name) {
+    const auto before = hashes();
+    write(name, "{\"other\": " + std::to_string(++contents_) + "}");
+    return hashes() != before;
+  }
+
+  const std::filesystem::path directory_ =
+      std::filesystem::temp_directory_path() / ("trireme-run-inputs-" + std::to_string(getpid()));
+  Config config_;
+  int contents_ = 0;
+};
+
+TEST_F(RunInputs, OfAllParametersAreTheModelsConfiguration) {
+  EXPECT_FALSE(depends_on("model.safetensors")) << "the checkpoint has what became of the weights";
+  EXPECT_TRUE(depends_on("config.json"));
+}
+
+TEST_F(RunInputs, OfAPreferenceRunAreTheModelThatItComparesWith) {
+  config_.train.objective = TrainSection::Objective::kDpo;
+  EXPECT_TRUE(depends_on("model.safetensors"));
+  config_.lora.emplace();
+  config_.lora->adapter = (directory_ / "adapter").string();
+  EXPECT_TRUE(depends_on("adapter/adapter_model.safetensors"));
+  config_.train.objective = TrainSection::Objective::kSft;
+  EXPECT_FALSE(depends_on("adapter/adapter_model.safetensors")) << "the checkpoint has what became of the adapter";
+}
+
+TEST_F(RunInputs, OfTextsAreTheTokenizer) {
+  EXPECT_FALSE(depends_on("tokenizer.model")) << "rows are tokens";
+  config_.data.train = {(directory_ / "texts.jsonl").string()};
+  EXPECT_TRUE(depends_on("tokenizer.model"));
 }
 
 }  // namespace

@@ -40,6 +40,9 @@ class TemporaryFile {
   int descriptor_ = -1;
 };
 
+/// Whether a file of this name is a temporary one of `target` (empty: of any file).
+bool is_temporary(std::string_view name, std::string_view target = {});
+
 /// Removes temporary files that dead processes left in `directory`: regular files of this user with the name of a
 /// temporary file that no process has locked. `target`: only temporary files of that file. Removes nothing on file
 /// systems without locks. Returns the number of removed files; throws nothing.

@@ -12,8 +12,9 @@ namespace trireme {
 /// y[.., :] = table[ids[..], :]. table [V, D] of any floating dtype, ids int64 of any shape, values in [0, V). In our
 /// kernel an id outside gives a row of NaN, which the non-finite check finds; elsewhere LibTorch throws. The gradient
 /// of a row is the sum over its occurrences, of 16 bits in fp32 and rounded once, with our kernel in a fixed order.
-/// `sink`: takes the gradient of a table that does not require grad; null: none.
-at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids, GradientSink* sink = nullptr);
+/// `sink`: takes the gradient of a table that does not require grad; null: none. The row `padding` gets no gradient
+/// (-1: all do).
+at::Tensor embed(const at::Tensor& table_VD, const at::Tensor& ids, GradientSink* sink = nullptr, int64_t padding = -1);
 
 /// x [T, D], the embedding of ids [T] by a frozen table that has the values of `rows`: their gradient goes to them.
 at::Tensor train_rows(const at::Tensor& x_TD, const at::Tensor& ids, const TrainedRows& rows);

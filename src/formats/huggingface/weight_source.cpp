@@ -1,6 +1,7 @@
 #include "trireme/formats/huggingface/weight_source.h"
 
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/safetensors.h"
 #include "trireme/formats/huggingface/stored_nf4.h"
@@ -144,14 +145,20 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& director
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))
     throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
-  if (std::filesystem::exists(directory / "model.safetensors.index.json"))
-    return open_sharded(directory, directory / "model.safetensors.index.json");
+  const bool sharded = std::filesystem::exists(directory / "model.safetensors.index.json");
+  // transformers looks for the single file first.
   if (std::filesystem::exists(directory / "model.safetensors")) {
+    if (sharded)
+      log_warn(
+          fmt::format("{} has model.safetensors and model.safetensors.index.json: the single file is read, as by "
+                      "transformers, and the index is not",
+                      directory.string()));
     auto source = std::make_unique<SafetensorsWeights>();
     source->add(directory / "model.safetensors");
     source->take_all();
     return source;
   }
+  if (sharded) return open_sharded(directory, directory / "model.safetensors.index.json");
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".ckpt"))

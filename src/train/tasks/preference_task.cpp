@@ -142,10 +142,11 @@ StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const 
       for (const uint64_t key : pack.row_keys) {
         const auto found = reference_.find(key);
         if (found == reference_.end())
-          throw DataError(fmt::format(
-              "{} has no log-probabilities of a row of {}: the rows changed since it was written before the "
-              "first step; put the old rows back, or start in another output.dir",
-              reference_path_.string(), join(config_.data.train, ", ")));
+          throw DataError(
+              fmt::format("{} has no log-probabilities of a row that the run reads: data.train, data.valid or "
+                          "data.test changed since "
+                          "it was written before the first step; put the old rows back, or start in another output.dir",
+                          reference_path_.string()));
         reference.insert(reference.end(), found->second.begin(), found->second.end());
       }
       batch->pairs.reference_P2 =

@@ -70,7 +70,9 @@ struct CheckpointManifest {
   int64_t seed = 0;
   /// Numbers of the training loop by name, stored exactly: the state of policies and schedules.
   std::map<std::string, std::vector<double>> numbers;
-  std::vector<Fingerprint> data, base;  // training rows; files of the base model
+  std::vector<Fingerprint> data, base;  // training rows; files of the frozen base model
+  /// Other files that results depend on. Empty: a checkpoint of an earlier version, or there are none.
+  std::vector<Fingerprint> inputs;
   std::vector<CheckpointUnit> units;
   std::vector<CheckpointFile> files;
 
