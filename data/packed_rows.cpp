@@ -1,5 +1,6 @@
 // Rows that are packed already: npy arrays, MLPerf's records and HDF5.
 #include "data/rows.h"
+#include "data/text_file.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/rng.h"
@@ -145,9 +146,10 @@ std::string describe_unknown_content(std::span<const std::byte> bytes) {
   constexpr const char* kPack = "turn it into rows with `trireme data pack --tokenizer tokenizer.model --input FILE …`";
   if (bytes.empty()) return "an empty file: write it again";
   if (is("PAR1")) return std::string("Parquet: ") + kPack + " (or `trireme data mlperf`, `trireme data ultrachat`)";
-  if (is("PK\x03\x04")) return "a zip archive (an .npz or a PyTorch checkpoint?): unpack the .npy from it";
-  if (is("\x1f\x8b")) return "a gzip archive: unpack it first";
-  if (is("\x28\xb5\x2f\xfd")) return "a zstd archive: unpack it first";
+  if (std::string archive =
+          archive_of({reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 16)});
+      !archive.empty())
+    return archive;
   if (is("ARROW1")) return "an Arrow file, which holds documents, not rows: train_llama reads it as it is";
   if (is(std::string_view("MMIDIDX\0\0", 9)))
     return "a Megatron index (.idx), which holds documents, not rows: train_llama reads it as it is";

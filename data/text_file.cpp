@@ -3,7 +3,6 @@
 #include "trireme/arrow/arrow_table.h"
 #include "trireme/arrow/parquet.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 #include "trireme/formats/kineto/gzip.h"
@@ -25,6 +24,9 @@ using Json = nlohmann::ordered_json;
 std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
+
+/// White space, or a byte of a byte order mark, before JSON.
+bool is_skipped(char c) { return std::string_view(" \t\r\n\xEF\xBB\xBF").find(c) != std::string_view::npos; }
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\f\v") == std::string_view::npos; }
 
@@ -144,6 +146,59 @@ std::string without_python_extras(std::string_view line, const char* lone) {
 /// Invalid UTF-8, given for a text without a UTF-8 form: the caller counts and drops it.
 constexpr std::string_view kNotUtf8 = "\xFF";
 
+/// What Python's json reads. `other`: null, or the value with another replacement of lone surrogates.
+struct PythonJson {
+  nlohmann::json value, other;
+};
+
+PythonJson parse_python_json(std::string_view text, const std::string& place) {
+  PythonJson json;
+  try {
+    json.value = nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& reason) {
+    json.value = nlohmann::json::parse(without_python_extras(text, "\\ufffd"), nullptr, /*allow_exceptions=*/false);
+    if (json.value.is_discarded())
+      throw DataError(fmt::format("{}: not JSON ({}): JSON lines hold one object a line, a .json file perhaps a list",
+                                  place, json_reason(reason)));
+    json.other = nlohmann::json::parse(without_python_extras(text, "\\ufffe"));
+  }
+  return json;
+}
+
+/// The text of an object, as json_line_text(). `other`: as in PythonJson.
+std::optional<std::string> object_text(const nlohmann::json& object, const nlohmann::json& other,
+                                       const std::string& field, const std::string& place) {
+  const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
+  if (!object.is_object())
+    fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));
+  const auto found = object.find(field);
+  if (found == object.end()) {
+    std::vector<std::string> names;
+    for (const auto& item : object.items()) names.push_back(item.key());
+    const bool chat = object.contains("messages") || object.contains("conversations");
+    fail(fmt::format(
+        "no field '{}' (name it with --field); the object has: {}.{}", field, join(names, ", "),
+        chat ? " Conversations become training rows with `trireme data chat`." : did_you_mean(field, names)));
+  }
+  if (found->is_null()) return "";
+  if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
+  // A lone surrogate is in this field exactly if the text depends on the replacement.
+  if (!other.is_null() && other.at(field) != *found) return std::nullopt;
+  return found->get<std::string>();
+}
+
+void visit_json_list(const fs::path& path, const std::string& field, const Visit& visit) {
+  const TextBytes bytes(path);
+  const PythonJson list = parse_python_json(bytes.text(), path.string());
+  const size_t size = list.value.size();
+  for (size_t i = 0; i < size; ++i) {
+    const auto text = object_text(list.value[i], list.other.is_null() ? list.other : list.other[i], field,
+                                  fmt::format("{}: item {}", path.string(), i));
+    visit({text ? std::string_view(*text) : kNotUtf8, static_cast<int64_t>(i), true,
+           bytes.bytes_done(bytes.text().size() * (i + 1) / size)});
+  }
+}
+
 void visit_json_lines(const fs::path& path, const std::string& field, const Visit& visit) {
   for_each_line(path, [&](std::string_view line, int64_t number, double done) {
     // A line that is not UTF-8 is passed on unchanged: the caller counts and drops such documents.
@@ -224,7 +279,11 @@ class JsonLines final : public TextFile {
  public:
   JsonLines(fs::path path, std::string column)
       : path_(std::move(path)), column_(std::move(column)), file_(path_, ExitCode::kData) {
-    refuse_wide_text(path_, text_of(file_));
+    refuse_non_text(path_, text_of(file_));
+    if (is_json_list(path_))
+      throw DataError(path_.string() +
+                      ": a JSON list, whose items cannot be read in any order: write one object a line into a .jsonl "
+                      "file, or make rows with `trireme data pack`");
     LineReader lines(text_of(file_));
     for (LineReader before = lines; lines.next_filled(); before = lines)
       if (size_++ % kStep == 0) index_.push_back(before);
@@ -257,38 +316,25 @@ class JsonLines final : public TextFile {
 
 std::optional<std::string> json_line_text(const fs::path& path, int64_t number, std::string_view line,
                                           const std::string& field) {
-  const auto fail = [&](const std::string& what) {
-    throw DataError(fmt::format("{}:{}: {}", path.string(), number, what));
-  };
-  nlohmann::json object;
-  bool has_extras = false;
-  try {
-    object = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& reason) {
-    object = nlohmann::json::parse(without_python_extras(line, "\\ufffd"), nullptr, /*allow_exceptions=*/false);
-    has_extras = !object.is_discarded();
-    if (!has_extras) fail(fmt::format("not JSON ({}): a .jsonl file holds one object a line", json_reason(reason)));
-  }
-  if (!object.is_object())
-    fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));
-  const auto found = object.find(field);
-  if (found == object.end()) {
-    std::vector<std::string> names;
-    for (const auto& item : object.items()) names.push_back(item.key());
-    const bool chat = object.contains("messages") || object.contains("conversations");
-    fail(fmt::format(
-        "no field '{}' (name it with --field); the object has: {}.{}", field, join(names, ", "),
-        chat ? " Conversations become training rows with `trireme data chat`." : did_you_mean(field, names)));
-  }
-  if (found->is_null()) return "";
-  if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
-  // A lone surrogate is in this field exactly if the text depends on the replacement.
-  if (has_extras && nlohmann::json::parse(without_python_extras(line, "\\ufffe")).at(field) != *found)
-    return std::nullopt;
-  return found->get<std::string>();
+  const std::string place = fmt::format("{}:{}", path.string(), number);
+  const PythonJson json = parse_python_json(line, place);
+  return object_text(json.value, json.other, field, place);
 }
 
-void refuse_wide_text(const fs::path& path, std::string_view text) {
+std::string archive_of(std::string_view bytes) {
+  if (bytes.starts_with("PK\x03\x04"))
+    return "a zip archive (perhaps an .npz or a PyTorch checkpoint): unpack it first";
+  if (bytes.starts_with("\x1f\x8b")) return "a gzip archive: unpack it first";
+  if (bytes.size() > 4 && bytes.starts_with("BZh") && bytes.substr(4).starts_with("1AY&SY"))
+    return "a bzip2 archive: unpack it first";
+  if (bytes.starts_with(std::string_view("\xFD\x37zXZ\0", 6))) return "an xz archive: unpack it first";
+  if (bytes.starts_with("\x28\xb5\x2f\xfd")) return "a zstd archive: unpack it first";
+  return "";
+}
+
+void refuse_non_text(const fs::path& path, std::string_view text) {
+  if (const std::string archive = archive_of(text.substr(0, 16)); !archive.empty())
+    throw DataError(fmt::format("{}: {}", path.string(), archive));
   const std::string_view head = text.substr(0, 64);
   const bool marked = head.starts_with("\xFF\xFE") || head.starts_with("\xFE\xFF") ||
                       head.starts_with(std::string_view("\0\0\xFE\xFF", 4));
@@ -303,19 +349,72 @@ void refuse_wide_text(const fs::path& path, std::string_view text) {
 }
 
 std::string document_place(const fs::path& path, const Document& document) {
-  return document.is_row ? fmt::format("{}: row {}", path.string(), document.number)
+  return document.is_row ? fmt::format("{}: {} {}", path.string(), is_json(path) ? "item" : "row", document.number)
                          : fmt::format("{}:{}", path.string(), document.number);
 }
 
-fs::path unpacked_name(const fs::path& path) { return path.extension() == ".gz" ? path.stem() : path.filename(); }
-bool is_json_lines(const fs::path& name) { return name.extension() == ".jsonl" || name.extension() == ".ndjson"; }
-bool is_parquet(const fs::path& path) { return path.extension() == ".parquet" || looks_like_parquet(path); }
+std::string unpacked_extension(const fs::path& path) {
+  const std::string extension = lower(path.extension().string());
+  return extension == ".gz" ? lower(path.stem().extension().string()) : extension;
+}
+
+bool is_json(const fs::path& path) {
+  const std::string extension = unpacked_extension(path);
+  return extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
+}
+
+bool is_json_list(const fs::path& path) {
+  if (unpacked_extension(path) != ".json") return false;
+  GzipReader reader(path);
+  char c = ' ';
+  while (is_skipped(c) && reader.stream().get(c)) {
+  }
+  return c == '[';
+}
+
+TextKind text_kind(const fs::path& path, const std::string& field) {
+  const std::string extension = lower(path.extension().string()), unpacked = unpacked_extension(path);
+  if (looks_like_parquet(path)) return TextKind::kParquet;
+  if (looks_like_arrow(path)) return TextKind::kArrow;
+  if (extension == ".parquet") return TextKind::kParquet;
+  if (extension == ".arrow") return TextKind::kArrow;
+  if (is_json(path)) return TextKind::kJson;
+  if (unpacked == ".csv" || unpacked == ".tsv")
+    throw DataError(
+        fmt::format("{0}: CSV, which is not read: make JSON lines of it in Python: pandas.read_csv('{0}'{1}).to_json("
+                    "'{2}.jsonl', orient='records', lines=True)",
+                    path.string(), unpacked == ".tsv" ? ", sep='\\t'" : "", path.stem().string()));
+  if (!field.empty())
+    throw ConfigError(
+        fmt::format("--field {}: names a field of JSON lines or a column of Parquet and Arrow, and {} is plain text: "
+                    "leave it out, or name a file of JSON lines .jsonl",
+                    field, path.string()));
+  return TextKind::kPlain;
+}
+
+TextBytes::TextBytes(const fs::path& path) : file_(path, ExitCode::kData) {
+  if (text_of(file_).starts_with("\x1f\x8b")) {
+    GzipReader reader(path);
+    unpacked_.emplace(std::istreambuf_iterator<char>(reader.stream()), std::istreambuf_iterator<char>());
+  }
+  refuse_non_text(path, text());
+  if (text_kind(path) == TextKind::kPlain && text().substr(0, 8192).find('\0') != std::string_view::npos)
+    throw DataError(path.string() +
+                    ": holds zero bytes, as binary files do, and is read as plain text: give text in UTF-8, JSON "
+                    "lines, Parquet or Arrow");
+}
+
+std::string_view TextBytes::text() const { return unpacked_ ? std::string_view(*unpacked_) : text_of(file_); }
+
+double TextBytes::bytes_done(size_t offset) const {
+  return static_cast<double>(offset) * static_cast<double>(file_.bytes().size()) / static_cast<double>(text().size());
+}
 
 void for_each_line(const fs::path& path,
                    const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit) {
   const MappedFile file(path, ExitCode::kData);
   if (const std::string_view text = text_of(file); !text.starts_with("\x1f\x8b")) {
-    refuse_wide_text(path, text);
+    refuse_non_text(path, text);
     for (LineReader lines(text); lines.next_filled();)
       visit(lines.line(), lines.number(), static_cast<double>(lines.end()));
     return;
@@ -328,7 +427,7 @@ void for_each_line(const fs::path& path,
   for (int64_t number = 1; std::getline(stream, line); ++number) {
     if (number == 1) {
       if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
-      refuse_wide_text(path, line);
+      refuse_non_text(path, line);
     }
     if (line.ends_with('\r')) line.pop_back();
     if (!is_blank(line)) visit(line, number, static_cast<double>(reader.packed_offset()));
@@ -347,62 +446,67 @@ std::set<std::string> fields_there(const fs::path& path, const std::vector<std::
     return there;
   }
   std::error_code error;
-  if ((path.extension() != ".json" && !is_json_lines(path)) || !fs::is_regular_file(path, error)) return there;
+  if (!is_json(path) || !fs::is_regular_file(path, error)) return there;
   const MappedFile file(path, ExitCode::kData);
   const std::string_view head = text_of(file).substr(0, size_t{16} << 20);
-  const size_t begin = std::min(head.find_first_not_of(" \t\r\n\xEF\xBB\xBF["), head.size());
+  size_t begin = 0;
+  while (begin < head.size() && (is_skipped(head[begin]) || head[begin] == '[')) ++begin;
   const Json object = Json::parse(first_object(head.substr(begin)), nullptr, /*allow_exceptions=*/false);
   keep([&](const std::string& field) { return object.is_object() && object.contains(field); });
   return there;
 }
 
 void for_each_document(const fs::path& path, DocumentUnit unit, const std::string& field, const Visit& visit) {
-  if (is_parquet(path)) {
+  const TextKind kind = text_kind(path, field);
+  const std::string name = field.empty() ? "text" : field;
+  if (kind == TextKind::kArrow)
+    return read_arrow_text(path, name, [&](int64_t row, std::string_view text) { visit({text, row, true, 0}); });
+  if (kind == TextKind::kParquet) {
     const ParquetFile file(path);
     const double bytes_per_row =
         static_cast<double>(fs::file_size(path)) / static_cast<double>(std::max<int64_t>(file.rows(), 1));
-    file.read_text(field, [&](int64_t row, std::string_view text) {
+    file.read_text(name, [&](int64_t row, std::string_view text) {
       visit({text, row, true, bytes_per_row * static_cast<double>(row + 1)});
     });
     return;
   }
-  if (is_json_lines(unpacked_name(path))) return visit_json_lines(path, field, visit);
-  const MappedFile file(path, ExitCode::kData);
-  const std::string_view text = text_of(file);
-  refuse_wide_text(path, text);
-  visit_text(text, unit, visit);
+  if (kind == TextKind::kJson)
+    return is_json_list(path) ? visit_json_list(path, name, visit) : visit_json_lines(path, name, visit);
+  const TextBytes bytes(path);
+  visit_text(bytes.text(), unit, [&](Document document) {
+    document.bytes_done = bytes.bytes_done(static_cast<size_t>(document.bytes_done));
+    visit(document);
+  });
 }
 
 void for_each_object(const fs::path& path, const std::vector<std::string>& columns, const ObjectVisitor& visit) {
-  const bool parquet = is_parquet(path);
-  if (parquet || looks_like_arrow(path)) {
+  const TextKind kind = text_kind(path);
+  if (kind == TextKind::kParquet || kind == TextKind::kArrow) {
     const auto size = static_cast<double>(fs::file_size(path));
     double rows = 0;
     const auto read = [&](int64_t row, const Json& object) {
       const double done = rows > 0 ? size * static_cast<double>(row + 1) / rows : 0;
       visit(fmt::format("{}: row {}", path.string(), row), done, [&] { return object; });
     };
-    if (!parquet) return read_arrow_json(path, columns, read);
+    if (kind == TextKind::kArrow) return read_arrow_json(path, columns, read);
     const ParquetFile file(path);
     rows = static_cast<double>(file.rows());
     file.read_json(columns, read);
     return;
   }
-  const MappedFile file(path, ExitCode::kData);
-  const std::string_view text = text_of(file);
-  refuse_wide_text(path, text);
-  const size_t first = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
-  if (path.extension() == ".json" && first != std::string_view::npos && text[first] == '[') {
+  const TextBytes bytes(path);
+  const std::string_view text = bytes.text();
+  if (is_json_list(path)) {
     refuse_long_integers(text, path.string());
     const Json list = parse_ordered_json(text, path.string(), ExitCode::kData, 40);
     for (size_t i = 0; i < list.size(); ++i)
-      visit(fmt::format("{}: item {}", path.string(), i),
-            static_cast<double>(text.size() * (i + 1)) / static_cast<double>(list.size()), [&] { return list[i]; });
+      visit(fmt::format("{}: item {}", path.string(), i), bytes.bytes_done(text.size() * (i + 1) / list.size()),
+            [&] { return list[i]; });
     return;
   }
   for (LineReader lines(text); lines.next_filled();) {
     const std::string place = fmt::format("{}:{}", path.string(), lines.number());
-    visit(place, static_cast<double>(lines.end()), [&] {
+    visit(place, bytes.bytes_done(lines.end()), [&] {
       refuse_long_integers(lines.line(), place);
       return parse_ordered_json(lines.line(), place, ExitCode::kData, 40);
     });
@@ -411,8 +515,9 @@ void for_each_object(const fs::path& path, const std::vector<std::string>& colum
 
 std::unique_ptr<TextFile> open_text_file(const fs::path& path, const std::string& column,
                                          std::shared_ptr<TextGroups> groups) {
-  if (looks_like_arrow(path)) return std::make_unique<ArrowTexts>(path, column);
-  if (is_parquet(path)) return std::make_unique<ParquetTexts>(path, column, std::move(groups));
+  const TextKind kind = text_kind(path);
+  if (kind == TextKind::kArrow) return std::make_unique<ArrowTexts>(path, column);
+  if (kind == TextKind::kParquet) return std::make_unique<ParquetTexts>(path, column, std::move(groups));
   return std::make_unique<JsonLines>(path, column);
 }
 

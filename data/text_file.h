@@ -3,6 +3,7 @@
 // for_each functions visit all in order.
 
 #include "data/parquet_rows.h"
+#include "trireme/base/file.h"
 
 #include <nlohmann/json.hpp>
 
@@ -27,16 +28,19 @@ enum class DocumentUnit {
 
 struct Document {
   std::string_view text;  // as stored, perhaps not UTF-8; valid during the visit
-  int64_t number = 0;     // first line (text, JSON lines; from 1) or row (Parquet; from 0)
+  int64_t number = 0;     // first line (text, JSON lines; from 1), or row or item of a list (from 0)
   bool is_row = false;
   double bytes_done = 0;  // of this file, for progress
 };
 
-/// "corpus.txt:17" or "corpus.parquet: row 17".
+/// "corpus.txt:17", "corpus.parquet: row 17" or "corpus.json: item 17".
 std::string document_place(const std::filesystem::path& path, const Document& document);
 
-/// DataError when `text` is UTF-16 or UTF-32, recognised by its byte order mark or its zero bytes.
-void refuse_wide_text(const std::filesystem::path& path, std::string_view text);
+/// "a zstd archive: unpack it first", of the first bytes of a file; empty for what is no archive.
+std::string archive_of(std::string_view bytes);
+
+/// DataError when `text` is an archive, or UTF-16 or UTF-32, recognised by its byte order mark or its zero bytes.
+void refuse_non_text(const std::filesystem::path& path, std::string_view text);
 
 /// The text of a line of a JSON lines file: its string field `field`, empty where that is null. nullopt when it holds a
 /// lone surrogate, which UTF-8 cannot represent. `line` is UTF-8; `number` is its number, from 1, for messages.
@@ -44,30 +48,50 @@ void refuse_wide_text(const std::filesystem::path& path, std::string_view text);
 std::optional<std::string> json_line_text(const std::filesystem::path& path, int64_t number, std::string_view line,
                                           const std::string& field);
 
-/// "corpus.jsonl" of "corpus.jsonl.gz".
-std::filesystem::path unpacked_name(const std::filesystem::path& path);
-bool is_json_lines(const std::filesystem::path& name);
-/// By its name or its content.
-bool is_parquet(const std::filesystem::path& path);
+/// ".jsonl" of "corpus.jsonl" and "corpus.JSONL.gz".
+std::string unpacked_extension(const std::filesystem::path& path);
+/// By the name alone: .jsonl, .ndjson or .json, in any case, also with .gz.
+bool is_json(const std::filesystem::path& path);
+/// Whether a .json file, perhaps in gzip, holds a list, not an object a line.
+bool is_json_list(const std::filesystem::path& path);
+
+enum class TextKind { kPlain, kJson, kParquet, kArrow };
+/// Parquet and Arrow by the content or the name, JSON by the name. `field`: as the user gave it, or empty. ConfigError
+/// for plain text with a field; DataError for CSV, by the name.
+TextKind text_kind(const std::filesystem::path& path, const std::string& field = "");
+
+/// A whole file of text, unpacked in memory if it is gzip by its content. DataError for what is no text, for a plain
+/// text file also by a zero byte in its first 8 KiB.
+class TextBytes {
+ public:
+  explicit TextBytes(const std::filesystem::path& path);
+  std::string_view text() const;
+  /// Bytes of the file for this offset in the text.
+  double bytes_done(size_t offset) const;
+  const std::filesystem::path& path() const { return file_.path(); }
+
+ private:
+  MappedFile file_;
+  std::optional<std::string> unpacked_;
+};
 
 /// Visits the lines of a file that are not blank, in order, without their ends. `number`: from 1; `bytes_done`: of the
-/// file. Gzip, recognised by its content, is unpacked on the way. DataError for UTF-16, and for damaged gzip.
+/// file. Gzip, recognised by its content, is unpacked on the way. DataError for what is no text, and for damaged gzip.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit);
 
-/// Visits the documents of one file in order. Parquet is recognised by its content, JSON lines by the file name
-/// (.jsonl, .ndjson, also with .gz); any other file is plain text. `field`: the name of the string field with the text
-/// in JSON lines and Parquet. Plain text documents have no line ends at their start and end. JSON lines may contain
-/// what Python's json.loads accepts: NaN, Infinity, numbers too large for a double, and lone surrogates; a text with a
-/// lone surrogate is given as invalid UTF-8. DataError for a line that is not a JSON object or lacks the field, for
-/// damaged files, and for UTF-16.
+/// Visits the documents of one file in order, by its text_kind(); a .json file may hold a list. `field`: the name of
+/// the string field or column with the text; empty = "text". Gzip is unpacked. Plain text documents have no line ends
+/// at their start and end. JSON may contain what Python's json.loads accepts: NaN, Infinity, numbers too large for a
+/// double, and lone surrogates; a text with a lone surrogate is given as invalid UTF-8. DataError for JSON that is not
+/// an object or lacks the field, for damaged files, and for what is no text.
 void for_each_document(const std::filesystem::path& path, DocumentUnit unit, const std::string& field,
                        const std::function<void(const Document&)>& visit);
 
-/// Visits the JSON objects of one file in order: lines of JSON, the items of a list in a .json file, or rows of Parquet
-/// or Arrow with the existing ones of `columns`. `place`: "chat.jsonl:17", "chat.parquet: row 17", "chat.json: item
-/// 17"; `bytes_done`: of this file, 0 where it is not known. object() parses a line: DataError where that is no JSON.
-/// DataError for a file that cannot be read on.
+/// Visits the JSON objects of one file in order: lines of JSON, the items of a list in a .json file, both also in gzip,
+/// or rows of Parquet or Arrow with the existing ones of `columns`. `place`: "chat.jsonl:17", "chat.parquet: row 17",
+/// "chat.json: item 17"; `bytes_done`: of this file, 0 where it is not known. object() parses a line: DataError where
+/// that is no JSON. DataError for a file that cannot be read on.
 using ObjectVisitor = std::function<void(const std::string& place, double bytes_done,
                                          const std::function<nlohmann::ordered_json()>& object)>;
 void for_each_object(const std::filesystem::path& path, const std::vector<std::string>& columns,
@@ -79,7 +103,8 @@ std::set<std::string> fields_there(const std::filesystem::path& path, const std:
 
 using TextGroups = RowGroups<std::string>;
 
-/// The texts of one file, in any order: rows of Parquet or of Arrow, else lines of JSON that are not blank.
+/// The texts of one file, in any order: rows of Parquet or of Arrow, else lines of JSON that are not blank. DataError
+/// for gzip and for a JSON list, which cannot be read in any order.
 class TextFile {
  public:
   virtual ~TextFile() = default;

@@ -209,7 +209,7 @@ BertInstance bert_record(const int16_t* record, int length, int masks) {
 BertDocuments read_bert_documents(const std::filesystem::path& path, BertTokenizer& tokenizer) {
   const MappedFile file(path, ExitCode::kData);
   std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  refuse_wide_text(path, rest);
+  refuse_non_text(path, rest);
   BertDocuments result;
   const auto end_document = [&] {
     const auto sentences = static_cast<uint32_t>(result.sentences.size() - 1);

@@ -78,7 +78,8 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
   std::vector<uint8_t>& mask = result.document.mask;
   result.document.ids = model.tokenizer().encode(text.text, marks);
   mask.assign(result.document.ids.size(), 0);
-  // From the token of the first byte to the token of the last, as transformers' return_assistant_tokens_mask.
+  // From the token of the first byte to the token of the last; transformers' return_assistant_tokens_mask takes the
+  // first tokens of the first and last characters.
   for (size_t i = 0; i < marks.tokens.size(); i += 2)
     for (size_t t = marks.tokens[i]; t <= marks.tokens[i + 1] && t < mask.size(); ++t) mask[t] = 1;
   if (!mask.empty()) mask[0] = 0;  // nothing predicts the first token

@@ -93,6 +93,28 @@ Json messages_of(const Json& list, const std::string& name, const std::string& p
   return messages;
 }
 
+Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
+
+/// The text of a field; a null is empty, but for Alpaca's output.
+std::string text_of(const Json& value, const std::string& name, const std::string& place) {
+  if (value.is_null() && name != "output") return {};
+  if (!value.is_string())
+    throw DataError(fmt::format("{}: \"{}\" is a JSON {}, expected a text", place, name, value.type_name()));
+  return value;
+}
+
+/// ShareGPT's system text of a row becomes the first message.
+void add_system(const Json& object, const std::string& place, Json& messages) {
+  const std::string system = text_of(field_of(object, "system"), "system", place);
+  if (system.empty()) return;
+  for (const Json& message : messages) {
+    if (message["role"] != "system") continue;
+    if (field_of(message, "content") == system) return;
+    throw DataError(place + ": \"system\" and the system message differ: leave one of them out");
+  }
+  messages.insert(messages.begin(), Json({{"role", "system"}, {"content", system}}));
+}
+
 /// Tools and variables of the template.
 void read_extras(const Json& object, const std::string& place, Conversation& conversation) {
   const auto found = [&](const char* key) {
@@ -132,13 +154,8 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
 
 /// Alpaca's fields.
 ConversationRow instruction_of(const Json& object, const std::string& place) {
-  const auto text = [&](const Json& value, const std::string& name) -> std::string {
-    if (value.is_null() && name != "output") return {};
-    if (!value.is_string())
-      throw DataError(fmt::format("{}: \"{}\" is a JSON {}, expected a text", place, name, value.type_name()));
-    return value;
-  };
-  const auto field = [&](const char* name) { return object.contains(name) ? object.at(name) : Json(); };
+  const auto text = [&](const Json& value, const std::string& name) { return text_of(value, name, place); };
+  const auto field = [&](const char* name) { return field_of(object, name); };
   ConversationRow row;
   Json& messages = row.conversation.messages;
   const auto add = [&](const char* role, std::string content) {
@@ -173,7 +190,10 @@ ConversationRow conversation_of(const Json& object, const std::string& field, co
   if (name.empty()) name = has("messages") ? "messages" : "conversations";
   ConversationRow result;
   if (field.empty() ? has(name.c_str()) : object.contains(name)) {
-    result.conversation.messages = messages_of(unwrapped(object.at(name), name, place), name, place);
+    const Json list = unwrapped(object.at(name), name, place);
+    result.conversation.messages = messages_of(list, name, place);
+    if (name == "conversations" || (!list.empty() && list.front().contains("from")))
+      add_system(object, place, result.conversation.messages);
   } else if (field.empty() && has_both("prompt", "completion")) {
     result = completion_of(object, place);
   } else if (field.empty() && has_both("instruction", "output")) {
@@ -319,9 +339,9 @@ void for_each_row(const fs::path& path, const std::vector<std::string>& columns,
 
 void for_each_conversation(const fs::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit) {
-  std::vector<std::string> columns = {"tools", "chat_template_kwargs"};
-  const std::vector<std::string> known = {"messages", "conversations", "prompt", "completion", "instruction",
-                                          "input",    "output",        "system", "history"};
+  std::vector<std::string> columns = {"tools", "chat_template_kwargs", "system"};
+  const std::vector<std::string> known = {"messages",    "conversations", "prompt", "completion",
+                                          "instruction", "input",         "output", "history"};
   if (field.empty())
     columns.insert(columns.end(), known.begin(), known.end());
   else

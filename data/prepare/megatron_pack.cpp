@@ -48,7 +48,7 @@ struct PartCounts {
 
 /// Calls `visit(document, bytes of the file so far)` for every document of a file, in order.
 void visit_file(const fs::path& path, const std::string& key, const std::function<void(RawDocument&&, double)>& visit) {
-  if (is_parquet(path))
+  if (text_kind(path) != TextKind::kJson || is_json_list(path))
     return for_each_document(path, DocumentUnit::kFile, key, [&](const Document& document) {
       visit({std::string(document.text), document.number, false}, document.bytes_done);
     });
@@ -197,13 +197,12 @@ void check_options(const DocumentEncoder& encoder, const MegatronPackOptions& op
     throw ConfigError("--append-eod: this tokenizer has no token that ends a document");
   for (const fs::path& input : options.inputs) {
     std::error_code error;
-    const fs::path name = unpacked_name(input);
     if (!fs::is_regular_file(input, error)) throw DataError(fmt::format("{}: is not a file", input.string()));
-    if (!is_parquet(input) && !is_json_lines(name) && name.extension() != ".json")
-      throw DataError(
-          fmt::format("{}: neither JSON lines (.json, .jsonl, .ndjson, also with .gz) nor Parquet: Megatron's "
-                      "files are made of texts in a field",
-                      input.string()));
+    if (text_kind(input) == TextKind::kPlain)
+      throw DataError(fmt::format(
+          "{}: neither JSON lines (.json, .jsonl, .ndjson, also with .gz) nor Parquet nor Arrow: Megatron's "
+          "files are made of texts in a field",
+          input.string()));
   }
   if (options.output_prefix.filename().empty())
     throw ConfigError(fmt::format("--output-prefix '{}' names a directory; the prefix goes on with a name",

@@ -40,6 +40,13 @@ void check_options(const Tokenizer& tokenizer, const PackOptions& options) {
     throw ConfigError(fmt::format("--batch-documents {}: expected 0 or more", options.batch_documents));
   if (options.batch_documents > 0 && options.shuffle_seed)
     throw ConfigError("--batch-documents cuts in the order of the input: give no --shuffle-seed with it");
+  for (const fs::path& input : options.inputs) {
+    std::error_code error;
+    if (fs::is_directory(input, error))
+      throw DataError(fmt::format("{}: is a directory: name its files one by one, as {} or {}", input.string(),
+                                  (input / "*.jsonl").string(), (input / "*.arrow").string()));
+    (void)text_kind(input, options.field);
+  }
   check_row_outputs(options.inputs, options.output, options.valid_output, options.valid_fraction);
 }
 
@@ -169,6 +176,22 @@ void write_rows(const fs::path& path, const Rows& rows, const PackOptions& optio
   }
 }
 
+/// DataError when every document was dropped.
+void require_document(const PackReport& report, const PackOptions& options) {
+  if (report.train.documents + report.valid.documents > 0) return;
+  if (report.documents == 0)
+    throw DataError(options.output.string() + ": the input holds no document: nothing is written");
+  std::vector<std::string> dropped;
+  if (report.invalid_utf8 > 0)
+    dropped.push_back(fmt::format("{} not encoded in UTF-8 (the first at {})", format_count(report.invalid_utf8),
+                                  report.first_invalid));
+  if (report.empty > 0) dropped.push_back(format_count(report.empty) + " empty");
+  if (report.too_short > 0)
+    dropped.push_back(fmt::format("{} of fewer than {} tokens", format_count(report.too_short), options.min_tokens));
+  throw DataError(fmt::format("{}: no document is left of {}: {}: nothing is written", options.output.string(),
+                              format_count(report.documents), join(dropped, ", ")));
+}
+
 void require_row(const PackedSplit& split, const fs::path& path, const PackOptions& options) {
   if (split.rows > 0) return;
   throw DataError(fmt::format(
@@ -197,6 +220,7 @@ PackReport pack_documents(const Tokenizer& tokenizer, const PackOptions& options
 
   const Rows train = cut_rows(collector.train, options, report.train);
   const Rows valid = cut_rows(collector.valid, options, report.valid);
+  require_document(report, options);
   require_row(report.train, options.output, options);
   if (!options.valid_output.empty()) require_row(report.valid, options.valid_output, options);
   write_rows(options.output, train, options);

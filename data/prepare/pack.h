@@ -16,7 +16,7 @@ namespace trireme {
 struct PackOptions {
   std::vector<std::filesystem::path> inputs;
   DocumentUnit unit = DocumentUnit::kParagraph;
-  std::string field = "text";
+  std::string field;  // empty: text
   int64_t seq_length = 0;
   std::filesystem::path output;        // .npy, .h5 or .hdf5
   std::filesystem::path valid_output;  // empty: no validation rows

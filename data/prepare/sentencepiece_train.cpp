@@ -2,7 +2,6 @@
 
 #include "data/text_file.h"
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -20,8 +19,12 @@ class Lines : public sentencepiece::SentenceIterator {
  public:
   Lines(const std::vector<std::filesystem::path>& inputs, TrainedTokenizer& report) : report_(report) {
     for (const auto& path : inputs) {
-      const auto bytes = files_.emplace_back(path, ExitCode::kData).bytes();
-      refuse_wide_text(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      if (text_kind(path) != TextKind::kPlain)
+        throw DataError(path.string() +
+                        ": holds JSON, Parquet or Arrow, and a sentencepiece model is trained on plain text: write the "
+                        "texts of its "
+                        "field into a text file, or train byte-level BPE (--format byte-level)");
+      files_.emplace_back(path);
     }
     Next();
   }
@@ -31,8 +34,7 @@ class Lines : public sentencepiece::SentenceIterator {
 
   void Next() override {
     for (; file_ < files_.size(); ++file_, at_ = 0, number_ = 0) {
-      const auto bytes = files_[file_].bytes();
-      const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      const std::string_view text = files_[file_].text();
       while (at_ < text.size()) {
         const size_t end = std::min(text.find('\n', at_), text.size());
         std::string_view line = text.substr(at_, end - at_);
@@ -61,7 +63,7 @@ class Lines : public sentencepiece::SentenceIterator {
   }
 
   TrainedTokenizer& report_;
-  std::vector<MappedFile> files_;
+  std::vector<TextBytes> files_;
   size_t file_ = 0, at_ = 0;
   int64_t number_ = 0;
   std::string line_;

@@ -141,6 +141,13 @@ std::vector<fs::path> saved_files(const fs::path& directory) {
   return paths;
 }
 
+/// Files of JSON that `datasets` and `trireme data` write beside the data.
+bool is_about_data(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name == "config.json" || name == "dataset_info.json" || name == "dataset_infos.json" ||
+         name.ends_with("tokenizer.json");
+}
+
 std::vector<fs::path> files_below(const fs::path& directory) {
   std::vector<fs::path> arrow, text;
   std::error_code error;
@@ -151,15 +158,16 @@ std::vector<fs::path> files_below(const fs::path& directory) {
       throw DataError(path.string() + ": more than 32 directories deep: do symbolic links turn in a circle?");
     std::error_code unreadable;
     if (!entry->is_regular_file(unreadable)) continue;
-    if (path.extension() == ".arrow") arrow.push_back(path);
-    if (path.extension() == ".parquet" || is_json_lines(path)) text.push_back(path);
+    const std::string extension = unpacked_extension(path);
+    if (extension == ".arrow") arrow.push_back(path);
+    if (extension == ".parquet" || (is_json(path) && !is_about_data(path))) text.push_back(path);
   }
   if (error) throw DataError(fmt::format("{}: cannot be listed: {}", directory.string(), error.message()));
   auto& found = arrow.empty() ? text : arrow;
   if (found.empty())
     throw DataError(fmt::format(
-        "{}: no *.arrow, *.parquet, *.jsonl or *.ndjson below this directory: files of rows (npy, HDF5) are listed one "
-        "by one",
+        "{}: no *.arrow, *.parquet, *.jsonl, *.ndjson or *.json below this directory: files of rows (npy, HDF5) are "
+        "listed one by one",
         directory.string()));
   std::sort(found.begin(), found.end());
   return found;
@@ -197,7 +205,7 @@ std::string ConcatenatedDocuments::kind() const {
 bool holds_documents(const fs::path& path) {
   std::error_code error;
   return fs::is_directory(path, error) || looks_like_arrow(path) || looks_like_parquet(path) ||
-         (is_json_lines(path) && fs::is_regular_file(path, error));
+         (is_json(path) && fs::is_regular_file(path, error));
 }
 
 std::vector<fs::path> document_files(const fs::path& path) {
@@ -225,12 +233,13 @@ std::shared_ptr<const DocumentSet> open_documents(const std::vector<fs::path>& p
   for (const fs::path& path : paths)
     for (const fs::path& file : document_files(path)) {
       // A file named *.arrow with other content is for Arrow's reader to refuse.
-      if (looks_like_arrow(file) || file.extension() == ".arrow")
+      const TextKind kind = text_kind(file);
+      if (kind == TextKind::kArrow)
         if (ArrowTable table(file, column); !table.is_text()) {
           sets.push_back(std::make_unique<ArrowDocuments>(file, std::move(table)));
           continue;
         }
-      if (looks_like_parquet(file) || file.extension() == ".parquet") {
+      if (kind == TextKind::kParquet) {
         ParquetFile parquet(file);
         if (std::string name = document_column(parquet, column); parquet.has_integer_lists(name)) {
           sets.push_back(

@@ -53,8 +53,9 @@ std::shared_ptr<TextTokens> text_tokens(const std::filesystem::path& tokenizer, 
 bool holds_documents(const std::filesystem::path& path);
 
 /// The files of documents that a path names: itself; a directory of `datasets.save_to_disk`: the files in its
-/// state.json; any other directory: all *.arrow below it in the order of their names, else all *.parquet, *.jsonl and
-/// *.ndjson. DataError for a directory without documents, and for a directory of several splits.
+/// state.json; any other directory: all *.arrow below it in the order of their names, else all *.parquet, *.jsonl,
+/// *.ndjson and *.json, also with .gz, in any case, but those that describe data sets or tokenizers. DataError for a
+/// directory without documents, and for a directory of several splits.
 std::vector<std::filesystem::path> document_files(const std::filesystem::path& path);
 
 /// The documents of all paths, in this order. `column`: empty = ArrowTable's choice. Files of texts (Parquet, JSON

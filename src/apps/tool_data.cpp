@@ -62,7 +62,7 @@ void add_pack(CLI::App& tool) {
   auto arguments = std::make_shared<PackArguments>();
   PackOptions& options = arguments->options;
   CLI::App* command = tool.add_subcommand(
-      "pack", "Tokenise text, JSON lines (.jsonl) or Parquet and cut it into rows of exactly --seq-length tokens");
+      "pack", "Tokenise text, JSON (.jsonl, .json), Parquet or Arrow and cut it into rows of --seq-length tokens");
   command->add_option("--tokenizer", arguments->tokenizer, "Tokenizer: tokenizer.model, tokenizer.json, or a directory")
       ->required();
   command->add_option("--input", options.inputs, "Files to read, in this order")->required();
@@ -73,7 +73,7 @@ void add_pack(CLI::App& tool) {
                    "Unit of a document in a text file (default: paragraph, between blank lines)")
       ->check(CLI::IsMember({"paragraph", "line", "file"}));
   command->add_option("--field", options.field,
-                      "Field or column that holds the text (JSON lines, Parquet; default text)");
+                      "Field or column that holds the text (JSON, Parquet, Arrow; default text)");
   command->add_flag("--bos", options.bos, "BOS before every document");
   command->add_flag("--eos", options.eos, "EOS after every document");
   command->add_flag("--separate-documents", options.separate_documents,

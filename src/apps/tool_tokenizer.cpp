@@ -73,7 +73,7 @@ struct TrainArguments {
   TokenizerTraining sentencepiece;
   ByteLevelTraining byte_level;
   std::vector<std::string> specials;
-  std::string format, output, field = "text";
+  std::string format, output, field;
 };
 
 struct TextCounts {
@@ -93,14 +93,12 @@ void add_texts(const std::filesystem::path& path, const std::string& field, Byte
   const auto drop = [&](const std::string& place) {
     if (counts.dropped++ == 0) counts.first_dropped = place;
   };
-  const std::string extension = path.extension().string();
-  if (extension == ".jsonl" || extension == ".ndjson" || extension == ".parquet")
+  if (text_kind(path, field) != TextKind::kPlain)
     return for_each_document(path, DocumentUnit::kFile, field, [&](const Document& document) {
       is_valid_utf8(document.text) ? add(document.text) : drop(document_place(path, document));
     });
-  const MappedFile file(path, ExitCode::kData);
-  std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  refuse_wide_text(path, rest);
+  const TextBytes bytes(path);
+  std::string_view rest = bytes.text();
   for (int64_t line = 1; !rest.empty();) {
     const size_t good = valid_utf8_prefix(rest);
     if (good == rest.size()) return add(rest);
@@ -178,6 +176,8 @@ void train(TrainArguments arguments) {
   if (arguments.format == "sentencepiece") {
     if (!arguments.specials.empty())
       throw ConfigError("--special is for --format byte-level: Llama's pieces are fixed");
+    if (!arguments.field.empty())
+      throw ConfigError("--field is for --format byte-level: a sentencepiece model is trained on plain text");
     return train_sentencepiece(arguments);
   }
   if (arguments.sentencepiece.model_type != "bpe")
@@ -197,7 +197,7 @@ void add_trainer(CLI::App& tool) {
       "train",
       "Train a tokenizer: a sentencepiece model with Llama's settings (unk 0, bos 1, eos 2, byte fallback, digits "
       "split, no normalisation), or byte-level BPE as GPT-2 has it (tokenizer.json, vocab.json and merges.txt)");
-  trainer->add_option("--input", training.inputs, "UTF-8 text files; byte-level BPE takes .jsonl and .parquet too")
+  trainer->add_option("--input", training.inputs, "UTF-8 text files; byte-level BPE takes JSON, Parquet and Arrow too")
       ->required();
   trainer->add_option("--vocab-size", training.vocab_size, "Number of tokens, with bytes and special tokens")
       ->required();
@@ -214,8 +214,8 @@ void add_trainer(CLI::App& tool) {
       ->capture_default_str();
   trainer->add_option("--pattern", arguments->byte_level.pattern, "Byte-level: words as gpt2, llama3 or qwen2 cut them")
       ->capture_default_str();
-  trainer->add_option("--field", arguments->field, "Byte-level: the field with the text in .jsonl and .parquet")
-      ->capture_default_str();
+  trainer->add_option("--field", arguments->field,
+                      "Byte-level: the field with the text in JSON, Parquet and Arrow (default text)");
   trainer->add_option("--threads", training.threads, "Sentencepiece: threads (default: one per core)");
   trainer->add_flag("--verbose", training.verbose, "Sentencepiece: show its own log");
   trainer->callback([arguments] { train(*arguments); });

@@ -4,6 +4,7 @@ kinds of templates, packed rows, input formats, messages of errors; --bin: from 
 
 usage: chat_rows_parity.py --tools PROGRAM [--bin DIRECTORY]"""
 import argparse
+import gzip
 import json
 import random
 import re
@@ -223,6 +224,22 @@ def check_fields(args, work):
     assert trained(rows([share])[0][0]) == "hello<|im_end|>\na<|im_end|>\n"
     qwen = rows([share], model=work / "qwen2.5")[0][0]
     assert trained(qwen) == "hello<|im_end|>\na<|im_end|>\n", trained(qwen)
+    # ShareGPT's system text.
+    asked = {"conversations": share["conversations"][1:]}
+    own = {"conversations": [{"from": "system", "value": "be brief"}] + asked["conversations"]}
+    for source in (asked | {"system": "be brief"}, own, own | {"system": "be brief"}, own | {"system": ""}):
+        assert text(rows([source])[0][0]).startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user"), text(rows([source])[0][0])
+    pa.parquet.write_table(pa.Table.from_pylist([asked | {"system": "be brief"}]), work / "system.parquet")
+    run(args, "--model", folder, "--input", work / "system.parquet", "--output", work / "fields.npy", "--seq-length", SEQ)
+    assert "be brief" in text(read_rows(work / "fields.npy")[0])
+    # A directory has the files that are read one by one.
+    several_files = work / "files"
+    several_files.mkdir()
+    (several_files / "a.jsonl").write_text(json.dumps(asked))
+    (several_files / "b.JSONL.gz").write_bytes(gzip.compress(json.dumps(own).encode()))
+    (several_files / "c.JSON").write_text(json.dumps([asked, own]))
+    output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
+    assert "read 4 conversations" in output, output
     # Variables: of the row, of the command line, with their types.
     for row in (rows([{"messages": [question, answer], "chat_template_kwargs": {"enable_thinking": False}}]), rows([{"messages": [question, answer]}], "--variable", "enable_thinking=false")):
         assert text(row[0][0]).startswith("quiet"), text(row[0][0])
@@ -237,6 +254,7 @@ def check_fields(args, work):
     null = {"messages": [question, {"role": "assistant", "content": None, "tool_calls": [call]}]}
     write_model(work / "printing", "qwen2", "{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content | trim }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}")
     bad = [("printing", null, "would write 'None' for a value that is null"), ("fields", {"messages": [question, answer | {"weight": 0.5}]}, '"weight" is 0.5'),
+           ("fields", own | {"system": "be long"}, '"system" and the system message differ'), ("fields", asked | {"system": 3}, '"system" is a JSON number'),
            ("fields", {"messages": [question, answer], "tools": {}}, '"tools" is a JSON object, expected a list'), ("fields", {"messages": [question, answer | {"n": 2**70}]}, "has more than 64 bits"),
            ("fields", {"messages": [question, answer], "tools": "[{"}, 'bad.jsonl:1: the text in "tools" is not valid JSON'), ("fields", {"messages": [question, answer | {"content": None}]}, 'message 2: no "content"')]
     for name, line, reason in bad:

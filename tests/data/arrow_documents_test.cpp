@@ -1,6 +1,7 @@
 // Arrow files as documents: the layouts of fms-fsdp and datasets.save_to_disk, and damaged files.
 
 #include "data/stream/documents.h"
+#include "data/text_file.h"
 #include "trireme/arrow/arrow_table.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <tuple>
 
 namespace trireme {
 namespace {
@@ -50,6 +52,36 @@ TEST(ArrowDocuments, ADirectoryIsReadRecursivelyInTheOrderOfNames) {
   Documents expected = kDocuments;
   expected.insert(expected.end(), {kDocuments[3], kDocuments[4]});
   EXPECT_EQ(read_all(stream_fixture("fms")), expected);
+}
+
+TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
+  const fs::path folder = fs::temp_directory_path() / ("texts." + std::to_string(getpid()));
+  fs::create_directories(folder);
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const fs::path& file : document_files(folder)) found.push_back(file.filename().string());
+    return found;
+  };
+  for (const char* name : {"a.jsonl", "b.JSONL", "c.ndjson.gz", "d.json", "e.PARQUET", "config.json",
+                           "dataset_infos.json", "rows.npy.tokenizer.json", "notes.txt"})
+    std::ofstream(folder / name) << "{\"text\": \"a\"}\n";
+  EXPECT_EQ(names(), (std::vector<std::string>{"a.jsonl", "b.JSONL", "c.ndjson.gz", "d.json", "e.PARQUET"}));
+  const auto groups = std::make_shared<TextGroups>();
+  for (const char* name : {"a.jsonl", "b.JSONL", "d.json"})
+    EXPECT_EQ(open_text_file(folder / name, "text", groups)->size(), 1);
+  for (const auto& [name, content, says] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"c.ndjson.gz", "\x1f\x8b\x08", "c.ndjson.gz: a gzip archive: unpack it first"},
+           {"d.json", "[{\"text\": \"a\"}]", "d.json: a JSON list"}}) {
+    std::ofstream(folder / name) << content;
+    try {
+      (void)open_text_file(folder / name, "text", groups);
+      ADD_FAILURE() << name;
+    } catch (const DataError& error) {
+      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_TRUE(holds_documents(folder / "c.ndjson.gz"));
+  fs::remove_all(folder);
 }
 
 TEST(ArrowDocuments, ADirectoryOfSaveToDisk) {

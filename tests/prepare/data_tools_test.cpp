@@ -123,6 +123,10 @@ TEST_F(DataTools, PackReportsAndTheTrainerReads) {
 TEST_F(DataTools, ExitCodesAndLastWords) {
   const std::string pack = "data pack --tokenizer tok.model --input text.txt --seq-length 64 ";
   std::ofstream(directory_ / "cut.model", std::ios::binary) << slurp("tok.model").substr(0, 2000);
+  std::ofstream(directory_ / "rows.jsonl") << "{\"text\": null}\n{\"text\": \"\\ud83d\"}\n{\"text\": \"a\"}\n";
+  std::ofstream(directory_ / "no.jsonl") << "\n";
+  std::ofstream(directory_ / "table.csv") << "text\none\n";
+  fs::create_directories(directory_ / "folder");
   const std::vector<std::tuple<std::string, int, std::string>> cases = {
       {"tokenizer train --input text.txt --vocab-size 30000 --output x.model", 2, "at most"},
       {"tokenizer train --input absent.txt --vocab-size 300 --output x.model", 3, "absent.txt"},
@@ -149,6 +153,18 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {pack + "--output text.txt/x.npy", 73, "text.txt"},
       {"data pack --tokenizer tok.model --input text.txt --seq-length 999999 --output x.npy", 3, "less than one row"},
       {"data pack --tokenizer tok.model --input absent.jsonl --seq-length 9 --output x.npy", 3, "absent.jsonl"},
+      {"data pack --tokenizer tok.model --input text.txt table.csv --seq-length 9 --output x.npy", 3, "table.csv: CSV"},
+      {"data pack --tokenizer tok.model --input folder --seq-length 9 --output x.npy", 3, "name its files one by one"},
+      {"data pack --tokenizer tok.model --input rows.jsonl --min-tokens 9 --seq-length 9 --output x.npy", 3,
+       "no document is left of 3: 1 not encoded in UTF-8 (the first at rows.jsonl:2), 1 empty, 1 of fewer than 9 "
+       "tokens"},
+      {"data pack --tokenizer tok.model --input no.jsonl --seq-length 9 --output x.npy", 3,
+       "the input holds no document"},
+      {pack + "--output x.npy --field text", 2, "--field text: "},
+      {"tokenizer train --input text.txt --field text --vocab-size 300 --output made", 2, "text.txt is plain text"},
+      {"tokenizer train --input rows.jsonl --vocab-size 300 --output x.model", 3, "rows.jsonl: "},
+      {"tokenizer train --input text.txt --field text --vocab-size 300 --output x.model", 2, "--field"},
+      {"tokenizer train --input table.csv --vocab-size 300 --output made", 3, "table.csv: CSV"},
       {"data mlperf --train absent.parquet --valid absent.parquet --output made", 3, "absent.parquet"},
       {"data ultrachat --input . --tokenizer tok.model --output made", 3, "named *.parquet"},
       {"data ultrachat --input . --tokenizer tok.model --output made --splits gen", 2, "gen"},

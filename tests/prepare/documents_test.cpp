@@ -13,7 +13,7 @@ namespace {
 using Documents = Scratch;
 using Found = std::vector<std::pair<std::string, int64_t>>;
 
-Found documents(const std::filesystem::path& path, DocumentUnit unit, const std::string& field = "text") {
+Found documents(const std::filesystem::path& path, DocumentUnit unit, const std::string& field = "") {
   Found found;
   for_each_document(path, unit, field, [&](const Document& d) { found.emplace_back(std::string(d.text), d.number); });
   return found;
@@ -48,13 +48,84 @@ TEST_F(Documents, GzipIsKnownByItsContent) {
   EXPECT_THROW(documents(path("cut.jsonl"), DocumentUnit::kFile), DataError);
 }
 
-std::string complaint(const std::filesystem::path& path, const std::string& field = "text") {
+std::string complaint(const std::filesystem::path& path, const std::string& field = "",
+                      ExitCode code = ExitCode::kData) {
   try {
     documents(path, DocumentUnit::kLine, field);
-  } catch (const DataError& error) {
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
     return error.what();
   }
   return "";
+}
+
+TEST_F(Documents, TheNameOfJsonIsReadInAnyCase) {
+  const auto lines = write("lines", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+  const auto list = write("list", "\xEF\xBB\xBF [\n{\"text\": \"one\"},\n{\"text\": \"two\", \"n\": NaN}]\n");
+  for (const char* name : {"a.json", "a.JSON", "a.JSONL", "a.NdJson"}) {
+    std::filesystem::copy_file(lines, path(name));
+    EXPECT_EQ(documents(path(name), DocumentUnit::kParagraph), (Found{{"one", 1}, {"two", 2}})) << name;
+    const auto packed = path(std::string(name) + ".GZ");
+    gzip_file(lines, packed);
+    EXPECT_EQ(documents(packed, DocumentUnit::kParagraph), (Found{{"one", 1}, {"two", 2}})) << packed;
+  }
+  for (const char* name : {"b.json", "b.JSON", "b.json.gz"}) {
+    name == std::string("b.json.gz") ? gzip_file(list, path(name)) : std::filesystem::copy(list, path(name));
+    EXPECT_EQ(documents(path(name), DocumentUnit::kParagraph), (Found{{"one", 0}, {"two", 1}})) << name;
+  }
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {R"([{"text": "a"}, "b"])", "c.json: item 1: a JSON string, expected an object"},
+      {R"([{"text": "a"}, {"texts": "b"}])", "c.json: item 1: no field 'text'"},
+      {R"([{"text": "a"}, {])", "c.json: not JSON"},
+      {"{\n\"text\": \"a\"\n}", "c.json:1: not JSON"}};
+  for (const auto& [content, says] : wrong)
+    EXPECT_NE(complaint(write("c.json", content)).find(says), std::string::npos) << complaint(path("c.json"));
+  const auto lone = documents(write("d.json", R"([{"text": "half \uDE00"}, {"text": null}])"), DocumentUnit::kLine);
+  ASSERT_EQ(lone.size(), 2u);
+  EXPECT_FALSE(is_valid_utf8(lone[0].first));
+  EXPECT_EQ(lone[1].first, "");
+}
+
+TEST_F(Documents, TablesOfTextAreRefused) {
+  const auto table = write("a.csv", "id,text\n1,one\n");
+  gzip_file(table, path("a.CSV.gz"));
+  for (const auto& file : {table, path("a.CSV.gz"), write("a.tsv", "id\ttext\n1\tone\n")})
+    EXPECT_NE(complaint(file).find("to_json("), std::string::npos) << file;
+}
+
+TEST_F(Documents, PlainTextHasNoFields) {
+  const std::string says = complaint(write("a.txt", "one\n"), "text", ExitCode::kConfig);
+  EXPECT_NE(says.find("--field text: "), std::string::npos) << says;
+  EXPECT_NE(says.find("a.txt is plain text"), std::string::npos) << says;
+}
+
+TEST_F(Documents, BinaryFilesAreNoText) {
+  const std::vector<std::pair<std::string, std::string>> files = {
+      {"PK\x03\x04rest", "a zip archive"},
+      {"BZh91AY&SYrest", "a bzip2 archive: unpack it first"},
+      {std::string("\xFD\x37zXZ\0rest", 10), "an xz archive: unpack it first"},
+      {"\x28\xB5\x2F\xFDrest", "a zstd archive: unpack it first"}};
+  for (const auto& [content, says] : files)
+    for (const char* name : {"a.txt", "a.jsonl", "a"})
+      EXPECT_NE(complaint(write(name, content)).find(says), std::string::npos) << name << ": " << complaint(path(name));
+  EXPECT_NE(complaint(write("a", std::string("some text\n\0more", 15))).find("holds zero bytes"), std::string::npos);
+  EXPECT_EQ(complaint(write("late.txt", std::string(8192, 'a') + std::string(1, '\0'))), "");
+  gzip_file(write("plain", "one\n\ntwo\n"), path("plain.txt.gz"));
+  EXPECT_EQ(documents(path("plain.txt.gz"), DocumentUnit::kParagraph), (Found{{"one", 1}, {"two", 3}}));
+  gzip_file(path("late.txt"), path("late.gz"));
+  EXPECT_EQ(documents(path("late.gz"), DocumentUnit::kFile).size(), 1u);
+  gzip_file(path("a"), path("zeros.gz"));
+  EXPECT_NE(complaint(path("zeros.gz")).find("holds zero bytes"), std::string::npos);
+}
+
+TEST_F(Documents, ArrowColumns) {
+  const auto fixture = [](const char* name) {
+    return std::filesystem::path(TRIREME_SOURCE_DIR) / "tests/data/fixtures/stream" / name;
+  };
+  EXPECT_EQ(documents(fixture("texts.arrow"), DocumentUnit::kParagraph),
+            (Found{{"one two", 0}, {"", 1}, {"three", 2}}));
+  EXPECT_NE(complaint(fixture("texts.arrow"), "body").find("no column 'body'; it has: text"), std::string::npos);
+  EXPECT_NE(complaint(fixture("lists.arrow"), "input_ids").find("expected string"), std::string::npos);
 }
 
 TEST_F(Documents, BadJsonLinesAreNamedByLine) {
@@ -135,7 +206,6 @@ TEST_F(Documents, WideTextIsCalledByItsName) {
   for (const std::string& content : {little, little.substr(2), "\xFE\xFF" + wide, wide})
     for (const char* name : {"wide.txt", "wide.jsonl"})
       EXPECT_NE(complaint(write(name, content)).find("the text is UTF-16"), std::string::npos) << name;
-  EXPECT_EQ(complaint(write("zero.txt", std::string("a zero \0 in a text", 18))), "");
 }
 
 TEST_F(Documents, ParquetColumns) {
@@ -147,9 +217,19 @@ TEST_F(Documents, ParquetColumns) {
                   "pq.write_table(pa.table({{'body': pa.array(['x'] * 3000, pa.large_string())}}), r'{1}')\n"
                   "data = open(r'{1}', 'rb').read()\n"
                   "open(r'{2}', 'wb').write(data[:len(data) // 2])\n"
-                  "open(r'{3}', 'wb').write(data[:40] + b'\\xff' * 60 + data[100:])\n",
+                  "open(r'{3}', 'wb').write(data[:40] + b'\\xff' * 60 + data[100:])\n"
+                  "kinds = {{'coded': pa.array(['a', None, 'a']).dictionary_encode(), "
+                  "'view': pa.array(['a', None, 'a'], pa.string_view())}}\n"
+                  "pq.write_table(pa.table(kinds), r'{4}')\n"
+                  "with pa.ipc.new_file(r'{5}', pa.table(kinds).schema) as out: out.write(pa.table(kinds))\n"
+                  "pq.write_table(pa.table([pa.array(['x'])] * 2, ['body', 'body']), r'{6}')\n",
                   path("a.parquet").string(), path("b.parquet").string(), path("cut.parquet").string(),
-                  path("hurt.parquet").string()));
+                  path("hurt.parquet").string(), path("kinds.parquet").string(), path("kinds.arrow").string(),
+                  path("twice.parquet").string()));
+  for (const char* name : {"kinds.parquet", "kinds.arrow"})
+    for (const char* column : {"coded", "view"})
+      EXPECT_EQ(documents(path(name), DocumentUnit::kLine, column), (Found{{"a", 0}, {"", 1}, {"a", 2}})) << name;
+  EXPECT_NE(complaint(path("twice.parquet"), "body").find("2 columns have the name 'body'"), std::string::npos);
   EXPECT_EQ(documents(path("a.parquet"), DocumentUnit::kLine, "body"),
             (Found{{"one", 0}, {"", 1}, {"drei \xC3\xBC", 2}}));
   EXPECT_EQ(documents(path("b.parquet"), DocumentUnit::kLine, "body").size(), 3000u);

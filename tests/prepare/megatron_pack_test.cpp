@@ -86,6 +86,10 @@ TEST_F(MegatronPack, ThreadsAndCompressionChangeNothing) {
   }
   (void)pack_megatron(bytes_encoder(), options({path("corpus.json.gz")}, "packed"));
   EXPECT_TRUE(both("packed") == first);
+  (void)pack_megatron(bytes_encoder(), options({write("lines.json", "{\"text\": \"a\"}\n{\"text\": \"b\"}")}, "lines"));
+  (void)pack_megatron(bytes_encoder(),
+                      options({write("list.json", "[{\"text\": \"a\"},\n{\"text\": \"b\"}]")}, "list"));
+  EXPECT_TRUE(both("lines") == both("list"));
   (void)pack_megatron(bytes_encoder(), options({plain, path("corpus.json.gz")}, "twice"));
   EXPECT_EQ(merge_megatron({path("out_text_document"), path("packed_text_document.idx")}, path("merged_text_document")),
             120);

@@ -20,6 +20,10 @@ namespace trireme {
 void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
                      const ParquetFile::JsonVisitor& visit);
 
+/// The rows of a string column, as ParquetFile::read_text. DataError also for an absent column and one of another type.
+void read_arrow_text(const std::filesystem::path& path, const std::string& column,
+                     const ParquetFile::TextVisitor& visit);
+
 /// True if the file starts like an Arrow IPC file or stream; false for absent and unreadable files too.
 bool looks_like_arrow(const std::filesystem::path& path);
 

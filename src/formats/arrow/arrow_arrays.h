@@ -38,22 +38,48 @@ inline ListRow list_row(const arrow::Array& array, int64_t row, std::shared_ptr<
   return list_row_of<arrow::FixedSizeListArray>(array, row, values);
 }
 
+/// Strings, also coded by a dictionary.
 inline bool is_text(const arrow::DataType& type) {
-  return type.id() == arrow::Type::STRING || type.id() == arrow::Type::LARGE_STRING;
+  if (type.id() == arrow::Type::DICTIONARY)
+    return is_text(*static_cast<const arrow::DictionaryType&>(type).value_type());
+  return type.id() == arrow::Type::STRING || type.id() == arrow::Type::LARGE_STRING ||
+         type.id() == arrow::Type::STRING_VIEW;
 }
 
 inline std::string_view text_at(const arrow::Array& array, int64_t index) {
+  if (array.type_id() == arrow::Type::DICTIONARY) {
+    const auto& coded = static_cast<const arrow::DictionaryArray&>(array);
+    return text_at(*coded.dictionary(), coded.GetValueIndex(index));
+  }
+  if (array.type_id() == arrow::Type::STRING_VIEW)
+    return static_cast<const arrow::StringViewArray&>(array).GetView(index);
   if (array.type_id() == arrow::Type::STRING) return static_cast<const arrow::StringArray&>(array).GetView(index);
   return static_cast<const arrow::LargeStringArray&>(array).GetView(index);
 }
 
 inline std::shared_ptr<arrow::Field> field_named(const std::filesystem::path& path, const arrow::Schema& schema,
                                                  const std::string& name) {
+  if (const size_t columns = schema.GetAllFieldIndices(name).size(); columns > 1)
+    throw DataError(fmt::format("{}: {} columns have the name '{}': rename all but one", path.string(), columns, name));
   const auto field = schema.GetFieldByName(name);
   if (!field)
     throw DataError(fmt::format("{}: no column '{}'; it has: {}.{}", path.string(), name,
                                 join(schema.field_names(), ", "), did_you_mean(name, schema.field_names())));
   return field;
+}
+
+/// DataError unless the column is there and holds text.
+inline void require_text(const std::filesystem::path& path, const arrow::Schema& schema, const std::string& column) {
+  const auto type = field_named(path, schema, column)->type();
+  if (!is_text(*type))
+    throw DataError(fmt::format("{}: column '{}' is {}, expected string", path.string(), column, type->ToString()));
+}
+
+/// Calls visit(row, text) for a column of text from row `first` on; a null is an empty text.
+template <class Visit>
+inline void visit_texts(const arrow::Array& array, int64_t first, const Visit& visit) {
+  for (int64_t i = 0; i < array.length(); ++i)
+    visit(first + i, array.IsNull(i) ? std::string_view{} : text_at(array, i));
 }
 
 inline bool is_integer_list(const arrow::DataType& type) {
@@ -122,8 +148,8 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
     case Type::FLOAT: return static_cast<const arrow::FloatArray&>(array).Value(i);
     case Type::DOUBLE: return static_cast<const arrow::DoubleArray&>(array).Value(i);
     case Type::STRING:
-    case Type::LARGE_STRING: return text(text_at(array, i));
-    case Type::STRING_VIEW: return text(static_cast<const arrow::StringViewArray&>(array).GetView(i));
+    case Type::LARGE_STRING:
+    case Type::STRING_VIEW: return text(text_at(array, i));
     case Type::DICTIONARY: {
       const auto& coded = static_cast<const arrow::DictionaryArray&>(array);
       return json_at(*coded.dictionary(), coded.GetValueIndex(i), place, level);
@@ -165,9 +191,12 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
 inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const std::vector<std::string>& columns,
                                        int64_t i, const std::string& place) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  for (size_t k = 0; k < columns.size(); ++k)
+  for (size_t k = 0; k < columns.size(); ++k) {
     if (const auto array = batch.GetColumnByName(columns[k]))
       object[columns[k]] = json_at(*array, i, fmt::format("{}, column '{}'", place, columns[k]), k == 0 ? 0 : 2);
+    else if (batch.schema()->GetAllFieldIndices(columns[k]).size() > 1)
+      throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, columns[k]));
+  }
   return object;
 }
 

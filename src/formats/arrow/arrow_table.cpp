@@ -171,7 +171,7 @@ void ArrowTable::State::choose_column(const std::string& wanted) {
     kind = ColumnKind::kBatchOfIntegers;
   else if (is_integer_list(type))
     kind = ColumnKind::kListRow;
-  else if (trireme::is_text(type))
+  else if (type.id() == arrow::Type::STRING || type.id() == arrow::Type::LARGE_STRING)
     kind = ColumnKind::kTextRow;
   else
     fail(fmt::format("column '{}' is {}, expected a list of integers, integers, or strings", column, type.ToString()));
@@ -284,8 +284,11 @@ void ArrowTable::read_text(int64_t document, std::string& text) const {
   text = text_at(*array, row);
 }
 
-void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
-                     const ParquetFile::JsonVisitor& visit) {
+namespace {
+
+/// Calls read(first row, batch) for every batch of a file or stream, validated.
+template <class Read>
+void for_each_arrow_batch(const std::filesystem::path& path, const Read& read) {
   const MappedFile map(path, ExitCode::kData);
   const auto file = reader_of(map);
   int64_t row = 0;
@@ -294,19 +297,37 @@ void read_arrow_json(const std::filesystem::path& path, const std::vector<std::s
       throw DataError(fmt::format("{}: damaged at or after row {}: {}", path.string(), row, result.status().message()));
     return std::move(result).ValueUnsafe();
   };
-  const auto read = [&](const arrow::RecordBatch& batch) {
+  const auto check_and_read = [&](const arrow::RecordBatch& batch) {
     if (const auto status = batch.ValidateFull(); !status.ok())
       throw DataError(fmt::format("{}: damaged at or after row {}: {}", path.string(), row, status.message()));
-    for (int64_t i = 0; i < batch.num_rows(); ++i, ++row)
-      visit(row, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), row)));
+    read(row, batch);
+    row += batch.num_rows();
   };
   if (has_footer(map)) {
     const auto reader = value_or_fail(arrow::ipc::RecordBatchFileReader::Open(file));
-    for (int i = 0; i < reader->num_record_batches(); ++i) read(*value_or_fail(reader->ReadRecordBatch(i)));
+    for (int i = 0; i < reader->num_record_batches(); ++i) check_and_read(*value_or_fail(reader->ReadRecordBatch(i)));
   } else {
     const auto reader = value_or_fail(arrow::ipc::RecordBatchStreamReader::Open(file));
-    while (const auto batch = value_or_fail(reader->Next())) read(*batch);
+    while (const auto batch = value_or_fail(reader->Next())) check_and_read(*batch);
   }
+}
+
+}  // namespace
+
+void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
+                     const ParquetFile::JsonVisitor& visit) {
+  for_each_arrow_batch(path, [&](int64_t first, const arrow::RecordBatch& batch) {
+    for (int64_t i = 0; i < batch.num_rows(); ++i)
+      visit(first + i, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), first + i)));
+  });
+}
+
+void read_arrow_text(const std::filesystem::path& path, const std::string& column,
+                     const ParquetFile::TextVisitor& visit) {
+  for_each_arrow_batch(path, [&](int64_t first, const arrow::RecordBatch& batch) {
+    require_text(path, *batch.schema(), column);
+    visit_texts(*batch.GetColumnByName(column), first, visit);
+  });
 }
 
 #else
@@ -324,6 +345,9 @@ namespace {
 
 void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>&,
                      const ParquetFile::JsonVisitor&) {
+  refuse(path);
+}
+void read_arrow_text(const std::filesystem::path& path, const std::string&, const ParquetFile::TextVisitor&) {
   refuse(path);
 }
 

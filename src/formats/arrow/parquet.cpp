@@ -111,12 +111,9 @@ void for_each_batch(const State& state, const std::vector<std::string>& columns,
 /// Calls visit(row, text) for a column of text, as for_each_batch().
 template <class State, class Visit>
 void for_each_text(const State& state, const std::string& column, const Visit& visit, int64_t group = -1) {
-  const auto type = field_named(state.path, *state.schema, column)->type();
-  if (!is_text(*type)) fail(state.path, fmt::format("column '{}' is {}, expected string", column, type->ToString()));
+  require_text(state.path, *state.schema, column);
   const auto of_batch = [&](int64_t first, const arrow::RecordBatch& batch) {
-    const auto array = batch.GetColumnByName(column);
-    for (int64_t i = 0; i < batch.num_rows(); ++i)
-      visit(first + i, array->IsNull(i) ? std::string_view{} : text_at(*array, i));
+    visit_texts(*batch.GetColumnByName(column), first, visit);
   };
   for_each_batch(state, {column}, of_batch, group);
 }
