@@ -147,9 +147,15 @@ std::vector<std::string> row_files(const Config& config) {
   return files;
 }
 
-std::filesystem::path row_tokenizer(const Config& config) {
+std::vector<std::filesystem::path> row_tokenizer(const Config& config) {
   const auto file = find_tokenizer(config.model.path);
-  return file && row_format(config.data.train.front()).tokenised ? *file : std::filesystem::path();
+  if (!file || !row_format(config.data.train.front()).tokenises(config)) return {};
+  std::vector<std::filesystem::path> files = {*file};
+  std::error_code error;
+  for (const char* name : {"merges.txt", "added_tokens.json"})
+    if (std::filesystem::is_regular_file(file->parent_path() / name, error))
+      files.push_back(file->parent_path() / name);
+  return files;
 }
 
 std::vector<std::string> changed_row_order(const Config& before, const Config& now) {

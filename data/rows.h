@@ -59,7 +59,6 @@ struct RowFormat {
   DataKinds keys;                           // the keys of the section data that have a meaning for it
   bool labels = false;                      // its rows say what each position predicts
   bool pairs = false;                       // its rows may be pairs of answers
-  bool tokenised = false;                   // its texts become tokens as the run reads them
   const char* without_target;               // why a row may have no target
   const char* uncounted = "";               // why its rows do not say how long train.epochs is; "": they do
   bool (*holds)(const std::string& entry);  // whether this entry of data.train is of the format
@@ -70,6 +69,8 @@ struct RowFormat {
   std::vector<std::string> (*files)(const std::string& entry) = [](const std::string& entry) {
     return std::vector<std::string>{entry};
   };
+  /// Whether the run makes tokens of data.train's texts as it reads them.
+  bool (*tokenises)(const Config& config) = [](const Config&) { return false; };
   /// Writes what all ranks read and no file has yet. One rank calls it while the others wait.
   void (*fill_caches)(const Config& config) = [](const Config&) {};
   /// Sentences about the splits whose rows come in another order than in a run of `before`, which `now` resumes.
@@ -92,8 +93,8 @@ SplitRows<Sample> open_rows(const Config& config, Split split, const RowFormat& 
 /// fill_caches(), files() and changed_order() of what data.train holds.
 void fill_row_caches(const Config& config);
 std::vector<std::string> row_files(const Config& config);
-/// The file of the tokenizer that makes tokens of the rows as the run reads them; empty: none does.
-std::filesystem::path row_tokenizer(const Config& config);
+/// The files of the tokenizer that makes tokens of data.train as the run reads it; none: it holds tokens.
+std::vector<std::filesystem::path> row_tokenizer(const Config& config);
 std::vector<std::string> changed_row_order(const Config& before, const Config& now);
 
 // For formats.

@@ -384,7 +384,7 @@ TextKind text_kind(const fs::path& path, const std::string& field) {
         fmt::format("{0}: CSV, which is not read: make JSON lines of it in Python: pandas.read_csv('{0}'{1}).to_json("
                     "'{2}.jsonl', orient='records', lines=True)",
                     path.string(), unpacked == ".tsv" ? ", sep='\\t'" : "", path.stem().string()));
-  if (!field.empty())
+  if (std::error_code error; !field.empty() && fs::exists(path, error))
     throw ConfigError(
         fmt::format("--field {}: names a field of JSON lines or a column of Parquet and Arrow, and {} is plain text: "
                     "leave it out, or name a file of JSON lines .jsonl",
@@ -407,7 +407,8 @@ TextBytes::TextBytes(const fs::path& path) : file_(path, ExitCode::kData) {
 std::string_view TextBytes::text() const { return unpacked_ ? std::string_view(*unpacked_) : text_of(file_); }
 
 double TextBytes::bytes_done(size_t offset) const {
-  return static_cast<double>(offset) * static_cast<double>(file_.bytes().size()) / static_cast<double>(text().size());
+  const size_t size = std::max<size_t>(text().size(), 1);
+  return static_cast<double>(offset) * static_cast<double>(file_.bytes().size()) / static_cast<double>(size);
 }
 
 void for_each_line(const fs::path& path,

@@ -22,8 +22,7 @@ class Lines : public sentencepiece::SentenceIterator {
       if (text_kind(path) != TextKind::kPlain)
         throw DataError(path.string() +
                         ": holds JSON, Parquet or Arrow, and a sentencepiece model is trained on plain text: write the "
-                        "texts of its "
-                        "field into a text file, or train byte-level BPE (--format byte-level)");
+                        "texts into a text file, or train byte-level BPE (--format byte-level)");
       files_.emplace_back(path);
     }
     Next();

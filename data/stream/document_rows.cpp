@@ -180,13 +180,15 @@ RowContents document_contents(const ContentsRequest& request) {
 }  // namespace
 
 extern const RowFormat kDocumentRows;
-const RowFormat kDocumentRows = {.what = "documents",
-                                 .keys = kDocumentData,
-                                 .tokenised = true,
-                                 .without_target = "every loss_mask is 0",
-                                 .uncounted = "is a stream of documents",
-                                 .holds = [](const std::string& entry) { return holds_documents(entry); },
-                                 .open = open_document_rows,
-                                 .contents = document_contents};
+const RowFormat kDocumentRows = {
+    .what = "documents",
+    .keys = kDocumentData,
+    .without_target = "every loss_mask is 0",
+    .uncounted = "is a stream of documents",
+    .holds = [](const std::string& entry) { return holds_documents(entry); },
+    .open = open_document_rows,
+    .contents = document_contents,
+    .tokenises =
+        [](const Config& config) { return hold_texts(to_paths(config.data.train), config.data.column.value_or("")); }};
 
 }  // namespace trireme

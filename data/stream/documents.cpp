@@ -149,7 +149,7 @@ bool is_about_data(const fs::path& path) {
 }
 
 std::vector<fs::path> files_below(const fs::path& directory) {
-  std::vector<fs::path> arrow, text;
+  std::vector<fs::path> arrow, text, json;
   std::error_code error;
   fs::recursive_directory_iterator entry(directory, fs::directory_options::follow_directory_symlink, error);
   for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
@@ -160,10 +160,12 @@ std::vector<fs::path> files_below(const fs::path& directory) {
     if (!entry->is_regular_file(unreadable)) continue;
     const std::string extension = unpacked_extension(path);
     if (extension == ".arrow") arrow.push_back(path);
-    if (extension == ".parquet" || (is_json(path) && !is_about_data(path))) text.push_back(path);
+    if (extension == ".json" && !is_about_data(path)) json.push_back(path);
+    if (extension == ".parquet" || (is_json(path) && extension != ".json")) text.push_back(path);
   }
   if (error) throw DataError(fmt::format("{}: cannot be listed: {}", directory.string(), error.message()));
-  auto& found = arrow.empty() ? text : arrow;
+  // A .json beside other data is more likely about it.
+  auto& found = !arrow.empty() ? arrow : !text.empty() ? text : json;
   if (found.empty())
     throw DataError(fmt::format(
         "{}: no *.arrow, *.parquet, *.jsonl, *.ndjson or *.json below this directory: files of rows (npy, HDF5) are "
@@ -221,6 +223,20 @@ std::vector<fs::path> document_files(const fs::path& path) {
                                 (path / (splits.empty() ? "train" : splits.front())).string()));
   }
   return fs::exists(path / "state.json", error) ? saved_files(path) : files_below(path);
+}
+
+bool hold_texts(const std::vector<fs::path>& paths, const std::string& column) {
+  return std::ranges::any_of(paths, [&](const fs::path& path) {
+    const fs::path file = document_files(path).front();
+    switch (text_kind(file)) {
+      case TextKind::kArrow: return ArrowTable(file, column).is_text();
+      case TextKind::kParquet: {
+        const ParquetFile parquet(file);
+        return !parquet.has_integer_lists(document_column(parquet, column));
+      }
+      default: return true;
+    }
+  });
 }
 
 std::shared_ptr<TextTokens> text_tokens(const fs::path& tokenizer, const std::string& column) {

@@ -53,10 +53,13 @@ std::shared_ptr<TextTokens> text_tokens(const std::filesystem::path& tokenizer, 
 bool holds_documents(const std::filesystem::path& path);
 
 /// The files of documents that a path names: itself; a directory of `datasets.save_to_disk`: the files in its
-/// state.json; any other directory: all *.arrow below it in the order of their names, else all *.parquet, *.jsonl,
-/// *.ndjson and *.json, also with .gz, in any case, but those that describe data sets or tokenizers. DataError for a
-/// directory without documents, and for a directory of several splits.
+/// state.json; any other directory: all *.arrow below it in the order of their names, else all *.parquet, *.jsonl
+/// and *.ndjson, else all *.json but those that describe data sets or tokenizers; in any case, also with .gz. DataError
+/// for a directory without documents, and for a directory of several splits.
 std::vector<std::filesystem::path> document_files(const std::filesystem::path& path);
+
+/// Whether the paths hold texts, which a tokenizer makes tokens of; by the first file of each.
+bool hold_texts(const std::vector<std::filesystem::path>& paths, const std::string& column);
 
 /// The documents of all paths, in this order. `column`: empty = ArrowTable's choice. Files of texts (Parquet, JSON
 /// lines, Arrow with a string column) are read through `texts`. DataError, ConfigError.

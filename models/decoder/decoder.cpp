@@ -305,7 +305,7 @@ at::Tensor DecoderModel::embedded(UnitStore& store, const TokenBatch& batch, con
   rows.put_into(table);
   const int64_t padding = padding_row(config_);
   at::Tensor x_TD = embed(table, tokens, embedding_.sink(store), padding);
-  if (rows.defined()) x_TD = train_rows(x_TD, tokens, rows);
+  if (rows.defined()) x_TD = train_rows(x_TD, padding < 0 ? tokens : tokens.masked_fill(tokens.eq(padding), -1), rows);
   if (embedding_adapter_ && options.adapters) {
     const std::vector<at::Tensor>& tensors = store.parameters(adapters_.matrices);
     const size_t a = tensors.size() - token_rows_.size() - 2;

@@ -2,6 +2,7 @@
 #include "report_chart.h"
 #include "tools.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/html.h"
 #include "trireme/base/text.h"
 
@@ -285,13 +286,15 @@ void add_report_tool(CLI::App& app) {
     if (options->runs.size() > kMostReportRuns)
       throw ConfigError(fmt::format("report: {} runs; a page shows at most {}", options->runs.size(), kMostReportRuns));
     std::vector<ReportRun> runs;
-    for (const std::filesystem::path path : options->runs)
-      for (const auto& read : {path, path / "metrics.jsonl", path / "config.yaml"})
-        if (std::error_code error; std::filesystem::equivalent(read, options->output, error))
-          throw ConfigError(fmt::format("report: --output {} is what the run {} consists of: name another file",
-                                        options->output, path.string()));
     for (const std::string& path : options->runs) runs.push_back(read_report_run(path, /*with_config=*/true));
     const std::string page = report_page(runs);
+    // Only an earlier report is replaced: the files of a run lie where a page may be wanted.
+    if (std::error_code error; std::filesystem::is_regular_file(options->output, error)) {
+      const std::string begin = read_text_file(options->output, ExitCode::kCannotWrite).substr(0, 15);
+      if (!page.starts_with(begin))
+        throw ConfigError(
+            fmt::format("report: --output {} is there and is no report: name another file", options->output));
+    }
     write_output(options->output, page);
     std::printf("%zu run%s, page: %s (%s)\n", runs.size(), runs.size() == 1 ? "" : "s", options->output.c_str(),
                 format_bytes(static_cast<double>(page.size())).c_str());

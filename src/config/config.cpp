@@ -32,7 +32,6 @@ std::string read_config_text(const std::filesystem::path& file) {
   }
 }
 
-// Puts one "section.key=value" into the tree, where the reader then finds it.
 int64_t count_hashes(std::string_view text) { return std::count(text.begin(), text.end(), '#'); }
 int64_t count_hashes(const YamlNode& node) {
   int64_t count = count_hashes(node.text);
@@ -41,6 +40,7 @@ int64_t count_hashes(const YamlNode& node) {
   return count;
 }
 
+// Puts one "section.key=value" into the tree, where the reader then finds it.
 void apply_override(const std::string& text, int index, YamlNode& root, Problems& problems) {
   const Place place{index, 1, 1};
   const size_t before = problems.size();

@@ -10,6 +10,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
 #include <cmath>
@@ -90,13 +91,19 @@ bool flash_fits(const at::Tensor& q) {
   return compute_capability(q.device()) >= 80 && q.element_size() == 2 && q.size(-1) % 8 == 0 && q.size(-1) <= 256;
 }
 
-/// cuDNN's attention is the faster one from compute capability 9.0 on, where LibTorch prefers it, too. It adds in no
-/// fixed order.
-bool cudnn_fits(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
-  if (compute_capability(heads.q.device()) < 90 || preference() == Preference::kFlash ||
-      at::globalContext().deterministicAlgorithms() || heads.q.element_size() != 2 || !sequences.equal_lengths ||
-      !options.causal || options.window > 0 || options.dropout.active())
+/// Whether cuDNN's attention runs: on the GPUs for which LibTorch prefers it (9.x and 10.x), from the version on that
+/// is right for lengths that 128 does not divide. It adds in no fixed order. `kept`: what a first call has left says
+/// which attention continues.
+bool cudnn_fits(const Heads& heads, const Sequences& sequences, const AttentionOptions& options,
+                const KeptAttention* kept) {
+  constexpr long kLeastVersion = 91501;
+  const int capability = compute_capability(heads.q.device());
+  if (capability < 90 || capability >= 110 || at::detail::getCUDAHooks().versionCuDNN() < kLeastVersion ||
+      preference() == Preference::kFlash || at::globalContext().deterministicAlgorithms() ||
+      heads.q.element_size() != 2 || !sequences.equal_lengths || !options.causal || options.window > 0 ||
+      options.dropout.active())
     return false;
+  if (kept != nullptr && !kept->empty()) return kept->at(1).dim() == 4;  // flash attention's has two dimensions
   using B = at::SDPBackend;
   [[maybe_unused]] static const bool once = [] {
     at::globalContext().setSDPPriorityOrder(
@@ -166,7 +173,8 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
     if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options, kept);
   if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options, kept);
   if (heads.q.is_cpu()) return cpu_attention(node_inputs, inputs, sequences, options, kept);
-  if (cudnn_fits(heads, sequences, options)) return cudnn_attention(node_inputs, inputs, sequences, options, kept);
+  if (cudnn_fits(heads, sequences, options, kept))
+    return cudnn_attention(node_inputs, inputs, sequences, options, kept);
   if (flash_fits(heads.q)) return flash_attention(node_inputs, inputs, sequences, options, kept);
   if (options.dropout.active()) return composed_attention(node_inputs, inputs, sequences, options, kept);
   return library_attention(heads, sequences, options);

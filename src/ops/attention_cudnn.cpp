@@ -15,7 +15,7 @@ struct CudnnAttention {
   Sequences sequences;
   AttentionOptions options;
   KeptAttention* kept;  // read and written in forward
-  // [sequences, N, S, H] and fp32 [sequences, N, S, 1]; seed and offset are those of dropout, which does not run.
+  // [T, N, H] and fp32 [sequences, N, S, 1]; seed and offset are those of dropout, which does not run.
   at::Tensor out, log_sum, seed, offset;
 
   static at::Tensor tokens(const at::Tensor& rows) { return rows.transpose(1, 2).flatten(0, 1); }
@@ -27,22 +27,22 @@ struct CudnnAttention {
       auto result = at::_cudnn_attention_forward(rows.q, rows.k, rows.v, {}, {}, {}, length, length,
                                                  /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true,
                                                  /*return_debug_mask=*/false, options.scale);
-      out = std::get<0>(result);
+      out = tokens(std::get<0>(result));
       log_sum = std::get<1>(result);
       seed = std::get<6>(result);
       offset = std::get<7>(result);
       if (kept != nullptr) *kept = {out, log_sum, seed, offset};
     }
-    return {tokens(out).detach()};
+    return {out.detach()};
   }
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const ProfileRange range("attention");
     const Heads rows = rows_of(inputs.heads(), sequences);
     const int64_t length = sequences.longest;
-    const auto [dq, dk, dv] = at::_cudnn_attention_backward(rows_of(d_outputs[0], sequences), rows.q, rows.k, rows.v,
-                                                            out, log_sum, seed, offset, {}, {}, {}, length, length,
-                                                            /*dropout_p=*/0.0, /*is_causal=*/true, options.scale);
+    const auto [dq, dk, dv] = at::_cudnn_attention_backward(
+        rows_of(d_outputs[0], sequences), rows.q, rows.k, rows.v, rows_of(out, sequences), log_sum, seed, offset, {},
+        {}, {}, length, length, /*dropout_p=*/0.0, /*is_causal=*/true, options.scale);
     inputs.give({tokens(dq), tokens(dk), tokens(dv)}, gradients);
   }
 };

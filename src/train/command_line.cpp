@@ -57,7 +57,8 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
       ->check(CLI::Range(kLeastMemoryGib, kMostMemoryGib));
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
   app.add_flag("--allow-fresh", line.allow_fresh, "start from the beginning if checkpoints exist and all are damaged");
-  app.add_flag("--allow-changed-data", line.allow_changed_data, "resume although the files of data.train changed");
+  app.add_flag("--allow-changed-data", line.allow_changed_data,
+               "resume although files changed: of data.train, the configuration of a trained model, a tokenizer");
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
   refuse_endless_numbers(app);

@@ -126,7 +126,16 @@ std::string Loader::compare_with_model(const CheckpointManifest& manifest) const
 void Loader::check_inputs(const CheckpointManifest& manifest) const {
   const auto compare = [&](const std::vector<Fingerprint>& now, const std::vector<Fingerprint>& then) {
     if (then.empty()) return std::string();
-    if (now.size() != then.size()) return fmt::format("{} files where there were {}", now.size(), then.size());
+    if (now.size() != then.size()) {
+      const auto lacks = [](const std::vector<Fingerprint>& files, const Fingerprint& file) {
+        return std::ranges::none_of(files, [&](const Fingerprint& other) { return other.hash == file.hash; });
+      };
+      const auto gone = std::ranges::find_if(then, [&](const Fingerprint& file) { return lacks(now, file); });
+      const auto fresh = std::ranges::find_if(now, [&](const Fingerprint& file) { return lacks(then, file); });
+      return fmt::format("{} files where there were {}{}{}", now.size(), then.size(),
+                         gone == then.end() ? "" : ", without " + gone->path,
+                         fresh == now.end() ? "" : ", and with " + fresh->path);
+    }
     for (size_t i = 0; i < now.size(); ++i)
       if (now[i].hash != then[i].hash)
         return fmt::format("{} is not what {} was (fingerprints {} and {})", now[i].path, then[i].path, now[i].hash,
@@ -142,16 +151,22 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
                       "--allow-changed-data to go on with the new rows");
     log_warn(text + "; going on, as --allow-changed-data says");
   }
-  const auto refuse_changed = [&](const char* what, const std::vector<Fingerprint>& now,
-                                  const std::vector<Fingerprint>& then) {
-    if (const std::string problem = compare(now, then); !problem.empty())
-      throw ModelError(
-          fmt::format("{} changed since the checkpoint of step {}: {}; put the old files back or choose another "
-                      "output.dir",
-                      what, manifest.step, problem));
-  };
-  refuse_changed("the base model", run_.manifest.base, manifest.base);
-  refuse_changed("what the run is made from", run_.manifest.inputs, manifest.inputs);
+  if (const std::string problem = compare(run_.manifest.base, manifest.base); !problem.empty())
+    throw ModelError(
+        fmt::format("the base model changed since the checkpoint of step {}: {}; put the old files "
+                    "back or choose another "
+                    "output.dir",
+                    manifest.step, problem));
+  if (const std::string problem = compare(run_.manifest.inputs, manifest.inputs); !problem.empty()) {
+    const std::string text = fmt::format(
+        "a configuration, an adapter or a tokenizer that the run reads changed since the checkpoint of step {}: {}",
+        manifest.step, problem);
+    if (!choices_.allow_changed_data)
+      throw ModelError(text +
+                       "; put the old files back, choose another output.dir, or add --allow-changed-data to go on with "
+                       "the new files");
+    log_warn(text + "; going on, as --allow-changed-data says");
+  }
 }
 
 void Loader::fill(CheckpointReader& reader) const {

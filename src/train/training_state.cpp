@@ -1,9 +1,12 @@
 #include "training_state.h"
 
 #include "data/rows.h"
+#include "preference_loss.h"
 #include "run_directory.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/config/batch_sizes.h"
+#include "trireme/formats/json.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/scalar_type.h"
 #include "trireme/optim/optimizer.h"
@@ -42,19 +45,31 @@ std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units, c
   return described;
 }
 
-/// What results depend on beside rows and a frozen base: what the configuration of a trained model says beside sizes,
-/// the model that a preference run compares with, and the tokenizer of texts.
+/// The file without what transformers writes into it that decides nothing, and without its layout.
+Fingerprint fingerprint_configuration(const std::filesystem::path& path) {
+  nlohmann::json json = read_json(path, ExitCode::kModel);
+  if (json.is_object())
+    for (const char* key : {"transformers_version", "_name_or_path"}) json.erase(key);
+  const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return {path.string(), hex64(xxh3_64(text.data(), text.size()))};
+}
+
+/// What results depend on beside rows and a frozen base: the configuration of a model whose parameters all train, the
+/// adapter that a preference run compares with in each step, and the tokenizer of texts.
 std::vector<Fingerprint> fingerprint_inputs(const Config& config) {
+  const std::filesystem::path model = config.model.path;
+  std::error_code error;
+  std::vector<Fingerprint> inputs;
+  if (const auto file = std::filesystem::is_directory(model, error) ? model / "config.json" : model;
+      !config.lora && std::filesystem::is_regular_file(file, error))
+    inputs.push_back(fingerprint_configuration(file));
   const bool compares = config.train.objective == TrainSection::Objective::kDpo ||
                         config.train.objective == TrainSection::Objective::kKto;
-  const bool from_files = config.model.init == ModelSection::Init::kCheckpoint;
-  std::vector<Fingerprint> inputs;
-  if (!config.lora) inputs = fingerprint_model(config.model.path, compares && from_files);
-  if (config.lora && config.lora->adapter && compares)
+  if (compares && config.lora && config.lora->adapter && !precomputes_reference(config))
     for (Fingerprint& file : fingerprint_model(*config.lora->adapter, /*with_weights=*/true))
       inputs.push_back(std::move(file));
-  if (const auto tokenizer = row_tokenizer(config); !tokenizer.empty())
-    inputs.push_back({tokenizer.string(), fingerprint_file(tokenizer, ExitCode::kModel)});
+  for (const std::filesystem::path& file : row_tokenizer(config))
+    inputs.push_back({file.string(), fingerprint_file(file, ExitCode::kModel)});
   return inputs;
 }
 

@@ -130,10 +130,12 @@ def page(args, work):
         done = tool(args, f"{work}/bad.jsonl", "--output", f"{work}/bad.html", expect=3)
         assert message in done.stderr and not os.path.exists(f"{work}/bad.html"), done.stderr
     assert "name the output.dir" in tool(args, f"{work}/nowhere", expect=3).stderr
-    before = open(f"{work}/one/metrics.jsonl").read()
-    for run in (f"{work}/one", f"{work}/one/metrics.jsonl"):
-        assert "name another file" in tool(args, run, "--output", f"{work}/one/metrics.jsonl", expect=2).stderr
-    assert open(f"{work}/one/metrics.jsonl").read() == before
+    for name in ("metrics.jsonl", "config.yaml"):
+        before = open(f"{work}/one/{name}").read()
+        assert "name another file" in tool(args, f"{work}/one", "--output", f"{work}/one/{name}", expect=2).stderr
+        assert open(f"{work}/one/{name}").read() == before
+    tool(args, f"{work}/two", "--output", f"{work}/out/one.html")
+    assert open(f"{work}/out/one.html").read() == open(f"{work}/two.html").read(), "an earlier report is replaced"
     forms(args, work)
     print("the page of one run and of two is right")
 

@@ -121,14 +121,19 @@ class RunInputs : public ::testing::Test {
 TEST_F(RunInputs, OfAllParametersAreTheModelsConfiguration) {
   EXPECT_FALSE(depends_on("model.safetensors")) << "the checkpoint has what became of the weights";
   EXPECT_TRUE(depends_on("config.json"));
+  const auto before = hashes();
+  write("config.json", "{\"other\":" + std::to_string(contents_) + ",\n \"transformers_version\": \"5\"}");
+  EXPECT_EQ(hashes(), before) << "the same configuration, written otherwise";
 }
 
-TEST_F(RunInputs, OfAPreferenceRunAreTheModelThatItComparesWith) {
+TEST_F(RunInputs, OfAPreferenceRunAreTheAdapterThatItComparesWithInEachStep) {
   config_.train.objective = TrainSection::Objective::kDpo;
-  EXPECT_TRUE(depends_on("model.safetensors"));
   config_.lora.emplace();
   config_.lora->adapter = (directory_ / "adapter").string();
   EXPECT_TRUE(depends_on("adapter/adapter_model.safetensors"));
+  config_.preference.emplace().precompute_ref_log_probs = true;
+  EXPECT_FALSE(depends_on("adapter/adapter_model.safetensors")) << "log-probabilities are in a file of the run";
+  config_.preference.reset();
   config_.train.objective = TrainSection::Objective::kSft;
   EXPECT_FALSE(depends_on("adapter/adapter_model.safetensors")) << "the checkpoint has what became of the adapter";
 }
@@ -137,6 +142,10 @@ TEST_F(RunInputs, OfTextsAreTheTokenizer) {
   EXPECT_FALSE(depends_on("tokenizer.model")) << "rows are tokens";
   config_.data.train = {(directory_ / "texts.jsonl").string()};
   EXPECT_TRUE(depends_on("tokenizer.model"));
+  std::filesystem::remove(directory_ / "tokenizer.model");
+  write("vocab.json", "{}");
+  write("merges.txt", "");
+  EXPECT_TRUE(depends_on("merges.txt"));
 }
 
 }  // namespace

@@ -52,9 +52,10 @@ using KeptAttention = std::vector<at::Tensor>;
 ///
 /// GPU, bf16 and fp16: our kernels (KernelClass::kHopper, H 64 or 128; with dropout sequences of up to 65,536 tokens,
 /// and H 64 if not causal, and no window) or the library's, whichever is faster by measurement (table in
-/// attention.cpp). Of the library cuDNN's attention from compute capability 9.0 on, for causal sequences of equal
+/// attention.cpp). Of the library cuDNN's attention with compute capability 9.x and 10.x, for causal sequences of equal
 /// length without dropout, window and deterministic algorithms; flash attention for all others.
-/// TRIREME_ATTENTION=library|flash|ours overrides the table, flash this choice, too. All skip the tiles outside a
+/// TRIREME_ATTENTION=library|flash|ours overrides the table: `library` and `flash` take the library's, `flash` never
+/// cuDNN's. All skip the tiles outside a
 /// window. The library draws dropout from its own generator, seeded from (seed, stream, first key): a resumed run of
 /// the same world size gets the same mask, which differs from our kernels' mask. The order of the sums of dq varies
 /// unless deterministic algorithms are requested.

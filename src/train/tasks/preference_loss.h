@@ -12,6 +12,9 @@
 
 namespace trireme {
 
+/// Whether a DPO or KTO run computes the log-probabilities of its reference once, before its first step.
+bool precomputes_reference(const Config& config);
+
 /// The answers of a pack on the device: P pairs, N sequences, T tokens.
 struct PairBatch {
   at::Tensor targets_T;                             // fp32: 1 at positions that predict a token of an answer, else 0

@@ -53,8 +53,7 @@ PreferenceTask::PreferenceTask(const Config& config, const RankInfo& rank, const
     : CausalLmTask(config, rank, program),
       loss_(config.train.objective, config.preference.value_or(PreferenceSection())) {
   const PreferenceSection section = config.preference.value_or(PreferenceSection());
-  precomputes_ = loss_.has_reference() &&
-                 section.precompute_ref_log_probs.value_or(!config.lora || !config.lora->modules_to_save.empty());
+  precomputes_ = precomputes_reference(config);
   drops_ = !section.disable_dropout;
   facts_.metrics = loss_.metrics();
   facts_.nominal_denominator = 1;  // the losses come normalised
@@ -143,9 +142,9 @@ StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const 
         const auto found = reference_.find(key);
         if (found == reference_.end())
           throw DataError(
-              fmt::format("{} has no log-probabilities of a row that the run reads: data.train, data.valid or "
-                          "data.test changed since "
-                          "it was written before the first step; put the old rows back, or start in another output.dir",
+              fmt::format("{} has no log-probabilities of a row of data.train, data.valid or data.test: the rows "
+                          "changed since it was written before the first step; put the old rows back, or start in "
+                          "another output.dir",
                           reference_path_.string()));
         reference.insert(reference.end(), found->second.begin(), found->second.end());
       }
