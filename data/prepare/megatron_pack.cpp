@@ -3,6 +3,7 @@
 #include "data/prepare/outputs.h"
 #include "data/prepare/progress.h"
 #include "data/text_file.h"
+#include "data/tokenizer/packed_with.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
@@ -239,9 +240,11 @@ int64_t merge_megatron(const std::vector<fs::path>& prefixes, const fs::path& ou
     if (fs::equivalent(files.back()->index_path(), output.string() + ".idx", error))
       throw ConfigError(fmt::format("{} is an input and the output of --merge", output.string()));
   }
+  check_packed_alike(prefixes);
   MegatronWriter writer(output, files.at(0)->type());
   for (const auto& file : files) writer.append(*file);
   writer.commit();
+  merge_packed_with(prefixes, output);
   return writer.documents();
 }
 

@@ -7,6 +7,7 @@
 #include "trireme/arrow/parquet.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 
@@ -166,6 +167,10 @@ std::vector<fs::path> files_below(const fs::path& directory) {
   if (error) throw DataError(fmt::format("{}: cannot be listed: {}", directory.string(), error.message()));
   // A .json beside other data is more likely about it.
   auto& found = !arrow.empty() ? arrow : !text.empty() ? text : json;
+  if (!json.empty() && &found != &json)
+    log_info(fmt::format("{}: {} .json file{} beside other data not read, the first is {}: name each to read it",
+                         directory.string(), json.size(), json.size() == 1 ? " is" : "s are",
+                         std::ranges::min(json).filename().string()));
   if (found.empty())
     throw DataError(fmt::format(
         "{}: no *.arrow, *.parquet, *.jsonl, *.ndjson or *.json below this directory: files of rows (npy, HDF5) are "

@@ -50,6 +50,14 @@ std::optional<Note> read_note(const fs::path& file) {
   }
 }
 
+void write_note(const fs::path& file, const Note& note) {
+  const nlohmann::ordered_json json = {{"tokenizer", note.tokenizer},
+                                       {"vocabulary", note.count},
+                                       {"vocabulary_hash", note.hash},
+                                       {"bytes", size_of(file)}};
+  write_file_atomic(note_of(file), json.dump(2) + "\n");
+}
+
 }  // namespace
 
 std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count) {
@@ -63,11 +71,28 @@ std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count) {
 
 void write_packed_with(const fs::path& file, const Tokenizer& tokenizer, const fs::path& opened) {
   const int64_t count = tokenizer.base_vocab_size();
-  const nlohmann::ordered_json json = {{"tokenizer", fs::absolute(opened).lexically_normal().string()},
-                                       {"vocabulary", count},
-                                       {"vocabulary_hash", vocabulary_hash(tokenizer, count)},
-                                       {"bytes", size_of(file)}};
-  write_file_atomic(note_of(file), json.dump(2) + "\n");
+  write_note(file, {fs::absolute(opened).lexically_normal().string(), vocabulary_hash(tokenizer, count), count});
+}
+
+void check_packed_alike(const std::vector<fs::path>& parts) {
+  std::optional<Note> first;
+  for (const fs::path& part : parts) {
+    const auto note = read_note(part);
+    if (!note) continue;
+    if (first && (first->hash != note->hash || first->count != note->count))
+      throw DataError(
+          fmt::format("{} was packed with the tokenizer {} and other parts with {}, which has other tokens: "
+                      "pack them with one tokenizer",
+                      part.string(), note->tokenizer, first->tokenizer));
+    if (!first) first = note;
+  }
+}
+
+void merge_packed_with(const std::vector<fs::path>& parts, const fs::path& file) {
+  std::optional<Note> note;
+  for (const fs::path& part : parts)
+    if (note = read_note(part); !note) return;
+  if (note) write_note(file, *note);
 }
 
 std::vector<std::string> packed_with_others(const std::vector<fs::path>& files, const fs::path& model) {

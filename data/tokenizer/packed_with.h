@@ -19,6 +19,11 @@ std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count);
 void write_packed_with(const std::filesystem::path& file, const Tokenizer& tokenizer,
                        const std::filesystem::path& opened);
 
+/// DataError where two of `parts` say that tokenizers with other tokens made them.
+void check_packed_alike(const std::vector<std::filesystem::path>& parts);
+/// Says beside `file`, which consists of `parts`, what they say, where all of them say it. WriteError.
+void merge_packed_with(const std::vector<std::filesystem::path>& parts, const std::filesystem::path& file);
+
 /// A sentence for each of `files` (npy, HDF5, or Megatron's .idx or prefix) whose ids mean other texts in the tokenizer
 /// of the directory `model`. No warning for files of unknown origin, for a file that is newer than its record, and for
 /// a model without a tokenizer.

@@ -274,8 +274,12 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
 }
 
 std::string base_hash(const std::filesystem::path& base) {
+  return base_hash(fingerprint_model(base, /*with_weights=*/true));
+}
+
+std::string base_hash(const std::vector<Fingerprint>& files) {
   std::string all;
-  for (const Fingerprint& file : fingerprint_model(base, /*with_weights=*/true))
+  for (const Fingerprint& file : files)
     if (file.path.ends_with(".safetensors")) all += file.hash;
   return all.empty() ? "" : hex64(xxh3_64(all.data(), all.size()));
 }

@@ -2,6 +2,7 @@
 // The adapters unit of a decoder to and from PEFT's modules.
 
 #include "models/decoder/decoder.h"
+#include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/formats/huggingface/weight_source.h"
 
@@ -28,6 +29,8 @@ Adapter export_adapter(const std::map<std::string, at::Tensor>& tensors, const D
 /// Identity of the base model in the directory `base`, of the content of its safetensors files; empty where there are
 /// none.
 std::string base_hash(const std::filesystem::path& base);
+/// The same of the files that a checkpoint names.
+std::string base_hash(const std::vector<Fingerprint>& files);
 
 /// A sentence where the adapter says that it is of another base than the directory `base`, `what` ("model.path"): by
 /// the hash of the base's files where the adapter has one, else by its name. Empty where it does not.

@@ -117,6 +117,8 @@ def read_run(log):
     names = [name for name, _, _ in lines]
     setup = lines[names.index("init_start") + 1:names.index("init_stop")] if {"init_start", "init_stop"} <= set(names) else []
     run["hyper-parameters"] = {name: value for name, value, _ in setup if name not in (*NOT_COMPARED, *COMMON)}
+    if run["submission_division"] not in ("closed", "open"):
+        refuse(f"{log}: submission_division is {run['submission_division']!r}, expected closed or open")
     if run["submission_division"] == "closed":
         problems = closed_problems(run, {name: value for name, value, _ in lines})
         if problems:
@@ -126,6 +128,8 @@ def read_run(log):
         run["system"] = json.loads(systems[0]) if systems else {}
     except ValueError as error:
         refuse(f"{log}: what follows {SYSTEM_TOKEN.strip()} is no JSON ({error})")
+    if not isinstance(run["system"], dict):
+        refuse(f"{log}: what follows {SYSTEM_TOKEN.strip()} is no description of a system: {systems[0][:60]}")
     run["caches"] = [value for name, value, _ in lines if name == "cache_clear"] == [True]
     return run
 

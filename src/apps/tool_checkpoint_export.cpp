@@ -44,12 +44,11 @@ class MasterTensors {
     return value;
   }
   bool has(const std::string& name) const { return placements_.contains(name); }
+  const std::vector<int64_t>& shape(const std::string& name) const { return placements_.at(name).second->shape; }
   /// Extent of the first dimension. ModelError.
   int64_t rows(const std::string& name) const {
-    const auto found = placements_.find(name);
-    if (found == placements_.end() || found->second.second->shape.empty())
-      throw ModelError(fmt::format("the checkpoint has no matrix {}", name));
-    return found->second.second->shape[0];
+    if (!has(name) || shape(name).empty()) throw ModelError(fmt::format("the checkpoint has no matrix {}", name));
+    return shape(name)[0];
   }
   std::vector<std::string> names() const {
     std::vector<std::string> names;
@@ -66,19 +65,24 @@ DType export_dtype(const std::string& asked, const std::string& compute) {
   return dtype_option("checkpoint export", asked.empty() ? compute : asked);
 }
 
+/// ModelError where the checkpoint's tensor is not that of the model that `base` describes. Rows beyond a vocabulary's
+/// own may be there.
+void require_fit(MasterTensors& masters, const std::string& name, const std::vector<int64_t>& expected,
+                 const fs::path& base) {
+  const std::vector<int64_t> shape = masters.has(name) ? masters.shape(name) : std::vector<int64_t>();
+  if (shape.size() != expected.size() || shape[0] < expected[0] ||
+      !std::equal(shape.begin() + 1, shape.end(), expected.begin() + 1))
+    throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
+}
+
 void export_bert(MasterTensors& masters, const Config& config, const fs::path& base, const fs::path& output,
                  DType dtype) {
   BertConfig shape = read_bert_config(bert_config_path(base));
   const BertModel model(shape, config.model.pad_vocab_to.value_or(kDefaultVocabMultiple));
   const std::vector<StoredTensor> tensors = stored_tensors(model.units(), dtype);
+  for (const StoredTensor& tensor : tensors) require_fit(masters, tensor.name, tensor.info.shape, base);
   BertDirectoryWriter writer(output, tensors);
-  for (const auto& [name, info, transposed, padded] : tensors) {
-    const at::Tensor value = masters.read(name);
-    if (value.dim() != static_cast<int64_t>(info.shape.size()) || value.size(0) < info.shape[0] ||
-        !std::equal(info.shape.begin() + 1, info.shape.end(), value.sizes().begin() + 1))
-      throw ModelError(fmt::format("the checkpoint's {} is of another model than {}", name, base.string()));
-    writer.append(name, value);
-  }
+  for (const StoredTensor& tensor : tensors) writer.append(tensor.name, masters.read(tensor.name));
   shape.dtype = torch_dtype_name(dtype);
   writer.finish(base, shape);
 }
@@ -139,6 +143,19 @@ void export_checkpoint(const CheckpointExport& options) {
     LoraOptions lora = *config.lora;
     train_added_rows(added, shape, lora);
     const DecoderModel model(shape, std::move(lora));
+    size_t trained = 0;
+    for (const UnitSpec& unit : model.units())
+      for (const ParameterSpec& parameter : unit.parameters)
+        for (size_t part = 0; unit.trained && part < parameter.parts.size(); ++part, ++trained) {
+          std::vector<int64_t> expected = parameter.shape;
+          expected[0] = parameter.parts[part].rows;
+          require_fit(masters, parameter.parts[part].name, expected, base);
+        }
+    if (masters.names().size() != trained)
+      throw ModelError(
+          fmt::format("the checkpoint has {} trained tensors, and the run would have {} with {}: it is of "
+                      "another model",
+                      masters.names().size(), trained, base.string()));
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
     const auto start =
@@ -148,8 +165,13 @@ void export_checkpoint(const CheckpointExport& options) {
       rows = adapter_token_rows(
           *open_decoder_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,
           stored.vocab_size, start);
-    Adapter adapter = export_adapter(tensors, model, base.string(), std::move(rows));
-    if (config.model.init == ModelSection::Init::kCheckpoint) adapter.base_hash = base_hash(base);
+    const std::string trained_on = base_hash(reader.manifest().base), given = base_hash(base);
+    const bool other = !trained_on.empty() && !given.empty() && given != trained_on;
+    if (other)
+      log_warn(fmt::format("{} has other weights than the base {} had in the run: the adapter names that base",
+                           base.string(), config.model.path));
+    Adapter adapter = export_adapter(tensors, model, other ? config.model.path : base.string(), std::move(rows));
+    adapter.base_hash = trained_on;
     make_directories(output);
     write_adapter(output, adapter, options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));
     fmt::print("{}: adapter after step {} in {}\n", directory.string(), reader.manifest().step, options.output);
@@ -160,6 +182,7 @@ void export_checkpoint(const CheckpointExport& options) {
   shape.vocab_size = masters.rows(family_of(shape).names.embedding + ".weight");
   const DType dtype = export_dtype(options.dtype, reader.manifest().compute_dtype);
   const std::vector<StoredTensor> declared = stored_tensors(DecoderModel(shape, std::nullopt).units(), dtype);
+  for (const StoredTensor& tensor : declared) require_fit(masters, tensor.name, tensor.info.shape, base);
   ModelDirectoryWriter writer(output, declared);
   for (const StoredTensor& tensor : declared) writer.append(tensor.name, masters.read(tensor.name));
   if (fs::is_directory(base)) writer.copy_companions(base);

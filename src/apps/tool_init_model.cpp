@@ -148,6 +148,10 @@ void init_decoder(const InitModelOptions& options) {
     config.eos_token_ids = tokenizer->eos_id() ? std::vector<int64_t>{*tokenizer->eos_id()} : std::vector<int64_t>{};
     config.pad_token_id = tokenizer->pad_id();
   }
+  // A preset's, of a larger vocabulary.
+  for (std::optional<int64_t>* id : {&config.bos_token_id, &config.pad_token_id})
+    if (*id && **id >= config.vocab_size) id->reset();
+  std::erase_if(config.eos_token_ids, [&](int64_t id) { return id >= config.vocab_size; });
 
   const DecoderModel model(config, std::nullopt);
   tell_size(model.num_parameters(), dtype);

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -84,9 +85,15 @@ class TokenizerFiles {
 
   /// Ids from next_id() on.
   void add(const std::vector<std::string>& tokens) {
-    for (const std::string& text : tokens)
-      if (known_.contains(text))
+    std::set<std::string> given;
+    const auto fast = json_.find("tokenizer.json");
+    const Json vocab = fast == json_.end() ? Json() : member(member(fast->second, "model"), "vocab");
+    for (const std::string& text : tokens) {
+      if (text.empty()) throw ConfigError("--add-token: a token is empty");
+      if (!given.insert(text).second) throw ConfigError(fmt::format("--add-token {}: is given twice", text));
+      if (known_.contains(text) || (vocab.is_object() && vocab.contains(text)))
         throw ConfigError(fmt::format("--add-token {}: the tokenizer has this token already", text));
+    }
     // Pieces take the ids that follow the last piece: these are free only in a tokenizer without added tokens.
     if (pieces_ && next_id_ == piece_count_)
       *pieces_ = add_sentencepiece_pieces(*pieces_, directory_ / "tokenizer.model", tokens);
@@ -113,7 +120,14 @@ class TokenizerFiles {
     if (found == known_.end())
       throw ConfigError(
           fmt::format("--eos-token {}: the tokenizer has no such special token; add it with --add-token", text));
-    json_["tokenizer_config.json"]["eos_token"] = text;
+    Json& config = json_["tokenizer_config.json"];
+    // Without a tokenizer.json only its name told transformers of the token that ended texts before.
+    if (pieces_ && !json_.contains("tokenizer.json"))
+      if (const SentencepieceModel model = read_sentencepiece_model(*pieces_, directory_ / "tokenizer.model");
+          model.eos_id && !config["added_tokens_decoder"].contains(std::to_string(*model.eos_id)))
+        config["added_tokens_decoder"][std::to_string(*model.eos_id)] =
+            added_token(model.pieces[static_cast<size_t>(*model.eos_id)].text);
+    config["eos_token"] = text;
     if (json_.contains("special_tokens_map.json")) json_["special_tokens_map.json"]["eos_token"] = added_token(text);
     return found->second;
   }

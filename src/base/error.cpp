@@ -8,6 +8,11 @@
 
 namespace trireme {
 
+ConfigError path_error(const std::filesystem::filesystem_error& error) {
+  return ConfigError(error.path1().string() + ": " + error.code().message() +
+                     ": check the path, and the permissions of the folders that it leads through");
+}
+
 void write_failed(const char* what, const std::string& path) {
   const int error = errno;
   const char* advice = error == ENOSPC || error == EDQUOT  ? "; free some space or choose another place"

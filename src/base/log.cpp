@@ -132,6 +132,10 @@ int run_main(const char* program, const std::function<int()>& body,
   } catch (const Error& error) {
     message = error.what();
     code = static_cast<int>(error.code());
+  } catch (const std::filesystem::filesystem_error& error) {
+    const ConfigError problem = path_error(error);
+    message = problem.what();
+    code = static_cast<int>(problem.code());
   } catch (const std::exception& error) {
     // what() of LibTorch's exceptions ends with a stack: it is printed first, so that the message is the last line.
     const std::string_view text = error.what();

@@ -15,13 +15,18 @@ std::vector<std::string> problems_of_ranks(Communicator& comm, const std::string
 
 void collective_check(Communicator& comm, const std::function<void()>& body) {
   std::string failure;
-  try {
-    body();
-  } catch (const Error& error) {
+  const auto fail = [&](const Error& error) {
     failure = fmt::format("{}\n{}", static_cast<int>(error.code()), error.what());
     // Rank 0 throws the sentence for all: where it is another rank's, its last line says whose.
     if (comm.rank() != 0)
       failure.insert(failure.rfind('\n') + 1, fmt::format("rank {} on {}: ", comm.rank(), host_name()));
+  };
+  try {
+    body();
+  } catch (const Error& error) {
+    fail(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    fail(path_error(error));
   }
   const std::vector<std::string> failures = problems_of_ranks(comm, failure);
   if (failures.empty()) return;

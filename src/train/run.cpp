@@ -207,6 +207,10 @@ int join_and_train(const Config& config, const Launch& launch, const TrainingPro
   } catch (const Error& error) {
     if (size > 1) world->abort(error.what(), static_cast<int>(error.code()));
     throw;
+  } catch (const std::filesystem::filesystem_error& error) {
+    const ConfigError problem = path_error(error);
+    if (size > 1) world->abort(problem.what(), static_cast<int>(problem.code()));
+    throw problem;
   } catch (const std::exception& error) {
     if (size > 1) world->abort(error.what(), static_cast<int>(ExitCode::kInternal));
     throw;

@@ -130,6 +130,8 @@ def page(args, work):
         done = tool(args, f"{work}/bad.jsonl", "--output", f"{work}/bad.html", expect=3)
         assert message in done.stderr and not os.path.exists(f"{work}/bad.html"), done.stderr
     assert "name the output.dir" in tool(args, f"{work}/nowhere", expect=3).stderr
+    os.symlink("circle", f"{work}/circle")
+    assert "circle" in tool(args, f"{work}/circle", expect=2).stderr.splitlines()[-1]
     for name in ("metrics.jsonl", "config.yaml"):
         before = open(f"{work}/one/{name}").read()
         assert "name another file" in tool(args, f"{work}/one", "--output", f"{work}/one/{name}", expect=2).stderr

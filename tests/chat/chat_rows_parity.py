@@ -237,9 +237,13 @@ def check_fields(args, work):
     several_files.mkdir()
     (several_files / "a.jsonl").write_text(json.dumps(asked))
     (several_files / "b.JSONL.gz").write_bytes(gzip.compress(json.dumps(own).encode()))
-    (several_files / "c.JSON").write_text(json.dumps([asked, own]))
+    (several_files / "c.JSON").write_text(json.dumps([asked, own, own]))
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
-    assert "read 4 conversations" in output, output
+    assert "read 2 conversations" in output and "1 .json file is beside other data" in output, output
+    for name in ("a.jsonl", "b.JSONL.gz"):
+        (several_files / name).unlink()
+    output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
+    assert "read 3 conversations" in output, output
     # Variables: of the row, of the command line, with their types.
     for row in (rows([{"messages": [question, answer], "chat_template_kwargs": {"enable_thinking": False}}]), rows([{"messages": [question, answer]}], "--variable", "enable_thinking=false")):
         assert text(row[0][0]).startswith("quiet"), text(row[0][0])

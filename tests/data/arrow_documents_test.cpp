@@ -65,7 +65,8 @@ TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
   for (const char* name : {"a.jsonl", "b.JSONL", "c.ndjson.gz", "d.json", "e.PARQUET", "config.json",
                            "dataset_infos.json", "rows.npy.tokenizer.json", "notes.txt"})
     std::ofstream(folder / name) << "{\"text\": \"a\"}\n";
-  EXPECT_EQ(names(), (std::vector<std::string>{"a.jsonl", "b.JSONL", "c.ndjson.gz", "d.json", "e.PARQUET"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"a.jsonl", "b.JSONL", "c.ndjson.gz", "e.PARQUET"}))
+      << "a .json is read alone";
   const auto groups = std::make_shared<TextGroups>();
   for (const char* name : {"a.jsonl", "b.JSONL", "d.json"})
     EXPECT_EQ(open_text_file(folder / name, "text", groups)->size(), 1);

@@ -164,10 +164,10 @@ def upgrade(site):
         assert "resuming after step 2" in done.err, done.err
         got, want = site.numbers(name), [n for n in site.numbers(f"clean-{name}") if n[0] > 2]
         assert [g[0] for g in got] == [3, 4, 5, 6]
-        exact = name in ("lora", "full")
-        worst = max(abs(a[2] - b[2]) / abs(b[2]) for a, b in zip(got, want))
-        assert (got == want) if exact else worst < 1e-6, (name, got, want)
-        site.report(f"F37 version 1, {name}", "read, losses equal " + ("to the bit" if exact else f"to {worst:.0e}"), done.seconds)
+        # The steps before the checkpoint ran on another kind of CPU, which sums in another order.
+        worst = max(abs(a[i] - b[i]) / abs(b[i]) for a, b in zip(got, want) for i in (2, 3))
+        assert worst < 1e-6, (name, got, want)
+        site.report(f"F37 version 1, {name}", f"read, losses equal to {worst:.0e}", done.seconds)
         damaged = f"{work}/{name}-damaged"
         shutil.copytree(f"{fixtures}/{fixture}", f"{damaged}/step-00000002")
         flip(f"{damaged}/step-00000002/rank-00000.safetensors", -100)

@@ -300,6 +300,15 @@ def check_resize(site, base, with_tokenizer):
     site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "beside", "--add-token", "<|im_start|>", says=f"<|im_start|> = {count + 1}")
     assert json.loads((site.work / "beside" / "added_tokens.json").read_text()) == {"<extra>": count, "<|im_start|>": count + 1}
     site.trireme("model", "resize-vocab", "--model", site.work / "chat-1", "--output", site.work / "twice", "--add-token", "<|im_end|>", code=2, says="already")
+    for words, tokens in (("is empty", [""]), ("given twice", ["<a>", "<a>"])):
+        site.trireme("model", "resize-vocab", "--model", with_tokenizer, "--output", site.work / "twice", *(word for token in tokens for word in ("--add-token", token)),
+                     code=2, says=words)
+    # What ended texts before stays one token, also where tokenizer.model alone describes it.
+    site.trireme("init-model", "--preset", "llama-tiny", "--vocab-size", count, "--tokenizer", with_tokenizer / "tokenizer.model", "--output", site.work / "made")
+    site.trireme("model", "resize-vocab", "--model", site.work / "made", "--output", site.work / "ends", "--add-token", "<end>", "--eos-token", "<end>")
+    first, second = (AutoTokenizer.from_pretrained(site.work / name) for name in ("made", "ends"))
+    before, after = (tokenizer(f"a {first.eos_token} b")["input_ids"] for tokenizer in (first, second))
+    assert second.eos_token == "<end>" and first.eos_token_id in before and before == after, (first.eos_token, before, after)
 
 
 def check_training(site, base):
@@ -352,6 +361,10 @@ output: {{dir: {name}-run, save_every_samples: 4}}
         assert torch.allclose(logits(merged, ids), logits(theirs.merge_and_unload(), ids), rtol=1e-5, atol=1e-5)
         # A checkpoint of the run gives the same adapter, the rows among it.
         site.trireme("checkpoint", "export", site.work / f"{name}-run", "--output", site.work / f"{name}-exported")
+        other = load(model)
+        other.get_parameter("model.norm.weight").data += 1
+        other.save_pretrained(site.work / f"{name}-other")
+        site.trireme("checkpoint", "export", site.work / f"{name}-run", "--output", site.work / f"{name}-exported-on-other", "--model", site.work / f"{name}-other", says="has other weights")
         mine, theirs = (load_file(path / "adapter_model.safetensors") for path in (adapter, site.work / f"{name}-exported"))
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine if "trainable_tokens" in k)
         # The rows that data may have are trained, those of the padding are not.

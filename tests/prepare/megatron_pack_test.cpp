@@ -97,6 +97,26 @@ TEST_F(MegatronPack, ThreadsAndCompressionChangeNothing) {
   EXPECT_THROW(merge_megatron({path("out_text_document")}, path("out_text_document")), ConfigError);
 }
 
+TEST_F(MegatronPack, AMergedFileIsOfTheTokenizerOfItsParts) {
+  const auto note = [&](const std::string& prefix, const std::string& hash) {
+    const std::string name = prefix + "_text_document";
+    write(name + ".tokenizer.json", "{\"tokenizer\": \"/t\", \"vocabulary\": 256, \"vocabulary_hash\": \"" + hash +
+                                        "\", \"bytes\": " + std::to_string(fs::file_size(path(name + ".bin"))) + "}");
+  };
+  for (const char* name : {"one", "two"})
+    (void)pack_megatron(bytes_encoder(), options({corpus(std::string(name) + ".jsonl")}, name));
+  const auto merged = [&] {
+    (void)merge_megatron({path("one_text_document"), path("two_text_document")}, path("both"));
+    return fs::exists(path("both.tokenizer.json"));
+  };
+  note("one", "a");
+  EXPECT_FALSE(merged()) << "who made the second part is not known";
+  note("two", "b");
+  EXPECT_THROW(merged(), DataError);
+  note("two", "a");
+  EXPECT_TRUE(merged());
+}
+
 TEST_F(MegatronPack, GoesOnAfterAStop) {
   const fs::path a = corpus("a.jsonl"), b = corpus("b.jsonl", 40);
   (void)pack_megatron(bytes_encoder(), options({a, b}, "whole"));

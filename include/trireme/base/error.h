@@ -2,6 +2,7 @@
 // Errors and checks. User-facing failures are typed and carry the process exit code (docs/errors.md); everything else
 // is a bug and is reported through TRIREME_CHECK with both values. run_main() catches them all.
 
+#include <filesystem>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -44,6 +45,10 @@ struct WriteError : Error {
 struct InternalError : Error {
   explicit InternalError(const std::string& message) : Error(ExitCode::kInternal, message) {}
 };
+
+/// Of a path that the system does not let a program look at: a folder without permission, links in a circle, a name
+/// that is too long.
+ConfigError path_error(const std::filesystem::filesystem_error& error);
 
 /// Throws WriteError "cannot WHAT PATH: reason of errno; advice".
 [[noreturn]] void write_failed(const char* what, const std::string& path);

@@ -135,6 +135,7 @@ std::string hdf5_reason() {
       },
       &reason);
   H5Eclear2(H5E_DEFAULT);
+  std::replace(reason.begin(), reason.end(), '\n', ' ');  // of the time in it
   return reason.empty() ? "no reason given" : reason;
 }
 
