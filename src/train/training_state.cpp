@@ -60,9 +60,13 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config) {
   const std::filesystem::path model = config.model.path;
   std::error_code error;
   std::vector<Fingerprint> inputs;
-  if (const auto file = std::filesystem::is_directory(model, error) ? model / "config.json" : model;
-      !config.lora && std::filesystem::is_regular_file(file, error))
-    inputs.push_back(fingerprint_configuration(file));
+  if (!config.lora) {  // with adapters the manifest's base has it
+    const auto file = std::filesystem::is_directory(model, error) ? model / "config.json" : model;
+    if (std::filesystem::is_regular_file(file, error))
+      inputs.push_back(fingerprint_configuration(file));
+    else
+      inputs = fingerprint_model(model, /*with_weights=*/false);
+  }
   const bool compares = config.train.objective == TrainSection::Objective::kDpo ||
                         config.train.objective == TrainSection::Objective::kKto;
   if (compares && config.lora && config.lora->adapter && !precomputes_reference(config))

@@ -138,6 +138,22 @@ TEST_F(RunInputs, OfAPreferenceRunAreTheAdapterThatItComparesWithInEachStep) {
   EXPECT_FALSE(depends_on("adapter/adapter_model.safetensors")) << "the checkpoint has what became of the adapter";
 }
 
+TEST_F(RunInputs, OfNemoCheckpointsAreTheirDescriptionsAndChunks) {
+  for (const char* name : {"config.json", "model.safetensors"}) std::filesystem::remove(directory_ / name);
+  std::filesystem::create_directories(directory_ / "context");
+  std::filesystem::create_directories(directory_ / "weights" / "a");
+  for (const char* name : {"context/model.yaml", "weights/a/.zarray", "weights/a/0.0", "weights/a/0.1"})
+    write(name, name);
+  EXPECT_TRUE(depends_on("context/model.yaml"));
+  EXPECT_TRUE(depends_on("weights/a/.zarray"));
+  EXPECT_FALSE(depends_on("weights/a/0.0")) << "the checkpoint has what became of the weights";
+  const auto base = [&] { return fingerprint_model(directory_, /*with_weights=*/true); };
+  const auto before = base();
+  ASSERT_EQ(before.size(), 3U);
+  write("weights/a/0.0", "other");
+  EXPECT_NE(base().back().hash, before.back().hash);
+}
+
 TEST_F(RunInputs, OfTextsAreTheTokenizer) {
   EXPECT_FALSE(depends_on("tokenizer.model")) << "rows are tokens";
   config_.data.train = {(directory_ / "texts.jsonl").string()};

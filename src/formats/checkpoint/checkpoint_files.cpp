@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace trireme {
@@ -304,6 +305,30 @@ std::string fingerprint_input(const std::filesystem::path& path, ExitCode code) 
   return hex64(hash);
 }
 
+namespace {
+
+/// Of a NeMo zarr checkpoint: its descriptions, and with weights the first chunk of each array.
+std::vector<std::filesystem::path> zarr_files(const std::filesystem::path& directory, bool with_weights) {
+  std::vector<std::filesystem::path> files;
+  std::map<std::filesystem::path, std::filesystem::path> first_chunks;  // by array
+  std::error_code error;
+  for (std::filesystem::recursive_directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::filesystem::path& file = entry->path();
+    if (!entry->is_regular_file(error)) continue;
+    if (file.filename() == ".zarray" || file.extension() == ".yaml") {
+      files.push_back(file);
+    } else if (with_weights && std::filesystem::exists(file.parent_path() / ".zarray", error)) {
+      const auto found = first_chunks.try_emplace(file.parent_path(), file).first;
+      found->second = std::min(found->second, file);
+    }
+  }
+  for (const auto& [array, chunk] : first_chunks) files.push_back(chunk);
+  return files;
+}
+
+}  // namespace
+
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights) {
   constexpr size_t kBlocks = 16;
   std::vector<std::filesystem::path> files;
@@ -313,6 +338,7 @@ std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bo
     const std::filesystem::path& file = entry->path();
     if (file.filename() == "config.json" || (with_weights && file.extension() == ".safetensors")) files.push_back(file);
   }
+  if (files.empty()) files = zarr_files(path, with_weights);
   std::sort(files.begin(), files.end());
   std::vector<Fingerprint> prints;
   for (const auto& file : files) prints.push_back({file.string(), fingerprint_file(file, ExitCode::kModel, kBlocks)});

@@ -129,7 +129,8 @@ std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, s
 /// A file's content, or the names and sizes of a directory's files.
 std::string fingerprint_input(const std::filesystem::path& path, ExitCode code);
 /// config.json of a model directory (or the file itself) and, if `with_weights`, its *.safetensors, 16 blocks each.
-/// Absent files are omitted.
+/// Absent files are omitted. Where there are none: of a NeMo zarr checkpoint its descriptions (*.yaml, .zarray) and, if
+/// `with_weights`, the first chunk of each array.
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);
 
 }  // namespace trireme
