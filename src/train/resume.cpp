@@ -142,31 +142,30 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
                            then[i].hash);
     return std::string();
   };
-  if (const std::string problem = compare(run_.manifest.data, manifest.data); !problem.empty()) {
-    const std::string text =
-        fmt::format("the training data changed since the checkpoint of step {}: {}", manifest.step, problem);
+  const auto refuse = [&](ExitCode code, const std::string& text, const char* fresh) {
     if (!choices_.allow_changed_data)
-      throw DataError(text +
-                      "; put the old files back, choose another output.dir, or add "
-                      "--allow-changed-data to go on with the new rows");
+      throw Error(code, text +
+                            "; put the old files back, choose another output.dir, or add --allow-changed-data to go on "
+                            "with the new " +
+                            fresh);
     log_warn(text + "; going on, as --allow-changed-data says");
-  }
+  };
+  if (const std::string problem = compare(run_.manifest.data, manifest.data); !problem.empty())
+    refuse(ExitCode::kData,
+           fmt::format("the training data changed since the checkpoint of step {}: {}", manifest.step, problem),
+           "rows");
   if (const std::string problem = compare(run_.manifest.base, manifest.base); !problem.empty())
     throw ModelError(
         fmt::format("the base model changed since the checkpoint of step {}: {}; put the old files "
                     "back or choose another "
                     "output.dir",
                     manifest.step, problem));
-  if (const std::string problem = compare(run_.manifest.inputs, manifest.inputs); !problem.empty()) {
-    const std::string text = fmt::format(
-        "a configuration, an adapter or a tokenizer that the run reads changed since the checkpoint of step {}: {}",
-        manifest.step, problem);
-    if (!choices_.allow_changed_data)
-      throw ModelError(text +
-                       "; put the old files back, choose another output.dir, or add --allow-changed-data to go on with "
-                       "the new files");
-    log_warn(text + "; going on, as --allow-changed-data says");
-  }
+  if (const std::string problem = compare(run_.manifest.inputs, manifest.inputs); !problem.empty())
+    refuse(ExitCode::kModel,
+           fmt::format("a configuration, an adapter or a tokenizer that the run reads changed since the checkpoint of "
+                       "step {}: {}",
+                       manifest.step, problem),
+           "files");
 }
 
 void Loader::fill(CheckpointReader& reader) const {

@@ -67,9 +67,7 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config) {
     else
       inputs = fingerprint_model(model, /*with_weights=*/false);
   }
-  const bool compares = config.train.objective == TrainSection::Objective::kDpo ||
-                        config.train.objective == TrainSection::Objective::kKto;
-  if (compares && config.lora && config.lora->adapter && !precomputes_reference(config))
+  if (has_reference(config) && config.lora && config.lora->adapter && !precomputes_reference(config))
     for (Fingerprint& file : fingerprint_model(*config.lora->adapter, /*with_weights=*/true))
       inputs.push_back(std::move(file));
   for (const std::filesystem::path& file : row_tokenizer(config))

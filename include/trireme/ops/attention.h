@@ -55,10 +55,9 @@ using KeptAttention = std::vector<at::Tensor>;
 /// attention.cpp). Of the library cuDNN's attention with compute capability 9.x and 10.x, for causal sequences of equal
 /// length without dropout, window and deterministic algorithms; flash attention for all others.
 /// TRIREME_ATTENTION=library|flash|ours overrides the table: `library` and `flash` take the library's, `flash` never
-/// cuDNN's. All skip the tiles outside a
-/// window. The library draws dropout from its own generator, seeded from (seed, stream, first key): a resumed run of
-/// the same world size gets the same mask, which differs from our kernels' mask. The order of the sums of dq varies
-/// unless deterministic algorithms are requested.
+/// cuDNN's. All skip the tiles outside a window. The library draws dropout from its own generator, seeded from (seed,
+/// stream, first key): a resumed run of the same world size gets the same mask, which differs from our kernels' mask.
+/// The order of the sums of dq varies unless deterministic algorithms are requested.
 ///
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
 /// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,

@@ -168,11 +168,15 @@ PairBatch pair_batch_on(at::Device device, const TokenPack& pack) {
           {}};
 }
 
-bool precomputes_reference(const Config& config) {
+bool has_reference(const Config& config) {
   using Objective = TrainSection::Objective;
-  const bool refers = config.train.objective == Objective::kDpo || config.train.objective == Objective::kKto;
-  return refers && config.preference.value_or(PreferenceSection())
-                       .precompute_ref_log_probs.value_or(!config.lora || !config.lora->modules_to_save.empty());
+  return config.train.objective == Objective::kDpo || config.train.objective == Objective::kKto;
+}
+
+bool precomputes_reference(const Config& config) {
+  return has_reference(config) &&
+         config.preference.value_or(PreferenceSection())
+             .precompute_ref_log_probs.value_or(!config.lora || !config.lora->modules_to_save.empty());
 }
 
 }  // namespace trireme

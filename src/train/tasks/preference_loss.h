@@ -12,7 +12,9 @@
 
 namespace trireme {
 
-/// Whether a DPO or KTO run computes the log-probabilities of its reference once, before its first step.
+/// Whether the run compares with a reference model: DPO and KTO.
+bool has_reference(const Config& config);
+/// Whether such a run computes the log-probabilities of its reference once, before its first step.
 bool precomputes_reference(const Config& config);
 
 /// The answers of a pack on the device: P pairs, N sequences, T tokens.
