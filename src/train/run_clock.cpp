@@ -125,6 +125,11 @@ double RunClock::remaining_seconds(int64_t step) const {
   return seconds;
 }
 
+bool RunClock::goes_on_for(double seconds, int64_t step) const {
+  return remaining_seconds(step) >= seconds &&
+         (!max_seconds_ || process_begin_ + static_cast<double>(*max_seconds_) - now_() >= seconds);
+}
+
 std::optional<int64_t> RunClock::take_straggler_interval(int64_t step) {
   if (!straggler_report_due(step - first_step_)) return std::nullopt;
   return step - std::exchange(last_straggler_step_, step);

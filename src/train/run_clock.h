@@ -71,6 +71,8 @@ class RunClock {
   /// The remaining time after step `step`: steps, and the evaluations and saves between and after them, each as long as
   /// those so far took on average. At least one step was timed.
   double remaining_seconds(int64_t step) const;
+  /// Whether the run goes on for so long after step `step`, by remaining_seconds() and train.max_time.
+  bool goes_on_for(double seconds, int64_t step) const;
 
   /// Marks the end of the work queued so far; on GPUs one event, no synchronization.
   TimePoint mark() const;

@@ -8,12 +8,16 @@
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/formats/checkpoint/finished_run.h"
+#include "trireme/ops/matmul/measure.h"
 #include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <string_view>
 #include <utility>
 
 namespace trireme {
@@ -31,6 +35,9 @@ std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>
   }
   return all;
 }
+
+/// Seconds: measuring products under load takes a minute or two and makes steps one or two percent shorter.
+constexpr double kLongRun = 3 * 3600;
 
 }  // namespace
 
@@ -50,7 +57,8 @@ Trainer::Trainer(const RunParts& run)
       report_(run, clock_, step_, progress_),
       folder_(directory_.checkpoints(), directory_.run_id(), config_.output.keep_last),
       description_(describe_run(config_, directory_.run_id(), run.grid.with_shard_size(run.plan.state_shards()),
-                                run.task.units(), run.compute_dtype, /*fingerprints=*/comm_.rank() == 0)),
+                                run.task.units(), run.compute_dtype, /*fingerprints=*/comm_.rank() == 0,
+                                comm_.rank() == 0 ? run.task.tokenizer() : std::vector<std::filesystem::path>())),
       checkpoints_(
           folder_, description_, comm_, [this](const std::string& json) { report_.event(json); },
           /*in_place=*/run.plan.host_units > 0),
@@ -80,6 +88,7 @@ void Trainer::start() {
     const ProgressSection section("warm-up");
     fault_point("warm-up", comm_.rank());
     step_.warm_up();
+    choose_products(/*long_run=*/false);
   }
   comm_.barrier();
   report_.start_run();
@@ -99,6 +108,12 @@ ExitCode Trainer::train() {
     // The host reads a step's results while the device computes the next step.
     while (step_.in_flight().size() > 1) collect_step();
     if (progress_.reported > clock_.first_step()) directory_.claim();
+    if (progress_.completed == clock_.first_step() + 2 && !config_.logging.mlperf) {
+      collect_all_steps();
+      const double ends_soon = clock_.goes_on_for(kLongRun, progress_.completed) ? 0 : 1;  // of any rank
+      choose_products(/*long_run=*/comm_.all_reduce_host({ends_soon}, ReduceOp::kMax)[0] == 0);
+      clock_.start_step();
+    }
     if (const auto steps = clock_.take_straggler_interval(progress_.completed)) report_stragglers(*steps);
     if (evaluation_.due()) {
       collect_all_steps();
@@ -180,6 +195,19 @@ void Trainer::report_stragglers(int64_t steps) {
   if (comm_.size() == 1 || comm_.rank() != 0 || clock_.timed_steps() == 0) return;
   for (const std::string& line : find_stragglers(all, run_.world.hosts(), steps, clock_.mean_step_seconds()))
     log_info("warning: " + line);
+}
+
+void Trainer::choose_products(bool long_run) {
+  const char* value = std::getenv("TRIREME_PRODUCTS");
+  const std::string_view wanted = value == nullptr ? "" : value;
+  if (wanted == "first") return;
+  const bool sustained = wanted == "sustained" || (long_run && wanted != "brief");
+  const ProgressSection section("products", kStorageAllowance);
+  if (sustained) log_info("choosing the algorithms of matrix products under load: up to two minutes, once");
+  const MeasuredProducts measured =
+      measure_products(run_.world.device(), sustained ? ProductLoad::kSustained : ProductLoad::kBrief);
+  if (sustained) log_info(fmt::format("measured {} matrix products in {:.0f} s", measured.count, measured.seconds));
+  comm_.barrier();
 }
 
 void Trainer::save_checkpoint() {

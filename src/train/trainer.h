@@ -39,6 +39,9 @@ class Trainer {
   void collect_all_steps();
   void guard_numbers(const StepRecord& record);
   void report_stragglers(int64_t steps);
+  /// Chooses the algorithms of the matrix products, between two steps; `long_run`: the run goes on for hours. On all
+  /// ranks alike.
+  void choose_products(bool long_run);
   void save_checkpoint();
 
   /// After a signal or train.max_time: saves, and returns kStopped only when the checkpoint of this step is whole on

@@ -56,7 +56,7 @@ Fingerprint fingerprint_configuration(const std::filesystem::path& path) {
 
 /// What results depend on beside rows and a frozen base: the configuration of a model whose parameters all train, the
 /// adapter that a preference run compares with in each step, and the tokenizer of texts.
-std::vector<Fingerprint> fingerprint_inputs(const Config& config) {
+std::vector<Fingerprint> fingerprint_inputs(const Config& config, const std::vector<std::filesystem::path>& tokenizer) {
   const std::filesystem::path model = config.model.path;
   std::error_code error;
   std::vector<Fingerprint> inputs;
@@ -70,7 +70,7 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config) {
   if (has_reference(config) && config.lora && config.lora->adapter && !precomputes_reference(config))
     for (Fingerprint& file : fingerprint_model(*config.lora->adapter, /*with_weights=*/true))
       inputs.push_back(std::move(file));
-  for (const std::filesystem::path& file : row_tokenizer(config))
+  for (const std::filesystem::path& file : tokenizer)
     inputs.push_back({file.string(), fingerprint_file(file, ExitCode::kModel)});
   return inputs;
 }
@@ -143,7 +143,8 @@ LoopState loop_state(const CheckpointManifest& manifest) {
 }
 
 CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,
-                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints) {
+                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints,
+                           const std::vector<std::filesystem::path>& tokenizer) {
   CheckpointRun run;
   CheckpointManifest& manifest = run.manifest;
   manifest.run_id = run_id;
@@ -161,7 +162,7 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
     manifest.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
   if (config.lora)
     manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
-  manifest.inputs = fingerprint_inputs(config);
+  manifest.inputs = fingerprint_inputs(config, tokenizer);
   return run;
 }
 

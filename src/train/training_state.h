@@ -62,8 +62,10 @@ struct CheckpointRun {
   std::function<int64_t(int64_t steps)> samples_after = {};  // samples of the first so many steps
   int64_t tokens_per_sample = 1;
 };
-/// `grid`: with shard groups as the trained state is divided. `fingerprints`: of the inputs, which rank 0 compares.
+/// `grid`: with shard groups as the trained state is divided. `fingerprints`: of the inputs, which rank 0 compares;
+/// `tokenizer`: TrainingTask::tokenizer(), one of them.
 CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,
-                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints);
+                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints,
+                           const std::vector<std::filesystem::path>& tokenizer);
 
 }  // namespace trireme

@@ -45,7 +45,8 @@ TEST_F(Fp8ProductGpu, EveryScalingAccumulationAndTarget) {
           const at::Tensor before = random({272, 144}, 3, dtype);
           const at::Tensor expected = adds ? exact + before.to(at::kDouble) : exact;
           at::Tensor first;
-          for (int occurrence = 0; occurrence < 6; ++occurrence) {  // the algorithm is chosen anew at one of them
+          for (int occurrence = 0; occurrence < 6; ++occurrence) {
+            if (occurrence == 5) measure_products(at::Device(at::kCUDA, 0), ProductLoad::kBrief);
             const at::Tensor sum = before.to(at::kCUDA, dtype, false, true);
             fp8_product_to({sum, adds}, on_gpu(a), on_gpu(b), accumulate);
             if (!first.defined()) first = sum;
@@ -85,6 +86,7 @@ TEST_F(Fp8ProductGpu, ShortSumsIn16BitsHaveTheLibrarysBits) {
             else
               at::mm_out(expected, a, b);
             for (int occurrence = 0; occurrence < 6; ++occurrence) {
+              if (occurrence == 5) measure_products(at::Device(at::kCUDA, 0), ProductLoad::kBrief);
               at::Tensor out = empty();
               product_out(out, a, b, bias);
               ASSERT_TRUE(at::equal(out, expected))
@@ -92,6 +94,32 @@ TEST_F(Fp8ProductGpu, ShortSumsIn16BitsHaveTheLibrarysBits) {
                   << ", padded " << padded << ", occurrence " << occurrence;
             }
           }
+}
+
+TEST_F(Fp8ProductGpu, MeasuredProductsKeepTheirBits) {
+  if (kernel_class(at::Device(at::kCUDA, 0)) == KernelClass::kNone) GTEST_SKIP() << "nothing is measured";
+  const at::Tensor x = random({4096, 1536}, 1, at::kBFloat16).to(at::kCUDA),
+                   w = random({3072, 1536}, 2, at::kBFloat16).to(at::kCUDA),
+                   dy = random({4096, 3072}, 3, at::kBFloat16).to(at::kCUDA);
+  const at::Tensor before = random({3072, 1536}, 4, at::kFloat).to(at::kCUDA);
+  const Fp8Matrix codes = of_rows(quantize_rows(x)), weight = of_rows(quantize_rows(w));
+  const auto all = [&] {
+    const at::Tensor y = plain_product(x, w.t()), added = plain_product(x, w.t(), {}, {dy.clone(), true}),
+                     dx = plain_product(dy, w), dw = before.clone(), dw_added = before.clone();
+    plain_product_to({dw, false}, dy.t(), x);
+    plain_product_to({dw_added, true}, dy.t(), x);
+    return std::vector<at::Tensor>{y,  added,    dx,
+                                   dw, dw_added, fp8_product(codes, weight, Accumulate::kFast, at::kBFloat16)};
+  };
+  const std::vector<at::Tensor> expected = all();
+  EXPECT_LT(relative_distance(expected[4].to(at::kDouble) - before, at::mm(dy.t().to(at::kDouble), x.to(at::kDouble))),
+            1e-3);
+  for (int occurrence = 1; occurrence < 4; ++occurrence) (void)all();
+  for (const ProductLoad load : {ProductLoad::kBrief, ProductLoad::kSustained}) {
+    EXPECT_GE(measure_products(at::Device(at::kCUDA, 0), load).count, 6);
+    const std::vector<at::Tensor> found = all();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << "product " << i;
+  }
 }
 
 TEST_F(Fp8ProductGpu, SplitAccumulationIsMoreExactInLongSums) {

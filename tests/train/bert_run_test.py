@@ -28,6 +28,8 @@ class Site(RunSite):
         super().__init__(args, work)
         site.write_data(work, 48)
         site.write_config(f"{work}/base", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+        with open(f"{work}/base/tokenizer.json", "w") as out:  # as models have it: no run reads it
+            out.write("{}")
         with open(f"{work}/run.yaml", "w") as out:
             out.write(f"""model: {{path: base, init: random}}
 data: {{train: packed, valid: eval.hdf5, seq_length: {site.LENGTH}}}

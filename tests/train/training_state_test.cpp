@@ -1,6 +1,7 @@
 // The state of a run by the names that checkpoints have had from the first version on.
 #include "training_state.h"
 
+#include "data/rows.h"
 #include "trireme/comm/rank_grid.h"
 
 #include <gtest/gtest.h>
@@ -100,8 +101,9 @@ class RunInputs : public ::testing::Test {
   void write(const std::string& name, const std::string& content) { std::ofstream(directory_ / name) << content; }
   std::vector<std::string> hashes() const {
     std::vector<std::string> all;
-    for (const Fingerprint& file :
-         describe_run(config_, "run", RankGrid(0, {.world = 1}), {}, at::kFloat, /*fingerprints=*/true).manifest.inputs)
+    for (const Fingerprint& file : describe_run(config_, "run", RankGrid(0, {.world = 1}), {}, at::kFloat,
+                                                /*fingerprints=*/true, row_tokenizer(config_))
+                                       .manifest.inputs)
       all.push_back(file.hash);
     return all;
   }

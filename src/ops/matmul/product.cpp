@@ -78,30 +78,12 @@ void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const F
   write_gradient(target, composed_fp8_product(a_MK, b_NK));
 }
 
-void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  at::Tensor sum = target.sum;
-  if (!sum.is_cuda()) return write_gradient(target, at::mm(a_MK, b_KN));
-  if (sum.scalar_type() == a_MK.scalar_type()) {
-    if (target.adds)
-      sum.addmm_(a_MK, b_KN);
-    else
-      at::mm_out(sum, a_MK, b_KN);
-  } else if (target.adds) {
-    at::addmm_out(sum, sum, a_MK, b_KN, sum.scalar_type());
-  } else {
-    at::mm_out(sum, a_MK, b_KN, sum.scalar_type());
-  }
-}
+namespace {
 
-void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N) {
-  const auto by_library = [&] {
-    if (bias_N.defined())
-      at::addmm_out(out_MN, bias_N, a_MK, b_KN);
-    else
-      at::mm_out(out_MN, a_MK, b_KN);
-  };
-  // With a longer inner dimension the power that an algorithm draws decides, not its time alone.
-  constexpr int64_t kShortInner = 1024, kLarge = int64_t{1} << 22;
+/// a b (+ bias), or out + a b, by the algorithm that measure_products() chose, or the library.
+void product_into(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
+                  bool adds) {
+  constexpr int64_t kLarge = int64_t{1} << 22;
   const auto aligned = [](const at::Tensor& x, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
   };
@@ -115,20 +97,46 @@ void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b
                             aligned(bias_N, 16) && bias_N.scalar_type() == out_MN.scalar_type());
   const Choice choice = Dispatch("product", a_MK)
                             .needs(a_MK.element_size() == 2, "operands are not of 16 bits")
-                            .needs(a_MK.size(1) > 0 && a_MK.size(1) <= kShortInner,
-                                   "the library's choice is good for long inner dimensions")
-                            .needs(out_MN.numel() >= kLarge, "the result is small")
+                            .needs(a_MK.size(1) > 0 && out_MN.numel() >= kLarge, "the result is small")
                             .needs(out_MN.stride(1) == 1 && fits(out_MN) && fits(a_MK) && fits(b_KN) && bias_fits,
                                    "an operand or the result is neither by rows nor by columns, or is not aligned")
                             .choice(Runs::kLibrary);
-  TRIREME_RETURN_LAUNCH(choice, product_out(out_MN, a_MK, b_KN, bias_N, by_library));
-  by_library();
+  TRIREME_RETURN_LAUNCH(choice, product_out(out_MN, a_MK, b_KN, bias_N, adds));
+  library_product(out_MN, a_MK, b_KN, bias_N, adds);
+}
+
+}  // namespace
+
+void library_product(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
+                     bool adds) {
+  const bool same = out_MN.scalar_type() == a_MK.scalar_type();
+  if (bias_N.defined())
+    at::addmm_out(out_MN, bias_N, a_MK, b_KN);
+  else if (adds && same)
+    out_MN.addmm_(a_MK, b_KN);
+  else if (adds)
+    at::addmm_out(out_MN, out_MN, a_MK, b_KN, out_MN.scalar_type());
+  else if (same)
+    at::mm_out(out_MN, a_MK, b_KN);
+  else
+    at::mm_out(out_MN, a_MK, b_KN, out_MN.scalar_type());
+}
+
+void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  at::Tensor sum = target.sum;
+  if (!sum.is_cuda()) return write_gradient(target, at::mm(a_MK, b_KN));
+  product_into(sum, a_MK, b_KN, {}, target.adds);
+}
+
+void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N) {
+  product_into(out_MN, a_MK, b_KN, bias_N, false);
 }
 
 at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
                          const Addend& addend) {
   if (addend.overwritten) {
-    const at::Tensor y = addend.sum.addmm_(a_MK, b_KN);
+    at::Tensor y = addend.sum;
+    product_into(y, a_MK, b_KN, {}, true);
     return bias_N.defined() ? y.add_(bias_N) : y;
   }
   at::Tensor y = at::empty({a_MK.size(0), b_KN.size(1)}, a_MK.options());
@@ -136,9 +144,21 @@ at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const a
   return addend.sum.defined() ? y.add_(addend.sum) : y;
 }
 
-std::function<at::Tensor()> fp8_product_of(const at::Tensor& a_MK, const at::Tensor& b_NK) {
+MeasuredProducts measure_products(at::Device device, ProductLoad load) {
+  if constexpr (kCudaBuild)
+    if (kernel_class(device) != KernelClass::kNone) return launch::measure_products(device, load);
+  return {};
+}
+
+std::function<void()> plain_product_of(const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  return [a_MK, b_KN, out = at::empty({a_MK.size(0), b_KN.size(1)}, a_MK.options())]() mutable {
+    product_out(out, a_MK, b_KN);
+  };
+}
+
+std::function<void()> fp8_product_of(const at::Tensor& a_MK, const at::Tensor& b_NK) {
   return [a = of_rows(quantize_rows(a_MK)), b = of_rows(quantize_rows(b_NK)), dtype = a_MK.scalar_type()] {
-    return fp8_product(a, b, Accumulate::kFast, dtype);
+    (void)fp8_product(a, b, Accumulate::kFast, dtype);
   };
 }
 

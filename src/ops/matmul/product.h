@@ -2,10 +2,9 @@
 // Private to ops/: matrix products. Operands [rows, inner dimension] on both sides, results [M, N].
 
 #include "matmul/operand.h"
+#include "trireme/ops/matmul/measure.h"
 
 #include <ATen/core/Tensor.h>
-
-#include <functional>
 
 namespace trireme {
 
@@ -51,9 +50,14 @@ void fp8_product_to(const GradientTarget& target, const Fp8Matrix& a_MK, const F
 at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N = {},
                          const Addend& addend = {});
 
-/// a b (+ bias) by the library, written to `out`. On GPUs, 16-bit products of a short inner dimension run by the
-/// algorithm of cuBLASLt that is the fastest on this machine and writes the library's bits.
+/// a b (+ bias) by the library, written to `out`. On GPUs, large 16-bit products run by the algorithm that
+/// measure_products() chose, which writes the library's bits.
 void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N = {});
+
+/// a b (+ bias) by LibTorch's call, written to `out`, or added to it (then without a bias). `out` has the operands'
+/// dtype, or is fp32.
+void library_product(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
+                     bool adds);
 
 /// a b, written or added to `target`. Operands of the target's dtype, or 16-bit operands for an fp32 target.
 void plain_product_to(const GradientTarget& target, const at::Tensor& a_MK, const at::Tensor& b_KN);
@@ -62,9 +66,9 @@ namespace launch {
 /// `out`: where the result goes if the addend is not overwritten; undefined: to a new tensor of `dtype`.
 at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate accumulate, at::ScalarType dtype,
                        const at::Tensor& bias_N, const Addend& addend, const at::Tensor& out);
-/// `by_library` writes the product to out.
-void product_out(const at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
-                 const std::function<void()>& by_library);
+void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
+                 bool adds);
+MeasuredProducts measure_products(at::Device device, ProductLoad load);
 }  // namespace launch
 
 }  // namespace trireme

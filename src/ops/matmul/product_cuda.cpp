@@ -4,20 +4,21 @@
 
 #include "launch.h"
 #include "trireme/base/cuda_libraries.h"
+#include "trireme/base/time.h"
 
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
 #include <cublasLt.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <compare>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string_view>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace trireme::launch {
@@ -32,6 +33,7 @@ namespace {
   X(Create)                           \
   X(GetStatusString)                  \
   X(Matmul)                           \
+  X(MatmulAlgoConfigGetAttribute)     \
   X(MatmulAlgoGetHeuristic)           \
   X(MatmulDescCreate)                 \
   X(MatmulDescDestroy)                \
@@ -64,16 +66,7 @@ const CublasLt& cublas_lt() {
 }
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-constexpr int kCandidates = 8, kRounds = 3, kRunsInRound = 2;
-/// A product is timed when it occurs so often. Its size may depend on the batch and never occur again.
-constexpr int kTimedAt = 4;
-
-/// Whether to time the library's first candidates and use the fastest on this machine.
-/// TRIREME_PRODUCTS=first: use the library's first candidate for FP8 and LibTorch's choice for 16 bits.
-bool measures() {
-  static const char* choice = std::getenv("TRIREME_PRODUCTS");
-  return choice == nullptr || std::string_view(choice) != "first";
-}
+constexpr int kCandidates = 8;
 
 void succeeded(cublasStatus_t status, const char* call) {
   TRIREME_CHECK(status == CUBLAS_STATUS_SUCCESS, call, " of cuBLASLt: ", cublas_lt().GetStatusString(status));
@@ -142,16 +135,36 @@ struct Event {
   ~Event() { cudaEventDestroy(event); }
 };
 
-/// What the choice of an algorithm depends on: device, sizes and strides, layouts, types, bias, addend, and `more`,
-/// which holds what the operation's further attributes depend on.
-using Key = std::tuple<int, std::array<int64_t, 6>, std::array<bool, 4>, std::array<int, 3>, int>;
-Key key_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool adds, const at::Tensor& bias,
-           int more) {
-  return {a.device().index(),
-          {a.size(0), b.size(1), a.size(1), a.stride(by_columns(a)), b.stride(by_columns(b)), out.stride(0)},
-          {by_columns(a), by_columns(b), adds, bias.defined()},
-          {type_of(a), type_of(b), type_of(out)},
-          more};
+/// What the choice of an algorithm depends on: a [m, k] times b [k, n].
+struct Form {
+  int device = 0;
+  int64_t m = 0, n = 0, k = 0, stride_a = 0, stride_b = 0, stride_out = 0;  // strides: of rows, or of columns
+  bool a_by_columns = false, b_by_columns = false, adds = false, bias = false;
+  at::ScalarType a = at::kFloat, b = at::kFloat, out = at::kFloat;
+  bool scales_by_rows = false, fast = false;  // FP8
+
+  auto operator<=>(const Form&) const = default;
+  [[nodiscard]] bool fp8() const { return c10::isFloat8Type(a); }
+  [[nodiscard]] double operations() const {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  }
+};
+Form form_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool adds, const at::Tensor& bias) {
+  const bool a_columns = by_columns(a), b_columns = by_columns(b);
+  return {.device = a.device().index(),
+          .m = a.size(0),
+          .n = b.size(1),
+          .k = a.size(1),
+          .stride_a = a.stride(a_columns),
+          .stride_b = b.stride(b_columns),
+          .stride_out = out.stride(0),
+          .a_by_columns = a_columns,
+          .b_by_columns = b_columns,
+          .adds = adds,
+          .bias = bias.defined(),
+          .a = a.scalar_type(),
+          .b = b.scalar_type(),
+          .out = out.scalar_type()};
 }
 
 /// a b (+ sum) (+ bias) for cuBLASLt: out^T = b^T a^T. Operands and result of any row stride, operands also transposed.
@@ -175,7 +188,18 @@ class Product {
     describe(layout_out_, sum_, false);
   }
 
-  [[nodiscard]] const Operation& operation() const { return operation_; }
+  /// FP8 operands: fp32 inverse scales, and fast or split accumulation.
+  void scale(const at::Tensor& a_inverse, const at::Tensor& b_inverse, bool by_rows, bool fast) {
+    set(operation_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{fast});
+    const void *of_a = a_inverse.const_data_ptr(), *of_b = b_inverse.const_data_ptr();
+    set(operation_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b);
+    set(operation_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a);
+#if CUBLAS_VERSION >= 120900
+    if (by_rows)
+      for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+        set(operation_, attribute, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+#endif
+  }
   [[nodiscard]] cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& out) const {
     const float one = 1, beta = adds_ ? 1.0f : 0.0f;
     const at::Tensor workspace = at::empty({static_cast<int64_t>(kWorkspaceBytes)}, a_.options().dtype(at::kByte));
@@ -226,58 +250,161 @@ at::Tensor bits(const at::Tensor& out) {
   return sums;
 }
 
-/// The way to compute `out` that is faster than way 0 by `margin`, a part of its time, in every round, and the fastest
-/// of these; 0 if there is none. Only ways that write the bits of way 0 count, so results do not depend on the timing.
-int fastest(int ways, double margin, const at::Tensor& out, const std::function<bool(int)>& run) {
-  if (!run(0)) return 0;  // the caller reports the error
-  const at::Tensor expected = bits(out);
-  std::vector<int> left;
-  for (int way = 1; way < ways; ++way)
-    if (run(way) && at::equal(bits(out), expected)) left.push_back(way);
-  const cudaStream_t stream = stream_of(out);
-  const auto time = [&](int way) {
+/// Ways to compute a product, of which way 0 is the library's own choice.
+class Ways {
+ public:
+  /// run(way): computes the product into `out`, or adds it; false if it cannot. `count`: at least one.
+  Ways(int count, const at::Tensor& out, const at::Generator& generator, std::function<bool(int)> run)
+      : out_(out), run_(std::move(run)) {
+    // Only ways that write the bits of way 0 count, so results do not depend on the timing.
+    const auto bits_of = [&](int way) {
+      out_.normal_(0, 1, generator.clone());  // the same addend each time
+      return run_(way) ? bits(out_) : at::Tensor();
+    };
+    const at::Tensor expected = bits_of(0);
+    TRIREME_CHECK(expected.defined(), "the library does not compute a product that it has computed before");
+    for (int way = 1; way < count; ++way)
+      if (const at::Tensor found = bits_of(way); found.defined() && at::equal(found, expected)) left_.push_back(way);
+  }
+
+  /// The fastest of those that are faster than way 0 by `margin`, a part of its time, in every round; 0 without one.
+  int fastest(double margin) {
+    constexpr int kRounds = 3, kRunsInRound = 2;
+    std::map<int, double> sums;
+    for (int round = 0; round < kRounds; ++round) {
+      const double most = milliseconds(0, kRunsInRound) * (1 - margin);
+      std::erase_if(left_, [&](int way) {
+        const double ms = milliseconds(way, kRunsInRound);
+        sums[way] += ms;
+        return ms >= most;
+      });
+    }
+    return least(sums);
+  }
+
+  /// The one that is the fastest when it runs so long that its power decides its clock; 0 unless another is faster by
+  /// kNoise.
+  int fastest_under_load() {
+    // A GPU follows its power limit within some tenths of a second.
+    constexpr double kHeat = 600, kLead = 200, kTimed = 350, kNoise = 0.005;
+    // Slower ones with cool clocks do not become the fastest: 10 products of an H200, at most 9 % behind.
+    constexpr double kSlow = 1.12;
+    left_.insert(left_.begin(), 0);
+    std::map<int, double> once;
+    for (const int way : left_) once[way] = milliseconds(way, 4) / 4;
+    const double most = kSlow * once[least(once)];
+    std::erase_if(left_, [&](int way) { return way != 0 && once[way] > most; });
+    if (left_.size() == 1) return 0;
+    const auto runs = [&](int way, double ms) { return 1 + static_cast<int>(ms / once[way]); };
+    (void)milliseconds(0, runs(0, kHeat));
+    std::map<int, double> hot;
+    for (const int way : left_) {
+      (void)milliseconds(way, runs(way, kLead));
+      hot[way] = milliseconds(way, runs(way, kTimed)) / runs(way, kTimed);
+    }
+    const int best = least(hot);
+    return hot[best] < (1 - kNoise) * hot[0] ? best : 0;
+  }
+
+ private:
+  /// Of those left; 0 if there is none.
+  [[nodiscard]] int least(const std::map<int, double>& of) const {
+    const auto best = std::min_element(left_.begin(), left_.end(), [&](int a, int b) { return of.at(a) < of.at(b); });
+    return best == left_.end() ? 0 : *best;
+  }
+  [[nodiscard]] double milliseconds(int way, int runs) const {
+    const cudaStream_t stream = stream_of(out_);
     Event begin, end;
-    run(way);  // while it runs, the launches of those that are timed get ahead of the device
+    run_(way);  // while it runs, the launches of those that are timed get ahead of the device
     launched(cudaEventRecord(begin.event, stream), "cudaEventRecord");
-    for (int repeat = 0; repeat < kRunsInRound; ++repeat) run(way);
+    for (int i = 0; i < runs; ++i) run_(way);
     launched(cudaEventRecord(end.event, stream), "cudaEventRecord");
     launched(cudaEventSynchronize(end.event), "cudaEventSynchronize");
     float ms = 0;
     launched(cudaEventElapsedTime(&ms, begin.event, end.event), "cudaEventElapsedTime");
     return double{ms};
-  };
-  std::map<int, double> sums;
-  for (int round = 0; round < kRounds; ++round) {
-    const double most = time(0) * (1 - margin);
-    std::erase_if(left, [&](int way) {
-      const double ms = time(way);
-      sums[way] += ms;
-      return ms >= most;
-    });
   }
-  const auto best = std::min_element(left.begin(), left.end(), [&](int a, int b) { return sums[a] < sums[b]; });
-  return best == left.end() ? 0 : *best;
+
+  const at::Tensor out_;
+  const std::function<bool(int)> run_;
+  std::vector<int> left_;
+};
+
+using Algorithm = std::optional<cublasLtMatmulAlgo_t>;  // none: LibTorch's call
+struct Chosen {
+  int64_t occurrences = 0;
+  Algorithm algorithm;
+  bool measured = false;
+};
+struct Choices {
+  static constexpr size_t kMost = 4096;
+  std::mutex mutex;
+  std::map<Form, Chosen> of;
+};
+Choices& choices() {
+  static Choices all;
+  return all;
 }
 
-using Algorithm = std::optional<cublasLtMatmulAlgo_t>;
+/// The choice for a form; `first`: what it is when the form first occurs.
+Algorithm chosen(const Form& form, const std::function<Algorithm()>& first) {
+  Choices& all = choices();
+  const std::lock_guard lock(all.mutex);
+  // Sizes that depend on the batch bring new forms in every step.
+  if (all.of.size() >= Choices::kMost) std::erase_if(all.of, [](const auto& entry) { return !entry.second.measured; });
+  const auto [entry, is_new] = all.of.try_emplace(form);
+  if (is_new) entry->second.algorithm = first();
+  ++entry->second.occurrences;
+  return entry->second.algorithm;
+}
 
-/// What `choose` returned for the key: without timing when the key first occurred, and with it when it occurred so
-/// often as kTimedAt says.
-Algorithm chosen(const Key& key, const std::function<Algorithm(bool timed)>& choose) {
-  struct Entry {
-    int occurrences = 0;
-    Algorithm algorithm;
+/// 16-bit products of longer inner dimensions draw so much power that it decides their time, which a brief time does
+/// not show.
+constexpr int64_t kShortInner = 1024;
+
+/// Tiles of 128 x 256 elements. On an H200 they draw the least power of those that the library chooses for 16-bit
+/// products of long inner dimensions, or up to 2 % more; 192 x 192 and 320 x 128 draw 2 to 4 % more.
+bool has_large_tile(const cublasLtMatmulAlgo_t& algorithm) {
+  uint32_t tile = 0;
+  size_t written = 0;
+  succeeded(
+      cublas_lt().MatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile), &written),
+      "cublasLtMatmulAlgoConfigGetAttribute");
+  return tile == CUBLASLT_MATMUL_TILE_128x256 || tile == CUBLASLT_MATMUL_TILE_256x128;
+}
+
+/// The algorithm for products of a form, found with random operands.
+Algorithm measured(const Form& form, bool under_load) {
+  const at::TensorOptions options =
+      at::TensorOptions(at::kBFloat16).device(at::kCUDA, static_cast<int8_t>(form.device));
+  at::Generator generator = at::globalContext().defaultGenerator(options.device()).clone();  // draws for no one else
+  const auto operand = [&](int64_t rows, int64_t columns, int64_t stride, bool by_columns, at::ScalarType dtype) {
+    const std::vector<int64_t> strides = by_columns ? std::vector<int64_t>{1, stride} : std::vector<int64_t>{stride, 1};
+    const at::Tensor x = at::empty_strided({rows, columns}, strides, options.dtype(dtype));
+    if (!form.fp8()) return x.normal_(0, 1, generator);
+    return x.copy_(at::empty({rows, columns}, options).normal_(0, 64, generator));
   };
-  static std::mutex mutex;
-  static std::map<Key, Entry> entries;
-  const std::lock_guard lock(mutex);
-  Entry& entry = entries[key];
-  if (entry.occurrences < kTimedAt) {
-    const bool timed = entry.occurrences + 1 == kTimedAt && measures();
-    if (timed || entry.occurrences == 0) entry.algorithm = choose(timed);
-    ++entry.occurrences;
-  }
-  return entry.algorithm;
+  const at::Tensor a = operand(form.m, form.k, form.stride_a, form.a_by_columns, form.a),
+                   b = operand(form.k, form.n, form.stride_b, form.b_by_columns, form.b),
+                   bias = form.bias ? operand(1, form.n, form.n, false, form.out)[0] : at::Tensor();
+  at::Tensor out = at::empty_strided({form.m, form.n}, {form.stride_out, 1}, options.dtype(form.out));
+  Product product(a, b, out, form.adds ? out : at::Tensor(), bias);
+  const at::Tensor scales = at::ones({form.scales_by_rows ? std::max(form.m, form.n) : 1}, options.dtype(at::kFloat));
+  if (form.fp8()) product.scale(scales, scales, form.scales_by_rows, form.fast);
+  const bool only_large = !under_load && !form.fp8() && form.k > kShortInner;
+  std::vector<Algorithm> algorithms;
+  if (!form.fp8()) algorithms.emplace_back();
+  for (const cublasLtMatmulAlgo_t& candidate : product.candidates())
+    if (!only_large || has_large_tile(candidate)) algorithms.emplace_back(candidate);
+  Ways ways(static_cast<int>(algorithms.size()), out, generator, [&](int way) {
+    const Algorithm& algorithm = algorithms[static_cast<size_t>(way)];
+    if (algorithm) return product.run(*algorithm, out) == CUBLAS_STATUS_SUCCESS;
+    library_product(out, a, b, bias, form.adds);
+    return true;
+  });
+  // In a brief time a candidate of any tile must be clearly faster than LibTorch's choice.
+  const double margin = form.fp8() ? 0 : only_large ? 0.01 : 0.04;
+  return algorithms[static_cast<size_t>(under_load ? ways.fastest_under_load() : ways.fastest(margin))];
 }
 
 }  // namespace
@@ -317,27 +444,15 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
                 out.sizes(), " of ", dtype, " with a bias ", bias_N.sizes(), " of ", bias_N.scalar_type());
   // In both operands the inner dimension is the contiguous one.
   const at::Tensor b_KN = b.t();
-  const Product product(a, b_KN, out, adds ? sum : at::Tensor(), bias_N);
-  const Operation& operation = product.operation();
-  set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{accumulate == Accumulate::kFast});
-  const void *b_inverse = b_NK.inverse.const_data_ptr(), *a_inverse = a_MK.inverse.const_data_ptr();
-  set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b_inverse);
-  set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a_inverse);
-#if CUBLAS_VERSION >= 120900
-  if (by_rows)
-    for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
-      set(operation, attribute, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
-#endif
-  const int more = (by_rows ? 2 : 0) + (accumulate == Accumulate::kFast ? 1 : 0);
-  const Algorithm algorithm = chosen(key_of(a, b_KN, out, adds, bias_N, more), [&](bool timed) -> Algorithm {
+  Product product(a, b_KN, out, adds ? sum : at::Tensor(), bias_N);
+  const bool fast = accumulate == Accumulate::kFast;
+  product.scale(a_MK.inverse, b_NK.inverse, by_rows, fast);
+  Form form = form_of(a, b_KN, out, adds, bias_N);
+  form.scales_by_rows = by_rows, form.fast = fast;
+  const Algorithm algorithm = chosen(form, [&]() -> Algorithm {
     const auto candidates = product.candidates();
     if (candidates.empty()) return {};
-    if (!timed) return candidates[0];
-    // Timing repeats the product, which must not accumulate in an addend.
-    const at::Tensor scratch = addend.overwritten ? at::empty_like(out) : out;
-    return candidates[static_cast<size_t>(fastest(static_cast<int>(candidates.size()), 0, scratch, [&](int way) {
-      return product.run(candidates[static_cast<size_t>(way)], scratch) == CUBLAS_STATUS_SUCCESS;
-    }))];
+    return candidates[0];
   });
   if (!algorithm) {
     // Not every version of the library writes fp32 or fp16 results of products with scales per row.
@@ -352,26 +467,49 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
   return out;
 }
 
-void product_out(const at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
-                 const std::function<void()>& by_library) {
+void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
+                 bool adds) {
   using namespace lt;
-  // A replacement must be clearly faster: close ones are decided by the power that they draw, which this does not show.
-  constexpr double kMargin = 0.04;
   const c10::cuda::CUDAGuard guard(a_MK.device());
-  const Algorithm algorithm = chosen(key_of(a_MK, b_KN, out_MN, false, bias_N, 0), [&](bool timed) -> Algorithm {
-    if (!timed) return {};
-    const Product product(a_MK, b_KN, out_MN, {}, bias_N);
-    const auto candidates = product.candidates();
-    const int way = fastest(static_cast<int>(candidates.size()) + 1, kMargin, out_MN, [&](int i) {
-      if (i > 0) return product.run(candidates[static_cast<size_t>(i - 1)], out_MN) == CUBLAS_STATUS_SUCCESS;
-      by_library();
-      return true;
-    });
-    if (way == 0) return {};
-    return candidates[static_cast<size_t>(way - 1)];
+  const Algorithm algorithm = chosen(form_of(a_MK, b_KN, out_MN, adds, bias_N), [] { return Algorithm(); });
+  if (!algorithm) return library_product(out_MN, a_MK, b_KN, bias_N, adds);
+  succeeded(Product(a_MK, b_KN, out_MN, adds ? out_MN : at::Tensor(), bias_N).run(*algorithm, out_MN),
+            "cublasLtMatmul");
+}
+
+MeasuredProducts measure_products(at::Device device, ProductLoad load) {
+  using namespace lt;
+  const c10::cuda::CUDAGuard guard(device);
+  // Products whose sizes depend on the batch may never occur again.
+  constexpr int64_t kOften = 4;
+  constexpr double kMostSeconds = 120, kWorthwhile = 2e10;
+  const std::lock_guard lock(choices().mutex);
+  std::vector<std::pair<const Form, Chosen>*> often;
+  for (auto& entry : choices().of) {
+    const Form& form = entry.first;
+    if (form.device != device.index() || entry.second.occurrences < kOften) continue;
+    // Split FP8 products: the library's first candidate draws the least power, and the briefly fastest 1 to 2 % more.
+    if (load == ProductLoad::kSustained ? form.operations() < kWorthwhile : form.fp8() && !form.fast) continue;
+    if (!form.fp8() || entry.second.algorithm) often.push_back(&entry);
+  }
+  std::sort(often.begin(), often.end(), [](const auto* x, const auto* y) {
+    return x->first.operations() * static_cast<double>(x->second.occurrences) >
+           y->first.operations() * static_cast<double>(y->second.occurrences);
   });
-  if (!algorithm) return by_library();
-  succeeded(Product(a_MK, b_KN, out_MN, {}, bias_N).run(*algorithm, out_MN), "cublasLtMatmul");
+  MeasuredProducts result;
+  const double begin = steady_seconds();
+  for (auto* entry : often) {
+    if (steady_seconds() - begin > kMostSeconds) break;
+    try {
+      entry->second.algorithm = measured(entry->first, load == ProductLoad::kSustained);
+      entry->second.measured = true;
+      ++result.count;
+    } catch (const c10::OutOfMemoryError&) {
+      continue;  // the library's choice stays
+    }
+  }
+  result.seconds = steady_seconds() - begin;
+  return result;
 }
 
 }  // namespace trireme::launch

@@ -211,6 +211,8 @@ void CausalLmTask::warn_of_tokenizers() const {
   }
 }
 
+std::vector<std::filesystem::path> CausalLmTask::tokenizer() const { return row_tokenizer(config_); }
+
 ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size) const {
   if (config.lora == config_.lora) return model_->shape(config.data.seq_length, element_size);
   std::optional<LoraOptions> lora = config.lora;

@@ -137,6 +137,8 @@ class TrainingTask : public PlannedModel {
   virtual void prepare(ShardedUnits& /*units*/, const BeforeSteps& /*before*/) {}
   /// The rows to check before training; they own what they read.
   virtual std::vector<RowSet> row_sets() const = 0;
+  /// The files of the tokenizer that makes tokens of data.train as the run reads it; none: it holds tokens. DataError.
+  virtual std::vector<std::filesystem::path> tokenizer() const { return {}; }
 
   /// Starts reading and collating global batch `step` (0-based) in the background.
   virtual void prefetch(int64_t step) = 0;

@@ -4,8 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-
 namespace trireme {
 
 constexpr double kLargestE4m3 = 448.0, kLargestE5m2 = 57344.0;
@@ -22,9 +20,5 @@ void fp8_cast_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& 
 /// pass. w fp32 or bf16, `scale` fp32 scalar on its device. Matrices that are not contiguous, or have different numbers
 /// of elements, are an internal error.
 void fp8_codes_(const at::Tensor& target, const at::Tensor& w, const at::Tensor& scale);
-
-/// Quantizes both matrices by rows and returns a function that multiplies the codes, a b^T [M, N] in the matrices'
-/// dtype, as the products of trained layers do. For measurements of speed. On a GPU K and N must be multiples of 16.
-std::function<at::Tensor()> fp8_product_of(const at::Tensor& a_MK, const at::Tensor& b_NK);
 
 }  // namespace trireme
