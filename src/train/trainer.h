@@ -61,6 +61,7 @@ class Trainer {
   const Config& config_;
   Communicator& comm_;
   RunDirectory& directory_;
+  const std::string products_;  // how their algorithms are chosen; empty: by the run's length
   RunProgress progress_;
   RunClock clock_;
   StopVote stop_vote_;
