@@ -79,7 +79,7 @@ constexpr const char* kRecords = ".done";
 
 }  // namespace
 
-PartRecords::PartRecords(const fs::path& directory) : directory_(directory) {
+PartRecords::PartRecords(const fs::path& directory) : directory_(directory), created_(!fs::exists(directory)) {
   make_directories(directory / kRecords);
   remove_dead_temporaries(directory);
   remove_dead_temporaries(directory / kRecords);
@@ -88,6 +88,8 @@ PartRecords::PartRecords(const fs::path& directory) : directory_(directory) {
 PartRecords::~PartRecords() {
   remove_dead_temporaries(directory_);
   remove_dead_temporaries(directory_ / kRecords);
+  std::error_code not_empty;
+  if (fs::remove(directory_ / kRecords, not_empty) && created_) fs::remove(directory_, not_empty);
 }
 
 bool PartRecords::is_done(const std::string& name, uint64_t fingerprint) const {

@@ -32,7 +32,7 @@ void write_masked_rows(const std::filesystem::path& path, int64_t seq_length, in
 class PartRecords {
  public:
   /// Creates the directory and removes temporary files of dead processes. The destructor removes them again, because a
-  /// process may not have ended yet at the start.
+  /// process may not have ended yet at the start, and what it has created if nothing was done.
   explicit PartRecords(const std::filesystem::path& directory);
   ~PartRecords();
   PartRecords(const PartRecords&) = delete;
@@ -46,6 +46,7 @@ class PartRecords {
 
  private:
   std::filesystem::path directory_;
+  bool created_;
 };
 
 }  // namespace trireme

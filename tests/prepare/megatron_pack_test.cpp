@@ -166,6 +166,7 @@ TEST_F(MegatronPack, Refusals) {
   };
   EXPECT_NE(complaint(write("a.jsonl", "{\"text\": \"x\"}\n{\"body\": \"x\"}\n")).find("a.jsonl:2: no field 'text'"),
             std::string::npos);
+  EXPECT_FALSE(fs::exists(path("out_text_document.parts"))) << "no part was done";
   EXPECT_NE(complaint(write("b.jsonl", "{\"text\": \n")).find("b.jsonl:1: not JSON"), std::string::npos);
   EXPECT_NE(complaint(write("c.txt", "text\n")).find("neither JSON lines"), std::string::npos);
   EXPECT_NE(complaint(write("d.jsonl", "{\"text\": \"\"}\n")).find("no document with a token"), std::string::npos);
