@@ -139,11 +139,10 @@ SplitRows<Sample> open_rows(const Config& config, Split split, const RowFormat& 
 
 void fill_row_caches(const Config& config) { row_format(config.data.train.front()).fill_caches(config); }
 
-std::vector<std::string> row_files(const Config& config) {
-  const RowFormat& format = row_format(config.data.train.front());
+std::vector<std::string> row_files(const std::vector<std::string>& entries) {
   std::vector<std::string> files;
-  for (const std::string& entry : config.data.train)
-    for (std::string& file : format.files(entry)) files.push_back(std::move(file));
+  for (const std::string& entry : entries)
+    for (std::string& file : row_format(entry).files(entry)) files.push_back(std::move(file));
   return files;
 }
 
@@ -151,8 +150,11 @@ std::vector<std::filesystem::path> row_tokenizer(const Config& config) {
   const auto file = find_tokenizer(config.model.path);
   if (!file || !row_format(config.data.train.front()).tokenises(config)) return {};
   std::vector<std::filesystem::path> files = {*file};
+  std::vector<std::string> names = {"tokenizer_config.json", "special_tokens_map.json"};
+  if (file->extension() == ".model") names.emplace_back("added_tokens.json");
+  if (file->filename() == "vocab.json") names.emplace_back("merges.txt");
   std::error_code error;
-  for (const char* name : {"merges.txt", "added_tokens.json"})
+  for (const std::string& name : names)
     if (std::filesystem::is_regular_file(file->parent_path() / name, error))
       files.push_back(file->parent_path() / name);
   return files;

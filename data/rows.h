@@ -90,9 +90,9 @@ const RowFormat& row_format(const std::string& key, const std::vector<std::strin
 /// command that makes rows of them.
 SplitRows<Sample> open_rows(const Config& config, Split split, const RowFormat& train, const RowReader& reader);
 
-/// fill_caches(), files() and changed_order() of what data.train holds.
+/// fill_caches(), files() and changed_order() of what data.train, or these entries of a split, hold.
 void fill_row_caches(const Config& config);
-std::vector<std::string> row_files(const Config& config);
+std::vector<std::string> row_files(const std::vector<std::string>& entries);
 /// The files of the tokenizer that makes tokens of data.train as the run reads it; none: it holds tokens.
 std::vector<std::filesystem::path> row_tokenizer(const Config& config);
 std::vector<std::string> changed_row_order(const Config& before, const Config& now);

@@ -22,15 +22,6 @@ namespace fs = std::filesystem;
 constexpr size_t kShardsInMemory = 3;  // the current one, the next one, and one more for reads at a shard boundary
 constexpr const char* kIndexName = "index.txt";
 
-std::vector<fs::path> list_shards(const std::vector<fs::path>& files) {
-  std::vector<fs::path> shards =
-      files_of(files, "part_", "", ": expected packed shards or a variable-length evaluation set");
-  if (shards.empty()) throw DataError("no BERT data files given");
-  const auto twin = std::adjacent_find(shards.begin(), shards.end());
-  if (twin != shards.end()) throw DataError(fmt::format("{} is given twice", twin->string()));
-  return shards;
-}
-
 /// Numbers of rows and sequences by shard name, from the index file that the preparation writes into the shards'
 /// directory: opening thousands of files for their headers would delay the start. A shard with another number of rows
 /// is refused when it is read.
@@ -189,10 +180,19 @@ class ShardedBertDataset final : public BertDataset {
 
 }  // namespace
 
+std::vector<fs::path> bert_shards(const std::vector<fs::path>& files) {
+  std::vector<fs::path> shards =
+      files_of(files, "part_", "", ": expected packed shards or a variable-length evaluation set");
+  if (shards.empty()) throw DataError("no BERT data files given");
+  const auto twin = std::adjacent_find(shards.begin(), shards.end());
+  if (twin != shards.end()) throw DataError(fmt::format("{} is given twice", twin->string()));
+  return shards;
+}
+
 std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<fs::path>& files, int64_t max_length,
                                                int64_t vocab_size) {
   TRIREME_CHECK(max_length > 0 && vocab_size > 0, "max_length ", max_length, ", vocab_size ", vocab_size);
-  return std::make_unique<ShardedBertDataset>(list_shards(files), BertLimits{max_length, vocab_size});
+  return std::make_unique<ShardedBertDataset>(bert_shards(files), BertLimits{max_length, vocab_size});
 }
 
 }  // namespace trireme

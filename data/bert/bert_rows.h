@@ -36,7 +36,9 @@ class BertDataset {
   virtual void will_need(int64_t shard) const = 0;
 };
 
-/// `files`: shards, or directories of part_* shards; sorted by name. `max_length`: longest row in tokens (512).
+/// Shards, and those of directories (part_*), sorted by name. DataError without any, and where one is given twice.
+std::vector<std::filesystem::path> bert_shards(const std::vector<std::filesystem::path>& files);
+/// `files`: as of bert_shards(). `max_length`: longest row in tokens (512).
 /// `vocab_size`: ids are in [0, vocab_size). DataError for missing datasets, wrong types, unequal lengths, links to
 /// other files, and packed mixed with variable-length files.
 std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<std::filesystem::path>& files, int64_t max_length,

@@ -188,6 +188,12 @@ const RowFormat kDocumentRows = {
     .holds = [](const std::string& entry) { return holds_documents(entry); },
     .open = open_document_rows,
     .contents = document_contents,
+    .files =
+        [](const std::string& entry) {
+          std::vector<std::string> files;
+          for (const std::filesystem::path& file : document_files(entry)) files.push_back(file.string());
+          return files;
+        },
     .tokenises =
         [](const Config& config) { return hold_texts(to_paths(config.data.train), config.data.column.value_or("")); }};
 

@@ -81,6 +81,7 @@ std::optional<fs::path> find_tokenizer(const fs::path& path) {
   if (path.filename() == "merges.txt" && fs::is_regular_file(path.parent_path() / "vocab.json", error))
     return path.parent_path() / "vocab.json";
   if (!fs::is_directory(path, error)) {
+    if (path.filename() == "config.json") return find_tokenizer(path.parent_path().empty() ? "." : path.parent_path());
     if (fs::exists(path, error)) return path;
     return std::nullopt;
   }

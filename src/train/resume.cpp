@@ -150,7 +150,8 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
                             fresh);
     log_warn(text + "; going on, as --allow-changed-data says");
   };
-  if (const std::string problem = compare(run_.manifest.data, manifest.data); !problem.empty())
+  if (const std::string problem = compare(run_.manifest.data, manifest.data);
+      !problem.empty() && !compare(run_.former_data(), manifest.data).empty())
     refuse(ExitCode::kData,
            fmt::format("the training data changed since the checkpoint of step {}: {}", manifest.step, problem),
            "rows");

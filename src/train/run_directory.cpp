@@ -60,6 +60,7 @@ Config with_defaults(Config config) {
   if (config.data.weights.empty() && config.data.names.size() > 1)
     config.data.weights.assign(config.data.names.size(), 1);
   config.schedule.min_lr_factor = min_lr_factor(config.schedule);
+  if (config.train.objective != TrainSection::Objective::kSft && !config.preference) config.preference.emplace();
   return config;
 }
 

@@ -16,7 +16,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <optional>
 #include <utility>
 
 namespace trireme {
@@ -65,8 +65,8 @@ Trainer::Trainer(const RunParts& run)
       report_(run, clock_, step_, progress_),
       folder_(directory_.checkpoints(), directory_.run_id(), config_.output.keep_last),
       description_(describe_run(config_, directory_.run_id(), run.grid.with_shard_size(run.plan.state_shards()),
-                                run.task.units(), run.compute_dtype, /*fingerprints=*/comm_.rank() == 0,
-                                comm_.rank() == 0 ? run.task.tokenizer() : std::vector<std::filesystem::path>())),
+                                run.task.units(), run.compute_dtype,
+                                comm_.rank() == 0 ? std::optional(run.task.files()) : std::nullopt)),
       checkpoints_(
           folder_, description_, comm_, [this](const std::string& json) { report_.event(json); },
           /*in_place=*/run.plan.host_units > 0),

@@ -45,34 +45,57 @@ std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units, c
   return described;
 }
 
-/// The file without what transformers writes into it that decides nothing, and without its layout.
-Fingerprint fingerprint_configuration(const std::filesystem::path& path) {
+/// Of a JSON file as `change` leaves it, without its layout.
+template <class Change>
+Fingerprint fingerprint_json(const std::filesystem::path& path, const Change& change) {
   nlohmann::json json = read_json(path, ExitCode::kModel);
-  if (json.is_object())
-    for (const char* key : {"transformers_version", "_name_or_path"}) json.erase(key);
+  if (json.is_object()) change(json);
   const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return {path.string(), hex64(xxh3_64(text.data(), text.size()))};
 }
 
 /// What results depend on beside rows and a frozen base: the configuration of a model whose parameters all train, the
 /// adapter that a preference run compares with in each step, and the tokenizer of texts.
-std::vector<Fingerprint> fingerprint_inputs(const Config& config, const std::vector<std::filesystem::path>& tokenizer) {
-  const std::filesystem::path model = config.model.path;
+std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles& files) {
   std::error_code error;
   std::vector<Fingerprint> inputs;
   if (!config.lora) {  // with adapters the manifest's base has it
-    const auto file = std::filesystem::is_directory(model, error) ? model / "config.json" : model;
-    if (std::filesystem::is_regular_file(file, error))
-      inputs.push_back(fingerprint_configuration(file));
+    if (std::filesystem::is_regular_file(files.configuration, error))
+      inputs.push_back(fingerprint_json(files.configuration, [](nlohmann::json& json) {
+        for (const char* key : {"transformers_version", "_name_or_path"}) json.erase(key);  // decide nothing
+      }));
     else
-      inputs = fingerprint_model(model, /*with_weights=*/false);
+      inputs = fingerprint_model(config.model.path, /*with_weights=*/false);
   }
   if (has_reference(config) && config.lora && config.lora->adapter && !precomputes_reference(config))
     for (Fingerprint& file : fingerprint_model(*config.lora->adapter, /*with_weights=*/true))
       inputs.push_back(std::move(file));
-  for (const std::filesystem::path& file : tokenizer)
-    inputs.push_back({file.string(), fingerprint_file(file, ExitCode::kModel)});
+  for (const std::filesystem::path& file : files.tokenizer) {
+    const std::string name = file.filename().string();
+    if (name == "tokenizer_config.json" || name == "special_tokens_map.json")
+      inputs.push_back(fingerprint_json(file, [](nlohmann::json& json) {
+        nlohmann::json read = nlohmann::json::object();  // what the tokenizer reads there
+        for (const char* key :
+             {"tokenizer_class", "legacy", "add_prefix_space", "added_tokens_decoder", "bos_token", "eos_token"})
+          if (json.contains(key)) read[key] = json[key];
+        json = std::move(read);
+      }));
+    else
+      inputs.push_back({file.string(), fingerprint_file(file, ExitCode::kModel)});
+  }
   return inputs;
+}
+
+std::vector<Fingerprint> former_data(const std::vector<std::string>& entries) {
+  std::vector<Fingerprint> prints;
+  for (const std::string& entry : entries) {
+    if (std::filesystem::is_directory(entry))
+      prints.push_back({entry, fingerprint_names(entry)});
+    else
+      for (const std::string& file : row_files({entry}))
+        prints.push_back({file, fingerprint_file(file, ExitCode::kData)});
+  }
+  return prints;
 }
 
 }  // namespace
@@ -143,8 +166,8 @@ LoopState loop_state(const CheckpointManifest& manifest) {
 }
 
 CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,
-                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints,
-                           const std::vector<std::filesystem::path>& tokenizer) {
+                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype,
+                           const std::optional<RunFiles>& files) {
   CheckpointRun run;
   CheckpointManifest& manifest = run.manifest;
   manifest.run_id = run_id;
@@ -157,12 +180,12 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
   manifest.units = describe_units(units, traits_of(config.optimizer.name));
   run.samples_after = [batches = BatchSizes(config.batch)](int64_t steps) { return batches.before(steps); };
   run.tokens_per_sample = config.data.seq_length;
-  if (!fingerprints) return run;
-  for (const std::string& path : row_files(config))
-    manifest.data.push_back({path, fingerprint_input(path, ExitCode::kData)});
+  if (!files) return run;
+  manifest.data = fingerprint_files(files->data, ExitCode::kData);
+  run.former_data = [entries = config.data.train] { return former_data(entries); };
   if (config.lora)
     manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
-  manifest.inputs = fingerprint_inputs(config, tokenizer);
+  manifest.inputs = fingerprint_inputs(config, *files);
   return run;
 }
 

@@ -3,6 +3,7 @@
 // files are those of the first version: checkpoints of all versions are read.
 
 #include "step_guard.h"
+#include "task.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
@@ -61,11 +62,13 @@ struct CheckpointRun {
   CheckpointManifest manifest;                               // without step, numbers and files
   std::function<int64_t(int64_t steps)> samples_after = {};  // samples of the first so many steps
   int64_t tokens_per_sample = 1;
+  /// The rows as manifests of earlier versions name them: directories by their files' names and sizes.
+  std::function<std::vector<Fingerprint>()> former_data = [] { return std::vector<Fingerprint>(); };
 };
-/// `grid`: with shard groups as the trained state is divided. `fingerprints`: of the inputs, which rank 0 compares;
-/// `tokenizer`: TrainingTask::tokenizer(), one of them.
+/// `grid`: with shard groups as the trained state is divided. `files`: the inputs, TrainingTask::files(), on rank 0,
+/// which compares them.
 CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,
-                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype, bool fingerprints,
-                           const std::vector<std::filesystem::path>& tokenizer);
+                           const std::vector<UnitSpec>& units, at::ScalarType compute_dtype,
+                           const std::optional<RunFiles>& files);
 
 }  // namespace trireme

@@ -78,7 +78,7 @@ TEST_F(RowsOfSplits, PartsOfDividedFilesAreCalledSo) {
   EXPECT_NE(refusal(Split::kValid).find("eval.samples 1000 is more than the "), std::string::npos);
   EXPECT_NE(refusal(Split::kValid).find(" rows of the validation part of data.train"), std::string::npos);
   EXPECT_NE(refusal(Split::kTest).find(" rows of the test part of data.train"), std::string::npos);
-  EXPECT_EQ(row_files(config_), (std::vector<std::string>{path("a.idx"), path("a.bin")}));
+  EXPECT_EQ(row_files(config_.data.train), (std::vector<std::string>{path("a.idx"), path("a.bin")}));
 }
 
 TEST_F(RowsOfSplits, ConversationsAreKnownByTheirFirstObject) {

@@ -123,7 +123,35 @@ def exit_codes(s):
     s.train("output.dir=/proc/none/run", expect=73)
 
 
+def changed_inputs(s):
+    """A resumed run compares what it reads: the shards of a directory by their content, and TensorFlow's bert_config.json."""
+    work = s.work
+    os.makedirs(f"{work}/tf")
+    shutil.copy(f"{work}/base/config.json", f"{work}/tf/bert_config.json")
+    for end in ("index", "data-00000-of-00001"):
+        open(f"{work}/tf/model.ckpt-3.{end}", "wb").close()
+    shutil.copytree(f"{work}/packed", f"{work}/shards")
+    os.makedirs(f"{work}/shards/lost+found", mode=0)  # nothing reads it
+    options = ("model.path=tf/model.ckpt-3.index", "data.train=shards", "output.dir=inputs", f"output.save_every_samples={GBS}")
+    s.train(*options, "train.max_steps=1")
+    with open(f"{work}/shards/README.md", "w") as out:
+        out.write("about the shards")
+    s.train(*options, "train.max_steps=2")
+    with h5py.File(f"{work}/shards/part_00000", "r+") as file:
+        labels = file["next_sentence_labels"]
+        labels[0] = 1 - labels[0]
+    done = s.train(*options, "train.max_steps=3", expect=3)
+    assert "shards/part_00000" in last_line(done.stderr) and "changed" in last_line(done.stderr), done.stderr
+    shutil.copy(f"{work}/packed/part_00000", f"{work}/shards/part_00000")
+    site.write_config(f"{work}/changed", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.1)
+    shutil.copy(f"{work}/changed/config.json", f"{work}/tf/bert_config.json")
+    done = s.train(*options, "train.max_steps=3", expect=4)
+    assert "tf/bert_config.json" in last_line(done.stderr), done.stderr
+    os.rmdir(f"{work}/shards/lost+found")
+
+
 def stop_and_resume(s):
+    changed_inputs(s)
     s.train("train.max_steps=40", "output.dir=whole", "eval.every_samples=160")
     s.train("train.max_steps=40", "output.dir=parts", "eval.every_samples=160", expect=75, TRIREME_FAULT="sigterm@step:step5")
     assert len(s.metrics("parts")) in (5, 6)

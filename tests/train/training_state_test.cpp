@@ -99,12 +99,14 @@ class RunInputs : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
   void write(const std::string& name, const std::string& content) { std::ofstream(directory_ / name) << content; }
+  CheckpointRun described() const {
+    return describe_run(
+        config_, "run", RankGrid(0, {.world = 1}), {}, at::kFloat,
+        RunFiles{to_paths(row_files(config_.data.train)), directory_ / "config.json", row_tokenizer(config_)});
+  }
   std::vector<std::string> hashes() const {
     std::vector<std::string> all;
-    for (const Fingerprint& file : describe_run(config_, "run", RankGrid(0, {.world = 1}), {}, at::kFloat,
-                                                /*fingerprints=*/true, row_tokenizer(config_))
-                                       .manifest.inputs)
-      all.push_back(file.hash);
+    for (const Fingerprint& file : described().manifest.inputs) all.push_back(file.hash);
     return all;
   }
   /// Whether another content of the file makes other inputs.
@@ -160,10 +162,32 @@ TEST_F(RunInputs, OfTextsAreTheTokenizer) {
   EXPECT_FALSE(depends_on("tokenizer.model")) << "rows are tokens";
   config_.data.train = {(directory_ / "texts.jsonl").string()};
   EXPECT_TRUE(depends_on("tokenizer.model"));
+  write("tokenizer_config.json", R"({"legacy": true})");
+  const auto before = hashes();
+  write("tokenizer_config.json", R"({"chat_template": "", "legacy": true})");
+  EXPECT_EQ(hashes(), before) << "a template makes no tokens of these texts";
+  write("tokenizer_config.json", R"({"chat_template": "", "legacy": false})");
+  EXPECT_NE(hashes(), before);
   std::filesystem::remove(directory_ / "tokenizer.model");
   write("vocab.json", "{}");
   write("merges.txt", "");
   EXPECT_TRUE(depends_on("merges.txt"));
+  write("tokenizer.json", "{}");
+  EXPECT_FALSE(depends_on("merges.txt")) << "tokenizer.json has its own";
+}
+
+TEST_F(RunInputs, OfADirectoryAreTheFilesThatTheRunReads) {
+  std::filesystem::create_directories(directory_ / "data");
+  write("data/a.jsonl", "{\"text\": \"a\"}\n");
+  config_.data.train = {(directory_ / "data").string()};
+  const CheckpointRun before = described();
+  ASSERT_EQ(before.manifest.data.size(), 1U);
+  EXPECT_EQ(before.former_data(),
+            (std::vector<Fingerprint>{{config_.data.train[0], fingerprint_names(directory_ / "data")}}));
+  write("data/README.md", "about it");
+  EXPECT_EQ(described().manifest.data, before.manifest.data);
+  write("data/a.jsonl", "{\"text\": \"b\"}\n");
+  EXPECT_NE(described().manifest.data, before.manifest.data) << "the same size";
 }
 
 }  // namespace

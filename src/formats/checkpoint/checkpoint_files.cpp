@@ -292,16 +292,25 @@ std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, s
   return hex64(hash);
 }
 
-std::string fingerprint_input(const std::filesystem::path& path, ExitCode code) {
-  if (!std::filesystem::is_directory(path)) return fingerprint_file(path, code);
+std::vector<Fingerprint> fingerprint_files(const std::vector<std::filesystem::path>& paths, ExitCode code) {
+  std::vector<Fingerprint> prints;
+  for (const std::filesystem::path& path : paths) prints.push_back({path.string(), fingerprint_file(path, code)});
+  return prints;
+}
+
+std::string fingerprint_names(const std::filesystem::path& directory) {
   std::vector<std::string> entries;
-  using std::filesystem::recursive_directory_iterator, std::filesystem::directory_options;
-  for (const auto& entry : recursive_directory_iterator(path, directory_options::follow_directory_symlink))
-    if (entry.is_regular_file())
-      entries.push_back(fmt::format("{} {}", entry.path().lexically_relative(path).string(), entry.file_size()));
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator entry(
+      directory, std::filesystem::directory_options::follow_directory_symlink, error);
+  for (; !error && entry != std::filesystem::recursive_directory_iterator(); entry.increment(error))
+    if (entry->is_regular_file(error))
+      entries.push_back(
+          fmt::format("{} {}", entry->path().lexically_relative(directory).string(), entry->file_size(error)));
+  if (error) return "";
   std::sort(entries.begin(), entries.end());
   uint64_t hash = entries.size();
-  for (const std::string& entry : entries) hash = xxh3_64(entry.data(), entry.size(), hash);
+  for (const std::string& text : entries) hash = xxh3_64(text.data(), text.size(), hash);
   return hex64(hash);
 }
 
@@ -312,11 +321,14 @@ std::vector<std::filesystem::path> zarr_files(const std::filesystem::path& direc
   std::vector<std::filesystem::path> files;
   std::map<std::filesystem::path, std::filesystem::path> first_chunks;  // by array
   std::error_code error;
+  for (const std::filesystem::path& folder : {directory, directory.parent_path()})
+    for (const char* name : {"context/model.yaml", "model_config.yaml"})
+      if (std::filesystem::is_regular_file(folder / name, error)) files.push_back(folder / name);
   for (std::filesystem::recursive_directory_iterator entry(directory, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::filesystem::path& file = entry->path();
     if (!entry->is_regular_file(error)) continue;
-    if (file.filename() == ".zarray" || file.extension() == ".yaml") {
+    if (file.filename() == ".zarray") {
       files.push_back(file);
     } else if (with_weights && std::filesystem::exists(file.parent_path() / ".zarray", error)) {
       const auto found = first_chunks.try_emplace(file.parent_path(), file).first;

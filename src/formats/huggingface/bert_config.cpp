@@ -15,16 +15,6 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxLayers = 10'000;
 constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
 
-std::filesystem::path find_config(const std::filesystem::path& path) {
-  if (std::filesystem::is_regular_file(path)) return path;
-  if (!std::filesystem::is_directory(path))
-    throw ModelError(fmt::format("model directory {} does not exist", path.string()));
-  for (const char* name : {"config.json", "bert_config.json"})
-    if (std::filesystem::is_regular_file(path / name)) return path / name;
-  throw ModelError(
-      fmt::format("{} has no config.json (Hugging Face) and no bert_config.json (TensorFlow)", path.string()));
-}
-
 bool read_activation(ConfigReader& reader, bool tensorflow) {
   const Json act = reader.has("hidden_act") ? reader.json()["hidden_act"] : Json("gelu");
   if (act == "gelu") return tensorflow;
@@ -49,8 +39,18 @@ void check_shape(ConfigReader& reader, const BertConfig& c) {
 
 }  // namespace
 
+std::filesystem::path find_bert_config(const std::filesystem::path& path) {
+  if (std::filesystem::is_regular_file(path)) return path;
+  if (!std::filesystem::is_directory(path))
+    throw ModelError(fmt::format("model directory {} does not exist", path.string()));
+  for (const char* name : {"config.json", "bert_config.json"})
+    if (std::filesystem::is_regular_file(path / name)) return path / name;
+  throw ModelError(
+      fmt::format("{} has no config.json (Hugging Face) and no bert_config.json (TensorFlow)", path.string()));
+}
+
 BertConfig read_bert_config(const std::filesystem::path& path) {
-  const std::filesystem::path file = find_config(path);
+  const std::filesystem::path file = find_bert_config(path);
   const Json json = read_json_object(file);
   ConfigReader reader(json, file.string());
   const bool tensorflow = !reader.has("model_type") && !reader.has("architectures");

@@ -211,7 +211,11 @@ void CausalLmTask::warn_of_tokenizers() const {
   }
 }
 
-std::vector<std::filesystem::path> CausalLmTask::tokenizer() const { return row_tokenizer(config_); }
+RunFiles CausalLmTask::files() const {
+  const std::filesystem::path model = config_.model.path;
+  return {to_paths(row_files(config_.data.train)), std::filesystem::is_directory(model) ? model / "config.json" : model,
+          row_tokenizer(config_)};
+}
 
 ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size) const {
   if (config.lora == config_.lora) return model_->shape(config.data.seq_length, element_size);

@@ -22,7 +22,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   CausalLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program);
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
-  std::vector<std::filesystem::path> tokenizer() const override;
+  RunFiles files() const override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
   std::vector<SampledText> sample(ShardedUnits& units, Communicator& comm,
                                   const std::function<void(int64_t, int64_t)>& progress) override;

@@ -134,6 +134,10 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
   set_rows(std::move(rows));
 }
 
+RunFiles MaskedLmTask::files() const {
+  return {bert_shards(to_paths(config_.data.train)), find_bert_config(bert_config_path(config_.model.path)), {}};
+}
+
 ModelShape MaskedLmTask::model_shape(const Config& config, int64_t element_size) const {
   return model_->shape(config.data.seq_length, sequences_per_row_, element_size);
 }

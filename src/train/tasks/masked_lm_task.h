@@ -20,6 +20,7 @@ class MaskedLmTask final : public RowTask<BertRow, BertPack> {
   MaskedLmTask(const Config& config, const RankInfo& rank, const ProgramKeys& program);
 
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
+  RunFiles files() const override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
   /// {masked loss, next-sentence loss, words found, masked words, sequences}
   EvalResult eval_result(const EvalSums& sums) const override;

@@ -178,13 +178,13 @@ EvalResult PreferenceTask::eval_result(const EvalSums& sums) const {
 
 std::string PreferenceTask::origin() const {
   std::string text = fmt::format("{} ", c10::toString(rank_.compute_dtype));
-  const auto add = [&](const std::string& path, ExitCode code) { text += fingerprint_input(path, code) + " "; };
-  for (const auto* files : {&config_.data.train, &config_.data.valid, &config_.data.test})
-    for (const std::string& file : *files) add(file, ExitCode::kData);
-  for (const Fingerprint& print :
-       fingerprint_model(config_.model.path, config_.model.init == ModelSection::Init::kCheckpoint))
-    text += print.hash + " ";
-  if (config_.lora && config_.lora->adapter) add(*config_.lora->adapter, ExitCode::kModel);
+  const auto add = [&](const std::vector<Fingerprint>& prints) {
+    for (const Fingerprint& print : prints) text += print.hash + " ";
+  };
+  for (const auto* entries : {&config_.data.train, &config_.data.valid, &config_.data.test})
+    add(fingerprint_files(to_paths(row_files(*entries)), ExitCode::kData));
+  add(fingerprint_model(config_.model.path, config_.model.init == ModelSection::Init::kCheckpoint));
+  if (config_.lora && config_.lora->adapter) add(fingerprint_model(*config_.lora->adapter, /*with_weights=*/true));
   return hex64(xxh3_64(text.data(), text.size()));
 }
 

@@ -51,6 +51,13 @@ std::string nf4_problem(const std::vector<UnitSpec>& units);
 /// What it stores, for the log.
 std::string nf4_description(const std::vector<UnitSpec>& units, at::ScalarType compute_dtype);
 
+/// The files that decide a run's numbers beside its weights.
+struct RunFiles {
+  std::vector<std::filesystem::path> data;       // of data.train
+  std::filesystem::path configuration;           // of the model, in JSON; NeMo's directories have none
+  std::vector<std::filesystem::path> tokenizer;  // makes tokens of data.train as the run reads it; none: it has tokens
+};
+
 /// One forward's worth of rows on the device; the task knows what is inside.
 struct MicroBatch {
   virtual ~MicroBatch() = default;
@@ -137,8 +144,8 @@ class TrainingTask : public PlannedModel {
   virtual void prepare(ShardedUnits& /*units*/, const BeforeSteps& /*before*/) {}
   /// The rows to check before training; they own what they read.
   virtual std::vector<RowSet> row_sets() const = 0;
-  /// The files of the tokenizer that makes tokens of data.train as the run reads it; none: it holds tokens. DataError.
-  virtual std::vector<std::filesystem::path> tokenizer() const { return {}; }
+  /// DataError.
+  virtual RunFiles files() const = 0;
 
   /// Starts reading and collating global batch `step` (0-based) in the background.
   virtual void prefetch(int64_t step) = 0;

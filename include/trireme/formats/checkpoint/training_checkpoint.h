@@ -126,11 +126,13 @@ class CheckpointReader {
 /// spread blocks of 1 MiB, including both ends, because hashing terabytes would delay the start. Error with `code` when
 /// it cannot be read.
 std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, size_t blocks = 256);
-/// A file's content, or the names and sizes of a directory's files.
-std::string fingerprint_input(const std::filesystem::path& path, ExitCode code);
+std::vector<Fingerprint> fingerprint_files(const std::vector<std::filesystem::path>& paths, ExitCode code);
+/// Of the names and sizes of a directory's files, by which earlier versions told directories of rows. Empty where it
+/// cannot be listed.
+std::string fingerprint_names(const std::filesystem::path& directory);
 /// config.json of a model directory (or the file itself) and, if `with_weights`, its *.safetensors, 16 blocks each.
-/// Absent files are omitted. Where there are none: of a NeMo zarr checkpoint its descriptions (*.yaml, .zarray) and, if
-/// `with_weights`, the first chunk of each array.
+/// Absent files are omitted. Where there are none: of a NeMo zarr checkpoint its descriptions (model.yaml or
+/// model_config.yaml, .zarray) and, if `with_weights`, the first chunk of each array.
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);
 
 }  // namespace trireme

@@ -23,7 +23,9 @@ struct BertConfig {
   int64_t head_dim() const { return hidden_size / num_attention_heads; }
 };
 
-/// `path`: the JSON file, or a directory with config.json or bert_config.json.
+/// `path`, or of a directory its config.json or bert_config.json. ModelError without.
+std::filesystem::path find_bert_config(const std::filesystem::path& path);
+/// `path`: as of find_bert_config().
 /// hidden_act: "gelu" means the exact form in Hugging Face's files and the tanh form in TensorFlow's bert_config.json
 /// (which has no model_type), as in transformers and google-research/bert; "gelu_new", "gelu_pytorch_tanh" and
 /// "gelu_fast" mean the tanh form in both.
