@@ -141,11 +141,11 @@ StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const 
       for (const uint64_t key : pack.row_keys) {
         const auto found = reference_.find(key);
         if (found == reference_.end())
-          throw DataError(
-              fmt::format("{} has no log-probabilities of a row of data.train, data.valid or data.test: the rows "
-                          "changed since it was written before the first step; put the old rows back, or start in "
-                          "another output.dir",
-                          reference_path_.string()));
+          throw DataError(fmt::format(
+              "{} has no log-probabilities of a row of data.train, data.valid or data.test: the file was "
+              "written before the first step, and the rows changed since, or a split was added; put the old "
+              "rows back, or start in another output.dir",
+              reference_path_.string()));
         reference.insert(reference.end(), found->second.begin(), found->second.end());
       }
       batch->pairs.reference_P2 =
