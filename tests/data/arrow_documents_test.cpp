@@ -85,6 +85,29 @@ TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
   fs::remove_all(folder);
 }
 
+TEST(ArrowDocuments, HiddenFilesAndFoldersAreLeftOut) {
+  const fs::path folder = fs::temp_directory_path() / (".hidden." + std::to_string(getpid()));
+  for (const char* name : {"a.jsonl", "__b.jsonl", ".c.jsonl", ".cache/d.jsonl", "e/.f/g.jsonl", "e/__h/i.jsonl",
+                           "e/j.jsonl", ".k.arrow"}) {
+    fs::create_directories((folder / name).parent_path());
+    std::ofstream(folder / name) << "{\"text\": \"a\"}\n";
+  }
+  EXPECT_EQ(document_files(folder),
+            (std::vector<fs::path>{folder / "__b.jsonl", folder / "a.jsonl", folder / "e/j.jsonl"}))
+      << "the folder that is named may be hidden";
+  EXPECT_EQ(document_files(folder / "e/__h").size(), 1u);
+  // Root reads everything.
+  fs::permissions(folder / "e", fs::perms::none);
+  const uid_t user = geteuid();
+  ASSERT_TRUE(user != 0 || seteuid(65534) == 0);
+  const std::string message = complaint(folder);
+  ASSERT_EQ(seteuid(user), 0);
+  EXPECT_NE(message.find((folder / "e").string() + ": cannot be listed: Permission denied"), std::string::npos)
+      << message;
+  fs::permissions(folder / "e", fs::perms::owner_all);
+  fs::remove_all(folder);
+}
+
 TEST(ArrowDocuments, ADirectoryOfSaveToDisk) {
   EXPECT_EQ(read_all(stream_fixture("saved")), kDocuments);
   EXPECT_EQ(document_files(stream_fixture("saved")).size(), 2u);
