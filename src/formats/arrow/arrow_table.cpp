@@ -318,7 +318,8 @@ void read_arrow_json(const std::filesystem::path& path, const std::vector<std::s
                      const ParquetFile::JsonVisitor& visit) {
   for_each_arrow_batch(path, [&](int64_t first, const arrow::RecordBatch& batch) {
     for (int64_t i = 0; i < batch.num_rows(); ++i)
-      visit(first + i, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), first + i)));
+      visit(first + i,
+            json_row(batch, *batch.schema(), columns, i, fmt::format("{}: row {}", path.string(), first + i)));
   });
 }
 
