@@ -131,6 +131,13 @@ TEST(ArrowDocuments, TextGoesToTheTokenizer) {
   std::string text;
   table.read_text(2, text);
   EXPECT_EQ(text, "three");
+  const ArrowTable views(stream_fixture("views.arrow"));
+  std::string all;
+  for (int64_t row = 0; row < views.documents(); ++row) {
+    views.read_text(row, text);
+    all += "|" + text;
+  }
+  EXPECT_EQ(all, "|one two||three, which lies outside its view");
 }
 
 TEST(ArrowDocuments, PlacesNameBatchRowAndByte) {
@@ -144,6 +151,7 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   const std::vector<std::pair<std::string, std::vector<const char*>>> cases = {
       {"null_token.arrow", {"batch 0, row 1", "value 1 is null"}},
       {"floats.arrow", {"column 'tokens' is float", "expected a list of integers"}},
+      {"coded.arrow", {"column 'text' is dictionary", "trireme data pack"}},
       {"other_column.arrow", {"no column 'tokens', 'input_ids' or 'text'", "it has: ids", "data.column"}},
       {"splits", {"holds the splits train, test", "splits/train"}},
       {"fms/meta", {"no *.arrow"}},
