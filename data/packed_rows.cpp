@@ -183,6 +183,7 @@ std::unique_ptr<RowFile> open_row_file(const fs::path& path, int64_t seq_length)
     return std::make_unique<NpyIntegerRows>(path, std::move(file), header, seq_length);
   }
   if (is_hdf5(file.bytes())) return std::make_unique<Hdf5Rows>(path, seq_length);
+  (void)text_kind(path);  // refuses CSV, with advice
   throw DataError(
       fmt::format("{}: neither npy nor HDF5 but {}", path.string(), describe_unknown_content(file.bytes())));
 }

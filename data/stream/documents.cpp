@@ -149,22 +149,37 @@ bool is_about_data(const fs::path& path) {
          name.ends_with("tokenizer.json");
 }
 
+/// What `datasets` leaves out of a directory too: editors' and notebooks' copies, caches, downloads under way.
+bool is_left_out(const fs::path& path, bool directory) {
+  const std::string name = path.filename().string();
+  return name.starts_with('.') || (directory && name.starts_with("__"));
+}
+
 std::vector<fs::path> files_below(const fs::path& directory) {
   std::vector<fs::path> arrow, text, json;
   std::error_code error;
+  fs::path listed = directory;
   fs::recursive_directory_iterator entry(directory, fs::directory_options::follow_directory_symlink, error);
   for (const fs::recursive_directory_iterator end; !error && entry != end; entry.increment(error)) {
     const fs::path& path = entry->path();
     if (entry.depth() > 32)
       throw DataError(path.string() + ": more than 32 directories deep: do symbolic links turn in a circle?");
     std::error_code unreadable;
+    const bool folder = entry->is_directory(unreadable);
+    listed = folder ? path : path.parent_path();
+    if (is_left_out(path, folder)) {
+      entry.disable_recursion_pending();
+      continue;
+    }
     if (!entry->is_regular_file(unreadable)) continue;
     const std::string extension = unpacked_extension(path);
     if (extension == ".arrow") arrow.push_back(path);
     if (extension == ".json" && !is_about_data(path)) json.push_back(path);
     if (extension == ".parquet" || (is_json(path) && extension != ".json")) text.push_back(path);
   }
-  if (error) throw DataError(fmt::format("{}: cannot be listed: {}", directory.string(), error.message()));
+  if (error)
+    throw DataError(fmt::format("{}: cannot be listed: {}: make it readable, or name the folders beside it one by one",
+                                listed.string(), error.message()));
   // A .json beside other data is more likely about it.
   auto& found = !arrow.empty() ? arrow : !text.empty() ? text : json;
   if (!json.empty() && &found != &json)
@@ -173,8 +188,8 @@ std::vector<fs::path> files_below(const fs::path& directory) {
                          std::ranges::min(json).filename().string()));
   if (found.empty())
     throw DataError(fmt::format(
-        "{}: no *.arrow, *.parquet, *.jsonl, *.ndjson or *.json below this directory: files of rows (npy, HDF5) are "
-        "listed one by one",
+        "{}: no *.arrow, *.parquet, *.jsonl, *.ndjson or *.json below this directory, hidden ones (.*) and folders "
+        "__* aside: files of rows (npy, HDF5) are listed one by one",
         directory.string()));
   std::sort(found.begin(), found.end());
   return found;

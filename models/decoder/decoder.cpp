@@ -126,10 +126,11 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
                       "lora.trainable_token_indices or of lora.modules_to_save",
                       last_part(names.embedding)));
     if (tied && saves_output && !token_rows_.empty())
-      throw ConfigError(
-          fmt::format("lora.modules_to_save has {0}, and lora.trainable_token_indices rows of the embedding, which is "
-                      "{0}, too: peft cannot open such an adapter; take one of them",
-                      last_part(names.head)));
+      throw ConfigError(fmt::format(
+          "lora.modules_to_save has {0}, and single rows of {1}, which is {0}, too, are trained "
+          "(lora.trainable_token_indices, or rows that were added to the vocabulary): peft cannot open such "
+          "an adapter; add {1} to lora.modules_to_save, or set lora.ensure_weight_tying",
+          last_part(names.head), last_part(names.embedding)));
     if (saves_output || (tied && saves_embedding && !ensured)) {
       // The output matrix alone: a trained one, or the embedding as it was before.
       units_.push_back(

@@ -20,7 +20,7 @@ std::vector<std::filesystem::path> selected_checkpoints(const std::filesystem::p
 std::string checkpoint_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
 
 struct CheckpointExport {
-  std::string checkpoint, output, dtype, model;  // the last two may be empty: the run's own
+  std::string checkpoint, output, dtype, model, adapter;  // the last three may be empty: the run's own
 };
 /// Writes the PEFT adapter or Hugging Face model of the newest whole checkpoint that `checkpoint` means.
 void export_checkpoint(const CheckpointExport& options);

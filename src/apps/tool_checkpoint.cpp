@@ -203,6 +203,8 @@ void add_checkpoint_tool(CLI::App& app) {
   export_tool->add_option("--dtype", options->dtype,
                           "fp32, bf16 or fp16 (default: adapters fp32, models the run's precision)");
   export_tool->add_option("--model", options->model, "Base model directory (default: the run's model.path)");
+  export_tool->add_option("--adapter", options->adapter,
+                          "Adapter that the run started from (default: the run's lora.adapter)");
   export_tool->callback([options] { export_checkpoint(*options); });
 
   auto keep = std::make_shared<int64_t>(2);

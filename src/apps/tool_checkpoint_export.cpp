@@ -128,6 +128,10 @@ void export_checkpoint(const CheckpointExport& options) {
                     directory.string(), CheckpointManifest::kVersion));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
   const fs::path base = options.model.empty() ? config.model.path : options.model;
+  if (options.model.empty() && !fs::exists(base))
+    throw ModelError(fmt::format(
+        "model directory {} does not exist, which is the run's model.path: say with --model where it is now",
+        base.string()));
   CheckpointReader reader(directory, std::move(manifest));
   MasterTensors masters(reader);
   if (masters.has("bert.embeddings.word_embeddings.weight")) {
@@ -158,9 +162,15 @@ void export_checkpoint(const CheckpointExport& options) {
                       masters.names().size(), trained, base.string()));
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
-    const auto start =
-        config.lora->adapter ? read_adapter(*config.lora->adapter).token_rows : std::map<std::string, TokenRows>();
-    std::map<std::string, TokenRows> rows;
+    std::map<std::string, TokenRows> start, rows;
+    if (config.lora->adapter) {
+      const fs::path adapter = options.adapter.empty() ? *config.lora->adapter : options.adapter;
+      if (options.adapter.empty() && !fs::exists(adapter))
+        throw ModelError(
+            fmt::format("{} does not exist, which is the run's lora.adapter: say with --adapter where it is now",
+                        adapter.string()));
+      start = read_adapter(adapter).token_rows;
+    }
     if (config.model.init != ModelSection::Init::kRandom && (shape.vocab_size > stored.vocab_size || !start.empty()))
       rows = adapter_token_rows(
           *open_decoder_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,

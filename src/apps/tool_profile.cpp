@@ -65,7 +65,7 @@ void add_profile_tool(CLI::App& app) {
           fmt::format("\n{}: {}\n{}", summary.file.filename().string(), trace_label(summary), summary_table(summary));
     std::fputs(text.c_str(), stdout);
     if (options->output.empty()) return;
-    write_output(options->output, summary_page(options->folder, summaries));
+    write_page("profile summarise", options->output, summary_page(options->folder, summaries));
     std::printf("\npage: %s\n", options->output.c_str());
   });
 }

@@ -288,14 +288,7 @@ void add_report_tool(CLI::App& app) {
     std::vector<ReportRun> runs;
     for (const std::string& path : options->runs) runs.push_back(read_report_run(path, /*with_config=*/true));
     const std::string page = report_page(runs);
-    // Only an earlier report is replaced: the files of a run lie where a page may be wanted.
-    if (std::error_code error; std::filesystem::is_regular_file(options->output, error)) {
-      const std::string begin = read_text_file(options->output, ExitCode::kCannotWrite).substr(0, 15);
-      if (!page.starts_with(begin))
-        throw ConfigError(
-            fmt::format("report: --output {} is there and is no report: name another file", options->output));
-    }
-    write_output(options->output, page);
+    write_page("report", options->output, page);
     std::printf("%zu run%s, page: %s (%s)\n", runs.size(), runs.size() == 1 ? "" : "s", options->output.c_str(),
                 format_bytes(static_cast<double>(page.size())).c_str());
   });

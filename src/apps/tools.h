@@ -19,6 +19,8 @@ DType dtype_option(const char* tool, const std::string& word);
 void require_model_output(const char* tool, const std::string& output, bool force, const std::string& source = "");
 /// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
 void write_output(const std::string& path, const std::string& content);
+/// The same for an HTML page, which replaces a page only. ConfigError where another file is there.
+void write_page(const char* tool, const std::string& path, const std::string& page);
 /// The first characters of a text on one line.
 std::string excerpt(const std::string& text, size_t characters = 200);
 

@@ -42,6 +42,14 @@ void write_output(const std::string& path, const std::string& content) {
   write_file_atomic(path, content);
 }
 
+void write_page(const char* tool, const std::string& path, const std::string& page) {
+  // The files of a run lie where a page may be wanted.
+  if (std::error_code error; std::filesystem::is_regular_file(path, error))
+    if (!page.starts_with(read_text_file(path, ExitCode::kCannotWrite).substr(0, 15)))
+      throw ConfigError(fmt::format("{}: --output {} is there and is no page: name another file", tool, path));
+  write_output(path, page);
+}
+
 }  // namespace trireme
 
 namespace {

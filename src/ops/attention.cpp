@@ -38,6 +38,12 @@ Preference preference() {
   return chosen;
 }
 
+}  // namespace
+
+void check_attention_setting() { (void)preference(); }
+
+namespace {
+
 /// Causal shapes without dropout for which our kernels were measured to be faster than the library's in one process
 /// (docs/benchmarks.md; scripts/bench/attention.sh --torch measures again). The library's implementation is cuDNN for
 /// sequences of equal length and LibTorch's variable-length flash attention for others. Full attention and attention

@@ -13,6 +13,7 @@
 #include "trireme/base/stack.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/comm/launch.h"
+#include "trireme/ops/attention.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/plan/precision.h"
 #include "trireme/plan/rates.h"
@@ -244,9 +245,11 @@ int train_main(int argc, char** argv, const TrainingProgram& program) {
         std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
-      // What is wrong with the file and with TRIREME_KERNELS is found before the ranks join.
+      // What is wrong with the file and with variables is found before the ranks join.
       (void)run_rates(config, "");
       (void)planned_kernel_class(at::kCPU);
+      check_attention_setting();
+      (void)wanted_products();
       try {
         if (line.dry_run) return dry_run(config, line, launch, program);
         joining = true;

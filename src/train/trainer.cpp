@@ -38,15 +38,14 @@ std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>
 /// Measuring products under load takes one to two minutes, and steps become about 0.6 % shorter.
 constexpr double kLongRun = 12 * 3600;
 
-/// TRIREME_PRODUCTS, checked.
+}  // namespace
+
 std::string wanted_products() {
   const char* value = std::getenv("TRIREME_PRODUCTS");
   const std::string wanted = value == nullptr ? "" : value;
   if (wanted.empty() || wanted == "first" || wanted == "brief" || wanted == "sustained") return wanted;
   throw ConfigError(fmt::format("TRIREME_PRODUCTS: '{}' is none of first, brief, sustained", wanted));
 }
-
-}  // namespace
 
 Trainer::Trainer(const RunParts& run)
     : run_(run),

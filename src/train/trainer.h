@@ -12,6 +12,9 @@
 
 namespace trireme {
 
+/// TRIREME_PRODUCTS. ConfigError where it is none of its words.
+std::string wanted_products();
+
 class Trainer {
  public:
   /// `run` outlives the trainer.

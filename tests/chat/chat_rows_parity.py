@@ -212,6 +212,13 @@ def check_fields(args, work):
     lines, _ = rows([{"messages": plain, "tools": TOOLS}, {"messages": [question, answer]}])
     for name in ("fields.parquet", "fields.arrow", "file.arrow"):
         assert rows(None, name=name)[0] == lines, name
+    other = table.select(["tools", "other"])
+    pyarrow.parquet.write_table(other, work / "other.parquet")
+    with pa.ipc.new_file(str(work / "other.arrow"), table.schema.remove(0)) as out:
+        out.write_table(other)
+    for name in ("other.parquet", "other.arrow"):
+        output = run(args, "--model", folder, "--input", work / name, "--output", work / "other.npy", "--seq-length", SEQ, expect=3)
+        assert "the object has: tools, other" in output, output
     assert '"arguments": {"x": "1"}' in text(lines[0]) and "<call>" not in text(lines[1])
     for name in ("reasoning_content", "thinking", "reasoning"):
         row = rows([{"messages": [question, answer | {name: "because"}]}])[0][0]

@@ -85,6 +85,29 @@ TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
   fs::remove_all(folder);
 }
 
+TEST(ArrowDocuments, HiddenFilesAndFoldersAreLeftOut) {
+  const fs::path folder = fs::temp_directory_path() / (".hidden." + std::to_string(getpid()));
+  for (const char* name : {"a.jsonl", "__b.jsonl", ".c.jsonl", ".cache/d.jsonl", "e/.f/g.jsonl", "e/__h/i.jsonl",
+                           "e/j.jsonl", ".k.arrow"}) {
+    fs::create_directories((folder / name).parent_path());
+    std::ofstream(folder / name) << "{\"text\": \"a\"}\n";
+  }
+  EXPECT_EQ(document_files(folder),
+            (std::vector<fs::path>{folder / "__b.jsonl", folder / "a.jsonl", folder / "e/j.jsonl"}))
+      << "the folder that is named may be hidden";
+  EXPECT_EQ(document_files(folder / "e/__h").size(), 1u);
+  // Root reads everything.
+  fs::permissions(folder / "e", fs::perms::none);
+  const uid_t user = geteuid();
+  ASSERT_TRUE(user != 0 || seteuid(65534) == 0);
+  const std::string message = complaint(folder);
+  ASSERT_EQ(seteuid(user), 0);
+  EXPECT_NE(message.find((folder / "e").string() + ": cannot be listed: Permission denied"), std::string::npos)
+      << message;
+  fs::permissions(folder / "e", fs::perms::owner_all);
+  fs::remove_all(folder);
+}
+
 TEST(ArrowDocuments, ADirectoryOfSaveToDisk) {
   EXPECT_EQ(read_all(stream_fixture("saved")), kDocuments);
   EXPECT_EQ(document_files(stream_fixture("saved")).size(), 2u);
@@ -108,6 +131,13 @@ TEST(ArrowDocuments, TextGoesToTheTokenizer) {
   std::string text;
   table.read_text(2, text);
   EXPECT_EQ(text, "three");
+  const ArrowTable views(stream_fixture("views.arrow"));
+  std::string all;
+  for (int64_t row = 0; row < views.documents(); ++row) {
+    views.read_text(row, text);
+    all += "|" + text;
+  }
+  EXPECT_EQ(all, "|one two||three, which lies outside its view");
 }
 
 TEST(ArrowDocuments, PlacesNameBatchRowAndByte) {
@@ -121,6 +151,7 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   const std::vector<std::pair<std::string, std::vector<const char*>>> cases = {
       {"null_token.arrow", {"batch 0, row 1", "value 1 is null"}},
       {"floats.arrow", {"column 'tokens' is float", "expected a list of integers"}},
+      {"coded.arrow", {"column 'text' is dictionary", "trireme data pack"}},
       {"other_column.arrow", {"no column 'tokens', 'input_ids' or 'text'", "it has: ids", "data.column"}},
       {"splits", {"holds the splits train, test", "splits/train"}},
       {"fms/meta", {"no *.arrow"}},

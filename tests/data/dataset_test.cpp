@@ -121,6 +121,7 @@ TEST(Dataset, OtherFormatsAreNamedByTheirContent) {
       {"archive.npz", {"zip", "npz"}},
       {"bare.pickle", {"pickle", "never executed"}},
       {"text.npy", {"text", "trireme data pack"}},
+      {"stream/fms/meta/counts.csv", {"CSV", "pandas.read_csv"}},
       {"empty.npy", {"empty"}},
       {"noise.bin", {"01 02 03 04"}},
       {".", {"directory"}},

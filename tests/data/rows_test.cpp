@@ -59,8 +59,14 @@ TEST_F(RowsOfSplits, MockRowsEvaluateABlend) {
   EXPECT_EQ(open(Split::kValid).rows, 3);
   config_.data.valid = {"mock", "mock"};
   EXPECT_NE(refusal(Split::kValid).find("mock stands for random ids"), std::string::npos);
-  config_.data.train = {path("a")};
   config_.data.weights = {};
+  config_.data.train = {"mock"};
+  config_.data.valid = {path("absent")};
+  EXPECT_NE(refusal(Split::kTrain).find("is no file of Megatron's: set it to mock too"), std::string::npos)
+      << refusal(Split::kTrain);
+  config_.data.valid = {path("a")};
+  EXPECT_GT(open(Split::kTrain).rows, 0);
+  config_.data.train = {path("a")};
   config_.data.valid = {path("a"), "mock"};
   EXPECT_NE(refusal(Split::kValid).find("data.valid has"), std::string::npos);
 }

@@ -137,6 +137,19 @@ TEST(Adapter, RowsAddedToASavedMatrixAreTrainedWithIt) {
     lora.ensure_weight_tying = ensured;
     train_added_rows({10, 12, ""}, config, lora);
     EXPECT_EQ(lora.trainable_token_indices.empty(), ensured);
+    if (ensured) continue;
+    try {
+      const DecoderModel model(config, lora);
+      ADD_FAILURE() << "peft cannot open its adapter";
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find("add embed_tokens to lora.modules_to_save"), std::string::npos)
+          << error.what();
+    }
+    // What the message advises.
+    lora.modules_to_save.emplace_back("embed_tokens");
+    lora.trainable_token_indices.clear();
+    train_added_rows({10, 12, ""}, config, lora);
+    EXPECT_NO_THROW(DecoderModel(config, lora));
   }
 }
 

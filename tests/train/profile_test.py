@@ -205,6 +205,11 @@ def summarise(site):
     json.dump(evil, open(f"{site.work}/evil.json", "w"))
     done = site.tool("profile", "summarise", "evil.json", "--output", "evil.html")
     assert "\x1b" not in done.stdout and "<script" not in open(f"{site.work}/evil.html").read()
+    # Only a page is replaced.
+    site.tool("profile", "summarise", "gpu", "--output", "evil.html")
+    open(f"{site.work}/mine.html", "w").write("mine")
+    assert "name another file" in site.tool("profile", "summarise", "gpu", "--output", "mine.html", expect=2).stderr
+    assert open(f"{site.work}/mine.html").read() == "mine"
 
 
 def hostile(site):

@@ -467,6 +467,19 @@ def origins(site):
     assert not about("lora.adapter", said(*start, "model.path=elsewhere"))
     line, = about("lora.adapter", said(*start, "model.path=full/model"))
     assert "was trained on the base" in line and "model.path" in line and "has other weights" in line, line
+
+    # A site that was moved: an export is told where the base and the adapter lie now.
+    site.train("data.valid=null", *start, "output.save_every_samples=8", "output.dir=third", "model.path=elsewhere")
+    for moved in ("elsewhere", "first"):
+        os.rename(f"{work}/{moved}", f"{work}/{moved}-moved")
+    export = ("checkpoint", "export", "third/checkpoints", "--output", "third-exported")
+    assert "elsewhere does not exist, which is the run's model.path: say with --model" in site.tool(*export, expect=4).stderr
+    export += ("--model", "elsewhere-moved")
+    assert "first/adapter does not exist, which is the run's lora.adapter: say with --adapter" in site.tool(*export, expect=4).stderr
+    site.tool(*export, "--adapter", "first-moved/adapter")
+    for moved in ("elsewhere", "first"):
+        os.rename(f"{work}/{moved}-moved", f"{work}/{moved}")
+
     tensors = f"{work}/first/adapter/adapter_model.safetensors"
     content = open(tensors, "rb").read()
     open(tensors, "wb").write(content.replace(b"trireme_base_hash", b"trireme_base_hish"))

@@ -150,6 +150,9 @@ def devices(site):
         assert "CUDA_VISIBLE_DEVICES='0' names 1 GPU, and CUDA shows 0" in last_line(done.stderr), done.stderr
     done = site.run("output.dir=asked", expect=2, TRIREME_KERNELS="sm_90")
     assert "TRIREME_KERNELS is 'sm_90'; use hopper, portable or none" in last_line(done.stderr), done.stderr
+    for name in ("TRIREME_ATTENTION", "TRIREME_PRODUCTS"):
+        last = {last_line(site.run("output.dir=asked", expect=2, extra=extra, **{name: "xx"}).stderr) for extra in ([], ["--dry-run"])}
+        assert len(last) == 1 and name in last.pop(), last
     done = site.run("output.dir=dry", extra=["--dry-run", "--device-memory-gib", "80"], TRIREME_KERNELS="portable")
     assert "kernels: portable (TRIREME_KERNELS), attention by the library" in done.stdout, done.stdout
     # Threads that wait do not spin, and there are no more of them than cores.

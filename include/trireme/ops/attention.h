@@ -43,6 +43,9 @@ struct AttentionOptions {
   int64_t first_head = 0;  // the number of q's first head among the layer's, for dropout
 };
 
+/// ConfigError where TRIREME_ATTENTION has none of its words.
+void check_attention_setting();
+
 /// What attention leaves for a second call that does not run its forward again.
 using KeptAttention = std::vector<at::Tensor>;
 

@@ -188,8 +188,9 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
 }
 
 /// Row `i` of a batch, as an object of the columns that are there; the first keeps the null members of its structs.
-inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const std::vector<std::string>& columns,
-                                       int64_t i, const std::string& place) {
+/// Other columns of the file are null, so that messages can name them.
+inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const arrow::Schema& file,
+                                       const std::vector<std::string>& columns, int64_t i, const std::string& place) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   for (size_t k = 0; k < columns.size(); ++k) {
     if (const auto array = batch.GetColumnByName(columns[k]))
@@ -197,6 +198,8 @@ inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const st
     else if (batch.schema()->GetAllFieldIndices(columns[k]).size() > 1)
       throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, columns[k]));
   }
+  for (const auto& field : file.fields())
+    if (!object.contains(field->name())) object[field->name()] = nullptr;
   return object;
 }
 

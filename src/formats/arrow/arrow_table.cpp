@@ -171,8 +171,11 @@ void ArrowTable::State::choose_column(const std::string& wanted) {
     kind = ColumnKind::kBatchOfIntegers;
   else if (is_integer_list(type))
     kind = ColumnKind::kListRow;
-  else if (type.id() == arrow::Type::STRING || type.id() == arrow::Type::LARGE_STRING)
+  else if (trireme::is_text(type) && type.id() != arrow::Type::DICTIONARY)
     kind = ColumnKind::kTextRow;
+  else if (trireme::is_text(type))
+    fail(fmt::format("column '{}' is {}, strings that a dictionary codes: make rows of them with `trireme data pack`",
+                     column, type.ToString()));
   else
     fail(fmt::format("column '{}' is {}, expected a list of integers, integers, or strings", column, type.ToString()));
   options.included_fields = {schema->GetFieldIndex(column)};
@@ -277,7 +280,10 @@ void ArrowTable::read_text(int64_t document, std::string& text) const {
     if (begin < 0 || end < begin || end > size)
       s.fail(fmt::format("{}: damaged: the text spans the bytes {} to {} of {}", place(document), begin, end, size));
   };
-  if (array->type_id() == arrow::Type::STRING)
+  if (array->type_id() == arrow::Type::STRING_VIEW) {
+    if (const auto status = array->Slice(row, 1)->ValidateFull(); !status.ok())
+      s.fail(fmt::format("{}: damaged: {}", place(document), status.message()));
+  } else if (array->type_id() == arrow::Type::STRING)
     check_of(static_cast<const arrow::StringArray&>(*array));
   else
     check_of(static_cast<const arrow::LargeStringArray&>(*array));
@@ -318,7 +324,8 @@ void read_arrow_json(const std::filesystem::path& path, const std::vector<std::s
                      const ParquetFile::JsonVisitor& visit) {
   for_each_arrow_batch(path, [&](int64_t first, const arrow::RecordBatch& batch) {
     for (int64_t i = 0; i < batch.num_rows(); ++i)
-      visit(first + i, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), first + i)));
+      visit(first + i,
+            json_row(batch, *batch.schema(), columns, i, fmt::format("{}: row {}", path.string(), first + i)));
   });
 }
 
