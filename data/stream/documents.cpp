@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 #include <utility>
 
 namespace trireme {
@@ -182,7 +183,10 @@ std::vector<fs::path> files_below(const fs::path& directory) {
                                 listed.string(), error.message()));
   // A .json beside other data is more likely about it.
   auto& found = !arrow.empty() ? arrow : !text.empty() ? text : json;
-  if (!json.empty() && &found != &json)
+  static std::mutex mutex;
+  static std::set<fs::path> told;  // a run lists a directory several times
+  const std::lock_guard lock(mutex);
+  if (!json.empty() && &found != &json && told.insert(directory).second)
     log_info(fmt::format("{}: {} .json file{} beside other data not read, the first is {}: name each to read it",
                          directory.string(), json.size(), json.size() == 1 ? " is" : "s are",
                          std::ranges::min(json).filename().string()));

@@ -115,7 +115,7 @@ ExitCode Trainer::train() {
     // The host reads a step's results while the device computes the next step.
     while (step_.in_flight().size() > 1) collect_step();
     if (progress_.reported > clock_.first_step()) directory_.claim();
-    if (progress_.completed == clock_.first_step() + 2 && !config_.logging.mlperf) {
+    if (progress_.completed == clock_.first_step() + 2 && !finished() && !config_.logging.mlperf) {
       collect_all_steps();
       const double ends_soon = clock_.goes_on_for(kLongRun, progress_.completed) ? 0 : 1;  // of any rank
       choose_products(/*long_run=*/comm_.all_reduce_host({ends_soon}, ReduceOp::kMax)[0] == 0);
