@@ -141,8 +141,10 @@ void fill_row_caches(const Config& config) { row_format(config.data.train.front(
 
 std::vector<std::string> row_files(const std::vector<std::string>& entries) {
   std::vector<std::string> files;
+  if (entries.empty()) return files;
+  const RowFormat& format = row_format(entries.front());
   for (const std::string& entry : entries)
-    for (std::string& file : row_format(entry).files(entry)) files.push_back(std::move(file));
+    for (std::string& file : format.files(entry)) files.push_back(std::move(file));
   return files;
 }
 

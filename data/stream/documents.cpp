@@ -183,10 +183,13 @@ std::vector<fs::path> files_below(const fs::path& directory) {
                                 listed.string(), error.message()));
   // A .json beside other data is more likely about it.
   auto& found = !arrow.empty() ? arrow : !text.empty() ? text : json;
-  static std::mutex mutex;
-  static std::set<fs::path> told;  // a run lists a directory several times
-  const std::lock_guard lock(mutex);
-  if (!json.empty() && &found != &json && told.insert(directory).second)
+  const auto first_time = [&] {  // a run lists a directory several times
+    static std::mutex mutex;
+    static std::set<fs::path> told;
+    const std::lock_guard lock(mutex);
+    return told.insert(directory).second;
+  };
+  if (!json.empty() && &found != &json && first_time())
     log_info(fmt::format("{}: {} .json file{} beside other data not read, the first is {}: name each to read it",
                          directory.string(), json.size(), json.size() == 1 ? " is" : "s are",
                          std::ranges::min(json).filename().string()));

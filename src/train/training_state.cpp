@@ -89,11 +89,12 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles
 std::vector<Fingerprint> former_data(const std::vector<std::string>& entries) {
   std::vector<Fingerprint> prints;
   for (const std::string& entry : entries) {
-    if (std::filesystem::is_directory(entry))
+    if (std::filesystem::is_directory(entry)) {
       prints.push_back({entry, fingerprint_names(entry)});
-    else
-      for (const std::string& file : row_files({entry}))
-        prints.push_back({file, fingerprint_file(file, ExitCode::kData)});
+      continue;
+    }
+    for (Fingerprint& file : fingerprint_files(to_paths(row_files({entry})), ExitCode::kData))
+      prints.push_back(std::move(file));
   }
   return prints;
 }

@@ -292,9 +292,11 @@ std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, s
   return hex64(hash);
 }
 
-std::vector<Fingerprint> fingerprint_files(const std::vector<std::filesystem::path>& paths, ExitCode code) {
+std::vector<Fingerprint> fingerprint_files(const std::vector<std::filesystem::path>& paths, ExitCode code,
+                                           size_t blocks) {
   std::vector<Fingerprint> prints;
-  for (const std::filesystem::path& path : paths) prints.push_back({path.string(), fingerprint_file(path, code)});
+  for (const std::filesystem::path& path : paths)
+    prints.push_back({path.string(), fingerprint_file(path, code, blocks)});
   return prints;
 }
 
@@ -352,9 +354,7 @@ std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bo
   }
   if (files.empty()) files = zarr_files(path, with_weights);
   std::sort(files.begin(), files.end());
-  std::vector<Fingerprint> prints;
-  for (const auto& file : files) prints.push_back({file.string(), fingerprint_file(file, ExitCode::kModel, kBlocks)});
-  return prints;
+  return fingerprint_files(files, ExitCode::kModel, kBlocks);
 }
 
 }  // namespace trireme

@@ -126,7 +126,8 @@ class CheckpointReader {
 /// spread blocks of 1 MiB, including both ends, because hashing terabytes would delay the start. Error with `code` when
 /// it cannot be read.
 std::string fingerprint_file(const std::filesystem::path& path, ExitCode code, size_t blocks = 256);
-std::vector<Fingerprint> fingerprint_files(const std::vector<std::filesystem::path>& paths, ExitCode code);
+std::vector<Fingerprint> fingerprint_files(const std::vector<std::filesystem::path>& paths, ExitCode code,
+                                           size_t blocks = 256);
 /// Of the names and sizes of a directory's files, by which earlier versions told directories of rows. Empty where it
 /// cannot be listed.
 std::string fingerprint_names(const std::filesystem::path& directory);
