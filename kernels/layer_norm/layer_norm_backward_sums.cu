@@ -5,8 +5,8 @@ namespace trireme::kernels::layer_norm_sums {
 /// The kernel for rows of one pack per thread: they stay in registers for both passes over the row.
 ///
 /// blockDim = (threads of a group, groups), at most kThreads; each thread has one pack of a row. A group processes
-/// kRows rows at once, `stride` apart, while the next ones are copied to shared memory. No d_sum.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows>
+/// kRows rows at once, `stride` apart, while the next ones are copied to shared memory. kMore: with d_sum.
+template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kMore>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward a) {
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows;
@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
   for (int r = 0; r < kRows; ++r) {
     ask(0, a.dy, r, at, rows - row);
     ask(1, a.sum, r, at, rows - row);
+    if constexpr (kMore) ask(2, a.d_sum, r, at, rows - row);
   }
   copy_async_commit();
   // One thread for each row of a turn: it loads the facts in one turn and converts them in the next, before the
@@ -61,14 +62,19 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
       raw.settle(a, row + (kRows + static_cast<int>(threadIdx.x)) * stride,
                  all_facts[(turn + 1) % 4][group][threadIdx.x]);
     Words<4> dy[kRows], s[kRows];
+    [[maybe_unused]] Words<4> more[kRows];
     float dots[kDots] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       float g[kWidth], n[kWidth], w[kWidth];
       dy[r] = {}, s[r] = {};
-      if (r * stride < left && mine) dy[r] = take(0, r), s[r] = take(1, r);
+      if (r * stride < left && mine) {
+        dy[r] = take(0, r), s[r] = take(1, r);
+        if constexpr (kMore) more[r] = take(2, r);
+      }
       ask(0, a.dy, r, ask_at, ask_left);
       ask(1, a.sum, r, ask_at, ask_left);
+      if constexpr (kMore) ask(2, a.d_sum, r, ask_at, ask_left);
       to_floats(as_pack<T>(dy[r]), g);
       to_floats(as_pack<T>(s[r]), n);
       to_floats(packed(as_pack<T>(gamma)), w);
@@ -94,6 +100,11 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
       to_floats(packed(as_pack<T>(gamma)), w);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) g[i] = fmaf(g[i] * w[i], slope.rstd, fmaf(v[i], slope.slope, slope.level));
+      if constexpr (kMore) {
+        to_floats(packed(as_pack<T>(more[r])), w);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) g[i] += w[i];
+      }
       leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, outputs, sums[kSums - 1][0]);
     }
     copy_async_commit();
@@ -115,14 +126,14 @@ using namespace layer_norm_sums;
 
 /// partials: receives the number of partial rows that the kernel writes, at most a.rows and at most
 /// kLayerNormBlocksPerSm per multiprocessor. A row has at most kThreads packs.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows>
+template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kMore = false>
 cudaError_t launch_sums(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows>;
+  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows, kMore>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
             groups = fit > kMaxGroups ? kMaxGroups : fit;
-  const size_t inputs = size_t{2} * kRows * kThreads * 16, sums = block_sums_bytes(groups, a.columns, kSums),
-               bytes = inputs > sums ? inputs : sums;
+  const size_t inputs = size_t{kMore ? 3 : 2} * kRows * kThreads * 16,
+               sums = block_sums_bytes(groups, a.columns, kSums), bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
   *partials = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
   kernel<<<static_cast<unsigned>(*partials), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
@@ -158,13 +169,17 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cuda
 }
 
 /// The fastest choice measured on an H200, as far as other GPUs have it. A row of one pack per thread stays in
-/// registers between the two passes, four rows at once, or two if a row is as wide as a block. Wider rows stay in
-/// shared memory, and the widest are shared by a cluster.
+/// registers between the two passes, four rows at once, or two if a row is as wide as a block or with d_sum. Wider rows
+/// stay in shared memory, and the widest are shared by a cluster.
 template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
-  if constexpr (sizeof(T) == 2)
-    if (a.d_sum == nullptr) {
+  if constexpr (sizeof(T) == 2) {
+    if (a.d_sum != nullptr) {
+      if (packs <= 512) return launch_sums<T, kSums, kDropout, 512, 2, true>(a, partials, stream);
+      if constexpr (kSums == 2)
+        if (packs <= 640) return launch_sums<T, 2, kDropout, 640, 2, true>(a, partials, stream);
+    } else {
       if (packs <= 256) return launch_sums<T, kSums, kDropout, 512, 4>(a, partials, stream);
       if (packs <= 512) return launch_sums<T, kSums, kDropout, 512, 2>(a, partials, stream);
       if (packs <= 640) return launch_sums<T, kSums, kDropout, 640, 2>(a, partials, stream);
@@ -173,6 +188,7 @@ cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t s
         if constexpr (kSums == 2) return launch_pipelined<T, 2, kDropout, 256, 1, 4, 2, 8, false>(a, partials, stream);
       }
     }
+  }
   if (!runs_sm90a())
     return a.d_sum != nullptr
                ? launch_pipelined<T, kSums, kDropout, kPortableThreads, 1, 1, 1, 1, true>(a, partials, stream)

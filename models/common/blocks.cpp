@@ -27,10 +27,13 @@ class BlockTensors {
     biases_ = magnitudes_ + (pass.adapters->dora ? targets_->size() : 0);
   }
 
-  Norm norm(const char* name) {
+  /// `branch`: Norm::branch.
+  Norm norm(const char* name, const std::shared_ptr<BranchGradient>& branch = nullptr) {
     const int layer = find(name);
     if (layer < 0) return {};
-    return norm_of(unit_[block_.weight_position(layer)], bias(layer), pass_.norm_eps, block_.norms_plus_one);
+    Norm norm = norm_of(unit_[block_.weight_position(layer)], bias(layer), pass_.norm_eps, block_.norms_plus_one);
+    norm.branch = branch;
+    return norm;
   }
   Linear linear(const char* name) {
     const int layer = find(name);
@@ -123,14 +126,21 @@ at::Tensor norm_heads(const BlockTable& block, const at::Tensor& qkv, const Norm
   return at::cat({normed(parts[0], q_norm), normed(parts[1], k_norm), parts[2]}, 1);
 }
 
+/// Between a block and its neighbours; null: none.
+struct BranchGradients {
+  std::shared_ptr<BranchGradient> of_x, of_result;
+};
+
 /// `run`: of a block that is recomputed with kAttention or kFull; otherwise null. `tile_tokens`: Recomputation's, of
 /// such a block. `offload`: where the MLP's projection of a block with kMlp waits, which is not computed again then.
 at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor& x_TD, const UnitTensors& unit,
-                         Recompute recompute, BlockRun* run, int64_t tile_tokens, OffloadStore* offload) {
+                         Recompute recompute, BlockRun* run, int64_t tile_tokens, OffloadStore* offload,
+                         const BranchGradients& branches) {
   const ProfileRange range("layers", index);
   BlockTensors block(pass, index, unit);
   const uint64_t stream = pass.first_stream + static_cast<uint64_t>(index) * pass.streams;
-  const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm"), block.linear("qkv"),
+  const auto of_h = tile_tokens == 0 ? std::make_shared<BranchGradient>() : nullptr;
+  const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm", branches.of_x), block.linear("qkv"),
                                               Activation::kNone, recompute == Recompute::kNone, tile_tokens);
   const BlockTable& table = *pass.block;
   const BlockAttention& own = table.attention_of(index);
@@ -145,16 +155,18 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
                                           {.dropout = pass.residual.at(stream + 1),
                                            .norm = block.norm("attention_branch_norm"),
                                            .multiplier = table.branch_multiplier,
-                                           .post_norm = block.norm("attention_post_norm")},
+                                           .post_norm = block.norm("attention_post_norm"),
+                                           .gradient = of_h},
                                           tile_tokens);
-  const at::Tensor y_TD = norm_mlp(h_TD, {.norm = block.norm("mlp_norm"),
+  const at::Tensor y_TD = norm_mlp(h_TD, {.norm = block.norm("mlp_norm", of_h),
                                           .up = block.linear("up"),
                                           .activation = pass.activation,
                                           .down = block.linear("down"),
                                           .join = {.dropout = pass.residual.at(stream + 2),
                                                    .norm = block.norm("mlp_branch_norm"),
                                                    .multiplier = table.branch_multiplier,
-                                                   .post_norm = block.norm("mlp_post_norm")},
+                                                   .post_norm = block.norm("mlp_post_norm"),
+                                                   .gradient = branches.of_result},
                                           .recompute_up = recompute == Recompute::kMlp && offload == nullptr,
                                           .offload = offload,
                                           .block = index,
@@ -179,6 +191,7 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
                 recompute.size(), " blocks, the model has ", blocks);
   size_t matrix = 0, vector = 0;  // the next of the adapters' parameters
   at::Tensor y_TD = x_TD;
+  std::shared_ptr<BranchGradient> of_x;
   for (int64_t block = 0; block < blocks; ++block) {
     const int unit = static_cast<int>(block) + 1;
     y_TD = enter_unit(y_TD, store, unit);
@@ -198,16 +211,20 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
     if (offload != nullptr && !offload->takes(block)) offload = nullptr;
     TRIREME_CHECK(what != Recompute::kMlp || pass.block->find("attention_post_norm") < 0,
                   "the MLP alone is recomputed from the residual, which the block norms");
-    if (what == Recompute::kFull || what == Recompute::kAttention)
+    if (what == Recompute::kFull || what == Recompute::kAttention) {
+      of_x.reset();
       y_TD = recomputed(
           [pass, block, states, what, tile = recomputation.tile_tokens](
               const at::Tensor& x, const std::vector<at::Tensor>& t, BlockRun& run) {
-            return block_forward(pass, block, x, {t, states}, what, &run, tile, nullptr);
+            return block_forward(pass, block, x, {t, states}, what, &run, tile, nullptr, {});
           },
           y_TD, tensors, offload, block);
-    else
+    } else {
+      const auto of_result = std::make_shared<BranchGradient>();
       y_TD = block_forward(pass, block, y_TD, {tensors, states}, what, nullptr, /*tile_tokens=*/0,
-                           what == Recompute::kMlp ? offload : nullptr);
+                           what == Recompute::kMlp ? offload : nullptr, {of_x, of_result});
+      of_x = of_result;
+    }
     y_TD = leave_unit(y_TD, store, unit);
   }
   return y_TD;

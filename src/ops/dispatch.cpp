@@ -29,11 +29,6 @@ constexpr std::string_view kArchitectures = TRIREME_ARCHITECTURES;
 constexpr std::string_view kArchitectures = "";
 #endif
 
-bool logs_choices() {
-  static const bool logs = environment("TRIREME_LOG").find("dispatch") != std::string::npos;
-  return logs;
-}
-
 const char* name_of(Runs who) {
   switch (who) {
     case Runs::kKernel: return "kernel";
@@ -63,6 +58,11 @@ void log_once(std::string_view operation, const at::Tensor& x, const Choice& cho
 }
 
 }  // namespace
+
+bool logs_choices() {
+  static const bool logs = environment("TRIREME_LOG").find("dispatch") != std::string::npos;
+  return logs;
+}
 
 Dispatch::Dispatch(std::string_view operation, const at::Tensor& x, KernelClass least) : operation_(operation), x_(x) {
   if (!x.is_cuda()) {

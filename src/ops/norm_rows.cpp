@@ -201,9 +201,17 @@ at::Tensor NormLayer::backward(const at::Tensor& dy, const at::Tensor& x, const 
     gradients.set(weight_, d_weight);
     return dx;
   }
-  const LayerNormGradients d = layer_norm_backward(dy, {{}, x, mean_, rstd_}, norm_, {}, d_residual, trained(gradients),
-                                                   /*want_branch_bias=*/false);
+  BranchGradient* const branch =
+      norm_.branch != nullptr && norm_.branch->expected(x.size(0)) ? norm_.branch.get() : nullptr;
+  const LayerNormGradients d =
+      layer_norm_backward(dy, {{}, x, mean_, rstd_}, norm_, branch != nullptr ? branch->dropout : Dropout{}, d_residual,
+                          trained(gradients), branch != nullptr && branch->column_sums);
   set_gradients(d.d_weight, d.d_bias, gradients);
+  if (branch != nullptr) {
+    branch->of = d.d_sum;
+    branch->dropped = d.dx;
+    branch->sums = d.d_branch_bias;
+  }
   return d.d_sum;
 }
 

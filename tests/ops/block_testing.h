@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -245,13 +246,17 @@ class TestBlock {
 
   at::Tensor forward(const Built& b) const {
     const Norm none;
+    const auto of_h = c_.tile_tokens == 0 ? std::make_shared<BranchGradient>() : nullptr;
     const auto join = [&](size_t i) -> ResidualJoin {
-      return {dropout(b, i + 1), norm(b, i + 2), c_.multiplier, c_.post_norm ? norm(b, i) : none};
+      return {dropout(b, i + 1), norm(b, i + 2), c_.multiplier, c_.post_norm ? norm(b, i) : none,
+              i == 0 ? of_h : nullptr};
     };
+    Norm norm_of_h = c_.post_norm ? none : norm(b, 1);
+    norm_of_h.branch = of_h;
     const auto [qkv, residual] = norm_linear(at_index(b, x_), c_.post_norm ? none : norm(b, 0), linear(b, qkv_, 0),
                                              Activation::kNone, false, c_.tile_tokens);
     const at::Tensor h = linear_residual(mix(b, qkv), residual, linear(b, out_, 1), join(0), c_.tile_tokens);
-    return norm_mlp(h, {.norm = c_.post_norm ? none : norm(b, 1),
+    return norm_mlp(h, {.norm = norm_of_h,
                         .up = linear(b, up_, 2),
                         .activation = c_.activation,
                         .down = linear(b, down_, 3),

@@ -100,6 +100,47 @@ TEST(LinearResidual, ReadsTheWeightAgainInBackward) {
   EXPECT_LT(max_difference(x.grad()[0], w.sum(0)), 1e-13);
 }
 
+/// A linear layer with dropout, and the layer whose norm reads the sum; `other`: how often another user reads it, too.
+std::vector<at::Tensor> gradients_through_a_sum(const std::shared_ptr<BranchGradient>& branch, bool trains_bias,
+                                                double other) {
+  const auto x = random({6, 5}, 1, at::kFloat).requires_grad_(),
+             residual = random({6, 8}, 2, at::kFloat).requires_grad_(),
+             w = random({8, 5}, 3, at::kFloat).requires_grad_(),
+             bias = random({8}, 4, at::kFloat).requires_grad_(trains_bias);
+  Norm norm = layer_norm(random({8}, 5, at::kFloat), random({8}, 6, at::kFloat), 1e-5);
+  norm.branch = branch;
+  const at::Tensor h = linear_residual(x, residual, plain(w, bias),
+                                       {.dropout = {0.4, 17, at::arange(3, at::kLong)}, .gradient = branch});
+  const auto [y, passed] = norm_linear(h, norm, plain(random({4, 8}, 7, at::kFloat)));
+  at::Tensor loss = project(y.square()) + project(passed.pow(3), 7);
+  if (other != 0) loss = loss + other * project(h.square(), 8);
+  loss.backward();
+  return {x.grad(), residual.grad(), w.grad(), bias.grad()};
+}
+
+TEST(BranchGradients, HaveTheBitsOfTheSubLayersOwn) {
+  for (const bool trains_bias : {true, false}) {
+    const auto branch = std::make_shared<BranchGradient>();
+    const auto ours = gradients_through_a_sum(branch, trains_bias, 0),
+               expected = gradients_through_a_sum(nullptr, trains_bias, 0);
+    for (size_t i = 0; i < ours.size(); ++i) {
+      ASSERT_EQ(ours[i].defined(), expected[i].defined()) << "gradient " << i;
+      if (!ours[i].defined()) continue;
+      EXPECT_EQ(max_difference(ours[i], expected[i]), 0) << "gradient " << i;
+    }
+    EXPECT_TRUE(branch->expected(6));
+    EXPECT_EQ(branch->column_sums, trains_bias);
+    EXPECT_FALSE(branch->of.defined() || branch->dropped.defined()) << "memory that nobody needs any more";
+  }
+}
+
+TEST(BranchGradients, AreNotUsedWhereTheSumHasAnotherUser) {
+  const auto branch = std::make_shared<BranchGradient>();
+  const auto ours = gradients_through_a_sum(branch, true, 0.5), expected = gradients_through_a_sum(nullptr, true, 0.5);
+  for (size_t i = 0; i < ours.size(); ++i) EXPECT_EQ(max_difference(ours[i], expected[i]), 0) << "gradient " << i;
+  EXPECT_TRUE(branch->of.defined()) << "the norm computed it of its own gradient";
+}
+
 TEST(LinearResidual, RefusesShapesThatDoNotFit) {
   const at::Tensor x = random({6, 5}, 1), w = random({9, 5}, 2), residual = random({6, 9}, 3);
   const auto with = [&](const std::vector<LoraAdapter>& adapters) {

@@ -4,6 +4,7 @@
 //
 // TRIREME_LOG=dispatch logs each combination of operation and reason when it first occurs:
 //   dispatch: rms_norm of bf16 [8192, 20480] on cuda:0: composition, because rows are wider than 16,384 elements
+// and each product that is measured (matmul/measure.h).
 
 #include <ATen/core/Tensor.h>
 
@@ -58,6 +59,9 @@ KernelClass planned_kernel_class(at::Device device);
 int compute_capability(at::Device device);
 /// Whether cuBLASLt multiplies FP8 codes with a scale per matrix, or `by_rows` with one per row, on such a GPU.
 bool multiplies_fp8(int capability, bool by_rows);
+
+/// Whether TRIREME_LOG asks for the choices.
+bool logs_choices();
 
 /// Collects the conditions of an operation's kernel; x is its main tensor:
 ///   const Choice choice = Dispatch("rms_norm", x).needs(x.size(-1) <= kWidest, "rows are wider than ...").choice();

@@ -1,9 +1,12 @@
 #pragma once
 // Norms over the last dimension.
 
+#include "trireme/ops/branch_gradient.h"
 #include "trireme/ops/norm_kind.h"
 
 #include <ATen/core/Tensor.h>
+
+#include <memory>
 
 namespace trireme {
 
@@ -16,6 +19,7 @@ struct Norm {
   NormKind kind = NormKind::kNone;
   at::Tensor weight, bias;  // bias: kLayer only
   double eps = 0;
+  std::shared_ptr<BranchGradient> branch{};  // of the sub-layer whose result x is; null: none
 };
 
 inline Norm rms_norm(const at::Tensor& weight, double eps) { return {NormKind::kRms, weight, {}, eps}; }

@@ -118,8 +118,9 @@ class ResidualTail {
   Dropout dropout_;
   double multiplier_ = 1;
   NormLayer norm_, post_norm_;
-  at::Tensor branch_;  // input of norm_
-  LayerNormed kept_;   // of post_norm_
+  at::Tensor branch_;                         // input of norm_
+  LayerNormed kept_;                          // of post_norm_
+  std::shared_ptr<BranchGradient> gradient_;  // null: none
 };
 
 }  // namespace trireme

@@ -12,7 +12,8 @@ ResidualTail::ResidualTail(const ResidualJoin& join, const at::Tensor& residual,
     : dropout_(join.dropout),
       multiplier_(join.multiplier),
       norm_(join.norm, residual, what, inputs),
-      post_norm_(join.post_norm, residual, what, inputs) {
+      post_norm_(join.post_norm, residual, what, inputs),
+      gradient_(join.gradient) {
   const bool plain = !norm_.present() && multiplier_ == 1;
   TRIREME_CHECK(!post_norm_.present() || (join.post_norm.kind == NormKind::kLayer && plain), what,
                 ": the norm after the residual must be a layer norm, without a norm of the branch or a multiplier");
@@ -36,6 +37,11 @@ at::Tensor ResidualTail::forward(LinearLayer& linear, const Operand& x, const at
     return at::add(residual, branch, multiplier_);
   }
   if (!dropout_.active()) return linear.forward(x, LinearLayer::Bias::kAdd, residual);
+  if (gradient_ != nullptr && dropout_.samples() > 0) {
+    gradient_->dropout = dropout_;
+    gradient_->rows = residual.size(0);
+    gradient_->column_sums = linear.bias().defined() && linear.bias().requires_grad();
+  }
   return add_dropout(residual, linear.forward(x, LinearLayer::Bias::kAdd), dropout_);
 }
 
@@ -64,7 +70,14 @@ ResidualTail::Parts ResidualTail::backward(const LinearLayer& linear, const at::
     parts.d_branch = make_operand(d_branch, forms);
     return parts;
   }
-  parts.d_branch = make_dropped_operand(dy, dropout_, forms);
+  if (gradient_ == nullptr || !gradient_->computed_of(dy)) {
+    parts.d_branch = make_dropped_operand(dy, dropout_, forms);
+    return parts;
+  }
+  parts.d_branch.plain = std::move(gradient_->dropped);
+  parts.d_branch.column_sums = std::move(gradient_->sums);
+  gradient_->of.reset();
+  complete(parts.d_branch, forms);
   return parts;
 }
 

@@ -2,15 +2,20 @@
 #include "launch.h"
 #include "matmul/cublas_lt.h"
 #include "matmul/product.h"
+#include "trireme/base/log.h"
 #include "trireme/base/time.h"
+#include "trireme/nn/scalar_type.h"
+#include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -59,24 +64,31 @@ class Ways {
       if (const at::Tensor found = bits_of(way); found.defined() && at::equal(found, expected)) left_.push_back(way);
   }
 
+  struct Best {
+    int way;
+    double ms, first_ms;  // of one run: this way's, and way 0's
+  };
+
   /// The fastest of those that are faster than way 0 by `margin`, a part of its time, in every round; 0 without one.
-  int fastest(double margin) {
+  Best fastest(double margin) {
     constexpr int kRounds = 3, kRunsInRound = 2;
     std::map<int, double> sums;
     for (int round = 0; round < kRounds; ++round) {
-      const double most = milliseconds(0, kRunsInRound) * (1 - margin);
+      const double first = milliseconds(0, kRunsInRound), most = first * (1 - margin);
+      sums[0] += first;
       std::erase_if(left_, [&](int way) {
         const double ms = milliseconds(way, kRunsInRound);
         sums[way] += ms;
         return ms >= most;
       });
     }
-    return least(sums);
+    const int best = least(sums);
+    return {best, sums[best] / (kRounds * kRunsInRound), sums[0] / (kRounds * kRunsInRound)};
   }
 
   /// The one that is the fastest when it runs so long that its power decides its clock; 0 unless another is faster by
   /// kNoise.
-  int fastest_under_load() {
+  Best fastest_under_load() {
     // A GPU follows its power limit within some tenths of a second.
     constexpr double kHeat = 600, kLead = 200, kTimed = 350, kNoise = 0.005;
     // Of 26 products on an H200 the fastest under load was at most 9 % behind in a brief time, or the library's first.
@@ -86,7 +98,7 @@ class Ways {
     for (const int way : left_) once[way] = milliseconds(way, 4) / 4;
     const double most = kSlow * once[least(once)];
     std::erase_if(left_, [&](int way) { return way != 0 && once[way] > most; });
-    if (left_.size() == 1) return 0;
+    if (left_.size() == 1) return {0, once[0], once[0]};
     const auto runs = [&](int way, double ms) { return 1 + static_cast<int>(ms / once[way]); };
     (void)milliseconds(0, runs(0, kHeat));
     std::map<int, double> hot;
@@ -95,7 +107,7 @@ class Ways {
       hot[way] = milliseconds(way, runs(way, kTimed)) / runs(way, kTimed);
     }
     const int best = least(hot);
-    return hot[best] < (1 - kNoise) * hot[0] ? best : 0;
+    return hot[best] < (1 - kNoise) * hot[0] ? Best{best, hot[best], hot[0]} : Best{0, hot[0], hot[0]};
   }
 
  private:
@@ -179,7 +191,14 @@ Algorithm measured(const Form& form, bool under_load) {
   });
   // In a brief time a candidate of any tile must be clearly faster than LibTorch's choice.
   const double margin = form.fp8() ? 0 : only_large ? 0.01 : 0.04;
-  return algorithms[static_cast<size_t>(under_load ? ways.fastest_under_load() : ways.fastest(margin))];
+  const Ways::Best best = under_load ? ways.fastest_under_load() : ways.fastest(margin);
+  const Algorithm& algorithm = algorithms[static_cast<size_t>(best.way)];
+  if (logs_choices())
+    log_info(fmt::format(
+        "product of {} [{}, {}] and {} [{}, {}]{}: {}, {:.4g} ms; the library's choice {:.4g} ms", type_name(form.a),
+        form.m, form.k, type_name(form.b), form.k, form.n, form.adds ? ", added" : "",
+        best.way == 0 ? "as the library" : fmt::format("tile {}", tile_of(*algorithm)), best.ms, best.first_ms));
+  return algorithm;
 }
 
 }  // namespace

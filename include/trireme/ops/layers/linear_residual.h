@@ -18,6 +18,7 @@ struct ResidualJoin {
   Norm norm{};
   double multiplier = 1;
   Norm post_norm{};
+  std::shared_ptr<BranchGradient> gradient{};  // of the result; null: none
 };
 
 /// x [.., in], residual and result [.., out], one dtype. Shapes that do not fit are an internal error. `tile_tokens`:
