@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -95,7 +96,7 @@ void Trainer::start() {
     const ProgressSection section("warm-up");
     fault_point("warm-up", comm_.rank());
     step_.warm_up();
-    choose_products(/*long_run=*/false);
+    if (run_.world.device().is_cuda() && products_ != "first") choose_products();
   }
   comm_.barrier();
   report_.start_run();
@@ -115,10 +116,9 @@ ExitCode Trainer::train() {
     // The host reads a step's results while the device computes the next step.
     while (step_.in_flight().size() > 1) collect_step();
     if (progress_.reported > clock_.first_step()) directory_.claim();
-    if (progress_.completed == clock_.first_step() + 2 && !finished() && !config_.logging.mlperf) {
+    if (!finished() && products_due()) {
       collect_all_steps();
-      const double ends_soon = clock_.goes_on_for(kLongRun, progress_.completed) ? 0 : 1;  // of any rank
-      choose_products(/*long_run=*/comm_.all_reduce_host({ends_soon}, ReduceOp::kMax)[0] == 0);
+      choose_products();
       clock_.start_step();
     }
     if (const auto steps = clock_.take_straggler_interval(progress_.completed)) report_stragglers(*steps);
@@ -204,9 +204,20 @@ void Trainer::report_stragglers(int64_t steps) {
     log_info("warning: " + line);
 }
 
-void Trainer::choose_products(bool long_run) {
-  if (!run_.world.device().is_cuda() || products_ == "first") return;
-  const bool sustained = products_ == "sustained" || (long_run && products_ != "brief");
+bool Trainer::products_due() const {
+  if (!run_.world.device().is_cuda() || products_ == "first") return false;
+  // Batches have other numbers of tokens later: again after 8, 32, 128, … steps.
+  const auto steps = static_cast<uint64_t>(progress_.completed - clock_.first_step());
+  return std::has_single_bit(steps) && std::countr_zero(steps) % 2 == 1;
+}
+
+void Trainer::choose_products() {
+  bool sustained = products_ == "sustained" && !products_chosen_;
+  if (products_.empty() && !products_chosen_ && !config_.logging.mlperf) {
+    const double ends_soon = clock_.goes_on_for(kLongRun, progress_.completed) ? 0 : 1;  // of any rank
+    sustained = comm_.all_reduce_host({ends_soon}, ReduceOp::kMax)[0] == 0;
+  }
+  products_chosen_ = true;
   const ProgressSection section("products", kStorageAllowance);
   if (sustained) log_info("choosing the algorithms of matrix products under load: up to two minutes, once");
   const MeasuredProducts measured =

@@ -42,9 +42,11 @@ class Trainer {
   void collect_all_steps();
   void guard_numbers(const StepRecord& record);
   void report_stragglers(int64_t steps);
-  /// Chooses the algorithms of the matrix products, between two steps; `long_run`: the run goes on for hours. On all
-  /// ranks alike.
-  void choose_products(bool long_run);
+  /// Chooses the algorithms of the matrix products, between two steps; the first time of a run that goes on for hours
+  /// under load. On all ranks alike.
+  void choose_products();
+  /// Whether it is time to do so, after a step.
+  bool products_due() const;
   void save_checkpoint();
 
   /// After a signal or train.max_time: saves, and returns kStopped only when the checkpoint of this step is whole on
@@ -65,6 +67,7 @@ class Trainer {
   Communicator& comm_;
   RunDirectory& directory_;
   const std::string products_;  // how their algorithms are chosen; empty: by the run's length
+  bool products_chosen_ = false;
   RunProgress progress_;
   RunClock clock_;
   StopVote stop_vote_;

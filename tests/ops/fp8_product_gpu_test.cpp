@@ -98,28 +98,38 @@ TEST_F(Fp8ProductGpu, ShortSumsIn16BitsHaveTheLibrarysBits) {
 
 TEST_F(Fp8ProductGpu, MeasuredProductsKeepTheirBits) {
   if (kernel_class(at::Device(at::kCUDA, 0)) == KernelClass::kNone) GTEST_SKIP() << "nothing is measured";
-  const at::Tensor x = random({4096, 1536}, 1, at::kBFloat16).to(at::kCUDA),
-                   w = random({3072, 1536}, 2, at::kBFloat16).to(at::kCUDA),
-                   dy = random({4096, 3072}, 3, at::kBFloat16).to(at::kCUDA);
+  const at::Tensor w = random({3072, 1536}, 2, at::kBFloat16).to(at::kCUDA);
   const at::Tensor before = random({3072, 1536}, 4, at::kFloat).to(at::kCUDA);
-  const Fp8Matrix codes = of_rows(quantize_rows(x)), weight = of_rows(quantize_rows(w));
-  const auto all = [&] {
+  const Fp8Matrix weight = of_rows(quantize_rows(w));
+  const auto products_of = [&](const at::Tensor& x, const at::Tensor& dy) {
     const at::Tensor y = plain_product(x, w.t()), added = plain_product(x, w.t(), {}, {dy.clone(), true}),
                      dx = plain_product(dy, w), dw = before.clone(), dw_added = before.clone();
     plain_product_to({dw, false}, dy.t(), x);
     plain_product_to({dw_added, true}, dy.t(), x);
-    return std::vector<at::Tensor>{y,  added,    dx,
-                                   dw, dw_added, fp8_product(codes, weight, Accumulate::kFast, at::kBFloat16)};
+    const at::Tensor of_codes = fp8_product(of_rows(quantize_rows(x)), weight, Accumulate::kFast, at::kBFloat16);
+    return std::vector<at::Tensor>{y, added, dx, dw, dw_added, of_codes};
   };
+  const at::Tensor x = random({4096, 1536}, 1, at::kBFloat16).to(at::kCUDA),
+                   dy = random({4096, 3072}, 3, at::kBFloat16).to(at::kCUDA);
+  const auto all = [&] { return products_of(x, dy); };
+  const auto fewer = [&] { return products_of(x.narrow(0, 0, 3840), dy.narrow(0, 0, 3840)); };
   const std::vector<at::Tensor> expected = all();
   EXPECT_LT(relative_distance(expected[4].to(at::kDouble) - before, at::mm(dy.t().to(at::kDouble), x.to(at::kDouble))),
             1e-3);
+  const std::vector<at::Tensor> expected_of_fewer = fewer();
   for (int occurrence = 1; occurrence < 4; ++occurrence) (void)all();
   for (const ProductLoad load : {ProductLoad::kBrief, ProductLoad::kSustained}) {
     EXPECT_GE(measure_products(at::Device(at::kCUDA, 0), load).count, 6);
     const std::vector<at::Tensor> found = all();
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << "product " << i;
   }
+  EXPECT_EQ(measure_products(at::Device(at::kCUDA, 0), ProductLoad::kBrief).count, 0) << "they are measured";
+  // Another number of tokens takes what was found, without results of its own.
+  for (int occurrence = 1; occurrence < 4; ++occurrence) (void)fewer();
+  EXPECT_GE(measure_products(at::Device(at::kCUDA, 0), ProductLoad::kSustained).count, 6);
+  const std::vector<at::Tensor> found = fewer();
+  for (size_t i = 0; i < found.size(); ++i)
+    EXPECT_TRUE(at::equal(found[i], expected_of_fewer[i])) << "product " << i << " of fewer tokens";
 }
 
 TEST_F(Fp8ProductGpu, SplitAccumulationIsMoreExactInLongSums) {

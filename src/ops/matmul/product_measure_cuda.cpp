@@ -13,8 +13,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +70,9 @@ class Ways {
     int way;
     double ms, first_ms;  // of one run: this way's, and way 0's
   };
+
+  /// The last of those that write the bits of way 0.
+  [[nodiscard]] Best last() const { return {left_.empty() ? 0 : left_.back(), 0, 0}; }
 
   /// The fastest of those that are faster than way 0 by `margin`, a part of its time, in every round; 0 without one.
   Best fastest(double margin) {
@@ -137,7 +142,8 @@ class Ways {
 struct Chosen {
   int64_t occurrences = 0;
   Algorithm algorithm;
-  bool measured = false;
+  std::optional<ProductLoad> measured{};
+  bool own = false;  // not the library's choice
 };
 struct Choices {
   static constexpr size_t kMost = 4096;
@@ -147,6 +153,17 @@ struct Choices {
 Choices& choices() {
   static Choices all;
   return all;
+}
+
+/// Whether two forms differ only in the number of tokens, by at most an eighth of it. It is m, or k of a weight
+/// gradient, and may be a stride.
+bool neighbours(const Form& x, const Form& y) {
+  const auto [of_x, of_y] = x.m != y.m ? std::pair(x.m, y.m) : std::pair(x.k, y.k);
+  if (of_x == of_y || std::abs(of_x - of_y) > of_x / 8) return false;
+  Form same = x;
+  for (int64_t Form::* const size : {&Form::m, &Form::k, &Form::stride_a, &Form::stride_b, &Form::stride_out})
+    if (same.*size == of_x) same.*size = of_y;
+  return same == y;
 }
 
 /// 16-bit products of longer inner dimensions draw so much power that it decides their time, which a brief time does
@@ -160,8 +177,12 @@ bool has_large_tile(const cublasLtMatmulAlgo_t& algorithm) {
   return tile == CUBLASLT_MATMUL_TILE_128x256 || tile == CUBLASLT_MATMUL_TILE_256x128;
 }
 
-/// The algorithm for products of a form, found with random operands.
-Algorithm measured(const Form& form, bool under_load) {
+/// Finds the algorithm for products of a form with random operands. `near`: a measured neighbour; its algorithm is
+/// taken if it writes the bits of the library's here too, otherwise the library's. Null: the candidates are timed.
+void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* near) {
+  chosen.measured = load;
+  if (near != nullptr && !near->own) return;
+  const bool under_load = load == ProductLoad::kSustained;
   const at::TensorOptions options =
       at::TensorOptions(at::kBFloat16).device(at::kCUDA, static_cast<int8_t>(form.device));
   at::Generator generator = at::globalContext().defaultGenerator(options.device()).clone();  // draws for no one else
@@ -182,7 +203,9 @@ Algorithm measured(const Form& form, bool under_load) {
   std::vector<Algorithm> algorithms;
   if (!form.fp8()) algorithms.emplace_back();
   for (const cublasLtMatmulAlgo_t& candidate : product.candidates())
-    if (!only_large || has_large_tile(candidate)) algorithms.emplace_back(candidate);
+    if (near == nullptr ? !only_large || has_large_tile(candidate) : algorithms.empty())
+      algorithms.emplace_back(candidate);
+  if (near != nullptr) algorithms.push_back(near->algorithm);
   Ways ways(static_cast<int>(algorithms.size()), out, generator, [&](int way) {
     const Algorithm& algorithm = algorithms[static_cast<size_t>(way)];
     if (algorithm) return product.run(*algorithm, out) == CUBLAS_STATUS_SUCCESS;
@@ -191,14 +214,16 @@ Algorithm measured(const Form& form, bool under_load) {
   });
   // In a brief time a candidate of any tile must be clearly faster than LibTorch's choice.
   const double margin = form.fp8() ? 0 : only_large ? 0.01 : 0.04;
-  const Ways::Best best = under_load ? ways.fastest_under_load() : ways.fastest(margin);
-  const Algorithm& algorithm = algorithms[static_cast<size_t>(best.way)];
+  const Ways::Best best = near != nullptr ? ways.last() : under_load ? ways.fastest_under_load() : ways.fastest(margin);
+  chosen.algorithm = algorithms[static_cast<size_t>(best.way)];
+  chosen.own = best.way != 0;
   if (logs_choices())
-    log_info(fmt::format(
-        "product of {} [{}, {}] and {} [{}, {}]{}: {}, {:.4g} ms; the library's choice {:.4g} ms", type_name(form.a),
-        form.m, form.k, type_name(form.b), form.k, form.n, form.adds ? ", added" : "",
-        best.way == 0 ? "as the library" : fmt::format("tile {}", tile_of(*algorithm)), best.ms, best.first_ms));
-  return algorithm;
+    log_info(fmt::format("product of {} [{}, {}] and {} [{}, {}]{}: {}{}", type_name(form.a), form.m, form.k,
+                         type_name(form.b), form.k, form.n, form.adds ? ", added" : "",
+                         chosen.own ? fmt::format("tile {}", tile_of(*chosen.algorithm)) : "as the library",
+                         near != nullptr
+                             ? ", as with another number of tokens"
+                             : fmt::format(", {:.4g} ms; the library's choice {:.4g} ms", best.ms, best.first_ms)));
 }
 
 }  // namespace
@@ -221,16 +246,15 @@ MeasuredProducts measure_products(at::Device device, ProductLoad load) {
   const c10::cuda::CUDAGuard guard(device);
   // Products whose sizes depend on the batch may never occur again.
   constexpr int64_t kOften = 4;
+  constexpr int kMostForms = 64;
   constexpr double kMostSeconds = 120, kWorthwhile = 2e10;
-  const std::lock_guard lock(choices().mutex);
+  auto& [mutex, all] = choices();
+  const std::lock_guard lock(mutex);
   std::vector<std::pair<const Form, Chosen>*> often;
-  for (auto& entry : choices().of) {
-    const Form& form = entry.first;
-    if (form.device != device.index() || entry.second.occurrences < kOften) continue;
-    // Split FP8 products in a brief time: the fastest draw 1 to 2 % more power than the library's first.
-    const bool skipped = load == ProductLoad::kSustained ? form.operations() < kWorthwhile : form.fp8() && !form.fast;
-    if (skipped || (form.fp8() && !entry.second.algorithm)) continue;
-    often.push_back(&entry);
+  for (auto& entry : all) {
+    const auto& [form, chosen] = entry;
+    const bool occurs = form.device == device.index() && chosen.occurrences >= kOften;
+    if (occurs && !(chosen.measured >= load) && (chosen.algorithm || !form.fp8())) often.push_back(&entry);
   }
   std::sort(often.begin(), often.end(), [](const auto* x, const auto* y) {
     return x->first.operations() * static_cast<double>(x->second.occurrences) >
@@ -239,10 +263,16 @@ MeasuredProducts measure_products(at::Device device, ProductLoad load) {
   MeasuredProducts result;
   const double begin = steady_seconds();
   for (auto* entry : often) {
-    if (steady_seconds() - begin > kMostSeconds) break;
+    if (steady_seconds() - begin > kMostSeconds || result.count == kMostForms) break;
+    auto& [form, chosen] = *entry;
+    const auto near = std::find_if(all.begin(), all.end(), [&](const auto& other) {
+      return other.second.measured >= load && neighbours(entry->first, other.first);
+    });
+    // Split FP8 products in a brief time: the fastest draw 1 to 2 % more power than the library's first.
+    const bool skipped = load == ProductLoad::kSustained ? form.operations() < kWorthwhile : form.fp8() && !form.fast;
+    if (skipped && near == all.end()) continue;
     try {
-      entry->second.algorithm = measured(entry->first, load == ProductLoad::kSustained);
-      entry->second.measured = true;
+      measure(form, chosen, load, near == all.end() ? nullptr : &near->second);
       ++result.count;
     } catch (const c10::OutOfMemoryError&) {
       continue;  // the library's choice stays

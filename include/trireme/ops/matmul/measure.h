@@ -16,11 +16,14 @@ struct MeasuredProducts {
   double seconds = 0;
 };
 
-/// Measures the products that have occurred on `device` at least four times, those with the most work first, for at
-/// most about two minutes: FP8 products, and large 16-bit products (kBrief, inner dimensions above 1,024: only with
-/// tiles of 128 x 256). Each is run with random operands of its own, by the first candidates of cuBLASLt that write the
-/// same bits as the library's choice; later products of this form run by the fastest. Memory: that of the largest
-/// product's operands and result; a product for which there is none keeps its algorithm. Nothing happens on CPUs.
+/// Measures the products that have occurred on `device` at least four times and were not measured so or longer before,
+/// those with the most work first, at most 64 and for at most about two minutes: FP8 products, and large 16-bit
+/// products (kBrief, inner dimensions above 1,024: only with tiles of 128 x 256). Each is run with random operands of
+/// its own, by the first candidates of cuBLASLt that write the same bits as the library's choice; later products of
+/// this form run by the fastest. One that differs from a measured product in the number of tokens only, by at most an
+/// eighth, takes its algorithm where it writes the same bits as the library's, without a measurement. Memory: that of
+/// the largest product's operands and result; a product for which there is none keeps its algorithm. Nothing happens on
+/// CPUs.
 MeasuredProducts measure_products(at::Device device, ProductLoad load);
 
 /// Functions that multiply as the layers of a run do, for measurements of speed. 16 bits: a b; FP8: a b^T of the
