@@ -23,10 +23,11 @@
 // and so to dq and dk, from k to their dq, from q or d_o to their dk and dv. It never propagates to later sequences or
 // to sequences that end 128 or more tokens before it.
 //
-// o, dk and dv are deterministic. dq is deterministic if its sums stay on chip; otherwise it is summed in fp32 in an
-// order that varies, unless `deterministic` is set. Neither pass needs all its blocks to be resident at the same time,
-// so other kernels may run concurrently. No allocation, no synchronisation. Launchers return cudaErrorInvalidValue for
-// arguments outside these limits and cudaErrorNotSupported for a device that is not Hopper.
+// o, dk and dv are deterministic. dq is deterministic if its sums stay on chip, if `deterministic` is set, or where the
+// fixed order is as fast; otherwise it is summed in fp32 in an order that varies. Neither pass needs all its blocks to
+// be resident at the same time, so other kernels may run concurrently. No allocation, no synchronisation. Launchers
+// return cudaErrorInvalidValue for arguments outside these limits and cudaErrorNotSupported for a device that is not
+// Hopper.
 
 #include "kernels/element.h"
 

@@ -362,7 +362,8 @@ void check_objective(const Config& config, const ProgramKeys& program, std::vect
              "is a section for train.objective dpo, orpo and kto: set one of them, or leave the section out");
     return;
   }
-  if (config.train.loss != program.defaults.train.loss)
+  // The file of a run has the default of its program, which is not known here.
+  if (!program.name.empty() && config.train.loss != program.defaults.train.loss)
     refuse("train.loss", fmt::format("is for train.objective sft; the loss of {} is a mean over {}: leave it out", name,
                                      objective == Objective::kKto ? "answers" : "pairs"));
   if (config.train.neftune_alpha > 0) refuse("train.neftune_alpha", "is for train.objective sft: leave it out");

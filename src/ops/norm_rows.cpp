@@ -16,8 +16,13 @@ constexpr int64_t kWidestLayerNormBytes = 16384, kWidestNormRow = 16384;
 
 /// The kernels' samples begin at their first row.
 Choice layer_norm_choice(std::string_view operation, const at::Tensor& x, const Dropout& dropout) {
-  if (dropout.sample_rows == 0) return row_kernel_choice(operation, x, kWidestLayerNormBytes);
-  return Dispatch(operation, x).needs(false, "dropout is of a slice of samples").choice();
+  // Elements of a sample for which the kernels compute the hash of dropout.h.
+  constexpr int64_t kMostElements = int64_t{1} << 33;
+  const bool large = dropout.samples() > 0 && x.numel() / dropout.samples() > kMostElements;
+  if (dropout.sample_rows == 0 && !large) return row_kernel_choice(operation, x, kWidestLayerNormBytes);
+  return Dispatch(operation, x)
+      .needs(false, "dropout is of a slice of samples, or of samples of 2^33 elements")
+      .choice();
 }
 
 LayerNormed normed_sum(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool want_plain,

@@ -185,8 +185,10 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
   std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
   shapes.insert(shapes.end(), {{3, 3000, 128, 0},
                                {2, 1301, 1024, 0},
+                               {2, 1701, 768, 0},
                                {1, 600, 3072, 0},
-                               {1, 1100, 5120, 0},
+                               {1, 1101, 4096, 0},
+                               {1, 1101, 5120, 0},
                                {1, 1100, 8192, 0},
                                {1, 700, 8208, 0}});
   for (const Element element : kElements)
@@ -196,7 +198,7 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
         const int64_t n = s.rows() * s.columns;
         const bool large = n > 1000000;
         if (too_large(n) || s.columns == 1 || (n > 200000 && !sums && variant != 0) ||
-            (large && (element != Element::kBF16 || (variant != 1 && variant != 3))))
+            (large && (element != Element::kBF16 || !sums)))
           continue;
         SCOPED_TRACE(text(element, s, variant));
         const Inputs in = make(s, element, false, dropout, false);
@@ -217,7 +219,7 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
         if (dropout) a.dropout = row_dropout(ids, s), a.dx = dx.data();
         if (more) a.d_sum = dmore.data();
         if (sums) a.d_gamma = out_gamma.data(), a.d_beta = out_beta.data(), a.workspace = workspace.fp32();
-        if (sums && !more && (dropout || s.length % 2 == 0)) a.d_bias = out_bias.data();
+        if (sums && (dropout || s.length % 2 == 0)) a.d_bias = out_bias.data();
         CUDA_OK(layer_norm_backward(a, nullptr));
         const Values got = ds.values();
         double rstd_top = 0;
@@ -246,7 +248,7 @@ TEST_F(LayerNormTest, BackwardMatchesTheOracle) {
 }
 
 TEST_F(LayerNormTest, DsMayReplaceItsInput) {
-  const int64_t rows = 50, columns = 1024;
+  const int64_t rows = 3000, columns = 1024;
   const Element element = Element::kBF16;
   const Values dy = normal_values(rows * columns, element, 1), x = normal_values(rows * columns, element, 2),
                gamma = normal_values(columns, element, 3), more = normal_values(rows * columns, element, 4);
@@ -264,8 +266,8 @@ TEST_F(LayerNormTest, DsMayReplaceItsInput) {
     a.columns = columns;
     CUDA_OK(layer_norm_backward(a, nullptr));
     expect_close(ds.values(), expected.ds, element, 1.01, 2e-5, "ds");
-    expect_close(sum_gamma.values(), expected.d_gamma, element, 1.01, 2e-4, "d_gamma");
-    expect_close(sum_beta.values(), expected.d_beta, element, 1.01, 2e-4, "d_beta");
+    expect_close(sum_gamma.values(), expected.d_gamma, element, 1.01, 1.2e-3, "d_gamma");
+    expect_close(sum_beta.values(), expected.d_beta, element, 1.01, 1.2e-3, "d_beta");
   }
 }
 
