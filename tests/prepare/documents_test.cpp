@@ -173,7 +173,8 @@ std::vector<std::string> complaints(const std::filesystem::path& path) {
   };
   return {complaint(path), said([&] { (void)open_text_file(path, "text", std::make_shared<TextGroups>())->text(1); }),
           said([&] {
-            for_each_object(path, {"text"}, [](const std::string&, double, const auto& object) { (void)object(); });
+            for_each_object(path, {"text"},
+                            [](const std::string&, double, const auto& object, const auto&) { (void)object(); });
           })};
 }
 
@@ -226,9 +227,16 @@ TEST_F(Documents, ParquetColumns) {
                   path("a.parquet").string(), path("b.parquet").string(), path("cut.parquet").string(),
                   path("hurt.parquet").string(), path("kinds.parquet").string(), path("kinds.arrow").string(),
                   path("twice.parquet").string()));
-  for (const char* name : {"kinds.parquet", "kinds.arrow"})
+  for (const char* name : {"kinds.parquet", "kinds.arrow"}) {
     for (const char* column : {"coded", "view"})
       EXPECT_EQ(documents(path(name), DocumentUnit::kLine, column), (Found{{"a", 0}, {"", 1}, {"a", 2}})) << name;
+    std::string rows;
+    for_each_object(path(name), {"view", "absent"},
+                    [&](const std::string&, double, const auto& object, const std::vector<std::string>& unread) {
+                      rows += object().dump() + " beside " + join(unread, ", ") + "\n";
+                    });
+    EXPECT_EQ(rows, "{\"view\":\"a\"} beside coded\n{\"view\":null} beside coded\n{\"view\":\"a\"} beside coded\n");
+  }
   EXPECT_NE(complaint(path("twice.parquet"), "body").find("2 columns have the name 'body'"), std::string::npos);
   EXPECT_EQ(documents(path("a.parquet"), DocumentUnit::kLine, "body"),
             (Found{{"one", 0}, {"", 1}, {"drei \xC3\xBC", 2}}));

@@ -328,9 +328,7 @@ void for_each_arrow_batch(const std::filesystem::path& path, const Read& read) {
 void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
                      const ParquetFile::JsonVisitor& visit) {
   for_each_arrow_batch(path, [&](int64_t first, const arrow::RecordBatch& batch) {
-    for (int64_t i = 0; i < batch.num_rows(); ++i)
-      visit(first + i,
-            json_row(batch, *batch.schema(), columns, i, fmt::format("{}: row {}", path.string(), first + i)));
+    visit_json(path, *batch.schema(), batch, first, columns, visit);
   });
 }
 
