@@ -48,10 +48,12 @@ inline bool is_text(const arrow::DataType& type) {
          type.id() == arrow::Type::STRING_VIEW;
 }
 
+/// A null among the values of a dictionary is an empty text.
 inline std::string_view text_at(const arrow::Array& array, int64_t index) {
   if (array.type_id() == arrow::Type::DICTIONARY) {
     const auto& coded = static_cast<const arrow::DictionaryArray&>(array);
-    return text_at(*coded.dictionary(), coded.GetValueIndex(index));
+    const int64_t value = coded.GetValueIndex(index);
+    return coded.dictionary()->IsNull(value) ? std::string_view{} : text_at(*coded.dictionary(), value);
   }
   if (array.type_id() == arrow::Type::STRING_VIEW)
     return static_cast<const arrow::StringViewArray&>(array).GetView(index);
