@@ -4,6 +4,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/profile_range.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
@@ -14,7 +15,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -40,10 +40,12 @@ constexpr double kLongRun = 12 * 3600;
 
 }  // namespace
 
-std::string wanted_products() {
-  const char* value = std::getenv("TRIREME_PRODUCTS");
-  const std::string wanted = value == nullptr ? "" : value;
-  if (wanted.empty() || wanted == "first" || wanted == "brief" || wanted == "sustained") return wanted;
+std::optional<ProductChoice> wanted_products() {
+  const std::string wanted = environment("TRIREME_PRODUCTS");
+  if (wanted.empty()) return std::nullopt;
+  if (wanted == "first") return ProductChoice::kFirst;
+  if (wanted == "brief") return ProductChoice::kBrief;
+  if (wanted == "sustained") return ProductChoice::kSustained;
   throw ConfigError(fmt::format("TRIREME_PRODUCTS: '{}' is none of first, brief, sustained", wanted));
 }
 
@@ -205,8 +207,8 @@ void Trainer::report_stragglers(int64_t steps) {
 }
 
 void Trainer::choose_products(bool long_run) {
-  if (!run_.world.device().is_cuda() || products_ == "first") return;
-  const bool sustained = products_ == "sustained" || (long_run && products_ != "brief");
+  if (!run_.world.device().is_cuda() || products_ == ProductChoice::kFirst) return;
+  const bool sustained = products_ ? *products_ == ProductChoice::kSustained : long_run;
   const ProgressSection section("products", kStorageAllowance);
   if (sustained) log_info("choosing the algorithms of matrix products under load: up to two minutes, once");
   const MeasuredProducts measured =
