@@ -243,6 +243,8 @@ int64_t ArrowTable::documents() const {
   return state_->ends.empty() ? 0 : state_->ends.back();
 }
 
+const std::string& ArrowTable::column() const { return state_->column; }
+
 bool ArrowTable::is_text() const { return state_->kind == State::ColumnKind::kTextRow; }
 
 std::string ArrowTable::place(int64_t document) const {
@@ -361,9 +363,12 @@ void read_arrow_text(const std::filesystem::path& path, const std::string&, cons
   refuse(path);
 }
 
-struct ArrowTable::State {};
+struct ArrowTable::State {
+  std::string column;
+};
 ArrowTable::ArrowTable(const std::filesystem::path& path, const std::string&) { refuse(path); }
 int64_t ArrowTable::documents() const { return 0; }
+const std::string& ArrowTable::column() const { return state_->column; }
 bool ArrowTable::is_text() const { return false; }
 void ArrowTable::read_tokens(int64_t, std::vector<int64_t>&) const {}
 void ArrowTable::read_text(int64_t, std::string&) const {}
