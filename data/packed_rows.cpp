@@ -140,8 +140,8 @@ class Hdf5Rows : public RowFile {
   Hdf5TokenFile file_;
 };
 
-/// A guess of the format of `bytes`, with advice: "Parquet: convert it with `trireme data pack …`".
-std::string describe_unknown_content(std::span<const std::byte> bytes) {
+/// A guess of the format of a file, with advice: "Parquet: convert it with `trireme data pack …`".
+std::string describe_unknown_content(const fs::path& path, std::span<const std::byte> bytes) {
   const auto is = [&](std::string_view magic, size_t offset = 0) { return starts_with(bytes, offset, magic); };
   constexpr const char* kPack = "turn it into rows with `trireme data pack --tokenizer tokenizer.model --input FILE …`";
   if (bytes.empty()) return "an empty file: write it again";
@@ -165,8 +165,10 @@ std::string describe_unknown_content(std::span<const std::byte> bytes) {
   for (const char c : head)
     control |= static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t' && c != '\f';
   if (!control && is_valid_utf8(head)) return std::string("text: ") + kPack;
-  return fmt::format("unknown bytes ({:02x} {:02x} {:02x} {:02x} …): is it damaged, or still compressed?", byte(0),
-                     byte(1), byte(2), byte(3));
+  const fs::path index = path.filename().replace_extension(".idx");
+  return fmt::format(
+      "unknown bytes ({:02x} {:02x} {:02x} {:02x} …): is it damaged, {}or still compressed?", byte(0), byte(1), byte(2),
+      byte(3), path.extension() == ".bin" ? fmt::format("Megatron's without its index {}, ", index.string()) : "");
 }
 
 /// Recognises the format by the content, never by the name. DataError for a file that is neither npy nor HDF5, with a
@@ -185,7 +187,7 @@ std::unique_ptr<RowFile> open_row_file(const fs::path& path, int64_t seq_length)
   if (is_hdf5(file.bytes())) return std::make_unique<Hdf5Rows>(path, seq_length);
   (void)text_kind(path);  // refuses CSV, with advice
   throw DataError(
-      fmt::format("{}: neither npy nor HDF5 but {}", path.string(), describe_unknown_content(file.bytes())));
+      fmt::format("{}: neither npy nor HDF5 but {}", path.string(), describe_unknown_content(path, file.bytes())));
 }
 
 /// Marks in loss_mask: the target of an answer, of a rejected one, and of one to another prompt.

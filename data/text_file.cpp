@@ -485,9 +485,9 @@ void for_each_object(const fs::path& path, const std::vector<std::string>& colum
   if (kind == TextKind::kParquet || kind == TextKind::kArrow) {
     const auto size = static_cast<double>(fs::file_size(path));
     double rows = 0;
-    const auto read = [&](int64_t row, const Json& object) {
+    const auto read = [&](int64_t row, const Json& object, const std::vector<std::string>& unread) {
       const double done = rows > 0 ? size * static_cast<double>(row + 1) / rows : 0;
-      visit(fmt::format("{}: row {}", path.string(), row), done, [&] { return object; });
+      visit(fmt::format("{}: row {}", path.string(), row), done, [&] { return object; }, unread);
     };
     if (kind == TextKind::kArrow) return read_arrow_json(path, columns, read);
     const ParquetFile file(path);
@@ -502,15 +502,16 @@ void for_each_object(const fs::path& path, const std::vector<std::string>& colum
     const Json list = parse_ordered_json(text, path.string(), ExitCode::kData, 40);
     for (size_t i = 0; i < list.size(); ++i)
       visit(fmt::format("{}: item {}", path.string(), i), bytes.bytes_done(text.size() * (i + 1) / list.size()),
-            [&] { return list[i]; });
+            [&] { return list[i]; }, {});
     return;
   }
   for (LineReader lines(text); lines.next_filled();) {
     const std::string place = fmt::format("{}:{}", path.string(), lines.number());
-    visit(place, bytes.bytes_done(lines.end()), [&] {
+    const auto object = [&] {
       refuse_long_integers(lines.line(), place);
       return parse_ordered_json(lines.line(), place, ExitCode::kData, 40);
-    });
+    };
+    visit(place, bytes.bytes_done(lines.end()), object, {});
   }
 }
 

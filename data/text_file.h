@@ -91,9 +91,10 @@ void for_each_document(const std::filesystem::path& path, DocumentUnit unit, con
 /// Visits the JSON objects of one file in order: lines of JSON, the items of a list in a .json file, both also in gzip,
 /// or rows of Parquet or Arrow with the existing ones of `columns`. `place`: "chat.jsonl:17", "chat.parquet: row 17",
 /// "chat.json: item 17"; `bytes_done`: of this file, 0 where it is not known. object() parses a line: DataError where
-/// that is no JSON. DataError for a file that cannot be read on.
-using ObjectVisitor = std::function<void(const std::string& place, double bytes_done,
-                                         const std::function<nlohmann::ordered_json()>& object)>;
+/// that is no JSON. `unread`: names of the file's other columns. DataError for a file that cannot be read on.
+using ObjectVisitor =
+    std::function<void(const std::string& place, double bytes_done,
+                       const std::function<nlohmann::ordered_json()>& object, const std::vector<std::string>& unread)>;
 void for_each_object(const std::filesystem::path& path, const std::vector<std::string>& columns,
                      const ObjectVisitor& visit);
 

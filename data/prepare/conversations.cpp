@@ -127,11 +127,19 @@ void read_extras(const Json& object, const std::string& place, Conversation& con
                                 conversation.variables.type_name()));
 }
 
-std::vector<std::string> keys_of(const Json& object) {
-  std::vector<std::string> names;
-  for (const auto& entry : object.items()) names.push_back(entry.key());
-  return names;
-}
+/// A row of a file, with the names of the columns that are not in it.
+struct Source {
+  const Json& object;
+  const std::string& place;
+  const std::vector<std::string>& unread;
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : object.items()) names.push_back(entry.key());
+    names.insert(names.end(), unread.begin(), unread.end());
+    return names;
+  }
+};
 
 /// prompt and completion.
 ConversationRow completion_of(const Json& object, const std::string& place) {
@@ -179,7 +187,8 @@ ConversationRow instruction_of(const Json& object, const std::string& place) {
   return row;
 }
 
-ConversationRow conversation_of(const Json& object, const std::string& field, const std::string& place) {
+ConversationRow conversation_of(const Source& source, const std::string& field) {
+  const auto& [object, place, unread] = source;
   if (!object.is_object()) throw DataError(place + ": not a JSON object");
   // Columns of files with rows of several kinds are null where a row is of another kind: all fields of a kind, if so.
   const auto has = [&](const char* name) { return object.contains(name) && !object.at(name).is_null(); };
@@ -199,7 +208,7 @@ ConversationRow conversation_of(const Json& object, const std::string& field, co
   } else if (field.empty() && has_both("instruction", "output")) {
     result = instruction_of(object, place);
   } else {
-    const std::vector<std::string> names = keys_of(object);
+    const std::vector<std::string> names = source.names();
     throw DataError(fmt::format("{}: no field '{}' (name it with --field){}; the object has: {}.{}", place,
                                 field.empty() ? "messages" : field,
                                 field.empty() ? ", nor prompt and completion, nor instruction and output" : "",
@@ -240,7 +249,8 @@ Json rest_of(const Json& list, size_t first) {
   return rest;
 }
 
-PreferenceRow preference_of(const Json& object, const std::string& place) {
+PreferenceRow preference_of(const Source& source) {
+  const auto& [object, place, unread] = source;
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
   if (!object.is_object()) fail("not a JSON object");
   for (const char* name : {"chosen", "rejected"})
@@ -248,7 +258,7 @@ PreferenceRow preference_of(const Json& object, const std::string& place) {
       fail(
           fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it); the "
                       "object has: {}",
-                      name, join(keys_of(object), ", ")));
+                      name, join(source.names(), ", ")));
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
   const Json prompt = object.contains("prompt") ? object.at("prompt") : Json();
   PreferenceRow row;
@@ -286,13 +296,14 @@ PreferenceRow preference_of(const Json& object, const std::string& place) {
   return row;
 }
 
-PreferenceRow judged_of(const Json& object, const std::string& place) {
-  if (!object.is_object() || !object.contains("completion")) return preference_of(object, place);
+PreferenceRow judged_of(const Source& source) {
+  const auto& [object, place, unread] = source;
+  if (!object.is_object() || !object.contains("completion")) return preference_of(source);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
   for (const char* name : {"prompt", "label"})
     if (!object.contains(name))
       fail(fmt::format("no field '{}' (a judged answer has prompt, completion and label); the object has: {}", name,
-                       join(keys_of(object), ", ")));
+                       join(source.names(), ", ")));
   const Json &prompt = object.at("prompt"), &completion = object.at("completion"), &label = object.at("label");
   if (!label.is_boolean()) fail(fmt::format("'label' is {}, expected true or false", label.dump()));
   if (prompt.is_string() != completion.is_string())
@@ -315,14 +326,15 @@ PreferenceRow judged_of(const Json& object, const std::string& place) {
 /// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
 template <class Row>
 void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
-                  const std::function<Row(const Json&, const std::string& place)>& read) {
+                  const std::function<Row(const Source&)>& read) {
   double before = 0;
   for (const fs::path& file : fs::is_directory(path) ? document_files(path) : std::vector<fs::path>{path}) {
     for_each_object(file, columns,
-                    [&](const std::string& place, double bytes_done, const std::function<Json()>& object) {
+                    [&](const std::string& place, double bytes_done, const std::function<Json()>& object,
+                        const std::vector<std::string>& unread) {
                       Row row;
                       try {
-                        row = read(object(), place);
+                        row = read({object(), place, unread});
                       } catch (const Error& error) {
                         if (error.code() != ExitCode::kData) throw;
                         row.problem = error.what();
@@ -346,9 +358,8 @@ void for_each_conversation(const fs::path& path, const std::string& field,
     columns.insert(columns.end(), known.begin(), known.end());
   else
     columns.push_back(field);
-  for_each_row<ConversationRow>(path, columns, visit, [&](const Json& object, const std::string& place) {
-    return conversation_of(object, field, place);
-  });
+  for_each_row<ConversationRow>(path, columns, visit,
+                                [&](const Source& source) { return conversation_of(source, field); });
 }
 
 void for_each_preference(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {

@@ -266,6 +266,19 @@ bool hold_texts(const std::vector<fs::path>& paths, const std::string& column) {
   });
 }
 
+bool is_chosen_column(const std::vector<fs::path>& paths, const std::string& column) {
+  const auto chosen = [](const fs::path& file) -> std::string {
+    switch (text_kind(file)) {
+      case TextKind::kArrow: return ArrowTable(file).column();
+      case TextKind::kParquet: return document_column(ParquetFile(file), "");
+      default: return "text";
+    }
+  };
+  return std::ranges::all_of(paths, [&](const fs::path& path) {
+    return std::ranges::all_of(document_files(path), [&](const fs::path& file) { return chosen(file) == column; });
+  });
+}
+
 std::shared_ptr<TextTokens> text_tokens(const fs::path& tokenizer, const std::string& column) {
   return std::make_shared<TextTokens>(tokenizer, column);
 }

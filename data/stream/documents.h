@@ -62,6 +62,9 @@ std::vector<std::filesystem::path> document_files(const std::filesystem::path& p
 /// Whether the paths hold texts, which a tokenizer makes tokens of; by the first file of each.
 bool hold_texts(const std::vector<std::filesystem::path>& paths, const std::string& column);
 
+/// Whether every file of the paths is read by this column or field where data.column names none. DataError.
+bool is_chosen_column(const std::vector<std::filesystem::path>& paths, const std::string& column);
+
 /// The documents of all paths, in this order. `column`: empty = ArrowTable's choice. Files of texts (Parquet, JSON
 /// lines, Arrow with a string column) are read through `texts`. DataError, ConfigError.
 std::shared_ptr<const DocumentSet> open_documents(const std::vector<std::filesystem::path>& paths,

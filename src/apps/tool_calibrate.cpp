@@ -37,6 +37,8 @@ void write_rates(const Calibration& calibration, const std::string& output) {
 }
 
 void run_calibrate(const CalibrateOptions& options) {
+  require_output("calibrate", "--output", options.output,
+                 {"file of `trireme calibrate`", "# trireme ", " calibrate\n"});
   const Launch launch = detect_launch();
   const int gpus = visible_gpus();
   if (gpus == 0)

@@ -87,6 +87,15 @@ void export_bert(MasterTensors& masters, const Config& config, const fs::path& b
   writer.finish(base, shape);
 }
 
+/// What `option` gave, else `known`, which the run has under `key`. ModelError where that is not there.
+fs::path given_or_known(const std::string& given, const char* option, const std::string& known, const char* key) {
+  if (!given.empty()) return given;
+  if (!fs::exists(known))
+    throw ModelError(
+        fmt::format("{} does not exist, which is the run's {}: say with {} where it is now", known, key, option));
+  return known;
+}
+
 /// A finished run whose last step has no whole checkpoint: what the user most likely wants lies there already.
 void refuse_older_than_final(const fs::path& asked, const fs::path& checkpoint, int64_t step) {
   if (is_checkpoint(asked)) return;
@@ -127,11 +136,7 @@ void export_checkpoint(const CheckpointExport& options) {
                     "and saves version {}",
                     directory.string(), CheckpointManifest::kVersion));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
-  const fs::path base = options.model.empty() ? config.model.path : options.model;
-  if (options.model.empty() && !fs::exists(base))
-    throw ModelError(fmt::format(
-        "model directory {} does not exist, which is the run's model.path: say with --model where it is now",
-        base.string()));
+  const fs::path base = given_or_known(options.model, "--model", config.model.path, "model.path");
   CheckpointReader reader(directory, std::move(manifest));
   MasterTensors masters(reader);
   if (masters.has("bert.embeddings.word_embeddings.weight")) {
@@ -163,14 +168,9 @@ void export_checkpoint(const CheckpointExport& options) {
     std::map<std::string, at::Tensor> tensors;
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
     std::map<std::string, TokenRows> start, rows;
-    if (config.lora->adapter) {
-      const fs::path adapter = options.adapter.empty() ? *config.lora->adapter : options.adapter;
-      if (options.adapter.empty() && !fs::exists(adapter))
-        throw ModelError(
-            fmt::format("{} does not exist, which is the run's lora.adapter: say with --adapter where it is now",
-                        adapter.string()));
-      start = read_adapter(adapter).token_rows;
-    }
+    if (config.lora->adapter)
+      start =
+          read_adapter(given_or_known(options.adapter, "--adapter", *config.lora->adapter, "lora.adapter")).token_rows;
     if (config.model.init != ModelSection::Init::kRandom && (shape.vocab_size > stored.vocab_size || !start.empty()))
       rows = adapter_token_rows(
           *open_decoder_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,

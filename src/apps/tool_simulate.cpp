@@ -27,6 +27,8 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 constexpr int kMostGpus = 65536;
+constexpr OutputKind kJsonOutput{"file of `trireme simulate`", "{\n  \"version\"", "\n  \"gpus_per_host\": "},
+    kSvgOutput{"picture of `trireme simulate`", "<svg ", "scaling, predicted</title>"};
 
 struct SimulateArguments {
   std::string config, trainer = "train_llama", device, rates, output, svg;
@@ -233,6 +235,8 @@ void write_told(const std::string& path, const std::string& content) {
 }
 
 void run_simulate(const SimulateArguments& arguments) {
+  require_output("simulate", "--output", arguments.output, kJsonOutput);
+  require_output("simulate", "--svg", arguments.svg, kSvgOutput);
   const TrainingProgram& program = training_program(arguments.trainer);
   const SimulationOptions options = simulation_options(arguments);
   const Simulation simulation = simulate(

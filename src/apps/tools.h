@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trireme {
@@ -19,7 +20,14 @@ DType dtype_option(const char* tool, const std::string& word);
 void require_model_output(const char* tool, const std::string& output, bool force, const std::string& source = "");
 /// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
 void write_output(const std::string& path, const std::string& content);
-/// The same for an HTML page, which replaces a page only. ConfigError where another file is there.
+/// How a tool knows the files that it writes from others.
+struct OutputKind {
+  const char* what;  // "page"
+  std::string_view begin, mark = "";
+};
+/// ConfigError, which begins with the name of the tool, where the file of `option` is there and is of another kind.
+void require_output(const char* tool, const char* option, const std::string& path, const OutputKind& kind);
+/// Writes the HTML page of --output, which replaces a page only.
 void write_page(const char* tool, const std::string& path, const std::string& page);
 /// The first characters of a text on one line.
 std::string excerpt(const std::string& text, size_t characters = 200);

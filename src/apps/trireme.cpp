@@ -17,6 +17,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,11 +43,20 @@ void write_output(const std::string& path, const std::string& content) {
   write_file_atomic(path, content);
 }
 
+void require_output(const char* tool, const char* option, const std::string& path, const OutputKind& kind) {
+  constexpr std::streamsize kHead = 1 << 16;
+  if (std::error_code error; !std::filesystem::is_regular_file(path, error)) return;
+  std::string head(kHead, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(head.data(), kHead);
+  head.resize(static_cast<size_t>(file.gcount()));
+  const bool empty = file.eof() && head.empty();
+  if (!empty && (!head.starts_with(kind.begin) || head.find(kind.mark) == std::string::npos))
+    throw ConfigError(fmt::format("{}: {} {} is there and is no {}: name another file", tool, option, path, kind.what));
+}
+
 void write_page(const char* tool, const std::string& path, const std::string& page) {
-  // The files of a run lie where a page may be wanted.
-  if (std::error_code error; std::filesystem::is_regular_file(path, error))
-    if (!page.starts_with(read_text_file(path, ExitCode::kCannotWrite).substr(0, 15)))
-      throw ConfigError(fmt::format("{}: --output {} is there and is no page: name another file", tool, path));
+  require_output(tool, "--output", path, {"page", "<!doctype html>"});
   write_output(path, page);
 }
 

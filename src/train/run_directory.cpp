@@ -1,5 +1,7 @@
 #include "run_directory.h"
 
+#include "data/rows.h"
+#include "data/stream/documents.h"
 #include "log_styles.h"
 #include "models/decoder/config.h"
 #include "step_guard.h"
@@ -17,6 +19,7 @@
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/nn/scalar_type.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/plan/precision.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -54,13 +57,21 @@ struct ConfigurationChanges {
   std::vector<std::string> deciding, free;  // "optimizer.lr was 0.001, is 0.002"
 };
 
-/// The run's with what it has where the file leaves a list or a number to a default.
+/// The run's with what it has where the file leaves a list or a number to a default, and with its sets in one order.
 Config with_defaults(Config config) {
   // Entries with names are parts of their own: without weights the parts have equal weights.
   if (config.data.weights.empty() && config.data.names.size() > 1)
     config.data.weights.assign(config.data.names.size(), 1);
   config.schedule.min_lr_factor = min_lr_factor(config.schedule);
   if (config.train.objective != TrainSection::Objective::kSft && !config.preference) config.preference.emplace();
+  const auto sort = [](auto&... sets) { (std::ranges::sort(sets), ...); };
+  sort(config.data.strip_tokens);
+  if (config.lora) {
+    LoraSection& lora = *config.lora;
+    for (auto& [module, ids] : lora.trainable_token_indices) sort(ids);
+    sort(lora.target_modules.names, lora.exclude_modules.names, lora.layers_to_transform, lora.rank_pattern,
+         lora.alpha_pattern, lora.modules_to_save, lora.trainable_token_indices);
+  }
   return config;
 }
 
@@ -86,6 +97,20 @@ std::map<std::string, std::string> resolved_values(const Config& config, const N
   return values;
 }
 
+/// Whether a key whose values differ has one meaning in both. DataError for data that cannot be read.
+bool means_the_same(const std::string& key, const Config& before, const Config& now) {
+  if (key == "data.weights") return same_shares(before.data.weights, now.data.weights);
+  if (key == "data.column") {
+    const std::optional<std::string>&then = before.data.column, &column = now.data.column;
+    return then.has_value() != column.has_value() &&
+           is_chosen_column(to_paths(now.data.train), column ? *column : *then);
+  }
+  const auto rate = [](const OptimizerSection& of) { return of.matrix_lr.value_or(of.lr); };
+  if (key == "optimizer.matrix_lr") return rate(before.optimizer) == rate(now.optimizer);
+  return key == "precision.frozen" && frozen_recipe(before) == frozen_recipe(now) &&
+         frozen_nf4(before) == frozen_nf4(now);
+}
+
 ConfigurationChanges changes(const Config& saved, const Config& given, const NullValues& nulls) {
   const Config before = with_defaults(saved), now = with_defaults(given);
   std::map<std::string, std::pair<std::string, std::string>> values;
@@ -93,8 +118,7 @@ ConfigurationChanges changes(const Config& saved, const Config& given, const Nul
   for (const auto& [key, value] : resolved_values(now, nulls)) values[key].second = value;
   ConfigurationChanges result;
   for (const auto& [key, pair] : values) {
-    if (pair.first == pair.second || key == "output.dir") continue;
-    if (key == "data.weights" && same_shares(before.data.weights, now.data.weights)) continue;
+    if (pair.first == pair.second || key == "output.dir" || means_the_same(key, before, now)) continue;
     const auto shown = [](const std::string& value) { return value.empty() ? std::string("not there") : value; };
     // Of these keys only the steps that they come to are kept.
     const std::string also = key == "schedule.warmup_steps" ? " (schedule.warmup_ratio counts as its steps)"

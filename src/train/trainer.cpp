@@ -4,6 +4,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/profile_range.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
@@ -15,7 +16,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -41,10 +41,12 @@ constexpr double kLongRun = 12 * 3600;
 
 }  // namespace
 
-std::string wanted_products() {
-  const char* value = std::getenv("TRIREME_PRODUCTS");
-  const std::string wanted = value == nullptr ? "" : value;
-  if (wanted.empty() || wanted == "first" || wanted == "brief" || wanted == "sustained") return wanted;
+std::optional<ProductChoice> wanted_products() {
+  const std::string wanted = environment("TRIREME_PRODUCTS");
+  if (wanted.empty()) return std::nullopt;
+  if (wanted == "first") return ProductChoice::kFirst;
+  if (wanted == "brief") return ProductChoice::kBrief;
+  if (wanted == "sustained") return ProductChoice::kSustained;
   throw ConfigError(fmt::format("TRIREME_PRODUCTS: '{}' is none of first, brief, sustained", wanted));
 }
 
@@ -96,7 +98,7 @@ void Trainer::start() {
     const ProgressSection section("warm-up");
     fault_point("warm-up", comm_.rank());
     step_.warm_up();
-    if (run_.world.device().is_cuda() && products_ != "first") choose_products();
+    if (run_.world.device().is_cuda() && products_ != ProductChoice::kFirst) choose_products();
   }
   comm_.barrier();
   report_.start_run();
@@ -205,15 +207,15 @@ void Trainer::report_stragglers(int64_t steps) {
 }
 
 bool Trainer::products_due() const {
-  if (!run_.world.device().is_cuda() || products_ == "first") return false;
+  if (!run_.world.device().is_cuda() || products_ == ProductChoice::kFirst) return false;
   // Batches have other numbers of tokens later: again after 8, 32, 128, … steps.
   const auto steps = static_cast<uint64_t>(progress_.completed - clock_.first_step());
   return std::has_single_bit(steps) && std::countr_zero(steps) % 2 == 1;
 }
 
 void Trainer::choose_products() {
-  bool sustained = products_ == "sustained" && !products_chosen_;
-  if (products_.empty() && !products_chosen_ && !config_.logging.mlperf) {
+  bool sustained = products_ == ProductChoice::kSustained && !products_chosen_;
+  if (!products_ && !products_chosen_ && !config_.logging.mlperf) {
     const double ends_soon = clock_.goes_on_for(kLongRun, progress_.completed) ? 0 : 1;  // of any rank
     sustained = comm_.all_reduce_host({ends_soon}, ReduceOp::kMax)[0] == 0;
   }

@@ -8,12 +8,19 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace trireme {
 
-/// TRIREME_PRODUCTS. ConfigError where it is none of its words.
-std::string wanted_products();
+/// How the algorithms of matrix products are chosen.
+enum class ProductChoice {
+  kFirst,      // the library's first
+  kBrief,      // measured for some milliseconds each
+  kSustained,  // measured under load, where power decides the clock
+};
+/// TRIREME_PRODUCTS; nullopt: by the run's length. ConfigError where it is none of its words.
+std::optional<ProductChoice> wanted_products();
 
 class Trainer {
  public:
@@ -66,7 +73,7 @@ class Trainer {
   const Config& config_;
   Communicator& comm_;
   RunDirectory& directory_;
-  const std::string products_;  // how their algorithms are chosen; empty: by the run's length
+  const std::optional<ProductChoice> products_;
   bool products_chosen_ = false;
   RunProgress progress_;
   RunClock clock_;

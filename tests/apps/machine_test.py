@@ -122,6 +122,16 @@ def check_simulate(args, work):
     assert root.tag.endswith("svg") and "prefers-color-scheme:dark" in picture and "http" not in picture.replace("http://www.w3.org/2000/svg", "")
     for word in ("Throughput", "Efficiency", "Memory", "auto", "full", ">64<"):
         assert word in picture, word
+    # A file of the same tool is replaced, and no other.
+    run(args.bin, *base, "--gpus", "8", "--policy", "auto", "--output", work / "made/sim.json", "--svg", work / "made/sim.svg")
+    assert len(json.loads((work / "made/sim.json").read_text())["rows"]) == 1
+    (work / "tokenizer.json").write_text('{\n  "version": "1.0",\n  "model": {}\n}\n')
+    (work / "logo.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>\n')
+    (work / "notes.yaml").write_text("# trireme pays\nlr: 1\n")
+    for command, option, name in ((base + ["--gpus", "8"], "--output", "tokenizer.json"), (base + ["--gpus", "8"], "--svg", "logo.svg"), (["calibrate"], "--output", "notes.yaml")):
+        before = (work / name).read_text()
+        out, last = run(args.bin, *command, option, work / name, code=2)
+        assert f"{option} {work}/{name} is there and is no " in last and "name another file" in last and out == "" and (work / name).read_text() == before, last
     # CLI11's limits let nan and infinities pass; in any tool.
     for option, value in (("--link-gb-s", "nan"), ("--nvlink-gb-s", "inf"), ("--memory-gib", "-nan")):
         _, last = run(args.bin, *base, "--gpus", "8", option, value, code=2)

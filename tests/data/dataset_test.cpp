@@ -123,7 +123,7 @@ TEST(Dataset, OtherFormatsAreNamedByTheirContent) {
       {"text.npy", {"text", "trireme data pack"}},
       {"stream/fms/meta/counts.csv", {"CSV", "pandas.read_csv"}},
       {"empty.npy", {"empty"}},
-      {"noise.bin", {"01 02 03 04"}},
+      {"noise.bin", {"01 02 03 04", "Megatron's without its index noise.idx, or"}},
       {".", {"directory"}},
       {"absent.npy", {"absent.npy"}},
   };

@@ -76,13 +76,19 @@ TEST_F(MegatronFiles, PathsOfAPrefix) {
   write("name.with.dots", MegatronType::kU16, {{1}});
   EXPECT_EQ(megatron_index_path(root_ / "name.with.dots"), root_ / "name.with.dots.idx");
   EXPECT_EQ(megatron_index_path(root_ / "name.with.dots.idx"), root_ / "name.with.dots.idx");
-  EXPECT_FALSE(megatron_index_path(root_ / "name.with.dots.bin"));
+  EXPECT_EQ(megatron_index_path(root_ / "name.with.dots.bin"), root_ / "name.with.dots.idx");
   EXPECT_FALSE(megatron_index_path(root_ / "name"));
   EXPECT_EQ(MegatronFile(root_ / "name.with.dots").prefix(), root_ / "name.with.dots");
-  EXPECT_EQ(MegatronFile(root_ / "name.with.dots").token_path(), root_ / "name.with.dots.bin");
+  for (const char* name : {"name.with.dots", "name.with.dots.idx", "name.with.dots.bin"})
+    EXPECT_EQ(MegatronFile(root_ / name).token_path(), root_ / "name.with.dots.bin");
   std::filesystem::remove(root_ / "name.with.dots.bin");
   expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "name.with.dots"); }),
                   "both files of the prefix");
+  for (const char* end : {".bin", ".idx"}) write(std::string("name.with.dots") + end, MegatronType::kU16, {{1}});
+  EXPECT_EQ(megatron_index_path(root_ / "name.with.dots.bin"), root_ / "name.with.dots.bin.idx")
+      << "a prefix that ends in .bin";
+  EXPECT_FALSE(megatron_index_path(root_ / "name.bin"));
+  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent.bin"); }), "/absent.idx");
   expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent"); }), "absent.idx");
 }
 

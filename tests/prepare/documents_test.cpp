@@ -173,7 +173,8 @@ std::vector<std::string> complaints(const std::filesystem::path& path) {
   };
   return {complaint(path), said([&] { (void)open_text_file(path, "text", std::make_shared<TextGroups>())->text(1); }),
           said([&] {
-            for_each_object(path, {"text"}, [](const std::string&, double, const auto& object) { (void)object(); });
+            for_each_object(path, {"text"},
+                            [](const std::string&, double, const auto& object, const auto&) { (void)object(); });
           })};
 }
 
@@ -208,6 +209,84 @@ TEST_F(Documents, WideTextIsCalledByItsName) {
       EXPECT_NE(complaint(write(name, content)).find("the text is UTF-16"), std::string::npos) << name;
 }
 
+/// Every file's rows as pyarrow reads them are in a file of JSON lines beside it.
+TEST_F(Documents, DictionariesAreReadAsPyarrowReadsThem) {
+  if (!python_has("pyarrow.parquet")) GTEST_SKIP() << "no Python with pyarrow to write the files";
+  python(R"(
+import json, os, random, struct, sys
+import pyarrow as pa, pyarrow.parquet as pq
+os.chdir(sys.argv[1])
+r = random.Random(2)
+def coded(words, index, value, rows=7):
+    codes = [r.choice([None] + list(range(len(words)))) for _ in range(rows)]
+    return pa.DictionaryArray.from_arrays(pa.array(codes, index), words if isinstance(words, pa.Array) else pa.array(words, value))
+def save(name, columns, file=False, **options):
+    """One batch for each list of columns."""
+    batches = [pa.record_batch({'n': pa.array(range(len(one['text']))), 'label': pa.array(['x', 'y'] * 10).dictionary_encode()[:len(one['text'])]} | one)
+               for one in columns]
+    with (pa.ipc.new_file if file else pa.ipc.new_stream)(name, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as out:
+        for batch in batches: out.write_batch(batch)
+    with (pa.ipc.open_file if file else pa.ipc.open_stream)(name) as back: keep(name, back.read_all())
+def keep(name, table):
+    with open(name + '.jsonl', 'w') as out:
+        for row in table.to_pylist(): out.write(json.dumps({k: row[k] for k in ('text', 'label', 'chat') if k in row}) + '\n')
+for index in (pa.int8(), pa.uint8(), pa.uint16(), pa.int32(), pa.int64()):
+    for value in (pa.string(), pa.large_string(), pa.string_view()):
+        kind = f'{index}-{value}.arrow'
+        words = [['', 'one', 'zwei \u00fc', 'three words of text'], ['other', 'one'], ['', 'one', 'zwei \u00fc', 'three words of text', 'new']]
+        save(f'replaced-{kind}', [{'text': coded(one, index, value)} for one in words])
+        save(f'same-{kind}', [{'text': coded(words[0], index, value)} for _ in range(3)], file=True, compression='lz4')
+        if value == pa.string_view(): continue  # pyarrow writes no deltas of them
+        for file in (False, True):
+            grown = [{'text': coded(words[2][:n], index, value)} for n in (2, 3, 3, 5)]
+            save(f'delta{file}-{kind}', grown, file=file, emit_dictionary_deltas=True)
+hidden = pa.StringArray.from_buffers(3, pa.py_buffer(struct.pack('<4i', 0, 1, 4, 5)), pa.py_buffer(b'aXXXc'), pa.py_buffer(bytes([5])))
+for file in (False, True): save(f'null{file}.arrow', [{'text': coded(hidden, pa.int8(), None, 20)}], file=file)
+role = pa.dictionary(pa.int8(), pa.string())
+chat = pa.array([[{'role': 'user', 'content': 'q'}, {'role': 'bot', 'content': 'a'}], [], [{'role': 'bot', 'content': 'b'}]],
+                pa.list_(pa.struct([('role', role), ('content', pa.string())])))
+again = pa.array([[{'role': 'tool', 'content': 'q'}]] * 3, chat.type)
+save('nested.arrow', [{'text': pa.array(['one', None, 'two']), 'chat': one} for one in (chat, again)])
+table = pa.table({'text': coded(['', 'one'], pa.int8(), pa.string(), 20), 'label': pa.array(['x'] * 20).dictionary_encode()})
+pq.write_table(table, 'coded.parquet')
+keep('coded.parquet', pq.read_table('coded.parquet'))
+)",
+         directory_.string());
+  size_t files = 0;
+  const auto objects = [&](const std::filesystem::path& file) {
+    std::string rows;
+    for_each_object(file, {"text", "label", "chat"}, [&](const std::string&, double, const auto& object, const auto&) {
+      rows += object().dump() + "\n";
+    });
+    return rows;
+  };
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+    const std::filesystem::path& file = entry.path();
+    if (file.extension() != ".arrow" && file.extension() != ".parquet") continue;
+    SCOPED_TRACE(file.filename());
+    const std::filesystem::path lines = file.string() + ".jsonl";
+    const Found found = documents(file, DocumentUnit::kLine), expected = documents(lines, DocumentUnit::kLine);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i].first, expected[i].first) << i;
+    EXPECT_EQ(objects(file), objects(lines));
+    ++files;
+  }
+  EXPECT_EQ(files, 54u);
+  // As documents of a run: texts beside dictionaries are read, coded ones are refused.
+  const auto open = [&](const char* name, const char* column) {
+    return open_text_file(path(name), column, std::make_shared<TextGroups>());
+  };
+  EXPECT_EQ(open("nested.arrow", "text")->text(5), "two");
+  for (const char* name : {"nested.arrow", "deltaFalse-int8-string.arrow", "deltaTrue-int8-string.arrow"}) try {
+      (void)open(name, "label");
+      ADD_FAILURE() << name;
+    } catch (const DataError& error) {
+      const std::string says = error.what();
+      EXPECT_NE(says.find(std::string(name) + ": column 'label' is dictionary<"), std::string::npos) << says;
+      EXPECT_NE(says.find("make rows of them with `trireme data pack`"), std::string::npos) << says;
+    }
+}
+
 TEST_F(Documents, ParquetColumns) {
   if (!python_has("pyarrow.parquet")) GTEST_SKIP() << "no Python with pyarrow to write the file";
   python(
@@ -226,9 +305,16 @@ TEST_F(Documents, ParquetColumns) {
                   path("a.parquet").string(), path("b.parquet").string(), path("cut.parquet").string(),
                   path("hurt.parquet").string(), path("kinds.parquet").string(), path("kinds.arrow").string(),
                   path("twice.parquet").string()));
-  for (const char* name : {"kinds.parquet", "kinds.arrow"})
+  for (const char* name : {"kinds.parquet", "kinds.arrow"}) {
     for (const char* column : {"coded", "view"})
       EXPECT_EQ(documents(path(name), DocumentUnit::kLine, column), (Found{{"a", 0}, {"", 1}, {"a", 2}})) << name;
+    std::string rows;
+    for_each_object(path(name), {"view", "absent"},
+                    [&](const std::string&, double, const auto& object, const std::vector<std::string>& unread) {
+                      rows += object().dump() + " beside " + join(unread, ", ") + "\n";
+                    });
+    EXPECT_EQ(rows, "{\"view\":\"a\"} beside coded\n{\"view\":null} beside coded\n{\"view\":\"a\"} beside coded\n");
+  }
   EXPECT_NE(complaint(path("twice.parquet"), "body").find("2 columns have the name 'body'"), std::string::npos);
   EXPECT_EQ(documents(path("a.parquet"), DocumentUnit::kLine, "body"),
             (Found{{"one", 0}, {"", 1}, {"drei \xC3\xBC", 2}}));

@@ -105,7 +105,7 @@ def kinds(site):
     done = site.train("output.dir=dry", extra=["--dry-run"])
     assert "epochs of" in done.stdout and not os.path.exists(f"{site.work}/cache"), done.stdout
     megatron.write_indexed(f"{site.work}/code", site.documents[::2], 8)
-    done = site.train("output.dir=blend", "data.train=[corpus, code]", "data.weights=[3, 1]", "data.index_rules=core", "train.max_steps=4")
+    done = site.train("output.dir=blend", "data.train=[corpus.bin, code.idx]", "data.weights=[3, 1]", "data.index_rules=core", "train.max_steps=4")
     assert len(glob.glob(f"{site.work}/cache/*_core_*")) == 12, glob.glob(f"{site.work}/cache/*")
     done = site.tool("data", "verify", "--config", "run.yaml")
     assert "60 documents" in done.stdout, done.stdout

@@ -153,6 +153,8 @@ def devices(site):
     for name in ("TRIREME_ATTENTION", "TRIREME_PRODUCTS"):
         last = {last_line(site.run("output.dir=asked", expect=2, extra=extra, **{name: "xx"}).stderr) for extra in ([], ["--dry-run"])}
         assert len(last) == 1 and name in last.pop(), last
+    for word in ("first", "brief", "sustained"):
+        site.run("output.dir=asked", extra=["--dry-run"], TRIREME_PRODUCTS=word)
     done = site.run("output.dir=dry", extra=["--dry-run", "--device-memory-gib", "80"], TRIREME_KERNELS="portable")
     assert "kernels: portable (TRIREME_KERNELS), attention by the library" in done.stdout, done.stdout
     # Threads that wait do not spin, and there are no more of them than cores.

@@ -198,6 +198,44 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
   EXPECT_FALSE(changed_by(weighted("1, 1, 1"), weighted("3, 3, 3"), at::kFloat));
   EXPECT_FALSE(changed_by(weighted("0.1, 0.2, 0.5"), weighted("0.2, 0.4, 1"), at::kFloat));
   EXPECT_TRUE(changed_by(weighted("1, 1, 1"), weighted("1, 1, 1.0000000001"), at::kFloat));
+  EXPECT_FALSE(changed_by({"optimizer.name=muon", "optimizer.lr=0.02"}, {"optimizer.matrix_lr=0.02"}, at::kFloat));
+  EXPECT_TRUE(changed_by({"optimizer.name=muon", "optimizer.lr=0.02"}, {"optimizer.matrix_lr=0.01"}, at::kFloat));
+  EXPECT_FALSE(changed_by({}, {"precision.frozen=compute"}, at::kFloat));
+  EXPECT_FALSE(changed_by({"precision.linear=fp8"}, {"precision.frozen=fp8"}, at::kFloat));
+  EXPECT_TRUE(changed_by({}, {"precision.frozen=fp8"}, at::kFloat));
+  // Lists and mappings whose order changes nothing.
+  const std::pair<const char*, std::vector<const char*>> sets[] = {
+      {"data.strip_tokens", {"[5, 3]", "[3, 5]", "[3]"}},
+      {"lora.target_modules", {"[v_proj, q_proj]", "[q_proj, v_proj]", "[q_proj, k_proj]", "'.*q_proj'", "all-linear"}},
+      {"lora.exclude_modules", {"[layers.1.mlp.up_proj, k_proj]", "[k_proj, layers.1.mlp.up_proj]", "null"}},
+      {"lora.layers_to_transform", {"[10, 9]", "[9, 10]", "null"}},
+      {"lora.modules_to_save", {"[lm_head, embed_tokens]", "[embed_tokens, lm_head]", "[lm_head]"}},
+      {"lora.rank_pattern", {"{v_proj: 2, q_proj: 8}", "{q_proj: 8, v_proj: 2}", "{q_proj: 2, v_proj: 8}"}},
+      {"lora.alpha_pattern", {"{v_proj: 2, q_proj: 8}", "{q_proj: 8, v_proj: 2}", "{q_proj: 2, v_proj: 8}"}},
+      {"lora.trainable_token_indices",
+       {"{lm_head: [5, 3], embed_tokens: [7]}", "{embed_tokens: [7], lm_head: [3, 5]}",
+        "{embed_tokens: [7], lm_head: [3]}"}}};
+  for (const auto& [key, values] : sets)
+    for (size_t i = 1; i < values.size(); ++i)
+      EXPECT_EQ(changed_by({fmt::format("{}={}", key, values[0])}, {fmt::format("{}={}", key, values[i])}, at::kFloat),
+                i > 1)
+          << key << " " << values[i];
+  EXPECT_TRUE(changed_by({"data.train=[/a, /b]"}, {"data.train=[/a, /b]", "optimizer.betas=[0.999, 0.9]"}, at::kFloat));
+  // The column that is read where none is named.
+  const std::string fixtures = std::string(TRIREME_SOURCE_DIR) + "/tests/data/fixtures/stream/";
+  for (const auto& [files, column, chosen] : {std::tuple("lists.arrow", "input_ids", true),
+                                              {"lists.arrow", "tokens", false},
+                                              {"saved", "input_ids", true},
+                                              {"texts.arrow", "text", true},
+                                              {"fms", "tokens", true},
+                                              {"fms", "text", false}})
+    EXPECT_EQ(changed_by({"data.train=" + fixtures + files}, {fmt::format("data.column={}", column)}, at::kFloat),
+              !chosen)
+        << files << " " << column;
+  EXPECT_TRUE(changed_by({fmt::format("data.train=[{0}lists.arrow, {0}fms]", fixtures)}, {"data.column=input_ids"},
+                         at::kFloat));
+  EXPECT_TRUE(changed_by({"data.train=" + fixtures + "lists.arrow", "data.column=input_ids"}, {"data.column=tokens"},
+                         at::kFloat));
   // What the model's config.json decides.
   const std::filesystem::path model = std::filesystem::temp_directory_path() / fmt::format("shape-{}", getpid());
   std::filesystem::create_directory(model);

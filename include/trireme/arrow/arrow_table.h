@@ -37,6 +37,7 @@ class ArrowTable {
   ArrowTable(ArrowTable&&) noexcept;
 
   int64_t documents() const;
+  const std::string& column() const;
   bool is_text() const;
   /// The ids of document `document`; a null document has no ids. DataError with batch, row and byte offset.
   /// Thread-safe.

@@ -49,10 +49,11 @@ class ParquetFile {
   bool has_column(const std::string& column) const;
   /// Whether a column holds lists of integers, and not text. DataError where it is absent or holds anything else.
   bool has_integer_lists(const std::string& column) const;
-  using JsonVisitor = std::function<void(int64_t row, nlohmann::ordered_json object)>;
-  /// Visits each row as an object of the named columns that exist, of any nested type with a JSON form; other columns
-  /// are null in it. Null members of structs are omitted, because a file has a member of one row in all rows; members
-  /// of the structs in the first column's list are kept. DataError for texts that are not UTF-8.
+  using JsonVisitor =
+      std::function<void(int64_t row, nlohmann::ordered_json object, const std::vector<std::string>& unread)>;
+  /// Visits each row as an object of the named columns that exist, of any nested type with a JSON form; `unread` has
+  /// the names of the file's other columns. Null members of structs are omitted, because a file has a member of one row
+  /// in all rows; members of the structs in the first column's list are kept. DataError for texts that are not UTF-8.
   void read_json(const std::vector<std::string>& columns, const JsonVisitor& visit) const;
   /// A list of structs that hold the strings `role` and `content`, or `from` and `value`.
   void read_messages(const std::string& column, const MessagesVisitor& visit) const;

@@ -1,12 +1,14 @@
 #pragma once
 // Private to formats/arrow: values of list, integer and string arrays.
 
+#include "trireme/arrow/parquet.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 
 #include <arrow/api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -46,10 +48,12 @@ inline bool is_text(const arrow::DataType& type) {
          type.id() == arrow::Type::STRING_VIEW;
 }
 
+/// A null among the values of a dictionary is an empty text.
 inline std::string_view text_at(const arrow::Array& array, int64_t index) {
   if (array.type_id() == arrow::Type::DICTIONARY) {
     const auto& coded = static_cast<const arrow::DictionaryArray&>(array);
-    return text_at(*coded.dictionary(), coded.GetValueIndex(index));
+    const int64_t value = coded.GetValueIndex(index);
+    return coded.dictionary()->IsNull(value) ? std::string_view{} : text_at(*coded.dictionary(), value);
   }
   if (array.type_id() == arrow::Type::STRING_VIEW)
     return static_cast<const arrow::StringViewArray&>(array).GetView(index);
@@ -188,9 +192,8 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
 }
 
 /// Row `i` of a batch, as an object of the columns that are there; the first keeps the null members of its structs.
-/// Other columns of the file are null, so that messages can name them.
-inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const arrow::Schema& file,
-                                       const std::vector<std::string>& columns, int64_t i, const std::string& place) {
+inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const std::vector<std::string>& columns,
+                                       int64_t i, const std::string& place) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   for (size_t k = 0; k < columns.size(); ++k) {
     if (const auto array = batch.GetColumnByName(columns[k]))
@@ -198,9 +201,16 @@ inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const ar
     else if (batch.schema()->GetAllFieldIndices(columns[k]).size() > 1)
       throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, columns[k]));
   }
-  for (const auto& field : file.fields())
-    if (!object.contains(field->name())) object[field->name()] = nullptr;
   return object;
+}
+
+/// Calls visit() for the rows of a batch, of which the first is row `first` of a file with the schema `file`.
+inline void visit_json(const std::filesystem::path& path, const arrow::Schema& file, const arrow::RecordBatch& batch,
+                       int64_t first, const std::vector<std::string>& columns, const ParquetFile::JsonVisitor& visit) {
+  std::vector<std::string> unread = file.field_names();
+  std::erase_if(unread, [&](const std::string& name) { return std::ranges::find(columns, name) != columns.end(); });
+  for (int64_t i = 0; i < batch.num_rows(); ++i)
+    visit(first + i, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), first + i)), unread);
 }
 
 }  // namespace trireme

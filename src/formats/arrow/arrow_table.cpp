@@ -243,6 +243,8 @@ int64_t ArrowTable::documents() const {
   return state_->ends.empty() ? 0 : state_->ends.back();
 }
 
+const std::string& ArrowTable::column() const { return state_->column; }
+
 bool ArrowTable::is_text() const { return state_->kind == State::ColumnKind::kTextRow; }
 
 std::string ArrowTable::place(int64_t document) const {
@@ -328,9 +330,7 @@ void for_each_arrow_batch(const std::filesystem::path& path, const Read& read) {
 void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
                      const ParquetFile::JsonVisitor& visit) {
   for_each_arrow_batch(path, [&](int64_t first, const arrow::RecordBatch& batch) {
-    for (int64_t i = 0; i < batch.num_rows(); ++i)
-      visit(first + i,
-            json_row(batch, *batch.schema(), columns, i, fmt::format("{}: row {}", path.string(), first + i)));
+    visit_json(path, *batch.schema(), batch, first, columns, visit);
   });
 }
 
@@ -363,9 +363,12 @@ void read_arrow_text(const std::filesystem::path& path, const std::string&, cons
   refuse(path);
 }
 
-struct ArrowTable::State {};
+struct ArrowTable::State {
+  std::string column;
+};
 ArrowTable::ArrowTable(const std::filesystem::path& path, const std::string&) { refuse(path); }
 int64_t ArrowTable::documents() const { return 0; }
+const std::string& ArrowTable::column() const { return state_->column; }
 bool ArrowTable::is_text() const { return false; }
 void ArrowTable::read_tokens(int64_t, std::vector<int64_t>&) const {}
 void ArrowTable::read_text(int64_t, std::string&) const {}

@@ -228,9 +228,7 @@ void ParquetFile::read_messages(const std::string& column, const MessagesVisitor
 
 void ParquetFile::read_json(const std::vector<std::string>& columns, const JsonVisitor& visit) const {
   for_each_batch(*state_, columns, [&](int64_t first, const arrow::RecordBatch& batch) {
-    for (int64_t i = 0; i < batch.num_rows(); ++i)
-      visit(first + i,
-            json_row(batch, *state_->schema, columns, i, fmt::format("{}: row {}", state_->path.string(), first + i)));
+    visit_json(state_->path, *state_->schema, batch, first, columns, visit);
   });
 }
 

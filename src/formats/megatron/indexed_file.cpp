@@ -64,8 +64,11 @@ bool has_megatron_magic(const fs::path& path) {
   return file.read(head.data(), head.size()) && std::string_view(head.data(), head.size()) == kMegatronMagic;
 }
 
+bool is_bin(const fs::path& path) { return path.extension() == ".bin"; }
+
 fs::path index_of(const fs::path& path) {
   if (const auto found = megatron_index_path(path)) return *found;
+  if (is_bin(path)) return fs::path(path).replace_extension(".idx");
   std::error_code error;
   // Opened as it is, it gets the sentence of a damaged file or of an absent one.
   return fs::exists(path, error) ? path : fs::path(path.string() + ".idx");
@@ -85,6 +88,8 @@ std::optional<fs::path> megatron_index_path(const fs::path& path) {
   // Not replace_extension(): a prefix may have dots.
   const fs::path beside = path.string() + ".idx";
   if (has_megatron_magic(beside)) return beside;
+  const fs::path index = fs::path(path).replace_extension(".idx");
+  if (is_bin(path) && has_megatron_magic(index)) return index;
   return std::nullopt;
 }
 

@@ -25,8 +25,8 @@ const char* megatron_type_name(MegatronType type);  // "uint16"
 /// The type that Megatron's tools write for a vocabulary: u16 below 65,500 ids, else i32.
 MegatronType megatron_type_for(int64_t vocab_size);
 
-/// The index file that `path` names: PREFIX.idx itself, or PREFIX with PREFIX.idx beside it; nullopt if there is no
-/// such file or it does not begin with Megatron's magic.
+/// The index file that `path` names: PREFIX.idx itself, or PREFIX or PREFIX.bin with PREFIX.idx beside it; nullopt if
+/// there is no such file or it does not begin with Megatron's magic.
 std::optional<std::filesystem::path> megatron_index_path(const std::filesystem::path& path);
 
 /// Both files of a prefix, mapped. Const members are thread-safe.
