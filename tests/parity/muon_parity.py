@@ -132,8 +132,10 @@ def main():
             adapter = f"lora: {{r: 4, alpha: 8, dropout: 0.0, target_modules: [{', '.join(targets)}], adapter: start}}"
         options = {key: value if key == "adjust_lr_fn" else float(value) for key, value in (pair.split(": ") for pair in keys.split(", "))}
         want, theirs = train_reference(model, data, config, options, clip, 0)
-        # bf16 rounds the orthogonalised momentum to 3 digits, otherwise where a sum differs in its last bit: so much alone moves the reference.
-        most, mean = compare(train_reference(model, data, config, options, clip, 1e-6)[1], theirs)
+        # bf16 rounds the orthogonalised momentum to 3 digits, otherwise where a sum differs in its last bit: so much alone moves the reference. In
+        # case lora 2 of 16 such errors flip no bit that bf16 keeps on a CPU with AVX2 (7e-7 in place of 1e-4): the largest of several is the measure.
+        moved = [compare(train_reference(model, data, config, options, clip, 1e-6)[1], theirs) for _ in range(6)]
+        most, mean = map(max, zip(*moved))
         print(f"{args.case}: gradients with an error of 1e-6 move the reference by {most:.1e} at most, {mean:.1e} in the mean of a tensor")
         assert max(norm for _, norm in want) > clip, "the clipping is part of the test"
 
