@@ -153,7 +153,7 @@ struct RowLaunch {
 };
 
 /// Launches a kernel over rows with a persistent grid. `bytes_of_thread`: shared memory per thread of the kernel's
-/// RowPrefetch members.
+/// RowPrefetch members. The kernel calls await_kernel_before().
 template <class Kernel, class Arguments>
 cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows, const RowGeometry& g,
                         int bytes_of_thread, cudaStream_t stream, RowLaunch extra = {}) {
@@ -163,9 +163,9 @@ cudaError_t launch_rows(Kernel kernel, const Arguments& arguments, int64_t rows,
   const int64_t blocks =
       resident_blocks(kernel, g.threads * g.rows, shared, extra.blocks_per_sm, ceil_div(rows, g.rows));
   if (extra.blocks != nullptr) *extra.blocks = blocks;
-  kernel<<<static_cast<unsigned>(blocks), dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared,
-           stream>>>(arguments);
-  return cudaGetLastError();
+  return launch_behind(kernel, dim3(static_cast<unsigned>(blocks)),
+                       dim3(static_cast<unsigned>(g.threads), static_cast<unsigned>(g.rows)), shared, stream,
+                       arguments);
 }
 
 }  // namespace trireme::kernels

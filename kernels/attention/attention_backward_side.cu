@@ -15,6 +15,7 @@ constexpr int kThreads = 256;
 template <class T, int kDim>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a) {
   constexpr int kLanes = kDim / 8, kRowsAtOnce = kThreads / kLanes;
+  await_kernel_before();
   allow_next_kernel();
   const int head = static_cast<int>(blockIdx.x) % a.q_heads, block_index = static_cast<int>(blockIdx.x) / a.q_heads;
   const AttentionBlock block = a.blocks[block_index];
@@ -52,6 +53,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const SideArguments a
 /// lane / 4 and lane / 4 + 8 of its warp's 16.
 template <class T, int kDim>
 __global__ void __launch_bounds__(128) convert_kernel(const SideArguments a) {
+  await_kernel_before();
   constexpr int kColumns = kDim / 2, kLoads = kColumns / 8;
   const int part = blockIdx.x % 2, rest = static_cast<int>(blockIdx.x) / 2, head = rest % a.q_heads,
             block_index = rest / a.q_heads;
@@ -80,12 +82,8 @@ template <class T, int kDim>
 cudaError_t launch(const SideArguments& a, bool before, cudaStream_t stream) {
   // Heads of the same rows are adjacent in memory, so they are adjacent in the grid too.
   const auto count = static_cast<unsigned>(a.block_count * a.q_heads);
-  if (before) {
-    prepare_kernel<T, kDim><<<count, kThreads, 0, stream>>>(a);
-  } else {
-    convert_kernel<T, kDim><<<count * 2, 128, 0, stream>>>(a);
-  }
-  return cudaGetLastError();
+  return before ? launch_behind(prepare_kernel<T, kDim>, count, kThreads, 0, stream, a)
+                : launch_behind(convert_kernel<T, kDim>, count * 2, 128, 0, stream, a);
 }
 
 cudaError_t pick(const SideArguments& a, int d, Element element, bool before, cudaStream_t stream) {

@@ -94,6 +94,7 @@ enum class Pass { kPlain, kDropout, kScaled };
 template <class T, Pass kPass>
 __global__ void __launch_bounds__(32 * kWarps, kBlocksPerSm)
     matrix_column_sum_kernel(const MatrixColumnSum a, int64_t strip) {
+  await_kernel_before();
   constexpr int kWidth = Pack<T>::kCount, kUnroll = kPass == Pass::kScaled ? 2 : 4;
   __shared__ float lanes[kWarps][kTile<T>];
   const int64_t first = blockIdx.x * kTile<T>, column = first + static_cast<int64_t>(threadIdx.x) * kWidth;
@@ -186,13 +187,11 @@ cudaError_t matrix_column_sum(const MatrixColumnSum& a, cudaStream_t stream) {
       const int64_t strip = ceil_div(ceil_div(a.rows, count), kWarps) * kWarps;
       const dim3 grid(static_cast<unsigned>(ceil_div(a.columns, kTile<T>)), static_cast<unsigned>(count)),
           block(32, kWarps);
-      if (a.other != nullptr)
-        matrix_column_sum_kernel<T, Pass::kScaled><<<grid, block, 0, stream>>>(a, strip);
-      else if (a.dropped != nullptr)
-        matrix_column_sum_kernel<T, Pass::kDropout><<<grid, block, 0, stream>>>(a, strip);
-      else
-        matrix_column_sum_kernel<T, Pass::kPlain><<<grid, block, 0, stream>>>(a, strip);
-      if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+      const auto kernel = a.other != nullptr     ? matrix_column_sum_kernel<T, Pass::kScaled>
+                          : a.dropped != nullptr ? matrix_column_sum_kernel<T, Pass::kDropout>
+                                                 : matrix_column_sum_kernel<T, Pass::kPlain>;
+      const cudaError_t error = launch_behind(kernel, grid, block, 0, stream, a, strip);
+      if (error != cudaSuccess) return error;
     }
     return column_sum(a.workspace, count, a.columns, a.columns, a.sums, a.other != nullptr ? Element::kF32 : a.element,
                       stream);

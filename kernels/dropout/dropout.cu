@@ -12,6 +12,7 @@ constexpr int kThreads = 256;
 template <class T, int kWidth>
 __global__ void dropout_kernel(const T* x, const T* addend, T* out, const int64_t* __restrict__ ids, int64_t row_size,
                                int64_t first, uint32_t t0, uint32_t t1, uint32_t threshold, float scale) {
+  await_kernel_before();
   const int64_t row = blockIdx.y;
   const DropoutHash sample = sample_hash(static_cast<uint64_t>(ids[row]), t0, t1);
   const T* in_row = x + row * row_size;
@@ -53,12 +54,11 @@ cudaError_t dropout(const DropoutArguments& a, cudaStream_t stream) {
       const int64_t blocks = ceil_div(a.row_size, kThreads * kWidth);
       return launch_pieces(a.rows, [&](int64_t begin, unsigned rows) {
         const dim3 grid(static_cast<unsigned>(blocks < 65536 ? blocks : 65536), rows);
-        dropout_kernel<T, kWidth><<<grid, kThreads, 0, stream>>>(
-            static_cast<const T*>(a.x) + begin * a.row_size,
-            a.addend == nullptr ? nullptr : static_cast<const T*>(a.addend) + begin * a.row_size,
-            static_cast<T*>(a.out) + begin * a.row_size, a.ids + begin, a.row_size, a.first, a.t0, a.t1, a.threshold,
-            a.scale);
-        return cudaGetLastError();
+        return launch_behind(dropout_kernel<T, kWidth>, grid, kThreads, 0, stream,
+                             static_cast<const T*>(a.x) + begin * a.row_size,
+                             a.addend == nullptr ? nullptr : static_cast<const T*>(a.addend) + begin * a.row_size,
+                             static_cast<T*>(a.out) + begin * a.row_size, a.ids + begin, a.row_size, a.first, a.t0,
+                             a.t1, a.threshold, a.scale);
       });
     };
     if (a.row_size % kPack == 0 && a.first % kPack == 0 && aligned16(a.x, a.addend, a.out))

@@ -24,6 +24,7 @@ constexpr int kLeastMaximaThreads = 96;
 
 template <class T, int kPacks, int kMaxThreads, int kStages, bool kMaxima = false>
 __global__ void __launch_bounds__(kMaxThreads, kMaxima ? 2 : 0) rows_kernel(const RowsArguments a) {
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);

@@ -87,6 +87,7 @@ __device__ inline void await_group(int pending) {
 template <class Source, bool kSums>
 __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     kernel(const Source source, const Output a, int clusters_down) {
+  await_kernel_before();
   using T = typename Source::Element;
   extern __shared__ __align__(16) char shared[];
   uint32_t* const tile = reinterpret_cast<uint32_t*>(shared);
@@ -233,10 +234,8 @@ cudaError_t launch(const Source& source, const Output& a, cudaStream_t stream) {
   if (const cudaError_t error = allow_shared_memory(kernel<Source, kSums>, shared_bytes<Source>());
       error != cudaSuccess)
     return error;
-  kernel<Source, kSums>
-      <<<static_cast<unsigned>(down * across * kCluster * kCluster), kThreads, shared_bytes<Source>(), stream>>>(
-          source, a, static_cast<int>(down));
-  return cudaGetLastError();
+  return launch_behind(kernel<Source, kSums>, dim3(static_cast<unsigned>(down * across * kCluster * kCluster)),
+                       kThreads, shared_bytes<Source>(), stream, source, a, static_cast<int>(down));
 }
 
 }  // namespace trireme::kernels::tile

@@ -13,6 +13,7 @@ constexpr int kFewPacks = 4, kManyPacks = 7, kMaxThreads = 512, kScalarThreads =
 /// For whole rows the registers are limited, so that more rows are in flight.
 template <class T, int kPacks, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads, kWhole ? 2 : 1) forward_kernel(const GeluForward a) {
+  await_kernel_before();
   constexpr int kWidth = 16 / sizeof(T);
   const RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   if (!cursor.active()) return;  // whole warps exit; no barrier waits for them
@@ -64,6 +65,7 @@ cudaError_t launch(const GeluForward& a, int64_t packs, cudaStream_t stream) {
 
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackward a) {
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kFewPacks;
   using Pack = Vec<T, kWidth>;

@@ -20,6 +20,7 @@ int sums_of(const LayerNormBackward& a) { return a.d_bias != nullptr ? 3 : wants
 /// Backward without sums over rows.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBackward a) {
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][2 * 32];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;

@@ -27,6 +27,7 @@ constexpr bool kBuildsPortable = true;
 template <class T, int kSums, bool kDropout, int kThreads, int kPacks, int kRows, int kBlocks, int kParts, bool kMore>
 __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const LayerNormBackward a) {
   if constexpr ((kThreads == kPortableThreads) != kBuildsPortable) return;
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   constexpr bool kCluster = kParts > 1;
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows, kBarriers = 4, kFacts = 8, kWarps = kThreads / 32;

@@ -8,6 +8,7 @@ namespace trireme::kernels::layer_norm_sums {
 /// kRows rows at once, `stride` apart, while the next ones are copied to shared memory. kMore: with d_sum.
 template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kMore>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward a) {
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   constexpr int kWidth = 16 / sizeof(T), kDots = 2 * kRows;
   __shared__ float scratch[2][kThreads / 32 * kDots];
@@ -136,9 +137,8 @@ cudaError_t launch_sums(const LayerNormBackward& a, int64_t* partials, cudaStrea
                sums = block_sums_bytes(groups, a.columns, kSums), bytes = inputs > sums ? inputs : sums;
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
   *partials = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*partials), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
-           stream>>>(a);
-  return cudaGetLastError();
+  return launch_behind(kernel, dim3(static_cast<unsigned>(*partials)),
+                       dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes, stream, a);
 }
 
 /// The same for pipelined_kernel; a row has at most kThreads * kPacks * kParts packs.
@@ -156,9 +156,8 @@ cudaError_t launch_pipelined(const LayerNormBackward& a, int64_t* partials, cuda
   if constexpr (kParts > 1) return launch_clusters(kernel, a, a.rows, kParts, threads, bytes, partials, stream);
   if (const cudaError_t error = allow_shared_memory(kernel, bytes); error != cudaSuccess) return error;
   *partials = resident_blocks(kernel, threads * groups, bytes, kLayerNormBlocksPerSm, ceil_div(a.rows, groups));
-  kernel<<<static_cast<unsigned>(*partials), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes,
-           stream>>>(a);
-  return cudaGetLastError();
+  return launch_behind(kernel, dim3(static_cast<unsigned>(*partials)),
+                       dim3(static_cast<unsigned>(threads), static_cast<unsigned>(groups)), bytes, stream, a);
 }
 
 /// With a third input, shared memory holds half as many rows at once.

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kPacks > 8   ? 192
                                   !kWhole || !__is_same(T, __nv_bfloat16) ? 1
                                   : kFp8 && !kPrologue                    ? 3
                                                        : 2) forward_kernel(const LayerNormForward a) {
+  await_kernel_before();
   __shared__ float totals[2 * 32], scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);
   constexpr bool kNarrow = kWhole && kFp8 && !kPrologue;

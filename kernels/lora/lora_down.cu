@@ -13,6 +13,7 @@ constexpr int kSlices = 8;
 /// columns. The sums of the slices are added in shared memory in a fixed order.
 template <class T, int kRank, int kCount, int kRowTiles, int kGroups>
 __global__ void __launch_bounds__(kGroups* kSlices * 32) down_kernel(const __grid_constant__ LoraProducts p) {
+  await_kernel_before();
   extern __shared__ float partial[];  // [slice][row of the block][rank]
   // Blocks of 32 columns in flight to each warp.
   constexpr int kStages = kRank * kCount == 16 ? 3 : 2;
@@ -122,10 +123,9 @@ cudaError_t lora_down(const LoraProducts& p, cudaStream_t stream) {
     using T = decltype(zero);
     const auto launch = [&](auto row_tiles, auto groups) {
       constexpr int kRows = row_tiles() * groups() * 16;
-      down_kernel<T, rank(), count(), row_tiles(), groups()>
-          <<<static_cast<unsigned>(ceil_div(p.tokens, kRows)), groups() * kSlices * 32,
-             sizeof(float) * kSlices * kRows * rank(), stream>>>(p);
-      return cudaGetLastError();
+      return launch_behind(down_kernel<T, rank(), count(), row_tiles(), groups()>,
+                           dim3(static_cast<unsigned>(ceil_div(p.tokens, kRows))), groups() * kSlices * 32,
+                           sizeof(float) * kSlices * kRows * rank(), stream, p);
     };
     using std::integral_constant;
     constexpr integral_constant<int, 1> one;

@@ -23,6 +23,7 @@ __device__ inline void add_if_negative(float& sum, uint32_t bits, float x, float
 template <class T, int kRank, int kCount, int kWarps, Dx kForm>
 __global__ void __launch_bounds__(kWarps * 32, kRank* kCount == 16 && kForm == Dx::kNone ? 16 / kWarps : 1)
     down_dw_kernel(const __grid_constant__ LoraProducts p) {
+  await_kernel_before();
   constexpr bool kDx = kForm != Dx::kNone, kAdds = kForm == Dx::kAdded;
   static_assert(!kDx || (kRank == 16 && kCount == 1));
   extern __shared__ float partial[];  // [warp][16 ranks][64 columns]
@@ -196,8 +197,7 @@ cudaError_t launch(const LoraProducts& p, Type, Rank, Count, cudaStream_t stream
   const auto kernel = down_dw_kernel<Type, Rank::value, Count::value, kWarps, kForm>;
   constexpr size_t kShared = sizeof(float) * kWarps * 16 * kColumns;
   if (const cudaError_t refused = allow_shared_memory(kernel, kShared); refused != cudaSuccess) return refused;
-  kernel<<<static_cast<unsigned>(p.columns / kColumns), kWarps * 32, kShared, stream>>>(p);
-  return cudaGetLastError();
+  return launch_behind(kernel, dim3(static_cast<unsigned>(p.columns / kColumns)), kWarps * 32, kShared, stream, p);
 }
 
 }  // namespace

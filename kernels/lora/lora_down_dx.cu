@@ -14,6 +14,7 @@ constexpr int kRows = 16;              // of a run
 /// registers.
 template <class T, int kRank, int kCount, bool kAdds>
 __global__ void __launch_bounds__(kWarps * 32, 2) down_dx_kernel(const __grid_constant__ LoraProducts p) {
+  await_kernel_before();
   constexpr int kSteps = kRank / 16, kTiles = kRows / 16;
   // Runs whose dx is in flight to each warp.
   constexpr int kStages = kCount == 3 ? 2 : 3;
@@ -117,8 +118,7 @@ cudaError_t lora_down_dx(const LoraProducts& p, cudaStream_t stream) {
     using T = decltype(zero);
     const auto kernel = p.adds ? down_dx_kernel<T, rank(), count(), true> : down_dx_kernel<T, rank(), count(), false>;
     const dim3 grid = strip_grid(kernel, kWarps * 32, p.columns, kColumns, p.tokens / kRows);
-    kernel<<<grid, kWarps * 32, 0, stream>>>(p);
-    return cudaGetLastError();
+    return launch_behind(kernel, grid, kWarps * 32, 0, stream, p);
   });
 }
 

@@ -21,6 +21,7 @@ constexpr int kBlockRows = (kRank == 16 && kAdds ? 2 : 4) * kRows;
 template <class T, int kRank, bool kAdds>
 __global__ void __launch_bounds__(kWarps * 32, kRank == 64 ? 2 : 4)
     up_kernel(const __grid_constant__ LoraUpProducts p) {
+  await_kernel_before();
   constexpr int kSteps = kRank / 16;
   constexpr int kStages = !kAdds        ? 3
                           : kRank == 16 ? 2
@@ -118,8 +119,7 @@ cudaError_t lora_up(const LoraUpProducts& p, cudaStream_t stream) {
     const auto kernel = p.adds ? up_kernel<T, rank(), true> : up_kernel<T, rank(), false>;
     const int64_t block_rows = p.adds ? kBlockRows<rank(), true> : kBlockRows<rank(), false>,
                   blocks = ceil_div(p.columns, kColumns) * ceil_div(p.tokens, block_rows);
-    kernel<<<static_cast<unsigned>(blocks), kWarps * 32, 0, stream>>>(p);
-    return cudaGetLastError();
+    return launch_behind(kernel, dim3(static_cast<unsigned>(blocks)), kWarps * 32, 0, stream, p);
   });
 }
 

@@ -17,6 +17,7 @@ constexpr int kElements = kManyPacks * 16 / static_cast<int>(sizeof(T));
 template <class T, bool kWeight, int kPacks, bool kPlusOne>
 __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThreads, kPacks == kFewPacks ? 3 : 1)
     backward_kernel(const RmsNormBackward a) {
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T);

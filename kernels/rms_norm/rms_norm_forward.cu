@@ -31,6 +31,7 @@ template <class T, bool kFp8, bool kWhole, bool kCodesOnly = false, bool kPlusOn
 __global__ void __launch_bounds__(kMaxThreads, !kWhole || __is_same(T, __half) ? 1
                                                : kCodesOnly                    ? 3
                                                             : 2) forward_kernel(const RmsNormForward a) {
+  await_kernel_before();
   __shared__ float scratch[2][32];
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   using Pack = Vec<T, kWidth>;

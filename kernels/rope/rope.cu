@@ -73,6 +73,7 @@ struct Turn {
 /// copied to shared memory meanwhile; both halves of a head are read from there, whichever threads copied them.
 template <class T, class From>
 __global__ void __launch_bounds__(kThreads) turn_kernel(const From from, const Turn<T> a, const Divider packs) {
+  await_kernel_before();
   constexpr int kPack = 16 / sizeof(T);
   using Wide = Vec<T, kPack>;
   extern __shared__ int4 shared[];
@@ -147,8 +148,7 @@ cudaError_t launch(const From& from, Turn<T> turn, cudaStream_t stream) {
     return error;
   const int64_t blocks = ceil_div(int64_t{multiprocessors()} * resident, groups);
   const dim3 grid(static_cast<unsigned>(blocks < turn.tokens ? blocks : turn.tokens), static_cast<unsigned>(groups));
-  turn_kernel<<<grid, kThreads, shared, stream>>>(from, turn, Divider(packs));
-  return cudaGetLastError();
+  return launch_behind(turn_kernel<T, From>, grid, kThreads, shared, stream, from, turn, Divider(packs));
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ struct RowsArguments {
 /// blockDim = (threads of a row, rows of a block). kColumns: a factor for each column.
 template <class T, int kWidth, bool kColumns>
 __global__ void __launch_bounds__(kThreads) scale_rows_kernel(const RowsArguments<T> a) {
+  await_kernel_before();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= a.rows) return;
   const float by = kColumns ? 1.0f : a.factors[row];

@@ -41,6 +41,7 @@ static_assert(kFewPacks * kCodesThreads >= kManyPacks * kMaxThreads);
 
 template <class T, int kPacks, bool kMaxima>
 __global__ void __launch_bounds__(kMaxima ? kMaximaThreads : kMaxThreads) backward_kernel(const SwigluBackward a) {
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][32];
   using Pack = Vec<T, kWidth>;
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(kCodesThreads) backward_codes_kernel(const Swi
 #ifndef TRIREME_SM90A
   if constexpr (kCluster) return;
 #endif
+  await_kernel_before();
   __shared__ float scratch[32];
   __shared__ uint64_t barrier;
   constexpr int kPacks = kFewPacks;

@@ -29,6 +29,7 @@ constexpr int kForwardBlocks = !kMaxima               ? 0
 template <class T, int kPacks, bool kSaves, bool kMaxima>
 __global__ void __launch_bounds__(kForwardThreads<kPacks, kMaxima>, kForwardBlocks<kPacks, kMaxima>)
     forward_kernel(const SwigluForward a) {
+  await_kernel_before();
   extern __shared__ __align__(16) char shared[];
   __shared__ float scratch[2][3 * 32];
   using Pack = Vec<T, kWidth>;
