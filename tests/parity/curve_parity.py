@@ -2,7 +2,7 @@
 """Loss curves of pre-training on real text against a plain PyTorch loop over transformers' model, from the same weights and rows.
 
 The text is Python's standard library as this machine has it, in tokens of a byte-level BPE that `trireme tokenizer train` makes of it.
-gpt: 300 steps of a small GPT. llama31: 200 steps of a small Llama 3.1 (grouped heads, scaled RoPE), and the same in FP8.
+gpt: 300 steps of a small GPT in fp32 and bf16. llama31: 200 steps of a small Llama 3.1 (grouped heads, scaled RoPE), the same in FP8, too.
 schedules: ten steps with each learning rate schedule. Exit code 77 = skipped."""
 import argparse
 import json
@@ -95,11 +95,16 @@ def cosine(step, steps, lr, warmup, least):
     return least + (lr - least) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
 
-def gaps(ours, theirs, window=20):
-    """Largest relative difference of means over `window` steps, and that of the last window."""
+def gap(ours, theirs, window):
+    """Largest relative difference of means over `window` steps."""
     means = lambda values: [sum(values[i:i + window]) / window for i in range(len(values) - window + 1)]
-    differences = [a / b - 1 for a, b in zip(means(ours), means(theirs))]
-    return max(map(abs, differences)), differences[-1]
+    return max(abs(a / b - 1) for a, b in zip(means(ours), means(theirs)))
+
+
+# Bounds of gap(): over 20 of the first 60 steps, and over 100 of all; after the first steps rounding errors grow. They are at least twice what PyTorch's
+# own runs are apart: in fp32 from start weights that differ by 1e-6 (gpt 0.0056 % and 0.30 %, llama31 2.2e-7 and 2.8e-6) or on CPUs with AVX-512 and
+# without AVX (gpt 0.0009 % and 0.31 %); in bf16 from its run in fp32, from two such starts and on both CPUs (up to 0.46 % and 1.44 %).
+FP32, BF16 = {"gpt2": (1.2e-4, 0.007), "llama": (1e-6, 1e-5)}, (0.01, 0.03)
 
 
 def check_curve(args, work, config, program, steps, lr, fp8):
@@ -107,23 +112,27 @@ def check_curve(args, work, config, program, steps, lr, fp8):
     rows = make_rows(args, work, steps * GBS)
     start = make_start(work, config)
     rates = [cosine(step, steps, lr, warmup, least) for step in range(steps)]
-    history, _, _ = pretrain(start, rows.split(GBS), rates, compute=torch.bfloat16, micro=MBS, clip=CLIP, decay=DECAY)
+    history, _, _ = pretrain(start, rows.split(GBS), rates, micro=MBS, clip=CLIP, decay=DECAY)
     theirs = [loss for loss, _ in history]
-    schedule = f"{{name: cosine, warmup_steps: {warmup}, min_lr: {least}}}"
-    lines = train(args, work, program, "bf16", steps, lr, schedule, "{compute: bf16}")
-    for line, rate in zip(lines, rates):
-        assert math.isclose(line["lr"], rate, rel_tol=1e-9), (line, rate)
-    ours = [line["loss"] for line in lines]
-    worst, end = gaps(ours, theirs)
-    print(f"bf16: loss {ours[0]:.4f} -> {sum(ours[-20:]) / 20:.4f}; against PyTorch: largest difference of 20-step means {worst:.2%}, at the end {end:+.2%}")
     assert theirs[0] > 6.5 and sum(theirs[-20:]) / 20 < 0.85 * theirs[0], "the model has to learn, or equal curves mean nothing"
-    assert worst < 0.01, (worst, end)
+    schedule = f"{{name: cosine, warmup_steps: {warmup}, min_lr: {least}}}"
+    runs = [("fp32", "{compute: fp32}", FP32[config.model_type]), ("bf16", "{compute: bf16}", BF16)]
     if fp8:
-        lines = train(args, work, program, "fp8", steps, lr, schedule, "{compute: bf16, linear: fp8, fp8_recipe: rowwise}")
-        worst, end = gaps([line["loss"] for line in lines], ours, 100)
-        print(f"fp8 rowwise against bf16: largest difference of 100-step means {worst:.2%}, at the end {end:+.2%}")
-        assert lines[-1]["loss"] != ours[-1], "FP8 changes the bits"
-        assert worst < 0.005 and abs(end) < 0.0025, (worst, end)
+        runs.append(("fp8", "{compute: bf16, linear: fp8, fp8_recipe: rowwise}", BF16))
+    ends, failures = set(), []
+    for name, precision, bounds in runs:
+        lines = train(args, work, program, name, steps, lr, schedule, precision)
+        for line, rate in zip(lines, rates):
+            assert math.isclose(line["lr"], rate, rel_tol=1e-9), (line, rate)
+        ours = [line["loss"] for line in lines]
+        ends.add(ours[-1])
+        found = gap(ours[:60], theirs[:60], 20), gap(ours, theirs, 100)
+        print(f"{name}: loss {ours[0]:.4f} -> {sum(ours[-20:]) / 20:.4f}; against PyTorch in fp32: 20-step means of the first 60 steps {found[0]:.1e}, "
+              f"100-step means {found[1]:.1e}", flush=True)
+        if found[0] > bounds[0] or found[1] > bounds[1]:
+            failures.append((name, found, bounds))
+    assert not failures, failures
+    assert len(ends) == len(runs), "each precision has bits of its own"
 
 
 def torchtitan(step, steps, warmup, share, least):
