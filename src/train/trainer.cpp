@@ -98,7 +98,7 @@ void Trainer::start() {
     const ProgressSection section("warm-up");
     fault_point("warm-up", comm_.rank());
     step_.warm_up();
-    if (run_.world.device().is_cuda() && products_ != ProductChoice::kFirst) choose_products();
+    if (measures_products()) choose_products();
   }
   comm_.barrier();
   report_.start_run();
@@ -206,8 +206,10 @@ void Trainer::report_stragglers(int64_t steps) {
     log_info("warning: " + line);
 }
 
+bool Trainer::measures_products() const { return run_.world.device().is_cuda() && products_ != ProductChoice::kFirst; }
+
 bool Trainer::products_due() const {
-  if (!run_.world.device().is_cuda() || products_ == ProductChoice::kFirst) return false;
+  if (!measures_products()) return false;
   // Batches have other numbers of tokens later: again after 8, 32, 128, … steps.
   const auto steps = static_cast<uint64_t>(progress_.completed - clock_.first_step());
   return std::has_single_bit(steps) && std::countr_zero(steps) % 2 == 1;

@@ -52,6 +52,8 @@ class Trainer {
   /// Chooses the algorithms of the matrix products, between two steps; the first time of a run that goes on for hours
   /// under load. On all ranks alike.
   void choose_products();
+  /// Whether it does so at all: on GPUs, unless TRIREME_PRODUCTS=first.
+  bool measures_products() const;
   /// Whether it is time to do so, after a step.
   bool products_due() const;
   void save_checkpoint();

@@ -200,12 +200,16 @@ void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* n
   const at::Tensor scales = at::ones({form.scales_by_rows ? std::max(form.m, form.n) : 1}, options.dtype(at::kFloat));
   if (form.fp8()) product.scale(scales, scales, form.scales_by_rows, form.fast);
   const bool only_large = !under_load && !form.fp8() && form.k > kShortInner;
-  std::vector<Algorithm> algorithms;
+  const std::vector<cublasLtMatmulAlgo_t> candidates = product.candidates();
+  std::vector<Algorithm> algorithms;  // the first: the library's own choice
   if (!form.fp8()) algorithms.emplace_back();
-  for (const cublasLtMatmulAlgo_t& candidate : product.candidates())
-    if (near == nullptr ? !only_large || has_large_tile(candidate) : algorithms.empty())
-      algorithms.emplace_back(candidate);
-  if (near != nullptr) algorithms.push_back(near->algorithm);
+  if (near != nullptr) {
+    if (form.fp8()) algorithms.emplace_back(candidates.at(0));
+    algorithms.push_back(near->algorithm);
+  } else {
+    for (const cublasLtMatmulAlgo_t& candidate : candidates)
+      if (!only_large || has_large_tile(candidate)) algorithms.emplace_back(candidate);
+  }
   Ways ways(static_cast<int>(algorithms.size()), out, generator, [&](int way) {
     const Algorithm& algorithm = algorithms[static_cast<size_t>(way)];
     if (algorithm) return product.run(*algorithm, out) == CUBLAS_STATUS_SUCCESS;
