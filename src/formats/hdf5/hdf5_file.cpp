@@ -30,7 +30,7 @@ std::mutex& hdf5_mutex() {
 // A file driver for libhdf5 that reads only what lies in the file. libhdf5 passes addresses of damaged metadata to its
 // driver unchecked, and its own one has a cache of metadata in front (H5F__accum_read) that copies from a null pointer
 // when an address is undefined. This driver has no such cache, and refuses every range outside the file, and damaged
-// heap collections.
+// heaps.
 
 /// libhdf5 fills and reads the first member.
 struct ReadFile {
@@ -92,6 +92,14 @@ herr_t read(H5FD_t* opened, H5FD_mem_t type, hid_t, haddr_t address, size_t size
   const std::span<const std::byte> bytes(static_cast<const std::byte*>(buffer), size);
   const bool is_heap = type == H5FD_MEM_DRAW && size >= 5 && std::memcmp(buffer, "GCOL\1", 5) == 0;
   if (is_heap && heap_collection_fault(bytes) != nullptr) return -1;
+  // A group's local heap: libhdf5 1.10 adds its header to the size of its data, and copies that size although the sum
+  // overflows.
+  uint64_t data_size = 0;
+  constexpr size_t kDataSizeAt = 8;
+  if (type == H5FD_MEM_LHEAP && size >= kDataSizeAt + sizeof data_size && std::memcmp(buffer, "HEAP", 4) == 0) {
+    std::memcpy(&data_size, bytes.data() + kDataSizeAt, sizeof data_size);
+    if (data_size > file.size) return -1;
+  }
   return 0;
 }
 
@@ -148,6 +156,12 @@ Hdf5Handle open_hdf5(const std::filesystem::path& path) {
   Hdf5Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   if (!file) throw DataError(fmt::format("{} cannot be opened as HDF5: {}", path.string(), hdf5_reason()));
   return file;
+}
+
+bool hdf5_has(hid_t file, const std::string& name, const std::string& path) {
+  const htri_t exists = H5Lexists(file, name.c_str(), H5P_DEFAULT);
+  if (exists < 0) throw DataError(fmt::format("{}: its root group cannot be read: {}", path, hdf5_reason()));
+  return exists > 0;
 }
 
 uint64_t hdf5_user_block(hid_t file, const std::string& path) {

@@ -56,6 +56,9 @@ Hdf5Handle open_hdf5(const std::filesystem::path& path);
 /// under an Hdf5Lock.
 uint64_t hdf5_user_block(hid_t file, const std::string& path);
 
+/// Whether the root group has `name`. DataError if the group cannot be read. Call under an Hdf5Lock.
+bool hdf5_has(hid_t file, const std::string& name, const std::string& path);
+
 /// The innermost reason on HDF5's error stack; clears the stack.
 std::string hdf5_reason();
 

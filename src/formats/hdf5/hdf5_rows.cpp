@@ -17,8 +17,7 @@ struct Hdf5RowFile::State {
   uint64_t base = 0;
 
   Hdf5Dataset open(const std::string& name) const {
-    if (H5Lexists(file.get(), name.c_str(), H5P_DEFAULT) <= 0)
-      throw DataError(fmt::format("{} has no dataset {}", path, name));
+    if (!hdf5_has(file.get(), name, path)) throw DataError(fmt::format("{} has no dataset {}", path, name));
     Hdf5Dataset dataset(file.get(), name.c_str(), path);
     if (dataset.extents().size() != 1)
       dataset.fail(fmt::format("has {} dimensions, expected 1", dataset.extents().size()));
@@ -44,7 +43,7 @@ Hdf5RowFile::Hdf5RowFile(Hdf5RowFile&&) noexcept = default;
 
 bool Hdf5RowFile::has(const std::string& name) const {
   const Hdf5Lock lock;
-  return H5Lexists(state_->file.get(), name.c_str(), H5P_DEFAULT) > 0;
+  return hdf5_has(state_->file.get(), name, state_->path);
 }
 
 bool Hdf5RowFile::is_variable_length(const std::string& name) const {

@@ -32,7 +32,7 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
   s.path = path.string();
   const Hdf5Lock lock;
   s.file = open_hdf5(path);
-  const auto has = [&](const char* name) { return H5Lexists(s.file.get(), name, H5P_DEFAULT) > 0; };
+  const auto has = [&](const char* name) { return hdf5_has(s.file.get(), name, s.path); };
   if (!has("input_ids")) throw DataError(fmt::format("{} has no dataset input_ids", s.path));
   s.input_ids = Hdf5Dataset(s.file.get(), "input_ids", s.path);
   s.input_ids.require_integers(2);
