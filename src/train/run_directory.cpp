@@ -31,6 +31,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -102,8 +103,10 @@ bool means_the_same(const std::string& key, const Config& before, const Config& 
   if (key == "data.weights") return same_shares(before.data.weights, now.data.weights);
   if (key == "data.column") {
     const std::optional<std::string>&then = before.data.column, &column = now.data.column;
-    return then.has_value() != column.has_value() &&
-           is_chosen_column(to_paths(now.data.train), column ? *column : *then);
+    if (then.has_value() == column.has_value()) return false;
+    return std::ranges::all_of(std::array{&now.data.train, &now.data.valid, &now.data.test}, [&](const auto* files) {
+      return is_chosen_column(to_paths(*files), column ? *column : *then);
+    });
   }
   const auto rate = [](const OptimizerSection& of) { return of.matrix_lr.value_or(of.lr); };
   if (key == "optimizer.matrix_lr") return rate(before.optimizer) == rate(now.optimizer);
