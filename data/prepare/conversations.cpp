@@ -298,7 +298,8 @@ PreferenceRow preference_of(const Source& source) {
 
 PreferenceRow judged_of(const Source& source) {
   const auto& [object, place, unread] = source;
-  if (!object.is_object() || !object.contains("completion")) return preference_of(source);
+  if (!object.is_object() || !object.contains("completion") || object.at("completion").is_null())
+    return preference_of(source);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
   for (const char* name : {"prompt", "label"})
     if (!object.contains(name))

@@ -212,6 +212,14 @@ def check_fields(args, work):
     lines, _ = rows([{"messages": plain, "tools": TOOLS}, {"messages": [question, answer]}])
     for name in ("fields.parquet", "fields.arrow", "file.arrow"):
         assert rows(None, name=name)[0] == lines, name
+    # A null content is not an absent one; a null member of a function is.
+    (work / "none.jinja").write_text("{{ tools | tojson if tools else '' }}{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% else %}{% generation %}"
+                                     "{{ 'called' if m.content is none else m.content }}{% endgeneration %}{% endif %}{% endfor %}")
+    strict = [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}, "strict": True}]
+    pyarrow.parquet.write_table(pa.table({"messages": [plain], "tools": [strict]}), work / "none.parquet")
+    by_lines = rows([{"messages": plain, "tools": strict}], "--template", work / "none.jinja")[0]
+    by_columns = rows(None, "--template", work / "none.jinja", name="none.parquet")[0]
+    assert trained(by_lines[0]) == "calleda" and by_columns == by_lines, (text(by_lines[0]), text(by_columns[0]))
     other = table.select(["tools", "other"])
     pyarrow.parquet.write_table(other, work / "other.parquet")
     with pa.ipc.new_file(str(work / "other.arrow"), table.schema.remove(0)) as out:

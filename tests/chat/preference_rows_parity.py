@@ -243,6 +243,16 @@ def check_judged(args, work):
             assert sorted(ours) == expected, first_difference(sorted(ours), expected)
             assert f"from {len(ours)} answers" in output, output
             answers += len(ours)
+    # One file may hold both kinds; a table has the columns of the other kind as nulls.
+    mixed = [both[0], *singles[1:4], both[4]]
+    (work / "mixed.jsonl").write_text("\n".join(map(json.dumps, mixed)))
+    pyarrow.parquet.write_table(pa.Table.from_pylist([{"label": None, "completion": None, "chosen": None, "rejected": None} | row for row in mixed]), work / "mixed.parquet")
+    written = []
+    for name in ("mixed.jsonl", "mixed.parquet"):
+        run(args, "--unpaired", "--model", folder, "--input", work / name, "--output", work / "mixed.npy", "--seq-length", 3 * SEQ)
+        written.append([(list(row["input_ids"]), list(row["loss_mask"])) for row in np.load(work / "mixed.npy", allow_pickle=True)])
+        (work / "mixed.npy").unlink()
+    assert written[0] == written[1], written
     good = {"prompt": "a", "completion": "b", "label": True}
     for bad, says in (({**good, "label": 1}, "'label' is 1, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
                       ({"prompt": "a", "label": True}, "no field 'chosen'")):

@@ -191,15 +191,18 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
   return number[0];
 }
 
-/// Row `i` of a batch, as an object of the columns that are there; the first keeps the null members of its structs.
+/// Row `i` of a batch, as an object of the columns that are there. Messages keep their null members: a null content is
+/// not an absent one. Null members of functions and of template variables are absent: a table has every member of every
+/// row.
 inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const std::vector<std::string>& columns,
                                        int64_t i, const std::string& place) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  for (size_t k = 0; k < columns.size(); ++k) {
-    if (const auto array = batch.GetColumnByName(columns[k]))
-      object[columns[k]] = json_at(*array, i, fmt::format("{}, column '{}'", place, columns[k]), k == 0 ? 0 : 2);
-    else if (batch.schema()->GetAllFieldIndices(columns[k]).size() > 1)
-      throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, columns[k]));
+  for (const std::string& column : columns) {
+    const bool messages = column != "tools" && column != "chat_template_kwargs";
+    if (const auto array = batch.GetColumnByName(column))
+      object[column] = json_at(*array, i, fmt::format("{}, column '{}'", place, column), messages ? 0 : 2);
+    else if (batch.schema()->GetAllFieldIndices(column).size() > 1)
+      throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, column));
   }
   return object;
 }
