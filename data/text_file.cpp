@@ -480,7 +480,7 @@ void for_each_document(const fs::path& path, DocumentUnit unit, const std::strin
   });
 }
 
-void for_each_object(const fs::path& path, const std::vector<std::string>& columns, const ObjectVisitor& visit) {
+void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& columns, const ObjectVisitor& visit) {
   const TextKind kind = text_kind(path);
   if (kind == TextKind::kParquet || kind == TextKind::kArrow) {
     const auto size = static_cast<double>(fs::file_size(path));

@@ -95,7 +95,7 @@ void for_each_document(const std::filesystem::path& path, DocumentUnit unit, con
 using ObjectVisitor =
     std::function<void(const std::string& place, double bytes_done,
                        const std::function<nlohmann::ordered_json()>& object, const std::vector<std::string>& unread)>;
-void for_each_object(const std::filesystem::path& path, const std::vector<std::string>& columns,
+void for_each_object(const std::filesystem::path& path, const ParquetFile::JsonColumns& columns,
                      const ObjectVisitor& visit);
 
 /// Those of `fields` that the first object of a file of JSON (lines, or a list), or a Parquet file, has. The rest is

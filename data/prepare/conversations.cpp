@@ -330,7 +330,7 @@ void for_each_row(const fs::path& path, const std::vector<std::string>& columns,
                   const std::function<Row(const Source&)>& read) {
   double before = 0;
   for (const fs::path& file : fs::is_directory(path) ? document_files(path) : std::vector<fs::path>{path}) {
-    for_each_object(file, columns,
+    for_each_object(file, {.names = columns, .without_nulls = {"tools", "chat_template_kwargs"}},
                     [&](const std::string& place, double bytes_done, const std::function<Json()>& object,
                         const std::vector<std::string>& unread) {
                       Row row;

@@ -119,20 +119,24 @@ def check_curve(args, work, config, program, steps, lr, fp8):
     runs = [("fp32", "{compute: fp32}", FP32[config.model_type]), ("bf16", "{compute: bf16}", BF16)]
     if fp8:
         runs.append(("fp8", "{compute: bf16, linear: fp8, fp8_recipe: rowwise}", BF16))
-    ends, failures = set(), []
+    losses, failures = {}, []
     for name, precision, bounds in runs:
         lines = train(args, work, program, name, steps, lr, schedule, precision)
         for line, rate in zip(lines, rates):
             assert math.isclose(line["lr"], rate, rel_tol=1e-9), (line, rate)
         ours = [line["loss"] for line in lines]
-        ends.add(ours[-1])
+        losses[name] = ours
         found = gap(ours[:60], theirs[:60], 20), gap(ours, theirs, 100)
         print(f"{name}: loss {ours[0]:.4f} -> {sum(ours[-20:]) / 20:.4f}; against PyTorch in fp32: 20-step means of the first 60 steps {found[0]:.1e}, "
               f"100-step means {found[1]:.1e}", flush=True)
         if found[0] > bounds[0] or found[1] > bounds[1]:
             failures.append((name, found, bounds))
+    if fp8:
+        worst, end = gap(losses["fp8"], losses["bf16"], 100), sum(losses["fp8"][-100:]) / sum(losses["bf16"][-100:]) - 1
+        print(f"fp8 rowwise against bf16: largest difference of 100-step means {worst:.2%}, at the end {end:+.2%}")
+        assert worst < 0.005 and abs(end) < 0.0025, (worst, end)
     assert not failures, failures
-    assert len(ends) == len(runs), "each precision has bits of its own"
+    assert len({ours[-1] for ours in losses.values()}) == len(runs), "each precision has bits of its own"
 
 
 def torchtitan(step, steps, warmup, share, least):

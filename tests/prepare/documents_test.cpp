@@ -173,7 +173,7 @@ std::vector<std::string> complaints(const std::filesystem::path& path) {
   };
   return {complaint(path), said([&] { (void)open_text_file(path, "text", std::make_shared<TextGroups>())->text(1); }),
           said([&] {
-            for_each_object(path, {"text"},
+            for_each_object(path, {{"text"}},
                             [](const std::string&, double, const auto& object, const auto&) { (void)object(); });
           })};
 }
@@ -255,9 +255,9 @@ keep('coded.parquet', pq.read_table('coded.parquet'))
   size_t files = 0;
   const auto objects = [&](const std::filesystem::path& file) {
     std::string rows;
-    for_each_object(file, {"text", "label", "chat"}, [&](const std::string&, double, const auto& object, const auto&) {
-      rows += object().dump() + "\n";
-    });
+    for_each_object(
+        file, {{"text", "label", "chat"}},
+        [&](const std::string&, double, const auto& object, const auto&) { rows += object().dump() + "\n"; });
     return rows;
   };
   for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
@@ -309,7 +309,7 @@ TEST_F(Documents, ParquetColumns) {
     for (const char* column : {"coded", "view"})
       EXPECT_EQ(documents(path(name), DocumentUnit::kLine, column), (Found{{"a", 0}, {"", 1}, {"a", 2}})) << name;
     std::string rows;
-    for_each_object(path(name), {"view", "absent"},
+    for_each_object(path(name), {{"view", "absent"}},
                     [&](const std::string&, double, const auto& object, const std::vector<std::string>& unread) {
                       rows += object().dump() + " beside " + join(unread, ", ") + "\n";
                     });

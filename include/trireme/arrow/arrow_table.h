@@ -17,7 +17,7 @@ namespace trireme {
 
 /// The rows of an Arrow IPC file or stream, in the form of ParquetFile::read_json. DataError for a damaged file,
 /// ConfigError in a build without pyarrow.
-void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
+void read_arrow_json(const std::filesystem::path& path, const ParquetFile::JsonColumns& columns,
                      const ParquetFile::JsonVisitor& visit);
 
 /// The rows of a string column, as ParquetFile::read_text. DataError also for an absent column and one of another type.

@@ -49,12 +49,17 @@ class ParquetFile {
   bool has_column(const std::string& column) const;
   /// Whether a column holds lists of integers, and not text. DataError where it is absent or holds anything else.
   bool has_integer_lists(const std::string& column) const;
+  /// A file has a member of one row in all rows, so null members of structs are absent: of a column in
+  /// `without_nulls` all, of others those inside the structs of its list (a message keeps a content that is null).
+  struct JsonColumns {
+    std::vector<std::string> names;
+    std::vector<std::string> without_nulls{};  // some of the names
+  };
   using JsonVisitor =
       std::function<void(int64_t row, nlohmann::ordered_json object, const std::vector<std::string>& unread)>;
   /// Visits each row as an object of the named columns that exist, of any nested type with a JSON form; `unread` has
-  /// the names of the file's other columns. Null members of structs are omitted, because a file has a member of one row
-  /// in all rows; members of the structs in the first column's list are kept. DataError for texts that are not UTF-8.
-  void read_json(const std::vector<std::string>& columns, const JsonVisitor& visit) const;
+  /// the names of the file's other columns. DataError for texts that are not UTF-8.
+  void read_json(const JsonColumns& columns, const JsonVisitor& visit) const;
   /// A list of structs that hold the strings `role` and `content`, or `from` and `value`.
   void read_messages(const std::string& column, const MessagesVisitor& visit) const;
 

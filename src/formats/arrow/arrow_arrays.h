@@ -191,16 +191,16 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
   return number[0];
 }
 
-/// Row `i` of a batch, as an object of the columns that are there. Messages keep their null members: a null content is
-/// not an absent one. Null members of functions and of template variables are absent: a table has every member of every
-/// row.
-inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const std::vector<std::string>& columns,
+/// Row `i` of a batch, as an object of the columns that are there.
+inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const ParquetFile::JsonColumns& columns,
                                        int64_t i, const std::string& place) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  for (const std::string& column : columns) {
-    const bool messages = column != "tools" && column != "chat_template_kwargs";
+  const auto first_level = [&](const std::string& column) {
+    return std::ranges::find(columns.without_nulls, column) == columns.without_nulls.end() ? 0 : 2;
+  };
+  for (const std::string& column : columns.names) {
     if (const auto array = batch.GetColumnByName(column))
-      object[column] = json_at(*array, i, fmt::format("{}, column '{}'", place, column), messages ? 0 : 2);
+      object[column] = json_at(*array, i, fmt::format("{}, column '{}'", place, column), first_level(column));
     else if (batch.schema()->GetAllFieldIndices(column).size() > 1)
       throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, column));
   }
@@ -209,9 +209,10 @@ inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const st
 
 /// Calls visit() for the rows of a batch, of which the first is row `first` of a file with the schema `file`.
 inline void visit_json(const std::filesystem::path& path, const arrow::Schema& file, const arrow::RecordBatch& batch,
-                       int64_t first, const std::vector<std::string>& columns, const ParquetFile::JsonVisitor& visit) {
+                       int64_t first, const ParquetFile::JsonColumns& columns, const ParquetFile::JsonVisitor& visit) {
   std::vector<std::string> unread = file.field_names();
-  std::erase_if(unread, [&](const std::string& name) { return std::ranges::find(columns, name) != columns.end(); });
+  std::erase_if(unread,
+                [&](const std::string& name) { return std::ranges::find(columns.names, name) != columns.names.end(); });
   for (int64_t i = 0; i < batch.num_rows(); ++i)
     visit(first + i, json_row(batch, columns, i, fmt::format("{}: row {}", path.string(), first + i)), unread);
 }

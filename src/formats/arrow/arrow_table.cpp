@@ -327,7 +327,7 @@ void for_each_arrow_batch(const std::filesystem::path& path, const Read& read) {
 
 }  // namespace
 
-void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>& columns,
+void read_arrow_json(const std::filesystem::path& path, const ParquetFile::JsonColumns& columns,
                      const ParquetFile::JsonVisitor& visit) {
   for_each_arrow_batch(path, [&](int64_t first, const arrow::RecordBatch& batch) {
     visit_json(path, *batch.schema(), batch, first, columns, visit);
@@ -355,7 +355,7 @@ namespace {
 
 }  // namespace
 
-void read_arrow_json(const std::filesystem::path& path, const std::vector<std::string>&,
+void read_arrow_json(const std::filesystem::path& path, const ParquetFile::JsonColumns&,
                      const ParquetFile::JsonVisitor&) {
   refuse(path);
 }

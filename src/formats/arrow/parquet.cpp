@@ -226,8 +226,8 @@ void ParquetFile::read_messages(const std::string& column, const MessagesVisitor
   });
 }
 
-void ParquetFile::read_json(const std::vector<std::string>& columns, const JsonVisitor& visit) const {
-  for_each_batch(*state_, columns, [&](int64_t first, const arrow::RecordBatch& batch) {
+void ParquetFile::read_json(const JsonColumns& columns, const JsonVisitor& visit) const {
+  for_each_batch(*state_, columns.names, [&](int64_t first, const arrow::RecordBatch& batch) {
     visit_json(state_->path, *state_->schema, batch, first, columns, visit);
   });
 }
@@ -251,7 +251,7 @@ bool ParquetFile::has_column(const std::string&) const { return false; }
 bool ParquetFile::has_integer_lists(const std::string&) const { return false; }
 std::vector<std::vector<int64_t>> ParquetFile::read_list_group(const std::string&, int64_t) const { return {}; }
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
-void ParquetFile::read_json(const std::vector<std::string>&, const JsonVisitor&) const {}
+void ParquetFile::read_json(const JsonColumns&, const JsonVisitor&) const {}
 
 #endif
 
