@@ -20,12 +20,35 @@ const std::vector<const RowFormat*>& row_formats() {
   return formats;
 }
 
+namespace {
+
+/// DataError, which names all entries of `key` that are not there.
+void require_there(const std::string& key, const std::vector<std::string>& entries) {
+  std::vector<std::string> absent;
+  std::error_code error;
+  // The last format holds any entry.
+  for (const std::string& entry : entries)
+    if (&row_format(entry) == row_formats().back() && !std::filesystem::exists(entry, error)) absent.push_back(entry);
+  if (absent.empty()) return;
+  std::filesystem::path prefix = absent.front();
+  static const std::set<std::string> kOfOtherFiles = {".npy",   ".h5",      ".hdf5",  ".json",
+                                                      ".jsonl", ".parquet", ".arrow", ".idx"};
+  const bool other = kOfOtherFiles.contains(prefix.extension().string());
+  if (prefix.extension() == ".bin") prefix.replace_extension();
+  const std::string index = other ? "" : fmt::format(", nor is {}.idx, the index of Megatron's files", prefix.string());
+  throw DataError(
+      fmt::format("{}: {} {} not there{}", key, join(absent, " and "), absent.size() == 1 ? "is" : "are", index));
+}
+
+}  // namespace
+
 const RowFormat& row_format(const std::string& entry) {
   return **std::find_if(row_formats().begin(), row_formats().end(),
                         [&](const RowFormat* format) { return format->holds(entry); });
 }
 
 const RowFormat& row_format(const std::string& key, const std::vector<std::string>& entries) {
+  require_there(key, entries);
   const RowFormat& first = row_format(entries.front());
   for (const std::string& entry : entries)
     if (const RowFormat& other = row_format(entry); &other != &first)
@@ -99,9 +122,6 @@ void refuse_texts(const Config& config, const SplitKeys& keys) {
 void refuse_keys(const Config& config, const RowFormat& format) {
   const std::string keys = keys_without_meaning(config, format.keys), &first = config.data.train.front();
   if (keys.empty()) return;
-  std::error_code error;
-  if (&format == row_formats().back() && !std::filesystem::exists(first, error))
-    throw DataError(fmt::format("{0}: neither it nor {0}.idx is there", first));
   // The formats that the keys are for: one that all are for, else all that some are for.
   std::vector<std::string> others;
   DataKinds seen = format.keys;

@@ -81,7 +81,8 @@ struct RowFormat {
 /// The first that holds an entry is its format; the last one holds any.
 const std::vector<const RowFormat*>& row_formats();
 const RowFormat& row_format(const std::string& entry);
-/// The one format of the entries of `key` ("data.train"). ConfigError where they have several.
+/// The one format of the entries of `key` ("data.train"). ConfigError where they have several, DataError where some are
+/// not there.
 const RowFormat& row_format(const std::string& key, const std::vector<std::string>& entries);
 
 /// Opens a split as its format does; `train`: the format of data.train. Without rows where the run has no such split.

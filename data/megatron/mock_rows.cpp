@@ -43,10 +43,9 @@ SplitRows<Sample> open_mock_rows(const Config& config, Split split, const RowRea
     throw ConfigError("mock stands for random ids, which are not mixed with files: give it alone, or leave it out");
   if (split != Split::kTrain && !keys.samples)
     throw ConfigError(fmt::format("{} is mock: {} says how many rows an evaluation has", keys.key, keys.samples_key));
-  // A file that is not there would pass for packed rows.
   for (const Split other : {Split::kValid, Split::kTest})
     if (const SplitKeys its = split_keys(config, other);
-        split == Split::kTrain && !its.files.empty() && !row_format(its.files.front()).labels)
+        split == Split::kTrain && !its.files.empty() && !row_format(its.key, its.files).labels)
       throw ConfigError(
           fmt::format("data.train is mock, whose rows have labels of their own, and {}, {}, is no file of Megatron's: "
                       "set it to mock too, or to []",

@@ -96,6 +96,25 @@ fs::path given_or_known(const std::string& given, const char* option, const std:
   return known;
 }
 
+/// The weights do not say what their configuration and tokenizer were.
+void warn_of_changed_files(const CheckpointManifest& manifest, const Config& config, const fs::path& base) {
+  const fs::path known = config.model.path;
+  std::error_code error;
+  for (size_t i = 0; i < manifest.inputs.size(); ++i) {
+    const fs::path then = manifest.inputs[i].path;
+    if (then != known && then != known / then.filename()) continue;  // of an adapter
+    const fs::path now = fs::is_directory(base, error) ? base / then.filename() : base;
+    if (!fs::exists(now, error)) continue;
+    const bool configuration = i == 0 && !config.lora && then.extension() == ".json";
+    const Fingerprint print = configuration ? fingerprint_configuration(now) : fingerprint_tokenizer(now);
+    if (print.hash != manifest.inputs[i].hash)
+      log_warn(
+          fmt::format("{} is not what {} was in the run: the exported model has it as it is now; name with "
+                      "--model a directory that has the old one if that is not meant",
+                      now.string(), then.string()));
+  }
+}
+
 /// A finished run whose last step has no whole checkpoint: what the user most likely wants lies there already.
 void refuse_older_than_final(const fs::path& asked, const fs::path& checkpoint, int64_t step) {
   if (is_checkpoint(asked)) return;
@@ -137,6 +156,7 @@ void export_checkpoint(const CheckpointExport& options) {
                     directory.string(), CheckpointManifest::kVersion));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
   const fs::path base = given_or_known(options.model, "--model", config.model.path, "model.path");
+  warn_of_changed_files(manifest, config, base);
   CheckpointReader reader(directory, std::move(manifest));
   MasterTensors masters(reader);
   if (masters.has("bert.embeddings.word_embeddings.weight")) {
@@ -180,7 +200,8 @@ void export_checkpoint(const CheckpointExport& options) {
     if (other)
       log_warn(fmt::format("{} has other weights than the base {} had in the run: the adapter names that base",
                            base.string(), config.model.path));
-    Adapter adapter = export_adapter(tensors, model, other ? config.model.path : base.string(), std::move(rows));
+    Adapter adapter = export_adapter(
+        tensors, model, other ? config.model.path : fs::absolute(base).lexically_normal().string(), std::move(rows));
     adapter.base_hash = trained_on;
     make_directories(output);
     write_adapter(output, adapter, options.dtype.empty() ? DType::kF32 : export_dtype(options.dtype, ""));

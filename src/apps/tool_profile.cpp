@@ -58,6 +58,7 @@ void add_profile_tool(CLI::App& app) {
   tool->add_option("folder", options->folder, "Folder with traces of LibTorch's profiler, or one trace")->required();
   tool->add_option("--output", options->output, "HTML page to write");
   tool->callback([options] {
+    if (!options->output.empty()) require_output("profile summarise", "--output", options->output, kPageOutput);
     const std::vector<TraceSummary> summaries = read_summaries(options->folder);
     std::string text = ranks_table(summaries);
     for (const TraceSummary& summary : summaries)
@@ -65,7 +66,7 @@ void add_profile_tool(CLI::App& app) {
           fmt::format("\n{}: {}\n{}", summary.file.filename().string(), trace_label(summary), summary_table(summary));
     std::fputs(text.c_str(), stdout);
     if (options->output.empty()) return;
-    write_page("profile summarise", options->output, summary_page(options->folder, summaries));
+    write_output(options->output, summary_page(options->folder, summaries));
     std::printf("\npage: %s\n", options->output.c_str());
   });
 }

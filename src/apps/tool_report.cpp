@@ -285,10 +285,11 @@ void add_report_tool(CLI::App& app) {
   tool->callback([options] {
     if (options->runs.size() > kMostReportRuns)
       throw ConfigError(fmt::format("report: {} runs; a page shows at most {}", options->runs.size(), kMostReportRuns));
+    require_output("report", "--output", options->output, kPageOutput);
     std::vector<ReportRun> runs;
     for (const std::string& path : options->runs) runs.push_back(read_report_run(path, /*with_config=*/true));
     const std::string page = report_page(runs);
-    write_page("report", options->output, page);
+    write_output(options->output, page);
     std::printf("%zu run%s, page: %s (%s)\n", runs.size(), runs.size() == 1 ? "" : "s", options->output.c_str(),
                 format_bytes(static_cast<double>(page.size())).c_str());
   });

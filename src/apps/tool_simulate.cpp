@@ -161,13 +161,13 @@ std::string simulation_json(const Simulation& simulation, const SimulationOption
   for (const SimulatedSize& size : simulation.sizes)
     for (const SimulatedPlan& one : size.plans) rows.push_back(plan_json(size, one));
   const nlohmann::ordered_json all = {{"version", std::string(kVersion) + " (" + kCommit + ")"},
+                                      {"gpus_per_host", options.gpus_per_host},
                                       {"config", arguments.config},
                                       {"set", arguments.overrides},
                                       {"trainer", arguments.trainer},
                                       {"model", simulation.model},
                                       {"seq_length", simulation.seq_length},
                                       {"scaling", options.weak ? "weak" : "strong"},
-                                      {"gpus_per_host", options.gpus_per_host},
                                       {"machine",
                                        {{"name", rates.name},
                                         {"rates_file", rates.file},
@@ -237,6 +237,12 @@ void write_told(const std::string& path, const std::string& content) {
 void run_simulate(const SimulateArguments& arguments) {
   require_output("simulate", "--output", arguments.output, kJsonOutput);
   require_output("simulate", "--svg", arguments.svg, kSvgOutput);
+  std::error_code error;
+  if (!arguments.svg.empty() &&
+      std::filesystem::weakly_canonical(arguments.output, error) ==
+          std::filesystem::weakly_canonical(arguments.svg, error) &&
+      !error)
+    throw ConfigError(fmt::format("simulate: --output and --svg are one file, {}: name two", arguments.svg));
   const TrainingProgram& program = training_program(arguments.trainer);
   const SimulationOptions options = simulation_options(arguments);
   const Simulation simulation = simulate(

@@ -3,6 +3,7 @@
 // the work and throws trireme::Error on failure.
 
 #include "trireme/base/dtype.h"
+#include "trireme/base/html.h"
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -25,10 +26,11 @@ struct OutputKind {
   const char* what;  // "page"
   std::string_view begin, mark = "";
 };
-/// ConfigError, which begins with the name of the tool, where the file of `option` is there and is of another kind.
+/// The pages of html_head().
+inline constexpr OutputKind kPageOutput{"page of this program", "<!doctype html>", kPageColours};
+/// Before any work: ConfigError, which begins with the name of the tool, where the file of `option` is there and is of
+/// another kind; WriteError where it is a directory.
 void require_output(const char* tool, const char* option, const std::string& path, const OutputKind& kind);
-/// Writes the HTML page of --output, which replaces a page only.
-void write_page(const char* tool, const std::string& path, const std::string& page);
 /// The first characters of a text on one line.
 std::string excerpt(const std::string& text, size_t characters = 200);
 

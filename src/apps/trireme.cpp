@@ -45,7 +45,10 @@ void write_output(const std::string& path, const std::string& content) {
 
 void require_output(const char* tool, const char* option, const std::string& path, const OutputKind& kind) {
   constexpr std::streamsize kHead = 1 << 16;
-  if (std::error_code error; !std::filesystem::is_regular_file(path, error)) return;
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error) || path.ends_with('/'))
+    throw WriteError(fmt::format("{}: {} {} is a directory: name a file", tool, option, path));
+  if (!std::filesystem::is_regular_file(path, error)) return;
   std::string head(kHead, '\0');
   std::ifstream file(path, std::ios::binary);
   file.read(head.data(), kHead);
@@ -53,11 +56,6 @@ void require_output(const char* tool, const char* option, const std::string& pat
   const bool empty = file.eof() && head.empty();
   if (!empty && (!head.starts_with(kind.begin) || head.find(kind.mark) == std::string::npos))
     throw ConfigError(fmt::format("{}: {} {} is there and is no {}: name another file", tool, option, path, kind.what));
-}
-
-void write_page(const char* tool, const std::string& path, const std::string& page) {
-  require_output(tool, "--output", path, {"page", "<!doctype html>"});
-  write_output(path, page);
 }
 
 }  // namespace trireme

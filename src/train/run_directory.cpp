@@ -63,13 +63,24 @@ Config with_defaults(Config config) {
   // Entries with names are parts of their own: without weights the parts have equal weights.
   if (config.data.weights.empty() && config.data.names.size() > 1)
     config.data.weights.assign(config.data.names.size(), 1);
+  if (config.data.train.size() == 1) config.data.weights.clear();
+  if (config.data.splits) std::erase(*config.data.splits, ' ');
   config.schedule.min_lr_factor = min_lr_factor(config.schedule);
   if (config.train.objective != TrainSection::Objective::kSft && !config.preference) config.preference.emplace();
+  if (config.preference && !config.preference->precompute_ref_log_probs)
+    config.preference->precompute_ref_log_probs = !config.lora;
   const auto sort = [](auto&... sets) { (std::ranges::sort(sets), ...); };
-  sort(config.data.strip_tokens);
+  std::vector<int64_t>& stripped = config.data.strip_tokens;
+  sort(stripped);
+  stripped.erase(std::ranges::unique(stripped).begin(), stripped.end());
   if (config.lora) {
     LoraSection& lora = *config.lora;
-    for (auto& [module, ids] : lora.trainable_token_indices) sort(ids);
+    for (auto& [module, ids] : lora.trainable_token_indices) {
+      if (module == "embed_tokens" || module == "wte") module = "";
+      sort(ids);
+    }
+    for (ModuleSelector* modules : {&lora.target_modules, &lora.exclude_modules})
+      if (lower(modules->pattern) == ModuleSelector::kAllLinear) modules->pattern = ModuleSelector::kAllLinear;
     sort(lora.target_modules.names, lora.exclude_modules.names, lora.layers_to_transform, lora.rank_pattern,
          lora.alpha_pattern, lora.modules_to_save, lora.trainable_token_indices);
   }
@@ -110,8 +121,8 @@ bool means_the_same(const std::string& key, const Config& before, const Config& 
   }
   const auto rate = [](const OptimizerSection& of) { return of.matrix_lr.value_or(of.lr); };
   if (key == "optimizer.matrix_lr") return rate(before.optimizer) == rate(now.optimizer);
-  return key == "precision.frozen" && frozen_recipe(before) == frozen_recipe(now) &&
-         frozen_nf4(before) == frozen_nf4(now);
+  const bool of_frozen = key == "precision.frozen" || (key == "precision.linear" && before.lora && now.lora);
+  return of_frozen && frozen_recipe(before) == frozen_recipe(now) && frozen_nf4(before) == frozen_nf4(now);
 }
 
 ConfigurationChanges changes(const Config& saved, const Config& given, const NullValues& nulls) {

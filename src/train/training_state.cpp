@@ -6,7 +6,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/config/batch_sizes.h"
-#include "trireme/formats/json.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/scalar_type.h"
 #include "trireme/optim/optimizer.h"
@@ -45,15 +44,6 @@ std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units, c
   return described;
 }
 
-/// Of a JSON file as `change` leaves it, without its layout.
-template <class Change>
-Fingerprint fingerprint_json(const std::filesystem::path& path, const Change& change) {
-  nlohmann::json json = read_json(path, ExitCode::kModel);
-  if (json.is_object()) change(json);
-  const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return {path.string(), hex64(xxh3_64(text.data(), text.size()))};
-}
-
 /// What results depend on beside rows and a frozen base: the configuration of a model whose parameters all train, the
 /// adapter that a preference run compares with in each step, and the tokenizer of texts.
 std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles& files) {
@@ -61,28 +51,14 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles
   std::vector<Fingerprint> inputs;
   if (!config.lora) {  // with adapters the manifest's base has it
     if (std::filesystem::is_regular_file(files.configuration, error))
-      inputs.push_back(fingerprint_json(files.configuration, [](nlohmann::json& json) {
-        for (const char* key : {"transformers_version", "_name_or_path"}) json.erase(key);  // decide nothing
-      }));
+      inputs.push_back(fingerprint_configuration(files.configuration));
     else
       inputs = fingerprint_model(config.model.path, /*with_weights=*/false);
   }
   if (has_reference(config) && config.lora && config.lora->adapter && !precomputes_reference(config))
     for (Fingerprint& file : fingerprint_model(*config.lora->adapter, /*with_weights=*/true))
       inputs.push_back(std::move(file));
-  for (const std::filesystem::path& file : files.tokenizer) {
-    const std::string name = file.filename().string();
-    if (name == "tokenizer_config.json" || name == "special_tokens_map.json")
-      inputs.push_back(fingerprint_json(file, [](nlohmann::json& json) {
-        nlohmann::json read = nlohmann::json::object();  // what the tokenizer reads there
-        for (const char* key :
-             {"tokenizer_class", "legacy", "add_prefix_space", "added_tokens_decoder", "bos_token", "eos_token"})
-          if (json.contains(key)) read[key] = json[key];
-        json = std::move(read);
-      }));
-    else
-      inputs.push_back({file.string(), fingerprint_file(file, ExitCode::kModel)});
-  }
+  for (const std::filesystem::path& file : files.tokenizer) inputs.push_back(fingerprint_tokenizer(file));
   return inputs;
 }
 

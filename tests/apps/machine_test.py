@@ -132,6 +132,11 @@ def check_simulate(args, work):
         before = (work / name).read_text()
         out, last = run(args.bin, *command, option, work / name, code=2)
         assert f"{option} {work}/{name} is there and is no " in last and "name another file" in last and out == "" and (work / name).read_text() == before, last
+    for option, name in (("--output", "made"), ("--svg", "new/")):
+        _, last = run(args.bin, *base, "--gpus", "8", option, f"{work}/{name}", code=73)
+        assert f"{option} {work}/{name} is a directory: name a file" in last, last
+    _, last = run(args.bin, *base, "--gpus", "8", "--output", work / "made/one", "--svg", work / "made/../made/one", code=2)
+    assert "are one file" in last and not (work / "made/one").exists(), last
     # CLI11's limits let nan and infinities pass; in any tool.
     for option, value in (("--link-gb-s", "nan"), ("--nvlink-gb-s", "inf"), ("--memory-gib", "-nan")):
         _, last = run(args.bin, *base, "--gpus", "8", option, value, code=2)

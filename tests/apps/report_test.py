@@ -132,7 +132,9 @@ def page(args, work):
     assert "name the output.dir" in tool(args, f"{work}/nowhere", expect=3).stderr
     os.symlink("circle", f"{work}/circle")
     assert "circle" in tool(args, f"{work}/circle", expect=2).stderr.splitlines()[-1]
-    for name in ("metrics.jsonl", "config.yaml"):
+    with open(f"{work}/one/page.html", "w") as out:
+        out.write('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Ours</title></head></html>\n')
+    for name in ("metrics.jsonl", "config.yaml", "page.html"):
         before = open(f"{work}/one/{name}").read()
         assert "name another file" in tool(args, f"{work}/one", "--output", f"{work}/one/{name}", expect=2).stderr
         assert open(f"{work}/one/{name}").read() == before

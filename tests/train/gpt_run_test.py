@@ -61,6 +61,14 @@ def policies(site):
     with open(f"{site.work}/one/model/model.safetensors", "rb") as a, open(f"{site.work}/exported/model.safetensors", "rb") as b:
         assert a.read() == b.read()
     assert json.load(open(f"{site.work}/exported/config.json"))["vocab_size"] == PADDED
+    # A configuration that changed since is named, and only there.
+    with open(f"{site.work}/config.json") as file:
+        edited = json.load(file)
+    for key, value, named in (("transformers_version", "9.9.9", False), ("layer_norm_epsilon", 0.5, True)):
+        with open(f"{site.work}/edited.json", "w") as file:
+            json.dump({**edited, key: value}, file)
+        done = site.tool("checkpoint", "export", "one", "--model", "edited.json", "--output", f"exported-{key}")
+        assert ("edited.json is not what" in done.stderr) == named, done.stderr
     site.train("output.dir=one", "parallel.policy=full", "train.max_steps=8", "output.save_every_samples=32", ranks=2)
     site.train("output.dir=eight", "train.max_steps=8")
     assert difference(site.losses("one")[6:8], site.losses("eight")[6:8]) < 2e-6

@@ -114,7 +114,8 @@ def kinds(site):
     for keys, code, text in ((["data.train=[corpus, code]"], 2, "give each a weight"), (["data.eod_mask_loss=true"], 2, "needs data.eos_token"),
                              (["data.valid=corpus"], 2, "remove data.valid or data.splits"), (["data.bos_token=1"], 2, "data.bos_token"),
                              (["data.splits=1,1"], 2, "has 2 shares"), (["data.train=[corpus, run.yaml]", "data.weights=[1, 1]"], 2, "made of one kind"),
-                             (["data.train=absent"], 3, "neither it nor"), (["data.train=run.yaml"], 2, "for Megatron's indexed files")):
+                             (["data.train=absent.bin"], 3, f"data.train: {site.work}/absent.bin is not there, nor is {site.work}/absent.idx"),
+                             (["data.train=[corpus, no.v1]", "data.weights=[1, 1]"], 3, "no.v1.idx"), (["data.train=mock", "data.valid=absent", "data.splits=null"], 3, "data.valid: "), (["data.train=run.yaml"], 2, "for Megatron's indexed files")):
         done = site.train("output.dir=refused", *keys, expect=code)
         assert text in done.stderr, (keys, done.stderr[-800:])
     raw = open(f"{site.work}/corpus.idx", "rb").read()

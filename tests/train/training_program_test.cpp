@@ -203,9 +203,25 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
   EXPECT_FALSE(changed_by({}, {"precision.frozen=compute"}, at::kFloat));
   EXPECT_FALSE(changed_by({"precision.linear=fp8"}, {"precision.frozen=fp8"}, at::kFloat));
   EXPECT_TRUE(changed_by({}, {"precision.frozen=fp8"}, at::kFloat));
+  // Instead of, not beside: changed_by() adds to the first.
+  const auto instead = [&](std::vector<std::string> first, std::vector<std::string> second) {
+    return !deciding_changes(changed(first), changed(second), null_values(changed(first), llama, at::kFloat)).empty();
+  };
+  EXPECT_FALSE(instead({"precision.linear=fp8"}, {"precision.frozen=fp8"}));
+  EXPECT_FALSE(instead({"precision.frozen=fp8"}, {"precision.linear=fp8"}));
+  EXPECT_TRUE(instead({"precision.frozen=nf4"}, {"precision.linear=fp8"}));
+  EXPECT_FALSE(instead({"data.train=/a"}, {"data.train=[{path: /a, weight: 3}]"}));
+  EXPECT_FALSE(instead({"data.splits='9, 1,0'"}, {"data.splits='9,1,0'"}));
+  EXPECT_FALSE(instead({"lora.target_modules=all-linear"}, {"lora.target_modules=All-Linear"}));
+  EXPECT_FALSE(
+      instead({"lora.trainable_token_indices=[7, 5]"}, {"lora.trainable_token_indices={embed_tokens: [5, 7]}"}));
+  for (const auto& [value, changes] : {std::pair("false", false), {"true", true}})
+    EXPECT_EQ(instead({"train.objective=dpo"},
+                      {"train.objective=dpo", fmt::format("preference.precompute_ref_log_probs={}", value)}),
+              changes);
   // Lists and mappings whose order changes nothing.
   const std::pair<const char*, std::vector<const char*>> sets[] = {
-      {"data.strip_tokens", {"[5, 3]", "[3, 5]", "[3]"}},
+      {"data.strip_tokens", {"[5, 3]", "[3, 5, 3]", "[3]"}},
       {"lora.target_modules", {"[v_proj, q_proj]", "[q_proj, v_proj]", "[q_proj, k_proj]", "'.*q_proj'", "all-linear"}},
       {"lora.exclude_modules", {"[layers.1.mlp.up_proj, k_proj]", "[k_proj, layers.1.mlp.up_proj]", "null"}},
       {"lora.layers_to_transform", {"[10, 9]", "[9, 10]", "null"}},

@@ -341,6 +341,15 @@ std::vector<std::filesystem::path> zarr_files(const std::filesystem::path& direc
   return files;
 }
 
+/// Of a JSON file as `change` leaves it, without its layout.
+template <class Change>
+Fingerprint fingerprint_json(const std::filesystem::path& path, const Change& change) {
+  nlohmann::json json = read_json(path, ExitCode::kModel);
+  if (json.is_object()) change(json);
+  const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return {path.string(), hex64(xxh3_64(text.data(), text.size()))};
+}
+
 }  // namespace
 
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights) {
@@ -355,6 +364,25 @@ std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bo
   if (files.empty()) files = zarr_files(path, with_weights);
   std::sort(files.begin(), files.end());
   return fingerprint_files(files, ExitCode::kModel, kBlocks);
+}
+
+Fingerprint fingerprint_configuration(const std::filesystem::path& path) {
+  return fingerprint_json(path, [](nlohmann::json& json) {
+    for (const char* key : {"transformers_version", "_name_or_path"}) json.erase(key);  // decide nothing
+  });
+}
+
+Fingerprint fingerprint_tokenizer(const std::filesystem::path& path) {
+  const std::string name = path.filename().string();
+  if (name != "tokenizer_config.json" && name != "special_tokens_map.json")
+    return {path.string(), fingerprint_file(path, ExitCode::kModel)};
+  return fingerprint_json(path, [](nlohmann::json& json) {
+    nlohmann::json read = nlohmann::json::object();  // what the tokenizer reads there
+    for (const char* key :
+         {"tokenizer_class", "legacy", "add_prefix_space", "added_tokens_decoder", "bos_token", "eos_token"})
+      if (json.contains(key)) read[key] = json[key];
+    json = std::move(read);
+  });
 }
 
 }  // namespace trireme

@@ -135,5 +135,9 @@ std::string fingerprint_names(const std::filesystem::path& directory);
 /// Absent files are omitted. Where there are none: of a NeMo zarr checkpoint its descriptions (model.yaml or
 /// model_config.yaml, .zarray) and, if `with_weights`, the first chunk of each array.
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);
+/// Of a model's configuration in JSON, without what decides nothing: its layout, transformers_version, _name_or_path.
+Fingerprint fingerprint_configuration(const std::filesystem::path& path);
+/// Of a file of a tokenizer: of tokenizer_config.json and special_tokens_map.json what is read there, of others all.
+Fingerprint fingerprint_tokenizer(const std::filesystem::path& path);
 
 }  // namespace trireme
