@@ -11,6 +11,7 @@
 # build/release/bin). PROFILE=0 omits the profile.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. scripts/bench/ranks.sh
 shape=$1 steps=$2 ranks=${3:-1} rows=${4:-48}
 shift $(( $# < 4 ? $# : 4 ))
 bin=${BIN:-build/release/bin}
@@ -29,14 +30,9 @@ schedule: {name: linear}
 train: {max_steps: $steps, loss: rank_mean}
 output: {dir: run}
 YAML
-launch=()
-if [ "$ranks" -gt 1 ]; then
-  launch=(mpirun -n "$ranks" --bind-to none)
-  if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-fi
 profile=()
 if [ "${PROFILE:-1}" = 1 ]; then profile=(--set "logging.profile_step=$((steps - 1))"); fi
-"${launch[@]}" "$bin/train_bert" --config "$work/run.yaml" "${profile[@]}" "$@"
+run_ranks "$ranks" "$bin/train_bert" --config "$work/run.yaml" "${profile[@]}" "$@"
 "$python" - "$work/run" "$ranks" "$steps" <<'PY'
 import json, statistics, sys
 run, ranks, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -8,9 +8,10 @@
 #
 # SIZE: a preset of `trireme init-model` behind gpt3- (126m, 350m, … 20b), or tiny. Prints the run's log and one summary line: median
 # tokens/s per GPU of all steps but the first WARMUP (4), peak memory, first and last loss. BIN names the folder of the binaries (default
-# build/release/bin). LAUNCH=env starts the ranks with RANK, WORLD_SIZE, … in place of mpirun.
+# build/release/bin). LAUNCH=env: see ranks.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. scripts/bench/ranks.sh
 if [ $# -lt 4 ]; then sed -n '4p' "${BASH_SOURCE[0]}" >&2; exit 2; fi
 size=$1 micro=$2 global=$3 steps=$4 ranks=${5:-1}
 shift $(( $# < 5 ? $# : 5 ))
@@ -37,22 +38,7 @@ schedule: {warmup_steps: 5}
 train: {max_steps: $steps}
 output: {dir: run}
 YAML
-command=("$bin/train_gpt" --config "$work/run.yaml" "$@")
-if [ "$ranks" -eq 1 ]; then
-  "${command[@]}"
-elif [ "${LAUNCH:-mpirun}" = env ]; then
-  pids=()
-  port=$((20000 + RANDOM % 20000))
-  for ((rank = 0; rank < ranks; ++rank)); do
-    RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "${command[@]}" &
-    pids+=($!)
-  done
-  for pid in "${pids[@]}"; do wait "$pid"; done
-else
-  launch=(mpirun -n "$ranks" --bind-to none)
-  if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-  "${launch[@]}" "${command[@]}"
-fi
+run_ranks "$ranks" "$bin/train_gpt" --config "$work/run.yaml" "$@"
 "$python" - "$work/run/metrics.jsonl" "$ranks" "${WARMUP:-4}" <<'PY'
 import json, statistics, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]

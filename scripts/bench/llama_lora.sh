@@ -9,6 +9,7 @@
 # a file to copy metrics.jsonl to.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. scripts/bench/ranks.sh
 shape=$1 seq=$2 micro=$3 global=$4 steps=$5 ranks=${6:-1}
 shift $(( $# < 6 ? $# : 6 ))
 bin=${BIN:-build/release/bin}
@@ -39,12 +40,7 @@ batch: {global_batch_size: $global, micro_batch_size: $micro}
 train: {max_steps: $steps}
 output: {dir: run}
 YAML
-launch=()
-if [ "$ranks" -gt 1 ]; then
-  launch=(mpirun -n "$ranks" --bind-to none)
-  if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-fi
-"${launch[@]}" "$bin/train_llama" --config "$work/run.yaml" "$@"
+run_ranks "$ranks" "$bin/train_llama" --config "$work/run.yaml" "$@"
 if [ -n "${METRICS:-}" ]; then cp "$work/run/metrics.jsonl" "$METRICS"; fi
 "$python" - "$work/run/metrics.jsonl" "$ranks" "${WARMUP:-3}" <<'PY'
 import json, statistics, sys

@@ -6,6 +6,7 @@
 # The directory may come from scripts/bench/make_checkpoint.py. BIN names the folder of the binaries (default build/release/bin).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. scripts/bench/ranks.sh
 model=$(realpath "$1") ranks=${2:-1}
 shift $(( $# < 2 ? $# : 2 ))
 bin=${BIN:-build/release/bin}
@@ -21,13 +22,8 @@ batch: {global_batch_size: $ranks, micro_batch_size: 1}
 train: {max_steps: 2}
 output: {dir: run}
 YAML
-launch=()
-if [ "$ranks" -gt 1 ]; then
-  launch=(mpirun -n "$ranks" --bind-to none)
-  if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-fi
 begin=${EPOCHREALTIME/./}
-"${launch[@]}" "$bin/train_llama" --config "$work/run.yaml" "$@" 2>&1 | while IFS= read -r line; do
+run_ranks "$ranks" "$bin/train_llama" --config "$work/run.yaml" "$@" 2>&1 | while IFS= read -r line; do
   milliseconds=$(( (${EPOCHREALTIME/./} - begin) / 1000 ))
   printf '%4d.%03d s  %s\n' $(( milliseconds / 1000 )) $(( milliseconds % 1000 )) "$line"
 done | grep -E "Trireme|loading|loaded|step [12]/|wrote|rror"
