@@ -88,7 +88,7 @@ def ranks(site):
             if runs[a][0][i] == runs[b][0][i]:
                 equal += 1
                 assert runs[a][1][i] == runs[b][1][i], (a, b, i)
-    assert equal >= 4, equal
+    assert equal >= 2, equal  # optimizer4 and full4 on any machine; others where its products sum in one order
     # Codes are made from them; the state may wait on the host.
     for name, more in (("codes", ("precision.linear=fp8", "precision.fp8_recipe=rowwise")), ("delayed", ("precision.linear=fp8", "precision.fp8_recipe=delayed"))):
         site.pair(name, *NARROW, *more, "parallel.policy=full", steps, ranks=2)
