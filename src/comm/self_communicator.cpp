@@ -29,7 +29,7 @@ class SelfCommunicator final : public Communicator {
   bool barrier_within(double) override { return true; }
   std::vector<double> all_reduce_host(std::vector<double> values, ReduceOp) override { return values; }
   std::vector<std::string> all_gather_host(const std::string& value) override { return {value}; }
-  std::unique_ptr<Communicator> split(int) override { return make_self_communicator(); }
+  std::unique_ptr<Communicator> split(int, int) override { return make_self_communicator(); }
 
  private:
   // The same conditions as between several ranks.

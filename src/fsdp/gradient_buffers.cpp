@@ -40,15 +40,16 @@ struct GradientBuffers::Sink final : GradientSink {
   size_t parameter;
 };
 
-GradientBuffers::GradientBuffers(Communicator& world, Communicator* shards, Communicator* replicas,
-                                 const Options& options)
-    : world_(world), shards_(shards), replicas_(replicas), options_(options) {}
+GradientBuffers::GradientBuffers(Communicator& world, Communicator* shards, Communicator* narrow,
+                                 Communicator* replicas, const Options& options)
+    : world_(world), shards_(shards), narrow_(narrow), replicas_(replicas), options_(options) {}
 GradientBuffers::~GradientBuffers() = default;
 
 void GradientBuffers::add(const UnitSpec& spec, const UnitLayout& layout, bool divided,
                           std::vector<at::Tensor>& tensors, TrainedShard& shard) {
   const size_t count = spec.parameters.size();
-  units_.push_back(std::unique_ptr<Unit>(new Unit{.spec = spec,
+  units_.push_back(std::unique_ptr<Unit>(new Unit{.index = units_.size(),
+                                                  .spec = spec,
                                                   .layout = layout,
                                                   .divided = divided,
                                                   .tensors = tensors,
@@ -155,7 +156,7 @@ void GradientBuffers::parameter_done(Unit& unit, size_t parameter) {
   if (last_micro_batch_ && clip_)
     unclipped_.push_back(&unit);
   else if (last_micro_batch_ || reduces_each(unit))
-    start_reduction(unit);
+    start_reduction(unit, hides_reduction(unit) ? narrow_ : shards_);
 }
 
 void GradientBuffers::clip_and_reduce() {
@@ -166,18 +167,25 @@ void GradientBuffers::clip_and_reduce() {
   const at::Tensor factor = clip_(square);
   for (Unit* unit : unclipped_) {
     unit->gradient.mul_(factor);
-    start_reduction(*unit);
+    start_reduction(*unit, shards_);
   }
   unclipped_.clear();
 }
 
-void GradientBuffers::start_reduction(Unit& unit) {
+/// Whether the backward of the unit below lasts longer than a reduction of this unit with kNarrow multiprocessors.
+bool GradientBuffers::hides_reduction(const Unit& unit) const {
+  if (narrow_ == nullptr || unit.index < 2) return false;
+  return options_.tokens * units_[unit.index - 1]->layout.numel >= kTokensThatHide * unit.layout.numel;
+}
+
+/// `shards`: the shard group, or narrow_.
+void GradientBuffers::start_reduction(Unit& unit, Communicator* shards) {
   const ProfileRange range(unit.divided ? "reduce_scatter" : "all_reduce", unit.spec.name);
   unit.gradient = unit.gradient.to(options_.reduce_dtype);
   unit.final_reduction = last_micro_batch_;
   if (unit.divided) {
     unit.reduced = at::empty({unit.layout.shard_numel}, unit.gradient.options());
-    unit.reduction = shards_->reduce_scatter(unit.reduced, unit.gradient);
+    unit.reduction = shards->reduce_scatter(unit.reduced, unit.gradient);
   } else {
     unit.reduced = unit.gradient;
     if (world_.size() > 1) unit.reduction = world_.all_reduce(unit.gradient);

@@ -74,10 +74,14 @@ ShardedUnits::ShardedUnits(std::vector<UnitSpec> units, Communicator& world, con
     return peers_ && peer_offsets_[u] >= 0 ? peers_->gather(units_[u]->full.view(at::kByte), peer_offsets_[u])
                                            : units_[u]->gather(*shard_group_);
   });
+  // A link between hosts needs more of NCCL's channels.
+  if (shard_group_ && device.is_cuda() && grid.host.size % grid.shard.size == 0 &&
+      options.tokens >= GradientBuffers::kTokensThatHide)
+    narrow_group_ = shard_group_->split(0, GradientBuffers::kNarrow);
   gradients_ = std::make_unique<GradientBuffers>(
-      world, shard_group_.get(), replica_group_.get(),
+      world, shard_group_.get(), narrow_group_.get(), replica_group_.get(),
       GradientBuffers::Options{device, options.reduce_dtype, options.sum_dtype,
-                               /*reduce_each=*/options.policy >= ShardPolicy::kGradients});
+                               /*reduce_each=*/options.policy >= ShardPolicy::kGradients, options.tokens});
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (trained_index_[u] < 0) continue;
     const auto index = static_cast<size_t>(trained_index_[u]);

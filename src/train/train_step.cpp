@@ -115,7 +115,8 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
                                  config_.model.read == ModelSection::Read::kPerHost,
                                  run.plan.host_units,
                                  host_state_.get(),
-                                 run.plan.keeps_transposed};
+                                 run.plan.keeps_transposed,
+                                 run.plan.rows_per_pass * config_.data.seq_length / run.grid.context.size};
   const auto make_state = [&] {
     units_ = std::make_unique<ShardedUnits>(task_.units(), comm_, run.grid, device, sharding);
     const auto key = static_cast<uint32_t>(derive_seed(config_.train.seed, "master weights") >> 32);

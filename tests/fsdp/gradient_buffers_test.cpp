@@ -25,8 +25,8 @@ class GradientBuffersTest : public testing::Test {
     layout_ = make_layout(spec_, 1);
     shard_.master = at::zeros({layout_.numel});
     tensors_ = {at::zeros({2, 3}), at::zeros({3})};
-    buffers_ =
-        std::make_unique<GradientBuffers>(test_world().communicator(), nullptr, nullptr, GradientBuffers::Options{});
+    buffers_ = std::make_unique<GradientBuffers>(test_world().communicator(), nullptr, nullptr, nullptr,
+                                                 GradientBuffers::Options{});
     buffers_->add(spec_, layout_, /*divided=*/false, tensors_, shard_);
   }
   void matrix_gradient(float value) {
@@ -90,7 +90,7 @@ TEST_F(GradientBuffersTest, TheObserverSeesAndChangesEachGradientBeforeItIsReduc
 }
 
 TEST_F(GradientBuffersTest, AnObserverDoesNotChangeTheTypeOfASum) {
-  buffers_ = std::make_unique<GradientBuffers>(test_world().communicator(), nullptr, nullptr,
+  buffers_ = std::make_unique<GradientBuffers>(test_world().communicator(), nullptr, nullptr, nullptr,
                                                GradientBuffers::Options{.reduce_dtype = at::kBFloat16});
   buffers_->add(spec_, layout_, /*divided=*/false, tensors_, shard_);
   buffers_->observe([](const ParameterSpec&, const at::Tensor&) {});

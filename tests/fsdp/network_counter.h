@@ -42,12 +42,12 @@ class NetworkCounter final : public Communicator {
     return inner_.all_reduce_host(std::move(values), op);
   }
   std::vector<std::string> all_gather_host(const std::string& value) override { return inner_.all_gather_host(value); }
-  std::unique_ptr<Communicator> split(int colour) override {
+  std::unique_ptr<Communicator> split(int colour, int multiprocessors) override {
     std::vector<int> hosts;
     const auto colours = inner_.all_gather_host(std::to_string(colour));
     for (size_t i = 0; i < colours.size(); ++i)
       if (colours[i] == std::to_string(colour)) hosts.push_back(hosts_[i]);
-    auto part = inner_.split(colour);
+    auto part = inner_.split(colour, multiprocessors);
     auto counter = std::make_unique<NetworkCounter>(*part, std::move(hosts), bytes_);
     counter->owned_ = std::move(part);
     return counter;

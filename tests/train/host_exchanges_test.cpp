@@ -42,7 +42,9 @@ class CountedCommunicator final : public Communicator {
     gathered_bytes += mine.size();
     return inner_.gather_host(mine);
   }
-  std::unique_ptr<Communicator> split(int colour) override { return inner_.split(colour); }
+  std::unique_ptr<Communicator> split(int colour, int multiprocessors) override {
+    return inner_.split(colour, multiprocessors);
+  }
 
   int reductions = 0, gathers_by_all = 0;
   size_t gathered_bytes = 0;

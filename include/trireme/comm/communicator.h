@@ -60,8 +60,9 @@ class Communicator {
     return all;
   }
 
-  /// The sub-group of ranks with the same colour, ordered by rank. Collective over this group.
-  virtual std::unique_ptr<Communicator> split(int colour) = 0;
+  /// The sub-group of ranks with the same colour, ordered by rank. Collective over this group. `multiprocessors`: the
+  /// most of them that a collective of NCCL takes from the kernels beside it; 0: as many as NCCL chooses.
+  virtual std::unique_ptr<Communicator> split(int colour, int multiprocessors = 0) = 0;
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}

@@ -74,6 +74,7 @@ struct ShardingOptions {
   /// Per unit: whether the codes of its matrices stay transposed on the device too, so that dgrad transposes them only
   /// where they have changed (from the plan). Only for units with codes that are whole. Empty: of no unit.
   std::vector<bool> keeps_transposed{};
+  int64_t tokens = 0;  // of a micro-batch on this rank; 0: unknown
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws
@@ -190,6 +191,7 @@ class ShardedUnits : public UnitStore {
   at::Device device_;
   ShardingOptions options_;
   std::unique_ptr<Communicator> shard_group_, replica_group_;  // null: a group of one rank
+  std::unique_ptr<Communicator> narrow_group_;                 // of the shard group; null: no reduction hides
   std::unique_ptr<PeerMemory> peers_;
   std::vector<int64_t> peer_offsets_;  // per unit, in the peer memory; -1: not there
   std::string gather_path_;

@@ -268,7 +268,7 @@ class MpiCommunicator final : public GroupCommunicator {
                    [&] { return mpi_gather_host(handle_, mine); });
   }
 
-  std::unique_ptr<Communicator> split(int colour) override {
+  std::unique_ptr<Communicator> split(int colour, int) override {
     MPI_Comm part = MPI_COMM_NULL;
     block_in_collective("MPI_Comm_split", 0, name_,
                         [&] { check_mpi(MPI_Comm_split(handle_, colour, rank_, &part), "MPI_Comm_split"); });

@@ -246,12 +246,16 @@ class NcclCommunicator final : public GroupCommunicator {
     });
     return result;
   }
-  std::unique_ptr<Communicator> split(int colour) override {
+  std::unique_ptr<Communicator> split(int colour, int multiprocessors) override {
     // NCCL takes colours from 0 up and makes no communicator for others.
     TRIREME_CHECK(colour >= 0, "split with colour ", colour);
     const c10::cuda::CUDAGuard guard(device_);
     std::unique_ptr<HostExchange> part;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (multiprocessors > 0) {
+      config.minCTAs = 1;
+      config.maxCTAs = multiprocessors;
+    }
     ncclComm_t handle = nullptr;
     std::vector<int> job_ranks;
     block_in_collective("ncclCommSplit", 0, name_, [&] {
