@@ -20,10 +20,15 @@ bool is_hdf5_name(const std::filesystem::path& path) {
 
 void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                        const std::filesystem::path& valid_output, double valid_fraction) {
-  // Absolute first: of a relative path whose first part is not there, weakly_canonical() makes none.
-  const auto whole = [](const std::filesystem::path& path) {
+  // Absolute first: of a relative path whose first part is not there, weakly_canonical() makes none. It does not follow
+  // a link to a file that is not there yet.
+  const auto whole = [](std::filesystem::path path) {
+    constexpr int kMostLinks = 40;
     std::error_code error;
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+    path = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+    for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i)
+      path = std::filesystem::weakly_canonical(path.parent_path() / std::filesystem::read_symlink(path, error), error);
+    return path;
   };
   const auto same_file = [&](const std::filesystem::path& a, const std::filesystem::path& b) {
     const std::filesystem::path one = whole(a);

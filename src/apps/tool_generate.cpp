@@ -48,8 +48,10 @@ class Generator {
     if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
       throw ConfigError(
           fmt::format("{}: --temperature is {}; it must be 0 or a positive finite number", tool, options.temperature));
-    if (options.max_new_tokens < 1)
-      throw ConfigError(fmt::format("{}: --max-new-tokens is {}; it must be at least 1", tool, options.max_new_tokens));
+    constexpr int64_t kMostNewTokens = 1 << 30;
+    if (options.max_new_tokens < 1 || options.max_new_tokens > kMostNewTokens)
+      throw ConfigError(fmt::format("{}: --max-new-tokens is {}; it must be from 1 to {}", tool, options.max_new_tokens,
+                                    kMostNewTokens));
     const std::filesystem::path directory = options.model;
     config_ = read_model_config(directory);
     const DecoderConfig stored = config_;

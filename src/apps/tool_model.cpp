@@ -194,6 +194,9 @@ void resize_vocab(const ResizeOptions& options) {
     for (size_t i = 0; i < options.tokens.size(); ++i)
       fmt::print("{} = {}\n", options.tokens[i], first + static_cast<int64_t>(i));
   }
+  if (wanted && *wanted > ConfigReader::kMaxInteger)
+    throw ConfigError(fmt::format("model resize-vocab: --vocab-size is {}; it must be at most {}", *wanted,
+                                  ConfigReader::kMaxInteger));
   if (wanted && *wanted < stored.vocab_size)
     throw ConfigError(
         fmt::format("model resize-vocab: --vocab-size is {}, and the model has {} rows already: rows are only added",

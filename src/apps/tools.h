@@ -17,7 +17,8 @@ namespace trireme {
 
 /// fp32, bf16 or fp16, or config.json's words; ConfigError, which begins with the name of the tool, for others.
 DType dtype_option(const char* tool, const std::string& word);
-/// WriteError if --output holds a model, which only --force replaces, or is the directory of `source`, if one is given.
+/// WriteError if --output holds a model, which only --force replaces, or an adapter, or is the directory of `source`,
+/// if one is given.
 void require_model_output(const char* tool, const std::string& output, bool force, const std::string& source = "");
 /// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
 void write_output(const std::string& path, const std::string& content);

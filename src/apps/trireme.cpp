@@ -33,6 +33,9 @@ void require_model_output(const char* tool, const std::string& output, bool forc
   if (!force && holds_model(output))
     throw WriteError(
         fmt::format("{}: {} already holds a model; choose another directory or add --force", tool, output));
+  if (std::filesystem::exists(std::filesystem::path(output) / "adapter_config.json"))
+    throw WriteError(
+        fmt::format("{}: {} holds an adapter, which no model replaces; choose another directory", tool, output));
   std::error_code ignored;
   if (!source.empty() && std::filesystem::equivalent(output, source, ignored))
     throw WriteError(fmt::format("{}: --output is the model's own directory", tool));
@@ -77,7 +80,7 @@ int run(int argc, char** argv) {
         trireme::add_report_tool, trireme::add_simulate_tool, trireme::add_calibrate_tool, trireme::add_doctor_tool})
     add(app);
   trireme::add_data_verify_tool(*app.get_subcommand("data"));
-  trireme::refuse_endless_numbers(app);
+  trireme::refuse_odd_numbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {

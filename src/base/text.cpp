@@ -192,6 +192,17 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+std::string shell_quote(const std::string& text) {
+  const auto is_safe = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("@%+=:,./-_").find(c) != std::string_view::npos;
+  };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), is_safe)) return text;
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? "'\"'\"'" : std::string(1, c);
+  return result + "'";
+}
+
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {
   return fmt::format("{}", fmt::join(parts, separator));
 }

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
@@ -170,15 +171,25 @@ std::string command_line_problem(const CLI::App& app, int argc, char** argv, con
   return fmt::format("{} (see {} --help)", sentence(level, error), level.path);
 }
 
-void refuse_endless_numbers(CLI::App& app) {
-  for (CLI::Option* option : app.get_options())
-    if (option->get_type_name().starts_with("FLOAT"))
-      option->check(
-          [](const std::string& text) {
-            return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : text + " is not a finite number";
-          },
-          "");
-  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) refuse_endless_numbers(*command);
+void refuse_odd_numbers(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    const bool real = type.starts_with("FLOAT"), integer = type.starts_with("INT") || type.starts_with("UINT");
+    if (!real && !integer) continue;
+    option->check(
+        [real, has_sign = !type.starts_with("UINT")](const std::string& text) {
+          if (text.empty()) return std::string("an empty value is no number");
+          if (real) return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : text + " is not a finite number";
+          errno = 0;
+          if (has_sign)
+            (void)std::strtoll(text.c_str(), nullptr, 0);
+          else
+            (void)std::strtoull(text.c_str(), nullptr, 0);
+          return errno == ERANGE ? text + " is more than a number of 64 bits holds" : std::string();
+        },
+        "");
+  }
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) refuse_odd_numbers(*command);
 }
 
 }  // namespace trireme

@@ -31,17 +31,6 @@ std::string memory(const ConfNode& value) {
 
 }  // namespace
 
-std::string shell_quote(const std::string& text) {
-  const auto is_safe = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           std::string_view("@%+=:,./-_").find(c) != std::string_view::npos;
-  };
-  if (!text.empty() && std::all_of(text.begin(), text.end(), is_safe)) return text;
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? "'\"'\"'" : std::string(1, c);
-  return result + "'";
-}
-
 bool is_sbatch_key(const std::string& key) {
   static const std::vector<std::string> known = {
       "account",    "array",   "comment",     "constraint",       "cpus_per_gpu",  "cpus_per_task",

@@ -61,7 +61,7 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
                "resume although files changed: of data.train, the configuration of a trained model, a tokenizer");
   app.add_flag("--version", version, "print the version and stop");
   app.add_flag("-h,--help", help, "print this and every configuration key");
-  refuse_endless_numbers(app);
+  refuse_odd_numbers(app);
   const std::string version_line = fmt::format("{} {} ({})", name, kVersion, kCommit);
   add_interface_option(
       app, {version_line, config_keys(program.keys), describe_config(program.keys), key_reference(all_program_keys())});

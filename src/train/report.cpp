@@ -198,14 +198,14 @@ RunSummary Report::summary() const {
   s.samples = progress_.samples;
   s.totals = totals_;
   s.tokens_per_step_row = static_cast<double>(config_.data.seq_length);
-  s.tokens =
-      totals_.newest ? totals_.newest->tokens : clock_.batches().before(progress_.completed) * config_.data.seq_length;
+  const int64_t rows = clock_.batches().before(progress_.completed);
+  s.tokens = rows * config_.data.seq_length;
   s.ranks = run_.comm().size();
   s.resumed_after = clock_.first_step();
   s.runtime_s = clock_.run_seconds();
   s.samples_per_s = clock_.run_rate(progress_.samples);
-  if (totals_.newest && run_.task.facts().train_rows > 0)
-    s.epoch = static_cast<double>(totals_.newest->rows) / static_cast<double>(run_.task.facts().train_rows);
+  if (run_.task.facts().train_rows > 0)
+    s.epoch = static_cast<double>(rows) / static_cast<double>(run_.task.facts().train_rows);
   s.peak_flops = run_.device_info.peak_flops;
   s.peak_memory = static_cast<double>(memory_in_use());
   if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);

@@ -189,6 +189,10 @@ void Loader::check_run(const std::filesystem::path& directory, const CheckpointM
     throw ModelError(fmt::format("it belongs to run {}, this is run {}", manifest.run_id, run_.manifest.run_id));
   if (const auto differences = check_checkpoint_layout(directory, manifest); !differences.empty())
     throw ModelError(summarise_differences(differences));
+  // A null type is that of the device.
+  if (!manifest.compute_dtype.empty() && manifest.compute_dtype != run_.manifest.compute_dtype)
+    throw ModelError(fmt::format("it was computed in {0}, and this run would go on in {1}: set precision.compute: {0}",
+                                 manifest.compute_dtype, run_.manifest.compute_dtype));
   // Hashes also differ when a later version has more keys, so the keys are compared.
   if (manifest.version == 1 || manifest.config_hash == run_.manifest.config_hash) return;
   const auto changes = deciding_changes(parse_config(manifest.config, directory.string()),

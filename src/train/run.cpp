@@ -146,7 +146,8 @@ ExitCode train(const Config& given, World& world, const TrainingProgram& program
   const at::ScalarType dtype = compute_dtype(config, world.device().is_cuda());
   configure_device(config, world);
   // Directory, and the logs in it.
-  const NullValues nulls = comm.rank() == 0 ? null_values(config, program.keys, dtype) : NullValues();
+  const NullValues nulls =
+      comm.rank() == 0 ? null_values(config, program.keys, world.device().is_cuda()) : NullValues();
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, nulls});
   if (directory.nothing_left()) return ExitCode::kDone;
   if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);

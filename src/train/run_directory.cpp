@@ -312,9 +312,11 @@ std::string configuration_hash(const Config& config) {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
-NullValues null_values(const Config& config, const ProgramKeys& program, at::ScalarType compute) {
+NullValues null_values(const Config& config, const ProgramKeys& program, bool gpu) {
+  Config without_type = config;
+  without_type.precision.compute.reset();
   NullValues nulls = {
-      {"precision.compute", type_name(compute)},
+      {"precision.compute", type_name(compute_dtype(without_type, gpu))},
       {"precision.loss_scale", format_exact(StepGuard::kInitialLossScale)},
       {"model.pad_vocab_to", std::to_string(program.vocab_multiple)},
       {"preference.loss_type", config.train.objective == TrainSection::Objective::kKto ? "kto" : "sigmoid"}};

@@ -15,9 +15,8 @@ namespace trireme {
 
 /// The values that null means in this run, as print_config() writes them: "precision.compute" -> "fp32".
 using NullValues = std::map<std::string, std::string>;
-/// Those that the program, the model's config.json and the machine decide, for rank 0. `compute`: the type that the run
-/// computes in.
-NullValues null_values(const Config& config, const ProgramKeys& program, at::ScalarType compute);
+/// Those that the program, the model's config.json and the machine decide, for rank 0.
+NullValues null_values(const Config& config, const ProgramKeys& program, bool gpu);
 
 /// The user's options of the command line, and on rank 0 the values of the configuration's nulls.
 struct ResumeChoices {

@@ -194,7 +194,8 @@ std::string next_command(const Config& config, RunEnd end) {
   const std::filesystem::path output = config.output.dir;
   if (end == RunEnd::kSignal || end == RunEnd::kMaxTime) return "the same command again goes on from here";
   if (end == RunEnd::kFailed) return "";
-  return fmt::format("trireme report {} --output {}", output.string(), (output / "report.html").string());
+  return fmt::format("trireme report {} --output {}", shell_quote(output.string()),
+                     shell_quote((output / "report.html").string()));
 }
 
 }  // namespace trireme

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,9 @@ TEST_F(RowsOfSplits, MockRowsEvaluateABlend) {
   config_.data.weights = {};
   config_.data.train = {"mock"};
   config_.data.valid = {path("absent")};
+  EXPECT_NE(refusal(Split::kTrain).find("data.valid: " + path("absent") + " is not there"), std::string::npos);
+  config_.data.valid = {path("rows.npy")};
+  std::ofstream(path("rows.npy")) << "rows";
   EXPECT_NE(refusal(Split::kTrain).find("is no file of Megatron's: set it to mock too"), std::string::npos)
       << refusal(Split::kTrain);
   config_.data.valid = {path("a")};

@@ -284,6 +284,15 @@ TEST_F(DecoderConfigFile, DefaultsOfAbsentFieldsAreThoseOfTransformers) {
   json = {{"model_type", "gpt2"}};
   EXPECT_EQ(decoder_config_json(read()), decoder_config_json(decoder_preset("gpt2")));
   EXPECT_EQ(read().intermediate_size, 3072);
+  // As transformers, which prefers the common names.
+  json.update({{"hidden_size", 64},
+               {"n_embd", 96},
+               {"num_hidden_layers", 2},
+               {"num_attention_heads", 4},
+               {"max_position_embeddings", 32}});
+  const DecoderConfig config = read();
+  EXPECT_EQ(std::tuple(config.hidden_size, config.num_hidden_layers, config.head_dim, config.max_position_embeddings),
+            std::tuple(64, 2, 16, 32));
 }
 
 TEST_F(DecoderConfigFile, LearnedPositionsBoundTheSequence) {
@@ -323,6 +332,9 @@ TEST_F(DecoderConfigFile, WindowsAndRotaryPositionsOfEachBlock) {
   EXPECT_EQ(read(json), "0 0 0 ") << "use_sliding_window is false";
   json["use_sliding_window"] = true;
   EXPECT_EQ(read(json), "0 64 64 ");
+  json["sliding_window"] = nullptr;
+  EXPECT_EQ(read(json), "0 0 0 ") << "transformers reads null as no window";
+  json["sliding_window"] = 64;
   json["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention"};
   EXPECT_EQ(read(json), "0 64 64 ");
   json["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};

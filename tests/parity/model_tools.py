@@ -84,6 +84,7 @@ def check_init(tokenizer):
     trireme("init-model", *SHAPE, "--vocab-size", 336, "--kv-heads", 3, "--output", WORK / "x", code=2, says="")
     trireme("init-model", *SHAPE, "--vocab-size", 100, "--tokenizer", tokenizer, "--output", WORK / "x", code=2, says="--vocab-size 330")
     trireme("init-model", *SHAPE, "--vocab-size", 336, "--output", directory, code=73, says="already holds a model")
+    trireme("model", "resize-vocab", "--model", directory, "--vocab-size", 2**33, "--output", WORK / "x", code=2, says="at most 2147483647")
     return directory
 
 
@@ -104,6 +105,7 @@ def check_merge(base):
     shown = trireme("adapter", "show", adapter, says="r 4, alpha 8")
     assert "14 modules" in shown and "down_proj" in shown, shown
     trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", WORK / "merged", says="merged - base")
+    trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", adapter, "--force", code=73, says="holds an adapter")
     reference = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload()
     merged = AutoModelForCausalLM.from_pretrained(WORK / "merged")
     ours, theirs = merged.state_dict(), reference.state_dict()

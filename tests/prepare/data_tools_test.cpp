@@ -127,6 +127,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
   std::ofstream(directory_ / "no.jsonl") << "\n";
   std::ofstream(directory_ / "table.csv") << "text\none\n";
   fs::create_directories(directory_ / "folder");
+  fs::create_symlink("soon.npy", directory_ / "link.npy");
   const std::vector<std::tuple<std::string, int, std::string>> cases = {
       {"tokenizer train --input text.txt --vocab-size 30000 --output x.model", 2, "at most"},
       {"tokenizer train --input absent.txt --vocab-size 300 --output x.model", 3, "absent.txt"},
@@ -149,6 +150,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {pack + "--output x.npy --document chapter", 2, "chapter"},
       {pack + "--output x.npy --valid-fraction 0.1", 2, "--valid-output"},
       {pack + "--output x.npy --valid-fraction 0.1 --valid-output ./x.npy", 2, "are the same file"},
+      {pack + "--output soon.npy --valid-fraction 0.1 --valid-output link.npy", 2, "are the same file"},
       {pack + "--output x.npy --shuffle-seed 4294967296", 2, "4294967296"},
       {pack + "--output text.txt/x.npy", 73, "text.txt"},
       {"data pack --tokenizer tok.model --input text.txt --seq-length 999999 --output x.npy", 3, "less than one row"},

@@ -138,6 +138,9 @@ def stop_and_resume(site):
         assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (a, b)
     with open(f"{site.work}/whole/adapter/adapter_model.safetensors", "rb") as a, open(f"{site.work}/parts/adapter/adapter_model.safetensors", "rb") as b:
         assert a.read() == b.read(), "a stopped and resumed run ends in other weights"
+    # What null meant in the run, not what is given now.
+    done = site.train("train.max_steps=42", "output.dir=parts", "precision.compute=bf16", expect=73)
+    assert "precision.compute was fp32, is bf16" in done.stderr, done.stderr
 
 
 def ranks(site):

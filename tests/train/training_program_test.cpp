@@ -168,44 +168,44 @@ TEST(SavedConfiguration, PlacesAndReportsDoNotDecideWhatIsComputed) {
 
 TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
   const ProgramKeys& llama = training_program("train_llama").keys;
-  const auto changed_by = [&](const std::vector<std::string>& first, std::vector<std::string> added,
-                              at::ScalarType type) {
+  const auto changed_by = [&](const std::vector<std::string>& first, std::vector<std::string> added, bool gpu = false) {
     added.insert(added.begin(), first.begin(), first.end());
-    const NullValues nulls = null_values(changed(first), llama, type);
+    const NullValues nulls = null_values(changed(first), llama, gpu);
     const size_t back = deciding_changes(changed(added), changed(first), nulls).size();
     EXPECT_EQ(deciding_changes(changed(first), changed(added), nulls).size(), back);
     return back > 0;
   };
-  EXPECT_FALSE(changed_by({}, {"precision.compute=fp32"}, at::kFloat));
-  EXPECT_FALSE(changed_by({}, {"precision.compute=bf16"}, at::kBFloat16));
-  EXPECT_TRUE(changed_by({}, {"precision.compute=bf16"}, at::kFloat));
-  EXPECT_FALSE(changed_by({"precision.compute=fp16"}, {"precision.loss_scale=65536"}, at::kHalf));
-  EXPECT_TRUE(changed_by({"precision.compute=fp16"}, {"precision.loss_scale=1024"}, at::kHalf));
-  EXPECT_FALSE(changed_by({}, {"model.pad_vocab_to=1"}, at::kFloat));
-  EXPECT_TRUE(changed_by({}, {"model.pad_vocab_to=64"}, at::kFloat));
-  EXPECT_FALSE(changed_by({"schedule.name=wsd"}, {"schedule.min_lr_factor=0"}, at::kFloat));
-  EXPECT_FALSE(changed_by({"schedule.name=fms_cosine"}, {"schedule.min_lr_factor=0.1"}, at::kFloat));
-  EXPECT_TRUE(changed_by({"schedule.name=fms_cosine"}, {"schedule.min_lr_factor=0.2"}, at::kFloat));
+  EXPECT_FALSE(changed_by({}, {"precision.compute=fp32"}));
+  EXPECT_FALSE(changed_by({}, {"precision.compute=bf16"}, /*gpu=*/true));
+  EXPECT_TRUE(changed_by({}, {"precision.compute=bf16"}));
+  EXPECT_FALSE(changed_by({"precision.compute=fp16"}, {"precision.loss_scale=65536"}));
+  EXPECT_TRUE(changed_by({"precision.compute=fp16"}, {"precision.loss_scale=1024"}));
+  EXPECT_FALSE(changed_by({}, {"model.pad_vocab_to=1"}));
+  EXPECT_TRUE(changed_by({}, {"model.pad_vocab_to=64"}));
+  EXPECT_FALSE(changed_by({"schedule.name=wsd"}, {"schedule.min_lr_factor=0"}));
+  EXPECT_FALSE(changed_by({"schedule.name=fms_cosine"}, {"schedule.min_lr_factor=0.1"}));
+  EXPECT_TRUE(changed_by({"schedule.name=fms_cosine"}, {"schedule.min_lr_factor=0.2"}));
   // Names of parts only name them.
   const std::string parts = "data.train=[{path: /a}, {path: /b}]",
                     named = "data.train=[{path: /a, name: x}, {path: /b}]";
-  EXPECT_FALSE(changed_by({parts}, {named}, at::kFloat));
-  EXPECT_TRUE(changed_by({parts}, {"data.train=[{path: /a, weight: 2}, {path: /b}]"}, at::kFloat));
+  EXPECT_FALSE(changed_by({parts}, {named}));
+  EXPECT_TRUE(changed_by({parts}, {"data.train=[{path: /a, weight: 2}, {path: /b}]"}));
   // Weights are shares.
   const auto weighted = [](const char* weights) {
     return std::vector<std::string>{"data.train=[/a, /b, /c]", fmt::format("data.weights=[{}]", weights)};
   };
-  EXPECT_FALSE(changed_by(weighted("1, 1, 1"), weighted("3, 3, 3"), at::kFloat));
-  EXPECT_FALSE(changed_by(weighted("0.1, 0.2, 0.5"), weighted("0.2, 0.4, 1"), at::kFloat));
-  EXPECT_TRUE(changed_by(weighted("1, 1, 1"), weighted("1, 1, 1.0000000001"), at::kFloat));
-  EXPECT_FALSE(changed_by({"optimizer.name=muon", "optimizer.lr=0.02"}, {"optimizer.matrix_lr=0.02"}, at::kFloat));
-  EXPECT_TRUE(changed_by({"optimizer.name=muon", "optimizer.lr=0.02"}, {"optimizer.matrix_lr=0.01"}, at::kFloat));
-  EXPECT_FALSE(changed_by({}, {"precision.frozen=compute"}, at::kFloat));
-  EXPECT_FALSE(changed_by({"precision.linear=fp8"}, {"precision.frozen=fp8"}, at::kFloat));
-  EXPECT_TRUE(changed_by({}, {"precision.frozen=fp8"}, at::kFloat));
+  EXPECT_FALSE(changed_by(weighted("1, 1, 1"), weighted("3, 3, 3")));
+  EXPECT_FALSE(changed_by(weighted("0.1, 0.2, 0.5"), weighted("0.2, 0.4, 1")));
+  EXPECT_TRUE(changed_by(weighted("1, 1, 1"), weighted("1, 1, 1.0000000001")));
+  EXPECT_FALSE(changed_by({"optimizer.name=muon", "optimizer.lr=0.02"}, {"optimizer.matrix_lr=0.02"}));
+  EXPECT_TRUE(changed_by({"optimizer.name=muon", "optimizer.lr=0.02"}, {"optimizer.matrix_lr=0.01"}));
+  EXPECT_FALSE(changed_by({}, {"precision.frozen=compute"}));
+  EXPECT_FALSE(changed_by({"precision.linear=fp8"}, {"precision.frozen=fp8"}));
+  EXPECT_TRUE(changed_by({}, {"precision.frozen=fp8"}));
   // Instead of, not beside: changed_by() adds to the first.
   const auto instead = [&](std::vector<std::string> first, std::vector<std::string> second) {
-    return !deciding_changes(changed(first), changed(second), null_values(changed(first), llama, at::kFloat)).empty();
+    return !deciding_changes(changed(first), changed(second), null_values(changed(first), llama, /*gpu=*/false))
+                .empty();
   };
   EXPECT_FALSE(instead({"precision.linear=fp8"}, {"precision.frozen=fp8"}));
   EXPECT_FALSE(instead({"precision.frozen=fp8"}, {"precision.linear=fp8"}));
@@ -233,10 +233,9 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
         "{embed_tokens: [7], lm_head: [3]}"}}};
   for (const auto& [key, values] : sets)
     for (size_t i = 1; i < values.size(); ++i)
-      EXPECT_EQ(changed_by({fmt::format("{}={}", key, values[0])}, {fmt::format("{}={}", key, values[i])}, at::kFloat),
-                i > 1)
+      EXPECT_EQ(changed_by({fmt::format("{}={}", key, values[0])}, {fmt::format("{}={}", key, values[i])}), i > 1)
           << key << " " << values[i];
-  EXPECT_TRUE(changed_by({"data.train=[/a, /b]"}, {"data.train=[/a, /b]", "optimizer.betas=[0.999, 0.9]"}, at::kFloat));
+  EXPECT_TRUE(changed_by({"data.train=[/a, /b]"}, {"data.train=[/a, /b]", "optimizer.betas=[0.999, 0.9]"}));
   // The column that is read where none is named.
   const std::string fixtures = std::string(TRIREME_SOURCE_DIR) + "/tests/data/fixtures/stream/";
   for (const auto& [files, column, chosen] : {std::tuple("lists.arrow", "input_ids", true),
@@ -245,13 +244,10 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
                                               {"texts.arrow", "text", true},
                                               {"fms", "tokens", true},
                                               {"fms", "text", false}})
-    EXPECT_EQ(changed_by({"data.train=" + fixtures + files}, {fmt::format("data.column={}", column)}, at::kFloat),
-              !chosen)
+    EXPECT_EQ(changed_by({"data.train=" + fixtures + files}, {fmt::format("data.column={}", column)}), !chosen)
         << files << " " << column;
-  EXPECT_TRUE(changed_by({fmt::format("data.train=[{0}lists.arrow, {0}fms]", fixtures)}, {"data.column=input_ids"},
-                         at::kFloat));
-  EXPECT_TRUE(changed_by({"data.train=" + fixtures + "lists.arrow", "data.column=input_ids"}, {"data.column=tokens"},
-                         at::kFloat));
+  EXPECT_TRUE(changed_by({fmt::format("data.train=[{0}lists.arrow, {0}fms]", fixtures)}, {"data.column=input_ids"}));
+  EXPECT_TRUE(changed_by({"data.train=" + fixtures + "lists.arrow", "data.column=input_ids"}, {"data.column=tokens"}));
   // What the model's config.json decides.
   const std::filesystem::path model = std::filesystem::temp_directory_path() / fmt::format("shape-{}", getpid());
   std::filesystem::create_directory(model);
@@ -259,10 +255,10 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
       << R"({"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64,
              "num_hidden_layers": 2, "num_attention_heads": 4, "rms_norm_eps": 1e-5})";
   const std::vector<std::string> at_model = {"model.path=" + model.string()};
-  EXPECT_FALSE(changed_by(at_model, {"model.vocab_size=320"}, at::kFloat));
-  EXPECT_TRUE(changed_by(at_model, {"model.vocab_size=328"}, at::kFloat));
-  EXPECT_FALSE(changed_by(at_model, {"model.scaled_residual_init=false"}, at::kFloat));
-  EXPECT_TRUE(changed_by(at_model, {"model.scaled_residual_init=true"}, at::kFloat));
+  EXPECT_FALSE(changed_by(at_model, {"model.vocab_size=320"}));
+  EXPECT_TRUE(changed_by(at_model, {"model.vocab_size=328"}));
+  EXPECT_FALSE(changed_by(at_model, {"model.scaled_residual_init=false"}));
+  EXPECT_TRUE(changed_by(at_model, {"model.scaled_residual_init=true"}));
   std::filesystem::remove_all(model);
 }
 

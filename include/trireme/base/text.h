@@ -85,6 +85,8 @@ void append_utf8(String& out, char32_t c) {
   put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
 }
 
+/// As Python's shlex.quote().
+std::string shell_quote(const std::string& text);
 /// ASCII's letters in lower case.
 std::string lower(std::string text);
 std::vector<std::string> split(std::string_view text, char separator);

@@ -63,8 +63,9 @@ std::shared_ptr<CLI::FormatterBase> help_formatter();
 /// explains the option.
 std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error);
 
-/// Makes every option of `app` and its commands that takes a real number refuse nan and infinities. CLI11's limits
-/// accept them, because a comparison with nan is false.
-void refuse_endless_numbers(CLI::App& app);
+/// Makes every option of `app` and its commands that takes a number refuse an empty text, nan and infinities, and
+/// integers beyond 64 bits. CLI11 takes an empty text for 0, its limits accept nan, because a comparison with nan is
+/// false, and it cuts large integers.
+void refuse_odd_numbers(CLI::App& app);
 
 }  // namespace trireme

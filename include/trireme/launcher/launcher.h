@@ -70,9 +70,6 @@ class Launcher {
 /// conf/cluster/bcm.yaml: what each key becomes.
 std::vector<std::pair<std::string, std::string>> describe_cluster(const ConfNode& cluster);
 
-/// As Python's shlex.quote().
-std::string shell_quote(const std::string& text);
-
 struct CommandResult {
   int code = 0;  // 128 + the signal that ended it
   std::string output;

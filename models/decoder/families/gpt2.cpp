@@ -41,14 +41,18 @@ DecoderConfig read_gpt2(ConfigReader& reader) {
   reader.only("scale_attn_by_inverse_layer_idx", {"false"});
   reader.only("reorder_and_upcast_attn", {"false"});
   reader.only("add_cross_attention", {"false"});
+  // transformers takes the common names too, and prefers them.
+  const auto size = [&](const char* own, const char* common, int64_t otherwise) {
+    return reader.integer(reader.has(common) ? common : own, otherwise);
+  };
   DecoderConfig config = gpt2_choices();
-  config.hidden_size = reader.integer("n_embd", 768);
+  config.hidden_size = size("n_embd", "hidden_size", 768);
   config.intermediate_size = reader.integer("n_inner", 4 * config.hidden_size);
-  config.num_hidden_layers = reader.integer("n_layer", 12);
-  config.num_attention_heads = config.num_key_value_heads = reader.integer("n_head", 12);
+  config.num_hidden_layers = size("n_layer", "num_hidden_layers", 12);
+  config.num_attention_heads = config.num_key_value_heads = size("n_head", "num_attention_heads", 12);
   config.head_dim = std::max<int64_t>(1, config.hidden_size / config.num_attention_heads);
   config.vocab_size = reader.integer("vocab_size", config.vocab_size);
-  config.max_position_embeddings = reader.integer("n_positions", config.max_position_embeddings);
+  config.max_position_embeddings = size("n_positions", "max_position_embeddings", config.max_position_embeddings);
   config.norm_eps = reader.number("layer_norm_epsilon", config.norm_eps);
   config.initializer_range = reader.number("initializer_range", config.initializer_range);
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", config.tie_word_embeddings);

@@ -144,7 +144,8 @@ bool has_safetensors(const std::filesystem::path& directory) {
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory) {
   if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
   if (!std::filesystem::is_directory(directory))
-    throw ModelError(fmt::format("model directory {} does not exist", directory.string()));
+    throw ModelError(fmt::format("model directory {} {}", directory.string(),
+                                 std::filesystem::exists(directory) ? "is no directory" : "does not exist"));
   const bool sharded = std::filesystem::exists(directory / "model.safetensors.index.json");
   // transformers looks for the single file first.
   if (std::filesystem::exists(directory / "model.safetensors")) {
