@@ -251,13 +251,18 @@ int choose_context_size(const PlanQuestion& question) {
   const std::vector<int> sizes = context_sizes(question);
   if (sizes.empty()) {
     const int64_t size = least_context_size(question.config, question.ranks, question.model.facts().divides_rows);
-    const std::string problem = fmt::format("parallel.context_size {} {}", size, context_problem(question, size));
-    if (question.config.parallel.context_size > 0) throw ConfigError(problem);
+    const ParallelSection& parallel = question.config.parallel;
+    std::string problem = context_problem(question, size);
+    if (problem.empty()) problem = fmt::format("does not fit parallel.shard_size {}", parallel.shard_size);
+    problem = fmt::format("parallel.context_size {} {}", size, problem);
+    if (parallel.context_size > 0) throw ConfigError(problem);
     const BatchSection& batch = question.config.batch;
+    const bool whole = batch.global_batch_size % (question.ranks * batch.micro_batch_size) != 0;
     throw ConfigError(fmt::format(
-        "batch.global_batch_size {} does not divide over {} x batch.micro_batch_size {}: take fewer ranks, a larger "
-        "batch or a smaller micro-batch. Ranks that share a row would do it, but {}",
-        batch.global_batch_size, counted(question.ranks, "rank"), batch.micro_batch_size, problem));
+        "batch.{} does not divide over {} x batch.micro_batch_size {}: take fewer ranks, larger batches or a smaller "
+        "micro-batch. Ranks that share a row would do it, but {}",
+        whole ? fmt::format("global_batch_size {}", batch.global_batch_size) : "rampup",
+        counted(question.ranks, "rank"), batch.micro_batch_size, problem));
   }
   return sizes.size() == 1 ? sizes.front() : least_plan(question).context_size;
 }
