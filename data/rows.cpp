@@ -28,7 +28,7 @@ void require_there(const std::string& key, const std::vector<std::string>& entri
   std::error_code error;
   // The last format holds any entry.
   for (const std::string& entry : entries)
-    if (&row_format(entry) == row_formats().back() && !std::filesystem::exists(entry, error)) absent.push_back(entry);
+    if (!std::filesystem::exists(entry, error) && &row_format(entry) == row_formats().back()) absent.push_back(entry);
   if (absent.empty()) return;
   std::filesystem::path prefix = absent.front();
   static const std::set<std::string> kOfOtherFiles = {".npy",   ".h5",      ".hdf5",  ".json",

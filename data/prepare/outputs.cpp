@@ -20,26 +20,11 @@ bool is_hdf5_name(const std::filesystem::path& path) {
 
 void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                        const std::filesystem::path& valid_output, double valid_fraction) {
-  // Absolute first: of a relative path whose first part is not there, weakly_canonical() makes none. It does not follow
-  // a link to a file that is not there yet.
-  const auto whole = [](std::filesystem::path path) {
-    constexpr int kMostLinks = 40;
-    std::error_code error;
-    path = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
-    for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i)
-      path = std::filesystem::weakly_canonical(path.parent_path() / std::filesystem::read_symlink(path, error), error);
-    return path;
-  };
-  const auto same_file = [&](const std::filesystem::path& a, const std::filesystem::path& b) {
-    const std::filesystem::path one = whole(a);
-    return !one.empty() && one == whole(b);
-  };
-  if (!valid_output.empty() && same_file(output, valid_output))
+  if (same_file(output, valid_output))
     throw ConfigError(fmt::format("--output and --valid-output are the same file: {}", output.string()));
   for (const std::filesystem::path& input : inputs)
     for (const std::filesystem::path& path : {output, valid_output})
-      if (!path.empty() && same_file(input, path))
-        throw ConfigError(fmt::format("{} is an input and an output", path.string()));
+      if (same_file(input, path)) throw ConfigError(fmt::format("{} is an input and an output", path.string()));
   for (const std::filesystem::path& path : {output, valid_output})
     if (!path.empty() && path.extension() != ".npy" && !is_hdf5_name(path))
       throw ConfigError(

@@ -182,10 +182,7 @@ DecoderConfig read_model_config(const std::filesystem::path& directory) {
     if (std::filesystem::exists(context / "model.yaml")) return read_nemo_config(context / "model.yaml");
   for (const auto& folder : {directory, directory.parent_path()})
     if (std::filesystem::exists(folder / "model_config.yaml")) return read_nemo_config(folder / "model_config.yaml");
-  if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
-  if (!std::filesystem::is_directory(directory))
-    throw ModelError(fmt::format("model directory {} {}", directory.string(),
-                                 std::filesystem::exists(directory) ? "is no directory" : "does not exist"));
+  require_model_directory(directory);
   if (is_zarr_checkpoint(directory))
     throw ModelError(fmt::format(
         "{} is a NeMo checkpoint without context/model.yaml or model_config.yaml, which say the model's shape",

@@ -140,10 +140,9 @@ DecoderConfig read_qwen_fields(ConfigReader& reader, int64_t head_dim) {
   defaults.bos_token_id = std::nullopt;
   defaults.eos_token_ids = {};
   DecoderConfig config = read_llama_fields(reader, defaults);
-  const bool null_window = reader.json().contains("sliding_window") && !reader.has("sliding_window");
   const int64_t window = reader.integer("sliding_window", 4096);
   config.full_attention_layers = reader.integer("max_window_layers", 28, /*lowest=*/0);
-  if (reader.boolean("use_sliding_window", false) && !null_window) config.sliding_window = window;
+  if (reader.boolean("use_sliding_window", false) && !reader.is_null("sliding_window")) config.sliding_window = window;
   std::vector<bool> windowed = read_layer_types(reader, config.num_hidden_layers);
   for (size_t block = 0; block < windowed.size(); ++block) {
     if (windowed[block] == config.has_window(static_cast<int64_t>(block))) continue;

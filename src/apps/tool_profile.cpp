@@ -58,7 +58,7 @@ void add_profile_tool(CLI::App& app) {
   tool->add_option("folder", options->folder, "Folder with traces of LibTorch's profiler, or one trace")->required();
   tool->add_option("--output", options->output, "HTML page to write");
   tool->callback([options] {
-    if (!options->output.empty()) require_output("profile summarise", "--output", options->output, kPageOutput);
+    require_output("profile summarise", "--output", options->output, kPageOutput);
     const std::vector<TraceSummary> summaries = read_summaries(options->folder);
     std::string text = ranks_table(summaries);
     for (const TraceSummary& summary : summaries)

@@ -2,6 +2,7 @@
 #include "report_chart.h"
 #include "tools.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/devices.h"
 #include "trireme/plan/rates.h"
@@ -237,11 +238,7 @@ void write_told(const std::string& path, const std::string& content) {
 void run_simulate(const SimulateArguments& arguments) {
   require_output("simulate", "--output", arguments.output, kJsonOutput);
   require_output("simulate", "--svg", arguments.svg, kSvgOutput);
-  std::error_code error;
-  if (!arguments.svg.empty() &&
-      std::filesystem::weakly_canonical(arguments.output, error) ==
-          std::filesystem::weakly_canonical(arguments.svg, error) &&
-      !error)
+  if (same_file(arguments.output, arguments.svg))
     throw ConfigError(fmt::format("simulate: --output and --svg are one file, {}: name two", arguments.svg));
   const TrainingProgram& program = training_program(arguments.trainer);
   const SimulationOptions options = simulation_options(arguments);

@@ -129,6 +129,22 @@ std::filesystem::path tidy_path(const std::filesystem::path& path) {
   return same ? normal : path;
 }
 
+bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const auto whole = [](std::filesystem::path path) {
+    constexpr int kMostLinks = 40;
+    std::error_code error;
+    if (path.empty()) return path;
+    // Absolute first: of a relative path whose first part is not there, weakly_canonical() makes none. It does not
+    // follow a link to a file that is not there yet.
+    path = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+    for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i)
+      path = std::filesystem::weakly_canonical(path.parent_path() / std::filesystem::read_symlink(path, error), error);
+    return path;
+  };
+  const std::filesystem::path one = whole(a);
+  return !one.empty() && one == whole(b);
+}
+
 std::filesystem::path safe_join(const std::filesystem::path& root, std::string_view relative, ExitCode code) {
   constexpr size_t kMaxPath = 4096;
   const auto refuse = [&](const char* why) {

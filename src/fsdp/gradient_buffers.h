@@ -28,12 +28,12 @@ class GradientBuffers {
     /// A divided unit's gradient is reduced in each micro-batch, and shards are summed in sum_dtype. Otherwise whole
     /// gradients are summed in it over the micro-batches.
     bool reduce_each = false;
-    int64_t tokens = 0;  // of a micro-batch
+    int64_t tokens = 0;  // processed at a time
   };
   /// Multiprocessors that a reduction beside products takes. BERT-large's largest products of weight gradients have 128
   /// tiles, one wave on 132 multiprocessors: NCCL's 24 beside them make it two.
   static constexpr int kNarrow = 4;
-  /// Tokens of a micro-batch from which backward through a unit hides the reduction of one of its size. A reduction
+  /// Tokens processed at a time from which backward through a unit hides the reduction of one of its size. A reduction
   /// with kNarrow multiprocessors of an H200 moves 66 GB/s, up to 4 bytes a parameter; products take 4 operations a
   /// parameter and token, up to 1.2e15 a second in FP8. A third is added.
   static constexpr int64_t kTokensThatHide = 20480;

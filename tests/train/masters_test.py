@@ -83,12 +83,12 @@ def ranks(site):
             site.train(f"output.dir={name}-{masters}", f"optimizer.masters={masters}", steps, *more, ranks=number)
         runs[name] = [site.result(f"{name}-{masters}") for masters in ("fp32", "bf16")]
     equal = 0
-    for a, b in (("none", "one"), ("optimizer", "none"), ("gradients", "none"), ("full", "none"), ("optimizer4", "full4")):
+    for a, b in (("none", "one"), ("optimizer", "none"), ("gradients", "none"), ("full", "none"), ("full", "gradients"), ("optimizer4", "full4")):
         for i in (0, 1):  # lines, weights
             if runs[a][0][i] == runs[b][0][i]:
                 equal += 1
                 assert runs[a][1][i] == runs[b][1][i], (a, b, i)
-    assert equal >= 2, equal  # optimizer4 and full4 on any machine; others where its products sum in one order
+    assert equal >= 4, equal  # the last two pairs on any machine
     # Codes are made from them; the state may wait on the host.
     for name, more in (("codes", ("precision.linear=fp8", "precision.fp8_recipe=rowwise")), ("delayed", ("precision.linear=fp8", "precision.fp8_recipe=delayed"))):
         site.pair(name, *NARROW, *more, "parallel.policy=full", steps, ranks=2)

@@ -67,6 +67,9 @@ std::vector<std::filesystem::path> files_of(const std::vector<std::filesystem::p
 /// link's target.
 std::filesystem::path tidy_path(const std::filesystem::path& path);
 
+/// Whether both names lead to one file, also where it is not there yet. Empty names lead nowhere.
+bool same_file(const std::filesystem::path& a, const std::filesystem::path& b);
+
 /// Returns root / relative. Error with `code` when `relative` is absolute, contains a NUL byte, is longer than 4,096
 /// bytes, or lies outside root after its symbolic links are resolved. Links of Hugging Face's cache
 /// (snapshots/<revision>/name -> blobs/<hash>) are allowed. For names that come from files (index.json, manifests), not

@@ -74,7 +74,7 @@ struct ShardingOptions {
   /// Per unit: whether the codes of its matrices stay transposed on the device too, so that dgrad transposes them only
   /// where they have changed (from the plan). Only for units with codes that are whole. Empty: of no unit.
   std::vector<bool> keeps_transposed{};
-  int64_t tokens = 0;  // of a micro-batch on this rank; 0: unknown
+  int64_t tokens = 0;  // that this rank processes at a time; 0: unknown
 };
 
 /// Checks that `source`, opened from `path`, holds the checkpoint tensors of all units but replicated ones. Throws

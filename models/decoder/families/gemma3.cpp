@@ -63,8 +63,7 @@ DecoderConfig read_gemma3(ConfigReader& reader) {
   DecoderConfig config = read_llama_fields(reader, defaults);
   config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden_size));
   config.attention_multiplier = 1 / std::sqrt(static_cast<double>(reader.integer("query_pre_attn_scalar", 256)));
-  if (reader.json().contains("sliding_window") && !reader.has("sliding_window"))
-    reader.lacking("sliding_window", nullptr);
+  if (reader.is_null("sliding_window")) reader.lacking("sliding_window", nullptr);
   config.sliding_window = reader.integer("sliding_window", 4096);
   config.windowed = read_layer_types(reader, config.num_hidden_layers);
   if (config.windowed.empty())

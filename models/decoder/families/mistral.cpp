@@ -24,10 +24,7 @@ DecoderConfig read_mistral(ConfigReader& reader) {
   defaults.num_key_value_heads = 8;
   DecoderConfig config = read_llama_fields(reader, defaults);
   // transformers takes a window of 4,096 where the field is absent, and none where it is null.
-  if (!reader.json().contains("sliding_window"))
-    config.sliding_window = 4096;
-  else if (reader.has("sliding_window"))
-    config.sliding_window = reader.integer("sliding_window");
+  if (!reader.is_null("sliding_window")) config.sliding_window = reader.integer("sliding_window", 4096);
   return config;
 }
 

@@ -3,6 +3,7 @@
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/file.h"
 #include "trireme/formats/huggingface/config_reader.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <fmt/format.h>
 
@@ -41,8 +42,7 @@ void check_shape(ConfigReader& reader, const BertConfig& c) {
 
 std::filesystem::path find_bert_config(const std::filesystem::path& path) {
   if (std::filesystem::is_regular_file(path)) return path;
-  if (!std::filesystem::is_directory(path))
-    throw ModelError(fmt::format("model directory {} does not exist", path.string()));
+  require_model_directory(path);
   for (const char* name : {"config.json", "bert_config.json"})
     if (std::filesystem::is_regular_file(path / name)) return path / name;
   throw ModelError(

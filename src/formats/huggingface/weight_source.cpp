@@ -128,12 +128,16 @@ DType weight_type(const WeightSource& source, const std::string& name, const std
   return info->dtype;
 }
 
-void refuse_file_for_directory(const std::filesystem::path& path) {
-  throw ModelError(fmt::format(
-      "{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
-      ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
-      "safe_serialization=True)",
-      path.string()));
+void require_model_directory(const std::filesystem::path& path) {
+  if (std::filesystem::is_regular_file(path))
+    throw ModelError(fmt::format(
+        "{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
+        ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
+        "safe_serialization=True)",
+        path.string()));
+  if (!std::filesystem::is_directory(path))
+    throw ModelError(fmt::format("model directory {} {}", path.string(),
+                                 std::filesystem::exists(path) ? "is no directory" : "does not exist"));
 }
 
 bool has_safetensors(const std::filesystem::path& directory) {
@@ -142,10 +146,7 @@ bool has_safetensors(const std::filesystem::path& directory) {
 }
 
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory) {
-  if (std::filesystem::is_regular_file(directory)) refuse_file_for_directory(directory);
-  if (!std::filesystem::is_directory(directory))
-    throw ModelError(fmt::format("model directory {} {}", directory.string(),
-                                 std::filesystem::exists(directory) ? "is no directory" : "does not exist"));
+  require_model_directory(directory);
   const bool sharded = std::filesystem::exists(directory / "model.safetensors.index.json");
   // transformers looks for the single file first.
   if (std::filesystem::exists(directory / "model.safetensors")) {

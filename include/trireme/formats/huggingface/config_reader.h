@@ -21,6 +21,7 @@ class ConfigReader {
   ConfigReader(const nlohmann::json& json, std::string path) : json_(json), path_(std::move(path)) {}
 
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+  bool is_null(const char* key) const { return json_.contains(key) && json_[key].is_null(); }
 
   /// An integer in [lowest, kMaxInteger]; a problem if it is absent and there is no fallback.
   int64_t integer(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t lowest = 1);

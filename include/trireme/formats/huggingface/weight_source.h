@@ -50,7 +50,7 @@ bool has_safetensors(const std::filesystem::path& directory);
 /// pickles are refused by name with advice. (NeMo directories: open_zarr_checkpoint.)
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory);
 
-/// ModelError for a file in place of a model's directory.
-[[noreturn]] void refuse_file_for_directory(const std::filesystem::path& path);
+/// ModelError for what is not there or is no directory; for a file, with advice.
+void require_model_directory(const std::filesystem::path& path);
 
 }  // namespace trireme
