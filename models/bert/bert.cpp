@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <string>
 
 namespace trireme {
@@ -100,23 +101,21 @@ struct HeadInputs {
   at::Tensor next_logits;  // [M, 2] fp32 (fp64 for fp64); undefined without next sentence
 };
 
-HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_TD, const BertBatch& batch,
+/// `x_RD`: of head_rows().
+HeadInputs head_inputs(const BertModel& model, const at::Tensor& x_RD, const BertBatch& batch,
                        const std::vector<at::Tensor>& w) {
   const BertConfig& c = model.config();
   const int64_t masked = batch.masked_rows_P.size(0), sequences = batch.first_rows_M.size(0);
-  // One gather for both heads, so that its backward makes one pass over all tokens.
-  const at::Tensor rows = c.next_sentence ? at::cat({batch.masked_rows_P, batch.first_rows_M}) : batch.masked_rows_P;
-  const at::Tensor gathered = gather_rows(x_TD, rows);
   const auto linear = [&](int weight, int bias) -> Linear {
     return {{w[static_cast<size_t>(weight)], {}}, w[static_cast<size_t>(bias)], {}};
   };
   const at::Tensor transformed =
-      norm_linear(gathered.narrow(0, 0, masked), {}, linear(kTransformWeight, kTransformBias), activation_of(c))[0];
+      norm_linear(x_RD.narrow(0, 0, masked), {}, linear(kTransformWeight, kTransformBias), activation_of(c))[0];
   HeadInputs result;
   result.masked_PD = apply_norm(transformed, layer_norm(w[kTransformGamma], w[kTransformBeta], c.layer_norm_eps));
   if (!c.next_sentence) return result;
   const at::Tensor pooled =
-      norm_linear(gathered.narrow(0, masked, sequences), {}, linear(kPoolerWeight, kPoolerBias))[0].tanh();
+      norm_linear(x_RD.narrow(0, masked, sequences), {}, linear(kPoolerWeight, kPoolerBias))[0].tanh();
   const at::Tensor logits = at::addmm(w[kNextBias], pooled, w[kNextWeight].t());
   result.next_logits = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
   return result;
@@ -147,7 +146,20 @@ BertModel::BertModel(const BertConfig& config, int64_t vocab_multiple)
   for (UnitSpec& unit : units_) unit.trained = true;
 }
 
-/// Hidden states of all tokens.
+/// The tokens that the heads read: the masked words, and for next sentences the first tokens; then others, up to
+/// row_multiple().
+at::Tensor BertModel::head_rows(const BertBatch& batch) const {
+  std::vector<at::Tensor> parts = {batch.masked_rows_P};
+  if (config_.next_sentence) parts.push_back(batch.first_rows_M);
+  int64_t rows = 0;
+  for (const at::Tensor& part : parts) rows += part.size(0);
+  const int64_t multiple = row_multiple(batch.ids_T.device()), up = (rows + multiple - 1) / multiple * multiple;
+  if (const int64_t more = std::min(up - rows, batch.ids_T.size(0)); more > 0)
+    parts.push_back(at::arange(more, batch.masked_rows_P.options()));
+  return parts.size() == 1 ? parts[0] : at::cat(parts);
+}
+
+/// Hidden states of head_rows().
 at::Tensor BertModel::encode(UnitStore& store, const BertBatch& batch, const BertForward& options) const {
   check_batch(batch);
   const auto dropout = [&](double p) -> Dropout {
@@ -161,7 +173,8 @@ at::Tensor BertModel::encode(UnitStore& store, const BertBatch& batch, const Ber
                        .attention = dropout(config_.attention_probs_dropout_prob),
                        .residual = dropout(config_.hidden_dropout_prob),
                        .first_stream = kFirstLayerStream,
-                       .streams = kStreamsPerLayer};
+                       .streams = kStreamsPerLayer,
+                       .result_rows = head_rows(batch)};
   const at::Tensor ids = enter_unit(batch.ids_T, store, kEmbedUnit);
   const std::vector<at::Tensor>& e = store.parameters(kEmbedUnit);
   at::Tensor x_TD =
@@ -174,9 +187,9 @@ at::Tensor BertModel::encode(UnitStore& store, const BertBatch& batch, const Ber
 at::Tensor BertModel::loss(UnitStore& store, const BertBatch& batch, const BertForward& options) const {
   at::AutoGradMode grad_mode(options.train && at::GradMode::is_enabled());
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  const at::Tensor x_TD = enter_unit(encode(store, batch, options), store, head);
+  const at::Tensor x_RD = enter_unit(encode(store, batch, options), store, head);
   const std::vector<at::Tensor>& w = store.parameters(head);
-  const HeadInputs inputs = head_inputs(*this, x_TD, batch, w);
+  const HeadInputs inputs = head_inputs(*this, x_RD, batch, w);
   at::Tensor loss =
       loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P, batch.masked_weights_P,
                 w[kOutputBias], /*rows=*/{}, options.train ? options.smoothing : LabelSmoothing{});
@@ -189,9 +202,9 @@ BertScore BertModel::score(UnitStore& store, const BertBatch& batch) const {
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
   BertForward options;
   options.train = false;
-  const at::Tensor x_TD = enter_unit(encode(store, batch, options), store, head);
+  const at::Tensor x_RD = enter_unit(encode(store, batch, options), store, head);
   const std::vector<at::Tensor>& w = store.parameters(head);
-  const HeadInputs inputs = head_inputs(*this, x_TD, batch, w);
+  const HeadInputs inputs = head_inputs(*this, x_RD, batch, w);
   const HeadScore masked = score_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P,
                                       batch.masked_weights_P, w[kOutputBias]);
   BertScore score{masked.loss, masked.hits, at::zeros({}, masked.loss.options())};

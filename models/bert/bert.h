@@ -71,6 +71,7 @@ class BertModel {
   int64_t num_parameters() const { return base_parameters(units_); }  // with padding
 
  private:
+  at::Tensor head_rows(const BertBatch& batch) const;
   at::Tensor encode(UnitStore& store, const BertBatch& batch, const BertForward& options) const;
 
   BertConfig config_;

@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/linear_residual.h"
 #include "trireme/ops/layers/norm_linear.h"
 #include "trireme/ops/layers/norm_mlp.h"
@@ -126,21 +127,22 @@ at::Tensor norm_heads(const BlockTable& block, const at::Tensor& qkv, const Norm
   return at::cat({normed(parts[0], q_norm), normed(parts[1], k_norm), parts[2]}, 1);
 }
 
-/// Between a block and its neighbours; null: none.
-struct BranchGradients {
-  std::shared_ptr<BranchGradient> of_x, of_result;
+/// Between a block and its neighbours.
+struct BlockEnds {
+  std::shared_ptr<BranchGradient> of_x{}, of_result{};  // null: none
+  at::Tensor result_rows{};                             // undefined: all
 };
 
 /// `run`: of a block that is recomputed with kAttention or kFull; otherwise null. `tile_tokens`: Recomputation's, of
 /// such a block. `offload`: where the MLP's projection of a block with kMlp waits, which is not computed again then.
 at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor& x_TD, const UnitTensors& unit,
                          Recompute recompute, BlockRun* run, int64_t tile_tokens, OffloadStore* offload,
-                         const BranchGradients& branches) {
+                         const BlockEnds& ends) {
   const ProfileRange range("layers", index);
   BlockTensors block(pass, index, unit);
   const uint64_t stream = pass.first_stream + static_cast<uint64_t>(index) * pass.streams;
   const auto of_h = tile_tokens == 0 ? std::make_shared<BranchGradient>() : nullptr;
-  const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm", branches.of_x), block.linear("qkv"),
+  const auto [qkv, residual_TD] = norm_linear(x_TD, block.norm("attention_norm", ends.of_x), block.linear("qkv"),
                                               Activation::kNone, recompute == Recompute::kNone, tile_tokens);
   const BlockTable& table = *pass.block;
   const BlockAttention& own = table.attention_of(index);
@@ -151,8 +153,13 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
       attend(pass, own.rope, normed,
              {.scale = scale, .causal = table.causal, .window = own.window, .dropout = pass.attention.at(stream)},
              recompute == Recompute::kAttention ? &run->kept : nullptr);
-  const at::Tensor h_TD = linear_residual(attended, residual_TD, block.linear("output"),
-                                          {.dropout = pass.residual.at(stream + 1),
+  // Dropout that is keyed by samples of several rows, as that of adapters is, needs all rows.
+  const at::Tensor& rows = ends.result_rows;
+  const bool early = rows.defined() && pass.residual.row_by_row(x_TD.size(0)) && !pass.lora_dropout.active();
+  const Dropout residual = early ? pass.residual.of_picked_rows(rows) : pass.residual;
+  const auto picked = [&](const at::Tensor& x) { return early ? gather_rows(x, rows) : x; };
+  const at::Tensor h_TD = linear_residual(picked(attended), picked(residual_TD), block.linear("output"),
+                                          {.dropout = residual.at(stream + 1),
                                            .norm = block.norm("attention_branch_norm"),
                                            .multiplier = table.branch_multiplier,
                                            .post_norm = block.norm("attention_post_norm"),
@@ -162,11 +169,11 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
                                           .up = block.linear("up"),
                                           .activation = pass.activation,
                                           .down = block.linear("down"),
-                                          .join = {.dropout = pass.residual.at(stream + 2),
+                                          .join = {.dropout = residual.at(stream + 2),
                                                    .norm = block.norm("mlp_branch_norm"),
                                                    .multiplier = table.branch_multiplier,
                                                    .post_norm = block.norm("mlp_post_norm"),
-                                                   .gradient = branches.of_result},
+                                                   .gradient = ends.of_result},
                                           .recompute_up = recompute == Recompute::kMlp && offload == nullptr,
                                           .offload = offload,
                                           .block = index,
@@ -174,7 +181,7 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
                                           .result_unused = run != nullptr && run->again,
                                           .tile_tokens = tile_tokens});
   block.check_complete();
-  return y_TD;
+  return rows.defined() && !early ? gather_rows(y_TD, rows) : y_TD;
 }
 
 }  // namespace
@@ -206,6 +213,7 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
       add(adapters.vectors, vector, pass.adapters->biases[static_cast<size_t>(block)].size());
     }
     const std::vector<WeightState>* states = &store.weight_states(unit);
+    const at::Tensor result_rows = block + 1 == blocks ? pass.result_rows : at::Tensor();
     const Recompute what = recompute.empty() ? Recompute::kNone : recompute[static_cast<size_t>(block)];
     OffloadStore* offload = recomputation.offload;
     if (offload != nullptr && !offload->takes(block)) offload = nullptr;
@@ -214,15 +222,15 @@ at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass&
     if (what == Recompute::kFull || what == Recompute::kAttention) {
       of_x.reset();
       y_TD = recomputed(
-          [pass, block, states, what, tile = recomputation.tile_tokens](
+          [pass, block, states, what, tile = recomputation.tile_tokens, result_rows](
               const at::Tensor& x, const std::vector<at::Tensor>& t, BlockRun& run) {
-            return block_forward(pass, block, x, {t, states}, what, &run, tile, nullptr, {});
+            return block_forward(pass, block, x, {t, states}, what, &run, tile, nullptr, {.result_rows = result_rows});
           },
           y_TD, tensors, offload, block);
     } else {
       const auto of_result = std::make_shared<BranchGradient>();
       y_TD = block_forward(pass, block, y_TD, {tensors, states}, what, nullptr, /*tile_tokens=*/0,
-                           what == Recompute::kMlp ? offload : nullptr, {of_x, of_result});
+                           what == Recompute::kMlp ? offload : nullptr, {of_x, of_result, result_rows});
       of_x = of_result;
     }
     y_TD = leave_unit(y_TD, store, unit);

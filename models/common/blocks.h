@@ -38,6 +38,10 @@ struct BlockPass {
   /// output projection and the MLP draw from streams first_stream + b * streams and the two behind it.
   Dropout attention{}, residual{};
   uint64_t first_stream = 0, streams = 0;
+  /// int64 [R]: the rows of the last block's result that anything reads; undefined: all. Attention needs all rows of
+  /// its input. What follows it in the last block runs for these rows, unless dropout there is keyed by samples of
+  /// several rows.
+  at::Tensor result_rows{};
   std::shared_ptr<const BlockAdapters> adapters{};  // null: none
   Dropout lora_dropout{};                           // draws from streams b * streams + LoraTarget::index
 };
@@ -48,7 +52,11 @@ struct AdapterUnits {
   int vectors = -1;   // begins with the magnitude of every target, then trained biases, block after block
 };
 
-/// x [T, D] through all blocks, which are units 1, 2, … of the store.
+/// On a GPU the number of tokens of a pass, and of its result_rows, is a multiple of this: few shapes keep the
+/// allocator's and the libraries' choices. A CPU's products take any.
+inline int64_t row_multiple(at::Device device) { return device.is_cuda() ? 256 : 1; }
+
+/// x [T, D] through all blocks, which are units 1, 2, … of the store: [T, D], or BlockPass::result_rows of it.
 at::Tensor run_blocks(const at::Tensor& x_TD, UnitStore& store, const BlockPass& pass, int64_t blocks,
                       const Recomputation& recomputation, const AdapterUnits& adapters = {});
 

@@ -323,7 +323,8 @@ at::Tensor DecoderModel::embedded(UnitStore& store, const TokenBatch& batch, con
   return x_TD;
 }
 
-at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
+at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                                const at::Tensor& rows) const {
   check_batch(batch);
   const auto dropout = [&](double p, uint64_t stream = 0) -> Dropout {
     return options.train && options.dropout && p != 0 ? keys_of(batch, options, p, stream) : Dropout{};
@@ -339,7 +340,8 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
                  .attention = dropout(config_.attention_dropout),
                  .residual = dropout(config_.residual_dropout),
                  .first_stream = kFirstStream,
-                 .streams = kStreams};
+                 .streams = kStreams,
+                 .result_rows = rows};
   if (block_->rotary)
     for (const RopeFrequencies* rope : {&config_.rope, config_.window_rope ? &*config_.window_rope : nullptr})
       if (rope != nullptr)
@@ -378,10 +380,9 @@ template <class F>
 at::Tensor DecoderModel::in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f,
                                  const at::Tensor& tokens) const {
   const int head = static_cast<int>(config_.num_hidden_layers) + 1;
-  at::Tensor x_TD = enter_unit(decode(store, batch, options), store, head);
-  if (output_.unit > head) x_TD = enter_unit(x_TD, store, output_.unit);
-  if (tokens.defined()) x_TD = x_TD.index_select(0, tokens);
-  const at::Tensor hidden = head_input(store, x_TD, options.adapters);
+  at::Tensor x_RD = enter_unit(decode(store, batch, options, tokens), store, head);
+  if (output_.unit > head) x_RD = enter_unit(x_RD, store, output_.unit);
+  const at::Tensor hidden = head_input(store, x_RD, options.adapters);
   const at::Tensor& weight = output_.in(store);
   // An output matrix that was the embedding and is no more has no rows.
   const bool own = config_.tie_word_embeddings == tied();
@@ -400,10 +401,15 @@ at::Tensor DecoderModel::with_head(UnitStore& store, const TokenBatch& batch, co
   // Without labels position t predicts token t + 1; what rolls around into the last column has weight 0.
   const at::Tensor targets =
       batch.labels_BS.defined() ? batch.labels_BS.reshape({-1}) : batch.tokens_BS.roll(-1, 1).view({-1});
-  return in_head(store, batch, options,
-                 [&](const at::Tensor& hidden, const at::Tensor& weight, const TrainedRows& rows) {
-                   return f(hidden, weight, targets, batch.loss_weight_BS.reshape({-1}), rows);
-                 });
+  const auto counted = [&](const at::Tensor& of_tokens) {
+    return batch.loss_rows_R.defined() ? of_tokens.index_select(0, batch.loss_rows_R) : of_tokens;
+  };
+  return in_head(
+      store, batch, options,
+      [&](const at::Tensor& hidden, const at::Tensor& weight, const TrainedRows& rows) {
+        return f(hidden, weight, counted(targets), counted(batch.loss_weight_BS.reshape({-1})), rows);
+      },
+      batch.loss_rows_R);
 }
 
 at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
@@ -417,12 +423,14 @@ at::Tensor DecoderModel::loss(UnitStore& store, const TokenBatch& batch, const F
 }
 
 at::Tensor DecoderModel::log_probs(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const {
-  return with_head(
+  const at::Tensor log_probs = with_head(
       store, batch, options,
       [&](const auto& hidden, const auto& weight, const auto& targets, const auto& counted, const TrainedRows& rows) {
         return token_log_probs(hidden, weight, targets, counted, {}, rows, output_.sink(store),
                                options.recompute.head_logits);
       });
+  if (!batch.loss_rows_R.defined()) return log_probs;
+  return at::zeros({batch.tokens_BS.numel()}, log_probs.options()).index_copy(0, batch.loss_rows_R, log_probs);
 }
 
 at::Tensor DecoderModel::logits(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,

@@ -33,6 +33,8 @@ struct TokenBatch {
   at::Tensor labels_BS;  // int64: what position t predicts; undefined: token t+1 of its row
   /// fp32: weight of the prediction made at position t; 0 = not counted. Without labels the last column is 0.
   at::Tensor loss_weight_BS;
+  /// int64, ascending: all tokens of the B * S with another weight than 0, and maybe others; undefined: all tokens.
+  at::Tensor loss_rows_R;
   at::Tensor positions_BS;  // int64: position inside the own sequence
   /// Boundaries of sequences in the flattened rows: 0 … B*S; rows always end a sequence.
   std::vector<int32_t> cu_seqlens;
@@ -101,7 +103,9 @@ class DecoderModel {
     const at::Tensor& in(UnitStore& store) const { return store.parameters(unit)[parameter]; }
     GradientSink* sink(UnitStore& store) const { return store.weight_states(unit)[parameter].sink; }
   };
-  at::Tensor decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
+  /// Hidden states of the tokens, or of those with the numbers `rows`.
+  at::Tensor decode(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options,
+                    const at::Tensor& rows) const;
   /// Embeddings of the tokens [T, D], and the head's input, with all that is trained of them.
   at::Tensor embedded(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options) const;
   at::Tensor head_input(UnitStore& store, const at::Tensor& x_TD, bool adapters) const;
@@ -110,7 +114,7 @@ class DecoderModel {
   template <class F>
   at::Tensor in_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f,
                      const at::Tensor& tokens = {}) const;
-  /// The whole forward, whose head is f(hidden, weight, targets, token weights, trained rows).
+  /// The whole forward, whose head is f(hidden, weight, targets, token weights, trained rows), all of loss_rows_R.
   template <class F>
   at::Tensor with_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f) const;
   void add_lora_units();

@@ -116,6 +116,12 @@ Dropout Dropout::of_rows(int64_t begin, int64_t count, int64_t tokens) const {
   return rows;
 }
 
+Dropout Dropout::of_picked_rows(const at::Tensor& rows_R) const {
+  Dropout rows = *this;
+  if (active()) rows.sample_ids_B = sample_ids_B.index_select(0, rows_R);
+  return rows;
+}
+
 std::vector<DropoutPart> dropout_parts(const at::Tensor& x, const Dropout& dropout) {
   const at::Tensor& ids = dropout.sample_ids_B;
   TRIREME_CHECK(ids.defined() && ids.dim() == 1 && ids.numel() > 0 && ids.scalar_type() == at::kLong,

@@ -218,6 +218,31 @@ TEST(DecoderModel, LabelsStandInPlaceOfTheNextToken) {
   EXPECT_THROW(model.loss(store, batch, {false, 0, {}}), InternalError);
 }
 
+TEST(DecoderModel, RowsWithALossGiveTheLossOfAllRows) {
+  TokenBatch batch = batch_of(2, 12, 2);
+  batch.loss_weight_BS = at::where(random({2, 12}, 9, at::kFloat) > 0.3, batch.loss_weight_BS, 0.0);
+  const at::Tensor counted = batch.loss_weight_BS.flatten().ne(0);
+  ASSERT_GT(counted.sum().item<int64_t>(), 2);
+  ASSERT_FALSE(counted[3].item<bool>());
+  for (const double dropout : {0.0, 0.1}) {
+    const DecoderModel model(small_config(), seven(dropout));
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kMlp, Recompute::kAttention, Recompute::kFull}) {
+      for (const int64_t tile : {0, 3}) {
+        TokenBatch some = batch;
+        some.loss_rows_R = at::logical_or(counted, at::arange(24).eq(3)).nonzero().squeeze(1);
+        const ForwardOptions options{true, 1, {std::vector<Recompute>(3, recompute), tile}};
+        const Result all = run(model, batch, options), rows = run(model, some, options);
+        EXPECT_NEAR(rows.loss, all.loss, 1e-10);
+        for (size_t i = 0; i < all.gradients.size(); ++i)
+          EXPECT_LT(relative_difference(rows.gradients[i], all.gradients[i]), 1e-11) << i;
+        const auto units = units_of(model, at::kDouble);
+        WholeUnitStore store(units);
+        EXPECT_LT(max_difference(model.log_probs(store, some, options), model.log_probs(store, batch, options)), 1e-12);
+      }
+    }
+  }
+}
+
 TEST(DecoderModel, EvaluationKeepsNoGraph) {
   const DecoderModel model(small_config(), seven());
   const auto units = units_of(model, at::kFloat);

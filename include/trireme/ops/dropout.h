@@ -35,6 +35,10 @@ struct Dropout {
   Dropout at(uint64_t place) const { return {p, seed, sample_ids_B, place, first_row, sample_rows}; }
   /// The dropout of rows begin, …, begin + count - 1 of an activation with `tokens` rows.
   Dropout of_rows(int64_t begin, int64_t count, int64_t tokens) const;
+  /// Whether each of `tokens` rows is a sample, or nothing is dropped: of_picked_rows() needs it.
+  bool row_by_row(int64_t tokens) const { return !active() || samples() == tokens; }
+  /// The dropout of the rows with these numbers, int64 [R], in their order.
+  Dropout of_picked_rows(const at::Tensor& rows_R) const;
 };
 
 /// The inputs of all implementations.

@@ -34,7 +34,8 @@ RowTimes row_times(const ModelShape& shape, const RecipeTraits& recipe, const Ma
 /// S^2 N H a layer in forward for sequences of S tokens (both products; half of it under a causal mask), and 2.5 times
 /// as many in backward, which has five products and keeps no S x S matrix; the forward of a reference counts too. The
 /// published figures of Llama2-70B LoRA count in the same way (284 GFLOP a token at 2,048 tokens, 313 at 8,192).
-/// Recomputed blocks, embeddings, norms, activations and softmax do not count.
+/// Recomputed blocks, embeddings, norms, activations and softmax do not count. The last block counts all tokens, also
+/// where its layers behind attention run for tokens with a loss only.
 double model_flops(const ModelShape& shape);
 
 /// The same of rows whose sequences have these lengths, where `shape` is a whole row.

@@ -64,9 +64,22 @@ std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig
           {"initializer_range", format_exact(shape.initializer_range)}};
 }
 
+/// The tokens whose weight is not 0, and the first others that make their number a multiple; empty: nearly all tokens,
+/// so that to pick them is not worth it.
+std::vector<int64_t> rows_with_loss(const std::vector<float>& weights, int64_t multiple) {
+  const int64_t tokens = std::ssize(weights), counted = tokens - std::ranges::count(weights, 0.0f),
+                wanted = (std::max<int64_t>(counted, 1) + multiple - 1) / multiple * multiple;
+  if (wanted > tokens / 16 * 15) return {};
+  std::vector<int64_t> rows;
+  int64_t others = wanted - counted;
+  for (int64_t t = 0; t < tokens; ++t)
+    if (weights[static_cast<size_t>(t)] != 0 || others-- > 0) rows.push_back(t);
+  return rows;
+}
+
 }  // namespace
 
-TokenBatch token_batch_on(at::Device device, const TokenPack& pack) {
+TokenBatch token_batch_on(at::Device device, const TokenPack& pack, const std::vector<float>& loss_weights) {
   TokenBatch batch;
   const std::vector<int64_t> shape = {pack.rows, pack.length};
   batch.cu_seqlens = pack.boundaries;
@@ -74,7 +87,9 @@ TokenBatch token_batch_on(at::Device device, const TokenPack& pack) {
   batch.tokens_BS = to_tensor(pack.tokens, device).view(shape);
   if (!pack.labels.empty()) batch.labels_BS = to_tensor(pack.labels, device).view(shape);
   batch.positions_BS = to_tensor(pack.positions, device).view(shape);
-  batch.loss_weight_BS = to_tensor(pack.loss_weights, device).view(shape);
+  batch.loss_weight_BS = to_tensor(loss_weights, device).view(shape);
+  if (const std::vector<int64_t> rows = rows_with_loss(loss_weights, row_multiple(device)); !rows.empty())
+    batch.loss_rows_R = to_tensor(rows, device);
   batch.sample_ids_B = to_tensor(pack.sample_ids, device);
   return batch;
 }
@@ -245,7 +260,7 @@ StepBatch CausalLmTask::to_device(const std::vector<TokenPack>& passes) const {
     if (rank_.grid.context.rank == 0) batch.samples += static_cast<double>(pack.sample_ids.size());
     batch.denominator += counts(pack)[0];
     auto micro_batch = std::make_unique<TokenMicroBatch>();
-    micro_batch->tokens = token_batch_on(rank_.device, pack);
+    micro_batch->tokens = token_batch_on(rank_.device, pack, pack.loss_weights);
     batch.micro_batches.push_back(std::move(micro_batch));
   }
   return batch;

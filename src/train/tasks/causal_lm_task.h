@@ -60,7 +60,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   std::map<std::string, at::Tensor> adapter_;    // lora.adapter, from check_start() to weights_loaded()
 };
 
-/// The rows of a pack on `device`.
-TokenBatch token_batch_on(at::Device device, const TokenPack& pack);
+/// The rows of a pack on `device`, whose tokens count in the loss by these weights.
+TokenBatch token_batch_on(at::Device device, const TokenPack& pack, const std::vector<float>& loss_weights);
 
 }  // namespace trireme

@@ -2,6 +2,7 @@
 
 #include "data/bert/bert_rows.h"
 #include "models/bert/files.h"
+#include "models/common/blocks.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/nn/scalar_type.h"
@@ -117,10 +118,7 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
     rows.test = opened("data.test", test);
     rows.test.rows = rows_to_evaluate(config_, Split::kTest, test->size());
   }
-  // Few different shapes keep the allocator's and the libraries' choices; a CPU's products take any.
-  constexpr int64_t kGpuMultiple = 256;
-  BertPackOptions options{length, rank_.device.is_cuda() ? kGpuMultiple : 1,
-                          config_.train.loss == TrainSection::Loss::kSampleMean};
+  BertPackOptions options{length, row_multiple(rank_.device), config_.train.loss == TrainSection::Loss::kSampleMean};
   rows.collate = [options](const std::vector<BertRow>& read, const std::vector<int64_t>& positions, bool training) {
     BertPackOptions mine = options;
     mine.per_sequence = mine.per_sequence && training;

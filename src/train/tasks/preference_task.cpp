@@ -131,9 +131,8 @@ StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const 
   step.metrics = at::zeros({static_cast<int64_t>(facts_.metrics.size())}, step.counts.options());
   for (const TokenPack& pack : passes) {
     auto batch = std::make_unique<PairMicroBatch>();
-    batch->tokens = token_batch_on(rank_.device, pack);
+    batch->tokens = token_batch_on(rank_.device, pack, loss_.counted(pack));
     batch->pairs = pair_batch_on(rank_.device, pack);
-    batch->tokens.loss_weight_BS = to_tensor(loss_.counted(pack), rank_.device).view({pack.rows, pack.length});
     batch->counts = step.counts;
     batch->metrics = step.metrics;
     if (precomputes_) {
@@ -242,7 +241,8 @@ ReferenceRows PreferenceTask::compute_reference(ShardedUnits& units,
     const int64_t passes = split.read ? passes_over(split, count) : 0;
     for (int64_t pass = 0; pass < passes; ++pass) {
       const TokenPack pack = rows_of_pass(split, pass, count);
-      const at::Tensor log_probs = model_->log_probs(units, token_batch_on(rank_.device, pack), options);
+      const at::Tensor log_probs =
+          model_->log_probs(units, token_batch_on(rank_.device, pack, pack.loss_weights), options);
       const at::Tensor sums = PreferenceLoss::answer_sums(log_probs, pair_batch_on(rank_.device, pack)).cpu();
       units.release();
       const double* next = sums.const_data_ptr<double>();
