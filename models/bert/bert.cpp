@@ -65,6 +65,7 @@ UnitSpec embed_unit(const BertConfig& c, int64_t padded_vocab) {
   unit.parameters = {table("word", padded_vocab), table("position", c.max_position_embeddings),
                      table("token_type", c.type_vocab_size)};
   unit.parameters[kWord].zero_rows_from = c.vocab_size;
+  unit.parameters[kWord].given_gradients = 2;  // of the embedding and of the decoder
   add_norm(unit, "norm", c.hidden_size, prefix + "LayerNorm", true);
   return unit;
 }
@@ -86,6 +87,8 @@ UnitSpec head_unit(const BertConfig& c, int64_t padded_vocab) {
 Activation activation_of(const BertConfig& config) {
   return config.gelu_tanh ? Activation::kGeluTanh : Activation::kGeluErf;
 }
+
+GradientSink* word_sink(UnitStore& store) { return store.weight_states(kEmbedUnit)[kWord].sink; }
 
 void check_batch(const BertBatch& batch) {
   TRIREME_CHECK(batch.ids_T.dim() == 1 && batch.ids_T.scalar_type() == at::kLong, "token ids must be int64 [T]");
@@ -178,7 +181,7 @@ at::Tensor BertModel::encode(UnitStore& store, const BertBatch& batch, const Ber
   const at::Tensor ids = enter_unit(batch.ids_T, store, kEmbedUnit);
   const std::vector<at::Tensor>& e = store.parameters(kEmbedUnit);
   at::Tensor x_TD =
-      bert_embedding({e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta]},
+      bert_embedding({e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta], word_sink(store)},
                      {ids, batch.positions_T, batch.types_T}, config_.layer_norm_eps, pass.residual.at(kEmbedStream));
   x_TD = leave_unit(x_TD, store, kEmbedUnit);
   return run_blocks(x_TD, store, pass, config_.num_hidden_layers, options.recompute);
@@ -192,7 +195,7 @@ at::Tensor BertModel::loss(UnitStore& store, const BertBatch& batch, const BertF
   const HeadInputs inputs = head_inputs(*this, x_RD, batch, w);
   at::Tensor loss =
       loss_head(inputs.masked_PD, store.parameters(kEmbedUnit)[kWord], batch.masked_ids_P, batch.masked_weights_P,
-                w[kOutputBias], /*rows=*/{}, options.train ? options.smoothing : LabelSmoothing{});
+                w[kOutputBias], /*rows=*/{}, options.train ? options.smoothing : LabelSmoothing{}, word_sink(store));
   if (config_.next_sentence) loss = loss + next_sentence_loss(inputs.next_logits, batch);
   return leave_unit(loss, store, head);
 }
@@ -224,9 +227,10 @@ ModelShape BertModel::shape(int64_t tokens, double sequences, int64_t element_si
   HeadShape& head = shape.head;
   head.products = {{words, d, d}, {words, d, config_.vocab_size}};
   if (config_.next_sentence) head.products.insert(head.products.end(), {{sequences, d, d}, {sequences, d, 2}});
-  // Gradients overwrite their logits. The decoder's gradient: fp32 sum and a copy in the compute dtype.
+  // Gradients overwrite their logits. The decoder's gradient: in fp32, and its sum with the embedding's, which is there
+  // from the beginning of backward on and does not take the place of activations.
   head.memory.row = (tokens * 3 + 19) / 20 * (padded_vocab_ * e + 6 * d * e) + 2 * tokens * d * e;
-  head.memory.held = padded_vocab_ * d * (4 + 2 * e);
+  head.memory.fixed = head.memory.held = 4 * padded_vocab_ * d;
   return shape;
 }
 

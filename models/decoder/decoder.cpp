@@ -142,10 +142,8 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
     }
   }
   units_[kEmbed].keep = this->tied();
-  // Tied, it has two gradients.
-  if (!this->tied())
-    for (const Place& place : {embedding_, output_})
-      units_[static_cast<size_t>(place.unit)].parameters[place.parameter].gives_gradient = true;
+  for (const Place& place : {embedding_, output_})
+    ++units_[static_cast<size_t>(place.unit)].parameters[place.parameter].given_gradients;
 }
 
 void DecoderModel::add_lora_units() {
@@ -464,8 +462,8 @@ ModelShape DecoderModel::shape(int64_t tokens, int64_t element_size) const {
   // The gradient of the matrix, or of its trained rows, in fp32.
   const auto rows = token_rows_.find(token_modules(config_).back());
   head.memory.fixed = 4 * d * (head.trained ? v : rows == token_rows_.end() ? 0 : std::ssize(rows->second));
-  // Tied: autograd holds it until the embedding's comes, at the end of backward.
-  head.memory.held = head.trained && tied() ? v * d * element_size : 0;
+  // Tied: its gradient is there from the beginning of backward on, and does not take the place of activations.
+  head.memory.held = head.trained && tied() ? 4 * v * d : 0;
   return shape;
 }
 

@@ -56,12 +56,12 @@ void GradientBuffers::add(const UnitSpec& spec, const UnitLayout& layout, bool d
                                                   .shard = shard,
                                                   .accumulators = {},
                                                   .sinks = {},
-                                                  .arrived = std::vector<bool>(count, false),
+                                                  .arrived = std::vector<int>(count, 0),
                                                   .written = std::vector<bool>(count, false)}));
   Unit& unit = *units_.back();
   unit.sinks.resize(count);
   for (size_t p = 0; p < count; ++p) {
-    if (spec.parameters[p].linear || spec.parameters[p].gives_gradient) {
+    if (spec.parameters[p].linear || spec.parameters[p].given_gradients > 0) {
       unit.sinks[p] = std::make_unique<Sink>(*this, unit, p);
       continue;
     }
@@ -83,7 +83,7 @@ GradientSink* GradientBuffers::sink(size_t unit, size_t parameter) const {
 void GradientBuffers::begin_micro_batch(bool last) {
   last_micro_batch_ = last;
   for (const auto& unit : units_) {
-    unit->arrived.assign(unit->arrived.size(), false);
+    unit->arrived.assign(unit->arrived.size(), 0);
     // Clipping before the reduction needs the sum over the micro-batches, whole.
     if (reduces_each(*unit)) unit->written.assign(unit->written.size(), false);
   }
@@ -108,13 +108,15 @@ at::Tensor GradientBuffers::part(Unit& unit, size_t parameter) {
 GradientTarget GradientBuffers::target(Unit& unit, size_t parameter) {
   const at::Tensor sum = part(unit, parameter);
   const ParameterSpec& spec = unit.spec.parameters[parameter];
-  TRIREME_CHECK(!unit.arrived[parameter], "a micro-batch has two gradients of ", unit.spec.name, ".", spec.name);
+  TRIREME_CHECK(unit.arrived[parameter] < expected(spec), "a micro-batch has more than ", expected(spec),
+                " gradients of ", unit.spec.name, ".", spec.name);
   return {sum.view(spec.shape), unit.written[parameter]};
 }
 
 void GradientBuffers::written(Unit& unit, size_t parameter) {
   at::NoGradGuard no_grad;
-  if (observer_) observer_(unit.spec.parameters[parameter], part(unit, parameter));
+  const ParameterSpec& spec = unit.spec.parameters[parameter];
+  if (observer_ && unit.arrived[parameter] + 1 == expected(spec)) observer_(spec, part(unit, parameter));
   parameter_done(unit, parameter);
 }
 
@@ -137,8 +139,8 @@ void GradientBuffers::arrived(Unit& unit, size_t parameter) {
   parameter_done(unit, parameter);
 }
 
-/// The parameter's gradient of this micro-batch is in the buffer, or among the small gradients. Starts the unit's
-/// reduction when it was the last one.
+/// A gradient of the parameter is in the buffer, or among the small gradients. Starts the unit's reduction when it was
+/// the micro-batch's last one.
 void GradientBuffers::parameter_done(Unit& unit, size_t parameter) {
   if (!unit.written[parameter]) {
     // The padding up to the next parameter is reduced as well and must be finite.
@@ -148,8 +150,9 @@ void GradientBuffers::parameter_done(Unit& unit, size_t parameter) {
     if (end < next) unit.gradient.narrow(0, end, next - end).zero_();
   }
   unit.written[parameter] = true;
-  unit.arrived[parameter] = true;
-  if (!std::all_of(unit.arrived.begin(), unit.arrived.end(), [](bool b) { return b; })) return;
+  ++unit.arrived[parameter];
+  for (size_t p = 0; p < unit.arrived.size(); ++p)
+    if (unit.arrived[p] < expected(unit.spec.parameters[p])) return;
   if (!unit.first.sums.empty()) at::_foreach_copy_(unit.first.sums, unit.first.values);
   if (!unit.more.sums.empty()) at::_foreach_add_(unit.more.sums, unit.more.values);
   unit.first = unit.more = {};

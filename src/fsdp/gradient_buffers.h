@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -84,16 +85,19 @@ class GradientBuffers {
     std::vector<std::unique_ptr<Sink>> sinks;                          // one per parameter
     /// [numel], this rank's: of one micro-batch in the reduction's dtype, or the sum over several in sum_dtype.
     at::Tensor gradient{};
-    std::vector<bool> arrived, written;  // per parameter: in this micro-batch; in the buffer at all
-    Small first{}, more{};               // values to copy, and values to add
-    WorkPtr reduction{};                 // over the shard group or the world, then over the replicas
-    at::Tensor reduced{};                // result of the reduction over the shard group or the world
-    bool final_reduction = false;        // the reduction belongs to the step's last micro-batch
+    std::vector<int> arrived;      // per parameter: its gradients of this micro-batch
+    std::vector<bool> written;     // per parameter: the buffer has gradients of it
+    Small first{}, more{};         // values to copy, and values to add
+    WorkPtr reduction{};           // over the shard group or the world, then over the replicas
+    at::Tensor reduced{};          // result of the reduction over the shard group or the world
+    bool final_reduction = false;  // the reduction belongs to the step's last micro-batch
   };
+  /// Gradients of a parameter in a micro-batch.
+  static int expected(const ParameterSpec& spec) { return std::max(1, spec.given_gradients); }
   bool reduces_each(const Unit& unit) const { return unit.divided && options_.reduce_each && !clip_; }
   at::Tensor part(Unit& unit, size_t parameter);
-  // Two ways lead to parameter_done(). A matrix: wgrad asks its sink for target() and then calls written(). Another
-  // parameter: autograd's hook calls arrived() when it has accumulated the gradient.
+  // Two ways lead to parameter_done(). A matrix, or an embedding: an operation asks its sink for target() and then
+  // calls written(). Another parameter: autograd's hook calls arrived() when it has accumulated the gradient.
   GradientTarget target(Unit& unit, size_t parameter);
   void written(Unit& unit, size_t parameter);
   void arrived(Unit& unit, size_t parameter);

@@ -3,6 +3,7 @@
 #include "embedding_launch.h"
 #include "matmul/operand.h"
 #include "matmul/product.h"
+#include "norm_rows.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/autograd_node.h"
 #include "trireme/ops/dispatch.h"
@@ -139,6 +140,7 @@ struct FusedBertEmbedding {
   BertTokens tokens;
   double eps;
   Dropout dropout;
+  GradientSink* sink;  // of the word table
   at::Tensor sum, mean, rstd;
 
   variable_list forward() {
@@ -152,19 +154,24 @@ struct FusedBertEmbedding {
 
   void backward(const variable_list& d_outputs, Gradients& gradients) {
     const at::Tensor dy = dropout.active() ? apply_dropout(d_outputs[0], dropout) : d_outputs[0].contiguous();
-    const auto [d_sum, d_gamma, d_beta] =
-        at::native_layer_norm_backward(dy, sum, {dy.size(-1)}, mean, rstd, gamma.value, beta.value, {true, true, true});
+    const LayerNormGradients d = layer_norm_backward(dy, {{}, sum, mean.view(-1), rstd.view(-1)},
+                                                     layer_norm(gamma.value, beta.value, eps), {}, {},
+                                                     /*want_norm=*/true, /*want_branch_bias=*/false);
     const auto set_table = [&](const Input& table, const at::Tensor& ids) {
       if (!gradients.wanted(table)) return;
       at::Tensor d_table = at::empty_like(table.value);
-      launch::embedding_backward(d_sum, ids, {d_table});
+      launch::embedding_backward(d.d_sum, ids, {d_table});
       gradients.set(table, d_table);
     };
+    if (sink != nullptr) {
+      launch::embedding_backward(d.d_sum, tokens.ids, sink->target());
+      sink->written();
+    }
     set_table(word, tokens.ids);
     set_table(position, tokens.positions);
     set_table(type, tokens.types);
-    gradients.set(gamma, d_gamma);
-    gradients.set(beta, d_beta);
+    gradients.set(gamma, d.d_weight);
+    gradients.set(beta, d.d_bias);
   }
 };
 
@@ -188,12 +195,12 @@ at::Tensor bert_embedding(const BertTables& tables, const BertTokens& tokens, do
       const Input word = inputs.add(tables.word), position = inputs.add(tables.position),
                   type = inputs.add(tables.type), gamma = inputs.add(tables.gamma), beta = inputs.add(tables.beta);
       const BertTokens kept{tokens.ids.contiguous(), tokens.positions.contiguous(), tokens.types.contiguous()};
-      FusedBertEmbedding node{word, position, type, gamma, beta, kept, eps, dropout, {}, {}, {}};
+      FusedBertEmbedding node{word, position, type, gamma, beta, kept, eps, dropout, tables.word_sink, {}, {}, {}};
       return run_node(std::move(node), inputs)[0];
     }
   }
-  const at::Tensor sum = at::embedding(tables.word, tokens.ids) + at::embedding(tables.position, tokens.positions) +
-                         at::embedding(tables.type, tokens.types);
+  const at::Tensor sum = embed(tables.word, tokens.ids, tables.word_sink) + embed(tables.position, tokens.positions) +
+                         embed(tables.type, tokens.types);
   const at::Tensor y = at::layer_norm(sum, {sum.size(-1)}, tables.gamma, tables.beta, eps);
   return dropout.active() ? recorded_dropout(y, dropout) : y;
 }

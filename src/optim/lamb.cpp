@@ -18,6 +18,7 @@ class Lamb final : public Optimizer {
       exp_avg_sq_.push_back(at::zeros_like(shard.master));
       tables_.push_back(shard_kernels::kernels_serve(shard) ? shard_kernels::make_tables(shard, options_.decay_norms)
                                                             : shard_kernels::Tables());
+      composed_ = composed_ || !tables_.back().defined();
       first_tensor_.push_back(num_tensors_);
       num_tensors_ += shard.num_tensors;
     }
@@ -30,9 +31,12 @@ class Lamb final : public Optimizer {
     if (shards_.empty()) return;
     at::NoGradGuard no_grad;
     step_.add_(1 - skip);
-    const at::Tensor keep = skip.to(at::kBool).logical_not();
-    const at::Tensor correction1 = 1 - at::pow(at::scalar_tensor(options_.betas[0], step_.options()), step_);
-    const at::Tensor correction2 = (1 - at::pow(at::scalar_tensor(options_.betas[1], step_.options()), step_)).sqrt();
+    at::Tensor keep, correction1, correction2, ratio;  // of the composition
+    if (composed_) {
+      keep = skip.to(at::kBool).logical_not();
+      correction1 = 1 - at::pow(at::scalar_tensor(options_.betas[0], step_.options()), step_);
+      correction2 = (1 - at::pow(at::scalar_tensor(options_.betas[1], step_.options()), step_)).sqrt();
+    }
 
     // Phase 1: moments and updates, and the squares of weights and updates per checkpoint tensor, each element counted
     // once over the world.
@@ -66,9 +70,10 @@ class Lamb final : public Optimizer {
     if (adapted_.defined()) squares[0].mul_(adapted_);
 
     // Phase 2: the step of each tensor is lr * |w| / |update| times the update.
-    const at::Tensor norms = squares.sqrt();
-    const at::Tensor ratio =
-        at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
+    if (composed_) {
+      const at::Tensor norms = squares.sqrt();
+      ratio = at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
+    }
     for (size_t s = 0; s < shards_.size(); ++s) {
       TrainedShard& shard = shards_[s];
       if (tables_[s].defined()) {
@@ -105,6 +110,7 @@ class Lamb final : public Optimizer {
   Communicator& world_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
   std::vector<shard_kernels::Tables> tables_;  // undefined where the composition is used
+  bool composed_ = false;                      // for any shard
   std::vector<int> first_tensor_;
   int num_tensors_ = 0;
   at::Tensor step_, adapted_;

@@ -187,8 +187,7 @@ TEST(RowMemory, OfAGeluBlock) {
   // FP8: codes of the four inputs, and of GELU's in- and outputs the first alone.
   const RowMemory fp8 = memory(model, s, Recipe::kFp8Delayed);
   EXPECT_EQ(fp8.saved, s * (inner + 3 * d + f + 2 * f));
-  const int64_t tied = 2 * 50257 * d;
-  EXPECT_EQ(bytes.head.held, tied) << "the head's gradient waits for the embedding's";
+  EXPECT_EQ(bytes.head.held, 4 * 50257 * d) << "the embedding adds to the head's gradient";
   EXPECT_EQ(bytes.head.fixed, 4 * 50257 * d);
   EXPECT_EQ(bytes.head.logits_most, 8192 * 2 * 50257) << "a chunk of the loss head";
   EXPECT_EQ(fp8.kept_codes, 4 * d * d + 2 * d * f) << "codes of the weights";
@@ -310,7 +309,8 @@ TEST(RowMemory, OfBertsLayers) {
   EXPECT_EQ(plain.working, 512 * std::max((2 * f + 2 * d) * 2, 9 * d * 2 + 4 * d));
   EXPECT_EQ(plain.head.row, 77 * (vocabulary + 6 * d) * 2 + 2 * 512 * d * 2);
   EXPECT_EQ(plain.working_fixed, 0);
-  EXPECT_EQ(plain.head.held, vocabulary * d * 8);
+  EXPECT_EQ(plain.head.fixed, vocabulary * d * 4);
+  EXPECT_EQ(plain.head.held, vocabulary * d * 4);
   EXPECT_EQ(plain.kept_codes, 0);
   EXPECT_EQ(fp8.kept_codes, 4 * d * d + 2 * d * f);
   EXPECT_EQ(fp8.working_fixed, 0);

@@ -33,8 +33,9 @@ struct ParameterSpec {
   /// The matrix of one linear layer (ops/layers/linear.h) in each forward: its products may run in FP8, and its
   /// gradient may go to a GradientSink.
   bool linear = false;
-  /// Another parameter, that one operation reads in each forward and whose gradient it gives to a GradientSink.
-  bool gives_gradient = false;
+  /// Another parameter, that so many operations read in each forward, and whose gradient each of them gives to a
+  /// GradientSink; 0: autograd has its gradient.
+  int given_gradients = 0;
   /// Rows from this one on are padding: they start as zeros, and model directories do not have them (requires a single
   /// part); -1: none.
   int64_t zero_rows_from = -1;

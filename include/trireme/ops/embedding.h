@@ -26,8 +26,9 @@ at::Tensor gather_rows(const at::Tensor& x_TD, const at::Tensor& rows_P);
 // BERT's input embedding: word, position and type embeddings, layer norm, dropout.
 
 struct BertTables {
-  at::Tensor word, position, type;  // [rows of the table, D]
-  at::Tensor gamma, beta;           // [D]
+  at::Tensor word, position, type;    // [rows of the table, D]
+  at::Tensor gamma, beta;             // [D]
+  GradientSink* word_sink = nullptr;  // as embed() takes it
 };
 
 struct BertTokens {
