@@ -62,6 +62,11 @@ struct LayerNormBackward {
   const void* d_sum = nullptr;  // gradient that reaches s from elsewhere; null: none
   void* ds = nullptr;           // null: not written; may be d_sum
   void* dx = nullptr;           // null: not written; requires dropout, because without dropout dx is ds
+  // In place of dx its codes in E5M2, saturate(dx * *codes_scale) [rows, columns], with *codes_amax raised to max|dx|;
+  // device scalars. Null: not written. Only where layer_norm_backward_writes_codes().
+  uint8_t* codes = nullptr;
+  const float* codes_scale = nullptr;
+  float* codes_amax = nullptr;
   // Vectors of T; null: not computed.
   void* d_gamma = nullptr;
   void* d_beta = nullptr;
@@ -70,6 +75,9 @@ struct LayerNormBackward {
   int64_t rows = 0, columns = 0;
   Element element = Element::kBF16;
 };
+/// Whether the kernel for these arguments can write codes: with dropout, ds and d_bias, without d_sum, of up to 2,048
+/// columns of 16 bits that are aligned.
+bool layer_norm_backward_writes_codes(const LayerNormBackward& arguments);
 /// Floats of workspace on the current device; it may be uninitialised.
 int64_t layer_norm_backward_workspace(int64_t rows, int64_t columns);
 cudaError_t layer_norm_backward(const LayerNormBackward& arguments, cudaStream_t stream);

@@ -7,6 +7,7 @@ namespace trireme::kernels {
 namespace {
 
 constexpr int kScalarThreads = 256, kMaxThreads = 512, kStages = 1;
+constexpr int64_t kWidestWithCodes = 2048;
 /// Largest number of elements of a row per thread.
 template <class T>
 constexpr int kElements = sizeof(T) == 2 ? 32 : 16;
@@ -155,10 +156,16 @@ cudaError_t launch_scalar(const LayerNormBackward& a, cudaStream_t stream) {
   return finish(a, blocks, stream);
 }
 
+/// Whether launch_scalar() serves the arguments, whose elements have so many bytes.
+bool runs_scalar(const LayerNormBackward& a, int64_t bytes) {
+  const int64_t width = 16 / bytes;
+  return a.columns % width != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx, a.workspace) ||
+         (wants_sums(a) && !runs_sm90a() && a.columns / width > kPortablePacks);
+}
+
 template <class T>
 cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
-  if (wants_sums(a) && !runs_sm90a() && a.columns / kWidth > kPortablePacks) return launch_scalar<T>(a, stream);
   if (wants_sums(a)) {
     int64_t partials = 0;
     const cudaError_t error = layer_norm_backward_sums(a, &partials, stream);
@@ -171,6 +178,11 @@ cudaError_t launch(const LayerNormBackward& a, cudaStream_t stream) {
 
 }  // namespace
 
+bool layer_norm_backward_writes_codes(const LayerNormBackward& a) {
+  return a.element != Element::kF32 && a.dropout.ids != nullptr && a.ds != nullptr && a.d_bias != nullptr &&
+         a.d_sum == nullptr && a.columns <= kWidestWithCodes && !runs_scalar(a, 2);
+}
+
 int64_t layer_norm_backward_workspace(int64_t rows, int64_t columns) {
   const int64_t blocks = static_cast<int64_t>(multiprocessors()) * kLayerNormBlocksPerSm;
   return (rows < blocks ? rows : blocks) * kMaxColumnSums * columns;
@@ -179,14 +191,13 @@ int64_t layer_norm_backward_workspace(int64_t rows, int64_t columns) {
 cudaError_t layer_norm_backward(const LayerNormBackward& a, cudaStream_t stream) {
   if (a.columns == 0) return cudaSuccess;
   if (a.columns > kMaxColumns || a.rows > INT32_MAX || !valid(a.dropout, a.columns) ||
-      (wants_sums(a) && a.rows > 0 && a.workspace == nullptr) || (a.dx != nullptr && a.dropout.ids == nullptr))
+      (wants_sums(a) && a.rows > 0 && a.workspace == nullptr) || (a.dx != nullptr && a.dropout.ids == nullptr) ||
+      (a.codes != nullptr && !layer_norm_backward_writes_codes(a)))
     return cudaErrorInvalidValue;
   if (a.rows == 0) return finish(a, 0, stream);
   return dispatch(a.element, [&](auto zero) {
     using T = decltype(zero);
-    if (a.columns % (16 / sizeof(T)) != 0 || !aligned16(a.dy, a.sum, a.gamma, a.d_sum, a.ds, a.dx, a.workspace))
-      return launch_scalar<T>(a, stream);
-    return launch<T>(a, stream);
+    return runs_scalar(a, sizeof(T)) ? launch_scalar<T>(a, stream) : launch<T>(a, stream);
   });
 }
 

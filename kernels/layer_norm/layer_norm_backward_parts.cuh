@@ -4,6 +4,7 @@
 // thread owns few columns and a group of threads processes several rows at a time.
 
 #include "kernels/column_sum/block_sums.cuh"
+#include "kernels/fp8/fp8.cuh"
 #include "kernels/layer_norm/layer_norm.cuh"
 #include "kernels/row_prefetch.cuh"
 
@@ -130,21 +131,45 @@ class Outputs {
   __device__ bool once() const { return bits_ & 4u; }
 
  private:
-  uint32_t bits_;
+  uint32_t bits_ = 0;
+};
+
+/// The largest magnitude of dx that a thread has seen, where its codes are written. Their scale is read again for every
+/// pack: there is no register for it.
+template <class T, bool kCodes>
+class Codes {
+ public:
+  template <int kWidth>
+  __device__ void leave(const LayerNormBackward& a, const Vec<T, kWidth>& dx, int64_t to) {
+    if constexpr (kCodes) {
+      float v[kWidth], scale;
+      to_floats(dx, v);
+      asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(scale) : "l"(a.codes_scale));
+      store_whole(a.codes + to, to_fp8<__NV_E5M2>(v, scale));
+      amax_.add(dx);
+    }
+  }
+  __device__ void finish(const LayerNormBackward& a) const {
+    if constexpr (kCodes) raise_amax_by_warp(a.codes_amax, amax_.get());
+  }
+
+ private:
+  Amax<T> amax_;
 };
 
 /// Second pass over a pack at element `to`: writes g, the gradient of s, as ds, applies dropout to it, writes the
-/// result as dx and adds it to d_bias.
-template <class T, bool kDropout, bool kBias, int kWidth>
+/// result as dx or its codes and adds it to d_bias.
+template <class T, bool kDropout, bool kBias, bool kCodes, int kWidth>
 __device__ inline void leave_pack(const LayerNormBackward& a, float (&g)[kWidth], int64_t to, const RowFacts& facts,
-                                  int column, Outputs outputs, float* d_bias) {
+                                  int column, Outputs outputs, Codes<T, kCodes>& codes, float* d_bias) {
   Vec<T, kWidth> out = from_floats<T>(g);
-  if (outputs.ds()) store_whole(static_cast<T*>(a.ds) + to, out, !kDropout && outputs.once());
+  if (kCodes || outputs.ds()) store_whole(static_cast<T*>(a.ds) + to, out, !kDropout && outputs.once());
   if constexpr (kDropout) {
     to_floats(out, g);
     apply_dropout(g, facts.key, facts.first + static_cast<uint32_t>(column) / 2, a.dropout.threshold, a.dropout.scale);
     out = from_floats<T>(g);
-    if (outputs.dx()) store_whole(static_cast<T*>(a.dx) + to, out);
+    if (!kCodes && outputs.dx()) store_whole(static_cast<T*>(a.dx) + to, out);
+    codes.leave(a, out, to);
   }
   if constexpr (kBias) add_to(d_bias, out);
 }

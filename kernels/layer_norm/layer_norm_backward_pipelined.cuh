@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
             stride = static_cast<int>(gridDim.x / kParts * (kCluster ? 1 : blockDim.y));
   const int64_t jump = stride * a.columns;
   const Outputs outputs = Outputs::of<T, kDropout>(a);
+  Codes<T, false> codes;
   const int packs = static_cast<int>(a.columns / kWidth),
             own = part * static_cast<int>(blockDim.x) * kPacks + static_cast<int>(threadIdx.x);
   const auto column = [&](int p) { return (own + p * static_cast<int>(blockDim.x)) * kWidth; };
@@ -181,8 +182,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pipelined_kernel(const Laye
 #pragma unroll
           for (int i = 0; i < kWidth; ++i) g[i] += w[i];
         }
-        leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column(p), facts[r], column(p), outputs,
-                                            sums[kSums - 1][p]);
+        leave_pack<T, kDropout, kSums == 3, false>(a, g, at + r * jump + column(p), facts[r], column(p), outputs, codes,
+                                                   sums[kSums - 1][p]);
       }
     }
     copy_async_commit();

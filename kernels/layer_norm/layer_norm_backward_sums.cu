@@ -5,8 +5,9 @@ namespace trireme::kernels::layer_norm_sums {
 /// The kernel for rows of one pack per thread: they stay in registers for both passes over the row.
 ///
 /// blockDim = (threads of a group, groups), at most kThreads; each thread has one pack of a row. A group processes
-/// kRows rows at once, `stride` apart, while the next ones are copied to shared memory. kMore: with d_sum.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kMore>
+/// kRows rows at once, `stride` apart, while the next ones are copied to shared memory. kMore: with d_sum; kCodes:
+/// codes in place of dx.
+template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kMore, bool kCodes>
 __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward a) {
   await_kernel_before();
   extern __shared__ __align__(16) char shared[];
@@ -17,7 +18,8 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
             lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int rows = static_cast<int>(a.rows), stride = static_cast<int>(gridDim.x * blockDim.y);
   const int jump = stride * static_cast<int>(a.columns);  // a block has at most kThreads packs
-  const Outputs outputs = Outputs::of<T, kDropout>(a);
+  const Outputs outputs = kCodes ? Outputs() : Outputs::of<T, kDropout>(a);
+  Codes<T, kCodes> codes;
   const int column = static_cast<int>(threadIdx.x) * kWidth;
   const bool mine = column < static_cast<int>(a.columns);
 
@@ -106,11 +108,13 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const LayerNormBackward 
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) g[i] += w[i];
       }
-      leave_pack<T, kDropout, kSums == 3>(a, g, at + r * jump + column, facts[r], column, outputs, sums[kSums - 1][0]);
+      leave_pack<T, kDropout, kSums == 3, kCodes>(a, g, at + r * jump + column, facts[r], column, outputs, codes,
+                                                  sums[kSums - 1][0]);
     }
     copy_async_commit();
   }
 
+  codes.finish(a);
   copy_async_wait<0>();
   leave_sums(
       sums, [&](int) { return column; }, [&](int) { return mine; }, static_cast<int>(a.columns),
@@ -127,9 +131,9 @@ using namespace layer_norm_sums;
 
 /// partials: receives the number of partial rows that the kernel writes, at most a.rows and at most
 /// kLayerNormBlocksPerSm per multiprocessor. A row has at most kThreads packs.
-template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kMore = false>
+template <class T, int kSums, bool kDropout, int kThreads, int kRows, bool kMore = false, bool kCodes = false>
 cudaError_t launch_sums(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
-  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows, kMore>;
+  const auto kernel = sums_kernel<T, kSums, kDropout, kThreads, kRows, kMore, kCodes>;
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   const int threads = static_cast<int>(ceil_div(packs, 32) * 32), fit = kThreads / threads,
             groups = fit > kMaxGroups ? kMaxGroups : fit;
@@ -174,6 +178,8 @@ template <class T, int kSums, bool kDropout>
 cudaError_t launch(const LayerNormBackward& a, int64_t* partials, cudaStream_t stream) {
   const int64_t packs = a.columns / (16 / static_cast<int>(sizeof(T)));
   if constexpr (sizeof(T) == 2) {
+    if constexpr (kSums == 3 && kDropout)
+      if (a.codes != nullptr) return launch_sums<T, 3, true, 512, 4, false, true>(a, partials, stream);
     if (a.d_sum != nullptr) {
       if (packs <= 512) return launch_sums<T, kSums, kDropout, 512, 2, true>(a, partials, stream);
       if constexpr (kSums == 2)

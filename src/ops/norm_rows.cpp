@@ -68,9 +68,9 @@ at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, c
 
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
-                                       bool want_branch_bias) {
+                                       bool want_branch_bias, const Fp8Scale* codes) {
   TRIREME_RETURN_LAUNCH(layer_norm_choice("layer_norm_backward", kept.sum, dropout),
-                        layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias));
+                        layer_norm_backward(dy, kept, norm, dropout, d_sum, want_norm, want_branch_bias, codes));
   const at::ScalarType type = accumulate_type(kept.sum), narrow = kept.sum.scalar_type();
   const at::Tensor rstd = kept.rstd.unsqueeze(-1), d = dy.to(type);
   const at::Tensor normed = (kept.sum.to(type) - kept.mean.unsqueeze(-1)).mul_(rstd);

@@ -36,22 +36,24 @@ at::Tensor layer_norm_recompute(const at::Tensor& sum, const at::Tensor& mean, c
 
 struct LayerNormGradients {
   at::Tensor d_sum;  // also the residual's gradient
-  at::Tensor dx;     // without dropout the same tensor as d_sum
+  at::Tensor dx;     // without dropout the same tensor as d_sum; undefined: there are its codes
+  Fp8Codes codes{};
   at::Tensor d_weight, d_bias;
   at::Tensor d_branch_bias;
 };
 /// `d_sum`: gradient that reaches the sum from elsewhere; undefined: none. Computes the gradients of the norm's vectors
-/// if `want_norm`, and the gradient of the branch's bias if `want_branch_bias`.
+/// if `want_norm`, and the gradient of the branch's bias if `want_branch_bias`. `codes`, if not null: scale and amax of
+/// a gradient, by which the kernel makes codes of dx in place of dx where it can.
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
-                                       bool want_branch_bias);
+                                       bool want_branch_bias, const Fp8Scale* codes = nullptr);
 
 namespace launch {
 LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch, const Norm& norm, bool keep_sum,
                                bool want_plain, bool want_rows);
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
-                                       bool want_branch_bias);
+                                       bool want_branch_bias, const Fp8Scale* codes);
 }  // namespace launch
 
 // RMS norm, in one pass over the rows. Matrices [T, D]; autograd is not recorded.

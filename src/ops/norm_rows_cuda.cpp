@@ -55,7 +55,7 @@ LayerNormed layer_norm_forward(const at::Tensor& x, const ResidualBranch& branch
 
 LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& kept, const Norm& norm,
                                        const Dropout& dropout, const at::Tensor& d_sum, bool want_norm,
-                                       bool want_branch_bias) {
+                                       bool want_branch_bias, const Fp8Scale* codes) {
   const c10::cuda::CUDAGuard guard(dy.device());
   const at::Tensor gradient = dy.contiguous(), other = d_sum.defined() ? d_sum.contiguous() : at::Tensor();
   const int64_t num_rows = kept.sum.size(0), columns = kept.sum.size(1);
@@ -70,11 +70,6 @@ LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& 
   a.dropout = row_dropout(dropout, num_rows);
   a.d_sum = data_or_null(other);
   a.ds = result.d_sum.mutable_data_ptr();
-  result.dx = result.d_sum;
-  if (dropout.active()) {
-    result.dx = at::empty_like(kept.sum);
-    a.dx = result.dx.mutable_data_ptr();
-  }
   if (want_norm) {
     result.d_weight = at::empty_like(norm.weight);
     result.d_bias = at::empty_like(norm.bias);
@@ -94,7 +89,23 @@ LayerNormGradients layer_norm_backward(const at::Tensor& dy, const LayerNormed& 
   a.rows = num_rows;
   a.columns = columns;
   a.element = element(kept.sum);
+  const bool turns = num_rows % 16 == 0 && columns % 16 == 0;
+  if (codes != nullptr && codes->gradient && turns && kernels::layer_norm_backward_writes_codes(a)) {
+    result.codes.data = at::empty(kept.sum.sizes(), kept.sum.options().dtype(at::kFloat8_e5m2));
+    a.codes = bytes(result.codes.data);
+    a.codes_scale = codes->scale.const_data_ptr<float>();
+    a.codes_amax = codes->amax.mutable_data_ptr<float>();
+  } else if (dropout.active()) {
+    result.dx = at::empty_like(kept.sum);
+    a.dx = result.dx.mutable_data_ptr();
+  } else {
+    result.dx = result.d_sum;
+  }
   launched(kernels::layer_norm_backward(a, stream_of(gradient)), "layer_norm_backward");
+  if (result.codes.defined()) {
+    result.codes.transposed = transpose_bytes(result.codes.data, {});
+    result.codes.inverse = codes->inverse;
+  }
   return result;
 }
 

@@ -310,6 +310,51 @@ TEST_F(LayerNormTest, SameBitsEveryTime) {
   }
 }
 
+TEST_F(LayerNormTest, CodesAreThoseOfThePlainGradient) {
+  for (const Element element : {Element::kBF16, Element::kF16}) {
+    for (const int64_t columns : {16, 128, 1008, 1024, 2048}) {
+      const Shape s{7, 80, columns, 0};
+      SCOPED_TRACE(text(element, s, 0));
+      const Inputs in = make(s, element, true, true, true);
+      const int64_t n = s.rows() * columns;
+      DeviceArray sum(in.s, element), dy(in.residual, element), gamma(in.gamma, element),
+          mean(Values(static_cast<size_t>(s.rows()), 0.1), Element::kF32),
+          rstd(Values(static_cast<size_t>(s.rows()), 0.7), Element::kF32), ds(n, element), dx(n, element),
+          d_gamma(columns, element), d_beta(columns, element), d_bias(columns, element),
+          workspace(layer_norm_backward_workspace(s.rows(), columns), Element::kF32), scale(Values{3.7}, Element::kF32),
+          amax(Values{0.25}, Element::kF32), amax_of_plain(Values{0.25}, Element::kF32);
+      DeviceBytes codes(static_cast<size_t>(n)), codes_of_plain(static_cast<size_t>(n)),
+          transposed(static_cast<size_t>(n));
+      DeviceIntegers<int64_t> ids(in.ids);
+      LayerNormBackward b;
+      b.dy = dy.data(), b.sum = sum.data(), b.mean = mean.fp32(), b.rstd = rstd.fp32(), b.gamma = gamma.data(),
+      b.dropout = row_dropout(ids, s), b.ds = ds.data(), b.dx = dx.data(), b.d_gamma = d_gamma.data(),
+      b.d_beta = d_beta.data(), b.d_bias = d_bias.data(), b.workspace = workspace.fp32(), b.rows = s.rows(),
+      b.columns = columns, b.element = element;
+      CUDA_OK(layer_norm_backward(b, nullptr));
+      Fp8Operands plain;
+      plain.x = dx.data(), plain.data = codes_of_plain.as<uint8_t>(), plain.transposed = transposed.as<uint8_t>(),
+      plain.scale = scale.fp32(), plain.amax = amax_of_plain.fp32(), plain.rows = s.rows(), plain.columns = columns,
+      plain.element = element, plain.format = Fp8Format::kE5M2;
+      CUDA_OK(fp8_operands(plain, nullptr));
+      const Values d_bias_of_plain = d_bias.values();
+      const std::vector<unsigned char> ds_of_plain = ds.read();
+      for (DeviceBytes* array : std::initializer_list<DeviceBytes*>{&ds, &d_bias, &codes, &workspace}) array->poison();
+      ASSERT_TRUE(layer_norm_backward_writes_codes(b));
+      b.dx = nullptr, b.codes = codes.as<uint8_t>(), b.codes_scale = scale.fp32(), b.codes_amax = amax.fp32();
+      CUDA_OK(layer_norm_backward(b, nullptr));
+      EXPECT_EQ(codes.read(), codes_of_plain.read());
+      EXPECT_EQ(amax.values(), amax_of_plain.values());
+      EXPECT_GT(amax.values()[0], 0.25);
+      EXPECT_EQ(ds.read(), ds_of_plain);
+      EXPECT_EQ(d_bias.values(), d_bias_of_plain);
+      b.d_bias = nullptr;
+      EXPECT_FALSE(layer_norm_backward_writes_codes(b));
+      EXPECT_EQ(layer_norm_backward(b, nullptr), cudaErrorInvalidValue);
+    }
+  }
+}
+
 TEST_F(LayerNormTest, RefusesWhatItCannotDo) {
   LayerNormForward a;
   a.rows = 1, a.columns = 16385;

@@ -49,12 +49,14 @@ ResidualTail::Parts ResidualTail::backward(const LinearLayer& linear, const at::
   const OperandForms forms = linear.gradient_forms(gradients);
   Parts parts;
   if (post_norm_.present()) {
-    const LayerNormGradients d = layer_norm_backward(dy, kept_, post_norm_.norm(), dropout_, {},
-                                                     post_norm_.trained(gradients), forms.column_sums);
+    LayerNormGradients d =
+        layer_norm_backward(dy, kept_, post_norm_.norm(), dropout_, {}, post_norm_.trained(gradients),
+                            forms.column_sums, forms.codes_known && !forms.plain ? forms.codes : nullptr);
     kept_ = {};
     post_norm_.set_gradients(d.d_weight, d.d_bias, gradients);
     parts.d_residual = d.d_sum;
     parts.d_branch.plain = d.dx;
+    parts.d_branch.codes = std::move(d.codes);
     parts.d_branch.column_sums = d.d_branch_bias;
     complete(parts.d_branch, forms);
     return parts;
