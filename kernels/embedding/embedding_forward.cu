@@ -6,16 +6,17 @@ namespace trireme::kernels {
 
 namespace {
 
-constexpr int kThreads = 256, kUnroll = 4, kTokens = 16, kTogether = 2;
+constexpr int kThreads = 256, kUnroll = 4, kMostTokens = 16, kTogether = 2;
 
-/// A warp copies the same range of kUnroll * 32 packs of kTokens rows. One load reads all their ids, and kTogether rows
-/// are in flight at a time, which hides the latency of the two dependent loads.
+/// A warp copies the same range of kUnroll * 32 packs of `tokens` rows, up to kMostTokens. One load reads all their
+/// ids, and kTogether rows are in flight at a time, which hides the latency of the two dependent loads.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const EmbeddingForward a, unsigned stretches) {
+__global__ void __launch_bounds__(kThreads) forward_kernel(const EmbeddingForward a, unsigned stretches, int tokens) {
+  await_kernel_before();
   const unsigned unit = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t first_token = static_cast<int64_t>(unit / stretches) * kTokens;
+  const int64_t first_token = static_cast<int64_t>(unit / stretches) * tokens;
   if (first_token >= a.tokens) return;
-  const int count = static_cast<int>(a.tokens - first_token < kTokens ? a.tokens - first_token : kTokens);
+  const int count = static_cast<int>(a.tokens - first_token < tokens ? a.tokens - first_token : tokens);
   const int64_t first = static_cast<int64_t>(unit % stretches) * (kUnroll * 32 * kWidth) + lane * kWidth;
   const int64_t own = static_cast<int>(lane) < count ? a.ids[first_token + lane] : -1;
   const int mine = own >= 0 && own < a.vocab ? static_cast<int>(own) : -1;
@@ -51,12 +52,13 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const EmbeddingForwar
 
 template <class T, int kWidth>
 cudaError_t launch(const EmbeddingForward& a, cudaStream_t stream) {
-  const int64_t stretches = ceil_div(a.columns, kUnroll * 32 * kWidth),
-                blocks = ceil_div(ceil_div(a.tokens, kTokens) * stretches, kThreads / 32);
+  const int64_t stretches = ceil_div(a.columns, kUnroll * 32 * kWidth);
+  // Few rows are spread over all multiprocessors.
+  const int tokens = a.tokens * stretches >= int64_t{4} * kMostTokens * multiprocessors() ? kMostTokens : kTogether;
+  const int64_t blocks = ceil_div(ceil_div(a.tokens, tokens) * stretches, kThreads / 32);
   if (blocks > INT32_MAX / (kThreads / 32)) return cudaErrorInvalidValue;
-  forward_kernel<T, kWidth>
-      <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a, static_cast<unsigned>(stretches));
-  return cudaGetLastError();
+  return launch_behind(forward_kernel<T, kWidth>, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, a,
+                       static_cast<unsigned>(stretches), tokens);
 }
 
 }  // namespace

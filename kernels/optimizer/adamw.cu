@@ -82,6 +82,7 @@ __device__ inline void raise_amax(uint32_t* amax, uint32_t top) {
 
 template <class G, class C, class M, class P>
 __global__ void __launch_bounds__(kShardThreads) adamw_kernel(const Arguments<G, C, M, P> a) {
+  await_kernel_before();
   const ShardChunk chunk = a.chunks[blockIdx.x];
   uint32_t top = 0;
   if (a.skip != nullptr && *a.skip != 0.0f) {
@@ -132,8 +133,8 @@ template <class G, class C, class M, class P>
 cudaError_t launch(const AdamW& a, cudaStream_t stream) {
   const Arguments<G, C, M, P> arguments{shard_arguments<G, C, M, P>(a, 1.0 - a.lr * a.weight_decay), a.first_element,
                                         a.master_key, reinterpret_cast<uint32_t*>(a.amax)};
-  adamw_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return launch_behind(adamw_kernel<G, C, M, P>, dim3(static_cast<unsigned>(a.num_chunks)), kShardThreads, 0, stream,
+                       arguments);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ __device__ inline double block_sum(double sum, double* scratch) {
 template <class T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     square_kernel(const __grid_constant__ Buffers buffers, double* partial, bool accumulate) {
+  await_kernel_before();
   __shared__ double scratch[kThreads / 32];
   constexpr int kPack = 16 / sizeof(T);
   double sum = 0.0;
@@ -76,6 +77,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 __global__ void __launch_bounds__(kThreads) finish_kernel(const double* partial, int count, double* square) {
+  await_kernel_before();
   __shared__ double scratch[kThreads / 32];
   double sum = 0.0;
   for (int i = threadIdx.x; i < count; i += kThreads) sum += partial[i];
@@ -104,13 +106,12 @@ cudaError_t global_square(const GradientBuffer* buffers, int num_buffers, Elemen
     }
     const bool again = done > kMaxBuffers;
     const cudaError_t error = dispatch(element, [&](auto zero) {
-      square_kernel<decltype(zero)><<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(part, workspace, again);
-      return cudaGetLastError();
+      return launch_behind(square_kernel<decltype(zero)>, dim3(static_cast<unsigned>(grid)), kThreads, 0, stream, part,
+                           workspace, again);
     });
     if (error != cudaSuccess) return error;
   } while (done < num_buffers);
-  finish_kernel<<<1, kThreads, 0, stream>>>(workspace, grid, square);
-  return cudaGetLastError();
+  return launch_behind(finish_kernel, 1, kThreads, 0, stream, workspace, grid, square);
 }
 
 }  // namespace trireme::kernels

@@ -39,6 +39,7 @@ __device__ inline void block_sum(double (&values)[2], double (&scratch)[kWarps][
 
 template <class G>
 __global__ void __launch_bounds__(kShardThreads) moments_kernel(const Arguments<G, float> a, double* partial) {
+  await_kernel_before();
   __shared__ double scratch[kShardThreads / 32][2];
   const bool skip = a.skip != nullptr && *a.skip != 0.0f;
   double squares[2] = {0.0, 0.0};
@@ -77,6 +78,7 @@ __global__ void __launch_bounds__(kShardThreads) moments_kernel(const Arguments<
 /// One block per tensor.
 __global__ void __launch_bounds__(kSquareThreads)
     squares_kernel(const double* partial, const int32_t* tensor_chunks, double share, double* squares, int64_t row) {
+  await_kernel_before();
   __shared__ double scratch[kSquareThreads / 32][2];
   const int begin = tensor_chunks[blockIdx.x], end = tensor_chunks[blockIdx.x + 1];
   double sums[2] = {0.0, 0.0};
@@ -93,6 +95,7 @@ __global__ void __launch_bounds__(kSquareThreads)
 template <class C>
 __global__ void __launch_bounds__(kShardThreads, 6)
     apply_kernel(const Arguments<float, C> a, const double* squares, int64_t row) {
+  await_kernel_before();
   if (a.skip != nullptr && *a.skip != 0.0f) return;
   const ShardChunk chunk = a.chunks[blockIdx.x];
   const float decay = chunk.tag % 2 != 0 ? a.decay : 0.0f;
@@ -121,18 +124,16 @@ cudaError_t lamb_moments(const Lamb& a, double* partial, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   return dispatch(a.gradient_element, [&](auto zero) {
     using G = decltype(zero);
-    moments_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(
-        shard_arguments<G, float, float>(a, a.weight_decay), partial);
-    return cudaGetLastError();
+    return launch_behind(moments_kernel<G>, dim3(static_cast<unsigned>(a.num_chunks)), kShardThreads, 0, stream,
+                         shard_arguments<G, float, float>(a, a.weight_decay), partial);
   });
 }
 
 cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors, double share,
                          double* squares, int64_t row, cudaStream_t stream) {
   if (num_tensors == 0) return cudaSuccess;
-  squares_kernel<<<static_cast<unsigned>(num_tensors), kSquareThreads, 0, stream>>>(partial, tensor_chunks, share,
-                                                                                    squares, row);
-  return cudaGetLastError();
+  return launch_behind(squares_kernel, dim3(static_cast<unsigned>(num_tensors)), kSquareThreads, 0, stream, partial,
+                       tensor_chunks, share, squares, row);
 }
 
 cudaError_t lamb_apply(const Lamb& a, const double* squares, int64_t row, cudaStream_t stream) {
@@ -140,9 +141,8 @@ cudaError_t lamb_apply(const Lamb& a, const double* squares, int64_t row, cudaSt
   if (!complete(a) || a.master_element != Element::kF32 || squares == nullptr) return cudaErrorInvalidValue;
   return dispatch(a.compute_element, [&](auto zero) {
     using C = decltype(zero);
-    apply_kernel<<<static_cast<unsigned>(a.num_chunks), kShardThreads, 0, stream>>>(
-        shard_arguments<float, C, float>(a, a.weight_decay), squares, row);
-    return cudaGetLastError();
+    return launch_behind(apply_kernel<C>, dim3(static_cast<unsigned>(a.num_chunks)), kShardThreads, 0, stream,
+                         shard_arguments<float, C, float>(a, a.weight_decay), squares, row);
   });
 }
 

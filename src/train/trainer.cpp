@@ -225,7 +225,8 @@ void Trainer::choose_products() {
   const ProgressSection section("products", kStorageAllowance);
   if (sustained) log_info("choosing the algorithms of matrix products under load: up to two minutes, once");
   const MeasuredProducts measured =
-      measure_products(run_.world.device(), sustained ? ProductLoad::kSustained : ProductLoad::kBrief);
+      measure_products(run_.world.device(), sustained ? ProductLoad::kSustained : ProductLoad::kBrief,
+                       /*alone=*/comm_.size() == 1);
   if (sustained) log_info(fmt::format("measured {} matrix products in {:.0f} s", measured.count, measured.seconds));
   comm_.barrier();
 }

@@ -46,7 +46,7 @@ TEST_F(Fp8ProductGpu, EveryScalingAccumulationAndTarget) {
           const at::Tensor expected = adds ? exact + before.to(at::kDouble) : exact;
           at::Tensor first;
           for (int occurrence = 0; occurrence < 6; ++occurrence) {
-            if (occurrence == 5) measure_products(at::Device(at::kCUDA, 0), ProductLoad::kBrief);
+            if (occurrence == 5) measure_products(at::Device(at::kCUDA, 0), ProductLoad::kBrief, /*alone=*/true);
             const at::Tensor sum = before.to(at::kCUDA, dtype, false, true);
             fp8_product_to({sum, adds}, on_gpu(a), on_gpu(b), accumulate);
             if (!first.defined()) first = sum;
@@ -86,7 +86,7 @@ TEST_F(Fp8ProductGpu, ShortSumsIn16BitsHaveTheLibrarysBits) {
             else
               at::mm_out(expected, a, b);
             for (int occurrence = 0; occurrence < 6; ++occurrence) {
-              if (occurrence == 5) measure_products(at::Device(at::kCUDA, 0), ProductLoad::kBrief);
+              if (occurrence == 5) measure_products(at::Device(at::kCUDA, 0), ProductLoad::kBrief, /*alone=*/true);
               at::Tensor out = empty();
               product_out(out, a, b, bias);
               ASSERT_TRUE(at::equal(out, expected))

@@ -41,8 +41,10 @@ class Product {
   /// FP8 operands: fp32 inverse scales, and fast or split accumulation.
   void scale(const at::Tensor& a_inverse, const at::Tensor& b_inverse, bool by_rows, bool fast);
   [[nodiscard]] cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const at::Tensor& out_MN) const;
-  /// The library's first candidates, the one it believes fastest first; none if it has no such product.
-  [[nodiscard]] std::vector<cublasLtMatmulAlgo_t> candidates() const;
+  /// The library's first candidates, the one it believes fastest first; none if it has no such product. Those that need
+  /// no workspace share out the tiles beforehand: no counter is set to 0 before the product.
+  enum class Workspace { kAny, kNone };
+  [[nodiscard]] std::vector<cublasLtMatmulAlgo_t> candidates(Workspace workspace = Workspace::kAny) const;
 
  private:
   struct Handles {

@@ -167,13 +167,14 @@ cublasStatus_t Product::run(const cublasLtMatmulAlgo_t& algorithm, const at::Ten
                             kWorkspaceBytes, stream_of(a_));
 }
 
-std::vector<cublasLtMatmulAlgo_t> Product::candidates() const {
+std::vector<cublasLtMatmulAlgo_t> Product::candidates(Workspace workspace) const {
   cublasLtMatmulPreference_t preference = nullptr;
   succeeded(cublas_lt().MatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
   const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, cublasStatus_t (*)(cublasLtMatmulPreference_t)> owner(
       preference, cublas_lt().MatmulPreferenceDestroy);
-  succeeded(cublas_lt().MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                     &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
+  const size_t bytes = workspace == Workspace::kAny ? kWorkspaceBytes : 0;
+  succeeded(cublas_lt().MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                                     sizeof(bytes)),
             "cublasLtMatmulPreferenceSetAttribute");
   std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found{};
   int count = 0;

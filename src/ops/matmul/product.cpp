@@ -144,9 +144,9 @@ at::Tensor plain_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const a
   return addend.sum.defined() ? y.add_(addend.sum) : y;
 }
 
-MeasuredProducts measure_products(at::Device device, ProductLoad load) {
+MeasuredProducts measure_products(at::Device device, ProductLoad load, bool alone) {
   if constexpr (kCudaBuild)
-    if (kernel_class(device) != KernelClass::kNone) return launch::measure_products(device, load);
+    if (kernel_class(device) != KernelClass::kNone) return launch::measure_products(device, load, alone);
   return {};
 }
 

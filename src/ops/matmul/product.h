@@ -68,7 +68,7 @@ at::Tensor fp8_product(const Fp8Matrix& a_MK, const Fp8Matrix& b_NK, Accumulate 
                        const at::Tensor& bias_N, const Addend& addend, const at::Tensor& out);
 void product_out(at::Tensor& out_MN, const at::Tensor& a_MK, const at::Tensor& b_KN, const at::Tensor& bias_N,
                  bool adds);
-MeasuredProducts measure_products(at::Device device, ProductLoad load);
+MeasuredProducts measure_products(at::Device device, ProductLoad load, bool alone);
 }  // namespace launch
 
 }  // namespace trireme

@@ -170,6 +170,10 @@ bool neighbours(const Form& x, const Form& y) {
 /// not show.
 constexpr int64_t kShortInner = 1024;
 
+/// FP8 products of fewer operations take up to a third of a millisecond, in which the setting of a counter (4 us)
+/// shows.
+constexpr double kMostAlone = 4e11;
+
 /// Tiles of 128 x 256 elements. On an H200 they draw the least power of those that the library chooses for 16-bit
 /// products of long inner dimensions, or up to 2 % more; 192 x 192 and 320 x 128 draw 2 to 4 % more.
 bool has_large_tile(const cublasLtMatmulAlgo_t& algorithm) {
@@ -179,7 +183,8 @@ bool has_large_tile(const cublasLtMatmulAlgo_t& algorithm) {
 
 /// Finds the algorithm for products of a form with random operands. `near`: a measured neighbour; its algorithm is
 /// taken if it writes the bits of the library's here too, otherwise the library's. Null: the candidates are timed.
-void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* near) {
+/// `alone`: as for measure_products().
+void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* near, bool alone) {
   chosen.measured = load;
   if (near != nullptr && !near->own) return;
   const bool under_load = load == ProductLoad::kSustained;
@@ -209,6 +214,9 @@ void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* n
   } else {
     for (const cublasLtMatmulAlgo_t& candidate : candidates)
       if (!only_large || has_large_tile(candidate)) algorithms.emplace_back(candidate);
+    if (alone && form.fp8() && form.fast && form.operations() < kMostAlone)
+      for (const cublasLtMatmulAlgo_t& candidate : product.candidates(Product::Workspace::kNone))
+        algorithms.emplace_back(candidate);
   }
   Ways ways(static_cast<int>(algorithms.size()), out, generator, [&](int way) {
     const Algorithm& algorithm = algorithms[static_cast<size_t>(way)];
@@ -245,7 +253,7 @@ Algorithm chosen(const Form& form, const std::function<Algorithm()>& first) {
 
 }  // namespace lt
 
-MeasuredProducts measure_products(at::Device device, ProductLoad load) {
+MeasuredProducts measure_products(at::Device device, ProductLoad load, bool alone) {
   using namespace lt;
   const c10::cuda::CUDAGuard guard(device);
   // Products whose sizes depend on the batch may never occur again.
@@ -276,7 +284,7 @@ MeasuredProducts measure_products(at::Device device, ProductLoad load) {
     const bool skipped = load == ProductLoad::kSustained ? form.operations() < kWorthwhile : form.fp8() && !form.fast;
     if (skipped && near == all.end()) continue;
     try {
-      measure(form, chosen, load, near == all.end() ? nullptr : &near->second);
+      measure(form, chosen, load, near == all.end() ? nullptr : &near->second, alone);
       ++result.count;
     } catch (const c10::OutOfMemoryError&) {
       continue;  // the library's choice stays
