@@ -64,18 +64,23 @@ FmsReport::FmsReport(bool labels_of_2024, double tokens_per_rank, int64_t ranks,
 void FmsReport::add(const TrainMetrics& metrics) {
   ++run_steps_;
   ++interval_steps_;
-  loss_sum_ += metrics.loss;
+  if (metrics.has_loss) {
+    ++interval_losses_;
+    loss_sum_ += metrics.loss;
+  }
   grad_norm_sum_ += metrics.grad_norm;
   last_ = metrics;
 }
 
 std::string FmsReport::lines(double now, int64_t reserved_bytes, int64_t allocated_bytes) {
   TRIREME_CHECK(interval_steps_ > 0, "a report without a step");
-  const auto steps = static_cast<double>(interval_steps_), all_steps = static_cast<double>(run_steps_);
+  const auto steps = static_cast<double>(interval_steps_), all_steps = static_cast<double>(run_steps_),
+             losses = static_cast<double>(interval_losses_);
   const double step_time = (now - interval_start_) / steps, overall_time = (now - run_start_) / all_steps;
   const auto rate = [&](double seconds) { return seconds > 0 ? static_cast<int64_t>(tokens_per_rank_ / seconds) : 0; };
   const int64_t per_day = overall_time > 0 ? static_cast<int64_t>(tokens_per_rank_ * ranks_ / overall_time * 86400) : 0;
-  const std::string step = fmt::format("step: {}", last_.step), loss = "loss: " + format_exact(loss_sum_ / steps),
+  const std::string step = fmt::format("step: {}", last_.step),
+                    loss = "loss: " + format_exact(loss_sum_ / std::max(1.0, losses)),
                     lr = "LR: " + format_exact(last_.lr), tokens = fmt::format("tokens seen: {}", last_.tokens),
                     norm = "gradient norm: " + format_exact(grad_norm_sum_ / steps),
                     reserved = fmt::format("reserved memory: {}", reserved_bytes),
@@ -107,7 +112,7 @@ std::string FmsReport::lines(double now, int64_t reserved_bytes, int64_t allocat
            fmt::format("current token per gpu per sec: {}", rate(step_time)),
            overall,
            fmt::format("overall token per day: {}", per_day)};
-  interval_steps_ = 0;
+  interval_steps_ = interval_losses_ = 0;
   loss_sum_ = grad_norm_sum_ = 0;
   interval_start_ = now;
   return join(all, "\n");

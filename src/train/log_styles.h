@@ -31,7 +31,7 @@ class FmsReport {
  private:
   bool labels_of_2024_;
   double tokens_per_rank_, ranks_, run_start_, interval_start_;
-  int64_t run_steps_ = 0, interval_steps_ = 0;
+  int64_t run_steps_ = 0, interval_steps_ = 0, interval_losses_ = 0;
   double loss_sum_ = 0, grad_norm_sum_ = 0;
   TrainMetrics last_;
 };

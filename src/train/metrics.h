@@ -23,6 +23,7 @@ struct TrainMetrics {
   // Not in metrics.jsonl: rows of data.train, of the run so far and of this step; whole passes over them.
   int64_t rows = 0, step_rows = 0, epoch = 0;
   double flops = 0;           // of the step
+  bool has_loss = true;       // false: no row of the step has a target; the loss is 0 and counts in no mean
   int64_t skipped_steps = 0;  // so far, this one included
   double loss_scale = 1;      // after the step
   NamedMetrics more = {};     // in metrics.jsonl

@@ -98,6 +98,7 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   metrics.tokens = metrics.rows * config_.data.seq_length;
   if (batches.ramps()) metrics.global_batch_size = metrics.step_rows;
   metrics.loss = record[kLoss];
+  metrics.has_loss = record.has_loss();
   metrics.grad_norm = record[kGradNorm];
   metrics.lr = record.lr;
   metrics.step_time_s = seconds;

@@ -74,11 +74,11 @@ void RunTotals::add(const TrainMetrics& metrics) {
   rows += metrics.step_rows;
   step_seconds += metrics.step_time_s;
   flops += metrics.flops;
-  if (std::isfinite(metrics.loss)) {
-    ++finite_losses;
-    loss_sum += metrics.loss;
-  }
-  newest = metrics;
+  if (!metrics.has_loss) return;
+  last_loss = metrics.loss;
+  if (!std::isfinite(metrics.loss)) return;
+  ++losses;
+  loss_sum += metrics.loss;
 }
 
 void RunTotals::add(const EvalMetrics& evaluation) {
@@ -112,8 +112,8 @@ std::optional<double> RunSummary::mfu() const {
 }
 
 std::optional<double> RunSummary::train_loss() const {
-  if (totals.finite_losses == 0) return std::nullopt;
-  return totals.loss_sum / static_cast<double>(totals.finite_losses);
+  if (totals.losses == 0) return std::nullopt;
+  return totals.loss_sum / static_cast<double>(totals.losses);
 }
 
 std::string summary_json(const RunSummary& s) {
@@ -159,7 +159,7 @@ std::vector<std::string> summary_lines(const RunSummary& s) {
     lines.push_back(summary_line("speed", fmt::format("{} tok/s per rank in steps{}", format_short(*rate),
                                                       s.mfu() ? fmt::format(", MFU {:.1f} %", *s.mfu() * 100) : "")));
   if (const auto loss = s.train_loss())
-    lines.push_back(summary_line("train loss", fmt::format("mean {:.5g}, last {:.5g}", *loss, s.totals.newest->loss)));
+    lines.push_back(summary_line("train loss", fmt::format("mean {:.5g}, last {:.5g}", *loss, s.totals.last_loss)));
   if (s.totals.last)
     lines.push_back(
         summary_line("evaluation", fmt::format("first {}, best {}, last {}", evaluation_text(*s.totals.first),

@@ -14,11 +14,11 @@ namespace trireme {
 
 /// Sums over the steps and evaluations of a process.
 struct RunTotals {
-  int64_t steps = 0, rows = 0, finite_losses = 0;
-  double step_seconds = 0, flops = 0, loss_sum = 0;  // loss_sum: of steps with a finite loss
+  int64_t steps = 0, rows = 0, losses = 0;
+  double step_seconds = 0, flops = 0, loss_sum = 0;  // losses, loss_sum: of steps with targets and a finite loss
   std::optional<EvalMetrics> first, best, last;      // evaluations of the run, also before a resume
   std::optional<EvalMetrics> test;
-  std::optional<TrainMetrics> newest;
+  double last_loss = 0;  // of the newest step with targets
   void add(const TrainMetrics& metrics);
   /// Best: the highest accuracy where there is one, else the lowest loss.
   void add(const EvalMetrics& evaluation);
@@ -52,7 +52,7 @@ struct RunSummary {
   /// Over the time of the steps only; nullopt if no step was timed.
   std::optional<double> tokens_per_s_per_rank() const;
   std::optional<double> mfu() const;
-  std::optional<double> train_loss() const;  // mean over the steps of this process
+  std::optional<double> train_loss() const;  // mean over the steps of this process with targets
 };
 
 /// Folder in output.dir of output.keep_best.

@@ -133,7 +133,7 @@ std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t 
   consecutive_skips_ = 0;
   if (record[kSaturated] > 0) report_saturation(record, scaled_tensors);
   if (record[kSpiked] > 0) ++steps_skipped_;
-  const auto z = loss_window_.add(record[kLoss]);
+  const auto z = loss_window_.add(record.has_loss() ? record[kLoss] : std::numeric_limits<double>::quiet_NaN());
   TRIREME_CHECK(z || record[kSpiked] == 0, "step ", record.step, ": the device skipped a loss of ", record[kLoss],
                 " that is no spike");
   if (z) report_spike(record, samples, *z);

@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// Positions in a step's results: fp64, the same on all ranks. kStop to kSampleCount are sums over the ranks; only rank
+/// Positions in a step's results: fp64, the same on all ranks. kStop to kLossCount are sums over the ranks; only rank
 /// 0 votes for kClock.
 enum StepResult {
   kLoss,
@@ -24,6 +24,7 @@ enum StepResult {
   kReady,        // ranks that have finished the phase of the save under way
   kClock,        // 1: output.save_every_minutes have passed
   kSampleCount,  // samples of the step
+  kLossCount,    // what the loss is divided by; 0: no row of the step has a target
   kSaturated,    // FP8 tensors with values beyond their scale
   kLossScale,    // after the step; 1 but for fp16
   kNumResults    // here TaskFacts::metrics begin
@@ -41,6 +42,7 @@ struct StepRecord {
     const double value = values.const_data_ptr<double>()[which];
     return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
   }
+  bool has_loss() const { return (*this)[kLossCount] > 0; }
   bool skipped() const { return (*this)[kNonfinite] > 0 || (*this)[kSpiked] > 0; }
 };
 

@@ -27,21 +27,21 @@ namespace {
 
 /// Statistics of a step that one all-reduce sums over the ranks: fp64, by position. StepBatch::metrics come behind
 /// them.
-enum StepStat { kSquare, kLossSum, kDenominator, kStopVotes, kSaveReady, kSaveClock, kSamples, kNumStats };
+enum StepStat { kSquare, kLossSum, kStopVotes, kSaveReady, kSaveClock, kSamples, kDenominator, kNumStats };
 
 /// The results that the host reads. `saturated`: ShardedUnits::end_step().
 at::Tensor step_results(const at::Tensor& stats, const at::Tensor& loss, const at::Tensor& grad_norm,
                         const StepVerdict& verdict, const at::Tensor& saturated, const at::Tensor& loss_scale) {
   static_assert(kSaveReady - kStopVotes == kReady - kStop && kSaveClock - kStopVotes == kClock - kStop &&
-                kSamples - kStopVotes == kSampleCount - kStop);
+                kSamples - kStopVotes == kSampleCount - kStop && kDenominator - kStopVotes == kLossCount - kStop);
   const int64_t metrics = stats.size(0) - kNumStats;
   at::Tensor results = at::zeros({kNumResults + metrics}, stats.options());
   results[kLoss].copy_(loss);
   results[kGradNorm].copy_(grad_norm);
   results[kNonfinite].copy_(verdict.nonfinite);
   if (verdict.spiked.defined()) results[kSpiked].copy_(verdict.spiked);
-  // Stop, ready, clock and samples: the four sums that the host reads as they are.
-  results.narrow(0, kStop, 4).copy_(stats.narrow(0, kStopVotes, 4));
+  // Stop, ready, clock, samples and the loss's denominator: the five sums that the host reads as they are.
+  results.narrow(0, kStop, 5).copy_(stats.narrow(0, kStopVotes, 5));
   if (saturated.defined()) results[kSaturated].copy_(saturated);
   results[kLossScale].copy_(loss_scale);
   if (metrics > 0) results.narrow(0, kNumResults, metrics).copy_(stats.narrow(0, kNumStats, metrics));

@@ -179,7 +179,7 @@ void Trainer::collect_step() {
   const double seconds = clock_.end_step(record.end);
   progress_.reported = record.step;
   progress_.samples += std::llround(record[kSampleCount]);
-  progress_.last_loss = record[kLoss];
+  if (record.has_loss()) progress_.last_loss = record[kLoss];
   stop_vote_.record(record[kStop] > 0);
   if (record[kClock] > 0) clock_.request_save();
   checkpoints_.advance_if_ready(record.step, progress_.completed, record[kReady]);

@@ -107,6 +107,7 @@ def zero_norm(site):
         assert [m["loss"] for m in metrics] == [0, 0, 0] and [m["grad_norm"] for m in metrics] == [0, 0, 0], metrics
     evals = [site.metrics(f"zero-{optimizer}", "eval")[-1]["loss"] for optimizer in ("adamw", "lamb")]
     assert evals[0] == evals[1], evals
+    assert site.metrics("zero-adamw", "end")[-1]["train_loss"] is None
     run = site.train("output.dir=untaught", "data.train=none.h5", "train.max_steps=3", ranks=2, expect=3)
     assert "none.h5: no row has a target (every loss_mask is 0), so there is nothing to learn" in run.last_words(), run.text()[-2500:]
     # An evaluation on them would be 0 / 0: refused before the first step. (An MLPerf run must not read a row before its

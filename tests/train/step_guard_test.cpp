@@ -18,7 +18,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std
 at::Tensor scalar(double value) { return at::full({}, value, at::kDouble); }
 double ordinary_loss(int64_t step) { return 2.0 + 0.05 * std::sin(1.7 * static_cast<double>(step)); }
 
-StepRecord record_of(int64_t step, double loss, double grad_norm, bool nonfinite, bool spiked, int64_t saturated) {
+StepRecord record_of(int64_t step, double loss, double grad_norm, bool nonfinite, bool spiked, int64_t saturated,
+                     bool has_targets = true) {
   StepRecord record;
   record.step = step;
   record.values = at::zeros({kNumResults}, at::kDouble);
@@ -26,6 +27,7 @@ StepRecord record_of(int64_t step, double loss, double grad_norm, bool nonfinite
                                                   {kGradNorm, grad_norm},
                                                   {kNonfinite, nonfinite ? 1 : 0},
                                                   {kSpiked, spiked ? 1 : 0},
+                                                  {kLossCount, has_targets ? 8 : 0},
                                                   {kSaturated, static_cast<double>(saturated)}};
   for (const auto& [which, value] : values) record.values[which] = value;
   return record;
@@ -38,16 +40,17 @@ class GuardedRun {
       : guard(config, dtype, at::kCPU, [this](const std::string& event) { events.push_back(event); }) {}
 
   /// Device and host in turn; the optimizer's `skip`.
-  bool step(double loss, double grad_norm = 1.0) {
+  bool step(double loss, double grad_norm = 1.0, bool has_targets = true) {
     const StepVerdict verdict = guard.judge(scalar(loss), scalar(grad_norm), /*previous_inspected=*/true);
     guard.update_loss_scale(verdict);
     const bool spiked = verdict.spiked.defined() && verdict.spiked.item<float>() > 0;
     ++steps;
     const bool nonfinite = verdict.nonfinite.item<float>() > 0;
-    ended = guard.inspect(record_of(steps, loss, grad_norm, nonfinite, spiked, 0), 8 * steps, 0, [this](int64_t step) {
-      searched.push_back(step);
-      return std::string("not finite: the gradient of w");
-    });
+    ended = guard.inspect(record_of(steps, loss, grad_norm, nonfinite, spiked, 0, has_targets), 8 * steps, 0,
+                          [this](int64_t step) {
+                            searched.push_back(step);
+                            return std::string("not finite: the gradient of w");
+                          });
     return verdict.skip.item<float>() > 0;
   }
   double scale() const { return guard.loss_scale().item<double>(); }
@@ -172,6 +175,17 @@ TEST(StepGuard, SkipsASpike) {
   EXPECT_EQ(run.guard.steps_skipped(), 1);
   EXPECT_EQ(run.guard.consecutive_skips(), 0) << "a spike's numbers are finite";
   EXPECT_FALSE(run.step(ordinary_loss(41)));
+}
+
+TEST(StepGuard, StepsWithoutTargetsHaveNoLoss) {
+  GuardedRun run(config_with(OnNonfinite::kStop, OnSpike::kSkip));
+  for (int i = 0; i < 40; ++i) EXPECT_FALSE(run.step(0.0, 0.0, /*has_targets=*/false));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_FALSE(run.step(ordinary_loss(i)));
+    EXPECT_FALSE(run.step(0.0, 0.0, /*has_targets=*/false));
+  }
+  EXPECT_TRUE(run.events.empty());
+  EXPECT_TRUE(run.step(50.0));
 }
 
 TEST(StepGuard, DecidesTheSameWhetherTheStepBeforeHasBeenReadOrNot) {
