@@ -51,6 +51,8 @@ double total_size(const std::vector<std::filesystem::path>& files) {
       total += total_size(document_files(path));
       continue;
     }
+    if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
+      throw DataError(fmt::format("cannot read {}: it is not a regular file", path.string()));
     total += static_cast<double>(std::filesystem::file_size(path, error));
     if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
   }

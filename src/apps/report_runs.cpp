@@ -222,6 +222,10 @@ void add_line(ReportRun& run, const nlohmann::json& line, double step) {
 ReportRun read_report_run(const std::filesystem::path& path, bool with_config) {
   const bool folder = std::filesystem::is_directory(path);
   const std::filesystem::path file = folder ? path / "metrics.jsonl" : path;
+  // A named one would block; a shell's stands behind a link in /dev/fd.
+  std::error_code no_status;
+  if (std::filesystem::is_fifo(std::filesystem::symlink_status(file, no_status)))
+    throw DataError(fmt::format("cannot read {}: it is not a regular file", file.string()));
   std::ifstream in(file);
   if (!in)
     throw DataError(fmt::format("cannot open {}: name the output.dir of a run, or its metrics.jsonl", file.string()));

@@ -17,7 +17,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,16 +46,13 @@ void write_output(const std::string& path, const std::string& content) {
 }
 
 void require_output(const char* tool, const char* option, const std::string& path, const OutputKind& kind) {
-  constexpr std::streamsize kHead = 1 << 16;
+  constexpr size_t kHead = 1 << 16;
   std::error_code error;
   if (std::filesystem::is_directory(path, error) || path.ends_with('/'))
     throw WriteError(fmt::format("{}: {} {} is a directory: name a file", tool, option, path));
   if (!std::filesystem::is_regular_file(path, error)) return;
-  std::string head(kHead, '\0');
-  std::ifstream file(path, std::ios::binary);
-  file.read(head.data(), kHead);
-  head.resize(static_cast<size_t>(file.gcount()));
-  const bool empty = file.eof() && head.empty();
+  const std::string head = file_head(path, kHead);
+  const bool empty = head.empty() && std::filesystem::file_size(path, error) == 0 && !error;
   if (!empty && (!head.starts_with(kind.begin) || head.find(kind.mark) == std::string::npos))
     throw ConfigError(fmt::format("{}: {} {} is there and is no {}: name another file", tool, option, path, kind.what));
 }

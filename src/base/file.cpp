@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 namespace trireme {
@@ -66,6 +67,16 @@ std::string read_text_file(const std::filesystem::path& path, ExitCode code, siz
     throw Error(code, fmt::format("{} has {} bytes, more than the {} that such a file may have", path.string(),
                                   bytes.size(), max_bytes));
   return bytes.empty() ? std::string() : std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+std::string file_head(const std::filesystem::path& path, size_t most) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return "";
+  std::string head(most, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(head.data(), static_cast<std::streamsize>(most));
+  head.resize(static_cast<size_t>(file.gcount()));
+  return head;
 }
 
 void AtomicFile::write(const void* data, size_t size) {

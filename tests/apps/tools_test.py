@@ -45,6 +45,9 @@ def check_plot(site):
         site.run("trireme", "plot", metrics("bad.jsonl", [1, step]), code=3, says='bad.jsonl:2: "step" is')
     (site.work / "event.jsonl").write_text('{"event": 5}\n{"event": "train", "step": 1, "loss": 2.0}\n')
     site.run("trireme", "plot", "event.jsonl")
+    os.mkfifo(site.work / "fifo.jsonl")
+    site.run("trireme", "plot", "fifo.jsonl", code=3, says="cannot read fifo.jsonl: it is not a regular file")
+    subprocess.run(f"cat event.jsonl | {site.bin}/trireme plot /dev/stdin", shell=True, check=True, cwd=site.work, stdout=subprocess.DEVNULL)
     falls = metrics("falls.jsonl", list(range(1, 41)))
     for locale, ascii_only in (({"LC_ALL": "C"}, True), ({"LC_ALL": "", "LC_CTYPE": "", "LANG": ""}, True), ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8"}, False),
                                ({"LC_ALL": "POSIX", "LANG": "en_US.utf8"}, True)):

@@ -142,6 +142,8 @@ TEST_F(FileTest, MapsFilesAndNamesWhatCannotBeMapped) {
   EXPECT_NE(folder.find("directory"), std::string::npos) << folder;
   ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
   error_of(ExitCode::kData, [&] { MappedFile(dir_ / "fifo", ExitCode::kData); });
+  EXPECT_EQ(file_head(dir_ / "fifo", 3), "");
+  EXPECT_EQ(file_head(dir_ / "a", 3) + file_head(dir_ / "a", 9), "helhello");
 }
 
 TEST_F(FileTest, ReadTextFileBoundsTheSize) {

@@ -127,7 +127,9 @@ def data(site):
         if "token_" in name:  # F24: file, offset, value, vocabulary
             expect(outcome, 3, "token id ", "outside the model's vocabulary of 100")
 
-    all_of([(name, lambda name=name: check(name)) for name in names])
+    os.mkfifo(site.work / "fifo")
+    tasks = [(name, lambda name=name: check(name)) for name in names]
+    all_of([*tasks, ("fifo", lambda: expect(site.run("fifo", f"data.train={site.work}/fifo"), 3, "fifo: it is not a regular file"))])
     assert not (site.work / "executed").exists()
 
 

@@ -35,6 +35,9 @@ class MappedFile {
 /// Reads a whole (small) file; at most `max_bytes`, else an Error with `code`.
 std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);
 
+/// The first bytes of a regular file, at most `most`; none of anything else. A FIFO would block.
+std::string file_head(const std::filesystem::path& path, size_t most);
+
 /// Writes to a temporary name in the same directory (TemporaryFile). commit() publishes the file: fsync, rename, fsync
 /// of the directory. Without commit() the destructor removes the temporary file. The constructor removes temporary
 /// files that dead processes left for the same target (TemporaryFile). Every failure (disk full, read-only, short

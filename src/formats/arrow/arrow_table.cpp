@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <span>
 
 #ifdef TRIREME_WITH_PARQUET
@@ -27,13 +26,13 @@ constexpr std::string_view kArrowMagic = "ARROW1";
 }  // namespace
 
 bool looks_like_arrow(const std::filesystem::path& path) {
-  char head[8] = {};
-  std::ifstream(path, std::ios::binary).read(head, 8);
-  if (std::memcmp(head, kArrowMagic.data(), kArrowMagic.size()) == 0) return true;
+  std::string head = file_head(path, 8);
+  if (head.starts_with(kArrowMagic)) return true;
+  head.resize(8);
   // A stream begins with the continuation marker and the length of the schema's message, a multiple of 8.
   int32_t marker = 0, length = 0;
-  std::memcpy(&marker, head, 4);
-  std::memcpy(&length, head + 4, 4);
+  std::memcpy(&marker, head.data(), 4);
+  std::memcpy(&length, head.data() + 4, 4);
   return marker == -1 && length > 0 && length % 8 == 0;
 }
 

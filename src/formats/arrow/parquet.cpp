@@ -1,11 +1,11 @@
 #include "trireme/arrow/parquet.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <cstring>
-#include <fstream>
 
 #ifdef TRIREME_WITH_PARQUET
 #include "arrow_arrays.h"
@@ -19,11 +19,7 @@
 
 namespace trireme {
 
-bool looks_like_parquet(const std::filesystem::path& path) {
-  char magic[4] = {};
-  std::ifstream(path, std::ios::binary).read(magic, 4);
-  return std::memcmp(magic, "PAR1", 4) == 0;
-}
+bool looks_like_parquet(const std::filesystem::path& path) { return file_head(path, 4) == "PAR1"; }
 
 #ifdef TRIREME_WITH_PARQUET
 
@@ -54,6 +50,7 @@ ParquetFile::ParquetFile(const std::filesystem::path& path) : state_(std::make_u
   state_->path = path;
   std::error_code error;
   if (!std::filesystem::exists(path, error)) fail(path, "no such file");
+  const MappedFile regular(path, ExitCode::kData);  // Arrow would wait for the writer of a FIFO
   try {
     auto file = value_or_fail(arrow::io::ReadableFile::Open(path.string()), path);
     state_->reader = value_or_fail(parquet::arrow::OpenFile(file, arrow::default_memory_pool()), path);

@@ -4,9 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <bit>
-#include <fstream>
 #include <limits>
 #include <string_view>
 #include <type_traits>
@@ -56,13 +54,7 @@ TypeInfo info_of(MegatronType type) {
   return info;
 }
 
-bool has_megatron_magic(const fs::path& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) return false;
-  std::array<char, kMegatronMagic.size()> head{};
-  std::ifstream file(path, std::ios::binary);
-  return file.read(head.data(), head.size()) && std::string_view(head.data(), head.size()) == kMegatronMagic;
-}
+bool has_megatron_magic(const fs::path& path) { return file_head(path, kMegatronMagic.size()) == kMegatronMagic; }
 
 bool is_bin(const fs::path& path) { return path.extension() == ".bin"; }
 
