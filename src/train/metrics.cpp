@@ -47,11 +47,12 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
     while (std::getline(in, text)) {
       int64_t step = 0;
       std::optional<EvalMetrics> evaluation;
-      bool repeated = false;  // with the evaluation
+      bool repeated = false, other = false;  // repeated: with the evaluation
       try {
         const auto object = nlohmann::json::parse(text);
         step = object.value("step", int64_t{0});
         const std::string event = object.value("event", "");
+        other = event == kOtherEvaluation;
         if (event == "eval") evaluation = read_evaluation(object);
         repeated = evaluation || event == "sample";
       } catch (const nlohmann::json::exception&) {
@@ -61,6 +62,7 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
       if (step > *resume_step) break;
       if (!evaluated && step == *resume_step && repeated) continue;
       if (evaluation) earlier_.push_back(*evaluation);
+      if (other) earlier_.clear();
       kept += text + '\n';
     }
     if (foreign > 0)

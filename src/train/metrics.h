@@ -47,6 +47,9 @@ struct MlperfBlock {
   double seconds = 0, loss = 0, samples_per_second = 0;
 };
 
+/// The event of a resume from which on evaluations read other rows.
+inline constexpr const char* kOtherEvaluation = "other_evaluation";
+
 /// One JSON object a line, appended. Numbers keep all their digits; NaN and infinities are the strings "nan", "inf",
 /// "-inf". Lines that cannot be written are kept in memory until they can be: a full disk does not end the run.
 class MetricsFile {
@@ -60,7 +63,7 @@ class MetricsFile {
   void write(const EvalMetrics& metrics);
   /// The evaluation on data.test: "event":"test".
   void write_test(const EvalMetrics& metrics);
-  /// Evaluations of the run before the resume, from the lines that were kept.
+  /// Evaluations of the run before the resume, from the lines that were kept, behind the last kOtherEvaluation.
   const std::vector<EvalMetrics>& earlier_evaluations() const { return earlier_; }
 
  private:

@@ -34,7 +34,10 @@ void Report::open() {
       output / "metrics.jsonl", progress_.completed > 0 ? std::optional(progress_.completed) : std::nullopt,
       /*evaluated=*/!progress_.evaluation_open);
   event(description());
-  for (const EvalMetrics& evaluation : metrics_file_->earlier_evaluations()) totals_.add(evaluation);
+  if (progress_.other_evaluation)
+    event(nlohmann::json{{"event", kOtherEvaluation}, {"step", progress_.completed}}.dump());
+  else
+    for (const EvalMetrics& evaluation : metrics_file_->earlier_evaluations()) totals_.add(evaluation);
   if (!TensorboardLog::folder(config_).empty())
     tensorboard_ =
         std::make_unique<TensorboardLog>(config_, progress_.completed, nlohmann::json::parse(description()).dump(2));

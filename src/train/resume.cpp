@@ -74,6 +74,7 @@ class Loader {
   void check_run(const std::filesystem::path& directory, const CheckpointManifest& manifest) const;
   std::string compare_with_model(const CheckpointManifest& manifest) const;
   void check_inputs(const CheckpointManifest& manifest) const;
+  std::string evaluation_change(const CheckpointManifest& manifest) const;
   void fill(CheckpointReader& reader) const;
   const CheckpointRun& run_;
   Communicator& comm_;
@@ -169,6 +170,22 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
            "files");
 }
 
+std::string Loader::evaluation_change(const CheckpointManifest& manifest) const {
+  if (manifest.version == 1) return "";
+  const Config then = parse_config(manifest.config, "the checkpoint"),
+               now = parse_config(run_.manifest.config, "this run");
+  const SplitKeys before = split_keys(then, Split::kValid), keys = split_keys(now, Split::kValid);
+  if (before.samples != keys.samples) return keys.samples_key;
+  const auto hashes = [](const std::vector<Fingerprint>& files) {
+    std::vector<std::string> all;
+    for (const Fingerprint& file : files) all.push_back(file.hash);
+    return all;
+  };
+  const bool same = manifest.evaluation.empty() ? before.files == keys.files
+                                                : hashes(manifest.evaluation) == hashes(run_.manifest.evaluation);
+  return same ? "" : keys.key;
+}
+
 void Loader::fill(CheckpointReader& reader) const {
   at::NoGradGuard no_grad;
   for (const auto& [kind, shard, tensor] : state_) {
@@ -224,6 +241,7 @@ std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, s
   });
   if (!reason.empty()) return std::nullopt;
   ResumedRun resumed{loop_state(manifest), std::nullopt};
+  resumed.evaluation_change = comm_.all_gather_host(comm_.rank() == 0 ? evaluation_change(manifest) : "")[0];
   if (manifest.version != 1) resumed.config = parse_config(manifest.config, directory.string());
   reason = shared_problem(comm_, [&] {
     CheckpointReader reader(directory, manifest);
@@ -305,12 +323,27 @@ void report_extension(const Config& before, const Config& config, int64_t comple
                        now, completed, consequence));
 }
 
+/// Losses of other rows compare with none of the run's before.
+void forget_evaluations(const ResumedRun& resumed, RunProgress& progress) {
+  log_info(
+      fmt::format("warning: {} is not what the evaluations up to step {} read: the best evaluation, train.patience "
+                  "and the targets start anew",
+                  resumed.evaluation_change, progress.evaluated_step));
+  const RunProgress fresh;
+  progress.best_score = fresh.best_score;
+  progress.best_step = fresh.best_step;
+  progress.evaluations_since_best = 0;
+  progress.reached_target = false;
+  progress.other_evaluation = true;
+}
+
 void restore(const RunParts& run, const ResumedRun& resumed, TrainStep& step, RunProgress& progress) {
   const LoopState& loop = resumed.loop;
   const bool extended = resumed.config && resumed.config->train.max_steps < run.config.train.max_steps;
   progress = loop.progress;
   if (!loop.has_samples) progress.samples = BatchSizes(run.config.batch).before(progress.completed);
   progress.reached_target = progress.reached_target && !extended;
+  if (!resumed.evaluation_change.empty() && progress.best_step >= 0) forget_evaluations(resumed, progress);
   progress.out_of_patience = run.config.train.patience && progress.evaluations_since_best >= *run.config.train.patience;
   step.guard().restore(loop.guard);
   run.task.restore_data_state(progress.completed, loop.data_position);

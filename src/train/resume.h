@@ -12,7 +12,8 @@ namespace trireme {
 
 struct ResumedRun {
   LoopState loop;
-  std::optional<Config> config;  // of the run that saved it; none: format version 1
+  std::optional<Config> config;        // of the run that saved it; none: format version 1
+  std::string evaluation_change = {};  // what evaluations read now and did not before; empty: the same
 };
 
 /// Collective. Fills the tensors from the newest whole checkpoint of this run. Each newer one is skipped with a warning

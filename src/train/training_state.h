@@ -39,7 +39,8 @@ struct RunProgress {
   double best_score = -std::numeric_limits<double>::infinity();  // of the best evaluation: EvalMetrics::score()
   int64_t best_step = -1;                                        // that it came after
   int64_t evaluations_since_best = 0;
-  bool out_of_patience = false;  // train.patience
+  bool out_of_patience = false;   // train.patience
+  bool other_evaluation = false;  // evaluations before this start were of other rows; not kept
 
   /// An evaluation ends the run before its last step.
   bool ends_early() const { return reached_target || out_of_patience; }

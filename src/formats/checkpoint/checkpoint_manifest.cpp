@@ -213,6 +213,7 @@ std::string manifest_json(const CheckpointManifest& m) {
                    {"data", fingerprints_json(m.data)},
                    {"base", fingerprints_json(m.base)},
                    {"inputs", fingerprints_json(m.inputs)},
+                   {"evaluation", fingerprints_json(m.evaluation)},
                    {"units", units},
                    {"files", files}};
   const std::string body = dump(manifest);
@@ -262,6 +263,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::
   m.data = parse_fingerprints(fields.list("data"), where + " data");
   m.base = parse_fingerprints(fields.list("base"), where + " base");
   if (object.contains("inputs")) m.inputs = parse_fingerprints(fields.list("inputs"), where + " inputs");
+  if (object.contains("evaluation"))
+    m.evaluation = parse_fingerprints(fields.list("evaluation"), where + " evaluation");
   for (const Json& unit : fields.list("units")) m.units.push_back(parse_unit(unit, where));
   for (const Json& file : fields.list("files")) m.files.push_back(parse_file(file, where, path.parent_path()));
   check_coverage(m, where);

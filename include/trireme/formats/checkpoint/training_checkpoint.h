@@ -73,6 +73,7 @@ struct CheckpointManifest {
   std::vector<Fingerprint> data, base;  // training rows; files of the frozen base model
   /// Other files that results depend on. Empty: a checkpoint of an earlier version, or there are none.
   std::vector<Fingerprint> inputs;
+  std::vector<Fingerprint> evaluation;  // rows of evaluations; empty as `inputs`
   std::vector<CheckpointUnit> units;
   std::vector<CheckpointFile> files;
 
