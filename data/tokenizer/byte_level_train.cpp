@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <queue>
 
 namespace trireme {
@@ -124,6 +125,14 @@ ByteLevelModel model_without_tokens(const ByteLevelTraining& training) {
   return model;
 }
 
+/// Of the first of `names` that is a special token; else of the first special token.
+int32_t named_id(const ByteLevelModel& model, std::initializer_list<std::string_view> names) {
+  for (const std::string_view name : names)
+    for (const AddedToken& token : model.added)
+      if (token.content == name) return token.id;
+  return model.added.front().id;
+}
+
 }  // namespace
 
 ByteLevelTrainer::ByteLevelTrainer(const ByteLevelTraining& training)
@@ -197,7 +206,10 @@ ByteLevelModel ByteLevelTrainer::train() const {
   }
   for (size_t i = 0; i < merges.size(); ++i)
     if (ranks[pair_of(merges[i].left, merges[i].right)] == i) model.merges.push_back(merges[i]);
-  if (!model.added.empty()) model.bos_id = model.eos_id = model.added.front().id;
+  if (!model.added.empty()) {
+    model.bos_id = named_id(model, {"<|begin_of_text|>", "<s>", "<bos>"});
+    model.eos_id = named_id(model, {"<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>"});
+  }
   return model;
 }
 

@@ -254,5 +254,18 @@ TEST(ByteLevelTraining, HasItsLimits) {
   EXPECT_EQ(trainer.train().merges.size(), 3u) << "y e, ye s, Ġ yes";
 }
 
+TEST(ByteLevelTraining, SpecialTokensHaveTheRoleOfTheirNames) {
+  const auto roles = [](std::vector<std::string> specials) {
+    ByteLevelTrainer trainer({.vocab_size = 260, .specials = std::move(specials)});
+    trainer.add("yes");
+    const ByteLevelModel model = trainer.train();
+    return std::pair(*model.bos_id, *model.eos_id);
+  };
+  EXPECT_EQ(roles({"<|begin_of_text|>", "<|end_of_text|>"}), std::pair(0, 1));
+  EXPECT_EQ(roles({"<pad>", "</s>", "<s>"}), std::pair(2, 1));
+  EXPECT_EQ(roles({"<pad>", "<|endoftext|>"}), std::pair(0, 1));
+  EXPECT_EQ(roles({"<a>", "<b>"}), std::pair(0, 0));
+}
+
 }  // namespace
 }  // namespace trireme
