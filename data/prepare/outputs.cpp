@@ -29,6 +29,11 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
     if (!path.empty() && path.extension() != ".npy" && !is_hdf5_name(path))
       throw ConfigError(
           fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format", path.string()));
+  for (const std::filesystem::path& path : {output, valid_output}) {
+    const std::string head = file_head(path, 6);
+    if (!head.empty() && head != "\x93NUMPY" && !head.starts_with("\x89HDF"))
+      throw ConfigError(fmt::format("{} is there and holds no rows: name another file", path.string()));
+  }
   if (valid_output.empty() != (valid_fraction == 0))
     throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
   if (!(valid_fraction >= 0 && valid_fraction < 1))

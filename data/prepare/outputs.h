@@ -13,8 +13,8 @@
 
 namespace trireme {
 
-/// ConfigError unless the names end in .npy, .h5 or .hdf5, no file is named twice, inputs included, and a second file
-/// and its fraction are both given or neither. Makes the folders.
+/// ConfigError unless the names end in .npy, .h5 or .hdf5, what is there is npy or HDF5, no file is named twice, inputs
+/// included, and a second file and its fraction are both given or neither. Makes the folders.
 void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,
                        const std::filesystem::path& valid_output, double valid_fraction);
 /// Whether an item is among a fraction of all, by its number, a seed and what it is drawn for.

@@ -10,6 +10,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/formats/huggingface/staged_model.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -74,7 +75,32 @@ struct TrainArguments {
   ByteLevelTraining byte_level;
   std::vector<std::string> specials;
   std::string format, output, field;
+  bool force = false;
 };
+
+/// --output: without --force, neither what others have made nor the tokenizer of a model is replaced.
+void require_tokenizer_output(const TrainArguments& arguments) {
+  // As byte_level_config_json() and sentencepiece's trainer begin.
+  constexpr std::string_view kConfig = "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"bos_token\": ";
+  constexpr std::string_view kPieces = "\n\x0e\n\x05<unk>\x15";
+  if (arguments.force) return;
+  const std::filesystem::path output = arguments.output;
+  const bool is_file = arguments.format == "sentencepiece";
+  const auto there = [&](const char* name) { return !file_head(output / name, 1).empty(); };
+  if (is_file ? file_head(output, 1).empty() : !there("tokenizer.json") && !there("vocab.json") && !there("merges.txt"))
+    return;
+  const auto [mark_file, mark] =
+      is_file ? std::pair(output, kPieces) : std::pair(output / "tokenizer_config.json", kConfig);
+  if (file_head(mark_file, mark.size()) != mark)
+    throw WriteError(
+        fmt::format("tokenizer train: {} has a tokenizer or file that is not of this program; choose another --output "
+                    "or add --force",
+                    arguments.output));
+  const std::filesystem::path folder = is_file ? std::filesystem::absolute(output).parent_path() : output;
+  if (holds_model(folder))
+    throw WriteError(fmt::format(
+        "tokenizer train: {} is the tokenizer of a model; choose another --output or add --force", arguments.output));
+}
 
 struct TextCounts {
   int64_t texts = 0, bytes = 0, dropped = 0;
@@ -115,11 +141,11 @@ void train_byte_level(const TrainArguments& arguments) {
   const double start = steady_seconds();
   const std::filesystem::path output = arguments.output;
   ByteLevelTrainer trainer(arguments.byte_level);
-  make_directories(output);
   TextCounts counts;
   for (const auto& path : arguments.sentencepiece.inputs) add_texts(path, arguments.field, trainer, counts);
   if (counts.texts == 0)
     throw DataError(fmt::format("no text to train on: the input has no UTF-8 text ({} dropped)", counts.dropped));
+  make_directories(output);
   std::fputs(fmt::format("{} different words in {}; merging …\n", format_count(trainer.words()),
                          format_bytes(static_cast<double>(counts.bytes)))
                  .c_str(),
@@ -152,6 +178,7 @@ void train_sentencepiece(const TrainArguments& arguments) {
                   format_count(training.vocab_size), training.inputs.size(), training.inputs.size() == 1 ? "" : "s")
           .c_str(),
       stderr);
+  for (const auto& input : training.inputs) (void)MappedFile(input, ExitCode::kData);
   if (const std::filesystem::path output = arguments.output; output.has_parent_path())
     make_directories(output.parent_path());
   AtomicFile file(arguments.output);  // opened before the training, to fail early if it cannot be written
@@ -173,6 +200,7 @@ void train_sentencepiece(const TrainArguments& arguments) {
 void train(TrainArguments arguments) {
   const bool model_file = std::filesystem::path(arguments.output).extension() == ".model";
   if (arguments.format.empty()) arguments.format = model_file ? "sentencepiece" : "byte-level";
+  require_tokenizer_output(arguments);
   if (arguments.format == "sentencepiece") {
     if (!arguments.specials.empty())
       throw ConfigError("--special is for --format byte-level: Llama's pieces are fixed");
@@ -217,6 +245,7 @@ void add_trainer(CLI::App& tool) {
   trainer->add_option("--field", arguments->field,
                       "Byte-level: the field with the text in JSON, Parquet and Arrow (default text)");
   trainer->add_option("--threads", training.threads, "Sentencepiece: threads (default: one per core)");
+  trainer->add_flag("--force", arguments->force, "Replace the tokenizer in --output");
   trainer->add_flag("--verbose", training.verbose, "Sentencepiece: show its own log");
   trainer->callback([arguments] { train(*arguments); });
 }

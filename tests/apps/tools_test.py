@@ -68,10 +68,32 @@ def check_plot(site):
         os.close(outer)
 
 
+def check_tokenizer_outputs(site):
+    train = ["tokenizer", "train", "--input", "text.txt", "--vocab-size", 320, "--output"]
+    for output, foreign in (("one", "one/tokenizer.json"), ("two.model", "two.model"), ("three.npy", "three.npy")):
+        (site.work / foreign).parent.mkdir(exist_ok=True)
+        (site.work / foreign).write_text("{}")
+    site.run("trireme", *train, "one", code=73, says="one has a tokenizer or file that is not of this program")
+    site.run("trireme", *train, "two.model", code=73, says="two.model has a tokenizer or file that is not of this program")
+    site.run("trireme", "data", "pack", "--tokenizer", "made/by/it/t.model", "--seq-length", 16, "--input", "text.txt", "--output", "three.npy", code=2,
+             says="three.npy is there and holds no rows: name another file")
+    assert (site.work / "one" / "tokenizer.json").read_text() == (site.work / "two.model").read_text() == (site.work / "three.npy").read_text() == "{}"
+    for output in ("new", "new/t.model"):
+        site.run("trireme", *train, output)
+        site.run("trireme", *train, output)
+        (site.work / "new" / "config.json").write_text("{}")
+        site.run("trireme", *train, output, code=73, says=f"{output} is the tokenizer of a model; choose another --output or add --force")
+        site.run("trireme", *train, output, "--force")
+        (site.work / "new" / "config.json").unlink()
+        site.run("trireme", "tokenizer", "train", "--input", "absent.txt", "--vocab-size", 320, "--output", f"absent/{output}", code=3)
+        assert not (site.work / "absent").exists()
+
+
 def check_text(site):
     (site.work / "text.txt").write_text("\n\n".join(f"The trireme crossed the strait with {170 + i} rowers." for i in range(60)))
     site.run("trireme", "tokenizer", "train", "--input", "text.txt", "--vocab-size", 320, "--output", "made/by/it/t.model")
     pack = ["data", "pack", "--tokenizer", "made/by/it/t.model", "--seq-length", 16, "--output", "also/made/rows.npy"]
+    check_tokenizer_outputs(site)
     lines = ['{"text": "The rowers crossed the strait with the trireme."}'] * 20
     lines += ['{"text": "The rowers crossed.", "score": NaN, "n": 1e999, "id": "\\ud83d"}', '{"text": "half \\udc00 a pair"}'] + lines
     (site.work / "python.jsonl").write_text("\n".join(lines))
