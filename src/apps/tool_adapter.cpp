@@ -32,6 +32,35 @@ struct MergeOptions {
   bool force = false;
 };
 
+/// A base with the adapter's rows of the vocabulary in fp32; as rows of the stored matrix they have its type.
+class WithTrainedRows final : public WeightSource {
+ public:
+  WithTrainedRows(const WeightSource& base, const std::map<std::string, TokenRows>& trained) : base_(base) {
+    for (const auto& [module, rows] : trained) {
+      at::Tensor& matrix = matrices_[module + ".weight"] = read_tensor(base, module + ".weight");
+      matrix.index_copy_(0, at::tensor(rows.ids), at::tensor(rows.values).view({-1, rows.columns}));
+    }
+  }
+  std::vector<std::string> names() const override { return base_.names(); }
+  std::optional<TensorInfo> find(const std::string& name) const override {
+    const auto found = matrices_.find(name);
+    if (found == matrices_.end()) return base_.find(name);
+    return TensorInfo{DType::kF32, found->second.sizes().vec()};
+  }
+  std::vector<ElementSpan> read(const std::string& name, int64_t begin, int64_t end) const override {
+    const auto found = matrices_.find(name);
+    if (found == matrices_.end()) return base_.read(name, begin, end);
+    const float* values = found->second.const_data_ptr<float>();
+    return {{reinterpret_cast<const std::byte*>(values + begin), end - begin}};
+  }
+  std::string place(const std::string& name) const override { return base_.place(name); }
+  std::string description() const override { return base_.description(); }
+
+ private:
+  const WeightSource& base_;
+  std::map<std::string, at::Tensor> matrices_;
+};
+
 /// What an adapter makes of one base tensor, fp32: W + scale B A, with DoRA its rows brought to the magnitudes'
 /// lengths; undefined when it has no matrices for it.
 at::Tensor adapted(const std::string& name, const at::Tensor& weight, const std::map<std::string, at::Tensor>& adapter,
@@ -218,20 +247,21 @@ void merge(const MergeOptions& options) {
     throw ModelError(fmt::format("adapter {} changes nothing: {}", options.adapter,
                                  zero ? "every lora_B is zero (was it trained?)" : "its alpha is zero"));
 
-  const auto base = open_decoder_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
-  check_base_tensors(adapter, *base);
+  const auto files = open_decoder_weights(options.model, stored, config.vocab_size, 0, adapter.token_rows);
+  check_base_tensors(adapter, *files);
+  const WithTrainedRows base(*files, adapter.token_rows);
   // An embedding and an output matrix that were one and are no more are written as two.
   const std::string head = family_of(config).names.head + ".weight",
                     embedding = family_of(config).names.embedding + ".weight";
   const bool untied = config.tie_word_embeddings && (!with_adapter.tied() || with_adapter.embedding_adapter());
   config.tie_word_embeddings = config.tie_word_embeddings && !untied;
   DType coarsest = DType::kF32;
-  const auto declared = merged_tensors(options, config, *base, coarsest);
+  const auto declared = merged_tensors(options, config, *files, coarsest);
   config.dtype = torch_dtype_name(declared.front().info.dtype);
   ModelDirectoryWriter writer(output, declared);
   std::map<std::string, TargetChange> changes;
   for (const auto& [name, info, transposed, padded] : declared) {
-    at::Tensor weight = read_tensor(*base, untied && name == head ? embedding : name);
+    at::Tensor weight = read_tensor(base, untied && name == head ? embedding : name);
     if (const auto saved = tensors.find(name); saved != tensors.end()) {
       weight = saved->second;
     } else if (const at::Tensor changed = adapted(name, weight, tensors, lora); changed.defined()) {
@@ -244,7 +274,7 @@ void merge(const MergeOptions& options) {
   writer.copy_companions(options.model);
   writer.seal(config);
   keep_added_rows(options.model, writer);
-  prove_merge(options, writer.path(), config, with_adapter, *base, tensors, changes, coarsest);
+  prove_merge(options, writer.path(), config, with_adapter, base, tensors, changes, coarsest);
   writer.commit();
   fmt::print("merged model in {}\n", options.output);
 }

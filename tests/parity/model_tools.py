@@ -125,6 +125,16 @@ def check_merge(base):
     half = ["adapter", "merge", "--model", WORK / "half", "--adapter", faint]
     trireme(*half, "--output", WORK / "m3", code=4, says="--dtype fp32")
     trireme(*half, "--output", WORK / "m6", "--dtype", "f32", says="100.0 %")
+    # So are trained rows of the vocabulary.
+    rows = get_peft_model(AutoModelForCausalLM.from_pretrained(WORK / "half", dtype=torch.float32), LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[5, 6]))
+    with torch.no_grad():
+        for key, value in rows.named_parameters():
+            if "lora_B" in key or "trainable_tokens" in key:
+                value.add_(torch.randn_like(value) * 0.05)
+    rows.save_pretrained(WORK / "rows")
+    trireme("adapter", "merge", "--model", WORK / "half", "--adapter", WORK / "rows", "--output", WORK / "m7", "--dtype", "fp32")
+    trained = next(value for key, value in load_file(WORK / "rows" / "adapter_model.safetensors").items() if "trainable_tokens" in key)
+    assert not torch.equal(trained, trained.bfloat16().float()) and torch.equal(load_file(WORK / "m7" / "model.safetensors")["model.embed_tokens.weight"][5:7], trained)
     trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", WORK / "m4", "--dtype", "bf16", says="bound")
     assert AutoModelForCausalLM.from_pretrained(WORK / "m4", dtype="auto").dtype == torch.bfloat16
     # An adapter of another shape.
