@@ -1,5 +1,6 @@
 #include "data/tokenizer/byte_level_tokenizer.h"
 
+#include "data/tokenizer/characters.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 
@@ -34,6 +35,17 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
     at = found + (found < text.size() ? from.size() : 0);
   }
   return made;
+}
+
+/// `begin` bytes of the text come from its first character; how many do after `step`, a replacement.
+size_t start_after_replacing(std::string_view text, const NormaliserStep& step, size_t begin) {
+  size_t kept = 0, at = 0;
+  for (size_t found = text.find(step.from); found < begin; found = text.find(step.from, at)) {
+    kept += found - at;
+    at = found + step.from.size();
+    if (character_begin(text, at) < begin) kept += step.to.size();
+  }
+  return kept + begin - std::min(at, begin);
 }
 
 /// The byte of a token such as <0x0A>; -1 for other tokens.
@@ -115,17 +127,22 @@ std::shared_ptr<BpeEncoder::Cache> ByteLevelTokenizer::take_cache() const {
   return encoder_.make_cache();
 }
 
-bool ByteLevelTokenizer::normalise(std::string_view text, std::string& out) const {
+bool ByteLevelTokenizer::normalise(std::string_view text, std::string& out, size_t* of_first) const {
   std::string made(text), composed;
+  size_t begin = of_first == nullptr || text.empty() ? 0 : character_at(text, 0).bytes;
   for (const NormaliserStep& step : model_.normalisers) {
     if (step.kind == NormaliserStep::kNfc) {
+      if (std::string head; begin > 0 && normalise_nfc(made.substr(0, begin), head)) begin = head.size();
       if (normalise_nfc(made, composed)) made.swap(composed);
     } else if (step.kind == NormaliserStep::kPrepend) {
+      if (begin > 0) begin += step.to.size();
       if (!made.empty()) made.insert(0, step.to);
     } else {
+      begin = start_after_replacing(made, step, begin);
       made = replace_all(made, step.from, step.to);
     }
   }
+  if (of_first != nullptr) *of_first = begin;
   if (made == text) return false;
   out = std::move(made);
   return true;
@@ -134,10 +151,13 @@ bool ByteLevelTokenizer::normalise(std::string_view text, std::string& out) cons
 void ByteLevelTokenizer::encode_characters(std::string_view part, bool first, BpeEncoder::Cache& cache,
                                            std::vector<int32_t>& ids) const {
   std::string changed;
-  if (normalise(part, changed)) part = changed;
+  size_t of_first = 0;
+  if (normalise(part, changed, &of_first)) part = changed;
   const auto words = [&](std::string_view text) {
     std::vector<std::string> list{std::string(text)};
-    if (model_.metaspace) list = metaspace_words(*model_.metaspace, text, first && text.data() == part.data());
+    if (model_.metaspace)
+      list =
+          metaspace_words(*model_.metaspace, text, first && static_cast<size_t>(text.data() - part.data()) < of_first);
     for (const std::string& word : list) unigram_ ? unigram_->encode(word, ids) : encoder_.encode(word, cache, ids);
   };
   normalised_.split(part, [&](int32_t id, size_t) { ids.push_back(id); }, words);

@@ -32,7 +32,9 @@ class ByteLevelTokenizer final : public TokenizerModel {
   void encode_characters(std::string_view part, bool first, BpeEncoder::Cache& cache, std::vector<int32_t>& ids) const;
   std::string decode_characters(std::vector<std::string> texts) const;
   /// Applies model_.normalisers. Returns false, without writing `out`, if nothing changes.
-  bool normalise(std::string_view text, std::string& out) const;
+  /// `of_first`: how many bytes at the result's start `tokenizers` holds to come from the first character of the text:
+  /// what replaces a match comes from its last one.
+  bool normalise(std::string_view text, std::string& out, size_t* of_first = nullptr) const;
   struct Piece {
     std::string bytes;
     bool special = false;  // special in the file: decode() omits it

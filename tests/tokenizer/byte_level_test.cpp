@@ -171,6 +171,24 @@ TEST(ByteLevel, IdsWithHolesAndUnknownBytes) {
   EXPECT_NE(complaint([&] { strict.encode("abx"); }).find("byte 0x78"), std::string::npos);
 }
 
+TEST(ByteLevel, FirstSpaceStandsBeforeTheTextsFirstCharacter) {
+  const auto encode = [](const std::string& from, const std::string& to, const std::string& text) {
+    const std::string json = fmt::format(
+        R"({{"added_tokens": [{{"id": 6, "content": "i", "normalized": true, "special": false}}],
+             "normalizer": {{"type": "Replace", "pattern": {{"String": "{}"}}, "content": "{}"}},
+             "pre_tokenizer": {{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true}},
+             "model": {{"type": "BPE", "unk_token": "<unk>", "vocab": {{"<unk>": 0, "▁": 1, "!": 2, "h": 3, "?": 4, "▁h": 5, "i": 6}},
+                        "merges": [["▁", "h"]]}}}})",
+        from, to);
+    return tokenizer_of(parse_tokenizer_json(json, "tokenizer.json")).encode(text);
+  };
+  EXPECT_EQ(encode("??", "!", "??h"), (Ids{2, 3})) << "what replaces a match comes from its last character";
+  EXPECT_EQ(encode("??", "!", "h??"), (Ids{5, 2}));
+  EXPECT_EQ(encode("?", "!", "?h"), (Ids{1, 2, 3}));
+  EXPECT_EQ(encode("?", "", "?h"), (Ids{3}));
+  EXPECT_EQ(encode("?", "ih", "?h"), (Ids{6, 5, 3}));
+}
+
 TEST(ByteLevel, RefusesByName) {
   const std::pair<std::pair<const char*, const char*>, const char*> cases[] = {
       {{"\"type\": \"BPE\"", "\"type\": \"Unigram\""}, "the vocabulary of a Unigram model"},
