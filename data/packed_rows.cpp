@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <numeric>
@@ -400,7 +401,15 @@ SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader
 RowContents packed_contents(const ContentsRequest& request) {
   const std::shared_ptr<const TokenDataset> data =
       open_token_dataset(to_paths(request.entries), request.seq_length, request.vocab_size);
-  return {{packed_set(request.name, data)}, {data->description()}};
+  RowSet set = packed_set(request.name, data);
+  const auto found = std::make_shared<std::atomic<bool>>(false);
+  set.check = [data, found](int64_t row) {
+    if (data->read(row).num_targets() > 0) *found = true;
+  };
+  set.lack = [found, files = join(request.entries, ", ")] {
+    return *found ? "" : files + ": no row has a target (every loss_mask is 0, or every token starts a sequence)";
+  };
+  return {{std::move(set)}, {data->description()}};
 }
 
 }  // namespace

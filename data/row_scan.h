@@ -18,6 +18,7 @@ struct RowSet {
   std::vector<int64_t> shard_rows;         // rows of shards that are loaded whole; empty: rows are read one by one
   std::function<void(int64_t row)> check;  // thread-safe; DataError with file, row and value
   std::string unit = "rows";               // what they are called
+  std::function<std::string()> lack = {};  // after check() of all rows: what the set needs and no row has; may be empty
 };
 
 struct RowScanOptions {

@@ -249,6 +249,11 @@ Json rest_of(const Json& list, size_t first) {
   return rest;
 }
 
+void require_filled(const Source& source, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (source.object.at(name).is_null()) throw DataError(fmt::format("{}: '{}' is null", source.place, name));
+}
+
 PreferenceRow preference_of(const Source& source) {
   const auto& [object, place, unread] = source;
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
@@ -259,6 +264,7 @@ PreferenceRow preference_of(const Source& source) {
           fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it); the "
                       "object has: {}",
                       name, join(source.names(), ", ")));
+  require_filled(source, {"chosen", "rejected"});
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
   const Json prompt = object.contains("prompt") ? object.at("prompt") : Json();
   PreferenceRow row;
@@ -298,13 +304,15 @@ PreferenceRow preference_of(const Source& source) {
 
 PreferenceRow judged_of(const Source& source) {
   const auto& [object, place, unread] = source;
-  if (!object.is_object() || !object.contains("completion") || object.at("completion").is_null())
+  if (!object.is_object() || !object.contains("completion") ||
+      (object.at("completion").is_null() && !field_of(object, "chosen").is_null()))
     return preference_of(source);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
   for (const char* name : {"prompt", "label"})
     if (!object.contains(name))
       fail(fmt::format("no field '{}' (a judged answer has prompt, completion and label); the object has: {}", name,
                        join(source.names(), ", ")));
+  require_filled(source, {"prompt", "completion", "label"});
   const Json &prompt = object.at("prompt"), &completion = object.at("completion"), &label = object.at("label");
   if (!label.is_boolean()) fail(fmt::format("'label' is {}, expected true or false", label.dump()));
   if (prompt.is_string() != completion.is_string())

@@ -230,14 +230,14 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
       if ((document.mask[t] != 0) == targets) ids.push_back(document.ids[t]);
     return model.tokenizer().decode(ids, true);
   };
-  const auto first = [&](uint8_t target, bool targets) {
+  const auto first = [&](uint8_t target) {
     const auto found = std::ranges::find_if(
         train.answers, [&](const RowDocument& one) { return std::ranges::count(one.mask, target) > 0; });
-    return found == train.answers.end() ? "" : text(*found, targets);
+    return found == train.answers.end() ? FirstAnswer() : FirstAnswer{text(*found, false), text(*found, true)};
   };
   report.prompt = text(train.answers[0], false);
-  report.chosen = first(kChosen, true);
-  report.rejected = first(kRejected, true);
+  report.chosen = first(kChosen);
+  report.rejected = first(kRejected);
   return report;
 }
 

@@ -22,6 +22,10 @@ struct DroppedPairs {
   std::string first;  // its place, or a sentence with it
 };
 
+struct FirstAnswer {
+  std::string prompt, text;
+};
+
 struct PreferencePackReport {
   int64_t pairs = 0;  // read; judged answers: prompts with the answers of one row of the file
   DroppedPairs unreadable, refused, long_prompts, too_long, without_answer;
@@ -32,7 +36,8 @@ struct PreferencePackReport {
   int64_t alone = 0;  // judged answers without another one in their row
   /// Of the first pair of the training rows: context, and the texts with a loss. Judged answers: the first desirable
   /// and the first undesirable one.
-  std::string prompt, chosen, rejected;
+  std::string prompt;
+  FirstAnswer chosen, rejected;
 };
 
 /// Keeps all tokens in memory. ConfigError, DataError with the place of the pair, WriteError.

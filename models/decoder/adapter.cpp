@@ -159,6 +159,9 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
   if (theirs.r != lora.r)
     throw ModelError(
         fmt::format("the adapter has rank {}, lora.r is {}: set lora.r to {}", theirs.r, lora.r, theirs.r));
+  if (!(theirs.alpha > 0))
+    throw ModelError(fmt::format("lora_alpha of its adapter_config.json is {}: an adapter is trained with one above 0",
+                                 theirs.alpha));
   if (theirs.alpha != lora.alpha)
     throw ModelError(fmt::format("the adapter has alpha {}, lora.alpha is {}: set lora.alpha to {}", theirs.alpha,
                                  lora.alpha, theirs.alpha));

@@ -120,21 +120,28 @@ void preference(PreferenceArguments& arguments) {
   dropped(report.refused, "that the template refuses");
   dropped(report.long_prompts, "whose prompt fills --max-length");
   dropped(report.too_long, "that are too long");
-  dropped(report.without_answer, "with an answer of no tokens");
+  dropped(report.without_answer, options.unpaired ? "of no tokens" : "with an answer of no tokens");
   if (report.cut > 0)
     fmt::print("cut {} at the {} of an answer\n", counted(report.cut, what),
                options.longer == Long::kKeepEnd ? "start" : "end");
-  dropped(report.other_prompts, "whose answers begin inside the prompt, because the prompt alone has other last tokens",
+  dropped(report.other_prompts,
+          options.unpaired ? "beginning inside the prompt, because the prompt alone has other last tokens"
+                           : "whose answers begin inside the prompt, because the prompt alone has other last tokens",
           "note:");
   if (report.alone > 0)
     fmt::print(
         "note: {} alone in a row, whose KL term is the ratio of that answer: a longer --seq-length or a shorter "
         "--max-length packs several\n",
         counted(report.alone, "answer"));
-  // Judged answers of a row have prompts of their own.
-  fmt::print("  first prompt: {}\n  {}: {}\n  {}: {}\n", excerpt(report.prompt, 400),
-             options.unpaired ? "first desirable answer" : "chosen", excerpt(report.chosen),
-             options.unpaired ? "first undesirable answer" : "rejected", excerpt(report.rejected));
+  fmt::print("  first prompt: {}\n", excerpt(report.prompt, 400));
+  // Judged answers have prompts of their own.
+  const auto print_answer = [&](const char* name, const FirstAnswer& first) {
+    const bool other = options.unpaired && !first.text.empty() && first.prompt != report.prompt;
+    fmt::print("  {}{}: {}\n", name, other ? fmt::format(", to the prompt {}", excerpt(first.prompt, 400)) : "",
+               excerpt(first.text));
+  };
+  print_answer(options.unpaired ? "first desirable answer" : "chosen", report.chosen);
+  print_answer(options.unpaired ? "first undesirable answer" : "rejected", report.rejected);
 }
 
 constexpr const char* kPreferenceHelp =

@@ -96,17 +96,19 @@ std::vector<RowSet> open_all(const VerifyArguments& arguments) {
 }
 
 void verify(const VerifyArguments& arguments) {
-  std::vector<RowSet> sets = open_all(arguments);
+  const std::vector<RowSet> sets = open_all(arguments);
   int64_t rows = 0;
   for (const RowSet& set : sets) rows += set.rows;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  RowScan scan(std::move(sets),
+  RowScan scan(sets,
                {.threads = arguments.threads > 0 ? arguments.threads : cores, .all = true, .keep = arguments.show});
   Progress progress("checking", static_cast<double>(rows), "rows");
   const RowScanReport report = scan.finish(std::numeric_limits<double>::infinity(),
                                            [&](int64_t done) { progress.update(static_cast<double>(done)); });
   progress.finish();
   if (report.bad_rows == 0) {
+    for (const RowSet& set : sets)
+      if (const std::string lack = set.lack ? set.lack() : ""; !lack.empty()) throw DataError(lack);
     fmt::print("{}\n", report.summary());
     return;
   }

@@ -44,7 +44,15 @@ void encode(const EncodeArguments& arguments) {
   if (arguments.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS token");
   if (arguments.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS token");
   if (arguments.text != "-") return print_ids(tokenizer, arguments.text, arguments);
-  for (std::string line; std::getline(std::cin, line);) print_ids(tokenizer, line, arguments);
+  int64_t number = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    ++number;
+    try {
+      print_ids(tokenizer, line, arguments);
+    } catch (const DataError& error) {
+      throw DataError(fmt::format("line {} of the standard input: {}", number, error.what()));
+    }
+  }
 }
 
 std::vector<int32_t> parse_ids(const std::vector<std::string>& words) {

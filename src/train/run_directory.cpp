@@ -174,7 +174,12 @@ void check_can_be_made(const std::filesystem::path& path) {
     struct stat status{};
     if (stat(at.c_str(), &status) == 0) {
       if (!S_ISDIR(status.st_mode)) fail(at == path ? "a file of that name exists" : std::strerror(ENOTDIR));
-      if (access(at.c_str(), W_OK | X_OK) != 0) fail(std::strerror(errno));
+      if (access(at.c_str(), W_OK | X_OK) != 0) {
+        const std::string why = std::strerror(errno);
+        if (at != path) fail(why.c_str());
+        throw WriteError(fmt::format(
+            "cannot write in output.dir {}: {}: make it writable, or choose another output.dir", path.string(), why));
+      }
       struct statfs system{};
       const bool known = statfs(at.c_str(), &system) == 0;
       if (known && (system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC))

@@ -68,6 +68,12 @@ def check_plot(site):
         os.close(outer)
 
 
+def check_tokenizer_lines(site):
+    site.run("trireme", "tokenizer", "train", "--input", "text.txt", "--vocab-size", 320, "--output", "lines")
+    done = subprocess.run([f"{site.bin}/trireme", "tokenizer", "encode", "--model", "lines", "-"], input=b"good\nb\xffd\n", capture_output=True, cwd=site.work)
+    assert done.returncode == 3 and b"line 2 of the standard input: " in done.stderr, done
+
+
 def check_tokenizer_outputs(site):
     train = ["tokenizer", "train", "--input", "text.txt", "--vocab-size", 320, "--output"]
     for output, foreign in (("one", "one/tokenizer.json"), ("two.model", "two.model"), ("three.npy", "three.npy")):
@@ -94,6 +100,7 @@ def check_text(site):
     site.run("trireme", "tokenizer", "train", "--input", "text.txt", "--vocab-size", 320, "--output", "made/by/it/t.model")
     pack = ["data", "pack", "--tokenizer", "made/by/it/t.model", "--seq-length", 16, "--output", "also/made/rows.npy"]
     check_tokenizer_outputs(site)
+    check_tokenizer_lines(site)
     lines = ['{"text": "The rowers crossed the strait with the trireme."}'] * 20
     lines += ['{"text": "The rowers crossed.", "score": NaN, "n": 1e999, "id": "\\ud83d"}', '{"text": "half \\udc00 a pair"}'] + lines
     (site.work / "python.jsonl").write_text("\n".join(lines))

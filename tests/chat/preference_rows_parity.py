@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -186,7 +187,8 @@ def check_inputs(args, work):
     good = {"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}
     for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
                       ({**good, "chosen": "a"}, "are texts and lists of messages"), ({**good, "rejected": [{"content": "x"}]}, "message 1: neither role and content"),
-                      ({"chosen": [question, answer], "rejected": [answer]}, "do not begin with the same message"), ({"chosen": [], "rejected": []}, "is an empty list")):
+                      ({"chosen": [question, answer], "rejected": [answer]}, "do not begin with the same message"), ({"chosen": [], "rejected": []}, "is an empty list"),
+                      ({**good, "rejected": None}, "'rejected' is null")):
         lines = [good, bad if isinstance(bad, dict) else json.loads(bad)]
         (work / "bad.jsonl").write_text("\n".join(map(json.dumps, lines)))
         options = ("--model", folder, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", 64)
@@ -255,12 +257,14 @@ def check_judged(args, work):
     assert written[0] == written[1], written
     good = {"prompt": "a", "completion": "b", "label": True}
     for bad, says in (({**good, "label": 1}, "'label' is 1, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
-                      ({"prompt": "a", "label": True}, "no field 'chosen'")):
+                      ({"prompt": "a", "label": True}, "no field 'chosen'"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
         (work / "judged.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad))
         message = run(args, *options, expect=3)
         assert says in message and "judged.jsonl:2" in message, (says, message)
     (work / "judged.jsonl").write_text(json.dumps(good))
     assert "1 answer alone in a row" in run(args, *options)
+    (work / "judged.jsonl").write_text("\n".join(map(json.dumps, [good, {"prompt": "c", "completion": "d", "label": False}])))
+    assert re.search(r"first undesirable answer, to the prompt .*c: .*d", run(args, *options))
     assert "--one-per-row is for pairs" in run(args, *options, "--one-per-row", expect=2)
     assert "--max-length" in run(args, *options[:-1], 2 * SEQ, expect=2)
     print(f"judged: {answers} answers equal")

@@ -3,6 +3,7 @@
 #include "data/megatron/megatron_dataset.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/formats/hdf5/hdf5_tokens.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -108,6 +109,23 @@ TEST_F(RowsOfSplits, ConversationsAreKnownByTheirFirstObject) {
   EXPECT_FALSE(refused("a.json", R"({"messages": "no end)"));
   EXPECT_FALSE(refused("a.json", ""));
   EXPECT_FALSE(refused("a.txt", talk));
+}
+
+TEST_F(RowsOfSplits, PackedRowsWithoutATargetAreALack) {
+  for (const bool target : {false, true}) {
+    {
+      Hdf5TokenWriter writer(path("rows.h5"), 8, {.loss_mask = true});
+      const std::vector<int32_t> ids(8, 1);
+      std::vector<uint8_t> mask(8, 0);
+      writer.append(ids, mask, {});
+      mask[7] = target ? 1 : 0;
+      writer.append(ids, mask, {});
+      writer.commit();
+    }
+    const RowContents contents = row_format(path("rows.h5")).contents({"files", {path("rows.h5")}, 8, 16, "", ""});
+    for (int64_t row = 0; row < 2; ++row) contents.sets.at(0).check(row);
+    EXPECT_EQ(contents.sets[0].lack().find("no row has a target") == std::string::npos, target);
+  }
 }
 
 }  // namespace

@@ -108,6 +108,14 @@ def zero_norm(site):
     evals = [site.metrics(f"zero-{optimizer}", "eval")[-1]["loss"] for optimizer in ("adamw", "lamb")]
     assert evals[0] == evals[1], evals
     assert site.metrics("zero-adamw", "end")[-1]["train_loss"] is None
+    run = site.train("output.dir=late-valid", "data.valid=late.h5", "eval.samples=39", "train.max_steps=1", ranks=2, expect=3)
+    assert "none of the 39 rows that eval.samples takes has a target" in run.last_words(), run.text()[-2500:]
+    starts = np.empty(8, dtype=object)
+    for row in range(8):
+        starts[row] = {"input_ids": np.ones(SEQ, np.int32), "loss_mask": [1] * SEQ, "seq_start_id": list(range(SEQ))}
+    np.save(f"{site.work}/starts.npy", starts, allow_pickle=True)
+    run = site.train("output.dir=starts", "data.train=starts.npy", "train.max_steps=1", ranks=2, expect=3)
+    assert "starts.npy: no row has a target (every token starts a sequence)" in run.last_words(), run.text()[-2500:]
     run = site.train("output.dir=untaught", "data.train=none.h5", "train.max_steps=3", ranks=2, expect=3)
     assert "none.h5: no row has a target (every loss_mask is 0), so there is nothing to learn" in run.last_words(), run.text()[-2500:]
     # An evaluation on them would be 0 / 0: refused before the first step. (An MLPerf run must not read a row before its

@@ -29,7 +29,7 @@ SAMPLE = {
     "index_link.json", "index_long.json", "valid.model", "truncated.model", "tokenizer_merge_unknown.json",
 }
 # Those of them that the default run also tries with --dry-run; --all tries all.
-DRY_SAMPLE = {"pickle_nested_tuples.npy", "flipped_without_checksum.h5", "model-offsets_overlap", "model-pytorch_model.bin", "adapter-rank", "adapter-wider", "output-below-a-file"}
+DRY_SAMPLE = {"pickle_nested_tuples.npy", "flipped_without_checksum.h5", "model-offsets_overlap", "model-pytorch_model.bin", "adapter-rank", "adapter-wider", "adapter-negative", "output-below-a-file"}
 
 
 class Outcome:
@@ -203,13 +203,15 @@ def adapter(site):
         return folder.name
 
     names = [write("whole", {}), write("no-config"), write("no-weights", {}, file=None), write("pickle", {}, file="adapter_model.bin"),
-             write("rank", {}, r=4), write("alpha", {"lora_alpha": 8}), write("wider", {}, hidden=32), write("higher", {}, out=32),
+             write("rank", {}, r=4), write("alpha", {"lora_alpha": 8}), write("negative", {"lora_alpha": -4}), write("wider", {}, hidden=32), write("higher", {}, out=32),
              write("deeper", {}, layers=2), write("lacking", {}, modules=("k_proj",)), write("more-modules", {}, modules=("q_proj", "o_proj")),
              write("dora", {"use_dora": True}), "adapter-nowhere"]
 
     def check(name):
         outcome = site.run(name, f"lora.adapter={site.work / name}")
         expect(outcome, 0) if name == "adapter-whole" else expect(outcome, 4, name)
+        if name == "adapter-negative":
+            expect(outcome, 4, "lora_alpha of its adapter_config.json is -4")
 
     all_of([(name, lambda name=name: check(name)) for name in names if site.all or name in DRY_SAMPLE])
 

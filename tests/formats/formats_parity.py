@@ -19,7 +19,7 @@ with needed():
 SEQ, VOCAB, ROWS = 32, 90, 12
 
 
-def losses(args, work, name, data, model="base"):
+def losses(args, work, name, data, model="base", refusal=None):
     with open(f"{work}/{name}.yaml", "w") as out:
         out.write(f"""model: {{path: {model}}}
 lora: {{r: 4, alpha: 8, dropout: 0, target_modules: [q_proj, v_proj, down_proj]}}
@@ -30,6 +30,9 @@ precision: {{compute: fp32}}
 output: {{dir: run-{name}}}
 """)
     done = subprocess.run([f"{args.bin}/train_llama", "--config", f"{work}/{name}.yaml"], capture_output=True, text=True)
+    if refusal:
+        assert done.returncode == 3 and refusal in done.stderr, done.stderr[-1500:]
+        return None
     assert done.returncode == 0, f"{name}: exit {done.returncode}: {done.stderr[-1500:]}"
     return [m["loss"] for m in map(json.loads, open(f"{work}/run-{name}/metrics.jsonl")) if m["event"] == "train"]
 
@@ -122,6 +125,14 @@ def main():
                     starts[row] = np.array([0, 7 + row])
         separate = [losses(args, work, name, f"{name}.h5") for name in ("starts5", "chunked5", "packed5")]
         assert separate[0] == separate[1] == separate[2] != want, (separate, want)
+        for name, kind, version in (("mask5", np.int8, "earliest"), ("bools5", bool, "earliest"), ("newbools5", bool, "v108")):
+            with h5py.File(f"{work}/{name}.h5", "w", libver=version) as out:
+                out["input_ids"], out["loss_mask"] = ids, (ids % 2).astype(kind)
+        masked = [losses(args, work, name, f"{name}.h5") for name in ("mask5", "bools5", "newbools5")]
+        assert masked[0] == masked[1] == masked[2] != want, (masked, want)
+        with h5py.File(f"{work}/square5.h5", "w") as out:
+            out["input_ids"], out["seq_start_id"] = ids, np.zeros((ROWS, 3), np.int32)
+        losses(args, work, "square5", "square5.h5", refusal="dataset seq_start_id has 2 dimensions, expected 1: a list of variable length for each row")
         np.save(f"{work}/big.npy", ids.astype(">i8"))
         np.save(f"{work}/fortran.npy", np.asfortranarray(ids.astype(np.uint16)))
         for data in ("numpy2.npy", "numpy1.npy", "plain5.h5", "gzip5.h5", "big5.h5", "big.npy", "fortran.npy"):

@@ -45,12 +45,23 @@ struct Block {
   uint64_t at, size;
 };
 
+/// The enumeration of one byte as which h5py writes bools: FALSE 0, TRUE 1.
+bool is_bool(std::span<const std::byte> type) {
+  constexpr std::string_view kBegin("\2\0\0\1\0\0\0\x10\x8\0\0\1\0\0\0\0\0\x8\0", 19);
+  constexpr std::string_view kMembers("FALSE\0TRUE\0\0\1", 13), kPadded("FALSE\0\0\0TRUE\0\0\0\0\0\1", 18);
+  const std::string_view bytes(reinterpret_cast<const char*>(type.data()), type.size());
+  const unsigned version = load<uint8_t>(type, 0) >> 4;
+  return bytes.substr(1).starts_with(kBegin) &&
+         bytes.substr(1).substr(kBegin.size()).starts_with(version < 3 ? kPadded : kMembers);
+}
+
 /// The classes as in H5T_class_t.
 const char* fault_of_type(std::span<const std::byte> type, int depth) {
   if (type.size() < 8) return kDamaged;
   const unsigned kind = load<uint8_t>(type, 0) & 15U;
-  constexpr unsigned kInteger = 0, kFloat = 1, kString = 3, kVariableLength = 9;
+  constexpr unsigned kInteger = 0, kFloat = 1, kString = 3, kEnumeration = 8, kVariableLength = 9;
   if (kind == kInteger || kind == kFloat || kind == kString) return nullptr;
+  if (kind == kEnumeration && depth == 0 && is_bool(type)) return nullptr;
   if (kind != kVariableLength || depth > 0) return "does not hold integers, nor variable-length rows of integers";
   return fault_of_type(type.subspan(8), depth + 1);
 }

@@ -17,8 +17,9 @@ namespace trireme {
 void check_hdf5_superblock(const std::filesystem::path& path);
 
 /// What is wrong with the datatype of the dataset whose header is at `at` of the file; null: nothing. Types that are no
-/// numbers, no texts of fixed length and no variable-length rows of them are refused: libhdf5 1.10 copies the names of
-/// compounds, enumerations and opaque types without looking for the end of the header. `base`: the user block's size.
+/// numbers, no texts of fixed length, no bools and no variable-length rows of numbers are refused: libhdf5 1.10 copies
+/// the names of compounds, enumerations and opaque types without looking for the end of the header. `base`: the user
+/// block's size.
 const char* datatype_fault(std::span<const std::byte> file, uint64_t at, uint64_t base);
 
 /// The problem of a collection that begins at `bytes`, which may be incomplete; null: nothing in that part. libhdf5

@@ -25,6 +25,7 @@ class Hdf5Dataset {
   hid_t type() const { return type_.get(); }
   hid_t get() const { return dataset_.get(); }
   void require_integers(size_t dimensions) const;
+  bool holds_bools() const { return type_class() == H5T_ENUM; }  // other enumerations are refused
   /// Row `row` of a two-dimensional dataset, or element `row` of a one-dimensional one, converted to the given memory
   /// type.
   void read(int64_t row, hid_t memory_type, void* out) const;

@@ -42,11 +42,15 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
   if (s.columns > (int64_t{1} << 28)) s.input_ids.fail(fmt::format("has rows of {} tokens", s.columns));
   if ((s.has_mask = has("loss_mask"))) {
     s.loss_mask = Hdf5Dataset(s.file.get(), "loss_mask", s.path);
-    s.loss_mask.require_integers(2);
+    if (!s.loss_mask.holds_bools()) s.loss_mask.require_integers(2);
     if (s.loss_mask.extents() != s.input_ids.extents()) s.loss_mask.fail("has another shape than input_ids");
   }
   if ((s.has_starts = has("seq_start_id"))) {
     s.seq_start_id = Hdf5Dataset(s.file.get(), "seq_start_id", s.path);
+    if (s.seq_start_id.extents().size() != 1)
+      s.seq_start_id.fail(
+          fmt::format("has {} dimensions, expected 1: a list of variable length for each row of input_ids",
+                      s.seq_start_id.extents().size()));
     if (s.seq_start_id.extents() != std::vector<hsize_t>{s.input_ids.extents()[0]})
       s.seq_start_id.fail("does not have one entry for each row of input_ids");
     s.mapped = MappedFile(path, ExitCode::kData);

@@ -151,7 +151,9 @@ void read_pattern(const Json& json, const char* key, std::vector<std::pair<std::
     check_pattern(key, name, problems);
     if (!number.is_number() || !(number.get<double>() > 0) || number.get<double>() > 65536 ||
         (std::is_integral_v<Number> && !number.is_number_integer()))
-      problems.push_back(fmt::format("{}.{} is {}, expected a number from 1 to 65536", key, name, shown(number)));
+      problems.push_back(
+          fmt::format("{}.{} is {}, expected {}", key, name, shown(number),
+                      std::is_integral_v<Number> ? "an integer from 1 to 65536" : "a number above 0, up to 65536"));
     else
       pattern.emplace_back(name, number.get<Number>());
   }

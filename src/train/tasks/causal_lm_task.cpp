@@ -203,6 +203,7 @@ void CausalLmTask::open_rows() {
   };
   rows.has_target = [](const Sample& sample) { return sample.num_targets() > 0; };
   rows.without_target = format_->without_target;
+  rows.all_starts = [](const Sample& sample) { return sample.sequence_starts.size() == sample.input_ids.size(); };
   rows.filler = filler_sample(config_.data.seq_length);
   rows.pattern = pattern_sample(config_.data.seq_length, data_vocab_);
   if (format_->labels) {
@@ -309,7 +310,7 @@ std::vector<SampledText> CausalLmTask::sample(ShardedUnits& units, Communicator&
 }
 
 EvalResult CausalLmTask::eval_result(const EvalSums& sums) const {
-  if (sums.at(1) == 0) throw without_targets(split_keys(config_, Split::kValid).files, rows().without_target);
+  if (sums.at(1) == 0) throw without_targets(config_, Split::kValid, rows().without_target);
   return {sums.at(0) / sums.at(1), {}};
 }
 

@@ -69,6 +69,16 @@ inline DataError without_targets(const std::vector<std::string>& files, const ch
                                split == Split::kTrain ? "" : ", or leave data.valid (or data.test) out"));
 }
 
+/// The same of the rows that the split takes.
+inline DataError without_targets(const Config& config, Split split, const char* why) {
+  const SplitKeys keys = split_keys(config, split);
+  if (!keys.samples) return without_targets(keys.files, why, split);
+  return DataError(
+      fmt::format("{}: none of the {} rows that {} takes has a target ({}), so there is nothing to "
+                  "evaluate: raise it, or prepare the rows again",
+                  join(keys.files, ", "), *keys.samples, keys.samples_key, why));
+}
+
 /// Reads rows of type Row and collates several of them to a Pack. The functions own their sources.
 template <class Row, class Pack>
 struct RowSource {
@@ -78,9 +88,10 @@ struct RowSource {
   std::function<Pack(const std::vector<Row>& rows, const std::vector<int64_t>& positions, bool train)> collate;
   std::function<bool(const Row&)> has_target;
   const char* without_target = "";  // why a row has no target: "every loss_mask is 0"
-  Row filler, pattern;              // completes a pass; a row for timing
-  bool whole_passes = false;        // an evaluation's last pass is filled up to full size
-  bool keep_evaluation = false;     // batches of evaluations stay on the device
+  std::function<bool(const Row&)> all_starts = [](const Row&) { return false; };  // every token starts a sequence
+  Row filler, pattern;                                                            // completes a pass; a row for timing
+  bool whole_passes = false;     // an evaluation's last pass is filled up to full size
+  bool keep_evaluation = false;  // batches of evaluations stay on the device
 };
 
 template <class Row, class Pack>
@@ -250,7 +261,8 @@ class RowTask : public TrainingTask {
       if (split == Split::kTrain) return;
       throw;
     }
-    throw without_targets(split_keys(config_, split).files, rows_->without_target, split);
+    const bool all_starts = source.rows > 0 && rows_->all_starts(source.read(0));
+    throw without_targets(config_, split, all_starts ? "every token starts a sequence" : rows_->without_target);
   }
 
   const BatchSizes batches_;
