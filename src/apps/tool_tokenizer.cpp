@@ -205,17 +205,23 @@ void train_sentencepiece(const TrainArguments& arguments) {
                format_bytes(static_cast<double>(kMaxTrainingLine)));
 }
 
-void train(TrainArguments arguments) {
+using OptionsOfOne = std::vector<std::pair<std::string, const char*>>;
+const OptionsOfOne kByteLevelOptions = {{"--special", ": Llama's pieces are fixed"},
+                                        {"--field", ": a sentencepiece model is trained on plain text"},
+                                        {"--min-frequency", ""},
+                                        {"--pattern", ""}};
+const OptionsOfOne kSentencepieceOptions = {{"--threads", ""}, {"--verbose", ""}};
+
+void train(TrainArguments arguments, const CLI::App& command) {
   const bool model_file = std::filesystem::path(arguments.output).extension() == ".model";
   if (arguments.format.empty()) arguments.format = model_file ? "sentencepiece" : "byte-level";
+  const bool sentencepiece = arguments.format == "sentencepiece";
+  for (const auto& [option, why] : sentencepiece ? kByteLevelOptions : kSentencepieceOptions)
+    if (command.count(option) > 0)
+      throw ConfigError(
+          fmt::format("{} is for --format {}{}", option, sentencepiece ? "byte-level" : "sentencepiece", why));
   require_tokenizer_output(arguments);
-  if (arguments.format == "sentencepiece") {
-    if (!arguments.specials.empty())
-      throw ConfigError("--special is for --format byte-level: Llama's pieces are fixed");
-    if (!arguments.field.empty())
-      throw ConfigError("--field is for --format byte-level: a sentencepiece model is trained on plain text");
-    return train_sentencepiece(arguments);
-  }
+  if (sentencepiece) return train_sentencepiece(arguments);
   if (arguments.sentencepiece.model_type != "bpe")
     throw ConfigError(fmt::format("--type {}: --format byte-level has bpe only", arguments.sentencepiece.model_type));
   if (model_file)
@@ -255,7 +261,7 @@ void add_trainer(CLI::App& tool) {
   trainer->add_option("--threads", training.threads, "Sentencepiece: threads (default: one per core)");
   trainer->add_flag("--force", arguments->force, "Replace the tokenizer in --output");
   trainer->add_flag("--verbose", training.verbose, "Sentencepiece: show its own log");
-  trainer->callback([arguments] { train(*arguments); });
+  trainer->callback([arguments, trainer] { train(*arguments, *trainer); });
 }
 
 }  // namespace

@@ -79,6 +79,9 @@ def check_tokenizer_outputs(site):
     for output, foreign in (("one", "one/tokenizer.json"), ("two.model", "two.model"), ("three.npy", "three.npy")):
         (site.work / foreign).parent.mkdir(exist_ok=True)
         (site.work / foreign).write_text("{}")
+    for options, says in ((("x.model", "--min-frequency", 2), "--min-frequency is for --format byte-level"), (("x.model", "--pattern", "gpt2"), "--pattern is for --format byte-level"),
+                          (("x", "--threads", 1), "--threads is for --format sentencepiece"), (("x", "--verbose"), "--verbose is for --format sentencepiece")):
+        site.run("trireme", *train, *options, code=2, says=says)
     site.run("trireme", *train, "one", code=73, says="one has a tokenizer or file that is not of this program")
     site.run("trireme", *train, "two.model", code=73, says="two.model has a tokenizer or file that is not of this program")
     site.run("trireme", "data", "pack", "--tokenizer", "made/by/it/t.model", "--seq-length", 16, "--input", "text.txt", "--output", "three.npy", code=2,
