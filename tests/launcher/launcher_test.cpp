@@ -119,7 +119,7 @@ TEST(Launcher, TheRestOfAChainHasNothingToDo) {
 }
 
 TEST(Launcher, AcceleratorCpu) {
-  const std::string text = script({"training=gpt3/126m", "+training.trainer.accelerator=cpu"}, settings());
+  const std::string text = script({"training=gpt3/126m", "training.trainer.accelerator=cpu"}, settings());
   EXPECT_TRUE(has_line(text, "export TRIREME_DEVICE=cpu")) << text;
   EXPECT_EQ(text.find("CUDA_VISIBLE_DEVICES"), std::string::npos);
 }
