@@ -45,6 +45,9 @@ void read_common_fields(ConfigReader& reader, DecoderConfig& config) {
   config.bos_token_id = reader.token_id("bos_token_id", config.bos_token_id);
   config.eos_token_ids = reader.token_ids("eos_token_id", config.eos_token_ids);
   config.pad_token_id = reader.token_id("pad_token_id", config.pad_token_id, /*lowest=*/-1);
+  if (padding_row(config) >= config.vocab_size)
+    reader.problem(
+        fmt::format("pad_token_id is {}, and the vocabulary has {} tokens", *config.pad_token_id, config.vocab_size));
   for (const char* key : {"torch_dtype", "dtype"})
     if (reader.has(key) && json[key].is_string()) config.dtype = json[key].get<std::string>();
 }
@@ -105,6 +108,7 @@ DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defau
   if (!reader.has("head_dim") && defaults.head_dim == 0 && config.hidden_size % config.num_attention_heads != 0)
     reader.problem(fmt::format("hidden_size {} is no multiple of num_attention_heads {}", config.hidden_size,
                                config.num_attention_heads));
+  if (reader.is_null("rms_norm_eps")) reader.problem("rms_norm_eps is null, expected a positive number");
   config.norm_eps = reader.number("rms_norm_eps", defaults.norm_eps);
   config.initializer_range = reader.number("initializer_range", defaults.initializer_range);
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", defaults.tie_word_embeddings);

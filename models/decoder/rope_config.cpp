@@ -191,6 +191,8 @@ void read_rope(ConfigReader& reader, DecoderConfig& config, const RopeWords& wor
   // transformers reads only rope_scaling, unless it is empty.
   const auto holds = [&](const char* name) { return reader.has(name) && !json[name].empty(); };
   const char* key = holds("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (reader.has("rope_parameters") && !json["rope_parameters"].is_object())
+    return reader.problem("rope_parameters is not an object");
   if (!holds(key)) return;
   const Json& rope = json[key];
   if (!rope.is_object()) return reader.problem(fmt::format("{} is not an object", key));

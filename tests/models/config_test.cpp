@@ -125,7 +125,10 @@ TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {
       {"partial_rotary_factor", 0.5},
       {"num_key_value_heads", 7},
       {"hidden_size", "big"},
-      {"vocab_size", -5}};
+      {"vocab_size", -5},
+      {"pad_token_id", 32000},
+      {"rms_norm_eps", nullptr},
+      {"rope_parameters", nlohmann::json::array()}};
   for (const auto& [key, value] : cases) {
     auto json = llama2();
     json[key] = value;

@@ -53,6 +53,7 @@ DecoderConfig read_gpt2(ConfigReader& reader) {
   config.head_dim = std::max<int64_t>(1, config.hidden_size / config.num_attention_heads);
   config.vocab_size = reader.integer("vocab_size", config.vocab_size);
   config.max_position_embeddings = size("n_positions", "max_position_embeddings", config.max_position_embeddings);
+  if (reader.is_null("layer_norm_epsilon")) reader.problem("layer_norm_epsilon is null, expected a positive number");
   config.norm_eps = reader.number("layer_norm_epsilon", config.norm_eps);
   config.initializer_range = reader.number("initializer_range", config.initializer_range);
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", config.tie_word_embeddings);
