@@ -34,7 +34,7 @@ void append_bert_row(BertPack& pack, const BertRow& row, int64_t position, const
     pack.boundaries.push_back(static_cast<int32_t>(base + end));
     pack.sequence_keys.push_back((counts ? position : 0) * options.row_length + offset);
     if (counts) {
-      pack.words += static_cast<double>(words);
+      pack.words += options.per_sequence ? (words > 0 ? 1.0 : 0.0) : static_cast<double>(words);
       pack.sequences += 1;
     }
     offset = end;

@@ -17,7 +17,8 @@ struct BertPack {
   std::vector<float> masked_weights;                 // [P] before the division by the step's counts
   std::vector<int64_t> first_rows, next_labels;      // [M]
   std::vector<float> next_weights;                   // [M]
-  double words = 0, sequences = 0;                   // that count
+  /// That count; words: the sum of masked_weights.
+  double words = 0, sequences = 0;
 };
 
 struct BertPackOptions {

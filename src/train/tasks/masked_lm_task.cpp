@@ -148,12 +148,10 @@ StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& passes) const {
   }
   StepBatch step;
   step.samples = sequences;
-  step.denominator = 1.0 / rank_.grid.data.size;  // the losses come normalised
-  if (config_.train.loss == TrainSection::Loss::kSampleMean) words = sequences;
+  step.denominator = 1.0 / rank_.grid.data.size;                         // the losses come normalised
   const bool own = config_.train.loss == TrainSection::Loss::kRankMean;  // every rank's mean weighs the same
   const double share = own ? rank_.grid.data.size : 1;
-  const at::Tensor counts =
-      to_tensor<double>({std::max(1.0, words) * share, std::max(1.0, sequences) * share}, rank_.device);
+  const at::Tensor counts = to_tensor<double>({words * share, sequences * share}, rank_.device);
   for (const BertPack& pack : passes) {
     auto batch = std::make_unique<BertMicroBatch>();
     batch->batch = bert_batch_on(rank_.device, pack);
@@ -168,8 +166,9 @@ at::Tensor MaskedLmTask::loss(UnitStore& units, const MicroBatch& micro_batch, c
                               bool train) {
   const auto& mine = static_cast<const BertMicroBatch&>(micro_batch);
   BertBatch batch = mine.batch;
-  batch.masked_weights_P = batch.masked_weights_P.div(mine.counts[0]).to(at::kFloat);
-  batch.next_weights_M = batch.next_weights_M.div(mine.counts[1]).to(at::kFloat);
+  const at::Tensor counts = mine.counts.clamp_min(1);  // without masked words all their weights are 0
+  batch.masked_weights_P = batch.masked_weights_P.div(counts[0]).to(at::kFloat);
+  batch.next_weights_M = batch.next_weights_M.div(counts[1]).to(at::kFloat);
   BertForward options;
   options.train = train;
   options.seed = seed();
