@@ -30,6 +30,9 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
       throw ConfigError(
           fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format", path.string()));
   for (const std::filesystem::path& path : {output, valid_output}) {
+    std::error_code error;
+    if (std::filesystem::is_fifo(path, error))
+      throw ConfigError(fmt::format("{} is there and is a FIFO: name a file", path.string()));
     const std::string head = file_head(path, 6);
     if (!head.empty() && head != "\x93NUMPY" && !head.starts_with("\x89HDF"))
       throw ConfigError(fmt::format("{} is there and holds no rows: name another file", path.string()));

@@ -16,6 +16,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -95,8 +96,9 @@ void require_tokenizer_output(const TrainArguments& arguments) {
   const std::filesystem::path output = arguments.output;
   const bool is_file = arguments.format == "sentencepiece";
   const auto there = [&](const char* name) { return !file_head(output / name, 1).empty(); };
-  if (is_file ? file_head(output, 1).empty() : !there("tokenizer.json") && !there("vocab.json") && !there("merges.txt"))
-    return;
+  constexpr std::array kFiles = {"tokenizer.json",        "vocab.json",      "merges.txt",
+                                 "tokenizer_config.json", "tokenizer.model", "vocab.txt"};
+  if (is_file ? file_head(output, 1).empty() : std::ranges::none_of(kFiles, there)) return;
   const auto [mark_file, mark] =
       is_file ? std::pair(output, kPieces) : std::pair(output / "tokenizer_config.json", kConfig);
   if (file_head(mark_file, mark.size()) != mark)

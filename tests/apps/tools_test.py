@@ -83,6 +83,12 @@ def check_tokenizer_outputs(site):
                           (("x", "--threads", 1), "--threads is for --format sentencepiece"), (("x", "--verbose"), "--verbose is for --format sentencepiece")):
         site.run("trireme", *train, *options, code=2, says=says)
     site.run("trireme", *train, "one", code=73, says="one has a tokenizer or file that is not of this program")
+    (site.work / "bert").mkdir()
+    (site.work / "bert" / "vocab.txt").write_text("[PAD]")
+    site.run("trireme", *train, "bert", code=73, says="bert has a tokenizer or file that is not of this program")
+    os.mkfifo(site.work / "fifo.npy")
+    site.run("trireme", "data", "pack", "--tokenizer", "made/by/it/t.model", "--seq-length", 16, "--input", "text.txt", "--output", "fifo.npy", code=2,
+             says="fifo.npy is there and is a FIFO: name a file")
     site.run("trireme", *train, "two.model", code=73, says="two.model has a tokenizer or file that is not of this program")
     site.run("trireme", "data", "pack", "--tokenizer", "made/by/it/t.model", "--seq-length", 16, "--input", "text.txt", "--output", "three.npy", code=2,
              says="three.npy is there and holds no rows: name another file")
