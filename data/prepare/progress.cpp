@@ -2,6 +2,7 @@
 
 #include "data/stream/documents.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -51,8 +52,7 @@ double total_size(const std::vector<std::filesystem::path>& files) {
       total += total_size(document_files(path));
       continue;
     }
-    if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
-      throw DataError(fmt::format("cannot read {}: it is not a regular file", path.string()));
+    if (std::filesystem::exists(path, error)) (void)MappedFile(path, ExitCode::kData);  // refuses a FIFO
     total += static_cast<double>(std::filesystem::file_size(path, error));
     if (error) throw DataError(fmt::format("{}: cannot be read: {}", path.string(), error.message()));
   }

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 namespace trireme {
 
 namespace {
@@ -18,7 +20,6 @@ class Lamb final : public Optimizer {
       exp_avg_sq_.push_back(at::zeros_like(shard.master));
       tables_.push_back(shard_kernels::kernels_serve(shard) ? shard_kernels::make_tables(shard, options_.decay_norms)
                                                             : shard_kernels::Tables());
-      composed_ = composed_ || !tables_.back().defined();
       first_tensor_.push_back(num_tensors_);
       num_tensors_ += shard.num_tensors;
     }
@@ -31,8 +32,9 @@ class Lamb final : public Optimizer {
     if (shards_.empty()) return;
     at::NoGradGuard no_grad;
     step_.add_(1 - skip);
+    const bool composes = std::ranges::any_of(tables_, [](const auto& tables) { return !tables.defined(); });
     at::Tensor keep, correction1, correction2, ratio;  // of the composition
-    if (composed_) {
+    if (composes) {
       keep = skip.to(at::kBool).logical_not();
       correction1 = 1 - at::pow(at::scalar_tensor(options_.betas[0], step_.options()), step_);
       correction2 = (1 - at::pow(at::scalar_tensor(options_.betas[1], step_.options()), step_)).sqrt();
@@ -70,7 +72,7 @@ class Lamb final : public Optimizer {
     if (adapted_.defined()) squares[0].mul_(adapted_);
 
     // Phase 2: the step of each tensor is lr * |w| / |update| times the update.
-    if (composed_) {
+    if (composes) {
       const at::Tensor norms = squares.sqrt();
       ratio = at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
     }
@@ -110,7 +112,6 @@ class Lamb final : public Optimizer {
   Communicator& world_;
   std::vector<at::Tensor> exp_avg_, exp_avg_sq_;
   std::vector<shard_kernels::Tables> tables_;  // undefined where the composition is used
-  bool composed_ = false;                      // for any shard
   std::vector<int> first_tensor_;
   int num_tensors_ = 0;
   at::Tensor step_, adapted_;

@@ -74,7 +74,7 @@ class Loader {
   void check_run(const std::filesystem::path& directory, const CheckpointManifest& manifest) const;
   std::string compare_with_model(const CheckpointManifest& manifest) const;
   void check_inputs(const CheckpointManifest& manifest) const;
-  std::string evaluation_change(const CheckpointManifest& manifest) const;
+  std::string evaluation_change(const CheckpointManifest& manifest, const Config& then) const;
   void fill(CheckpointReader& reader) const;
   const CheckpointRun& run_;
   Communicator& comm_;
@@ -170,10 +170,9 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
            "files");
 }
 
-std::string Loader::evaluation_change(const CheckpointManifest& manifest) const {
-  if (manifest.version == 1) return "";
-  const Config then = parse_config(manifest.config, "the checkpoint"),
-               now = parse_config(run_.manifest.config, "this run");
+/// `then`: the configuration of the run that saved it.
+std::string Loader::evaluation_change(const CheckpointManifest& manifest, const Config& then) const {
+  const Config now = parse_config(run_.manifest.config, "this run");
   const SplitKeys before = split_keys(then, Split::kValid), keys = split_keys(now, Split::kValid);
   if (before.samples != keys.samples) return keys.samples_key;
   const auto hashes = [](const std::vector<Fingerprint>& files) {
@@ -241,8 +240,10 @@ std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, s
   });
   if (!reason.empty()) return std::nullopt;
   ResumedRun resumed{loop_state(manifest), std::nullopt};
-  resumed.evaluation_change = comm_.all_gather_host(comm_.rank() == 0 ? evaluation_change(manifest) : "")[0];
   if (manifest.version != 1) resumed.config = parse_config(manifest.config, directory.string());
+  const bool compares = comm_.rank() == 0 && resumed.config;
+  resumed.evaluation_change =
+      comm_.all_gather_host(compares ? evaluation_change(manifest, *resumed.config) : std::string())[0];
   reason = shared_problem(comm_, [&] {
     CheckpointReader reader(directory, manifest);
     fill(reader);

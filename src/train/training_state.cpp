@@ -1,6 +1,5 @@
 #include "training_state.h"
 
-#include "data/bert/bert_rows.h"
 #include "data/rows.h"
 #include "preference_loss.h"
 #include "run_directory.h"
@@ -164,9 +163,8 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
   if (config.lora)
     manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
   manifest.inputs = fingerprint_inputs(config, *files);
-  if (files->evaluation || !config.data.valid.empty())
-    manifest.evaluation = fingerprint_files(
-        files->evaluation ? *files->evaluation : bert_shards(to_paths(config.data.valid)), ExitCode::kData);
+  manifest.evaluation =
+      files->evaluation == files->data ? manifest.data : fingerprint_files(files->evaluation, ExitCode::kData);
   return run;
 }
 

@@ -133,7 +133,11 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
 }
 
 RunFiles MaskedLmTask::files() const {
-  return {bert_shards(to_paths(config_.data.train)), find_bert_config(bert_config_path(config_.model.path)), {}};
+  const std::vector<std::string>& valid = config_.data.valid;
+  return {bert_shards(to_paths(config_.data.train)),
+          find_bert_config(bert_config_path(config_.model.path)),
+          {},
+          valid.empty() ? std::vector<std::filesystem::path>() : bert_shards(to_paths(valid))};
 }
 
 ModelShape MaskedLmTask::model_shape(const Config& config, int64_t element_size) const {

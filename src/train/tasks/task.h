@@ -56,8 +56,7 @@ struct RunFiles {
   std::vector<std::filesystem::path> data;       // of data.train
   std::filesystem::path configuration;           // of the model, in JSON; NeMo's directories have none
   std::vector<std::filesystem::path> tokenizer;  // makes tokens of data.train as the run reads it; none: it has tokens
-  /// Of evaluations; nullopt: BERT's shards of data.valid.
-  std::optional<std::vector<std::filesystem::path>> evaluation = {};
+  std::vector<std::filesystem::path> evaluation = {};  // rows of evaluations
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
