@@ -340,11 +340,12 @@ at::Tensor DecoderModel::decode(UnitStore& store, const TokenBatch& batch, const
                  .first_stream = kFirstStream,
                  .streams = kStreams,
                  .result_rows = rows};
+  const int64_t first_token = options.exchange != nullptr ? options.exchange->rank() * x_TD.size(0) : 0;
   if (block_->rotary)
     for (const RopeFrequencies* rope : {&config_.rope, config_.window_rope ? &*config_.window_rope : nullptr})
       if (rope != nullptr)
-        pass.ropes.push_back(
-            rope_table(*rope, config_.head_dim, batch.positions_BS.flatten(), batch.cu_seqlens, x_TD.scalar_type()));
+        pass.ropes.push_back(rope_table(*rope, config_.head_dim, batch.positions_BS.flatten(), batch.cu_seqlens,
+                                        x_TD.scalar_type(), first_token));
   const bool drops = pass.attention.active();
   TRIREME_CHECK(!drops || batch.sequence_keys.size() + 1 == batch.cu_seqlens.size(), "dropout of attention needs ",
                 batch.cu_seqlens.size() - 1, " sequence keys, there are ", batch.sequence_keys.size());

@@ -125,8 +125,9 @@ at::Tensor dynamic_powers(const RopeFrequencies& rope, const at::Tensor& exponen
   return at::pow(grown.pow(size / (size - 2)) * rope.theta, exponent);
 }
 
-/// The frequencies of each token of sequences of different lengths [T, R / 2], or of all tokens [R / 2].
-at::Tensor token_frequencies(const RopeFrequencies& rope, int64_t head_dim, const std::vector<int32_t>& boundaries) {
+/// Frequencies of `count` tokens from `first` on, [count, R / 2] if sequences have different ones, otherwise [R / 2].
+at::Tensor token_frequencies(const RopeFrequencies& rope, int64_t head_dim, const std::vector<int32_t>& boundaries,
+                             int64_t first, int64_t count) {
   if (!rope.by_length()) return rope_inverse_frequencies(rope, head_dim);
   std::map<int64_t, int64_t> rows;  // of a length
   std::vector<at::Tensor> frequencies;
@@ -141,7 +142,7 @@ at::Tensor token_frequencies(const RopeFrequencies& rope, int64_t head_dim, cons
     index.insert(index.end(), static_cast<size_t>(length), row->second);
   }
   if (frequencies.size() == 1) return frequencies[0];
-  return at::stack(frequencies).index_select(0, at::tensor(index, at::kLong));
+  return at::stack(frequencies).index_select(0, at::tensor(index, at::kLong).narrow(0, first, count));
 }
 
 }  // namespace
@@ -169,11 +170,11 @@ at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_di
 }
 
 RopeTable rope_table(const RopeFrequencies& rope, int64_t head_dim, const at::Tensor& positions_T,
-                     const std::vector<int32_t>& boundaries, at::ScalarType dtype) {
+                     const std::vector<int32_t>& boundaries, at::ScalarType dtype, int64_t first) {
   at::NoGradGuard no_grad;
-  at::Tensor inverse = token_frequencies(rope, head_dim, boundaries);
-  TRIREME_CHECK(inverse.dim() == 1 || inverse.size(0) == positions_T.size(0), "rope: sequences of ", inverse.size(0),
-                " tokens, positions of ", positions_T.size(0));
+  TRIREME_CHECK(first >= 0 && first + positions_T.size(0) <= boundaries.back(), "rope: sequences of ",
+                boundaries.back(), " tokens, positions of ", positions_T.size(0), " from ", first);
+  at::Tensor inverse = token_frequencies(rope, head_dim, boundaries, first, positions_T.size(0));
   // Copied from pinned memory, so that the host does not wait.
   if (positions_T.is_cuda()) inverse = inverse.pin_memory().to(positions_T.device(), true);
   const at::Tensor angles = positions_T.to(at::kFloat).unsqueeze(-1) * inverse;

@@ -143,14 +143,15 @@ def bits(site):
 
 
 def start_ranks(site, count, name, *overrides, command=None, **variables):
-    port = fault_site.free_port()
+    port = fault_site.reserved_port()
     ranks = []
     for rank in range(count):
         environment = on_gpus(site, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
-                              MASTER_PORT=str(port), **variables)
+                              MASTER_PORT=str(port.getsockname()[1]), **variables)
         with open(f"{site.work}/{name}-{rank}.txt", "w") as out:
-            ranks.append((subprocess.Popen(command or site.command(f"output.dir={name}", *overrides, ranks=0), stdout=out, stderr=subprocess.STDOUT,
-                                           env=environment), out.name))
+            process = subprocess.Popen(command or site.command(f"output.dir={name}", *overrides, ranks=0), stdout=out, stderr=subprocess.STDOUT, env=environment)
+        process.port = port  # reserved while the process is referred to
+        ranks.append((process, out.name))
     return ranks
 
 

@@ -21,7 +21,7 @@ def packed_rows(rng, count):
 
 
 class Site(RunSite):
-    """A Llama of eight query heads over two key heads, with dropout of the probabilities, and packed rows."""
+    """A Llama of eight query heads over two key heads, with dropout of the probabilities and longrope, and packed rows."""
 
     program = "train_llama"
 
@@ -31,6 +31,9 @@ class Site(RunSite):
             write_llama(f"{work}/{name}", VOCAB, 2, 128, hidden=64, heads=8, kv_heads=kv_heads)
             config = json.load(open(f"{work}/{name}/config.json"))
             config["attention_dropout"] = 0.1
+            if name == "base":  # each document has the frequencies of its own length
+                config["rope_parameters"] = dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=12,
+                                                 short_factor=[1.0] * 4, long_factor=[1.0, 1.5, 3.0, 4.0])
             json.dump(config, open(f"{work}/{name}/config.json", "w"))
         json.dump(dict(model_type="gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=SEQ, vocab_size=VOCAB, initializer_range=0.05,
                        bos_token_id=VOCAB - 1, eos_token_id=VOCAB - 1), open(f"{work}/gpt.json", "w"))

@@ -16,13 +16,13 @@ namespace trireme {
 at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_dim, int64_t length = 0);
 
 /// cos and sin [T, rotated / 2] in `dtype`; angles are computed in fp32. positions_T: int64, restarts with every
-/// sequence. `boundaries`: 0 … T, of the sequences: frequencies that depend on the length take each sequence's own,
-/// where transformers takes the longest of a batch.
+/// sequence. `boundaries`: from 0, of sequences of which positions_T has the tokens first … first + T - 1: frequencies
+/// that depend on the length take each sequence's own, where transformers takes the longest of a batch.
 struct RopeTable {
   at::Tensor cos, sin;
 };
 RopeTable rope_table(const RopeFrequencies& rope, int64_t head_dim, const at::Tensor& positions_T,
-                     const std::vector<int32_t>& boundaries, at::ScalarType dtype);
+                     const std::vector<int32_t>& boundaries, at::ScalarType dtype, int64_t first = 0);
 
 /// Splits the output of a fused qkv projection, [T, (N + 2K) * H] laid out q | k | v, and rotates q and k:
 ///   out1 = x1 cos - x2 sin, out2 = x2 cos + x1 sin   (x1, x2: halves of the elements of a head that rotate)

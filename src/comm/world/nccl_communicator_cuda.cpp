@@ -149,10 +149,12 @@ class NcclCommunicator final : public GroupCommunicator {
     Registry::instance().add_communicator(handle_, device_);
   }
   ~NcclCommunicator() override {
-    Registry::instance().remove_communicator(handle_);
     const c10::cuda::CUDAGuard guard(device_);
     const auto destroy = [this] {
       (void)cudaStreamSynchronize(stream_);
+      // Notes the ends of this group's collectives: the watchdog asks no more when the last group is removed.
+      (void)Registry::instance().queue().stuck_for(steady_seconds());
+      Registry::instance().remove_communicator(handle_);
       ncclCommDestroy(handle_);
     };
     // ncclCommDestroy waits for the peers. While an error unwinds it does not count as a collective: the other ranks
