@@ -55,6 +55,14 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
     result.refusal = row.problem;
     return result;
   }
+  if (!row.ids.empty()) {
+    const auto beyond = std::ranges::find_if(row.ids, [&](int32_t id) { return id >= model.tokenizer().vocab_size(); });
+    if (beyond != row.ids.end())
+      result.refusal =
+          fmt::format("{}: id {} of a tokenizer of {}", row.place, *beyond, model.tokenizer().vocab_size());
+    result.document = {std::move(row.ids), std::move(row.mask)};
+    return result;
+  }
   ChatText text;
   try {
     if (row.texts) {

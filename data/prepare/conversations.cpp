@@ -187,6 +187,60 @@ ConversationRow instruction_of(const Json& object, const std::string& place) {
   return row;
 }
 
+const char* const kTargetMasks[] = {"assistant_masks", "completion_mask", "loss_mask"};
+
+/// input_ids, labels and masks.
+ConversationRow tokens_of(const Json& object, const std::string& place) {
+  const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
+  size_t length = object.at("input_ids").size();
+  /// Empty: the field is absent or null.
+  const auto list = [&](const char* name) {
+    const Json value = field_of(object, name);
+    std::vector<int64_t> values;
+    if (value.is_null()) return values;
+    if (!value.is_array() || value.empty()) fail(fmt::format("'{}' is no list of integers, or empty", name));
+    if (value.size() != length) fail(fmt::format("'{}' has {} entries, input_ids {}", name, value.size(), length));
+    for (const Json& each : value) {
+      if (!each.is_number_integer() && !each.is_boolean()) fail(fmt::format("'{}' holds {}", name, each.dump()));
+      values.push_back(each.is_boolean() ? each.get<bool>() : each.get<int64_t>());
+    }
+    return values;
+  };
+  const std::vector<int64_t> ids = list("input_ids"), labels = list("labels"), positions = list("position_ids");
+  std::vector<uint8_t> targets(length, 1);
+  for (size_t i = 0; i < labels.size(); ++i) {
+    targets[i] = labels[i] != -100;
+    if (targets[i] != 0 && labels[i] != ids[i])
+      fail(fmt::format("labels[{}] is {}, and input_ids[{}] {}: expected the same id, or -100 for no loss", i,
+                       labels[i], i, ids[i]));
+  }
+  for (const char* name : kTargetMasks) {
+    const std::vector<int64_t> mask = list(name);
+    for (size_t i = 0; i < mask.size(); ++i) {
+      if (mask[i] != 0 && mask[i] != 1) fail(fmt::format("{}[{}] is {}, expected 0 or 1", name, i, mask[i]));
+      if (mask[i] == 0) targets[i] = 0;
+    }
+  }
+  std::vector<int64_t> attended = list("attention_mask");
+  if (attended.empty()) attended.assign(length, 1);
+  const auto first = std::find_if(attended.begin(), attended.end(), [](int64_t value) { return value != 0; });
+  const auto last = std::find(first, attended.end(), 0);
+  if (std::any_of(last, attended.end(), [](int64_t value) { return value != 0; }))
+    fail("attention_mask is 0 between tokens; expected at the ends, for padding");
+  ConversationRow row;
+  for (auto at = first; at != last; ++at) {
+    const auto i = static_cast<size_t>(at - attended.begin());
+    if (ids[i] < 0 || ids[i] > INT32_MAX) fail(fmt::format("input_ids[{}] is {}", i, ids[i]));
+    if (!positions.empty() && at != first && positions[i] != positions[i - 1] + 1)
+      fail(fmt::format("position_ids[{}] is {} after {}: a row of several documents; give each its own row", i,
+                       positions[i], positions[i - 1]));
+    row.ids.push_back(static_cast<int32_t>(ids[i]));
+    row.mask.push_back(row.mask.empty() ? 0 : targets[i]);  // nothing predicts the first token
+  }
+  if (row.ids.empty()) fail("attention_mask is 0 everywhere");
+  return row;
+}
+
 ConversationRow conversation_of(const Source& source, const std::string& field) {
   const auto& [object, place, unread] = source;
   if (!object.is_object()) throw DataError(place + ": not a JSON object");
@@ -207,12 +261,14 @@ ConversationRow conversation_of(const Source& source, const std::string& field) 
     result = completion_of(object, place);
   } else if (field.empty() && has_both("instruction", "output")) {
     result = instruction_of(object, place);
+  } else if (field.empty() && has("input_ids")) {
+    return tokens_of(object, place);
   } else {
     const std::vector<std::string> names = source.names();
-    throw DataError(fmt::format("{}: no field '{}' (name it with --field){}; the object has: {}.{}", place,
-                                field.empty() ? "messages" : field,
-                                field.empty() ? ", nor prompt and completion, nor instruction and output" : "",
-                                join(names, ", "), did_you_mean(name, names)));
+    throw DataError(fmt::format(
+        "{}: no field '{}' (name it with --field){}; the object has: {}.{}", place, field.empty() ? "messages" : field,
+        field.empty() ? ", nor prompt and completion, nor instruction and output, nor input_ids" : "",
+        join(names, ", "), did_you_mean(name, names)));
   }
   read_extras(object, place, result.conversation);
   return result;
@@ -361,10 +417,12 @@ void for_each_row(const fs::path& path, const std::vector<std::string>& columns,
 void for_each_conversation(const fs::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit) {
   std::vector<std::string> columns = {"tools", "chat_template_kwargs", "system"};
-  const std::vector<std::string> known = {"messages",    "conversations", "prompt", "completion",
-                                          "instruction", "input",         "output", "history"};
+  const std::vector<std::string> known = {"messages",    "conversations", "prompt",         "completion",
+                                          "instruction", "input",         "output",         "history",
+                                          "input_ids",   "labels",        "attention_mask", "position_ids"};
   if (field.empty())
-    columns.insert(columns.end(), known.begin(), known.end());
+    for (const auto& names : {known, {std::begin(kTargetMasks), std::end(kTargetMasks)}})
+      columns.insert(columns.end(), names.begin(), names.end());
   else
     columns.push_back(field);
   for_each_row<ConversationRow>(path, columns, visit,

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -14,6 +15,9 @@ struct ConversationRow {
   /// A prompt and its completion that are texts: no conversation.
   bool texts = false;
   std::string prompt_text, completion_text;
+  /// A row that is tokenised, and which of its ids are targets (1): no conversation either.
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> mask;
   size_t input = 0;   // number of the file, which the caller sets
   std::string place;  // "chat.jsonl:17", "chat.parquet: row 17", "chat.json: item 17"
   double bytes_done = 0;
@@ -27,6 +31,9 @@ struct ConversationRow {
 ///   the prompt's have none; or two texts instruction and output (Alpaca), and, where they are there and not empty,
 ///   input, system and history, a list of pairs of texts: messages as LLaMA-Factory makes them, instruction and input
 ///   on lines of their own
+///   input_ids, tokenised: a target is what labels (transformers: -100 elsewhere, otherwise equal to input_ids) and the
+///   masks assistant_masks, completion_mask (TRL) and loss_mask say where they are there; tokens at the ends whose
+///   attention_mask is 0 are padding
 /// Other keys of a message are kept; null keys other than content count as
 /// absent. The field "tools" is the list of tools, "chat_template_kwargs" an object of the template's variables. The
 /// list, tools, tool_calls and chat_template_kwargs may be texts that hold JSON. DataError with the place for a file

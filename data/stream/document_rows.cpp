@@ -2,6 +2,7 @@
 #include "data/rows.h"
 #include "data/stream/documents.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -142,6 +143,24 @@ Sample stream_sample(std::vector<int64_t> tokens) {
   return sample;
 }
 
+/// Row k of a run comes from shard k mod logical_shards, so in a short run shards end before their first document does.
+/// What to say then; empty: nothing.
+std::string unread_rests(const Config& config, const TokenStream& stream, int64_t epoch_rows, int64_t readers) {
+  int64_t documents = 0;
+  for (const StreamPart& part : stream.parts()) documents += part.documents->size();
+  const int64_t shards = config.data.logical_shards;
+  const double of_document = static_cast<double>(epoch_rows) / static_cast<double>(documents);
+  const auto run = static_cast<double>(config.train.max_steps * config.batch.global_batch_size);
+  const double of_shard = run / static_cast<double>(shards);
+  if (of_document < 2 || of_shard >= of_document) return "";
+  const int64_t fewer = static_cast<int64_t>(run / (2 * of_document)) / readers * readers;
+  return fmt::format(
+      "data.logical_shards {}: the run reads {:.2g} rows of a shard, and a document has {:.2g} on average: the ends of "
+      "most documents are not read, and with more shards than documents their beginnings are read several times; "
+      "data.logical_shards: {} reads whole documents",
+      shards, of_shard, of_document, std::max(fewer, readers));
+}
+
 SplitRows<Sample> open_document_rows(const Config& config, Split split, const RowReader& reader) {
   StreamOptions options = stream_options(config, reader.vocab_size);
   SplitRows<Sample> rows;
@@ -152,6 +171,8 @@ SplitRows<Sample> open_document_rows(const Config& config, Split split, const Ro
     rows.sets.push_back(document_set("data.train", stream));
     rows.rows = rows.samples = estimate_rows(*stream);
     rows.description = fmt::format("{}, about {} rows", describe_stream(*stream), format_count(rows.rows));
+    if (const std::string unread = unread_rests(config, *stream, rows.rows, reader.readers); !unread.empty())
+      log_info(unread);
     return rows;
   }
   options.logical_shards = 1;

@@ -143,6 +143,27 @@ std::vector<fs::path> saved_files(const fs::path& directory) {
   return paths;
 }
 
+/// Documents have a loss on every token: refuses a file whose masks say otherwise, and says of labels, which may be a
+/// copy of the ids, that they are not read. `column`: empty = nobody has named the one that is read.
+template <class Table>
+void check_targets(const fs::path& file, const Table& table, const std::string& column) {
+  if (!column.empty()) return;
+  for (const char* name : {"loss_mask", "assistant_masks", "completion_mask"})
+    if (table.has_column(name))
+      throw DataError(fmt::format(
+          "{}: '{}' says which tokens have a loss, and documents have one on every token: make rows that keep it with "
+          "`trireme data chat`, or name the column of ids by data.column",
+          file.string(), name));
+  static std::once_flag told;
+  if (table.has_column("labels"))
+    std::call_once(told, [&] {
+      log_info(
+          fmt::format("{}: 'labels' is not read, every token has a loss: where labels leave some out, make rows with "
+                      "`trireme data chat`",
+                      file.string()));
+    });
+}
+
 /// Files of JSON that `datasets` and `trireme data` write beside the data.
 bool is_about_data(const fs::path& path) {
   const std::string name = path.filename().string();
@@ -292,12 +313,14 @@ std::shared_ptr<const DocumentSet> open_documents(const std::vector<fs::path>& p
       const TextKind kind = text_kind(file);
       if (kind == TextKind::kArrow)
         if (ArrowTable table(file, column); !table.is_text()) {
+          check_targets(file, table, column);
           sets.push_back(std::make_unique<ArrowDocuments>(file, std::move(table)));
           continue;
         }
       if (kind == TextKind::kParquet) {
         ParquetFile parquet(file);
         if (std::string name = document_column(parquet, column); parquet.has_integer_lists(name)) {
+          check_targets(file, parquet, column);
           sets.push_back(
               std::make_unique<ParquetDocuments>(file, std::move(parquet), std::move(name), texts->id_groups));
           continue;

@@ -291,6 +291,36 @@ def check_fields(args, work):
     print("fields of real files: equal from JSON lines, Parquet and Arrow")
 
 
+def check_tokenised(args, work):
+    """Rows of ids, as transformers' Trainer, Axolotl and TRL take them: labels, masks, padding at either end."""
+    folder = work / "tokenised"
+    tokenizer = write_model(folder, "qwen2", chat_templates.GENERATION)
+    expected, rows = [generation_mask(tokenizer, c) for c in conversations(40)], []
+    for i, (ids, mask) in enumerate(expected):
+        labels = [id if target else -100 for id, target in zip(ids, mask)]
+        row = {"input_ids": list(ids)} | ({"labels": labels}, {"assistant_masks": list(mask)}, {"completion_mask": [1] * len(ids), "loss_mask": list(map(bool, mask))})[i % 3]
+        if i % 4:
+            pad = lambda values, value: [value] * (i % 2) + values + [value] * (i % 4 // 2)  # noqa: E731
+            row = {name: pad(values, -100 if name == "labels" else type(values[0])(0)) for name, values in row.items()} | {"attention_mask": pad([1] * len(ids), 0)}
+        rows.append(row)
+    table = pa.Table.from_pylist([{name: row.get(name) for name in {name for row in rows for name in row}} for row in rows])
+    pyarrow.parquet.write_table(table, work / "tokens.parquet")
+    with pa.ipc.new_stream(str(work / "tokens.arrow"), table.schema) as out:
+        out.write_table(table)
+    (work / "tokens.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    cut = [(ids[:SEQ], mask[:SEQ]) for ids, mask in expected if any(mask[:SEQ])]
+    for name in ("tokens.jsonl", "tokens.parquet", "tokens.arrow"):
+        run(args, "--model", folder, "--input", work / name, "--output", work / "tokens.npy", "--seq-length", SEQ, "--one-per-row")
+        assert read_rows(work / "tokens.npy") == cut, name
+    for row, reason in (({"labels": [-100, 5, 4]}, "labels[2] is 4, and input_ids[2] 6"), ({"labels": [5]}, "'labels' has 1 entries, input_ids 3"),
+                        ({"loss_mask": [0, 1, 2]}, "loss_mask[2] is 2"), ({"attention_mask": [1, 0, 1]}, "attention_mask is 0 between tokens"),
+                        ({"position_ids": [0, 1, 0]}, "position_ids[2] is 0 after 1"), ({"input_ids": [4, 5, 1 << 20]}, "id 1048576 of a tokenizer of"),
+                        ({"input_ids": [[1]]}, "'input_ids' holds [1]"), ({"input_ids": []}, "'input_ids' is no list of integers, or empty")):
+        (work / "bad.jsonl").write_text(json.dumps({"input_ids": [4, 5, 6]} | row))
+        output = run(args, "--model", folder, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ, expect=3)
+        assert "bad.jsonl:1: " in output and reason in output, output
+
+
 def check_long(args, work):
     """A conversation of n messages takes time in proportion to n, and has the mask of the generation blocks."""
     def seconds(messages, name, count):
@@ -394,6 +424,7 @@ def main():
             check_parity(args, work)
             check_sentencepiece(args, work)
             check_fields(args, work)
+            check_tokenised(args, work)
             check_long(args, work)
             check_errors(args, work)
 

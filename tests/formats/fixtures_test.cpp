@@ -78,6 +78,7 @@ const std::map<std::string, std::string> kRefused = {
     {"columns_2_to_28.h5", "has 0 of its 262144 chunks"},
     {"chunk_of_1_gib.h5", "has chunks of more than 268435456 bytes"},
     {"chunks_missing.h5", "has 1 of its 3 chunks: it was not written completely"},
+    {"labels_without_mask.h5", "'labels' is not read: write a dataset loss_mask [3, 8], 1 where a token has a loss"},
     {"mask_of_another_shape.h5", "loss_mask has another shape than input_ids"},
     {"mask_not_0_or_1.h5", "row 0, column 0: 4 is not from 0 to 3"},
     {"absent_filter.h5", "is compressed with filter 299"},

@@ -183,6 +183,7 @@ def partly(file):
 
 
 hdf5("chunks_missing.h5", partly)
+hdf5("labels_without_mask.h5", lambda f: (dataset(f), dataset(f, "labels")))
 hdf5("mask_of_another_shape.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.ones((3, 7), np.uint8))))
 hdf5("mask_not_0_or_1.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.full((3, 8), 4, np.uint8))))
 

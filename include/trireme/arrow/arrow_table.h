@@ -38,6 +38,7 @@ class ArrowTable {
 
   int64_t documents() const;
   const std::string& column() const;
+  bool has_column(const std::string& name) const;
   bool is_text() const;
   /// The ids of document `document`; a null document has no ids. DataError with batch, row and byte offset.
   /// Thread-safe.

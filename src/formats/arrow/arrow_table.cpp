@@ -244,6 +244,8 @@ int64_t ArrowTable::documents() const {
 
 const std::string& ArrowTable::column() const { return state_->column; }
 
+bool ArrowTable::has_column(const std::string& name) const { return state_->schema->GetFieldIndex(name) >= 0; }
+
 bool ArrowTable::is_text() const { return state_->kind == State::ColumnKind::kTextRow; }
 
 std::string ArrowTable::place(int64_t document) const {
@@ -368,6 +370,7 @@ struct ArrowTable::State {
 ArrowTable::ArrowTable(const std::filesystem::path& path, const std::string&) { refuse(path); }
 int64_t ArrowTable::documents() const { return 0; }
 const std::string& ArrowTable::column() const { return state_->column; }
+bool ArrowTable::has_column(const std::string&) const { return false; }
 bool ArrowTable::is_text() const { return false; }
 void ArrowTable::read_tokens(int64_t, std::vector<int64_t>&) const {}
 void ArrowTable::read_text(int64_t, std::string&) const {}

@@ -45,6 +45,11 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
     if (!s.loss_mask.holds_bools()) s.loss_mask.require_integers(2);
     if (s.loss_mask.extents() != s.input_ids.extents()) s.loss_mask.fail("has another shape than input_ids");
   }
+  for (const char* name : {"labels", "assistant_masks", "completion_mask", "attention_mask"})
+    if (!s.has_mask && has(name))
+      throw DataError(fmt::format(
+          "{}: '{}' is not read: write a dataset loss_mask [{}, {}], 1 where a token has a loss, otherwise 0", s.path,
+          name, s.rows, s.columns));
   if ((s.has_starts = has("seq_start_id"))) {
     s.seq_start_id = Hdf5Dataset(s.file.get(), "seq_start_id", s.path);
     if (s.seq_start_id.extents().size() != 1)
