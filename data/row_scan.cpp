@@ -1,6 +1,7 @@
 #include "data/row_scan.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -128,7 +129,7 @@ RowScan::RowScan(std::vector<RowSet> sets, const RowScanOptions& options) : stat
   TRIREME_CHECK(options.threads >= 1 && options.parts >= 1 && options.part < options.parts && options.keep >= 1,
                 options.threads, " threads, part ", options.part, " of ", options.parts, ", keep ", options.keep);
   for (const RowSet& set : s.sets) {
-    State::Chunks chunks{s.total_chunks, (set.rows + kRowsPerChunk - 1) / kRowsPerChunk, {}};
+    State::Chunks chunks{s.total_chunks, ceil_div(set.rows, kRowsPerChunk), {}};
     if (!set.shard_rows.empty()) {
       chunks.begins.push_back(0);
       for (const int64_t rows : set.shard_rows) chunks.begins.push_back(chunks.begins.back() + rows);
@@ -138,7 +139,7 @@ RowScan::RowScan(std::vector<RowSet> sets, const RowScanOptions& options) : stat
     s.chunks.push_back(std::move(chunks));
   }
   s.stride = spreading_stride(std::max<int64_t>(1, s.total_chunks));
-  s.part_chunks = (s.total_chunks - options.part + options.parts - 1) / options.parts;
+  s.part_chunks = ceil_div(s.total_chunks - options.part, options.parts);
   const bool sharded =
       std::any_of(s.sets.begin(), s.sets.end(), [](const RowSet& set) { return !set.shard_rows.empty(); });
   s.running = sharded ? 1 : options.threads;

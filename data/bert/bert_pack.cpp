@@ -1,6 +1,7 @@
 #include "data/bert/bert_pack.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 
 namespace trireme {
 
@@ -54,7 +55,7 @@ BertPack make_bert_pack(const std::vector<BertRow>& rows, const std::vector<int6
   pack.boundaries.push_back(0);
   for (size_t i = 0; i < rows.size(); ++i) append_bert_row(pack, rows[i], positions[i], options);
   const auto tokens = static_cast<int64_t>(pack.ids.size());
-  const int64_t padded = (tokens + options.multiple - 1) / options.multiple * options.multiple;
+  const int64_t padded = round_up(tokens, options.multiple);
   for (auto* values : {&pack.ids, &pack.positions, &pack.types, &pack.keys})
     values->resize(static_cast<size_t>(padded), 0);
   if (padded > tokens) {

@@ -2,6 +2,7 @@
 #include "data/megatron/megatron_dataset.h"
 #include "data/rows.h"
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -39,10 +40,9 @@ int64_t train_samples(const Config& config) { return config.train.max_steps * co
 int64_t evaluated_samples(const Config& config, Split split) {
   const SplitKeys keys = split_keys(config, split);
   if (!keys.samples || !config.eval.shuffle) return 0;
-  const int64_t batch = config.batch.global_batch_size;
   int64_t evaluations = 1;
   if (split == Split::kValid && config.eval.every_samples)
-    evaluations += config.train.max_steps / ((*config.eval.every_samples + batch - 1) / batch);
+    evaluations += config.train.max_steps / ceil_div(*config.eval.every_samples, config.batch.global_batch_size);
   int64_t samples = 0;
   if (__builtin_mul_overflow(evaluations, *keys.samples, &samples))
     throw ConfigError(fmt::format("{} evaluations of {} {} are more than a run can count", evaluations,

@@ -11,6 +11,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/process.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
@@ -160,7 +161,7 @@ struct OrderedInstances {
 
 /// First instance of each shard: ceil(N / shards) in the last shards, one less in as many of the first as are needed.
 std::vector<size_t> chop(size_t count, size_t shards) {
-  const size_t nominal = (count + shards - 1) / shards, smaller = shards * nominal - count;
+  const size_t nominal = ceil_div(count, shards), smaller = shards * nominal - count;
   std::vector<size_t> first{0};
   for (size_t i = 0; i < shards; ++i) first.push_back(first.back() + nominal - (i < smaller ? 1 : 0));
   return first;

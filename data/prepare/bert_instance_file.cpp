@@ -1,6 +1,7 @@
 #include "data/prepare/bert_instance_file.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 
 #include <fmt/format.h>
 
@@ -54,7 +55,7 @@ BertInstanceFile::BertInstanceFile(const std::filesystem::path& path) : file_(pa
   vocab_size_ = static_cast<int32_t>(header.vocab_size);
   const size_t lengths = header.seq_length + size_t{1};
   const size_t masks_at = sizeof header + lengths * 4;
-  ranks_offset_ = (masks_at + lengths * 2 + 7) / 8 * 8;
+  ranks_offset_ = round_up(masks_at + lengths * 2, 8);
   if (bytes.size() < ranks_offset_) fail("truncated");
   counts_.resize(lengths);
   masks_.resize(lengths);

@@ -1,6 +1,7 @@
 #include "data/prepare/md5.h"
 
 #include "trireme/base/file.h"
+#include "trireme/base/rounding.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -52,7 +53,7 @@ std::string md5_hex(std::string_view text) {
   for (size_t at = 0; at < whole; at += 64) add_block(state, text.data() + at);
   std::string end(text.substr(whole));
   end += '\x80';
-  end.resize((end.size() + 8 + 63) / 64 * 64 - 8, '\0');
+  end.resize(round_up(end.size() + 8, 64) - 8, '\0');
   for (int i = 0; i < 8; ++i) end += static_cast<char>(uint64_t{text.size()} * 8 >> (8 * i));
   for (size_t at = 0; at < end.size(); at += 64) add_block(state, end.data() + at);
   std::string hex;

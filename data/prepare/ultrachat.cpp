@@ -4,6 +4,7 @@
 #include "data/prepare/python_random.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/numpy/npy.h"
 
@@ -122,7 +123,7 @@ UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& 
   UltrachatReport report;
   report.specials = add_chatml_specials(tokenizer);
   report.vocab_size = tokenizer.vocab_size();
-  report.padded_vocab_size = (report.vocab_size + 7) / 8 * 8;
+  report.padded_vocab_size = round_up(report.vocab_size, 8);
   // The datasets library sorts by name, too: train_gen comes before train_sft.
   for (const fs::path& path : files_of(options.inputs, "", ".parquet")) {
     const bool train = name_has(path, "train"), test = name_has(path, "test");

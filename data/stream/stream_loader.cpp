@@ -1,6 +1,7 @@
 #include "data/stream/stream_loader.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 
 #include <fmt/format.h>
 
@@ -36,11 +37,10 @@ StreamLoader::StreamLoader(std::shared_ptr<const TokenStream> stream, int rank, 
   const int64_t shards = stream_->options().logical_shards;
   if (shards % world != 0) {
     const auto [below, above] = nearest_divisors(shards, world);
-    throw ConfigError(
-        fmt::format("data.logical_shards {} does not divide over {} ranks: run {}{}, or, in a run that has not begun, "
-                    "set data.logical_shards to a multiple of {} such as {}",
-                    shards, world, below, above > 0 ? fmt::format(" or {}", above) : "", world,
-                    (shards + world - 1) / world * world));
+    throw ConfigError(fmt::format(
+        "data.logical_shards {} does not divide over {} ranks: run {}{}, or, in a run that has not begun, "
+        "set data.logical_shards to a multiple of {} such as {}",
+        shards, world, below, above > 0 ? fmt::format(" or {}", above) : "", world, round_up(shards, world)));
   }
   shards_.assign(static_cast<size_t>(shards / world), stream_->start());
   history_->before[0] = shards_;

@@ -2,6 +2,7 @@
 
 #include "models/common/blocks.h"
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/ops/embedding.h"
 #include "trireme/ops/layers/norm_linear.h"
 
@@ -139,7 +140,7 @@ at::Tensor next_sentence_loss(const at::Tensor& logits, const BertBatch& batch) 
 BertModel::BertModel(const BertConfig& config, int64_t vocab_multiple)
     : config_(config), block_(std::make_shared<BlockTable>(bert_block(config))) {
   TRIREME_CHECK(vocab_multiple >= 1, "vocabulary padded to a multiple of ", vocab_multiple);
-  padded_vocab_ = (config.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
+  padded_vocab_ = round_up(config.vocab_size, vocab_multiple);
   units_.push_back(embed_unit(config_, padded_vocab_));
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const std::string number = std::to_string(layer);
@@ -156,7 +157,7 @@ at::Tensor BertModel::head_rows(const BertBatch& batch) const {
   if (config_.next_sentence) parts.push_back(batch.first_rows_M);
   int64_t rows = 0;
   for (const at::Tensor& part : parts) rows += part.size(0);
-  const int64_t multiple = row_multiple(batch.ids_T.device()), up = (rows + multiple - 1) / multiple * multiple;
+  const int64_t up = round_up(rows, row_multiple(batch.ids_T.device()));
   if (const int64_t more = std::min(up - rows, batch.ids_T.size(0)); more > 0)
     parts.push_back(at::arange(more, batch.masked_rows_P.options()));
   return parts.size() == 1 ? parts[0] : at::cat(parts);

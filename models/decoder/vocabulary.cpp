@@ -7,6 +7,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/rng.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 #include "trireme/formats/huggingface/stored_nf4.h"
@@ -225,8 +226,7 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
     throw ConfigError(
         fmt::format("model.vocab_size is {}, and the model has {} rows already: rows are only added, leave the key out",
                     *wanted, vocab_size));
-  const int64_t rows = wanted.value_or(vocab_size), unit = multiple.value_or(1);
-  return (rows + unit - 1) / unit * unit;
+  return round_up(wanted.value_or(vocab_size), multiple.value_or(1));
 }
 
 int64_t vocab_with_adapter(const DecoderConfig& base, const Adapter& adapter) {

@@ -1,6 +1,7 @@
 #include "trireme/fsdp/layout.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 
 #include <algorithm>
 
@@ -8,7 +9,6 @@ namespace trireme {
 
 namespace {
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr ShardPolicy kPolicies[] = {ShardPolicy::kNone, ShardPolicy::kOptimizer, ShardPolicy::kGradients,
                                      ShardPolicy::kFull};
 

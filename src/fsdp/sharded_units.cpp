@@ -5,6 +5,7 @@
 #include "trained_codes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/base/rounding.h"
 #include "trireme/nn/init.h"
 #include "trireme/ops/matmul/recipe.h"
 #include "unit_storage.h"
@@ -154,7 +155,7 @@ void ShardedUnits::make_peer_memory() {
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (specs_[u].trained || !units_[u]->gathered) continue;
     peer_offsets_[u] = peer_bytes;
-    peer_bytes += (units_[u]->shard_bytes() + kPeerAlignment - 1) / kPeerAlignment * kPeerAlignment;
+    peer_bytes += round_up(units_[u]->shard_bytes(), kPeerAlignment);
   }
   if (peer_bytes == 0) return;
   std::string why_not;

@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 
 #include <ATen/ATen.h>
@@ -49,15 +50,14 @@ HostState::Piece like(const HostState::Piece& host, const at::Tensor& memory) {
   for (const at::Tensor& value : host) {
     const auto bytes = static_cast<int64_t>(value.nbytes());
     here.push_back(memory.narrow(0, begin, bytes).view(value.scalar_type()));
-    begin += (bytes + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
+    begin += round_up(bytes, kValueAlignment);
   }
   return here;
 }
 
 int64_t piece_bytes(const HostState::Piece& piece) {
   int64_t bytes = 0;
-  for (const at::Tensor& value : piece)
-    bytes += (static_cast<int64_t>(value.nbytes()) + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
+  for (const at::Tensor& value : piece) bytes += round_up(static_cast<int64_t>(value.nbytes()), kValueAlignment);
   return bytes;
 }
 

@@ -1,6 +1,7 @@
 #include "trireme/nn/offload.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/nn/host_state.h"
 
 #include <ATen/ATen.h>
@@ -115,7 +116,7 @@ std::shared_ptr<OffloadStore::Saved> OffloadStore::save(int64_t block, std::vect
     entry.begin = end;
     entry.shape = entry.tensor.sizes().vec();
     entry.options = entry.tensor.options();
-    end += (bytes_of(entry.tensor) + kAlignment - 1) / kAlignment * kAlignment;
+    end += round_up(bytes_of(entry.tensor), kAlignment);
   }
   saved->end = end;
   if (leaving_ != nullptr) release(*leaving_);

@@ -1,4 +1,5 @@
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -185,7 +186,7 @@ class Muon final : public Optimizer {
       const TrainedShard& shard = shards_[all.shards[0]];
       const auto count = static_cast<int64_t>(all.shards.size()), ranks = int64_t{group_of(shard).size()};
       const int64_t most = ranks * std::max<int64_t>(1, kTogether / shard.unit_numel);
-      const int64_t number = (count + most - 1) / most, each = (count + number * ranks - 1) / (number * ranks);
+      const int64_t number = ceil_div(count, most), each = ceil_div(count, number * ranks);
       for (int64_t begin = 0; begin < count; begin += each * ranks)
         rounds.push_back(
             {{all.shards.begin() + begin, all.shards.begin() + std::min(count, begin + each * ranks)}, each});

@@ -1,5 +1,6 @@
 #include "trireme/plan/hints.h"
 
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/keys.h"
@@ -150,7 +151,7 @@ class Changes {
       if (ranks % context != 0) continue;
       const int64_t readers = ranks / context;
       if (batch.global_batch_size % readers != 0) {
-        batch.global_batch_size = (batch.global_batch_size + readers - 1) / readers * readers;
+        batch.global_batch_size = round_up(batch.global_batch_size, readers);
         hint.settings.push_back(fmt::format("batch.global_batch_size: {}", batch.global_batch_size));
       }
       const int64_t local = batch.global_batch_size / readers, micro = batch.micro_batch_size;

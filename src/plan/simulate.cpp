@@ -1,6 +1,7 @@
 #include "trireme/plan/simulate.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/config/keys.h"
@@ -58,7 +59,7 @@ void check_batch(const Config& config, const SimulationOptions& options, bool sh
     if (!divides) wrong.push_back(std::to_string(gpus));
   }
   if (wrong.empty()) return;
-  const int64_t next = (global + unit - 1) / unit * unit;
+  const int64_t next = round_up(global, unit);
   throw ConfigError(fmt::format(
       "simulate: batch.global_batch_size {} does not divide over {} GPU{} x batch.micro_batch_size {}: give --set "
       "batch.global_batch_size={}{}{}",
@@ -119,7 +120,7 @@ Simulation simulate(const std::filesystem::path& file, const std::vector<std::st
     }
     if (sizes.empty()) sizes.emplace_back(0, load_config(file, settings, program, gpus));
     SimulatedSize size{.gpus = gpus,
-                       .hosts = (gpus + options.gpus_per_host - 1) / options.gpus_per_host,
+                       .hosts = ceil_div(gpus, options.gpus_per_host),
                        .global_batch_size = sizes.front().second.batch.global_batch_size,
                        .plans = {}};
     for (const std::string& policy : policies)

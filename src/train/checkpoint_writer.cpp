@@ -6,6 +6,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/time.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/scalar_type.h"
@@ -37,7 +38,7 @@ std::vector<PieceSource> pieces_to_save(const std::vector<StateTensor>& state, i
     TRIREME_CHECK(tensor.numel() == shard->master.numel(), stored_kind(kind), " of ", shard->name, " has ",
                   tensor.numel(), " elements, the shard has ", shard->master.numel());
     const int64_t length = std::clamp<int64_t>(shard->unit_numel - shard->begin, 0, tensor.numel());
-    const int64_t grains = (length + kGrain - 1) / kGrain;
+    const int64_t grains = ceil_div(length, kGrain);
     const int64_t from = grains * shard->copy / shard->copies * kGrain;
     const int64_t to = std::min(length, grains * (shard->copy + 1) / shard->copies * kGrain);
     if (from < to)

@@ -1,5 +1,7 @@
 #include "run_clock.h"
 
+#include "trireme/base/rounding.h"
+
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
@@ -42,8 +44,7 @@ double RunClock::run_rate(int64_t samples) const {
 
 int64_t RunClock::intervals(int64_t step, int64_t every) const {
   if (batches_.ramps()) return batches_.before(step) / every;
-  const int64_t size = config_.batch.global_batch_size, steps = (every + size - 1) / size;
-  return step / steps;
+  return step / ceil_div(every, config_.batch.global_batch_size);
 }
 
 bool RunClock::evaluation_due(int64_t step) const {

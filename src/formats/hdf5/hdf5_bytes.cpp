@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/rounding.h"
 
 #include <fmt/format.h>
 
@@ -180,7 +181,7 @@ const char* heap_collection_fault(std::span<const std::byte> bytes) {
     // Free space counts its header, an object does not.
     if (index == 0 ? length < kHeader || length > size - at : length > size - at - kHeader)
       return "holds an object that exceeds it";
-    at += index == 0 ? length : kHeader + (length + 7) / 8 * 8;
+    at += index == 0 ? length : kHeader + round_up(length, 8);
   }
   return nullptr;
 }
@@ -210,7 +211,7 @@ const Hdf5GlobalHeap::Objects& Hdf5GlobalHeap::collection(uint64_t address, std:
     const auto bytes = load<uint64_t>(rest, at + 8);
     if (index == 0) break;  // free space, always the last
     objects.push_back({index, rest.subspan(at + kHeader, bytes)});
-    at += kHeader + (bytes + 7) / 8 * 8;
+    at += kHeader + round_up(bytes, 8);
     if (at > size) break;
   }
   const auto before = [](const Object& a, const Object& b) { return a.index < b.index; };

@@ -1,6 +1,7 @@
 #include "trireme/formats/huggingface/safetensors.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 
@@ -149,7 +150,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
         {"dtype", dtype_name(info.dtype)}, {"shape", info.shape}, {"data_offsets", {begin, state_->declared}}};
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
+  text.resize(round_up(text.size(), 8), ' ');
   const uint64_t length = text.size();
   state_->file.write(&length, sizeof length);
   state_->file.write(text);

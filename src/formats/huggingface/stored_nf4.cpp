@@ -1,6 +1,7 @@
 #include "trireme/formats/huggingface/stored_nf4.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/rounding.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
@@ -14,8 +15,6 @@ namespace {
 
 constexpr const char *kNf4State = ".quant_state.bitsandbytes__nf4", *kFp4State = ".quant_state.bitsandbytes__fp4";
 constexpr int64_t kValuesPerScale = 64, kScalesPerNested = 256;
-
-int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 }  // namespace
 
@@ -66,10 +65,10 @@ std::optional<StoredNf4> find_stored_nf4(const WeightSource& source, const std::
     count *= stored.shape.back();
   }
   if (stored.shape.empty()) refuse("has a quant_state without a shape");
-  const int64_t blocks = blocks_of(count, kValuesPerScale);
-  stored.codes = bytes("", DType::kU8, blocks_of(count, 2));
+  const int64_t blocks = ceil_div(count, kValuesPerScale);
+  stored.codes = bytes("", DType::kU8, ceil_div(count, 2));
   stored.absmax = bytes(".absmax", DType::kU8, blocks);
-  stored.nested = bytes(".nested_absmax", DType::kF32, blocks_of(blocks, kScalesPerNested));
+  stored.nested = bytes(".nested_absmax", DType::kF32, ceil_div(blocks, kScalesPerNested));
   stored.book = bytes(".quant_map", DType::kF32, 16);
   stored.map = bytes(".nested_quant_map", DType::kF32, 256);
   return stored;

@@ -1,6 +1,7 @@
 #include "trireme/formats/numpy/npy.h"
 
 #include "trireme/base/dtype.h"
+#include "trireme/base/rounding.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -218,7 +219,7 @@ std::string npy_header_bytes(const std::string& descr, std::span<const int64_t> 
   if (shape.size() == 1) extents += ",";
   std::string dictionary = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", descr, extents);
   // Magic, version and length take 10 bytes; NumPy pads the whole to a multiple of 64 and ends with a newline.
-  dictionary.resize((10 + dictionary.size() + 1 + 63) / 64 * 64 - 11, ' ');
+  dictionary.resize(round_up(10 + dictionary.size() + 1, 64) - 11, ' ');
   dictionary += '\n';
   std::string header("\x93NUMPY\x01\x00", 8);
   header += static_cast<char>(dictionary.size() & 0xFF);

@@ -3,6 +3,7 @@
 #include "launch.h"
 #include "layers/loss_head_chunks.h"
 #include "matmul/product.h"
+#include "trireme/base/rounding.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -79,10 +80,9 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
   // Chunks of equal size, in whole GEMM tiles.
   const int64_t most =
                     loss_head_kernel_chunk(vocab, hidden.element_size(), need_weight && !rows.defined(), most_logits),
-                chunks = (tokens + most - 1) / most,
-                chunk = std::min(tokens, ((tokens + chunks - 1) / chunks + 127) / 128 * 128);
+                chunks = ceil_div(tokens, most), chunk = std::min(tokens, round_up(ceil_div(tokens, chunks), 128));
   // Rows start at 16-byte boundaries for every vocabulary size.
-  const int64_t padded = (vocab + 15) / 16 * 16;
+  const int64_t padded = round_up(vocab, 16);
   const at::Tensor buffer = at::empty({chunk, padded}, hidden.options());
   at::Tensor losses = at::empty({tokens}, options);
   for (int64_t begin = 0; begin < tokens; begin += chunk) {

@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
@@ -68,7 +69,7 @@ std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig
 /// so that to pick them is not worth it.
 std::vector<int64_t> rows_with_loss(const std::vector<float>& weights, int64_t multiple) {
   const int64_t tokens = std::ssize(weights), counted = tokens - std::ranges::count(weights, 0.0f),
-                wanted = (std::max<int64_t>(counted, 1) + multiple - 1) / multiple * multiple;
+                wanted = round_up(std::max<int64_t>(counted, 1), multiple);
   if (wanted > tokens / 16 * 15) return {};
   std::vector<int64_t> rows;
   int64_t others = wanted - counted;

@@ -7,6 +7,7 @@
 #include "task.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 
@@ -164,8 +165,7 @@ class RowTask : public TrainingTask {
   const RowSource<Row, Pack>& rows() const { return *rows_; }
   /// Forward passes of `count` rows over this rank's share of a split that is read by number; as many on every rank.
   int64_t passes_over(const SplitRows<Row>& source, int64_t count) const {
-    const int64_t per_rank = (source.rows + rank_.grid.data.size - 1) / rank_.grid.data.size;
-    return (per_rank + count - 1) / count;
+    return ceil_div(ceil_div(source.rows, rank_.grid.data.size), count);
   }
   /// The rows of one of these passes. Where a rank has fewer rows than others, there are fillers.
   Pack rows_of_pass(const SplitRows<Row>& source, int64_t pass, int64_t count) const {
