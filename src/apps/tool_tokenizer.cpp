@@ -10,6 +10,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/formats/huggingface/sentencepiece_model.h"
 #include "trireme/formats/huggingface/staged_model.h"
 
 #include <fmt/format.h>
@@ -87,11 +88,20 @@ struct TrainArguments {
   bool force = false;
 };
 
+/// Whether train_tokenizer() has made the file.
+bool is_trained_here(const std::filesystem::path& path) {
+  try {
+    const std::string bytes = read_text_file(path, ExitCode::kData);
+    return read_sentencepiece_model(bytes, path).max_line == kMaxTrainingLine;
+  } catch (const DataError&) {
+    return false;
+  }
+}
+
 /// --output: without --force, neither what others have made nor the tokenizer of a model is replaced.
 void require_tokenizer_output(const TrainArguments& arguments) {
-  // As byte_level_config_json() and sentencepiece's trainer begin.
+  // As byte_level_config_json() begins.
   constexpr std::string_view kConfig = "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"bos_token\": ";
-  constexpr std::string_view kPieces = "\n\x0e\n\x05<unk>\x15";
   if (arguments.force) return;
   const std::filesystem::path output = arguments.output;
   const bool is_file = arguments.format == "sentencepiece";
@@ -99,9 +109,7 @@ void require_tokenizer_output(const TrainArguments& arguments) {
   constexpr std::array kFiles = {"tokenizer.json",        "vocab.json",      "merges.txt",
                                  "tokenizer_config.json", "tokenizer.model", "vocab.txt"};
   if (is_file ? file_head(output, 1).empty() : std::ranges::none_of(kFiles, there)) return;
-  const auto [mark_file, mark] =
-      is_file ? std::pair(output, kPieces) : std::pair(output / "tokenizer_config.json", kConfig);
-  if (file_head(mark_file, mark.size()) != mark)
+  if (is_file ? !is_trained_here(output) : file_head(output / "tokenizer_config.json", kConfig.size()) != kConfig)
     throw WriteError(
         fmt::format("tokenizer train: {} has a tokenizer or file that is not of this program; choose another --output "
                     "or add --force",

@@ -83,6 +83,9 @@ def check_tokenizer_outputs(site):
                           (("x", "--threads", 1), "--threads is for --format sentencepiece"), (("x", "--verbose"), "--verbose is for --format sentencepiece")):
         site.run("trireme", *train, *options, code=2, says=says)
     site.run("trireme", *train, "one", code=73, says="one has a tokenizer or file that is not of this program")
+    # Of sentencepiece's own program: its trainer_spec names the input.
+    (site.work / "spm.model").write_bytes((site.work / "made/by/it/t.model").read_bytes() + b"\x12\x03\n\x01x")
+    site.run("trireme", *train, "spm.model", code=73, says="spm.model has a tokenizer or file that is not of this program")
     (site.work / "bert").mkdir()
     (site.work / "bert" / "vocab.txt").write_text("[PAD]")
     site.run("trireme", *train, "bert", code=73, says="bert has a tokenizer or file that is not of this program")

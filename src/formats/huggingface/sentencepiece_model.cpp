@@ -59,7 +59,8 @@ SentencepiecePiece read_piece(const ProtoField& message, size_t id, const std::f
 /// The fields of trainer_spec, with the defaults of the proto.
 struct TrainerSpec {
   uint64_t model_type = 1;  // UNIGRAM
-  bool byte_fallback = false;
+  bool byte_fallback = false, names_input = false;
+  int64_t max_line = 4192;
   std::string bos = "<s>", eos = "</s>", pad = "<pad>";
 };
 
@@ -69,6 +70,8 @@ void read_trainer_spec(const ProtoField& message, TrainerSpec& spec, const std::
       if (field.value < 1 || field.value > 4) fail(path, fmt::format("model type {}, expected 1 to 4", field.value));
       spec.model_type = field.value;
     }
+    if (field.number == 1) spec.names_input = true;
+    if (field.number == 18) spec.max_line = static_cast<int64_t>(field.value);
     if (field.number == 35) spec.byte_fallback = field.value != 0;
     for (const auto& [number, text] :
          {std::pair<uint32_t, std::string*>{46, &spec.bos}, {47, &spec.eos}, {48, &spec.pad}})
@@ -124,6 +127,7 @@ SentencepieceModel read_sentencepiece_model(std::string_view bytes, const std::f
   if (spec.byte_fallback && byte_pieces != 256)
     fail(path, fmt::format("byte fallback is on, but it has {} of 256 byte pieces", byte_pieces));
   result.byte_fallback = spec.byte_fallback;
+  if (!spec.names_input) result.max_line = spec.max_line;
   result.is_unigram = spec.model_type == 1;
   for (const SentencepiecePiece& piece : result.pieces)
     if (piece.type == SentencepiecePiece::kUnused && !result.is_unigram)

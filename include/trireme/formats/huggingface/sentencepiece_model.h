@@ -23,6 +23,9 @@ struct SentencepieceModel {
   std::vector<SentencepiecePiece> pieces;  // by id
   bool is_unigram = true;
   bool byte_fallback = false;
+  /// Bytes of the longest line that the training took; absent if it read files by name, as sentencepiece's program
+  /// does.
+  std::optional<int64_t> max_line;
   int64_t unknown_id = -1;
   /// Ids of the control pieces named in trainer_spec; nullopt if the model has no such piece.
   std::optional<int64_t> bos_id, eos_id, pad_id;
