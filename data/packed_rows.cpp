@@ -388,7 +388,8 @@ SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader
   SplitRows<Sample> rows = {.sets = {packed_set(keys.key, data)}, .description = data->description()};
   if (split != Split::kTrain) {
     rows.read = [data](int64_t index) { return data->read(index); };
-    rows.rows = rows.samples = rows_to_evaluate(config, split, data->size());
+    rows.there = data->size();
+    rows.rows = rows.samples = rows_to_evaluate(config, split, rows.there);
     return rows;
   }
   const auto sampler =

@@ -180,7 +180,8 @@ SplitRows<Sample> open_document_rows(const Config& config, Split split, const Ro
   const auto stream = open_token_stream(config, split, options);
   const auto packed = std::make_shared<const PackedOnce>(stream);
   rows.read = [packed](int64_t index) { return stream_sample(packed->read(index)); };
-  rows.rows = rows.samples = rows_to_evaluate(config, split, packed->size());
+  rows.there = packed->size();
+  rows.rows = rows.samples = rows_to_evaluate(config, split, rows.there);
   rows.description = fmt::format("{}, {} rows", describe_stream(*stream), format_count(packed->size()));
   return rows;
 }

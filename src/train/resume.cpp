@@ -174,7 +174,8 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
 std::string Loader::evaluation_change(const CheckpointManifest& manifest, const Config& then) const {
   const Config now = parse_config(run_.manifest.config, "this run");
   const SplitKeys before = split_keys(then, Split::kValid), keys = split_keys(now, Split::kValid);
-  if (before.samples != keys.samples) return keys.samples_key;
+  const auto read = [&](const SplitKeys& split) { return split.samples.value_or(run_.evaluation_rows); };
+  if (read(before) != read(keys)) return keys.samples_key;
   const auto hashes = [](const std::vector<Fingerprint>& files) {
     std::vector<std::string> all;
     for (const Fingerprint& file : files) all.push_back(file.hash);

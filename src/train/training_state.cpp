@@ -163,6 +163,7 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
   if (config.lora)
     manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
   manifest.inputs = fingerprint_inputs(config, *files);
+  run.evaluation_rows = files->evaluation_rows;
   manifest.evaluation =
       files->evaluation == files->data ? manifest.data : fingerprint_files(files->evaluation, ExitCode::kData);
   return run;

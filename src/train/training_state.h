@@ -62,7 +62,7 @@ LoopState loop_state(const CheckpointManifest& manifest);
 struct CheckpointRun {
   CheckpointManifest manifest;                               // without step, numbers and files
   std::function<int64_t(int64_t steps)> samples_after = {};  // samples of the first so many steps
-  int64_t tokens_per_sample = 1;
+  int64_t tokens_per_sample = 1, evaluation_rows = 0;
   /// The rows as manifests of earlier versions name them: directories by their files' names and sizes.
   std::function<std::vector<Fingerprint>()> former_data = [] { return std::vector<Fingerprint>(); };
 };

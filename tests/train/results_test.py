@@ -205,11 +205,12 @@ def best(site):
     site.train("train.max_steps=200", *common, "output.dir=parts")
     assert [(m["loss"], m["step"]) for m in site.metrics("parts", "eval")] == evals
     assert read("parts/best/adapter") == read("run/best/adapter") and read("parts/adapter") == read("run/adapter")
-    # Other rows of evaluation are compared with none before; the same ones elsewhere are.
-    for name, changes, other in (("other", "eval.samples=1", True), ("moved", f"data.valid={site.work}/moved.npy", False)):
+    # Other rows of evaluation are compared with none before; the same ones elsewhere are, also where their number is named.
+    rows = len(np.load(f"{site.work}/valid.npy", allow_pickle=True))
+    for name, changes, other in (("other", ("eval.samples=1",), True), ("moved", (f"data.valid={site.work}/moved.npy", f"eval.samples={rows}"), False)):
         site.train(f"train.max_steps={step + 1}", *common, f"output.dir={name}")
         shutil.copy(f"{site.work}/valid.npy", f"{site.work}/moved.npy")
-        done = site.train("train.max_steps=200", *common, f"output.dir={name}", changes)
+        done = site.train("train.max_steps=200", *common, f"output.dir={name}", *changes)
         summary = json.load(open(f"{site.work}/{name}/summary.json"))
         assert (f"eval.samples is not what the evaluations up to step {step + 1} read" in done.stderr) == other, done.stderr
         assert (summary["eval_first"]["step"] == step + 2) == other and (summary["eval_best"]["step"] > step + 1) == other, summary

@@ -110,7 +110,8 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
     if (config_.eval.samples && valid->sequences() != valid->size())
       throw ConfigError("eval.samples counts sequences: it needs data.valid with one sequence a row, not packs");
     rows.valid = opened("data.valid", valid);
-    rows.valid.rows = rows_to_evaluate(config_, Split::kValid, valid->size());
+    rows.valid.there = valid->size();
+    rows.valid.rows = rows_to_evaluate(config_, Split::kValid, rows.valid.there);
     if (config_.eval.samples) rows.valid.description += fmt::format(", the first {}", format_count(rows.valid.rows));
   }
   if (!config_.data.test.empty()) {
@@ -137,7 +138,8 @@ RunFiles MaskedLmTask::files() const {
   return {bert_shards(to_paths(config_.data.train)),
           find_bert_config(bert_config_path(config_.model.path)),
           {},
-          valid.empty() ? std::vector<std::filesystem::path>() : bert_shards(to_paths(valid))};
+          valid.empty() ? std::vector<std::filesystem::path>() : bert_shards(to_paths(valid)),
+          rows().valid.there};
 }
 
 ModelShape MaskedLmTask::model_shape(const Config& config, int64_t element_size) const {

@@ -57,6 +57,7 @@ struct RunFiles {
   std::filesystem::path configuration;           // of the model, in JSON; NeMo's directories have none
   std::vector<std::filesystem::path> tokenizer;  // makes tokens of data.train as the run reads it; none: it has tokens
   std::vector<std::filesystem::path> evaluation = {};  // rows of evaluations
+  int64_t evaluation_rows = 0;                         // SplitRows::there
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
