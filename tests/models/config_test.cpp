@@ -127,6 +127,8 @@ TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {
       {"hidden_size", "big"},
       {"vocab_size", -5},
       {"pad_token_id", 32000},
+      {"pad_token_id", {1}},
+      {"bos_token_id", {1}},
       {"rms_norm_eps", nullptr},
       {"rope_parameters", nlohmann::json::array()}};
   for (const auto& [key, value] : cases) {

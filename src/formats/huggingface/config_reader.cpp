@@ -49,9 +49,8 @@ std::vector<int64_t> ConfigReader::token_ids(const char* key, std::vector<int64_
 }
 
 std::optional<int64_t> ConfigReader::token_id(const char* key, std::optional<int64_t> absent, int64_t lowest) {
-  const std::vector<int64_t> ids = token_ids(key, absent ? std::vector{*absent} : std::vector<int64_t>{}, lowest);
-  if (ids.size() > 1) problems_.push_back(fmt::format("{} is a list of {}, expected one id", key, ids.size()));
-  return ids.empty() ? std::nullopt : std::optional(ids[0]);
+  if (!json_.contains(key)) return absent;
+  return is_null(key) ? std::nullopt : std::optional(integer(key, std::nullopt, lowest));
 }
 
 double ConfigReader::number(const nlohmann::json& from, const char* key, double fallback) {

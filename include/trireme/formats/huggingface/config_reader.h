@@ -27,7 +27,7 @@ class ConfigReader {
   int64_t integer(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t lowest = 1);
   /// Ids under `key`: a list, one number, or null for none; `absent` if the key is absent.
   std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest = 0);
-  /// At most one id, read like token_ids().
+  /// An id or null; `absent` if the key is absent.
   std::optional<int64_t> token_id(const char* key, std::optional<int64_t> absent, int64_t lowest = 0);
   /// A positive finite number.
   double number(const nlohmann::json& from, const char* key, double fallback);
