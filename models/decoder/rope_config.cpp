@@ -128,10 +128,8 @@ class RopeSetReader {
 /// Rotary parameters of blocks with and without a window, in one object each; transformers 4 has rope_theta,
 /// rope_local_base_freq and rope_scaling, which is that of the blocks without.
 void read_ropes_by_window(ConfigReader& reader, DecoderConfig& config, const RopeWords& words) {
-  const Json& json = reader.json();
   config.window_rope->theta = reader.number("rope_local_base_freq", config.window_rope->theta);
-  Json sets = member(json, "rope_parameters");
-  if (!sets.is_null() && !sets.is_object()) return reader.problem("rope_parameters is not an object");
+  const Json sets = reader.object("rope_parameters");
   Json full = Json::object();
   for (const auto& [name, set] : sets.items()) {
     if (set.is_null()) continue;
@@ -144,10 +142,7 @@ void read_ropes_by_window(ConfigReader& reader, DecoderConfig& config, const Rop
     else
       RopeSetReader(reader, set, "rope_parameters." + name, config, words).read(*config.window_rope);
   }
-  if (reader.has("rope_scaling")) {
-    if (!json["rope_scaling"].is_object()) return reader.problem("rope_scaling is not an object");
-    full.update(json["rope_scaling"]);
-  }
+  full.update(reader.object("rope_scaling"));
   RopeSetReader(reader, full, "rope_parameters.full_attention", config, words).read(config.rope);
 }
 
@@ -183,19 +178,15 @@ Json rope_set_json(const RopeFrequencies& rope) {
 // rope_scaling, if it exists and is not empty, replaces rope_parameters; rope_theta beside them counts where neither
 // holds one.
 void read_rope(ConfigReader& reader, DecoderConfig& config, const RopeWords& words) {
-  const Json& json = reader.json();
   config.rope.theta = reader.number("rope_theta", config.rope.theta);
   if (words.partial) config.rope.part = reader.number("partial_rotary_factor", config.rope.part);
   if (config.window_rope) return read_ropes_by_window(reader, config, words);
   // transformers 5 writes one object, rope_parameters; transformers 4 rope_theta beside rope_scaling. If both exist,
   // transformers reads only rope_scaling, unless it is empty.
-  const auto holds = [&](const char* name) { return reader.has(name) && !json[name].empty(); };
-  const char* key = holds("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  if (reader.has("rope_parameters") && !json["rope_parameters"].is_object())
-    return reader.problem("rope_parameters is not an object");
-  if (!holds(key)) return;
-  const Json& rope = json[key];
-  if (!rope.is_object()) return reader.problem(fmt::format("{} is not an object", key));
+  const Json scaling = reader.object("rope_scaling"), parameters = reader.object("rope_parameters");
+  const Json& rope = scaling.empty() ? parameters : scaling;
+  const char* key = scaling.empty() ? "rope_parameters" : "rope_scaling";
+  if (rope.empty()) return;
   for (const auto& [name, value] : rope.items())
     if (value.is_object()) reader.lacking(fmt::format("{}.{}", key, name), value);  // one set for each kind of layer
   RopeSetReader(reader, rope, key, config, words).read(config.rope);

@@ -136,6 +136,10 @@ TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {
     json[key] = value;
     expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), key);
   }
+  expect_contains(
+      failure(ExitCode::kModel,
+              [&] { read_decoder_config(write("config.json", R"({"model_type": "gpt2", "rope_parameters": "x"})")); }),
+      "rope_parameters is not an object");
 }
 
 TEST_F(DecoderConfigFile, AllMissingFieldsComeAtOnce) {

@@ -61,6 +61,7 @@ DecoderConfig read_gpt2(ConfigReader& reader) {
   config.attention_dropout = reader.probability("attn_pdrop", 0.1, kAttentionDropoutSteps);
   config.residual_dropout = reader.probability("resid_pdrop", 0.1, kActivationDropoutSteps);
   read_activation_function(reader, config);
+  for (const char* key : {"rope_parameters", "rope_scaling"}) (void)reader.object(key);
   read_common_fields(reader, config);
   return config;
 }

@@ -32,6 +32,12 @@ int64_t ConfigReader::integer(const char* key, std::optional<int64_t> fallback, 
   return number.get<int64_t>();
 }
 
+nlohmann::json ConfigReader::object(const char* key) {
+  if (has(key) && json_[key].is_object()) return json_[key];
+  if (has(key)) problems_.push_back(fmt::format("{} is not an object", key));
+  return nlohmann::json::object();
+}
+
 std::vector<int64_t> ConfigReader::token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest) {
   if (!json_.contains(key)) return absent;
   const nlohmann::json& value = json_[key];

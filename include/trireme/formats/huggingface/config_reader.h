@@ -25,6 +25,8 @@ class ConfigReader {
 
   /// An integer in [lowest, kMaxInteger]; a problem if it is absent and there is no fallback.
   int64_t integer(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t lowest = 1);
+  /// The object under `key`; an empty one where it is absent, or is, with a problem, something else.
+  nlohmann::json object(const char* key);
   /// Ids under `key`: a list, one number, or null for none; `absent` if the key is absent.
   std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest = 0);
   /// An id or null; `absent` if the key is absent.
