@@ -80,6 +80,9 @@ const std::map<std::string, std::string> kRefused = {
     {"chunks_missing.h5", "has 1 of its 3 chunks: it was not written completely"},
     {"labels_without_mask.h5", "'labels' is not read: write a dataset loss_mask [3, 8], 1 where a token has a loss"},
     {"mask_of_another_shape.h5", "loss_mask has another shape than input_ids"},
+    {"mask_of_lists.h5",
+     "loss_mask does not hold integers but lists of variable length: write an array of 2 dimensions, with rows of "
+     "equal length"},
     {"mask_not_0_or_1.h5", "row 0, column 0: 4 is not from 0 to 3"},
     {"absent_filter.h5", "is compressed with filter 299"},
     {"flipped_with_checksum.h5", "row 0 cannot be read"},

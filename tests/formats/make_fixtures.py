@@ -185,6 +185,8 @@ def partly(file):
 hdf5("chunks_missing.h5", partly)
 hdf5("labels_without_mask.h5", lambda f: (dataset(f), dataset(f, "labels")))
 hdf5("mask_of_another_shape.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.ones((3, 7), np.uint8))))
+lists = np.array([np.ones(i + 1, np.uint8) for i in range(3)], object)
+hdf5("mask_of_lists.h5", lambda f: (dataset(f), dataset(f, "loss_mask", lists, dtype=h5py.vlen_dtype(np.uint8))))
 hdf5("mask_not_0_or_1.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.full((3, 8), 4, np.uint8))))
 
 # Superblocks: libhdf5 1.10 allocates and fills 4 GiB for such a base address.

@@ -63,7 +63,7 @@ const char* fault_of_type(std::span<const std::byte> type, int depth) {
   constexpr unsigned kInteger = 0, kFloat = 1, kString = 3, kEnumeration = 8, kVariableLength = 9;
   if (kind == kInteger || kind == kFloat || kind == kString) return nullptr;
   if (kind == kEnumeration && depth == 0 && is_bool(type)) return nullptr;
-  if (kind != kVariableLength || depth > 0) return "does not hold integers, nor variable-length rows of integers";
+  if (kind != kVariableLength || depth > 0) return "does not hold integers";
   return fault_of_type(type.subspan(8), depth + 1);
 }
 

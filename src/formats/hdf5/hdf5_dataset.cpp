@@ -96,6 +96,9 @@ void Hdf5Dataset::fail(const std::string& what) const {
 }
 
 void Hdf5Dataset::require_integers(size_t dimensions) const {
+  if (type_class() == H5T_VLEN)
+    fail(fmt::format("does not hold integers but lists of variable length: write an array of {} dimension{}",
+                     dimensions, dimensions == 1 ? "" : "s, with rows of equal length"));
   if (type_class() != H5T_INTEGER) fail("does not hold integers");
   if (extents_.size() != dimensions) fail(fmt::format("has {} dimensions, expected {}", extents_.size(), dimensions));
 }
