@@ -2,6 +2,7 @@
 
 #include "data/prepare/conversations.h"
 #include "data/prepare/outputs.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
@@ -98,7 +99,9 @@ std::vector<RowDocument> documents_of(const TokenisedPair& pair, const Preferenc
                                       PreferencePackReport& report) {
   using Long = PreferencePackOptions::Long;
   if (!pair.refusal.empty()) {
-    if (!options.skip_refused) throw DataError(pair.refusal + " (--skip-refused drops such pairs)");
+    if (!options.skip_refused)
+      throw DataError(
+          fmt::format("{} (--skip-refused drops such {})", pair.refusal, options.unpaired ? "answers" : "pairs"));
     count(pair.readable ? report.refused : report.unreadable, pair.refusal);
     return {};
   }
@@ -212,11 +215,12 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
   valid.move_back(second_valid);
   for (const auto& [documents, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
     if (documents->answers.empty() && !path->empty())
-      throw DataError(
-          fmt::format("{}: no pair is left of {}: {} that cannot be read, {} refused by the template, {} "
-                      "with a prompt that fills --max-length, {} too long, {} without an answer",
-                      path->string(), report.pairs, report.unreadable.count, report.refused.count,
-                      report.long_prompts.count, report.too_long.count, report.without_answer.count));
+      throw DataError(fmt::format(
+          "{}: no {} is left of {}: {} that cannot be read, {} refused by the template, {} "
+          "with a prompt that fills --max-length, {} too long, {} without an answer",
+          path->string(), options.unpaired ? "answer" : "pair",
+          counted(report.pairs, options.unpaired ? "row" : "pair"), report.unreadable.count, report.refused.count,
+          report.long_prompts.count, report.too_long.count, report.without_answer.count));
   const auto write = [&](const fs::path& path, const Judged& documents) {
     return options.unpaired ? write_judged_rows(path, documents, options, model.padding(), report.alone)
                             : write_whole_rows(path, documents.answers, /*together=*/2, options.seq_length,
