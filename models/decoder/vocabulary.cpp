@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/rng.h"
 #include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
@@ -41,19 +42,25 @@ double normal(uint64_t stream, uint64_t index) {
 /// Rows of one tensor as fp32, by id.
 class MatrixRows {
  public:
-  MatrixRows(const WeightSource& source, std::string name) : source_(source), name_(std::move(name)) {
-    const auto info = source.find(name_);
+  MatrixRows(const WeightSource& source, const std::string& name) {
+    const auto info = source.find(name);
     if (!info || info->shape.size() != 2)
-      throw ModelError(fmt::format("{} has no matrix {}", source.description(), name_));
-    dtype = weight_type(source, name_, info->shape);
+      throw ModelError(fmt::format("{} has no matrix {}", source.description(), name));
+    dtype = weight_type(source, name, info->shape);
     rows = info->shape[0], columns = info->shape[1];
     values_.resize(static_cast<size_t>(columns));
+    spans_ = source.read(name, 0, rows * columns);
+    for (const ElementSpan& span : spans_) ends_.push_back(span.count + (ends_.empty() ? 0 : ends_.back()));
   }
   const std::vector<float>& operator[](int64_t row) {
-    int64_t done = 0;
-    for (const ElementSpan& span : source_.read(name_, row * columns, (row + 1) * columns)) {
-      convert_floats(span.data, dtype, values_.data() + done, DType::kF32, span.count);
-      done += span.count;
+    auto s = static_cast<size_t>(std::ranges::upper_bound(ends_, row * columns) - ends_.begin());
+    for (int64_t done = 0; done < columns; ++s) {
+      const ElementSpan& span = spans_[s];
+      const int64_t at = row * columns + done - (ends_[s] - span.count),
+                    count = std::min(span.count - at, columns - done);
+      convert_floats(span.data + at * static_cast<int64_t>(dtype_size(dtype)), dtype, values_.data() + done,
+                     DType::kF32, count);
+      done += count;
     }
     return values_;
   }
@@ -61,8 +68,8 @@ class MatrixRows {
   DType dtype = DType::kF32;
 
  private:
-  const WeightSource& source_;
-  std::string name_;
+  std::vector<ElementSpan> spans_;
+  std::vector<int64_t> ends_;  // elements through span i
   std::vector<float> values_;
 };
 
@@ -75,23 +82,23 @@ std::vector<float> draw_new_rows(MatrixRows& matrix, const std::string& name, in
     for (size_t c = 0; c < columns; ++c) mean[c] += values[c];
   }
   for (double& value : mean) value /= static_cast<double>(matrix.rows);
-  std::vector<float> drawn;
-  std::vector<double> deviation(columns);
-  for (int64_t row = matrix.rows; row < matrix.rows + count; ++row) {
-    std::fill(deviation.begin(), deviation.end(), 0.0);
+  std::vector<float> drawn(static_cast<size_t>(count) * columns);
+  parallel_for(static_cast<size_t>(count), /*threads=*/0, [&](size_t i) {
+    std::vector<double> deviation(columns);
     if (matrix.rows > matrix.columns) {
       // A sum of centred rows, drawn evenly, with independent normal weights has the rows' covariance.
-      const uint64_t stream = derive_seed(derive_seed(seed, name), "new_row", static_cast<uint64_t>(row));
-      for (uint64_t i = 0; i < kDrawnRows; ++i) {
-        const double weight = normal(stream, i);
-        const std::vector<float>& values =
-            matrix[static_cast<int64_t>(derive_seed(stream, "row", i) % static_cast<uint64_t>(matrix.rows))];
+      MatrixRows own = matrix;
+      const auto rows = static_cast<uint64_t>(matrix.rows);
+      const uint64_t stream = derive_seed(derive_seed(seed, name), "new_row", rows + i);
+      for (uint64_t k = 0; k < kDrawnRows; ++k) {
+        const double weight = normal(stream, k);
+        const std::vector<float>& values = own[static_cast<int64_t>(derive_seed(stream, "row", k) % rows)];
         for (size_t c = 0; c < columns; ++c) deviation[c] += weight * (values[c] - mean[c]);
       }
     }
     const double scale = std::sqrt(kCovarianceScale / static_cast<double>(kDrawnRows));
-    for (size_t c = 0; c < columns; ++c) drawn.push_back(static_cast<float>(mean[c] + scale * deviation[c]));
-  }
+    for (size_t c = 0; c < columns; ++c) drawn[i * columns + c] = static_cast<float>(mean[c] + scale * deviation[c]);
+  });
   return drawn;
 }
 
