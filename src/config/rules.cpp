@@ -339,6 +339,8 @@ void check_optimizer(const Config& config, std::vector<RuleProblem>& problems) {
   };
   needs_bf16("optimizer.gradients", ours.gradients == OptimizerSection::Gradients::kBf16);
   needs_bf16("optimizer.masters", ours.masters == OptimizerSection::Masters::kBf16);
+  if (ours.trust_ratio != defaults.trust_ratio && ours.name != OptimizerSection::Name::kLamb)
+    refuse("optimizer.trust_ratio", fmt::format("is for optimizer.name: lamb, not for {}", word_of(ours.name)));
   if (ours.name != OptimizerSection::Name::kMuon) {
     const std::string only = fmt::format("is for optimizer.name: muon, not for {}", word_of(ours.name));
     if (ours.momentum != defaults.momentum) refuse("optimizer.momentum", only);

@@ -41,8 +41,9 @@ TEST(Rules, KeysOfOneOptimizer) {
             (Lines{"optimizer.gradients bf16 needs products in bf16, and precision.compute is fp16",
                    "optimizer.masters bf16 needs products in bf16, and precision.compute is fp16"}));
   EXPECT_TRUE(on_ranks("optimizer: {masters: bf16}\n", 1).empty()) << "bf16 on a GPU";
-  EXPECT_EQ(on_ranks("optimizer: {momentum: 0.9, adjust_lr_fn: original, matrix_lr: 0.02}\n", 1),
-            (Lines{"optimizer.momentum is for optimizer.name: muon, not for adamw",
+  EXPECT_EQ(on_ranks("optimizer: {trust_ratio: all, momentum: 0.9, adjust_lr_fn: original, matrix_lr: 0.02}\n", 1),
+            (Lines{"optimizer.trust_ratio is for optimizer.name: lamb, not for adamw",
+                   "optimizer.momentum is for optimizer.name: muon, not for adamw",
                    "optimizer.adjust_lr_fn is for optimizer.name: muon, not for adamw",
                    "optimizer.matrix_lr is for optimizer.name: muon, not for adamw"}));
   EXPECT_TRUE(on_ranks("optimizer: {name: muon, momentum: 0.9, adjust_lr_fn: original, matrix_lr: 0.02}\n", 1).empty());
