@@ -20,6 +20,7 @@ struct LoraTarget {
   bool fused = false;  // covers all parts of its layer, which are separate in PEFT
   uint64_t index = 0;  // index of the module among all of the block, independent of the chosen targets: key of dropout
   LoraStrength strength = {};
+  bool operator==(const LoraTarget&) const = default;
 };
 
 /// The end of the name of DoRA's magnitudes of a module.

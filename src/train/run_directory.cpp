@@ -4,6 +4,8 @@
 #include "data/stream/documents.h"
 #include "log_styles.h"
 #include "models/decoder/config.h"
+#include "models/decoder/decoder.h"
+#include "models/decoder/vocabulary.h"
 #include "step_guard.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -109,8 +111,37 @@ std::map<std::string, std::string> resolved_values(const Config& config, const N
   return values;
 }
 
+/// Whether both configurations give the model of this run the same adapters.
+bool same_adapters(const Config& before, const Config& now) {
+  if (!before.lora || !now.lora) return false;
+  try {
+    const DecoderConfig shape = read_model_shape(now.model.path);
+    const DecoderModel a(shape, before.lora), b(shape, now.lora);
+    return a.targets() == b.targets() && a.embedding_adapter() == b.embedding_adapter();
+  } catch (const Error&) {
+    return false;  // the task says what is wrong with the model
+  }
+}
+
+/// Whether both configurations give the model of this run as many rows of the vocabulary.
+bool same_rows(const Config& before, const Config& now, const NullValues& nulls) {
+  if (!nulls.contains("model.vocab_size")) return false;
+  const auto rows = [&](const ModelSection& model) {
+    const auto or_null = [&](const std::optional<int64_t>& value, const char* key) {
+      return value ? value : parse_whole<int64_t>(nulls.at(key));
+    };
+    return resized_vocab(or_null(model.vocab_size, "model.vocab_size").value(), std::nullopt,
+                         or_null(model.pad_vocab_to, "model.pad_vocab_to"));
+  };
+  return rows(before.model) == rows(now.model);
+}
+
 /// Whether a key whose values differ has one meaning in both. DataError for data that cannot be read.
-bool means_the_same(const std::string& key, const Config& before, const Config& now) {
+bool means_the_same(const std::string& key, const Config& before, const Config& now, const NullValues& nulls) {
+  for (const char* name : {"r", "alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform",
+                           "rank_pattern", "alpha_pattern"})
+    if (key == std::string("lora.") + name) return same_adapters(before, now);
+  if (key == "model.pad_vocab_to") return same_rows(before, now, nulls);
   if (key == "data.weights") return same_shares(before.data.weights, now.data.weights);
   if (key == "data.column") {
     const std::optional<std::string>&then = before.data.column, &column = now.data.column;
@@ -132,7 +163,7 @@ ConfigurationChanges changes(const Config& saved, const Config& given, const Nul
   for (const auto& [key, value] : resolved_values(now, nulls)) values[key].second = value;
   ConfigurationChanges result;
   for (const auto& [key, pair] : values) {
-    if (pair.first == pair.second || key == "output.dir" || means_the_same(key, before, now)) continue;
+    if (pair.first == pair.second || key == "output.dir" || means_the_same(key, before, now, nulls)) continue;
     const auto shown = [](const std::string& value) { return value.empty() ? std::string("not there") : value; };
     // Of these keys only the steps that they come to are kept.
     const std::string also = key == "schedule.warmup_steps" ? " (schedule.warmup_ratio counts as its steps)"

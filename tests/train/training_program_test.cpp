@@ -259,6 +259,20 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
   EXPECT_TRUE(changed_by(at_model, {"model.vocab_size=328"}));
   EXPECT_FALSE(changed_by(at_model, {"model.scaled_residual_init=false"}));
   EXPECT_TRUE(changed_by(at_model, {"model.scaled_residual_init=true"}));
+  EXPECT_FALSE(changed_by(at_model, {"model.pad_vocab_to=64"}));
+  EXPECT_TRUE(changed_by(at_model, {"model.pad_vocab_to=256"}));
+  // The adapters that it has.
+  for (const auto& [setting, changes] : {std::pair("lora.layers_to_transform=[1, 0]", false),
+                                         {"lora.layers_to_transform=[1]", true},
+                                         {"lora.rank_pattern={q_proj: 4}", false},
+                                         {"lora.rank_pattern={q_proj: 8}", true},
+                                         {"lora.target_modules='.*[qkvo]_proj'", false},
+                                         {"lora.target_modules=[q_proj, v_proj]", true},
+                                         {"lora.target_modules=[qkv_proj, o_proj]", true},
+                                         {"lora.exclude_modules=[up_proj]", false},
+                                         {"lora.use_rslora=true", true},
+                                         {"lora.r=8", true}})
+    EXPECT_EQ(changed_by(at_model, {setting}), changes) << setting;
   std::filesystem::remove_all(model);
 }
 
