@@ -141,6 +141,8 @@ at::Tensor token_frequencies(const RopeFrequencies& rope, int64_t head_dim, cons
     if (inserted) frequencies.push_back(rope_inverse_frequencies(rope, head_dim, length));
     index.insert(index.end(), static_cast<size_t>(length), row->second);
   }
+  TRIREME_CHECK(first >= 0 && first + count <= std::ssize(index), "rope: sequences of ", index.size(), " tokens, ",
+                count, " positions from ", first);
   if (frequencies.size() == 1) return frequencies[0];
   return at::stack(frequencies).index_select(0, at::tensor(index, at::kLong).narrow(0, first, count));
 }
@@ -172,8 +174,6 @@ at::Tensor rope_inverse_frequencies(const RopeFrequencies& rope, int64_t head_di
 RopeTable rope_table(const RopeFrequencies& rope, int64_t head_dim, const at::Tensor& positions_T,
                      const std::vector<int32_t>& boundaries, at::ScalarType dtype, int64_t first) {
   at::NoGradGuard no_grad;
-  TRIREME_CHECK(first >= 0 && first + positions_T.size(0) <= boundaries.back(), "rope: sequences of ",
-                boundaries.back(), " tokens, positions of ", positions_T.size(0), " from ", first);
   at::Tensor inverse = token_frequencies(rope, head_dim, boundaries, first, positions_T.size(0));
   // Copied from pinned memory, so that the host does not wait.
   if (positions_T.is_cuda()) inverse = inverse.pin_memory().to(positions_T.device(), true);
