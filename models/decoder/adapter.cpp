@@ -168,6 +168,10 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
   if (theirs.use_dora != lora.use_dora)
     throw ModelError(fmt::format("the adapter is {}of DoRA: set lora.use_dora to {}", theirs.use_dora ? "" : "not ",
                                  theirs.use_dora));
+  if (model.config().tie_word_embeddings && !lora.modules_to_save.empty() && !theirs.modules_to_save.empty() &&
+      theirs.ensure_weight_tying != lora.ensure_weight_tying)
+    throw ModelError(fmt::format("the adapter's output matrix is {}its embedding: set lora.ensure_weight_tying to {}",
+                                 theirs.ensure_weight_tying ? "" : "not ", theirs.ensure_weight_tying));
   std::map<std::string, at::Tensor> tensors;
   std::set<std::string> used;
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {

@@ -153,6 +153,18 @@ TEST(Adapter, RowsAddedToASavedMatrixAreTrainedWithIt) {
   }
 }
 
+TEST(Adapter, OfATiedModelIsTiedAsTheRunSays) {
+  DecoderConfig config = decoder_preset("llama-tiny");
+  config.tie_word_embeddings = true;
+  LoraOptions lora{3, 6, 0, {{"q_proj"}}};
+  lora.modules_to_save = {"embed_tokens"};
+  Adapter adapter;
+  adapter.config = {"base", lora};
+  lora.ensure_weight_tying = true;
+  const std::string message = message_of([&] { import_adapter(adapter, DecoderModel(config, lora)); });
+  EXPECT_NE(message.find("set lora.ensure_weight_tying to false"), std::string::npos) << message;
+}
+
 TEST(Adapter, EachModuleHasItsOwnStrength) {
   DecoderConfig config = decoder_preset("llama-tiny");
   config.num_hidden_layers = 3;

@@ -104,6 +104,8 @@ ADAPTERS = {
     "saved_output_of_tied": (*QWEN3, dict(target_modules=["v_proj"], modules_to_save=["lm_head"]), TIED),
     "saved_tied": (*QWEN3, dict(target_modules=["v_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True), TIED),
     "saved_gpt2": (GPT2Config, dict(GPT2), dict(target_modules=["c_attn"], modules_to_save=["wte"])),
+    "saved_tied_gpt2": (GPT2Config, dict(GPT2), dict(target_modules=["c_attn"], modules_to_save=["lm_head"], ensure_weight_tying=True)),
+    "saved_untied_gpt2": (GPT2Config, dict(GPT2), dict(target_modules=["c_attn"], modules_to_save=["wte"], ensure_weight_tying=True)),  # peft ties no wte
     "tokens": (LlamaConfig, dict(SHAPE), dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [50, 3, 4], "lm_head": [1]})),
     "tokens_padding": (LlamaConfig, dict(SHAPE, pad_token_id=3), dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [50, 3, 4], "lm_head": [3]})),
     "tokens_of_tied": (*QWEN3, dict(target_modules=["q_proj"], trainable_token_indices=[50, 3, 70]), TIED),

@@ -57,6 +57,7 @@ class TensorsReader {
     name_embedding();
     for (const auto& [name, entry] : file_.entries()) read_tensor(name, entry);
     check_complete();
+    choose_tying();
     return std::move(problems_);
   }
 
@@ -179,6 +180,12 @@ class TensorsReader {
           }))
         problem("modules_to_save names {}, whose weight is not in the file", name);
     if (adapter_.modules.empty()) problem("it holds no LoRA matrices");
+  }
+
+  /// peft (0.21) ties by the names embed_tokens and lm_head: to a saved wte only an lm_head that is in the file.
+  void choose_tying() {
+    if (adapter_.saved.contains("transformer.wte.weight") && !adapter_.saved.contains("lm_head.weight"))
+      adapter_.config.lora.ensure_weight_tying = false;
   }
 
   const SafetensorsFile& file_;
