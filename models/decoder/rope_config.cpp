@@ -71,8 +71,6 @@ class RopeSetReader {
     if (rope.scaling == Scaling::kLinear || rope.scaling == Scaling::kDynamic) return;
     constexpr const char* kOriginal = "original_max_position_embeddings";
     const Json outer = member(reader_.json(), kOriginal);
-    if (rope.scaling == Scaling::kLlama3 && !set_.contains(kOriginal) && outer.is_null())
-      reader_.problem(fmt::format("{}.{} is missing", key_, kOriginal));
     const double absent = static_cast<double>(config_.max_position_embeddings);
     double original =
         outer.is_null() ? reader_.number(set_, kOriginal, absent) : reader_.number(reader_.json(), kOriginal, absent);
@@ -97,8 +95,8 @@ class RopeSetReader {
   void read_yarn(RopeFrequencies& rope) {
     rope.beta_fast = reader_.number(set_, "beta_fast", rope.beta_fast);
     rope.beta_slow = reader_.number(set_, "beta_slow", rope.beta_slow);
-    rope.mscale = reader_.number(set_, "mscale", 0);
-    rope.mscale_all_dim = reader_.number(set_, "mscale_all_dim", 0);
+    if (member(set_, "mscale") != Json(0)) rope.mscale = reader_.number(set_, "mscale", 0);
+    if (member(set_, "mscale_all_dim") != Json(0)) rope.mscale_all_dim = reader_.number(set_, "mscale_all_dim", 0);
     if (!holds("truncate")) return;
     if (!set_["truncate"].is_boolean())
       return reader_.problem(fmt::format("{}.truncate is {}, expected true or false", key_, set_["truncate"].dump()));

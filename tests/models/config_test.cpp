@@ -409,6 +409,10 @@ TEST_F(DecoderConfigFile, ScaledRotaryPositions) {
   DecoderConfig config = read(json);
   EXPECT_EQ(config.rope.original_max_position, 4096) << "max_position_embeddings";
   EXPECT_DOUBLE_EQ(rope_attention_factor(config.rope), 0.1 * std::log(4.0) + 1);
+  json["rope_scaling"].update({{"mscale", 0.7}, {"mscale_all_dim", 0}});
+  EXPECT_DOUBLE_EQ(rope_attention_factor(read(json).rope), 0.1 * std::log(4.0) + 1) << "0: absent";
+  json["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 4.0}, {"low_freq_factor", 1}, {"high_freq_factor", 4}};
+  EXPECT_EQ(read(json).rope.original_max_position, 4096);
   json["max_position_embeddings"] = 32768;
   json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 4096}};
   config = read(json);
