@@ -194,8 +194,9 @@ Json rope_scaling_json(const DecoderConfig& config) {
   if (config.rope.scaling == Scaling::kNone) return Json();
   Json scaling = rope_set_json(config.rope);
   scaling.erase("rope_theta");
-  if (config.rope.scaling == Scaling::kLinear || config.rope.scaling == Scaling::kDynamic)
-    scaling["type"] = scaling["rope_type"];
+  // Two fields are what OLMo 2 takes there. transformers 5 reads `type` only where all blocks have one set.
+  if ((config.rope.scaling == Scaling::kLinear || config.rope.scaling == Scaling::kDynamic) && !config.window_rope)
+    return {{"type", scaling["rope_type"]}, {"factor", scaling["factor"]}};
   return scaling;
 }
 

@@ -441,6 +441,20 @@ TEST_F(DecoderConfigFile, ScaledRotaryPositions) {
   EXPECT_EQ(read_decoder_config(write("config.json", decoder_config_json(config))).rope.factor, 32);
 }
 
+TEST_F(DecoderConfigFile, ScaledRotaryPositionsInTheWordsOfTransformers4) {
+  const auto written = [&](const nlohmann::json& json) {
+    return nlohmann::json::parse(decoder_config_json(read_decoder_config(write("config.json", json.dump()))));
+  };
+  for (const char* type : {"linear", "dynamic"}) {
+    auto json = config_of("olmo2-7b");
+    json["rope_scaling"] = {{"rope_type", type}, {"factor", 2.0}};
+    EXPECT_EQ(written(json)["rope_scaling"], nlohmann::json({{"type", type}, {"factor", 2.0}}));
+    json = config_of("gemma3-1b");
+    json["rope_scaling"] = {{"rope_type", type}, {"factor", 2.0}};
+    EXPECT_EQ(written(json)["rope_scaling"], json["rope_scaling"]) << "transformers 5 reads no `type` of it";
+  }
+}
+
 TEST_F(DecoderConfigFile, Qwen3HasItsOwnHeadSize) {
   nlohmann::json json = config_of("qwen3-0.6b");
   json.erase("head_dim");
