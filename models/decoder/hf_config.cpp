@@ -133,6 +133,9 @@ nlohmann::json llama_fields_json(const DecoderConfig& config) {
                {"rope_theta", config.rope.theta},
                {"rope_scaling", rope_scaling_json(config)},
                {"rope_parameters", rope_set_json(config.rope)}});
+  // transformers 4 reads it here.
+  if (config.rope.scaling == RopeFrequencies::Scaling::kLongrope)
+    json["original_max_position_embeddings"] = config.rope.original_max_position;
   return json;
 }
 

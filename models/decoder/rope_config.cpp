@@ -194,6 +194,11 @@ Json rope_scaling_json(const DecoderConfig& config) {
   if (config.rope.scaling == Scaling::kNone) return Json();
   Json scaling = rope_set_json(config.rope);
   scaling.erase("rope_theta");
+  // transformers 4 takes the ratio of the positions for longrope's factor.
+  const double ratio =
+      static_cast<double>(config.max_position_embeddings) / static_cast<double>(config.rope.original_max_position);
+  if (config.rope.scaling == Scaling::kLongrope && config.rope.factor != ratio)
+    scaling["attention_factor"] = rope_attention_factor(config.rope);
   // Two fields are what OLMo 2 takes there. transformers 5 reads `type` only where all blocks have one set.
   if ((config.rope.scaling == Scaling::kLinear || config.rope.scaling == Scaling::kDynamic) && !config.window_rope)
     return {{"type", scaling["rope_type"]}, {"factor", scaling["factor"]}};

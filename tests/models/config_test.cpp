@@ -453,6 +453,15 @@ TEST_F(DecoderConfigFile, ScaledRotaryPositionsInTheWordsOfTransformers4) {
     json["rope_scaling"] = {{"rope_type", type}, {"factor", 2.0}};
     EXPECT_EQ(written(json)["rope_scaling"], json["rope_scaling"]) << "transformers 5 reads no `type` of it";
   }
+  auto json = llama2();
+  json["original_max_position_embeddings"] = 1024;
+  json["rope_scaling"] = {{"rope_type", "longrope"}};
+  for (const char* name : {"short_factor", "long_factor"}) json["rope_scaling"][name] = std::vector<double>(64, 1.5);
+  EXPECT_EQ(written(json)["original_max_position_embeddings"], 1024);
+  EXPECT_FALSE(written(json)["rope_scaling"].contains("attention_factor"));
+  json["rope_scaling"]["factor"] = 8.0;  // not 4096 / 1024
+  EXPECT_DOUBLE_EQ(written(json)["rope_scaling"]["attention_factor"].get<double>(),
+                   std::sqrt(1 + std::log(8.0) / std::log(1024.0)));
 }
 
 TEST_F(DecoderConfigFile, Qwen3HasItsOwnHeadSize) {

@@ -45,7 +45,6 @@ nlohmann::json write_phi3(const DecoderConfig& config) {
   json["rope_parameters"]["partial_rotary_factor"] = rope.part;
   if (rope.scaling != RopeFrequencies::Scaling::kLongrope) return json;
   // transformers 4 takes these three fields of it and no other.
-  json["original_max_position_embeddings"] = rope.original_max_position;
   json["rope_scaling"] = {{"type", "longrope"}, {"short_factor", rope.short_factor}, {"long_factor", rope.long_factor}};
   if (rope.factor_stated) json["rope_scaling"]["factor"] = rope.factor;
   if (rope.attention_factor) json["rope_scaling"]["attention_factor"] = *rope.attention_factor;
