@@ -121,7 +121,7 @@ void StepGuard::update_loss_scale(const StepVerdict& verdict) {
   loss_scale_.clamp_max_(kLargestLossScale);
 }
 
-std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t samples, int64_t scaled_tensors,
+std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t scaled_tensors,
                                               const FindNonfinite& find_nonfinite) {
   if (record[kNonfinite] > 0) {
     ++steps_skipped_;
@@ -136,7 +136,7 @@ std::optional<std::string> StepGuard::inspect(const StepRecord& record, int64_t 
   const auto z = loss_window_.add(record.has_loss() ? record[kLoss] : std::numeric_limits<double>::quiet_NaN());
   TRIREME_CHECK(z || record[kSpiked] == 0, "step ", record.step, ": the device skipped a loss of ", record[kLoss],
                 " that is no spike");
-  if (z) report_spike(record, samples, *z);
+  if (z) report_spike(record, *z);
   return std::nullopt;
 }
 
@@ -155,7 +155,7 @@ std::optional<std::string> StepGuard::inspect_nonfinite(const StepRecord& record
     return std::nullopt;
   }
   return fmt::format(
-      "{}{}. Lower optimizer.lr, check the data around sample {}, use precision.compute: fp32, or set "
+      "{}{}. Lower optimizer.lr, check the data around row {}, use precision.compute: fp32, or set "
       "train.on_nonfinite: skip",
       what, skip_nonfinite_ ? fmt::format(" ({} steps in a row)", consecutive_skips_) : "",
       batches_.before(record.step - 1));
@@ -174,11 +174,11 @@ void StepGuard::report_saturation(const StepRecord& record, int64_t scaled_tenso
                   record.step, saturated, scaled_tensors, saturated_steps_, saturated_tensors_));
 }
 
-void StepGuard::report_spike(const StepRecord& record, int64_t samples, double z) const {
+void StepGuard::report_spike(const StepRecord& record, double z) const {
   log_info(fmt::format(
       "warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before "
-      "(samples {} to {} of the order){}",
-      record.step, record[kLoss], z, samples - batches_.of(record.step - 1), samples - 1,
+      "(rows {} to {} of the order){}",
+      record.step, record[kLoss], z, batches_.before(record.step - 1), batches_.before(record.step) - 1,
       record[kSpiked] > 0 ? "; the step is skipped" : ""));
   event_(nlohmann::json{
       {"event", "spike"}, {"step", record.step}, {"loss", record[kLoss]}, {"z", z}, {"skipped", record[kSpiked] > 0}}

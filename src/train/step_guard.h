@@ -95,10 +95,10 @@ class StepGuard {
   /// fp16: halves the loss scale after an overflow, doubles it after kGrowthInterval steps without one.
   void update_loss_scale(const StepVerdict& verdict);
 
-  /// Reports non-finite numbers, spikes and saturation of a step. `samples`: of all ranks, this step included;
-  /// `scaled_tensors`: number of FP8 tensors. Returns why the run must end, and what to try; nullopt: it goes on.
-  /// Collective if it calls `find_nonfinite`: for non-finite numbers other than an overflow of fp16.
-  [[nodiscard]] std::optional<std::string> inspect(const StepRecord& record, int64_t samples, int64_t scaled_tensors,
+  /// Reports non-finite numbers, spikes and saturation of a step. `scaled_tensors`: number of FP8 tensors. Returns why
+  /// the run must end, and what to try; nullopt: it goes on. Collective if it calls `find_nonfinite`: for non-finite
+  /// numbers other than an overflow of fp16.
+  [[nodiscard]] std::optional<std::string> inspect(const StepRecord& record, int64_t scaled_tensors,
                                                    const FindNonfinite& find_nonfinite);
 
   /// Whether this run may skip a step and go on.
@@ -115,7 +115,7 @@ class StepGuard {
  private:
   std::optional<std::string> inspect_nonfinite(const StepRecord& record, const FindNonfinite& find_nonfinite);
   void report_saturation(const StepRecord& record, int64_t scaled_tensors);
-  void report_spike(const StepRecord& record, int64_t samples, double z) const;
+  void report_spike(const StepRecord& record, double z) const;
 
   BatchSizes batches_;
   bool fp16_, skip_nonfinite_, skip_spikes_;

@@ -192,7 +192,7 @@ void Trainer::collect_all_steps() {
 }
 
 void Trainer::guard_numbers(const StepRecord& record) {
-  const auto problem = step_.guard().inspect(record, progress_.samples, step_.units().scaled_tensors(),
+  const auto problem = step_.guard().inspect(record, step_.units().scaled_tensors(),
                                              [this](int64_t step) { return step_.find_nonfinite(step); });
   if (!problem) return;
   checkpoints_.complete();  // of an earlier step, which was sound

@@ -46,11 +46,11 @@ class GuardedRun {
     const bool spiked = verdict.spiked.defined() && verdict.spiked.item<float>() > 0;
     ++steps;
     const bool nonfinite = verdict.nonfinite.item<float>() > 0;
-    ended = guard.inspect(record_of(steps, loss, grad_norm, nonfinite, spiked, 0, has_targets), 8 * steps, 0,
-                          [this](int64_t step) {
-                            searched.push_back(step);
-                            return std::string("not finite: the gradient of w");
-                          });
+    ended =
+        guard.inspect(record_of(steps, loss, grad_norm, nonfinite, spiked, 0, has_targets), 0, [this](int64_t step) {
+          searched.push_back(step);
+          return std::string("not finite: the gradient of w");
+        });
     return verdict.skip.item<float>() > 0;
   }
   double scale() const { return guard.loss_scale().item<double>(); }
@@ -120,7 +120,7 @@ TEST(StepGuard, StopsTheRunAndTheStepAlreadyUnderWay) {
   ASSERT_TRUE(run.ended);
   EXPECT_EQ(*run.ended,
             "step 2: the loss is nan and the gradient norm 1; not finite: the gradient of w; no parameter was changed. "
-            "Lower optimizer.lr, check the data around sample 8, use precision.compute: fp32, or set "
+            "Lower optimizer.lr, check the data around row 8, use precision.compute: fp32, or set "
             "train.on_nonfinite: skip");
   EXPECT_EQ(run.searched, std::vector<int64_t>{2});
   EXPECT_FALSE(run.guard.may_skip());
@@ -244,11 +244,21 @@ TEST(StepGuard, TensorsAreThoseOfCheckpoints) {
   EXPECT_EQ(other.scale(), StepGuard::kInitialLossScale) << "the growth tracker was one step from the interval's end";
 }
 
+TEST(StepGuard, NamesTheRowsOfASpike) {
+  testing::internal::CaptureStderr();
+  GuardedRun run(config_with(OnNonfinite::kStop));
+  for (int i = 0; i < 30; ++i) (void)run.step(2.0);
+  (void)run.step(9.0);
+  const std::string err = testing::internal::GetCapturedStderr();
+  EXPECT_NE(err.find("step 31: the loss 9.0000 is a spike"), std::string::npos) << err;
+  EXPECT_NE(err.find("(rows 240 to 247 of the order)"), std::string::npos) << err;
+}
+
 TEST(StepGuard, ReportsSaturatedTensorsEverMoreRarely) {
   testing::internal::CaptureStderr();
   StepGuard guard(config_with(OnNonfinite::kStop), at::kBFloat16, at::kCPU, [](const std::string&) {});
   for (int64_t step = 1; step <= 99; ++step)
-    (void)guard.inspect(record_of(step, 2.0, 1.0, false, false, step % 2), 8 * step, 12, {});
+    (void)guard.inspect(record_of(step, 2.0, 1.0, false, false, step % 2), 12, {});
   const std::string err = testing::internal::GetCapturedStderr();
   EXPECT_NE(err.find("step 1: 1 of 12 FP8 tensors"), std::string::npos) << err;
   EXPECT_NE(err.find("step 19: 1 of 12 FP8 tensors had values beyond their scale, which were saturated (10 such"),
