@@ -181,9 +181,9 @@ at::Tensor BertModel::encode(UnitStore& store, const BertBatch& batch, const Ber
                        .result_rows = head_rows(batch)};
   const at::Tensor ids = enter_unit(batch.ids_T, store, kEmbedUnit);
   const std::vector<at::Tensor>& e = store.parameters(kEmbedUnit);
-  at::Tensor x_TD =
-      bert_embedding({e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta], word_sink(store)},
-                     {ids, batch.positions_T, batch.types_T}, config_.layer_norm_eps, pass.residual.at(kEmbedStream));
+  at::Tensor x_TD = bert_embedding(
+      {e[kWord], e[kPosition], e[kType], e[kEmbedGamma], e[kEmbedBeta], word_sink(store), config_.pad_token_id},
+      {ids, batch.positions_T, batch.types_T}, config_.layer_norm_eps, pass.residual.at(kEmbedStream));
   x_TD = leave_unit(x_TD, store, kEmbedUnit);
   return run_blocks(x_TD, store, pass, config_.num_hidden_layers, options.recompute);
 }

@@ -19,6 +19,11 @@ namespace {
 
 constexpr int64_t kIndicators = 1 << 22;  // of tokens and trained rows, held at once in backward
 
+/// Without those of `padding`, whose row gets no gradient: embedding_backward() ignores ids outside the table.
+[[maybe_unused]] at::Tensor learned(const at::Tensor& ids, int64_t padding) {
+  return padding < 0 ? ids : ids.masked_fill(ids.eq(padding), -1);
+}
+
 /// By our kernel, or by the library. The library's gradient of 16 bits adds in these 16 bits (a CPU the occurrences of
 /// a row, a GPU partial sums), so it is computed in fp32.
 struct Embedding {
@@ -47,8 +52,7 @@ struct Embedding {
   }
   void add_gradient(const at::Tensor& dy, const GradientTarget& target) const {
     if constexpr (kCudaBuild)
-      if (kernel)  // which ignores ids outside the table
-        return launch::embedding_backward(dy, padding < 0 ? ids : ids.masked_fill(ids.eq(padding), -1), target);
+      if (kernel) return launch::embedding_backward(dy, learned(ids, padding), target);
     const at::Tensor wide = dy.to(accumulate_type(dy));
     write_gradient(target, at::embedding_dense_backward(wide, ids, rows, padding, false).to(dy.scalar_type()));
   }
@@ -141,6 +145,7 @@ struct FusedBertEmbedding {
   double eps;
   Dropout dropout;
   GradientSink* sink;  // of the word table
+  int64_t padding;
   at::Tensor sum, mean, rstd;
 
   variable_list forward() {
@@ -164,10 +169,10 @@ struct FusedBertEmbedding {
       gradients.set(table, d_table);
     };
     if (sink != nullptr) {
-      launch::embedding_backward(d.d_sum, tokens.ids, sink->target());
+      launch::embedding_backward(d.d_sum, learned(tokens.ids, padding), sink->target());
       sink->written();
     }
-    set_table(word, tokens.ids);
+    set_table(word, learned(tokens.ids, padding));
     set_table(position, tokens.positions);
     set_table(type, tokens.types);
     gradients.set(gamma, d.d_weight);
@@ -195,12 +200,13 @@ at::Tensor bert_embedding(const BertTables& tables, const BertTokens& tokens, do
       const Input word = inputs.add(tables.word), position = inputs.add(tables.position),
                   type = inputs.add(tables.type), gamma = inputs.add(tables.gamma), beta = inputs.add(tables.beta);
       const BertTokens kept{tokens.ids.contiguous(), tokens.positions.contiguous(), tokens.types.contiguous()};
-      FusedBertEmbedding node{word, position, type, gamma, beta, kept, eps, dropout, tables.word_sink, {}, {}, {}};
+      FusedBertEmbedding node{word,    position,         type,           gamma, beta, kept, eps,
+                              dropout, tables.word_sink, tables.padding, {},    {},   {}};
       return run_node(std::move(node), inputs)[0];
     }
   }
-  const at::Tensor sum = embed(tables.word, tokens.ids, tables.word_sink) + embed(tables.position, tokens.positions) +
-                         embed(tables.type, tokens.types);
+  const at::Tensor sum = embed(tables.word, tokens.ids, tables.word_sink, tables.padding) +
+                         embed(tables.position, tokens.positions) + embed(tables.type, tokens.types);
   const at::Tensor y = at::layer_norm(sum, {sum.size(-1)}, tables.gamma, tables.beta, eps);
   return dropout.active() ? recorded_dropout(y, dropout) : y;
 }

@@ -26,6 +26,19 @@ TEST_F(HuggingFace, ABertDropoutBelowItsResolutionIsRefused) {
   expect_contains(failure(ExitCode::kModel, read), "hidden_dropout_prob 7e-06 is less than half a step of 1/65536");
 }
 
+TEST_F(HuggingFace, ABertMayHaveNoPadding) {
+  nlohmann::json bert = {{"hidden_size", 64},
+                         {"num_hidden_layers", 1},
+                         {"num_attention_heads", 1},
+                         {"intermediate_size", 256},
+                         {"vocab_size", 100}};
+  EXPECT_EQ(read_bert_config(write("config.json", bert.dump())).pad_token_id, 0);
+  bert["pad_token_id"] = nullptr;
+  const BertConfig config = read_bert_config(write("config.json", bert.dump()));
+  EXPECT_EQ(config.pad_token_id, -1);
+  EXPECT_EQ(read_bert_config(write("config.json", bert_config_json(config))).pad_token_id, -1);
+}
+
 TEST_F(HuggingFace, AnAdapterConfigThatIsNoObjectIsRefused) {
   for (const char* text : {"[]", "5", "\"LORA\"", "null"}) {
     write("adapter_config.json", text);

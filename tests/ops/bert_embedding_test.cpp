@@ -77,6 +77,16 @@ TEST(BertEmbedding, ValueAndGradientsWithDropout) {
   EXPECT_LT(max_difference(with(dropout)(tables), apply_dropout(normed, dropout.at(5))), 1e-12);
   const auto square = [&](const std::vector<at::Tensor>& t) { return with(dropout)(t).square().sum(); };
   EXPECT_LT(gradient_error(square, tables), 1e-6);
+  const auto padded = [&](const std::vector<at::Tensor>& t) {
+    return bert_embedding({t[0], t[1], t[2], t[3], t[4], nullptr, /*padding=*/1}, {ids, positions, types}, 1e-3,
+                          dropout.at(5))
+        .square()
+        .sum();
+  };
+  std::vector<at::Tensor> expected = gradients(square, tables);
+  expected[0] = expected[0].clone();
+  expected[0].select(0, 1).zero_();
+  for (size_t i = 0; i < tables.size(); ++i) EXPECT_TRUE(gradients(padded, tables)[i].equal(expected[i])) << i;
 }
 
 TEST(TrainRows, OfManyRowsGetTheSumsOfTheirTokens) {

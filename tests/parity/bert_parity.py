@@ -76,7 +76,7 @@ def main():
     act = "gelu" if pretraining else "gelu_new"
     with tempfile.TemporaryDirectory() as work:
         kind = transformers.BertForPreTraining if pretraining else transformers.BertForMaskedLM
-        config = transformers.BertConfig(**{k: v for k, v in site.small_config(hidden_act=act).items() if k not in ("architectures", "model_type")})
+        config = transformers.BertConfig(**{k: v for k, v in site.small_config(hidden_act=act, pad_token_id=4).items() if k not in ("architectures", "model_type")})
         model = kind(config).float().eval()
         with torch.no_grad():
             for name, value in model.named_parameters():

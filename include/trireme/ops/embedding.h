@@ -29,6 +29,7 @@ struct BertTables {
   at::Tensor word, position, type;    // [rows of the table, D]
   at::Tensor gamma, beta;             // [D]
   GradientSink* word_sink = nullptr;  // as embed() takes it
+  int64_t padding = -1;               // of the word table
 };
 
 struct BertTokens {

@@ -70,7 +70,7 @@ BertConfig read_bert_config(const std::filesystem::path& path) {
   config.vocab_size = reader.integer("vocab_size");
   config.max_position_embeddings = reader.integer("max_position_embeddings", 512);
   config.type_vocab_size = reader.integer("type_vocab_size", 2);
-  config.pad_token_id = reader.integer("pad_token_id", 0, 0);
+  config.pad_token_id = reader.is_null("pad_token_id") ? -1 : reader.integer("pad_token_id", 0, 0);
   config.layer_norm_eps = reader.number("layer_norm_eps", 1e-12);
   config.initializer_range = reader.number("initializer_range", 0.02);
   config.hidden_dropout_prob = reader.probability("hidden_dropout_prob", 0.1, kActivationDropoutSteps);
@@ -96,7 +96,7 @@ std::string bert_config_json(const BertConfig& c) {
                      {"vocab_size", c.vocab_size},
                      {"max_position_embeddings", c.max_position_embeddings},
                      {"type_vocab_size", c.type_vocab_size},
-                     {"pad_token_id", c.pad_token_id},
+                     {"pad_token_id", c.pad_token_id < 0 ? Json() : Json(c.pad_token_id)},
                      {"layer_norm_eps", c.layer_norm_eps},
                      {"initializer_range", c.initializer_range},
                      {"hidden_dropout_prob", c.hidden_dropout_prob},

@@ -11,7 +11,8 @@ namespace trireme {
 /// Fields are named as in config.json.
 struct BertConfig {
   int64_t hidden_size = 0, num_hidden_layers = 0, num_attention_heads = 0, intermediate_size = 0;
-  int64_t vocab_size = 0, max_position_embeddings = 512, type_vocab_size = 2, pad_token_id = 0;
+  int64_t vocab_size = 0, max_position_embeddings = 512, type_vocab_size = 2;
+  int64_t pad_token_id = 0;  // its row of the embedding is not trained as an input; -1: null
   double layer_norm_eps = 1e-12, initializer_range = 0.02;
   double hidden_dropout_prob = 0.1, attention_probs_dropout_prob = 0.1;
   /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) instead of x/2 (1 + erf(x/sqrt 2)).
