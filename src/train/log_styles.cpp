@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <system_error>
 #include <vector>
@@ -146,14 +147,14 @@ void TensorboardLog::step(const TrainMetrics& m, bool due) {
               {"consumed_samples", static_cast<double>(m.rows)},
               {"grad_norm", m.grad_norm},
               {"train_step_timing", seconds / static_cast<double>(newest_seconds_.size())},
-              {"epoch", static_cast<double>(m.epoch)},
+              {"epoch", std::floor(m.epoch)},
               {"global_batch_size", static_cast<double>(m.step_rows)}};
     if (fp16_) values.emplace_back("loss_scale", m.loss_scale);
   } else {
     values = {{"train/loss", m.loss},
               {"train/grad_norm", m.grad_norm},
               {"train/lr", m.lr},
-              {"train/epoch", static_cast<double>(m.epoch)},
+              {"train/epoch", m.epoch},
               {"train/skipped_steps", static_cast<double>(m.skipped_steps)},
               {"perf/step_time_s", m.step_time_s},
               {"perf/samples_per_s", m.samples_per_s},

@@ -20,9 +20,9 @@ struct TrainMetrics {
   double loss = 0, grad_norm = 0, lr = 0, step_time_s = 0, samples_per_s = 0, tokens_per_s = 0, memory_gib = 0;
   std::optional<double> mfu;                 // on GPUs with a known peak
   std::optional<int64_t> global_batch_size;  // rows of the step, in runs whose batch grows
-  // Not in metrics.jsonl: rows of data.train, of the run so far and of this step; whole passes over them.
-  int64_t rows = 0, step_rows = 0, epoch = 0;
-  double flops = 0;           // of the step
+  int64_t rows = 0, step_rows = 0;           // of data.train, of the run so far and of this step; not in metrics.jsonl
+  double epoch = 0;                          // passes over them; not in metrics.jsonl
+  double flops = 0;                          // of the step
   bool has_loss = true;       // false: no row of the step has a target; the loss is 0 and counts in no mean
   int64_t skipped_steps = 0;  // so far, this one included
   double loss_scale = 1;      // after the step

@@ -95,7 +95,7 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
   metrics.samples = progress_.samples;
   metrics.step_rows = batches.of(record.step - 1);
   metrics.rows = batches.before(record.step);
-  metrics.epoch = metrics.rows / std::max<int64_t>(1, run_.task.facts().train_rows);
+  metrics.epoch = run_.task.facts().epochs(metrics.rows);
   metrics.skipped_steps = step_.guard().steps_skipped() + (record.skipped() ? 1 : 0);
   metrics.loss_scale = record[kLossScale];
   metrics.tokens = metrics.rows * config_.data.seq_length;
@@ -208,8 +208,7 @@ RunSummary Report::summary() const {
   s.resumed_after = clock_.first_step();
   s.runtime_s = clock_.run_seconds();
   s.samples_per_s = clock_.run_rate(progress_.samples);
-  if (run_.task.facts().train_rows > 0)
-    s.epoch = static_cast<double>(rows) / static_cast<double>(run_.task.facts().train_rows);
+  s.epoch = run_.task.facts().epochs(rows);
   s.peak_flops = run_.device_info.peak_flops;
   s.peak_memory = static_cast<double>(memory_in_use());
   if (run_.world.device().is_cuda()) s.planned_memory = static_cast<double>(run_.plan.total() - run_.plan.overhead);

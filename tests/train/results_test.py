@@ -106,6 +106,7 @@ def summary(site):
     assert [step for step, _ in found["eval/loss"]] == [line["step"] for line in evals]
     for tag, key in (("train/loss", "loss"), ("train/lr", "lr"), ("train/grad_norm", "grad_norm"), ("perf/tokens_per_s", "tokens_per_s")):
         assert [value for _, value in found[tag]] == [np.float32(line[key]) for line in steps], tag
+    assert [value for _, value in found["train/epoch"]] == [np.float32(8 * step / 40) for step in range(1, 7)], found["train/epoch"]
     check_with_tensorboard(f"{work}/run/tensorboard", TAGS, [1, 2, 3, 4, 5, 6])
 
     # The same run, extended: another file of events, every step once, the end's line is the new one.

@@ -101,6 +101,11 @@ struct TaskFacts : ModelFacts {
   std::optional<double> nominal_samples_per_step;
   std::string mlperf_division;       // for the MLPerf log: "closed" or "open"
   std::vector<std::string> metrics;  // names of what is measured beside the loss: "rewards/chosen"
+
+  /// Passes over data.train that so many rows are.
+  double epochs(int64_t rows) const {
+    return train_rows > 0 ? static_cast<double>(rows) / static_cast<double>(train_rows) : 0;
+  }
 };
 
 /// What the model answers to one of eval.prompts.
