@@ -266,9 +266,10 @@ def mlperf_log(s):
     assert by_key["run_stop"]["metadata"]["status"] == "success"
     trained = s.metrics("ml")[-1]["samples"]
     assert by_key["train_samples"]["value"] == trained == by_key["eval_accuracy"]["metadata"]["epoch_num"]
-    s.train("logging.mlperf=true", "eval.every_samples=32", "eval.target_accuracy=1.0", "train.max_steps=2", "output.dir=missed")
+    s.train("logging.mlperf=true", "eval.every_samples=32", "eval.target_accuracy=1.0", "train.max_steps=2", "output.dir=missed", "data.valid=packed")
     missed = [json.loads(line[len(":::MLLOG "):]) for line in open(f"{s.work}/missed/mllog.log")]
     assert [e for e in missed if e["key"] == "run_stop"][0]["metadata"]["status"] == "aborted"
+    assert [e["value"] for e in missed if e["key"] == "eval_samples"] == [96], "sequences of 48 packs"
     # Delayed FP8 scales: the passes on generated rows before the clock starts leave nothing in them, in a resumed run either.
     fp8 = ("logging.mlperf=true", "precision.linear=fp8", "schedule.name=constant", "eval.every_samples=960", "eval.samples=4", "eval.target_accuracy=1.0")
     s.train(*fp8, "train.max_steps=4", "output.dir=fp8-whole")

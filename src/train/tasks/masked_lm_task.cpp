@@ -105,8 +105,9 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
   rows.train.read = [train, sampler = std::make_shared<BertSampler>(*train, seed(), config_.data.shuffle)](
                         int64_t position) { return train->read(sampler->at(position)); };
   sequences_per_row_ = static_cast<double>(rows.train.samples) / static_cast<double>(rows.train.rows);
+  std::shared_ptr<const BertDataset> valid;
   if (!config_.data.valid.empty()) {
-    const auto valid = open(Split::kValid);
+    valid = open(Split::kValid);
     if (config_.eval.samples && valid->sequences() != valid->size())
       throw ConfigError("eval.samples counts sequences: it needs data.valid with one sequence a row, not packs");
     rows.valid = opened("data.valid", valid);
@@ -131,6 +132,7 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
   rows.pattern = pattern_bert_row(length, vocab_size);
   rows.keep_evaluation = true;
   set_rows(std::move(rows));
+  if (valid && !config_.eval.samples) facts_.eval_samples = valid->sequences();
 }
 
 RunFiles MaskedLmTask::files() const {
