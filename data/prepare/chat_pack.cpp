@@ -56,6 +56,7 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
     return result;
   }
   if (!row.ids.empty()) {
+    if (options.last_only) result.refusal = row.place + ": --loss last: ids have no messages";
     const auto beyond = std::ranges::find_if(row.ids, [&](int32_t id) { return id >= model.tokenizer().vocab_size(); });
     if (beyond != row.ids.end())
       result.refusal =

@@ -192,7 +192,12 @@ const char* const kTargetMasks[] = {"assistant_masks", "completion_mask", "loss_
 /// input_ids, labels and masks.
 ConversationRow tokens_of(const Json& object, const std::string& place) {
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
-  size_t length = object.at("input_ids").size();
+  const auto several = [&](const std::string& what) {
+    fail(what + ": a row of several documents; give each its own row");
+  };
+  if (const Json lengths = field_of(object, "seq_lengths"); lengths.size() > 1)
+    several(fmt::format("'seq_lengths' has {} entries", lengths.size()));
+  const size_t length = object.at("input_ids").size();
   /// Empty: the field is absent or null.
   const auto list = [&](const char* name) {
     const Json value = field_of(object, name);
@@ -232,8 +237,8 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
     const auto i = static_cast<size_t>(at - attended.begin());
     if (ids[i] < 0 || ids[i] > INT32_MAX) fail(fmt::format("input_ids[{}] is {}", i, ids[i]));
     if (!positions.empty() && at != first && positions[i] != positions[i - 1] + 1)
-      fail(fmt::format("position_ids[{}] is {} after {}: a row of several documents; give each its own row", i,
-                       positions[i], positions[i - 1]));
+      several(fmt::format("position_ids[{}] is {} after {}", i, positions[i], positions[i - 1]));
+    if (attended[i] != 1) several(fmt::format("attention_mask[{}] is {}", i, attended[i]));
     row.ids.push_back(static_cast<int32_t>(ids[i]));
     row.mask.push_back(row.mask.empty() ? 0 : targets[i]);  // nothing predicts the first token
   }
@@ -252,17 +257,26 @@ ConversationRow conversation_of(const Source& source, const std::string& field) 
   std::string name = field;
   if (name.empty()) name = has("messages") ? "messages" : "conversations";
   ConversationRow result;
-  if (field.empty() ? has(name.c_str()) : object.contains(name)) {
+  const bool is_chat = field.empty() && has(name.c_str()),
+             is_completion = field.empty() && has_both("prompt", "completion"),
+             is_instruction = field.empty() && has_both("instruction", "output");
+  if (name == "input_ids" ? has("input_ids") : field.empty() && has("input_ids")) {
+    if (is_chat || is_completion || is_instruction)
+      throw DataError(fmt::format(
+          "{}: 'input_ids' beside texts, which may be the same: name what to read, as --field input_ids, or remove the "
+          "other columns",
+          place));
+    return tokens_of(object, place);
+  }
+  if (field.empty() ? is_chat : object.contains(name)) {
     const Json list = unwrapped(object.at(name), name, place);
     result.conversation.messages = messages_of(list, name, place);
     if (name == "conversations" || (!list.empty() && list.front().contains("from")))
       add_system(object, place, result.conversation.messages);
-  } else if (field.empty() && has_both("prompt", "completion")) {
+  } else if (is_completion) {
     result = completion_of(object, place);
-  } else if (field.empty() && has_both("instruction", "output")) {
+  } else if (is_instruction) {
     result = instruction_of(object, place);
-  } else if (field.empty() && has("input_ids")) {
-    return tokens_of(object, place);
   } else {
     const std::vector<std::string> names = source.names();
     throw DataError(fmt::format(
@@ -416,15 +430,14 @@ void for_each_row(const fs::path& path, const std::vector<std::string>& columns,
 
 void for_each_conversation(const fs::path& path, const std::string& field,
                            const std::function<void(ConversationRow)>& visit) {
-  std::vector<std::string> columns = {"tools", "chat_template_kwargs", "system"};
-  const std::vector<std::string> known = {"messages",    "conversations", "prompt",         "completion",
-                                          "instruction", "input",         "output",         "history",
-                                          "input_ids",   "labels",        "attention_mask", "position_ids"};
-  if (field.empty())
-    for (const auto& names : {known, {std::begin(kTargetMasks), std::end(kTargetMasks)}})
-      columns.insert(columns.end(), names.begin(), names.end());
-  else
-    columns.push_back(field);
+  const std::vector<std::string> texts = {"tools",  "chat_template_kwargs", "system",      "messages", "conversations",
+                                          "prompt", "completion",           "instruction", "input",    "output",
+                                          "history"},
+                                 tokens = {"input_ids",   "labels",        "attention_mask", "position_ids",
+                                           "seq_lengths", kTargetMasks[0], kTargetMasks[1],  kTargetMasks[2]};
+  std::vector<std::string> columns = field == "input_ids" ? tokens : texts;
+  if (field.empty()) columns.insert(columns.end(), tokens.begin(), tokens.end());
+  if (!field.empty() && field != "input_ids") columns = {"tools", "chat_template_kwargs", "system", field};
   for_each_row<ConversationRow>(path, columns, visit,
                                 [&](const Source& source) { return conversation_of(source, field); });
 }

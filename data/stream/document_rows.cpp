@@ -152,13 +152,13 @@ std::string unread_rests(const Config& config, const TokenStream& stream, int64_
   const double of_document = static_cast<double>(epoch_rows) / static_cast<double>(documents);
   const auto run = static_cast<double>(config.train.max_steps * config.batch.global_batch_size);
   const double of_shard = run / static_cast<double>(shards);
-  if (of_document < 2 || of_shard >= of_document) return "";
-  const int64_t fewer = static_cast<int64_t>(run / (2 * of_document)) / readers * readers;
+  const int64_t fewer = std::max(static_cast<int64_t>(run / (2 * of_document)) / readers, int64_t{1}) * readers;
+  if (of_document < 2 || of_shard >= of_document || fewer >= shards) return "";
   return fmt::format(
       "data.logical_shards {}: the run reads {:.2g} rows of a shard, and a document has {:.2g} on average: the ends of "
       "most documents are not read, and with more shards than documents their beginnings are read several times; "
-      "data.logical_shards: {} reads whole documents",
-      shards, of_shard, of_document, std::max(fewer, readers));
+      "with data.logical_shards: {} shards go on to later parts of documents",
+      shards, of_shard, of_document, fewer);
 }
 
 SplitRows<Sample> open_document_rows(const Config& config, Split split, const RowReader& reader) {

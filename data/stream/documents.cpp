@@ -155,13 +155,15 @@ void check_targets(const fs::path& file, const Table& table, const std::string& 
           "`trireme data chat`, or name the column of ids by data.column",
           file.string(), name));
   static std::once_flag told;
-  if (table.has_column("labels"))
-    std::call_once(told, [&] {
-      log_info(
-          fmt::format("{}: 'labels' is not read, every token has a loss: where labels leave some out, make rows with "
-                      "`trireme data chat`",
-                      file.string()));
-    });
+  for (const char* name : {"labels", "attention_mask", "position_ids"})
+    if (table.has_column(name))
+      std::call_once(told, [&] {
+        log_info(
+            fmt::format("{}: '{}' is not read: every token has a loss, padding too. Where labels or masks leave some "
+                        "out, make rows "
+                        "with `trireme data chat`",
+                        file.string(), name));
+      });
 }
 
 /// Files of JSON that `datasets` and `trireme data` write beside the data.
@@ -175,6 +177,21 @@ bool is_about_data(const fs::path& path) {
 bool is_left_out(const fs::path& path, bool directory) {
   const std::string name = path.filename().string();
   return name.starts_with('.') || (directory && name.starts_with("__"));
+}
+
+/// Refuses a directory of several splits, as `datasets` tells them by the names of folders and the first words of
+/// files: "train-00000-of-00002.parquet", "test/one.parquet".
+void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files) {
+  std::set<std::string> splits;
+  for (const fs::path& file : files)
+    for (const fs::path& part : file.lexically_relative(directory)) {
+      const std::string name = part.string(), word = name.substr(0, name.find_first_of("-._"));
+      for (const char* split : {"train", "validation", "valid", "val", "dev", "test", "eval"})
+        if (word == split) splits.insert(word);
+    }
+  if (splits.size() > 1)
+    throw DataError(fmt::format("{}: holds the splits {}: name the files or the folder of one of them",
+                                directory.string(), join({splits.begin(), splits.end()}, ", ")));
 }
 
 std::vector<fs::path> files_below(const fs::path& directory) {
@@ -220,6 +237,7 @@ std::vector<fs::path> files_below(const fs::path& directory) {
         "__* aside: files of rows (npy, HDF5) are listed one by one",
         directory.string()));
   std::sort(found.begin(), found.end());
+  refuse_splits(directory, found);
   return found;
 }
 

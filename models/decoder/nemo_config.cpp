@@ -98,7 +98,8 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
     config.rope.theta = number("rotary_base", 10000.0);
     config.norm_eps = number("layernorm_epsilon", 1e-5);
     if (const auto tied = value("share_embeddings_and_output_weights")) config.tie_word_embeddings = tied->as<bool>();
-    if (value("scale_factor") && value("old_context_len"))  // Llama 3.1 and later
+    const auto scaled = value("scale_positional_embedding");                                    // NeMo 1
+    if ((value("scale_factor") && value("old_context_len")) || (scaled && scaled->as<bool>()))  // Llama 3.1 and later
       config.rope = {RopeFrequencies::Scaling::kLlama3, config.rope.theta,
                      number("scale_factor", 8),         number("low_freq_factor", 1),
                      number("high_freq_factor", 4),     integer("old_context_len", 8192)};

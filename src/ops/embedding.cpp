@@ -168,11 +168,12 @@ struct FusedBertEmbedding {
       launch::embedding_backward(d.d_sum, ids, {d_table});
       gradients.set(table, d_table);
     };
+    const at::Tensor words = learned(tokens.ids, padding);
     if (sink != nullptr) {
-      launch::embedding_backward(d.d_sum, learned(tokens.ids, padding), sink->target());
+      launch::embedding_backward(d.d_sum, words, sink->target());
       sink->written();
     }
-    set_table(word, learned(tokens.ids, padding));
+    set_table(word, words);
     set_table(position, tokens.positions);
     set_table(type, tokens.types);
     gradients.set(gamma, d.d_weight);

@@ -161,6 +161,13 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
     EXPECT_NE(message.find(name), std::string::npos) << name << ": " << message;
     for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << name << ": " << message;
   }
+  const fs::path folder = fs::path(testing::TempDir()) / "splits_of_files";
+  fs::create_directories(folder / "data");
+  for (const char* name : {"train-0.arrow", "train-1.arrow", "test-0.arrow"})
+    fs::copy_file(stream_fixture("lists.arrow"), folder / "data" / name, fs::copy_options::overwrite_existing);
+  EXPECT_NE(complaint(folder).find("holds the splits test, train"), std::string::npos);
+  fs::remove(folder / "data/test-0.arrow");
+  EXPECT_EQ(complaint(folder), "");
   EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
 }
 

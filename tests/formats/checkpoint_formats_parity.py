@@ -163,6 +163,10 @@ def check_nemo(binaries, work):
     context.write_text(nemo_config(NEMO2, "scale_factor: 8\n  low_freq_factor: 1\n  high_freq_factor: 4\n  old_context_len: 32"))
     run(binaries, "trireme", "model", "resize-vocab", "--model", work / "source-0", "--output", work / "read", "--pad-to", 1, "--force")
     assert json.loads((work / "read/config.json").read_text())["rope_scaling"]["original_max_position_embeddings"] == 32
+    context.write_text(nemo_config(NEMO2, "scale_positional_embedding: true"))
+    run(binaries, "trireme", "model", "resize-vocab", "--model", work / "source-0", "--output", work / "read", "--pad-to", 1, "--force")
+    scaling = json.loads((work / "read/config.json").read_text())["rope_scaling"]
+    assert (scaling["rope_type"], scaling["factor"], scaling["original_max_position_embeddings"]) == ("llama3", 8, 8192), scaling
     context.write_text(nemo_config(NEMO2, "layernorm_zero_centered_gamma: true\n  qk_layernorm: true").replace("functional.silu", "functional.gelu"))
     for words in ("layernorm_zero_centered_gamma: true", "qk_layernorm: true", "functional.gelu"):
         run(binaries, "trireme", "model", "resize-vocab", "--model", work / "source-0", "--output", work / "never", "--pad-to", 1, code=4, says=words)
