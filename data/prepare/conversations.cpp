@@ -76,6 +76,10 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
       if (!value.is_number() || (value != 0 && value != 1))
         fail(fmt::format("\"weight\" is {}, expected 0 (no loss on the message) or 1", value.dump()));
       message[key] = value;
+    } else if ((key == "train" || key == "training") && value.is_boolean()) {  // Axolotl
+      message["weight"] = value.get<bool>() ? 1 : 0;
+    } else if (key == "train_detail" && !value.is_null()) {
+      fail("\"train_detail\", a loss on parts of a message, is not supported");
     } else if (key == "content" || !value.is_null()) {
       message[key] = value;
     }
@@ -103,7 +107,7 @@ std::string text_of(const Json& value, const std::string& name, const std::strin
   return value;
 }
 
-/// ShareGPT's system text of a row becomes the first message.
+/// The system text of a row becomes the first message.
 void add_system(const Json& object, const std::string& place, Json& messages) {
   const std::string system = text_of(field_of(object, "system"), "system", place);
   if (system.empty()) return;
@@ -157,15 +161,15 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
   for (Json& message : messages)
     if (message["role"] == "assistant") message["weight"] = 0;
   for (const Json& message : messages_of(completion, "completion", place)) messages.push_back(message);
+  add_system(object, place, messages);
   return row;
 }
 
-/// Alpaca's fields.
-ConversationRow instruction_of(const Json& object, const std::string& place) {
+/// The messages of Alpaca's fields in front of the answer.
+Json question_of(const Json& object, const std::string& place) {
   const auto text = [&](const Json& value, const std::string& name) { return text_of(value, name, place); };
   const auto field = [&](const char* name) { return field_of(object, name); };
-  ConversationRow row;
-  Json& messages = row.conversation.messages;
+  Json messages = Json::array();
   const auto add = [&](const char* role, std::string content) {
     messages.push_back({{"role", role}, {"content", std::move(content)}});
   };
@@ -183,8 +187,11 @@ ConversationRow instruction_of(const Json& object, const std::string& place) {
   if (const std::string input = text(field("input"), "input"); !input.empty())
     question += (question.empty() ? "" : "\n") + input;
   add("user", question);
-  add("assistant", text(object.at("output"), "output"));
-  return row;
+  return messages;
+}
+
+Json answer_of(const Json& object, const char* name, const std::string& place) {
+  return {{"role", "assistant"}, {"content", text_of(object.at(name), name, place)}};
 }
 
 const char* const kTargetMasks[] = {"assistant_masks", "completion_mask", "loss_mask"};
@@ -271,12 +278,12 @@ ConversationRow conversation_of(const Source& source, const std::string& field) 
   if (field.empty() ? is_chat : object.contains(name)) {
     const Json list = unwrapped(object.at(name), name, place);
     result.conversation.messages = messages_of(list, name, place);
-    if (name == "conversations" || (!list.empty() && list.front().contains("from")))
-      add_system(object, place, result.conversation.messages);
+    add_system(object, place, result.conversation.messages);
   } else if (is_completion) {
     result = completion_of(object, place);
   } else if (is_instruction) {
-    result = instruction_of(object, place);
+    result.conversation.messages = question_of(object, place);
+    result.conversation.messages.push_back(answer_of(object, "output", place));
   } else {
     const std::vector<std::string> names = source.names();
     throw DataError(fmt::format(
@@ -324,6 +331,9 @@ void require_filled(const Source& source, std::initializer_list<const char*> nam
     if (source.object.at(name).is_null()) throw DataError(fmt::format("{}: '{}' is null", source.place, name));
 }
 
+/// Where other programs have the question, or a part of it.
+const char* const kBesideTexts[] = {"question", "query", "conversations", "messages", "system", "history"};
+
 PreferenceRow preference_of(const Source& source) {
   const auto& [object, place, unread] = source;
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
@@ -336,14 +346,23 @@ PreferenceRow preference_of(const Source& source) {
                       name, join(source.names(), ", ")));
   require_filled(source, {"chosen", "rejected"});
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
-  const Json prompt = object.contains("prompt") ? object.at("prompt") : Json();
+  const Json prompt = field_of(object, "prompt");
   PreferenceRow row;
+  if (prompt.is_null() && chosen.is_string() && !field_of(object, "instruction").is_null()) {  // as LLaMA-Factory
+    row.prompt.messages = question_of(object, place);
+    row.chosen = Json::array({answer_of(object, "chosen", place)});
+    row.rejected = Json::array({answer_of(object, "rejected", place)});
+    return row;
+  }
   row.texts = chosen.is_string();
   if (chosen.is_string() != rejected.is_string() || (row.texts && !prompt.is_null() && !prompt.is_string()))
     fail(
         "'chosen', 'rejected' and 'prompt' are texts and lists of messages: write all of them as lists of {role, "
         "content}");
   if (row.texts) {
+    for (const char* name : kBesideTexts)
+      if (const Json other = field_of(object, name); !other.is_null() && other != "")
+        fail(fmt::format("'{}' is not read beside texts: write it into 'prompt'", name));
     row.chosen = chosen, row.rejected = rejected;
     if (!prompt.is_null()) {
       row.prompt_text = prompt.get<std::string>();
@@ -402,6 +421,13 @@ PreferenceRow judged_of(const Source& source) {
   return row;
 }
 
+std::vector<std::string> columns_of_pairs() {
+  std::vector<std::string> names = {"prompt",      "chosen", "rejected", "tools", "chat_template_kwargs",
+                                    "instruction", "input"};
+  names.insert(names.end(), std::begin(kBesideTexts), std::end(kBesideTexts));
+  return names;
+}
+
 /// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
 template <class Row>
 void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
@@ -443,13 +469,14 @@ void for_each_conversation(const fs::path& path, const std::string& field,
 }
 
 void for_each_preference(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
-  for_each_row<PreferenceRow>(path, {"prompt", "chosen", "rejected", "tools", "chat_template_kwargs"}, visit,
-                              preference_of);
+  for_each_row<PreferenceRow>(path, columns_of_pairs(), visit, preference_of);
 }
 
 void for_each_judged(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
+  std::vector<std::string> columns = columns_of_pairs();
+  columns.insert(columns.end(), {"completion", "label"});
   for_each_row<PreferenceRow>(
-      path, {"prompt", "completion", "label", "chosen", "rejected", "tools", "chat_template_kwargs"},
+      path, columns,
       [&](PreferenceRow row) {
         if (row.label || !row.problem.empty()) return visit(std::move(row));
         PreferenceRow second = row;

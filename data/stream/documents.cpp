@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <utility>
 
 namespace trireme {
@@ -152,7 +153,7 @@ void check_targets(const fs::path& file, const Table& table, const std::string& 
     if (table.has_column(name))
       throw DataError(fmt::format(
           "{}: '{}' says which tokens have a loss, and documents have one on every token: make rows that keep it with "
-          "`trireme data chat`, or name the column of ids by data.column",
+          "`trireme data chat`, or name the column to read by data.column",
           file.string(), name));
   static std::once_flag told;
   for (const char* name : {"labels", "attention_mask", "position_ids"})
@@ -185,9 +186,12 @@ void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files
   std::set<std::string> splits;
   for (const fs::path& file : files)
     for (const fs::path& part : file.lexically_relative(directory)) {
-      const std::string name = part.string(), word = name.substr(0, name.find_first_of("-._"));
-      for (const char* split : {"train", "validation", "valid", "val", "dev", "test", "eval"})
-        if (word == split) splits.insert(word);
+      std::string name = part.string();
+      std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.' || c == '_'; }, ' ');
+      std::istringstream words(name);
+      for (std::string word; words >> word;)
+        for (const char* split : {"train", "validation", "valid", "val", "dev", "test", "eval"})
+          if (word == split) splits.insert(word);
     }
   if (splits.size() > 1)
     throw DataError(fmt::format("{}: holds the splits {}: name the files or the folder of one of them",
@@ -337,8 +341,8 @@ std::shared_ptr<const DocumentSet> open_documents(const std::vector<fs::path>& p
         }
       if (kind == TextKind::kParquet) {
         ParquetFile parquet(file);
+        if (parquet.has_column("input_ids") || parquet.has_column("tokens")) check_targets(file, parquet, column);
         if (std::string name = document_column(parquet, column); parquet.has_integer_lists(name)) {
-          check_targets(file, parquet, column);
           sets.push_back(
               std::make_unique<ParquetDocuments>(file, std::move(parquet), std::move(name), texts->id_groups));
           continue;

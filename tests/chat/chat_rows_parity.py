@@ -234,6 +234,8 @@ def check_fields(args, work):
     # Weights, with and without generation blocks.
     weighted = {"messages": [question, answer | {"weight": 0}, question, {"role": "assistant", "content": "b", "weight": 1}]}
     assert trained(rows([weighted])[0][0]) == "b<|im_end|>\n"
+    axolotl = {"messages": [question, answer | {"train": False}, question, {"role": "assistant", "content": "b", "training": True}], "system": None}
+    assert rows([axolotl])[0] == rows([weighted])[0]
     assert trained(rows([weighted], model=work / "chatml")[0][0]) == "b<|im_end|>"
     share = {"conversations": [{"from": "gpt", "value": "hello", "weight": None}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
     assert trained(rows([share])[0][0]) == "hello<|im_end|>\na<|im_end|>\n"
@@ -242,7 +244,9 @@ def check_fields(args, work):
     # ShareGPT's system text.
     asked = {"conversations": share["conversations"][1:]}
     own = {"conversations": [{"from": "system", "value": "be brief"}] + asked["conversations"]}
-    for source in (asked | {"system": "be brief"}, own, own | {"system": "be brief"}, own | {"system": ""}):
+    plain = {"messages": [question, answer], "system": "be brief"}
+    asked_for = {"prompt": [question], "completion": [answer], "system": "be brief"}
+    for source in (plain, asked_for, asked | {"system": "be brief"}, own, own | {"system": "be brief"}, own | {"system": ""}):
         assert text(rows([source])[0][0]).startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user"), text(rows([source])[0][0])
     pa.parquet.write_table(pa.Table.from_pylist([asked | {"system": "be brief"}]), work / "system.parquet")
     run(args, "--model", folder, "--input", work / "system.parquet", "--output", work / "fields.npy", "--seq-length", SEQ)
