@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -183,6 +184,11 @@ bool is_left_out(const fs::path& path, bool directory) {
 /// Refuses a directory of several splits, as `datasets` tells them by the names of folders and the first words of
 /// files: "train-00000-of-00002.parquet", "test/one.parquet".
 void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files) {
+  static const std::map<std::string, std::string> kSplits = {
+      {"train", "train"},      {"training", "train"}, {"validation", "validation"},
+      {"valid", "validation"}, {"dev", "validation"}, {"val", "validation"},
+      {"test", "test"},        {"testing", "test"},   {"eval", "test"},
+      {"evaluation", "test"}};
   std::set<std::string> splits;
   for (const fs::path& file : files)
     for (const fs::path& part : file.lexically_relative(directory)) {
@@ -190,8 +196,7 @@ void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files
       std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.' || c == '_'; }, ' ');
       std::istringstream words(name);
       for (std::string word; words >> word;)
-        for (const char* split : {"train", "validation", "valid", "val", "dev", "test", "eval"})
-          if (word == split) splits.insert(word);
+        if (const auto split = kSplits.find(word); split != kSplits.end()) splits.insert(split->second);
     }
   if (splits.size() > 1)
     throw DataError(fmt::format("{}: holds the splits {}: name the files or the folder of one of them",
