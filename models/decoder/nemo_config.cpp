@@ -81,11 +81,12 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
       return read;
     };
     const auto refuse = [&](const char* key, std::initializer_list<const char*> allowed) {
-      const auto found = value(key);
-      if (!found || found->Scalar() == "None") return;
+      const YAML::Node found = node[key];
+      if (!found.IsDefined() || found.IsNull() || (found.IsScalar() && found.Scalar() == "None")) return;
+      const std::string text = found.IsScalar() ? found.Scalar() : YAML::Dump(found);
       for (const char* word : allowed)
-        if (lower(found->Scalar()) == word) return;
-      problems.push_back(fmt::format("{}: {} is not supported", key, found->Scalar()));
+        if (lower(text) == word) return;
+      problems.push_back(fmt::format("{}: {} is not supported", key, text));
     };
     config.num_hidden_layers = integer("num_layers", std::nullopt);
     config.hidden_size = integer("hidden_size", std::nullopt);
@@ -119,7 +120,9 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
     refuse("seq_len_interpolation_factor", {"null"});
     refuse("num_moe_experts", {"null"});
     refuse("multi_latent_attention", {"false"});
-    refuse("window_size", {"null"});
+    for (const char* key : {"window_size", "softmax_scale", "activation_func_clamp_value", "attention_chunk_size"})
+      refuse(key, {"null"});
+    refuse("nope_layer_interval", {"null", "0"});
     if (const YAML::Node activation = node["activation_func"]; activation && activation.IsMap())
       if (const YAML::Node target = activation["_target_"];
           target && target.IsScalar() && !target.Scalar().ends_with(".silu"))

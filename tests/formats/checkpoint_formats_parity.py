@@ -167,8 +167,8 @@ def check_nemo(binaries, work):
     run(binaries, "trireme", "model", "resize-vocab", "--model", work / "source-0", "--output", work / "read", "--pad-to", 1, "--force")
     scaling = json.loads((work / "read/config.json").read_text())["rope_scaling"]
     assert (scaling["rope_type"], scaling["factor"], scaling["original_max_position_embeddings"]) == ("llama3", 8, 8192), scaling
-    context.write_text(nemo_config(NEMO2, "layernorm_zero_centered_gamma: true\n  qk_layernorm: true").replace("functional.silu", "functional.gelu"))
-    for words in ("layernorm_zero_centered_gamma: true", "qk_layernorm: true", "functional.gelu"):
+    context.write_text(nemo_config(NEMO2, "layernorm_zero_centered_gamma: true\n  qk_layernorm: true\n  window_size: [4096, 0]").replace("functional.silu", "functional.gelu"))
+    for words in ("layernorm_zero_centered_gamma: true", "qk_layernorm: true", "window_size: [4096, 0] is not supported", "functional.gelu"):
         run(binaries, "trireme", "model", "resize-vocab", "--model", work / "source-0", "--output", work / "never", "--pad-to", 1, code=4, says=words)
     context.write_text(nemo_config(NEMO2))
     # Compressed arrays, and a missing chunk.

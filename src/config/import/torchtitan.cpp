@@ -142,7 +142,10 @@ class TitanImporter : Importer {
       const std::string path = initial.empty() ? assets : initial;
       put("model.path", yaml_text(path));
       put("model.init", "checkpoint");
-      became("checkpoint.initial_load_in_hf", "model.path: " + path + ", init: checkpoint");
+      const bool loads = flag("checkpoint.enable", flag("checkpoint.enable_checkpoint", false));
+      became("checkpoint.initial_load_in_hf",
+             fmt::format("model.path: {}, init: checkpoint{}", path,
+                         loads ? "" : "; torchtitan loads it only with checkpoint.enable: true, and starts at random"));
       if (given("model.flavor")) became("model.flavor", "no key: the shape is that of config.json in model.path");
     } else {
       put("model.path", "model");
