@@ -56,11 +56,14 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
     return result;
   }
   if (!row.ids.empty()) {
-    if (options.last_only) result.refusal = row.place + ": --loss last: ids have no messages";
-    const auto beyond = std::ranges::find_if(row.ids, [&](int32_t id) { return id >= model.tokenizer().vocab_size(); });
+    const int64_t known = model.tokenizer().vocab_size();
+    const auto beyond = std::ranges::find_if(row.ids, [&](int32_t id) { return id >= known; });
     if (beyond != row.ids.end())
       result.refusal =
-          fmt::format("{}: id {} of a tokenizer of {}", row.place, *beyond, model.tokenizer().vocab_size());
+          fmt::format("{}: input_ids has id {}, and the tokenizer has {}: give --model whose tokenizer made it",
+                      row.place, *beyond, known);
+    else if (options.last_only)
+      result.refusal = row.place + ": ids have no messages, of which --loss last could take the last: leave it out";
     result.document = {std::move(row.ids), std::move(row.mask)};
     return result;
   }

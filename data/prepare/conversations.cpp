@@ -55,6 +55,8 @@ Json objects_of(const Json& list, const std::string& name, const std::string& pl
   return result;
 }
 
+Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
+
 Json message_of(const Json& source, size_t number, const std::string& place) {
   const std::string where = fmt::format("{}: message {}", place, number + 1);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", where, what)); };
@@ -62,6 +64,7 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
   const bool turns = !source.contains("role") && source.contains("from");  // as ShareGPT has it
   if (turns ? !source.contains("value") : !source.contains("role")) fail("neither role and content nor from and value");
   Json message = Json::object();
+  bool trained = false;
   for (const auto& [key, value] : source.items()) {
     if (key == (turns ? "from" : "role")) {
       if (!value.is_string()) fail(fmt::format("\"{}\" is not a text", key));
@@ -76,14 +79,20 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
       if (!value.is_number() || (value != 0 && value != 1))
         fail(fmt::format("\"weight\" is {}, expected 0 (no loss on the message) or 1", value.dump()));
       message[key] = value;
-    } else if ((key == "train" || key == "training") && value.is_boolean()) {  // Axolotl
-      message["weight"] = value.get<bool>() ? 1 : 0;
+    } else if (key == "train" || key == "training") {  // Axolotl
+      if (value.is_null()) continue;
+      if (!value.is_boolean()) fail(fmt::format("\"{}\" is {}, expected true or false", key, value.dump()));
+      trained = value.get<bool>();
+      const Json weight = trained ? 1 : 0, other = field_of(source, "weight");
+      if (!other.is_null() && other != weight) fail(fmt::format("\"weight\" and \"{}\" differ", key));
+      message["weight"] = weight;
     } else if (key == "train_detail" && !value.is_null()) {
-      fail("\"train_detail\", a loss on parts of a message, is not supported");
+      fail("\"train_detail\", a loss on parts of a message, is not read: give the row as input_ids and labels");
     } else if (key == "content" || !value.is_null()) {
       message[key] = value;
     }
   }
+  if (trained && message["role"] != "assistant") fail("\"train\" is true: only the assistant's messages have a loss");
   if (!message.contains("tool_calls") && (!message.contains("content") || message["content"].is_null()))
     fail("no \"content\"");
   return message;
@@ -96,8 +105,6 @@ Json messages_of(const Json& list, const std::string& name, const std::string& p
   for (size_t i = 0; i < list.size(); ++i) messages.push_back(message_of(list[i], i, place));
   return messages;
 }
-
-Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
 
 /// The text of a field; a null is empty, but for Alpaca's output.
 std::string text_of(const Json& value, const std::string& name, const std::string& place) {
@@ -151,6 +158,8 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
   ConversationRow row;
   row.texts = prompt.is_string();
   if (row.texts && completion.is_string()) {
+    if (!text_of(field_of(object, "system"), "system", place).empty())
+      throw DataError(place + ": 'system' is not read beside texts: write it into 'prompt'");
     row.prompt_text = prompt, row.completion_text = completion;
     return row;
   }
@@ -267,7 +276,7 @@ ConversationRow conversation_of(const Source& source, const std::string& field) 
   const bool is_chat = field.empty() && has(name.c_str()),
              is_completion = field.empty() && has_both("prompt", "completion"),
              is_instruction = field.empty() && has_both("instruction", "output");
-  if (name == "input_ids" ? has("input_ids") : field.empty() && has("input_ids")) {
+  if ((field.empty() || field == "input_ids") && has("input_ids")) {
     if (is_chat || is_completion || is_instruction)
       throw DataError(fmt::format(
           "{}: 'input_ids' beside texts, which may be the same: name what to read, as --field input_ids, or remove the "
@@ -332,7 +341,15 @@ void require_filled(const Source& source, std::initializer_list<const char*> nam
 }
 
 /// Where other programs have the question, or a part of it.
-const char* const kBesideTexts[] = {"question", "query", "conversations", "messages", "system", "history"};
+const char* const kBesideTexts[] = {"question",      "query",    "instruction", "input",
+                                    "conversations", "messages", "system",      "history"};
+
+void refuse_beside_texts(const Json& object, const std::string& place) {
+  for (const char* name : kBesideTexts)
+    if (const Json other = field_of(object, name); !other.is_null() && other != "")
+      throw DataError(
+          fmt::format("{}: '{}' is not read beside texts: write it into 'prompt', or remove it", place, name));
+}
 
 PreferenceRow preference_of(const Source& source) {
   const auto& [object, place, unread] = source;
@@ -352,6 +369,7 @@ PreferenceRow preference_of(const Source& source) {
     row.prompt.messages = question_of(object, place);
     row.chosen = Json::array({answer_of(object, "chosen", place)});
     row.rejected = Json::array({answer_of(object, "rejected", place)});
+    read_extras(object, place, row.prompt);
     return row;
   }
   row.texts = chosen.is_string();
@@ -360,9 +378,7 @@ PreferenceRow preference_of(const Source& source) {
         "'chosen', 'rejected' and 'prompt' are texts and lists of messages: write all of them as lists of {role, "
         "content}");
   if (row.texts) {
-    for (const char* name : kBesideTexts)
-      if (const Json other = field_of(object, name); !other.is_null() && other != "")
-        fail(fmt::format("'{}' is not read beside texts: write it into 'prompt'", name));
+    refuse_beside_texts(object, place);
     row.chosen = chosen, row.rejected = rejected;
     if (!prompt.is_null()) {
       row.prompt_text = prompt.get<std::string>();
@@ -380,6 +396,7 @@ PreferenceRow preference_of(const Source& source) {
   if (prompt.is_array()) {
     row.prompt.messages = messages_of(prompt, "prompt", place);
     if (row.prompt.messages.empty()) fail("'prompt' is an empty list");
+    add_system(object, place, row.prompt.messages);
     return row;
   }
   if (row.chosen.empty() || row.rejected.empty()) fail("'chosen' or 'rejected' is an empty list");
@@ -388,6 +405,7 @@ PreferenceRow preference_of(const Source& source) {
   for (size_t i = 0; i < same; ++i) row.prompt.messages.push_back(row.chosen[i]);
   row.chosen = rest_of(row.chosen, same);
   row.rejected = rest_of(row.rejected, same);
+  add_system(object, place, row.prompt.messages);
   return row;
 }
 
@@ -410,6 +428,7 @@ PreferenceRow judged_of(const Source& source) {
   row.label = label.get<bool>();
   row.texts = prompt.is_string();
   if (row.texts) {
+    refuse_beside_texts(object, place);
     row.prompt_text = prompt.get<std::string>();
     row.chosen = completion;
     return row;
@@ -418,12 +437,12 @@ PreferenceRow judged_of(const Source& source) {
   row.chosen = messages_of(completion, "completion", place);
   if (row.prompt.messages.empty() || row.chosen.empty()) fail("'prompt' or 'completion' is an empty list");
   read_extras(object, place, row.prompt);
+  add_system(object, place, row.prompt.messages);
   return row;
 }
 
 std::vector<std::string> columns_of_pairs() {
-  std::vector<std::string> names = {"prompt",      "chosen", "rejected", "tools", "chat_template_kwargs",
-                                    "instruction", "input"};
+  std::vector<std::string> names = {"prompt", "chosen", "rejected", "tools", "chat_template_kwargs"};
   names.insert(names.end(), std::begin(kBesideTexts), std::end(kBesideTexts));
   return names;
 }
@@ -461,9 +480,9 @@ void for_each_conversation(const fs::path& path, const std::string& field,
                                           "history"},
                                  tokens = {"input_ids",   "labels",        "attention_mask", "position_ids",
                                            "seq_lengths", kTargetMasks[0], kTargetMasks[1],  kTargetMasks[2]};
-  std::vector<std::string> columns = field == "input_ids" ? tokens : texts;
-  if (field.empty()) columns.insert(columns.end(), tokens.begin(), tokens.end());
-  if (!field.empty() && field != "input_ids") columns = {"tools", "chat_template_kwargs", "system", field};
+  std::vector<std::string> columns = {"tools", "chat_template_kwargs", "system", field};
+  if (field.empty() || field == "input_ids") columns = tokens;
+  if (field.empty()) columns.insert(columns.end(), texts.begin(), texts.end());
   for_each_row<ConversationRow>(path, columns, visit,
                                 [&](const Source& source) { return conversation_of(source, field); });
 }

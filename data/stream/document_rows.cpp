@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace trireme {
@@ -154,11 +155,14 @@ std::string unread_rests(const Config& config, const TokenStream& stream, int64_
   const double of_shard = run / static_cast<double>(shards);
   const int64_t fewer = std::max(static_cast<int64_t>(run / (2 * of_document)) / readers, int64_t{1}) * readers;
   if (of_document < 2 || of_shard >= of_document || fewer >= shards) return "";
+  const auto rows = [](double n) {
+    return n < 10 ? fmt::format("{:.2g} rows", n) : format_count(std::llround(n)) + " rows";
+  };
   return fmt::format(
-      "data.logical_shards {}: the run reads {:.2g} rows of a shard, and a document has {:.2g} on average: the ends of "
-      "most documents are not read, and with more shards than documents their beginnings are read several times; "
-      "with data.logical_shards: {} shards go on to later parts of documents",
-      shards, of_shard, of_document, fewer);
+      "warning: data.logical_shards is {}: the run reads about {} of each shard, and a document has {} on average, so "
+      "the ends of most documents are not read, and with more shards than documents their beginnings are read several "
+      "times. In a run that has not begun, set data.logical_shards: {}",
+      shards, rows(of_shard), rows(of_document), fewer);
 }
 
 SplitRows<Sample> open_document_rows(const Config& config, Split split, const RowReader& reader) {

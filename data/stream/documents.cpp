@@ -193,7 +193,8 @@ void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files
   for (const fs::path& file : files)
     for (const fs::path& part : file.lexically_relative(directory)) {
       std::string name = part.string();
-      std::ranges::replace_if(name, [](char c) { return c == '-' || c == '.' || c == '_'; }, ' ');
+      std::ranges::replace_if(
+          name, [](char c) { return std::string_view("-._0123456789").find(c) != std::string_view::npos; }, ' ');
       std::istringstream words(name);
       for (std::string word; words >> word;)
         if (const auto split = kSplits.find(word); split != kSplits.end()) splits.insert(split->second);

@@ -53,16 +53,18 @@ class MatrixRows {
     for (const ElementSpan& span : spans_) ends_.push_back(span.count + (ends_.empty() ? 0 : ends_.back()));
   }
   const std::vector<float>& operator[](int64_t row) {
+    read(row, values_.data());
+    return values_;
+  }
+  void read(int64_t row, float* to) const {
     auto s = static_cast<size_t>(std::ranges::upper_bound(ends_, row * columns) - ends_.begin());
     for (int64_t done = 0; done < columns; ++s) {
       const ElementSpan& span = spans_[s];
       const int64_t at = row * columns + done - (ends_[s] - span.count),
                     count = std::min(span.count - at, columns - done);
-      convert_floats(span.data + at * static_cast<int64_t>(dtype_size(dtype)), dtype, values_.data() + done,
-                     DType::kF32, count);
+      convert_floats(span.data + at * static_cast<int64_t>(dtype_size(dtype)), dtype, to + done, DType::kF32, count);
       done += count;
     }
-    return values_;
   }
   int64_t rows = 0, columns = 0;
   DType dtype = DType::kF32;
@@ -87,12 +89,12 @@ std::vector<float> draw_new_rows(MatrixRows& matrix, const std::string& name, in
     std::vector<double> deviation(columns);
     if (matrix.rows > matrix.columns) {
       // A sum of centred rows, drawn evenly, with independent normal weights has the rows' covariance.
-      MatrixRows own = matrix;
+      std::vector<float> values(columns);
       const auto rows = static_cast<uint64_t>(matrix.rows);
       const uint64_t stream = derive_seed(derive_seed(seed, name), "new_row", rows + i);
       for (uint64_t k = 0; k < kDrawnRows; ++k) {
         const double weight = normal(stream, k);
-        const std::vector<float>& values = own[static_cast<int64_t>(derive_seed(stream, "row", k) % rows)];
+        matrix.read(static_cast<int64_t>(derive_seed(stream, "row", k) % rows), values.data());
         for (size_t c = 0; c < columns; ++c) deviation[c] += weight * (values[c] - mean[c]);
       }
     }

@@ -83,8 +83,9 @@ void chat(ChatArguments& arguments) {
 }
 
 constexpr const char* kChatHelp =
-    "Conversations (JSON lines, a JSON list, Parquet, Arrow), also prompts with completions and Alpaca's instructions, "
-    "to training rows: rendered by the model's chat template, with a loss on what the assistant says, packed whole "
+    "Conversations (JSON lines, a JSON list, Parquet, Arrow), also prompts with completions, Alpaca's instructions "
+    "and rows of ids with labels or masks, to training rows: rendered by the model's chat template, with a loss on "
+    "what the assistant says, packed whole "
     "into rows of --seq-length tokens";
 
 // ---- preference
@@ -191,7 +192,8 @@ void add_chat_data_tool(CLI::App& data) {
   CLI::App* command = data.add_subcommand("chat", kChatHelp);
   add_row_options(*command, options, arguments->variables, "conversation");
   command->add_option("--field", options.field,
-                      "Field or column with the messages (default: messages, else conversations)");
+                      "Field or column to read: the messages, or input_ids (default: messages, else conversations, "
+                      "prompt and completion, instruction and output, or input_ids)");
   command
       ->add_option("--long", arguments->long_conversations,
                    "A conversation longer than a row: cut (loses its end, the default) or drop")

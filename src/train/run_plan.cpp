@@ -199,15 +199,15 @@ std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& 
   if (question_.config.parallel.recompute.word != ParallelSection::Recompute::kFull &&
       plan_.total() - plan_.transposed > least_plan(input).total())
     advice.emplace_back("parallel.recompute: full");
-  // The plan would take as many rows at a time again.
-  if (const int half = plan_.rows_per_pass / 2; plan_.rows_per_pass % 2 == 0 && half % input.rows_multiple == 0)
-    advice.push_back(fmt::format("batch.micro_batch_size: {}", half));
   std::vector<PlanHint> hints = plan_hints(question_);
   std::stable_sort(hints.begin(), hints.end(), [](const PlanHint& a, const PlanHint& b) { return a.saved > b.saved; });
   for (const PlanHint& hint : hints)
     if (std::find(advice.begin(), advice.end(), join(hint.settings, " with ")) == advice.end())
       advice.push_back(join(hint.settings, " with "));
-  if (advice.size() > 3) advice.resize(3);
+  if (advice.size() > 2) advice.resize(2);
+  // The plan would take as many rows at a time again.
+  if (const int half = plan_.rows_per_pass / 2; plan_.rows_per_pass % 2 == 0 && half % input.rows_multiple == 0)
+    advice.push_back(fmt::format("batch.micro_batch_size: {}", half));
   return fmt::format("rank {} is out of memory: the plan counts {}; {}; try {}", world_.communicator().rank(),
                      describe_parts(plan_), free_memory(world_.device()),
                      advice.empty() ? "a device with more memory" : join(advice, ", or "));

@@ -319,19 +319,17 @@ def check_tokenised(args, work):
     for row, reason in (({"labels": [-100, 5, 4]}, "labels[2] is 4, and input_ids[2] 6"), ({"labels": [5]}, "'labels' has 1 entries, input_ids 3"),
                         ({"loss_mask": [0, 1, 2]}, "loss_mask[2] is 2"), ({"attention_mask": [1, 0, 1]}, "attention_mask is 0 between tokens"),
                         ({"position_ids": [0, 1, 0]}, "position_ids[2] is 0 after 1"), ({"seq_lengths": [1, 2]}, "'seq_lengths' has 2 entries: a row of several documents"),
-                        ({"attention_mask": [1, 2, 2]}, "attention_mask[1] is 2: a row of several documents"), ({"messages": []}, "'input_ids' beside texts"), ({"input_ids": [4, 5, 1 << 20]}, "id 1048576 of a tokenizer of"),
+                        ({"attention_mask": [1, 2, 2]}, "attention_mask[1] is 2: a row of several documents"), ({"messages": []}, "'input_ids' beside texts"), ({"input_ids": [4, 5, 1 << 20]}, "input_ids has id 1048576, and the tokenizer has"),
                         ({"input_ids": [[1]]}, "'input_ids' holds [1]"), ({"input_ids": []}, "'input_ids' is no list of integers, or empty")):
         (work / "bad.jsonl").write_text(json.dumps({"input_ids": [4, 5, 6]} | row))
         output = run(args, "--model", folder, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ, expect=3)
         assert "bad.jsonl:1: " in output and reason in output, output
-
-
     both = {"input_ids": [4, 5, 6], "labels": [-100, -100, 6], "messages": [{"role": "user", "content": "q"}]}
     (work / "both.jsonl").write_text(json.dumps(both))
     command = ("--model", folder, "--input", work / "both.jsonl", "--output", work / "both.npy", "--seq-length", SEQ, "--field", "input_ids")
     run(args, *command)
     assert read_rows(work / "both.npy") == [((4, 5, 6), (0, 0, 1))]
-    assert "--loss last: ids have no messages" in run(args, *command, "--loss", "last", expect=3)
+    assert "ids have no messages, of which --loss last" in run(args, *command, "--loss", "last", expect=3)
 
 
 def check_long(args, work):

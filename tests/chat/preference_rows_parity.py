@@ -189,12 +189,13 @@ def check_inputs(args, work):
     asked = {"instruction": "look", "input": "here", "chosen": "I see", "rejected": "I do not"}
     messages = {"prompt": [{"role": "user", "content": "look\nhere"}], "chosen": [{**answer, "content": "I see"}], "rejected": [{**answer, "content": "I do not"}]}
     assert make(args, work, folder, [asked])[0] == make(args, work, folder, [messages])[0]
-    assert make(args, work, folder, [{**asked, "system": "be brief"}])[0] == make(args, work, folder, [{**messages, "prompt": [system, *messages["prompt"]]}])[0]
+    assert make(args, work, folder, [{**messages, "system": "be brief"}])[0] == make(args, work, folder, [{**asked, "system": "be brief"}])[0] == make(args, work, folder, [{**messages, "prompt": [system, *messages["prompt"]]}])[0]
     good = {"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}
     for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
                       ({**good, "chosen": "a"}, "are texts and lists of messages"), ({**good, "rejected": [{"content": "x"}]}, "message 1: neither role and content"),
                       ({"chosen": [question, answer], "rejected": [answer]}, "do not begin with the same message"), ({"chosen": [], "rejected": []}, "is an empty list"),
                       ({**good, "rejected": None}, "'rejected' is null"), ({"question": "q", "chosen": "I see", "rejected": "I do not"}, "'question' is not read beside texts"),
+                      ({"input": "q", "chosen": "x", "rejected": "y"}, "'input' is not read beside texts"),
                       ({"system": "s", "prompt": "q", "chosen": "a", "rejected": "b"}, "'system' is not read beside texts")):
         lines = [good, bad if isinstance(bad, dict) else json.loads(bad)]
         (work / "bad.jsonl").write_text("\n".join(map(json.dumps, lines)))

@@ -79,6 +79,7 @@ const std::map<std::string, std::string> kRefused = {
     {"chunk_of_1_gib.h5", "has chunks of more than 268435456 bytes"},
     {"chunks_missing.h5", "has 1 of its 3 chunks: it was not written completely"},
     {"labels_without_mask.h5", "'labels' is not read: write a dataset loss_mask [3, 8], 1 where a token has a loss"},
+    {"positions_without_starts.h5", "'position_ids' is not read: write seq_start_id"},
     {"mask_of_another_shape.h5", "loss_mask has another shape than input_ids"},
     {"mask_of_lists.h5",
      "loss_mask does not hold integers but lists of variable length: write an array of 2 dimensions, with rows of "

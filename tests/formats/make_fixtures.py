@@ -184,6 +184,7 @@ def partly(file):
 
 hdf5("chunks_missing.h5", partly)
 hdf5("labels_without_mask.h5", lambda f: (dataset(f), dataset(f, "labels")))
+hdf5("positions_without_starts.h5", lambda f: (dataset(f), dataset(f, "position_ids")))
 hdf5("mask_of_another_shape.h5", lambda f: (dataset(f), dataset(f, "loss_mask", np.ones((3, 7), np.uint8))))
 lists = np.array([np.ones(i + 1, np.uint8) for i in range(3)], object)
 hdf5("mask_of_lists.h5", lambda f: (dataset(f), dataset(f, "loss_mask", lists, dtype=h5py.vlen_dtype(np.uint8))))

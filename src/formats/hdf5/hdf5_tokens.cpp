@@ -50,12 +50,13 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
       throw DataError(fmt::format(
           "{}: '{}' is not read: write a dataset loss_mask [{}, {}], 1 where a token has a loss, otherwise 0", s.path,
           name, s.rows, s.columns));
-  if (!has("seq_start_id") && has("position_ids"))
+  s.has_starts = has("seq_start_id");
+  if (!s.has_starts && has("position_ids"))
     throw DataError(
         fmt::format("{}: 'position_ids' is not read: write seq_start_id, a list of the starts of each row's "
                     "documents, or remove it",
                     s.path));
-  if ((s.has_starts = has("seq_start_id"))) {
+  if (s.has_starts) {
     s.seq_start_id = Hdf5Dataset(s.file.get(), "seq_start_id", s.path);
     if (s.seq_start_id.extents().size() != 1)
       s.seq_start_id.fail(

@@ -30,6 +30,8 @@ void check_shape(ConfigReader& reader, const BertConfig& c) {
   if (c.hidden_size % c.num_attention_heads != 0)
     reader.problem(fmt::format("hidden_size {} is not a multiple of num_attention_heads {}", c.hidden_size,
                                c.num_attention_heads));
+  if (c.pad_token_id >= c.vocab_size)
+    reader.problem(fmt::format("pad_token_id is {}, and vocab_size {}", c.pad_token_id, c.vocab_size));
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double layer = real(c.hidden_size) * (4 * real(c.hidden_size) + 2 * real(c.intermediate_size));
   const double tables =
