@@ -4,6 +4,7 @@
 #include "data/stream/documents.h"
 #include "data/text_file.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 
@@ -447,18 +448,29 @@ std::vector<std::string> columns_of_pairs() {
   return names;
 }
 
+/// What a row has beside the columns that are read may be meant for the loss.
+void say_unread(const fs::path& path, const Source& source, const std::vector<std::string>& columns) {
+  std::vector<std::string> others = source.names();
+  std::erase_if(others, [&](const std::string& name) { return std::ranges::find(columns, name) != columns.end(); });
+  if (!others.empty()) log_info(fmt::format("{}: not read: {}", path.string(), join(others, ", ")));
+}
+
 /// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
 template <class Row>
 void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
                   const std::function<Row(const Source&)>& read) {
   double before = 0;
+  bool first = true;
   for (const fs::path& file : fs::is_directory(path) ? document_files(path) : std::vector<fs::path>{path}) {
     for_each_object(file, {.names = columns, .without_nulls = {"tools", "chat_template_kwargs"}},
                     [&](const std::string& place, double bytes_done, const std::function<Json()>& object,
                         const std::vector<std::string>& unread) {
                       Row row;
                       try {
-                        row = read({object(), place, unread});
+                        const Json value = object();
+                        const Source source{value, place, unread};
+                        row = read(source);
+                        if (std::exchange(first, false)) say_unread(path, source, columns);
                       } catch (const Error& error) {
                         if (error.code() != ExitCode::kData) throw;
                         row.problem = error.what();

@@ -108,6 +108,7 @@ def check_parity(args, work):
         chats = list(conversations(150))
         (work / "chat.jsonl").write_text("\n".join(json.dumps({"messages": c, "id": 1}, ensure_ascii=i % 2 == 0) for i, c in enumerate(chats)))
         output = run(args, "--model", folder, "--input", work / "chat.jsonl", "--output", work / "rows.npy", "--seq-length", SEQ, "--long", "drop")
+        assert output.count("chat.jsonl: not read: id\n") == 1, output
         expected = [mask(tokenizer, c) for c in chats]
         kept = [(ids, m) for ids, m in expected if len(ids) <= SEQ]
         ours = read_rows(work / "rows.npy")
