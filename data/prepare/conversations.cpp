@@ -82,12 +82,13 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
       message[key] = value;
     } else if (key == "train" || key == "training") {  // Axolotl
       if (value.is_null()) continue;
-      if (!value.is_boolean()) fail(fmt::format("\"{}\" is {}, expected true or false", key, value.dump()));
-      trained = value.get<bool>();
+      if (value != true && value != false && value != 0 && value != 1)
+        fail(fmt::format("\"{}\" is {}, expected true or false", key, value.dump()));
+      trained = value == true || value == 1;
       const Json weight = trained ? 1 : 0, other = field_of(source, "weight");
       if (!other.is_null() && other != weight) fail(fmt::format("\"weight\" and \"{}\" differ", key));
       message["weight"] = weight;
-    } else if (key == "train_detail" && !value.is_null()) {
+    } else if (key == "train_detail" && !value.empty()) {
       fail("\"train_detail\", a loss on parts of a message, is not read: give the row as input_ids and labels");
     } else if (key == "content" || !value.is_null()) {
       message[key] = value;
@@ -277,8 +278,9 @@ ConversationRow conversation_of(const Source& source, const std::string& field) 
   const bool is_chat = field.empty() && has(name.c_str()),
              is_completion = field.empty() && has_both("prompt", "completion"),
              is_instruction = field.empty() && has_both("instruction", "output");
-  if ((field.empty() || field == "input_ids") && has("input_ids")) {
-    if (is_chat || is_completion || is_instruction)
+  const bool is_text = is_chat || is_completion || is_instruction;
+  if ((field.empty() || field == "input_ids") && has("input_ids") && !(is_text && object.at("input_ids").empty())) {
+    if (is_text)
       throw DataError(fmt::format(
           "{}: 'input_ids' beside texts, which may be the same: name what to read, as --field input_ids, or remove the "
           "other columns",
@@ -345,11 +347,17 @@ void require_filled(const Source& source, std::initializer_list<const char*> nam
 const char* const kBesideTexts[] = {"question",      "query",    "instruction", "input",
                                     "conversations", "messages", "system",      "history"};
 
-void refuse_beside_texts(const Json& object, const std::string& place) {
-  for (const char* name : kBesideTexts)
-    if (const Json other = field_of(object, name); !other.is_null() && other != "")
+/// `texts`: what is read.
+void refuse_beside_texts(const Json& object, std::initializer_list<std::string> texts, const std::string& place) {
+  for (const char* name : kBesideTexts) {
+    const Json other = field_of(object, name);
+    const bool is_known = other.is_string() && std::ranges::any_of(texts, [&](const std::string& text) {
+                            return text.find(other.get_ref<const std::string&>()) != std::string::npos;
+                          });
+    if ((other.is_string() && !is_known) || (other.is_array() && !other.empty()))
       throw DataError(
           fmt::format("{}: '{}' is not read beside texts: write it into 'prompt', or remove it", place, name));
+  }
 }
 
 PreferenceRow preference_of(const Source& source) {
@@ -364,10 +372,16 @@ PreferenceRow preference_of(const Source& source) {
                       name, join(source.names(), ", ")));
   require_filled(source, {"chosen", "rejected"});
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
-  const Json prompt = field_of(object, "prompt");
+  Json prompt = field_of(object, "prompt");
+  const Json instruction = field_of(object, "instruction");
+  const bool asked = chosen.is_string() && instruction.is_string() && instruction != "";
+  if (asked && prompt == "") prompt = nullptr;
   PreferenceRow row;
-  if (prompt.is_null() && chosen.is_string() && !field_of(object, "instruction").is_null()) {  // as LLaMA-Factory
+  if (prompt.is_null() && asked) {  // as LLaMA-Factory
+    Json others = object;
+    for (const char* read : {"system", "history"}) others.erase(read);
     row.prompt.messages = question_of(object, place);
+    refuse_beside_texts(others, {row.prompt.messages.back()["content"]}, place);
     row.chosen = Json::array({answer_of(object, "chosen", place)});
     row.rejected = Json::array({answer_of(object, "rejected", place)});
     read_extras(object, place, row.prompt);
@@ -379,7 +393,7 @@ PreferenceRow preference_of(const Source& source) {
         "'chosen', 'rejected' and 'prompt' are texts and lists of messages: write all of them as lists of {role, "
         "content}");
   if (row.texts) {
-    refuse_beside_texts(object, place);
+    refuse_beside_texts(object, {prompt.is_null() ? chosen.get<std::string>() : prompt.get<std::string>()}, place);
     row.chosen = chosen, row.rejected = rejected;
     if (!prompt.is_null()) {
       row.prompt_text = prompt.get<std::string>();
@@ -429,7 +443,7 @@ PreferenceRow judged_of(const Source& source) {
   row.label = label.get<bool>();
   row.texts = prompt.is_string();
   if (row.texts) {
-    refuse_beside_texts(object, place);
+    refuse_beside_texts(object, {prompt.get<std::string>()}, place);
     row.prompt_text = prompt.get<std::string>();
     row.chosen = completion;
     return row;
@@ -457,12 +471,13 @@ void say_unread(const fs::path& path, const Source& source, const std::vector<st
 
 /// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
 template <class Row>
-void for_each_row(const fs::path& path, const std::vector<std::string>& columns, const std::function<void(Row)>& visit,
+void for_each_row(const fs::path& path, const std::vector<std::string>& columns,
+                  const std::vector<std::string>& optional, const std::function<void(Row)>& visit,
                   const std::function<Row(const Source&)>& read) {
   double before = 0;
   bool first = true;
   for (const fs::path& file : fs::is_directory(path) ? document_files(path) : std::vector<fs::path>{path}) {
-    for_each_object(file, {.names = columns, .without_nulls = {"tools", "chat_template_kwargs"}},
+    for_each_object(file, {.names = columns, .without_nulls = {"tools", "chat_template_kwargs"}, .optional = optional},
                     [&](const std::string& place, double bytes_done, const std::function<Json()>& object,
                         const std::vector<std::string>& unread) {
                       Row row;
@@ -495,19 +510,20 @@ void for_each_conversation(const fs::path& path, const std::string& field,
   std::vector<std::string> columns = {"tools", "chat_template_kwargs", "system", field};
   if (field.empty() || field == "input_ids") columns = tokens;
   if (field.empty()) columns.insert(columns.end(), texts.begin(), texts.end());
-  for_each_row<ConversationRow>(path, columns, visit,
+  for_each_row<ConversationRow>(path, columns, field.empty() ? tokens : std::vector<std::string>(), visit,
                                 [&](const Source& source) { return conversation_of(source, field); });
 }
 
 void for_each_preference(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
-  for_each_row<PreferenceRow>(path, columns_of_pairs(), visit, preference_of);
+  for_each_row<PreferenceRow>(path, columns_of_pairs(), {std::begin(kBesideTexts), std::end(kBesideTexts)}, visit,
+                              preference_of);
 }
 
 void for_each_judged(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
   std::vector<std::string> columns = columns_of_pairs();
   columns.insert(columns.end(), {"completion", "label"});
   for_each_row<PreferenceRow>(
-      path, columns,
+      path, columns, {std::begin(kBesideTexts), std::end(kBesideTexts)},
       [&](PreferenceRow row) {
         if (row.label || !row.problem.empty()) return visit(std::move(row));
         PreferenceRow second = row;

@@ -181,27 +181,40 @@ bool is_left_out(const fs::path& path, bool directory) {
   return name.starts_with('.') || (directory && name.starts_with("__"));
 }
 
-/// Refuses a directory of several splits, as `datasets` tells them by the names of folders and the first words of
-/// files: "train-00000-of-00002.parquet", "test/one.parquet".
-void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files) {
+/// The split that the first of the words of a name that is one names; empty: none.
+std::string split_of(std::string name) {
   static const std::map<std::string, std::string> kSplits = {
       {"train", "train"},      {"training", "train"}, {"validation", "validation"},
       {"valid", "validation"}, {"dev", "validation"}, {"val", "validation"},
       {"test", "test"},        {"testing", "test"},   {"eval", "test"},
       {"evaluation", "test"}};
-  std::set<std::string> splits;
-  for (const fs::path& file : files)
-    for (const fs::path& part : file.lexically_relative(directory)) {
-      std::string name = part.string();
-      std::ranges::replace_if(
-          name, [](char c) { return std::string_view("-._0123456789").find(c) != std::string_view::npos; }, ' ');
-      std::istringstream words(name);
-      for (std::string word; words >> word;)
-        if (const auto split = kSplits.find(word); split != kSplits.end()) splits.insert(split->second);
-    }
-  if (splits.size() > 1)
-    throw DataError(fmt::format("{}: holds the splits {}: name the files or the folder of one of them",
-                                directory.string(), join({splits.begin(), splits.end()}, ", ")));
+  std::ranges::replace_if(
+      name, [](char c) { return std::string_view("-._0123456789").find(c) != std::string_view::npos; }, ' ');
+  std::istringstream words(name);
+  for (std::string word; words >> word;)
+    if (const auto split = kSplits.find(word); split != kSplits.end()) return split->second;
+  return "";
+}
+
+/// Refuses a directory of several splits, as `datasets` tells them by the names of folders or else of files:
+/// "test/one.parquet", "train-00000-of-00002.parquet", "json-train.arrow".
+void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files) {
+  std::map<std::string, fs::path> by_folder, by_file;  // an example of each
+  for (const fs::path& file : files) {
+    std::string folder;
+    for (fs::path part = file.lexically_relative(directory).parent_path(); folder.empty() && !part.empty();
+         part = part.parent_path())
+      folder = split_of(part.filename().string());
+    if (!folder.empty()) by_folder.emplace(folder, file);
+    if (const std::string split = split_of(file.stem().string()); !split.empty()) by_file.emplace(split, file);
+  }
+  const auto& splits = by_folder.empty() ? by_file : by_folder;
+  std::vector<std::string> found;
+  for (const auto& [split, file] : splits)
+    found.push_back(fmt::format("{} ({})", split, file.lexically_relative(directory).string()));
+  if (found.size() > 1)
+    throw DataError(fmt::format("{}: holds several splits: {}: name the files or the folder of one of them",
+                                directory.string(), join(found, ", ")));
 }
 
 std::vector<fs::path> files_below(const fs::path& directory) {
@@ -347,8 +360,8 @@ std::shared_ptr<const DocumentSet> open_documents(const std::vector<fs::path>& p
         }
       if (kind == TextKind::kParquet) {
         ParquetFile parquet(file);
-        if (parquet.has_column("input_ids") || parquet.has_column("tokens")) check_targets(file, parquet, column);
         if (std::string name = document_column(parquet, column); parquet.has_integer_lists(name)) {
+          check_targets(file, parquet, column);
           sets.push_back(
               std::make_unique<ParquetDocuments>(file, std::move(parquet), std::move(name), texts->id_groups));
           continue;

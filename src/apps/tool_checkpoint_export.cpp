@@ -154,12 +154,10 @@ void export_checkpoint(const CheckpointExport& options) {
         fmt::format("{} has format version 1, which does not name its tensors: start the run again, it reads version 1 "
                     "and saves version {}",
                     directory.string(), CheckpointManifest::kVersion));
-  const fs::path folder = fs::weakly_canonical(directory).parent_path(), target = fs::weakly_canonical(output);
-  if (std::mismatch(folder.begin(), folder.end(), target.begin(), target.end()).first == folder.end())
-    throw ConfigError(
-        fmt::format("checkpoint export: {} is among the run's checkpoints, where it would count as a damaged one; "
-                    "choose another directory",
-                    options.output));
+  if (const fs::path target = fs::weakly_canonical(output);
+      checkpoint_step(target) && target.parent_path() == fs::weakly_canonical(directory).parent_path())
+    throw ConfigError(fmt::format(
+        "checkpoint export: {} has the name of a checkpoint of the run; choose another directory", options.output));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
   const fs::path base = given_or_known(options.model, "--model", config.model.path, "model.path");
   warn_of_changed_files(manifest, config, base);

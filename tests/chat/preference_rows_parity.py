@@ -4,6 +4,7 @@ implicit prompts, cut at max_length; pairs that are dropped; input formats; pack
 
 usage: preference_rows_parity.py --tools PROGRAM"""
 import argparse
+import datetime
 import json
 import logging
 import os
@@ -190,6 +191,13 @@ def check_inputs(args, work):
     messages = {"prompt": [{"role": "user", "content": "look\nhere"}], "chosen": [{**answer, "content": "I see"}], "rejected": [{**answer, "content": "I do not"}]}
     assert make(args, work, folder, [asked])[0] == make(args, work, folder, [messages])[0]
     assert make(args, work, folder, [{**messages, "system": "be brief"}])[0] == make(args, work, folder, [{**asked, "system": "be brief"}])[0] == make(args, work, folder, [{**messages, "prompt": [system, *messages["prompt"]]}])[0]
+    texts = {"prompt": "Why is it so?", "chosen": "good", "rejected": "bad"}
+    beside = {"history": [], "messages": [], "input": 0, "question": "it", "instruction": "", "system": None}
+    assert make(args, work, folder, [texts | beside])[0] == make(args, work, folder, [texts])[0]
+    # A column that is not needed may have values that JSON has not.
+    odd = pa.Table.from_pylist(rows).append_column("question", pa.array([datetime.datetime(2024, 1, 1)] * len(rows)))
+    pyarrow.parquet.write_table(odd, work / "pairs.parquet", row_group_size=6)
+    assert make(args, work, folder, rows, name="pairs.parquet")[0] == want
     good = {"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}
     for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
                       ({**good, "chosen": "a"}, "are texts and lists of messages"), ({**good, "rejected": [{"content": "x"}]}, "message 1: neither role and content"),

@@ -195,12 +195,17 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
 inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const ParquetFile::JsonColumns& columns,
                                        int64_t i, const std::string& place) {
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
-  const auto first_level = [&](const std::string& column) {
-    return std::ranges::find(columns.without_nulls, column) == columns.without_nulls.end() ? 0 : 2;
+  const auto is_in = [](const std::vector<std::string>& names, const std::string& column) {
+    return std::ranges::find(names, column) != names.end();
   };
   for (const std::string& column : columns.names) {
-    if (const auto array = batch.GetColumnByName(column))
-      object[column] = json_at(*array, i, fmt::format("{}, column '{}'", place, column), first_level(column));
+    if (const auto array = batch.GetColumnByName(column)) try {
+        object[column] = json_at(*array, i, fmt::format("{}, column '{}'", place, column),
+                                 is_in(columns.without_nulls, column) ? 2 : 0);
+      } catch (const DataError&) {
+        if (!is_in(columns.optional, column)) throw;
+        object[column] = nullptr;
+      }
     else if (batch.schema()->GetAllFieldIndices(column).size() > 1)
       throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, column));
   }
