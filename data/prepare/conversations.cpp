@@ -205,7 +205,7 @@ Json answer_of(const Json& object, const char* name, const std::string& place) {
   return {{"role", "assistant"}, {"content", text_of(object.at(name), name, place)}};
 }
 
-const char* const kTargetMasks[] = {"assistant_masks", "completion_mask", "loss_mask"};
+const std::vector<std::string> kTargetMasks = {"assistant_masks", "completion_mask", "loss_mask"};
 
 /// input_ids, labels and masks.
 ConversationRow tokens_of(const Json& object, const std::string& place) {
@@ -237,8 +237,8 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
       fail(fmt::format("labels[{}] is {}, and input_ids[{}] {}: expected the same id, or -100 for no loss", i,
                        labels[i], i, ids[i]));
   }
-  for (const char* name : kTargetMasks) {
-    const std::vector<int64_t> mask = list(name);
+  for (const std::string& name : kTargetMasks) {
+    const std::vector<int64_t> mask = list(name.c_str());
     for (size_t i = 0; i < mask.size(); ++i) {
       if (mask[i] != 0 && mask[i] != 1) fail(fmt::format("{}[{}] is {}, expected 0 or 1", name, i, mask[i]));
       if (mask[i] == 0) targets[i] = 0;
@@ -344,13 +344,13 @@ void require_filled(const Source& source, std::initializer_list<const char*> nam
 }
 
 /// Where other programs have the question, or a part of it.
-const char* const kBesideTexts[] = {"question",      "query",    "instruction", "input",
-                                    "conversations", "messages", "system",      "history"};
+const std::vector<std::string> kBesideTexts = {"question",      "query",    "instruction", "input",
+                                               "conversations", "messages", "system",      "history"};
 
 /// `texts`: what is read.
 void refuse_beside_texts(const Json& object, std::initializer_list<std::string> texts, const std::string& place) {
-  for (const char* name : kBesideTexts) {
-    const Json other = field_of(object, name);
+  for (const std::string& name : kBesideTexts) {
+    const Json other = field_of(object, name.c_str());
     const bool is_known = other.is_string() && std::ranges::any_of(texts, [&](const std::string& text) {
                             return text.find(other.get_ref<const std::string&>()) != std::string::npos;
                           });
@@ -458,7 +458,7 @@ PreferenceRow judged_of(const Source& source) {
 
 std::vector<std::string> columns_of_pairs() {
   std::vector<std::string> names = {"prompt", "chosen", "rejected", "tools", "chat_template_kwargs"};
-  names.insert(names.end(), std::begin(kBesideTexts), std::end(kBesideTexts));
+  names.insert(names.end(), kBesideTexts.begin(), kBesideTexts.end());
   return names;
 }
 
@@ -515,15 +515,14 @@ void for_each_conversation(const fs::path& path, const std::string& field,
 }
 
 void for_each_preference(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
-  for_each_row<PreferenceRow>(path, columns_of_pairs(), {std::begin(kBesideTexts), std::end(kBesideTexts)}, visit,
-                              preference_of);
+  for_each_row<PreferenceRow>(path, columns_of_pairs(), kBesideTexts, visit, preference_of);
 }
 
 void for_each_judged(const fs::path& path, const std::function<void(PreferenceRow)>& visit) {
   std::vector<std::string> columns = columns_of_pairs();
   columns.insert(columns.end(), {"completion", "label"});
   for_each_row<PreferenceRow>(
-      path, columns, {std::begin(kBesideTexts), std::end(kBesideTexts)},
+      path, columns, kBesideTexts,
       [&](PreferenceRow row) {
         if (row.label || !row.problem.empty()) return visit(std::move(row));
         PreferenceRow second = row;

@@ -160,11 +160,10 @@ void check_targets(const fs::path& file, const Table& table, const std::string& 
   for (const char* name : {"labels", "attention_mask", "position_ids"})
     if (table.has_column(name))
       std::call_once(told, [&] {
-        log_info(
-            fmt::format("{}: '{}' is not read: every token has a loss, padding too. Where labels or masks leave some "
-                        "out, make rows "
-                        "with `trireme data chat`",
-                        file.string(), name));
+        log_info(fmt::format(
+            "{}: '{}' is not read: every token has a loss, padding too. Where labels or masks leave some out, make "
+            "rows with `trireme data chat`",
+            file.string(), name));
       });
 }
 

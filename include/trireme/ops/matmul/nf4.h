@@ -10,6 +10,8 @@
 // the device. The CPU library of that release finds 8-bit codes through a table, and takes the neighbour of about one
 // code in a thousand. A block of zeros has the code of 0, where the CUDA kernel divides 0 by 0 and has that of -1.
 
+#include "trireme/base/rounding.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -20,10 +22,8 @@ constexpr int64_t kNf4Block = 64, kNf4NestedBlock = 256;
 /// Values that compositions quantise or expand at a time: the temporaries of more would take too much memory.
 constexpr int64_t kNf4Chunk = int64_t{1} << 24;
 constexpr int64_t nf4_code_bytes(int64_t values) { return (values + 1) / 2; }
-constexpr int64_t nf4_blocks(int64_t values) { return (values + kNf4Block - 1) / kNf4Block; }
-constexpr int64_t nf4_nested_blocks(int64_t values) {
-  return (nf4_blocks(values) + kNf4NestedBlock - 1) / kNf4NestedBlock;
-}
+constexpr int64_t nf4_blocks(int64_t values) { return ceil_div(values, kNf4Block); }
+constexpr int64_t nf4_nested_blocks(int64_t values) { return ceil_div(nf4_blocks(values), kNf4NestedBlock); }
 
 /// fp32 [16] and [256], ascending, on this device.
 const at::Tensor& nf4_book(at::Device device);
