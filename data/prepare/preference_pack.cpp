@@ -1,7 +1,7 @@
 #include "data/prepare/preference_pack.h"
 
-#include "data/prepare/conversations.h"
 #include "data/prepare/outputs.h"
+#include "data/prepare/preferences.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>

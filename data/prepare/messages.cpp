@@ -1,0 +1,176 @@
+#include "data/prepare/messages.h"
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/formats/json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace trireme {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// ShareGPT's names of the speakers.
+std::string role_of(const std::string& from, const std::string& place) {
+  static const std::vector<std::pair<std::vector<std::string_view>, const char*>> kRoles = {
+      {{"human", "user"}, "user"},
+      {{"gpt", "assistant", "chatgpt", "bing", "bard", "model"}, "assistant"},
+      {{"system"}, "system"},
+      {{"tool", "observation", "function_response"}, "tool"}};
+  for (const auto& [names, role] : kRoles)
+    if (std::find(names.begin(), names.end(), from) != names.end()) return role;
+  throw DataError(fmt::format("{}: \"from\" is '{}', expected human, gpt, system or tool", place, from));
+}
+
+/// `list` must be a list of objects, which may be texts.
+Json objects_of(const Json& list, const std::string& name, const std::string& place) {
+  if (!list.is_array())
+    throw DataError(fmt::format("{}: \"{}\" is a JSON {}, expected a list", place, name, list.type_name()));
+  Json result = Json::array();
+  for (const Json& each : list) {
+    result.push_back(unwrapped(each, name, place));
+    if (!result.back().is_object())
+      throw DataError(
+          fmt::format("{}: \"{}\" holds a JSON {}, expected objects", place, name, result.back().type_name()));
+  }
+  return result;
+}
+
+Json message_of(const Json& source, size_t number, const std::string& place) {
+  const std::string where = fmt::format("{}: message {}", place, number + 1);
+  const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", where, what)); };
+  if (!source.is_object()) fail("not an object with role and content");
+  const bool turns = !source.contains("role") && source.contains("from");  // as ShareGPT has it
+  if (turns ? !source.contains("value") : !source.contains("role")) fail("neither role and content nor from and value");
+  Json message = Json::object();
+  bool trained = false;
+  for (const auto& [key, value] : source.items()) {
+    if (key == (turns ? "from" : "role")) {
+      if (!value.is_string()) fail(fmt::format("\"{}\" is not a text", key));
+      message["role"] = turns ? role_of(value.get<std::string>(), place) : value.get<std::string>();
+    } else if (turns && key == "value") {
+      if (!value.is_string()) fail("\"value\" is not a text");
+      message["content"] = value;
+    } else if (key == "tool_calls") {
+      const Json calls = unwrapped(value, key, where);
+      if (!calls.is_null()) message[key] = objects_of(calls, key, where);
+    } else if (key == "weight" && !value.is_null()) {
+      if (!value.is_number() || (value != 0 && value != 1))
+        fail(fmt::format("\"weight\" is {}, expected 0 (no loss on the message) or 1", value.dump()));
+      message[key] = value;
+    } else if (key == "train" || key == "training") {  // Axolotl
+      if (value.is_null()) continue;
+      if (value != true && value != false && value != 0 && value != 1)
+        fail(fmt::format("\"{}\" is {}, expected true or false", key, value.dump()));
+      trained = value == true || value == 1;
+      const Json weight = trained ? 1 : 0, other = field_of(source, "weight");
+      if (!other.is_null() && other != weight) fail(fmt::format("\"weight\" and \"{}\" differ", key));
+      message["weight"] = weight;
+    } else if (key == "train_detail" && !value.empty()) {
+      fail("\"train_detail\", a loss on parts of a message, is not read: give the row as input_ids and labels");
+    } else if (key == "content" || !value.is_null()) {
+      message[key] = value;
+    }
+  }
+  if (trained && message["role"] != "assistant") fail("\"train\" is true: only the assistant's messages have a loss");
+  if (!message.contains("tool_calls") && (!message.contains("content") || message["content"].is_null()))
+    fail("no \"content\"");
+  return message;
+}
+
+}  // namespace
+
+std::vector<std::string> SourceRow::names() const {
+  std::vector<std::string> names;
+  for (const auto& entry : object.items()) names.push_back(entry.key());
+  names.insert(names.end(), unread.begin(), unread.end());
+  return names;
+}
+
+void SourceRow::say_unread(const std::filesystem::path& path, const std::vector<std::string>& columns) const {
+  std::vector<std::string> others = names();
+  std::erase_if(others, [&](const std::string& name) { return std::ranges::find(columns, name) != columns.end(); });
+  if (!others.empty()) log_info(fmt::format("{}: not read: {}", path.string(), join(others, ", ")));
+}
+
+Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
+
+Json unwrapped(const Json& value, const std::string& name, const std::string& place) {
+  if (!value.is_string()) return value;
+  const auto& text = value.get_ref<const std::string&>();
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) return {};
+  return parse_ordered_json(text, fmt::format("{}: the text in \"{}\"", place, name), ExitCode::kData);
+}
+
+std::string text_of(const Json& value, const std::string& name, const std::string& place) {
+  if (value.is_null() && name != "output") return {};
+  if (!value.is_string())
+    throw DataError(fmt::format("{}: \"{}\" is a JSON {}, expected a text", place, name, value.type_name()));
+  return value;
+}
+
+Json messages_of(const Json& list, const std::string& name, const std::string& place) {
+  if (!list.is_array())
+    throw DataError(fmt::format("{}: '{}' is a JSON {}, expected a list", place, name, list.type_name()));
+  Json messages = Json::array();
+  for (size_t i = 0; i < list.size(); ++i) messages.push_back(message_of(list[i], i, place));
+  return messages;
+}
+
+void add_system(const Json& object, const std::string& place, Json& messages) {
+  const std::string system = text_of(field_of(object, "system"), "system", place);
+  if (system.empty()) return;
+  for (const Json& message : messages) {
+    if (message["role"] != "system") continue;
+    if (field_of(message, "content") == system) return;
+    throw DataError(place + ": \"system\" and the system message differ: leave one of them out");
+  }
+  messages.insert(messages.begin(), Json({{"role", "system"}, {"content", system}}));
+}
+
+Json question_of(const Json& object, const std::string& place) {
+  const auto text = [&](const Json& value, const std::string& name) { return text_of(value, name, place); };
+  const auto field = [&](const char* name) { return field_of(object, name); };
+  Json messages = Json::array();
+  const auto add = [&](const char* role, std::string content) {
+    messages.push_back({{"role", role}, {"content", std::move(content)}});
+  };
+  if (const std::string system = text(field("system"), "system"); !system.empty()) add("system", system);
+  const Json history = unwrapped(field("history"), "history", place);
+  if (!history.is_null() && !history.is_array())
+    throw DataError(fmt::format("{}: \"history\" is a JSON {}, expected a list of pairs", place, history.type_name()));
+  for (const Json& pair : history) {
+    if (!pair.is_array() || pair.size() != 2)
+      throw DataError(place + ": \"history\" holds what is no pair of a question and an answer");
+    add("user", text(pair[0], "history"));
+    add("assistant", text(pair[1], "history"));
+  }
+  std::string question = text(object.at("instruction"), "instruction");
+  if (const std::string input = text(field("input"), "input"); !input.empty())
+    question += (question.empty() ? "" : "\n") + input;
+  add("user", question);
+  return messages;
+}
+
+Json answer_of(const Json& object, const char* name, const std::string& place) {
+  return {{"role", "assistant"}, {"content", text_of(object.at(name), name, place)}};
+}
+
+void read_extras(const Json& object, const std::string& place, Conversation& conversation) {
+  const auto found = [&](const char* key) {
+    return object.contains(key) ? unwrapped(object.at(key), key, place) : Json();
+  };
+  if (const Json tools = found("tools"); !tools.is_null()) conversation.tools = objects_of(tools, "tools", place);
+  conversation.variables = found("chat_template_kwargs");
+  if (!conversation.variables.is_null() && !conversation.variables.is_object())
+    throw DataError(fmt::format("{}: \"chat_template_kwargs\" is a JSON {}, expected an object", place,
+                                conversation.variables.type_name()));
+}
+
+}  // namespace trireme

@@ -1,0 +1,86 @@
+#pragma once
+// Messages, and what else the rows of conversations and of preferences have in common.
+
+#include "data/chat/chat_template.h"
+#include "data/prepare/progress.h"
+#include "data/stream/documents.h"
+#include "data/text_file.h"
+#include "trireme/base/error.h"
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trireme {
+
+/// A row of a file, with the names of the columns that are not in it. `place`: "chat.jsonl:17", for messages.
+struct SourceRow {
+  const nlohmann::ordered_json& object;
+  const std::string& place;
+  const std::vector<std::string>& unread;
+
+  std::vector<std::string> names() const;
+  /// Names what the row has beside `columns`, because it may be meant for the loss.
+  void say_unread(const std::filesystem::path& path, const std::vector<std::string>& columns) const;
+};
+
+/// Null where the field is absent.
+nlohmann::ordered_json field_of(const nlohmann::ordered_json& object, const char* name);
+
+/// The value, or what it holds if it is a text: files whose rows differ in their types keep JSON in texts. An empty
+/// text is null.
+nlohmann::ordered_json unwrapped(const nlohmann::ordered_json& value, const std::string& name,
+                                 const std::string& place);
+
+/// The text of a field; a null is empty, but for Alpaca's output. DataError for what is no text.
+std::string text_of(const nlohmann::ordered_json& value, const std::string& name, const std::string& place);
+
+/// The messages of a list of {role, content} or of ShareGPT's {from, value}, as {role, content, …}: keys that are null
+/// are absent, `train` and `training` become `weight`. DataError naming the message for what is none.
+nlohmann::ordered_json messages_of(const nlohmann::ordered_json& list, const std::string& name,
+                                   const std::string& place);
+
+/// The text `system` of a row becomes the first message. DataError if another system message is there.
+void add_system(const nlohmann::ordered_json& object, const std::string& place, nlohmann::ordered_json& messages);
+
+/// The messages of Alpaca's fields system, history, instruction and input, as LLaMA-Factory makes them.
+nlohmann::ordered_json question_of(const nlohmann::ordered_json& object, const std::string& place);
+/// The assistant's message with the text of field `name`.
+nlohmann::ordered_json answer_of(const nlohmann::ordered_json& object, const char* name, const std::string& place);
+
+/// Reads the fields tools and chat_template_kwargs.
+void read_extras(const nlohmann::ordered_json& object, const std::string& place, Conversation& conversation);
+
+/// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
+template <class Row>
+void for_each_row(const std::filesystem::path& path, const std::vector<std::string>& columns,
+                  const std::vector<std::string>& optional, const std::function<void(Row)>& visit,
+                  const std::function<Row(const SourceRow&)>& read) {
+  double before = 0;
+  bool first = true;
+  for (const std::filesystem::path& file :
+       std::filesystem::is_directory(path) ? document_files(path) : std::vector<std::filesystem::path>{path}) {
+    for_each_object(file, {.names = columns, .without_nulls = {"tools", "chat_template_kwargs"}, .optional = optional},
+                    [&](const std::string& place, double bytes_done,
+                        const std::function<nlohmann::ordered_json()>& object, const std::vector<std::string>& unread) {
+                      Row row;
+                      try {
+                        const nlohmann::ordered_json value = object();
+                        const SourceRow source{value, place, unread};
+                        row = read(source);
+                        if (std::exchange(first, false)) source.say_unread(path, columns);
+                      } catch (const Error& error) {
+                        if (error.code() != ExitCode::kData) throw;
+                        row.problem = error.what();
+                      }
+                      row.place = place;
+                      row.bytes_done = before + bytes_done;
+                      visit(std::move(row));
+                    });
+    before += total_size({file});
+  }
+}
+
+}  // namespace trireme
