@@ -2,10 +2,10 @@
 
 #include "trireme/arrow/arrow_table.h"
 #include "trireme/arrow/parquet.h"
+#include "trireme/arrow/unpacked_file.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
-#include "trireme/formats/kineto/gzip.h"
 
 #include <fmt/format.h>
 
@@ -355,7 +355,8 @@ std::string document_place(const fs::path& path, const Document& document) {
 
 std::string unpacked_extension(const fs::path& path) {
   const std::string extension = lower(path.extension().string());
-  return extension == ".gz" ? lower(path.stem().extension().string()) : extension;
+  const bool packed = extension == ".gz" || extension == ".zst" || extension == ".zstd" || extension == ".bz2";
+  return packed ? lower(path.stem().extension().string()) : extension;
 }
 
 bool is_json(const fs::path& path) {
@@ -365,7 +366,7 @@ bool is_json(const fs::path& path) {
 
 bool is_json_list(const fs::path& path) {
   if (unpacked_extension(path) != ".json") return false;
-  GzipReader reader(path);
+  UnpackedFile reader(path);
   char c = ' ';
   while (is_skipped(c) && reader.stream().get(c)) {
   }
@@ -393,8 +394,8 @@ TextKind text_kind(const fs::path& path, const std::string& field) {
 }
 
 TextBytes::TextBytes(const fs::path& path) : file_(path, ExitCode::kData) {
-  if (text_of(file_).starts_with("\x1f\x8b")) {
-    GzipReader reader(path);
+  if (is_packed(text_of(file_))) {
+    UnpackedFile reader(path);
     unpacked_.emplace(std::istreambuf_iterator<char>(reader.stream()), std::istreambuf_iterator<char>());
   }
   refuse_non_text(path, text());
@@ -414,13 +415,13 @@ double TextBytes::bytes_done(size_t offset) const {
 void for_each_line(const fs::path& path,
                    const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit) {
   const MappedFile file(path, ExitCode::kData);
-  if (const std::string_view text = text_of(file); !text.starts_with("\x1f\x8b")) {
+  if (const std::string_view text = text_of(file); !is_packed(text)) {
     refuse_non_text(path, text);
     for (LineReader lines(text); lines.next_filled();)
       visit(lines.line(), lines.number(), static_cast<double>(lines.end()));
     return;
   }
-  GzipReader reader(path);
+  UnpackedFile reader(path);
   std::istream& stream = reader.stream();
   // Errors of the packed bytes are exceptions of the buffer; the stream passes them on only if it is told to.
   stream.exceptions(std::ios::badbit);

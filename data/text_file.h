@@ -50,9 +50,9 @@ std::optional<std::string> json_line_text(const std::filesystem::path& path, int
 
 /// ".jsonl" of "corpus.jsonl" and "corpus.JSONL.gz".
 std::string unpacked_extension(const std::filesystem::path& path);
-/// By the name alone: .jsonl, .ndjson or .json, in any case, also with .gz.
+/// By the name alone: .jsonl, .ndjson or .json, in any case, also with .gz, .zst, .zstd or .bz2.
 bool is_json(const std::filesystem::path& path);
-/// Whether a .json file, perhaps in gzip, holds a list, not an object a line.
+/// Whether a .json file, perhaps packed, holds a list, not an object a line.
 bool is_json_list(const std::filesystem::path& path);
 
 enum class TextKind { kPlain, kJson, kParquet, kArrow };
@@ -60,7 +60,7 @@ enum class TextKind { kPlain, kJson, kParquet, kArrow };
 /// for plain text with a field; DataError for CSV, by the name.
 TextKind text_kind(const std::filesystem::path& path, const std::string& field = "");
 
-/// A whole file of text, unpacked in memory if it is gzip by its content. DataError for what is no text, for a plain
+/// A whole file of text, unpacked in memory if is_packed() by its content. DataError for what is no text, for a plain
 /// text file also by a zero byte in its first 8 KiB.
 class TextBytes {
  public:
@@ -76,19 +76,19 @@ class TextBytes {
 };
 
 /// Visits the lines of a file that are not blank, in order, without their ends. `number`: from 1; `bytes_done`: of the
-/// file. Gzip, recognised by its content, is unpacked on the way. DataError for what is no text, and for damaged gzip.
+/// file. What is_packed() by its content is unpacked on the way. DataError for what is no text, and for damaged files.
 void for_each_line(const std::filesystem::path& path,
                    const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit);
 
 /// Visits the documents of one file in order, by its text_kind(); a .json file may hold a list. `field`: the name of
-/// the string field or column with the text; empty = "text". Gzip is unpacked. Plain text documents have no line ends
-/// at their start and end. JSON may contain what Python's json.loads accepts: NaN, Infinity, numbers too large for a
-/// double, and lone surrogates; a text with a lone surrogate is given as invalid UTF-8. DataError for JSON that is not
-/// an object or lacks the field, for damaged files, and for what is no text.
+/// the string field or column with the text; empty = "text". Packed files are unpacked. Plain text documents have no
+/// line ends at their start and end. JSON may contain what Python's json.loads accepts: NaN, Infinity, numbers too
+/// large for a double, and lone surrogates; a text with a lone surrogate is given as invalid UTF-8. DataError for JSON
+/// that is not an object or lacks the field, for damaged files, and for what is no text.
 void for_each_document(const std::filesystem::path& path, DocumentUnit unit, const std::string& field,
                        const std::function<void(const Document&)>& visit);
 
-/// Visits the JSON objects of one file in order: lines of JSON, the items of a list in a .json file, both also in gzip,
+/// Visits the JSON objects of one file in order: lines of JSON, the items of a list in a .json file, both also packed,
 /// or rows of Parquet or Arrow with the existing ones of `columns`. `place`: "chat.jsonl:17", "chat.parquet: row 17",
 /// "chat.json: item 17"; `bytes_done`: of this file, 0 where it is not known. object() parses a line: DataError where
 /// that is no JSON. `unread`: names of the file's other columns. DataError for a file that cannot be read on.
@@ -105,7 +105,7 @@ std::set<std::string> fields_there(const std::filesystem::path& path, const std:
 using TextGroups = RowGroups<std::string>;
 
 /// The texts of one file, in any order: rows of Parquet or of Arrow, else lines of JSON that are not blank. DataError
-/// for gzip and for a JSON list, which cannot be read in any order.
+/// for a packed file and for a JSON list, which cannot be read in any order.
 class TextFile {
  public:
   virtual ~TextFile() = default;

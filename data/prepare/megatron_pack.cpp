@@ -200,10 +200,11 @@ void check_options(const DocumentEncoder& encoder, const MegatronPackOptions& op
     std::error_code error;
     if (!fs::is_regular_file(input, error)) throw DataError(fmt::format("{}: is not a file", input.string()));
     if (text_kind(input) == TextKind::kPlain)
-      throw DataError(fmt::format(
-          "{}: neither JSON lines (.json, .jsonl, .ndjson, also with .gz) nor Parquet nor Arrow: Megatron's "
-          "files are made of texts in a field",
-          input.string()));
+      throw DataError(
+          fmt::format("{}: neither JSON lines (.json, .jsonl, .ndjson, also with .gz, .zst or .bz2) nor Parquet nor "
+                      "Arrow: Megatron's "
+                      "files are made of texts in a field",
+                      input.string()));
   }
   if (options.output_prefix.filename().empty())
     throw ConfigError(fmt::format("--output-prefix '{}' names a directory; the prefix goes on with a name",

@@ -21,7 +21,7 @@ struct DocumentEncoder {
 };
 
 struct MegatronPackOptions {
-  std::vector<std::filesystem::path> inputs;  // JSON lines (.json, .jsonl, .ndjson, each also .gz), Parquet
+  std::vector<std::filesystem::path> inputs;  // JSON lines (.json, .jsonl, .ndjson, each also packed), Parquet
   std::string text_key = "text";              // field or column of the text
   std::filesystem::path output_prefix;        // PREFIX: the files are PREFIX_text_document.bin and .idx
   bool append_eod = false;

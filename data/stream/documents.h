@@ -54,7 +54,7 @@ bool holds_documents(const std::filesystem::path& path);
 
 /// The files of documents that a path names: itself; a directory of `datasets.save_to_disk`: the files in its
 /// state.json; any other directory: all *.arrow below it in the order of their names, else all *.parquet, *.jsonl
-/// and *.ndjson, else all *.json but those that describe data sets or tokenizers; in any case, also with .gz; nothing
+/// and *.ndjson, else all *.json but those that describe data sets or tokenizers; in any case, also packed; nothing
 /// whose name begins with a dot, and no directory whose name begins with "__". DataError for a directory without
 /// documents, for one that cannot be listed, and for a directory of several splits.
 std::vector<std::filesystem::path> document_files(const std::filesystem::path& path);

@@ -115,7 +115,7 @@ void add_megatron_data_tool(CLI::App& data) {
                                           "PREFIX_text_document.bin and .idx; merge such files; show one");
   auto* input = command->add_option(
       "--input", options.inputs,
-      "Files to read, in this order: .jsonl, .json, .ndjson (one object a line), also .gz; Parquet");
+      "Files to read, in this order: .jsonl, .json, .ndjson (one object a line), also .gz, .zst, .bz2; Parquet");
   command->add_option("--text-key,--field", options.text_key, "Field or column that holds the text (default text)");
   command->add_option("--tokenizer", arguments->tokenizer, "Tokenizer: a file, or a directory that has one");
   command->add_option("--output-prefix", options.output_prefix, "Beginning of the names of the files to write");

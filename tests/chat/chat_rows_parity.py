@@ -260,7 +260,15 @@ def check_fields(args, work):
     (several_files / "c.JSON").write_text(json.dumps([asked, own, own]))
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "read 2 conversations" in output and "1 .json file is beside other data" in output, output
-    for name in ("a.jsonl", "b.JSONL.gz"):
+    for name, packing in (("b.jsonl.zst", "zstd"), ("b.jsonl.bz2", "bz2")):
+        with pa.CompressedOutputStream(str(several_files / name), packing) as out:
+            out.write(json.dumps(own).encode())
+    output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
+    assert "read 4 conversations" in output, output
+    (several_files / "b.jsonl.zst").write_bytes((several_files / "b.jsonl.zst").read_bytes()[:-3])
+    output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ, expect=3)
+    assert "b.jsonl.zst: the packed bytes (zstd) are damaged or end early" in output, output
+    for name in ("a.jsonl", "b.JSONL.gz", "b.jsonl.zst", "b.jsonl.bz2"):
         (several_files / name).unlink()
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "read 3 conversations" in output, output
