@@ -267,7 +267,7 @@ def check_fields(args, work):
     assert "read 4 conversations" in output, output
     (several_files / "b.jsonl.zst").write_bytes((several_files / "b.jsonl.zst").read_bytes()[:-3])
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ, expect=3)
-    assert "b.jsonl.zst: the packed bytes (zstd) are damaged or end early" in output, output
+    assert "b.jsonl.zst: the packed bytes are damaged or end early" in output, output
     for name in ("a.jsonl", "b.JSONL.gz", "b.jsonl.zst", "b.jsonl.bz2"):
         (several_files / name).unlink()
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)

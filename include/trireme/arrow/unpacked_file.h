@@ -9,6 +9,8 @@
 
 namespace trireme {
 
+class GzipReader;
+
 /// Whether a file that begins with these bytes is packed with gzip, zstd or bzip2; gzip alone in a build without Arrow.
 bool is_packed(std::string_view head);
 
@@ -23,8 +25,10 @@ class UnpackedFile {
   uint64_t packed_offset() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Buffer;
+  // One of the two: gzip and plain files, or Arrow's codecs.
+  std::unique_ptr<GzipReader> gzip_;
+  std::unique_ptr<Buffer> buffer_;
 };
 
 }  // namespace trireme
