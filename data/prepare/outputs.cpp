@@ -33,8 +33,12 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
     std::error_code error;
     if (std::filesystem::is_fifo(path, error))
       throw ConfigError(fmt::format("{} is there and is a FIFO: name a file", path.string()));
-    const std::string head = file_head(path, 6);
-    if (!head.empty() && head != "\x93NUMPY" && !head.starts_with("\x89HDF"))
+    const std::string head = file_head(path, 128);
+    constexpr std::string_view kType = "'descr': '<";
+    const size_t type = head.starts_with("\x93NUMPY") ? head.find(kType.substr(0, kType.size() - 1)) : head.npos;
+    const bool tokens = type != head.npos && type + kType.size() < head.size() &&
+                        std::string_view("iuO").find(head[type + kType.size()]) != std::string_view::npos;
+    if (!head.empty() && !tokens && !head.starts_with("\x89HDF"))
       throw ConfigError(fmt::format("{} is there and holds no rows: name another file", path.string()));
   }
   if (valid_output.empty() != (valid_fraction == 0))

@@ -136,7 +136,9 @@ std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const
     for (const auto& entry : pattern)
       if (std::ranges::none_of(adapted, [&](const std::string& module) { return key_matches(entry.first, module); }))
         throw ConfigError(fmt::format("lora.{}: '{}' matches no module with an adapter.{}", key, entry.first,
-                                      did_you_mean(entry.first, names)));
+                                      std::ranges::find(names, entry.first) != names.end()
+                                          ? " A fused adapter has the rank and alpha of its modules: name these"
+                                          : did_you_mean(entry.first, names)));
   };
   check_keys(lora.rank_pattern, "rank_pattern");
   check_keys(lora.alpha_pattern, "alpha_pattern");

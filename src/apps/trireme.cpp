@@ -32,6 +32,11 @@ void require_model_output(const char* tool, const std::string& output, bool forc
   if (!force && holds_model(output))
     throw WriteError(
         fmt::format("{}: {} already holds a model; choose another directory or add --force", tool, output));
+  if (const std::string file = model_file_in(output); !force && !file.empty())
+    throw WriteError(
+        fmt::format("{}: {} already holds {}, which a model's files replace; choose another directory or "
+                    "add --force",
+                    tool, output, file));
   if (std::filesystem::exists(std::filesystem::path(output) / "adapter_config.json"))
     throw WriteError(
         fmt::format("{}: {} holds an adapter, which no model replaces; choose another directory", tool, output));

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,6 +26,8 @@ AppendFile::~AppendFile() {
   if (!write_waiting())
     log_warn(fmt::format("{} lacks the last {} {} of this run, which could not be written: {}", path_.string(),
                          waiting_.size(), records_, std::strerror(errno)));
+  if (struct stat status{}; fstat(descriptor_, &status) == 0 && status.st_nlink == 0)
+    log_warn(fmt::format("{} was removed while the run wrote it: its {} are lost", path_.string(), records_));
   close(descriptor_);
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -22,7 +23,37 @@ bool lies_under(const std::filesystem::path& path, const std::filesystem::path& 
   return std::mismatch(root.begin(), root.end(), path.begin(), path.end()).first == root.end();
 }
 
+/// One file that is mapped. `begin` is set last and cleared first: a signal's handler reads the table.
+struct MappedSlot {
+  std::atomic<const std::byte*> begin{nullptr};
+  std::atomic<bool> taken{false};
+  size_t size = 0;
+  int exit_code = 0;
+  char path[512] = "";
+};
+MappedSlot g_mapped[1024];
+
+int take_slot(const std::byte* begin, size_t size, const std::string& path, ExitCode code) {
+  for (MappedSlot& slot : g_mapped) {
+    if (slot.taken.exchange(true)) continue;
+    slot.size = size;
+    slot.exit_code = static_cast<int>(code);
+    slot.path[path.copy(slot.path, sizeof slot.path - 1)] = '\0';
+    slot.begin = begin;
+    return static_cast<int>(&slot - g_mapped);
+  }
+  return -1;
+}
+
 }  // namespace
+
+MappedPlace mapped_place(const void* address) {
+  for (const MappedSlot& slot : g_mapped) {
+    const std::byte* begin = slot.begin;
+    if (begin != nullptr && address >= begin && address < begin + slot.size) return {slot.path, slot.exit_code};
+  }
+  return {};
+}
 
 MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_(path) {
   // O_NONBLOCK: open() of a FIFO would block the run otherwise.
@@ -41,22 +72,32 @@ MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_
     close(fd);
     if (mapped == MAP_FAILED) throw Error(code, fmt::format("cannot map {}: {}", path.string(), why));
     data_ = static_cast<const std::byte*>(mapped);
+    slot_ = take_slot(data_, size_, path.string(), code);
   } else {
     close(fd);
   }
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  if (slot_ >= 0) {
+    g_mapped[slot_].begin = nullptr;
+    g_mapped[slot_].taken = false;
+  }
+  munmap(const_cast<std::byte*>(data_), size_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      slot_(std::exchange(other.slot_, -1)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(slot_, other.slot_);
   return *this;
 }
 

@@ -123,6 +123,8 @@ int run_main(const char* program, const std::function<int()>& body,
   std::string message;
   int code;
   try {
+    if (std::error_code gone; std::filesystem::current_path(gone).empty())
+      throw ConfigError("the working directory is gone (" + gone.message() + "): change into another one");
     code = body();
     if (message = stdout_problem(); message.empty()) {
       leave_exit_code(code);

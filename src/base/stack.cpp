@@ -1,5 +1,7 @@
 #include "trireme/base/stack.h"
 
+#include "trireme/base/file.h"
+
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -73,6 +75,14 @@ const char* signal_name(int signal) {
 
 void on_fatal_signal(int signal, siginfo_t* info, void*) {
   // SA_RESETHAND has restored the default action: a second fault, here or in another thread, ends the process at once.
+  const MappedPlace file = signal == SIGBUS && info->si_code > 0 ? mapped_place(info->si_addr) : MappedPlace();
+  if (file.path != nullptr) {
+    say(g_speaker);
+    say(": cannot read ");
+    say(file.path);
+    say(" any more: it became shorter, or its storage fails. Put it back, and run again\n");
+    _exit(file.exit_code);
+  }
   say(g_speaker);
   say(": ended by ");
   say(signal_name(signal));

@@ -32,6 +32,7 @@ std::optional<std::string> nearest_word(std::string_view word, const std::vector
     const size_t longer = std::max(word.size(), candidate.size());
     const size_t shorter = std::min(word.size(), candidate.size());
     if (longer - shorter > std::max<size_t>(1, longer * 2 / 5)) continue;
+    if (lower(candidate) == lower(std::string(word))) return candidate;
     const int distance = edit_distance(word, candidate);
     if (!best || distance < best_distance) {
       best = candidate;

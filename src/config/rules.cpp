@@ -138,6 +138,13 @@ void check_schedule(const Config& config, std::vector<RuleProblem>& problems) {
                         {"schedule.warmup_steps", "train.max_steps"},
                         fmt::format("schedule.warmup_steps {} is more than train.max_steps {}",
                                     config.schedule.warmup_steps, config.train.max_steps)});
+  if (config.schedule.constant_steps >= config.train.max_steps && config.schedule.warmup_steps == 0 &&
+      !config.schedule.warmup_ratio && config.schedule.min_lr == 0)
+    problems.push_back({"schedule.constant_steps",
+                        {"schedule.constant_steps", "train.max_steps"},
+                        fmt::format("schedule.constant_steps {} leaves no step of train.max_steps {} with a rate above "
+                                    "schedule.min_lr 0: nothing would be trained",
+                                    config.schedule.constant_steps, config.train.max_steps)});
   if (config.schedule.min_lr > config.optimizer.lr)
     problems.push_back({"schedule.min_lr",
                         {"schedule.min_lr", "optimizer.lr"},

@@ -64,30 +64,34 @@ void Evaluation::evaluate() {
   report_.start_evaluation();
   const auto metrics = run_passes(/*over_test=*/false);
   if (!metrics) return interrupt();
+  const auto answers = answer_prompts();
+  if (!answers) return interrupt();
   clock_.evaluated(metrics->seconds);
   progress_.evaluated_step = progress_.completed;
   progress_.reached_target = reaches_target(run_.config, *metrics);
   rank_evaluation(*metrics);
   report_.evaluation(*metrics);
-  answer_prompts();
+  report_.samples(*answers);
   if (!progress_.ends_early() && !all_steps_done()) report_.start_block();
   clock_.start_step();
 }
 
-void Evaluation::answer_prompts() {
-  if (run_.config.eval.prompts.empty()) return;
+std::optional<std::vector<SampledText>> Evaluation::answer_prompts() {
+  std::vector<SampledText> answers;
+  if (run_.config.eval.prompts.empty()) return answers;
   const ProgressSection section("prompts");
   const ShardedUnits::Evaluation evaluating(units_);
   try {
-    report_.samples(run_.task.sample(units_, run_.comm(), [&](int64_t done, int64_t total) {
+    answers = run_.task.sample(units_, run_.comm(), [&](int64_t done, int64_t total) {
       report_.evaluation_status("prompts", done, total);
       if (vote_.cast(asked_to_stop_())) throw EvaluationInterrupted();
-    }));
+    });
     vote_.outcome();
   } catch (const EvaluationInterrupted&) {
     units_.release();
-    log_info("the answers to eval.prompts are left out, because the run was asked to stop");
+    return std::nullopt;
   }
+  return answers;
 }
 
 void Evaluation::rank_evaluation(const EvalMetrics& metrics) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <vector>
 
 namespace trireme {
 
@@ -34,7 +35,8 @@ class Evaluation {
   /// The passes (`over_test`: over data.test) on all ranks; nothing: interrupted, the same on all ranks.
   std::optional<EvalMetrics> run_passes(bool over_test);
   /// Answers to eval.prompts, for people; a signal interrupts them, and they are left out.
-  void answer_prompts();
+  /// Answers to eval.prompts; nullopt: interrupted.
+  std::optional<std::vector<SampledText>> answer_prompts();
   /// Compares the evaluation with the best before it.
   void rank_evaluation(const EvalMetrics& metrics);
   bool all_steps_done() const { return progress_.completed >= run_.config.train.max_steps; }

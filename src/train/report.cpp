@@ -197,12 +197,12 @@ void Report::end_training(const char* status) {
 
 RunSummary Report::summary() const {
   RunSummary s;
-  s.step = progress_.completed;
+  s.step = progress_.reported;
   s.max_steps = config_.train.max_steps;
   s.samples = progress_.samples;
   s.totals = totals_;
   s.tokens_per_step_row = static_cast<double>(config_.data.seq_length);
-  const int64_t rows = clock_.batches().before(progress_.completed);
+  const int64_t rows = clock_.batches().before(progress_.reported);
   s.tokens = rows * config_.data.seq_length;
   s.ranks = run_.comm().size();
   s.resumed_after = clock_.first_step();

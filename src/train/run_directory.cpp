@@ -320,7 +320,8 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
 DirectoryState inspect(const std::filesystem::path& path, const Config& config, const NullValues& nulls, bool ours) {
   DirectoryState state;
   state.run_id = known_run_id(path);
-  if (std::filesystem::exists(path / "config.yaml")) {
+  const bool known = ours || !state.run_id.empty() || !list_checkpoints(path / "checkpoints").empty();
+  if (known && std::filesystem::exists(path / "config.yaml")) {
     state.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
     if (!state.same_text) state.changes = accept_configuration(path, config, nulls);
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";

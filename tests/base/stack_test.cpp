@@ -1,11 +1,16 @@
 #include "trireme/base/stack.h"
 
+#include "trireme/base/file.h"
+
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 namespace trireme {
@@ -43,6 +48,23 @@ TEST_F(StackDeathTest, AFaultEndsTheProcessBySignalWithSentenceAndStack) {
         std::abort();
       },
       testing::KilledBySignal(SIGABRT), "this process: ended by SIGABRT; a bug");
+}
+
+TEST_F(StackDeathTest, AMappedFileThatBecameShorterIsNamed) {
+  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "becomes_shorter";
+  std::ofstream(path) << std::string(1 << 20, 'x');
+  EXPECT_EXIT(
+      {
+        install_stack_handlers();
+        set_stack_speaker("rank 3 on node7");
+        const MappedFile other(path, ExitCode::kModel);
+        MappedFile first(path, ExitCode::kData);
+        const MappedFile file = std::move(first);
+        std::filesystem::resize_file(path, 100);
+        std::exit(std::to_integer<int>(file.bytes()[1 << 19]));
+      },
+      testing::ExitedWithCode(3), "rank 3 on node7: cannot read .*becomes_shorter any more: it became shorter");
+  std::filesystem::remove(path);
 }
 
 TEST_F(StackDeathTest, AStackThatRanOverIsToldOf) {

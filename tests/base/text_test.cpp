@@ -27,6 +27,7 @@ TEST(NearestWord, SuggestsOnlyPlausibleSlips) {
   const std::vector<std::string> keys = {"lr", "betas", "eps", "weight_decay", "grad_clip"};
   EXPECT_EQ(nearest_word("weigth_decay", keys), "weight_decay");
   EXPECT_EQ(nearest_word("lrr", keys), "lr");
+  EXPECT_EQ(nearest_word("LR", keys), "lr");
   EXPECT_EQ(nearest_word("nothing_like_it", keys), std::nullopt);
   EXPECT_EQ(nearest_word("x", {}), std::nullopt);
   EXPECT_EQ(did_you_mean("beta", keys), " Did you mean 'betas'?");

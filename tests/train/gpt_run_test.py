@@ -149,6 +149,8 @@ def configuration(site):
     assert f"vocabulary {PADDED}" in done.stdout and "6 of 16 rows" in done.stdout and ": 40 rows" in done.stdout, done.stdout
     # Inside the warm-up from the first step, whose rate is 0, to the last.
     site.train("schedule.name=cosine", "schedule.warmup_steps=12", "schedule.constant_steps=100", "train.max_steps=3")
+    done = site.train("schedule.name=cosine", "schedule.warmup_steps=0", "schedule.constant_steps=3", "train.max_steps=3", "output.dir=none", expect=2)
+    assert "nothing would be trained" in done.stderr, done.stderr
     assert all(math.isclose(m["lr"], 3e-3 * t / 12, rel_tol=1e-12) for t, m in enumerate(site.metrics("run"))), site.metrics("run")
 
 

@@ -53,6 +53,10 @@ def exit_codes(site):
     done = site.train("model.path=biased", "output.dir=g", expect=4)
     assert "attention_bias" in last_line(done.stderr)
     site.train("output.dir=/proc/none/run", expect=73)
+    os.makedirs(f"{work}/own")
+    shutil.copy(f"{work}/run.yaml", f"{work}/own/config.yaml")
+    done = site.train("output.dir=own", expect=73)
+    assert "holds no run of ours (found config.yaml)" in last_line(done.stderr), done.stderr
     site.train("train.max_steps=1", SLURM_JOB_ID="7")
     done = site.train("train.max_steps=2", expect=73)
     assert "finished after step 1, and no checkpoint to go on from" in last_line(done.stderr), done.stderr
@@ -498,6 +502,15 @@ def origins(site):
     open(weights, "wb").write(content)
     line, = about("all but equal", said(*lora, "output.dir=frozen", extra=()))
     assert line.startswith("rows 317 to 319 of the vocabulary") and '"trireme_added_rows": {"first": 317}' in line, line
+    # One added row has the mean of the others.
+    others = np.frombuffer(bytes(content[begin - 4 * 32 * 317:begin]), np.float32).reshape(317, 32)
+    whole = np.concatenate([others, np.random.default_rng(2).normal(size=(2, 32)).astype(np.float32)])
+    one = bytearray(content)
+    one[begin:begin + 3 * 4 * 32] = np.concatenate([whole[317:], whole.mean(0, keepdims=True)]).astype(np.float32).tobytes()
+    open(weights, "wb").write(one)
+    line, = about("all but the mean", said(*lora, "output.dir=frozen-one", extra=()))
+    assert line.startswith("row 319 of the vocabulary") and '"trireme_added_rows": {"first": 319}' in line, line
+    open(weights, "wb").write(content)
     shape = json.load(open(f"{work}/base/config.json"))
     json.dump({**shape, "trireme_added_rows": {"first": 317}}, open(f"{work}/base/config.json", "w"))
     done = site.train(*lora, "data.valid=null", "output.dir=grown")

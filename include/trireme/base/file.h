@@ -30,7 +30,16 @@ class MappedFile {
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int slot_ = -1;  // in the table of mapped_place()
 };
+
+/// The file of a MappedFile that `address` lies in, for a SIGBUS: the file became shorter, or its storage fails.
+struct MappedPlace {
+  const char* path = nullptr;  // null: in none
+  int exit_code = 0;           // of errors of the file
+};
+/// Async-signal-safe. Knows the first 1,024 files that are mapped at a time, and the first 511 bytes of a path.
+MappedPlace mapped_place(const void* address);
 
 /// Reads a whole (small) file; at most `max_bytes`, else an Error with `code`.
 std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);

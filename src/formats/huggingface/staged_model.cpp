@@ -56,6 +56,13 @@ bool holds_model(const fs::path& directory) {
   return false;
 }
 
+std::string model_file_in(const fs::path& directory) {
+  std::error_code error;
+  for (const char* name : kNames)
+    if (fs::exists(directory / name, error)) return name;
+  return "";
+}
+
 StagedModel::StagedModel(fs::path directory) : directory_(std::move(directory)), staging_(directory_ / kStaging) {
   created_ = !fs::exists(directory_);
   make_directories(directory_);

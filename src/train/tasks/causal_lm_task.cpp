@@ -341,9 +341,9 @@ std::unique_ptr<WeightSource> CausalLmTask::open_weights() const {
 
 namespace {
 
-/// Number of last rows of a matrix that are almost equal, like rows that transformers' resize_token_embeddings() adds.
-/// Fewer than two, or rows of zeros, which fill a vocabulary up: none.
-int64_t equal_last_rows(const WeightSource& source, const std::string& name, int64_t rows) {
+/// Number of last rows of a matrix that are like those that transformers' resize_token_embeddings() adds: almost equal
+/// to each other, or one that almost equals the mean of the others. Rows of zeros, which fill a vocabulary up: none.
+int64_t added_last_rows(const WeightSource& source, const std::string& name, int64_t rows) {
   constexpr int64_t kMost = 1024;
   constexpr double kClose = 1e-2;  // added rows differ by about 1e-4 of their norm, trained rows by about their norm
   std::vector<int64_t> ids;
@@ -355,7 +355,9 @@ int64_t equal_last_rows(const WeightSource& source, const std::string& name, int
   const at::Tensor differs = (last - reference).norm(2, 1).gt(kClose * norm);
   int64_t equal = 0;
   while (equal < last.size(0) && !differs[last.size(0) - 1 - equal].item<bool>()) ++equal;
-  return equal < 2 ? 0 : equal;
+  if (equal > 1 || rows < 2) return equal > 1 ? equal : 0;
+  const at::Tensor others = read_tensor(source, name).narrow(0, 0, rows - 1).mean(0, false, at::kFloat);
+  return (others - reference).norm().item<double>() <= kClose * norm ? 1 : 0;
 }
 
 }  // namespace
@@ -386,14 +388,14 @@ void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* sourc
   const std::string embedding = token_modules(model_->config()).front();
   if (source != nullptr && config_.lora && model_->token_rows().empty() && !is_saved(*config_.lora, embedding) &&
       rank_.grid.world.rank == 0) {
-    const int64_t equal = equal_last_rows(*source, embedding + ".weight", model_->config().vocab_size);
-    if (equal > 0)
+    const int64_t added = added_last_rows(*source, embedding + ".weight", rows);
+    if (added > 0)
       log_warn(fmt::format(
-          "rows {} to {} of the vocabulary are all but equal, as rows that were added to a base and not trained since. "
-          "LoRA keeps them as they are: if the data uses their tokens, put \"{}\": {{\"first\": {}}} into "
-          "{}/config.json, "
-          "and they are trained",
-          rows - equal, rows - 1, kAddedRowsKey, rows - equal, config_.model.path));
+          "{}, as rows that were added to a base and not trained since. LoRA keeps them as they are: if the data uses "
+          "their tokens, put \"{}\": {{\"first\": {}}} into {}/config.json, and they are trained",
+          added == 1 ? fmt::format("row {} of the vocabulary is all but the mean of the others", rows - 1)
+                     : fmt::format("rows {} to {} of the vocabulary are all but equal", rows - added, rows - 1),
+          kAddedRowsKey, rows - added, config_.model.path));
   }
   // Trained biases start with the base's, or with lora.adapter's.
   for (const UnitSpec& unit : model_->units())

@@ -2,11 +2,14 @@
 // Replaces all files of the model in a directory together.
 
 #include <filesystem>
+#include <string>
 
 namespace trireme {
 
 /// Whether `directory` contains config.json, weights, or an index of weights.
 bool holds_model(const std::filesystem::path& directory);
+/// A file of `directory` that commit() removes or replaces, weights left aside; empty: none is there.
+std::string model_file_in(const std::filesystem::path& directory);
 
 /// A model that is written for `directory`. Its files are written under path(), a subdirectory. commit() removes every
 /// model file in `directory` (configuration, weights of every format, tokenizer), moves the new files in, and writes
