@@ -165,6 +165,38 @@ PythonJson parse_python_json(std::string_view text, const std::string& place) {
   return json;
 }
 
+/// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
+void refuse_long_integers(std::string_view text, const std::string& place) {
+  bool quoted = false;
+  for (size_t i = 0, digits = 0; i < text.size(); ++i) {
+    if (text[i] == '"') quoted = !quoted;
+    if (quoted && text[i] == '\\') ++i;
+    const bool digit = !quoted && text[i] >= '0' && text[i] <= '9';
+    digits = digit ? digits + 1 : 0;
+    if (digits < 19 || (i + 1 < text.size() && std::string_view("0123456789.eE").find(text[i + 1]) != text.npos))
+      continue;
+    const size_t begin = i + 1 - digits;
+    const char before = begin > 0 ? text[begin - 1] : ' ';
+    if (!parse_whole<int64_t>(text.substr(begin, digits)) &&
+        std::string_view(".eE+").find(before) == std::string_view::npos)
+      throw DataError(fmt::format("{}: the integer {} has more than 64 bits", place, text.substr(begin, digits)));
+  }
+}
+
+/// An object, or a list of them, in the order of its keys. NaN, Infinity and numbers too large for a double are null or
+/// 0, as they stand in columns that are not read.
+Json parse_objects(std::string_view text, const std::string& place) {
+  constexpr int kDepth = 40;
+  refuse_long_integers(text, place);
+  try {
+    return parse_ordered_json(text, place, ExitCode::kData, kDepth);
+  } catch (const Error&) {
+    const std::string without = without_python_extras(text, "\\ufffd");
+    if (without == text || without != without_python_extras(text, "\\ufffe")) throw;  // or a lone surrogate
+    return parse_ordered_json(without, place, ExitCode::kData, kDepth);
+  }
+}
+
 /// The text of an object, as json_line_text(). `other`: as in PythonJson.
 std::optional<std::string> object_text(const nlohmann::json& object, const nlohmann::json& other,
                                        const std::string& field, const std::string& place) {
@@ -177,7 +209,8 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
     for (const auto& item : object.items()) names.push_back(item.key());
     const bool chat = object.contains("messages") || object.contains("conversations");
     fail(fmt::format(
-        "no field '{}' (name it with --field); the object has: {}.{}", field, join(names, ", "),
+        "no field '{}' (name it with --field, or data.column of a run); the object has: {}.{}", field,
+        join(names, ", "),
         chat ? " Conversations become training rows with `trireme data chat`." : did_you_mean(field, names)));
   }
   if (found->is_null()) return "";
@@ -223,24 +256,6 @@ std::string_view first_object(std::string_view text) {
       return text.substr(0, i + 1);
   }
   return {};
-}
-
-/// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
-void refuse_long_integers(std::string_view text, const std::string& place) {
-  bool quoted = false;
-  for (size_t i = 0, digits = 0; i < text.size(); ++i) {
-    if (text[i] == '"') quoted = !quoted;
-    if (quoted && text[i] == '\\') ++i;
-    const bool digit = !quoted && text[i] >= '0' && text[i] <= '9';
-    digits = digit ? digits + 1 : 0;
-    if (digits < 19 || (i + 1 < text.size() && std::string_view("0123456789.eE").find(text[i + 1]) != text.npos))
-      continue;
-    const size_t begin = i + 1 - digits;
-    const char before = begin > 0 ? text[begin - 1] : ' ';
-    if (!parse_whole<int64_t>(text.substr(begin, digits)) &&
-        std::string_view(".eE+").find(before) == std::string_view::npos)
-      throw DataError(fmt::format("{}: the integer {} has more than 64 bits", place, text.substr(begin, digits)));
-  }
 }
 
 class ArrowTexts final : public TextFile {
@@ -499,8 +514,7 @@ void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& colum
   const TextBytes bytes(path);
   const std::string_view text = bytes.text();
   if (is_json_list(path)) {
-    refuse_long_integers(text, path.string());
-    const Json list = parse_ordered_json(text, path.string(), ExitCode::kData, 40);
+    const Json list = parse_objects(text, path.string());
     for (size_t i = 0; i < list.size(); ++i)
       visit(fmt::format("{}: item {}", path.string(), i), bytes.bytes_done(text.size() * (i + 1) / list.size()),
             [&] { return list[i]; }, {});
@@ -508,11 +522,7 @@ void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& colum
   }
   for (LineReader lines(text); lines.next_filled();) {
     const std::string place = fmt::format("{}:{}", path.string(), lines.number());
-    const auto object = [&] {
-      refuse_long_integers(lines.line(), place);
-      return parse_ordered_json(lines.line(), place, ExitCode::kData, 40);
-    };
-    visit(place, bytes.bytes_done(lines.end()), object, {});
+    visit(place, bytes.bytes_done(lines.end()), [&] { return parse_objects(lines.line(), place); }, {});
   }
 }
 

@@ -19,6 +19,9 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
   const Json &prompt = object.at("prompt"), &completion = object.at("completion");
   ConversationRow row;
   row.texts = prompt.is_string();
+  row.columns = {"prompt", "completion"};
+  for (const char* name : {"prompt", "completion"})
+    if (object.at(name).is_null()) throw DataError(fmt::format("{}: '{}' is null", place, name));
   if (row.texts && completion.is_string()) {
     if (!text_of(field_of(object, "system"), "system", place).empty())
       throw DataError(place + ": 'system' is not read beside texts: write it into 'prompt'");
@@ -36,7 +39,9 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
   return row;
 }
 
-const std::vector<std::string> kTargetMasks = {"assistant_masks", "completion_mask", "loss_mask"};
+const std::vector<std::string> kTargetMasks = {"assistant_masks", "completion_mask", "loss_mask"},
+                               kTokenColumns = {"input_ids",   "labels",          "attention_mask",  "position_ids",
+                                                "seq_lengths", "assistant_masks", "completion_mask", "loss_mask"};
 
 /// input_ids, labels and masks.
 ConversationRow tokens_of(const Json& object, const std::string& place) {
@@ -82,6 +87,7 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
   if (std::any_of(last, attended.end(), [](int64_t value) { return value != 0; }))
     fail("attention_mask is 0 between tokens; expected at the ends, for padding");
   ConversationRow row;
+  row.columns = kTokenColumns;
   for (auto at = first; at != last; ++at) {
     const auto i = static_cast<size_t>(at - attended.begin());
     if (ids[i] < 0 || ids[i] > INT32_MAX) fail(fmt::format("input_ids[{}] is {}", i, ids[i]));
@@ -122,11 +128,14 @@ ConversationRow conversation_of(const SourceRow& source, const std::string& fiel
     const Json list = unwrapped(object.at(name), name, place);
     result.conversation.messages = messages_of(list, name, place);
     add_system(object, place, result.conversation.messages);
+    result.columns = {name};
   } else if (is_completion) {
     result = completion_of(object, place);
+    if (result.texts) return result;
   } else if (is_instruction) {
     result.conversation.messages = question_of(object, place);
     result.conversation.messages.push_back(answer_of(object, "output", place));
+    result.columns = {"instruction", "input", "output", "history"};
   } else {
     const std::vector<std::string> names = source.names();
     throw DataError(fmt::format(
@@ -135,6 +144,7 @@ ConversationRow conversation_of(const SourceRow& source, const std::string& fiel
         join(names, ", "), did_you_mean(name, names)));
   }
   read_extras(object, place, result.conversation);
+  result.columns.insert(result.columns.end(), {"system", "tools", "chat_template_kwargs"});
   return result;
 }
 
@@ -144,13 +154,11 @@ void for_each_conversation(const std::filesystem::path& path, const std::string&
                            const std::function<void(ConversationRow)>& visit) {
   const std::vector<std::string> texts = {"tools",  "chat_template_kwargs", "system",      "messages", "conversations",
                                           "prompt", "completion",           "instruction", "input",    "output",
-                                          "history"},
-                                 tokens = {"input_ids",   "labels",        "attention_mask", "position_ids",
-                                           "seq_lengths", kTargetMasks[0], kTargetMasks[1],  kTargetMasks[2]};
+                                          "history"};
   std::vector<std::string> columns = {"tools", "chat_template_kwargs", "system", field};
-  if (field.empty() || field == "input_ids") columns = tokens;
+  if (field.empty() || field == "input_ids") columns = kTokenColumns;
   if (field.empty()) columns.insert(columns.end(), texts.begin(), texts.end());
-  for_each_row<ConversationRow>(path, columns, field.empty() ? tokens : std::vector<std::string>(), visit,
+  for_each_row<ConversationRow>(path, columns, field.empty() ? kTokenColumns : std::vector<std::string>(), visit,
                                 [&](const SourceRow& source) { return conversation_of(source, field); });
 }
 

@@ -18,8 +18,9 @@ struct ConversationRow {
   /// A row that is tokenised, and which of its ids are targets (1): no conversation either.
   std::vector<int32_t> ids;
   std::vector<uint8_t> mask;
-  size_t input = 0;   // number of the file, which the caller sets
-  std::string place;  // "chat.jsonl:17", "chat.parquet: row 17", "chat.json: item 17"
+  size_t input = 0;                  // number of the file, which the caller sets
+  std::vector<std::string> columns;  // that are read
+  std::string place;                 // "chat.jsonl:17", "chat.parquet: row 17", "chat.json: item 17"
   double bytes_done = 0;
   std::string problem;  // why it is no conversation, with the place; empty: it is one
 };

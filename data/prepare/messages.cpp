@@ -22,10 +22,23 @@ std::string role_of(const std::string& from, const std::string& place) {
       {{"human", "user"}, "user"},
       {{"gpt", "assistant", "chatgpt", "bing", "bard", "model"}, "assistant"},
       {{"system"}, "system"},
-      {{"tool", "observation", "function_response"}, "tool"}};
+      {{"tool", "observation", "function_response", "function"}, "tool"}};
   for (const auto& [names, role] : kRoles)
     if (std::find(names.begin(), names.end(), from) != names.end()) return role;
-  throw DataError(fmt::format("{}: \"from\" is '{}', expected human, gpt, system or tool", place, from));
+  throw DataError(fmt::format("{}: \"from\" is '{}', expected human, gpt, system, tool or function_call", place, from));
+}
+
+/// The tool_calls of ShareGPT's function_call, as LLaMA-Factory has it: a text with {name, arguments}, or a list of
+/// them.
+Json calls_of(const Json& value, const std::string& place) {
+  Json functions = unwrapped(value, "value", place), calls = Json::array();
+  if (!functions.is_array()) functions = Json::array({functions});
+  for (const Json& function : functions) {
+    if (!function.is_object() || !function.contains("name") || !function.contains("arguments"))
+      throw DataError(place + ": the \"value\" of a function_call is not {name, arguments}, or a list of them");
+    calls.push_back({{"type", "function"}, {"function", function}});
+  }
+  return calls;
 }
 
 /// `list` must be a list of objects, which may be texts.
@@ -51,7 +64,12 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
   Json message = Json::object();
   bool trained = false;
   for (const auto& [key, value] : source.items()) {
-    if (key == (turns ? "from" : "role")) {
+    if (turns && source.at("from") == "function_call" && (key == "from" || key == "value")) {
+      message["role"] = "assistant";
+      if (key == "value") message["tool_calls"] = calls_of(value, where);
+    } else if (key == "function_call" && !value.is_null()) {
+      fail("\"function_call\" is not read: write it as \"tool_calls\", a list of {type, function}");
+    } else if (key == (turns ? "from" : "role")) {
       if (!value.is_string()) fail(fmt::format("\"{}\" is not a text", key));
       message["role"] = turns ? role_of(value.get<std::string>(), place) : value.get<std::string>();
     } else if (turns && key == "value") {
@@ -94,7 +112,9 @@ std::vector<std::string> SourceRow::names() const {
 }
 
 void SourceRow::say_unread(const std::filesystem::path& path, const std::vector<std::string>& columns) const {
-  std::vector<std::string> others = names();
+  std::vector<std::string> others = unread;
+  for (const auto& entry : object.items())
+    if (!entry.value().is_null()) others.push_back(entry.key());
   std::erase_if(others, [&](const std::string& name) { return std::ranges::find(columns, name) != columns.end(); });
   if (!others.empty()) log_info(fmt::format("{}: not read: {}", path.string(), join(others, ", ")));
 }

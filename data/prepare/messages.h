@@ -70,7 +70,7 @@ void for_each_row(const std::filesystem::path& path, const std::vector<std::stri
                         const nlohmann::ordered_json value = object();
                         const SourceRow source{value, place, unread};
                         row = read(source);
-                        if (std::exchange(first, false)) source.say_unread(path, columns);
+                        if (std::exchange(first, false)) source.say_unread(path, row.columns);
                       } catch (const Error& error) {
                         if (error.code() != ExitCode::kData) throw;
                         row.problem = error.what();

@@ -53,8 +53,12 @@ void require_filled(const SourceRow& source, std::initializer_list<const char*> 
 }
 
 /// Where other programs have the question, or a part of it.
-const std::vector<std::string> kBesideTexts = {"question",      "query",    "instruction", "input",
-                                               "conversations", "messages", "system",      "history"};
+const std::vector<std::string> kBesideTexts = {"question",      "query",    "instruction",  "input",
+                                               "conversations", "messages", "system",       "history",
+                                               "system_prompt", "context",  "conversation", "trajectory"};
+const std::vector<std::string> kTextColumns = {"prompt", "chosen", "rejected", "completion", "label"},
+                               kListColumns = {"prompt", "chosen", "rejected", "completion",
+                                               "label",  "system", "tools",    "chat_template_kwargs"};
 
 /// `texts`: what is read. `known`: the columns that are read, too.
 void refuse_beside_texts(const Json& object, std::initializer_list<std::string> texts, const std::string& place,
@@ -94,14 +98,24 @@ PreferenceRow preference_of(const SourceRow& source) {
     row.chosen = Json::array({answer_of(object, "chosen", place)});
     row.rejected = Json::array({answer_of(object, "rejected", place)});
     read_extras(object, place, row.prompt);
+    row.columns = kListColumns;
+    row.columns.insert(row.columns.end(), {"instruction", "input", "history"});
     return row;
   }
+  // LLaMA-Factory's pairs of ShareGPT: one message is an answer to the list beside it.
+  row.columns = kListColumns;
+  for (const char* name : {"conversations", "messages"})
+    if (prompt.is_null() && chosen.is_object() && field_of(object, name).is_array()) {
+      prompt = object.at(name);
+      row.columns.emplace_back(name);
+    }
   row.texts = chosen.is_string();
   if (chosen.is_string() != rejected.is_string() || (row.texts && !prompt.is_null() && !prompt.is_string()))
     fail(
         "'chosen', 'rejected' and 'prompt' are texts and lists of messages: write all of them as lists of {role, "
         "content}");
   if (row.texts) {
+    row.columns = kTextColumns;
     refuse_beside_texts(object, {prompt.is_null() ? chosen.get<std::string>() : prompt.get<std::string>()}, place);
     row.chosen = chosen, row.rejected = rejected;
     if (!prompt.is_null()) {
@@ -114,12 +128,21 @@ PreferenceRow preference_of(const SourceRow& source) {
     row.chosen = a.substr(same), row.rejected = b.substr(same);
     return row;
   }
-  row.chosen = messages_of(chosen, "chosen", place);
-  row.rejected = messages_of(rejected, "rejected", place);
+  const auto answer = [](const Json& value) { return value.is_object() ? Json::array({value}) : value; };
+  row.chosen = messages_of(answer(chosen), "chosen", place);
+  row.rejected = messages_of(answer(rejected), "rejected", place);
   read_extras(object, place, row.prompt);
   if (prompt.is_array()) {
     row.prompt.messages = messages_of(prompt, "prompt", place);
     if (row.prompt.messages.empty()) fail("'prompt' is an empty list");
+    const Json& asked_for = row.prompt.messages;
+    const auto has_prompt = [&](const Json& list) {
+      return list.size() > asked_for.size() && std::equal(asked_for.begin(), asked_for.end(), list.begin());
+    };
+    if (has_prompt(row.chosen) && has_prompt(row.rejected))
+      fail(
+          "'chosen' and 'rejected' begin with the messages of 'prompt', which would be there twice: leave 'prompt' "
+          "out");
     add_system(object, place, row.prompt.messages);
     return row;
   }
@@ -151,6 +174,7 @@ PreferenceRow judged_of(const SourceRow& source) {
   PreferenceRow row;
   row.label = label.get<bool>();
   row.texts = prompt.is_string();
+  row.columns = row.texts ? kTextColumns : kListColumns;
   if (row.texts) {
     refuse_beside_texts(object, {prompt.get<std::string>()}, place);
     row.prompt_text = prompt.get<std::string>();

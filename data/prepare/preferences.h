@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -16,8 +17,9 @@ struct PreferenceRow {
   Conversation prompt;                      // not of texts
   nlohmann::ordered_json chosen, rejected;  // lists of messages, or texts
   std::string prompt_text;
-  std::optional<bool> label;  // of one answer: whether it is desirable
-  bool second = false;        // one answer: the rejected one of the pair whose chosen one is the row before
+  std::optional<bool> label;         // of one answer: whether it is desirable
+  bool second = false;               // one answer: the rejected one of the pair whose chosen one is the row before
+  std::vector<std::string> columns;  // that are read
   std::string place;
   double bytes_done = 0;
   std::string problem;  // why it is none, with the place; empty: it is one

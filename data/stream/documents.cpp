@@ -174,14 +174,21 @@ bool is_about_data(const fs::path& path) {
          name.ends_with("tokenizer.json");
 }
 
-/// What `datasets` leaves out of a directory too: editors' and notebooks' copies, caches, downloads under way.
+/// What `datasets` leaves out of a directory too: editors' and notebooks' copies, caches (cache-<hash>.arrow holds what
+/// map() and filter() made of the files beside it), downloads under way.
 bool is_left_out(const fs::path& path, bool directory) {
   const std::string name = path.filename().string();
-  return name.starts_with('.') || (directory && name.starts_with("__"));
+  return name.starts_with('.') || (directory && name.starts_with("__")) ||
+         (!directory && name.starts_with("cache-") && name.ends_with(".arrow"));
 }
 
-/// The split that the first of the words of a name that is one names; empty: none.
-std::string split_of(std::string name) {
+/// What the words of a name say about its split.
+struct NamedSplit {
+  std::string split;  // of the first word that is one; empty: none
+  bool alone = true;  // all words are such words, as in "test-00000-of-00002"
+};
+
+NamedSplit split_of(std::string name) {
   static const std::map<std::string, std::string> kSplits = {
       {"train", "train"},      {"training", "train"}, {"validation", "validation"},
       {"valid", "validation"}, {"dev", "validation"}, {"val", "validation"},
@@ -190,27 +197,49 @@ std::string split_of(std::string name) {
   std::ranges::replace_if(
       name, [](char c) { return std::string_view("-._0123456789").find(c) != std::string_view::npos; }, ' ');
   std::istringstream words(name);
-  for (std::string word; words >> word;)
-    if (const auto split = kSplits.find(word); split != kSplits.end()) return split->second;
-  return "";
+  NamedSplit found;
+  for (std::string word; words >> word;) {
+    const auto split = kSplits.find(word);
+    if (split == kSplits.end())
+      found.alone &= word == "of";
+    else if (found.split.empty())
+      found.split = split->second;
+  }
+  return found;
 }
 
-/// Refuses a directory of several splits, as `datasets` tells them by the names of folders or else of files:
-/// "test/one.parquet", "train-00000-of-00002.parquet", "json-train.arrow".
-void refuse_splits(const fs::path& directory, const std::vector<fs::path>& files) {
-  std::map<std::string, fs::path> by_folder, by_file;  // an example of each
+/// The split of a file of a directory, by the names of its folders or else by its own: "test/one.parquet",
+/// "train-00000-of-00002.parquet", "json-train.arrow".
+NamedSplit split_of_file(const fs::path& file) {
+  for (fs::path part = file.parent_path(); !part.empty(); part = part.parent_path())
+    if (NamedSplit named = split_of(part.filename().string()); !named.split.empty()) return named;
+  return split_of(file.stem().string());
+}
+
+/// Refuses a directory of several splits, of a test or validation split beside other files, and of one file in two
+/// formats.
+void refuse_mixtures(const fs::path& directory, const std::vector<fs::path>& files) {
+  std::map<std::string, fs::path> splits;  // an example of each
+  std::map<fs::path, fs::path> stems;
+  fs::path of_none, of_other;
   for (const fs::path& file : files) {
-    std::string folder;
-    for (fs::path part = file.lexically_relative(directory).parent_path(); folder.empty() && !part.empty();
-         part = part.parent_path())
-      folder = split_of(part.filename().string());
-    if (!folder.empty()) by_folder.emplace(folder, file);
-    if (const std::string split = split_of(file.stem().string()); !split.empty()) by_file.emplace(split, file);
+    const fs::path inside = file.lexically_relative(directory);
+    const NamedSplit named = split_of_file(inside);
+    if (!named.split.empty()) splits.emplace(named.split, inside);
+    if (named.split.empty()) of_none = inside;
+    if (named.alone && !named.split.empty() && named.split != "train") of_other = inside;
+    fs::path stem = inside;
+    while (!stem.extension().empty() && (is_json(stem) || unpacked_extension(stem) == ".parquet"))
+      stem.replace_extension();
+    if (const auto [same, is_new] = stems.emplace(stem, inside); !is_new)
+      throw DataError(fmt::format("{}: holds {} and {}, which may be the same data: name the files to read one by one",
+                                  directory.string(), same->second.string(), inside.string()));
   }
-  const auto& splits = by_folder.empty() ? by_file : by_folder;
+  if (splits.empty()) return;
   std::vector<std::string> found;
-  for (const auto& [split, file] : splits)
-    found.push_back(fmt::format("{} ({})", split, file.lexically_relative(directory).string()));
+  for (const auto& [split, file] : splits) found.push_back(fmt::format("{} ({})", split, file.string()));
+  if (found.size() == 1 && !of_none.empty() && !of_other.empty())
+    found.push_back(fmt::format("no split ({})", of_none.string()));
   if (found.size() > 1)
     throw DataError(fmt::format("{}: holds several splits: {}: name the files or the folder of one of them",
                                 directory.string(), join(found, ", ")));
@@ -255,11 +284,11 @@ std::vector<fs::path> files_below(const fs::path& directory) {
                          std::ranges::min(json).filename().string()));
   if (found.empty())
     throw DataError(fmt::format(
-        "{}: no *.arrow, *.parquet, *.jsonl, *.ndjson or *.json below this directory, hidden ones (.*) and folders "
-        "__* aside: files of rows (npy, HDF5) are listed one by one",
+        "{}: no *.arrow, *.parquet, *.jsonl, *.ndjson or *.json below this directory, hidden ones (.*), folders "
+        "__* and cache-*.arrow aside: files of rows (npy, HDF5) are listed one by one",
         directory.string()));
   std::sort(found.begin(), found.end());
-  refuse_splits(directory, found);
+  refuse_mixtures(directory, found);
   return found;
 }
 

@@ -260,15 +260,26 @@ def check_fields(args, work):
     (several_files / "c.JSON").write_text(json.dumps([asked, own, own]))
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "read 2 conversations" in output and "1 .json file is beside other data" in output, output
-    for name, packing in (("b.jsonl.zst", "zstd"), ("b.jsonl.bz2", "bz2")):
+    # A test split beside other files, and one file in two packings.
+    for name, says in (("test.jsonl", "several splits: test (test.jsonl), no split"), ("a.jsonl.gz", "a.jsonl and a.jsonl.gz, which may be the same data")):
+        (several_files / name).write_text(json.dumps(own))
+        output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ, expect=3)
+        assert says in output, output
+        (several_files / name).unlink()
+    # ShareGPT's function_call is a message with tool_calls; numbers that JSON has not are told in columns that are not read only.
+    call = {"name": "f", "arguments": {"a": 1}}
+    turns = [{"from": "human", "value": "q"}, {"from": "function_call", "value": json.dumps(call)}, {"from": "function", "value": "3"}, {"from": "gpt", "value": "three"}]
+    plain_turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "three"}]
+    assert rows([{"conversations": turns, "score": float("nan")}]) == rows([{"messages": plain_turns}])
+    for name, packing in (("d.jsonl.zst", "zstd"), ("e.jsonl.bz2", "bz2")):
         with pa.CompressedOutputStream(str(several_files / name), packing) as out:
             out.write(json.dumps(own).encode())
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "read 4 conversations" in output, output
-    (several_files / "b.jsonl.zst").write_bytes((several_files / "b.jsonl.zst").read_bytes()[:-3])
+    (several_files / "d.jsonl.zst").write_bytes((several_files / "d.jsonl.zst").read_bytes()[:-3])
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ, expect=3)
-    assert "b.jsonl.zst: the packed bytes are damaged or end early" in output, output
-    for name in ("a.jsonl", "b.JSONL.gz", "b.jsonl.zst", "b.jsonl.bz2"):
+    assert "d.jsonl.zst: the packed bytes are damaged or end early" in output, output
+    for name in ("a.jsonl", "b.JSONL.gz", "d.jsonl.zst", "e.jsonl.bz2"):
         (several_files / name).unlink()
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "read 3 conversations" in output, output

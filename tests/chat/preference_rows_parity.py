@@ -198,12 +198,19 @@ def check_inputs(args, work):
     odd = pa.Table.from_pylist(rows).append_column("question", pa.array([datetime.datetime(2024, 1, 1)] * len(rows)))
     pyarrow.parquet.write_table(odd, work / "pairs.parquet", row_group_size=6)
     assert make(args, work, folder, rows, name="pairs.parquet")[0] == want
+    # One message as an answer, with the conversation beside it.
+    turn = lambda message: {"from": "human" if message["role"] == "user" else "gpt", "value": message["content"]}
+    one = [{"conversations": [turn(m) for m in row["prompt"]], "chosen": turn(row["chosen"][0]), "rejected": turn(row["rejected"][0])}
+           for row in ({"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]},)]
+    assert make(args, work, folder, one)[0] == make(args, work, folder, [{"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}])[0]
     good = {"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}
     for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
                       ({**good, "chosen": "a"}, "are texts and lists of messages"), ({**good, "rejected": [{"content": "x"}]}, "message 1: neither role and content"),
                       ({"chosen": [question, answer], "rejected": [answer]}, "do not begin with the same message"), ({"chosen": [], "rejected": []}, "is an empty list"),
                       ({**good, "rejected": None}, "'rejected' is null"), ({"question": "q", "chosen": "I see", "rejected": "I do not"}, "'question' is not read beside texts"),
                       ({"input": "q", "chosen": "x", "rejected": "y"}, "'input' is not read beside texts"),
+                      ({"trajectory": "q", "chosen": "x", "rejected": "y"}, "'trajectory' is not read beside texts"),
+                      ({"prompt": [question], "chosen": [question, answer], "rejected": [question, {**answer, "content": "b"}]}, "which would be there twice"),
                       ({"system": "s", "prompt": "q", "chosen": "a", "rejected": "b"}, "'system' is not read beside texts")):
         lines = [good, bad if isinstance(bad, dict) else json.loads(bad)]
         (work / "bad.jsonl").write_text("\n".join(map(json.dumps, lines)))

@@ -168,7 +168,14 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   EXPECT_NE(complaint(folder).find("holds several splits: test (data/test-0.arrow), train (data/train-0.arrow)"),
             std::string::npos);
   fs::remove(folder / "data/test-0.arrow");
+  fs::copy_file(stream_fixture("lists.arrow"), folder / "data/cache-0123.arrow", fs::copy_options::overwrite_existing);
   EXPECT_EQ(complaint(folder), "");
+  EXPECT_EQ(document_files(folder).size(), 2u);  // what datasets keeps of map() is no data
+  for (const char* name : {"train-0.arrow", "train-1.arrow"})
+    fs::rename(folder / "data" / name, folder / "data" / (name + 6));
+  fs::copy_file(stream_fixture("lists.arrow"), folder / "data/test.arrow", fs::copy_options::overwrite_existing);
+  EXPECT_NE(complaint(folder).find("holds several splits: test (data/test.arrow), no split (data/1.arrow)"),
+            std::string::npos);
   EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
 }
 
