@@ -208,19 +208,26 @@ NamedSplit split_of(std::string name) {
   return found;
 }
 
+/// "data/train" of "data/train.jsonl.gz".
+fs::path without_format(fs::path path) {
+  while (is_json(path) || unpacked_extension(path) == ".parquet" || unpacked_extension(path) == ".arrow")
+    path.replace_extension();
+  return path;
+}
+
 /// The split of a file of a directory, by the names of its folders or else by its own: "test/one.parquet",
 /// "train-00000-of-00002.parquet", "json-train.arrow".
 NamedSplit split_of_file(const fs::path& file) {
   for (fs::path part = file.parent_path(); !part.empty(); part = part.parent_path())
     if (NamedSplit named = split_of(part.filename().string()); !named.split.empty()) return named;
-  return split_of(file.stem().string());
+  return split_of(without_format(file).filename().string());
 }
 
 /// Refuses a directory of several splits, of a test or validation split beside other files, and of one file in two
 /// formats.
 void refuse_mixtures(const fs::path& directory, const std::vector<fs::path>& files) {
   std::map<std::string, fs::path> splits;  // an example of each
-  std::map<fs::path, fs::path> stems;
+  std::map<fs::path, fs::path> names;
   fs::path of_none, of_other;
   for (const fs::path& file : files) {
     const fs::path inside = file.lexically_relative(directory);
@@ -228,10 +235,7 @@ void refuse_mixtures(const fs::path& directory, const std::vector<fs::path>& fil
     if (!named.split.empty()) splits.emplace(named.split, inside);
     if (named.split.empty()) of_none = inside;
     if (named.alone && !named.split.empty() && named.split != "train") of_other = inside;
-    fs::path stem = inside;
-    while (!stem.extension().empty() && (is_json(stem) || unpacked_extension(stem) == ".parquet"))
-      stem.replace_extension();
-    if (const auto [same, is_new] = stems.emplace(stem, inside); !is_new)
+    if (const auto [same, is_new] = names.emplace(without_format(inside), inside); !is_new)
       throw DataError(fmt::format("{}: holds {} and {}, which may be the same data: name the files to read one by one",
                                   directory.string(), same->second.string(), inside.string()));
   }

@@ -261,7 +261,7 @@ def check_fields(args, work):
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "read 2 conversations" in output and "1 .json file is beside other data" in output, output
     # A test split beside other files, and one file in two packings.
-    for name, says in (("test.jsonl", "several splits: test (test.jsonl), no split"), ("a.jsonl.gz", "a.jsonl and a.jsonl.gz, which may be the same data")):
+    for name, says in (("test.jsonl", "several splits: test (test.jsonl), no split"), ("val-0.jsonl.gz", "several splits: validation (val-0.jsonl.gz), no split"), ("a.jsonl.gz", "a.jsonl and a.jsonl.gz, which may be the same data")):
         (several_files / name).write_text(json.dumps(own))
         output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ, expect=3)
         assert says in output, output

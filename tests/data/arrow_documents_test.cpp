@@ -7,6 +7,7 @@
 #include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <unistd.h>
 
@@ -161,7 +162,8 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
     EXPECT_NE(message.find(name), std::string::npos) << name << ": " << message;
     for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << name << ": " << message;
   }
-  const fs::path folder = fs::path(testing::TempDir()) / "splits_of_files";
+  const fs::path folder = fs::path(testing::TempDir()) / ("splits_of_files" + std::to_string(getpid()));
+  fs::remove_all(folder);
   fs::create_directories(folder / "data");
   for (const char* name : {"train-0.arrow", "train-1.arrow", "test-0.arrow"})
     fs::copy_file(stream_fixture("lists.arrow"), folder / "data" / name, fs::copy_options::overwrite_existing);
@@ -176,6 +178,7 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   fs::copy_file(stream_fixture("lists.arrow"), folder / "data/test.arrow", fs::copy_options::overwrite_existing);
   EXPECT_NE(complaint(folder).find("holds several splits: test (data/test.arrow), no split (data/1.arrow)"),
             std::string::npos);
+  fs::remove_all(folder);
   EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
 }
 
