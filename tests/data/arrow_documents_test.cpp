@@ -7,7 +7,6 @@
 #include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <unistd.h>
 
