@@ -110,7 +110,8 @@ ConversationRow conversation_of(const SourceRow& source, const std::string& fiel
     return object.contains(one) && object.contains(other) && (has(one) || has(other));
   };
   std::string name = field;
-  if (name.empty()) name = has("messages") ? "messages" : "conversations";
+  if (name.empty())
+    name = has("messages") && !(object.at("messages").empty() && has("conversations")) ? "messages" : "conversations";
   ConversationRow result;
   const bool is_chat = field.empty() && has(name.c_str()),
              is_completion = field.empty() && has_both("prompt", "completion"),

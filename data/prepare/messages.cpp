@@ -59,7 +59,7 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
   const std::string where = fmt::format("{}: message {}", place, number + 1);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", where, what)); };
   if (!source.is_object()) fail("not an object with role and content");
-  const bool turns = !source.contains("role") && source.contains("from");  // as ShareGPT has it
+  const bool turns = field_of(source, "role").is_null() && source.contains("from");  // as ShareGPT has it
   if (turns ? !source.contains("value") : !source.contains("role")) fail("neither role and content nor from and value");
   Json message = Json::object();
   bool trained = false;
@@ -92,7 +92,7 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
       message["weight"] = weight;
     } else if (key == "train_detail" && !value.empty()) {
       fail("\"train_detail\", a loss on parts of a message, is not read: give the row as input_ids and labels");
-    } else if (key == "content" || !value.is_null()) {
+    } else if ((key == "content" && !turns) || !value.is_null()) {
       message[key] = value;
     }
   }

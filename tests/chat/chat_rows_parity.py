@@ -270,7 +270,10 @@ def check_fields(args, work):
     call = {"name": "f", "arguments": {"a": 1}}
     turns = [{"from": "human", "value": "q"}, {"from": "function_call", "value": json.dumps(call)}, {"from": "function", "value": "3"}, {"from": "gpt", "value": "three"}]
     plain_turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "three"}]
-    assert rows([{"conversations": turns, "score": float("nan")}]) == rows([{"messages": plain_turns}])
+    assert rows([{"conversations": turns, "score": float("nan")}])[0] == rows([{"messages": plain_turns}])[0]
+    # Nulls of the other style, and an empty list of the other name.
+    merged = [{"from": "human", "value": "q", "role": None, "content": None}, {"from": "gpt", "value": "a", "role": None, "content": None}]
+    assert rows([{"conversations": merged, "messages": []}])[0] == rows([{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}])[0]
     for name, packing in (("d.jsonl.zst", "zstd"), ("e.jsonl.bz2", "bz2")):
         with pa.CompressedOutputStream(str(several_files / name), packing) as out:
             out.write(json.dumps(own).encode())
