@@ -20,8 +20,7 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
   ConversationRow row;
   row.texts = prompt.is_string();
   row.columns = {"prompt", "completion"};
-  for (const char* name : {"prompt", "completion"})
-    if (object.at(name).is_null()) throw DataError(fmt::format("{}: '{}' is null", place, name));
+  require_filled(object, place, {"prompt", "completion"});
   if (row.texts && completion.is_string()) {
     if (!text_of(field_of(object, "system"), "system", place).empty())
       throw DataError(place + ": 'system' is not read beside texts: write it into 'prompt'");

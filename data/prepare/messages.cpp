@@ -121,6 +121,11 @@ void SourceRow::say_unread(const std::filesystem::path& path, const std::vector<
 
 Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
 
+void require_filled(const Json& object, const std::string& place, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (object.at(name).is_null()) throw DataError(fmt::format("{}: '{}' is null", place, name));
+}
+
 Json unwrapped(const Json& value, const std::string& name, const std::string& place) {
   if (!value.is_string()) return value;
   const auto& text = value.get_ref<const std::string&>();

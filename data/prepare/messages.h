@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,10 @@ struct SourceRow {
 
 /// Null where the field is absent.
 nlohmann::ordered_json field_of(const nlohmann::ordered_json& object, const char* name);
+
+/// DataError that names the first of these fields of `object`, which are there, that is null.
+void require_filled(const nlohmann::ordered_json& object, const std::string& place,
+                    std::initializer_list<const char*> names);
 
 /// The value, or what it holds if it is a text: files whose rows differ in their types keep JSON in texts. An empty
 /// text is null.

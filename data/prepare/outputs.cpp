@@ -5,6 +5,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/rng.h"
 #include "trireme/formats/hdf5/hdf5_tokens.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include <fmt/format.h>
 
@@ -13,6 +14,24 @@
 #include <sstream>
 
 namespace trireme {
+
+namespace {
+
+/// By rows: nothing, an empty file, HDF5, or an npy array of integers or objects.
+bool may_be_replaced(const std::filesystem::path& path) {
+  const std::string head = file_head(path, 6);
+  if (head.empty() || head.starts_with("\x89HDF")) return true;
+  if (head != "\x93NUMPY") return false;
+  try {
+    const MappedFile file(path, ExitCode::kData);
+    const std::string type = parse_npy_header(file.bytes(), path).descr;
+    return type.size() > 1 && std::string_view("iuO").find(type[1]) != std::string_view::npos;
+  } catch (const DataError&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 bool is_hdf5_name(const std::filesystem::path& path) {
   return path.extension() == ".h5" || path.extension() == ".hdf5";
@@ -33,12 +52,7 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
     std::error_code error;
     if (std::filesystem::is_fifo(path, error))
       throw ConfigError(fmt::format("{} is there and is a FIFO: name a file", path.string()));
-    const std::string head = file_head(path, 128);
-    constexpr std::string_view kType = "'descr': '<";
-    const size_t type = head.starts_with("\x93NUMPY") ? head.find(kType.substr(0, kType.size() - 1)) : head.npos;
-    const bool tokens = type != head.npos && type + kType.size() < head.size() &&
-                        std::string_view("iuO").find(head[type + kType.size()]) != std::string_view::npos;
-    if (!head.empty() && !tokens && !head.starts_with("\x89HDF"))
+    if (!may_be_replaced(path))
       throw ConfigError(fmt::format("{} is there and holds no rows: name another file", path.string()));
   }
   if (valid_output.empty() != (valid_fraction == 0))

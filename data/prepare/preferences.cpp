@@ -47,11 +47,6 @@ Json rest_of(const Json& list, size_t first) {
   return rest;
 }
 
-void require_filled(const SourceRow& source, std::initializer_list<const char*> names) {
-  for (const char* name : names)
-    if (source.object.at(name).is_null()) throw DataError(fmt::format("{}: '{}' is null", source.place, name));
-}
-
 /// Where other programs have the question, or a part of it.
 const std::vector<std::string> kBesideTexts = {"question",      "query",    "instruction",  "input",
                                                "conversations", "messages", "system",       "history",
@@ -85,7 +80,7 @@ PreferenceRow preference_of(const SourceRow& source) {
           fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it); the "
                       "object has: {}",
                       name, join(source.names(), ", ")));
-  require_filled(source, {"chosen", "rejected"});
+  require_filled(object, place, {"chosen", "rejected"});
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
   Json prompt = field_of(object, "prompt");
   const Json instruction = field_of(object, "instruction");
@@ -166,7 +161,7 @@ PreferenceRow judged_of(const SourceRow& source) {
     if (!object.contains(name))
       fail(fmt::format("no field '{}' (a judged answer has prompt, completion and label); the object has: {}", name,
                        join(source.names(), ", ")));
-  require_filled(source, {"prompt", "completion", "label"});
+  require_filled(object, place, {"prompt", "completion", "label"});
   const Json &prompt = object.at("prompt"), &completion = object.at("completion"), &label = object.at("label");
   if (!label.is_boolean()) fail(fmt::format("'label' is {}, expected true or false", label.dump()));
   if (prompt.is_string() != completion.is_string())

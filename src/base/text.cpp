@@ -25,6 +25,7 @@ int edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::optional<std::string> nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string lowered = lower(std::string(word));
   std::optional<std::string> best;
   int best_distance = 0;
   for (const std::string& candidate : candidates) {
@@ -32,7 +33,7 @@ std::optional<std::string> nearest_word(std::string_view word, const std::vector
     const size_t longer = std::max(word.size(), candidate.size());
     const size_t shorter = std::min(word.size(), candidate.size());
     if (longer - shorter > std::max<size_t>(1, longer * 2 / 5)) continue;
-    if (lower(candidate) == lower(std::string(word))) return candidate;
+    if (lower(candidate) == lowered) return candidate;
     const int distance = edit_distance(word, candidate);
     if (!best || distance < best_distance) {
       best = candidate;
