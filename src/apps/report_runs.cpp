@@ -211,13 +211,24 @@ void add_line(ReportRun& run, const nlohmann::json& line, double step) {
     run.commit = text_of(line, "commit");
     run.hosts = listed(line, "hosts", false);
     run.devices = listed(line, "devices", text_of(line, "device_type") != "cpu");
-    if (const auto ranks = finite_of(line, "world_size")) run.ranks = static_cast<int64_t>(*ranks);
+    run.processes.push_back(
+        {run.tokens_per_s.values.size(), static_cast<int64_t>(finite_of(line, "world_size").value_or(1))});
     if (const auto after = finite_of(line, "resumed_after_step"); after && *after > 0)
       run.events.push_back({ReportEvent::Kind::kResume, *after, "resumed"});
   }
 }
 
 }  // namespace
+
+std::string not_finite_losses(const ReportSeries& series, const char* what) {
+  const auto is_missing = [](double value) { return !std::isfinite(value); };
+  const auto missing = std::ranges::count_if(series.values, is_missing);
+  if (missing == 0) return "";
+  const auto first = std::ranges::find_if(series.values, is_missing) - series.values.begin();
+  return fmt::format("{} of {} {} not finite, the first at step {}", format_count(missing),
+                     counted(std::ssize(series.values), fmt::format("{} loss", what), fmt::format("{} losses", what)),
+                     missing == 1 ? "is" : "are", format_count(static_cast<int64_t>(series.steps[first])));
+}
 
 ReportRun read_report_run(const std::filesystem::path& path, bool with_config) {
   const bool folder = std::filesystem::is_directory(path);

@@ -12,6 +12,7 @@
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/checkpoint/finished_run.h"
+#include "trireme/formats/huggingface/staged_model.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -136,7 +137,7 @@ void export_checkpoint(const CheckpointExport& options) {
   for (const char* taken : {"config.json", "adapter_config.json"})
     if (fs::exists(output / taken))
       throw WriteError(
-          fmt::format("checkpoint export: {} already holds a {}; choose another directory", options.output, taken));
+          fmt::format("checkpoint export: {} already holds {}; choose another directory", options.output, taken));
   fs::path directory;
   CheckpointManifest manifest;
   std::string problem;
@@ -159,6 +160,12 @@ void export_checkpoint(const CheckpointExport& options) {
     throw ConfigError(fmt::format(
         "checkpoint export: {} has the name of a checkpoint of the run; choose another directory", options.output));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
+  // A model's files replace all files of a model in their directory; an export that was interrupted has left its own.
+  if (!config.lora && !fs::exists(output / ".incomplete") && (holds_model(output) || !model_file_in(output).empty()))
+    throw WriteError(
+        fmt::format("checkpoint export: {} holds files of a model or tokenizer, which the exported model's would "
+                    "replace; choose another directory",
+                    options.output));
   const fs::path base = given_or_known(options.model, "--model", config.model.path, "model.path");
   warn_of_changed_files(manifest, config, base);
   CheckpointReader reader(directory, std::move(manifest));

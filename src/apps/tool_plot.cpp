@@ -22,18 +22,41 @@ namespace trireme {
 
 namespace {
 
-/// The finite losses of a run's steps or evaluations.
-ReportSeries read_curve(const std::string& file, const std::string& event) {
-  const ReportRun run = read_report_run(file, /*with_config=*/false);
-  const ReportSeries& all = event == "train" ? run.loss : run.eval_loss;
+ReportSeries finite_part(const ReportSeries& all) {
   ReportSeries curve;
   for (size_t i = 0; i < all.steps.size(); ++i)
     if (!std::isnan(all.values[i])) {
       curve.steps.push_back(all.steps[i]);
       curve.values.push_back(all.values[i]);
     }
-  if (curve.steps.empty()) throw DataError(fmt::format("{} has no '{}' lines with a finite loss", file, event));
   return curve;
+}
+
+/// The axis of a drawing: from `low` to `high`, with a label for each row from the top.
+struct LossAxis {
+  double low = 0, high = 0;
+  std::vector<std::string> labels;  // of one width
+};
+
+/// Labels have as many digits as tell neighbours apart.
+LossAxis loss_axis(const ReportSeries& curve, int rows) {
+  const auto [lowest, highest] = std::minmax_element(curve.values.begin(), curve.values.end());
+  LossAxis axis{*lowest, *highest, std::vector<std::string>(static_cast<size_t>(rows))};
+  if (axis.low == axis.high) (axis.low > 0 ? axis.low : axis.high) = axis.low == 0 ? 1 : axis.low / 2;
+  const double largest = std::max(std::abs(axis.low), std::abs(axis.high));
+  const bool exponent = largest < 1e-2 || largest >= 1e5;
+  for (int digits = exponent ? 2 : 3; digits <= 17; ++digits) {
+    for (int row = 0; row < rows; ++row) {
+      const double below = static_cast<double>(row) / std::max(1, rows - 1);
+      const double value = axis.high * (1 - below) + axis.low * below;
+      axis.labels[row] = exponent ? fmt::format("{:.{}e}", value, digits) : fmt::format("{:.{}f}", value, digits);
+    }
+    if (std::ranges::adjacent_find(axis.labels) == axis.labels.end()) break;
+  }
+  size_t width = 9;
+  for (const std::string& label : axis.labels) width = std::max(width, label.size());
+  for (std::string& label : axis.labels) label.insert(0, width - label.size(), ' ');
+  return axis;
 }
 
 /// Cell of `value` where `low` is cell 0 and `high` cell `count` - 1. Operands are halved, so that no difference
@@ -60,9 +83,8 @@ std::string cell_text(int dots, bool utf8) {
   return character;
 }
 
-std::string draw(const ReportSeries& curve, int columns, int rows) {
-  const auto [low_it, high_it] = std::minmax_element(curve.values.begin(), curve.values.end());
-  const double low = *low_it, high = *high_it > low ? *high_it : low + 1;
+std::string draw(const ReportSeries& curve, const LossAxis& axis, int columns) {
+  const int rows = static_cast<int>(axis.labels.size());
   // The steps of a run that resumed from a checkpoint do not ascend.
   const auto [first_it, last_it] = std::minmax_element(curve.steps.begin(), curve.steps.end());
   const double first = *first_it, last = std::max(*last_it, first + 1);
@@ -79,7 +101,7 @@ std::string draw(const ReportSeries& curve, int columns, int rows) {
   double value = curve.values.front();
   for (int x = 0; x < width; ++x) {
     if (counts[x] > 0) value = sums[x] / counts[x];
-    const int y = cell_of(-value, -high, -low, height);  // from the top
+    const int y = cell_of(-value, -axis.high, -axis.low, height);  // from the top
     const int from = previous < 0 ? y : std::min(previous, y), to = previous < 0 ? y : std::max(previous, y);
     for (int dot = from; dot <= to; ++dot) cells[dot / 4][x / 2] |= kDots[x % 2][dot % 4];
     previous = y;
@@ -87,13 +109,12 @@ std::string draw(const ReportSeries& curve, int columns, int rows) {
   const bool utf8 = writes_utf8();
   std::string text;
   for (int row = 0; row < rows; ++row) {
-    const double below = static_cast<double>(row) / std::max(1, rows - 1);
-    const double label = high * (1 - below) + low * below;
-    text += fmt::format("{:>9.3f} |", label);
+    text += axis.labels[row] + " |";
     for (const int cell : cells[row]) text += cell_text(cell, utf8);
     text += '\n';
   }
-  text += fmt::format("{:>9} +{}\n{:>11}{:<{}}{:>8}\n", "", std::string(columns, '-'), "step ",
+  const size_t left = axis.labels[0].size();
+  text += fmt::format("{:>{}} +{}\n{:>{}}{:<{}}{:>8}\n", "", left, std::string(columns, '-'), "step ", left + 2,
                       static_cast<int64_t>(first), columns - 8, static_cast<int64_t>(last));
   return text;
 }
@@ -116,13 +137,20 @@ void add_plot_tool(CLI::App& app) {
       ->check(CLI::Range(10, 200));
   tool->add_option("--rows", options->rows, "Height of the picture in lines")->check(CLI::Range(2, 60));
   tool->callback([options] {
-    constexpr int kLabels = 11;  // characters on the left
+    const bool train = options->event == "train";
     const int room = static_cast<int>(terminal_columns());
-    const int columns = options->columns != 0 ? options->columns : room == 0 ? 72 : std::clamp(room - kLabels, 10, 72);
     for (const std::string& file : options->files) {
-      const ReportSeries curve = read_curve(file, options->event);
-      std::printf("%s: %s loss %.4f -> %.4f\n%s", file.c_str(), options->event.c_str(), curve.values.front(),
-                  curve.values.back(), draw(curve, columns, options->rows).c_str());
+      const ReportRun run = read_report_run(file, /*with_config=*/false);
+      const ReportSeries &all = train ? run.loss : run.eval_loss, curve = finite_part(all);
+      std::string missing = not_finite_losses(all, train ? "training" : "evaluation");
+      if (!missing.empty()) missing.insert(0, ": ");
+      if (curve.steps.empty())
+        throw DataError(fmt::format("{} has no '{}' lines with a finite loss{}", file, options->event, missing));
+      const LossAxis axis = loss_axis(curve, options->rows);
+      const int beside = static_cast<int>(axis.labels[0].size()) + 2;
+      const int columns = options->columns != 0 ? options->columns : room == 0 ? 72 : std::clamp(room - beside, 10, 72);
+      std::printf("%s: %s loss %.7g -> %.7g%s\n%s", file.c_str(), options->event.c_str(), all.values.front(),
+                  all.values.back(), missing.c_str(), draw(curve, axis, columns).c_str());
     }
   });
 }

@@ -18,8 +18,10 @@ namespace trireme {
 
 namespace {
 
-/// The traces of a folder by rank, or the one file that was named.
-std::vector<TraceSummary> read_summaries(const std::filesystem::path& where) {
+/// The traces of a run or of a folder by rank, or the one file that was named.
+std::vector<TraceSummary> read_summaries(std::filesystem::path where) {
+  if (std::filesystem::is_directory(where / "profile") || std::filesystem::exists(where / "metrics.jsonl"))
+    where /= "profile";
   std::vector<std::filesystem::path> files;
   if (std::filesystem::is_directory(where)) {
     for (const auto& entry : std::filesystem::directory_iterator(where)) {
@@ -30,7 +32,8 @@ std::vector<TraceSummary> read_summaries(const std::filesystem::path& where) {
   } else if (std::filesystem::exists(where)) {
     files.push_back(where);
   } else {
-    throw DataError(fmt::format("{} does not exist: name the folder 'profile' of a run's output.dir", where.string()));
+    throw DataError(
+        fmt::format("{} does not exist: name the output.dir of a run with the section 'profile'", where.string()));
   }
   if (files.empty())
     throw DataError(fmt::format("{} has no trace (*.json, *.json.gz): a run writes them with the section 'profile'",
@@ -55,7 +58,9 @@ void add_profile_tool(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* tool = profile->add_subcommand(
       "summarise", "Time by class, exposed communication and idle time of each rank, as text and as an HTML page");
-  tool->add_option("folder", options->folder, "Folder with traces of LibTorch's profiler, or one trace")->required();
+  tool->add_option("folder", options->folder,
+                   "output.dir of a run, a folder with traces of LibTorch's profiler, or one trace")
+      ->required();
   tool->add_option("--output", options->output, "HTML page to write");
   tool->callback([options] {
     require_output("profile summarise", "--output", options->output, kPageOutput);

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,19 +53,37 @@ std::vector<ChartLine> lines_of(const std::vector<ReportRun>& runs, ReportSeries
 std::optional<double> median(std::vector<double> values) {
   std::erase_if(values, [](double value) { return !std::isfinite(value); });
   if (values.empty()) return std::nullopt;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  const auto middle = values.begin() + std::ssize(values) / 2;
   std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  return values.size() % 2 == 1 ? *middle : std::midpoint(*std::max_element(values.begin(), middle), *middle);
 }
 
 std::string or_dash(const std::optional<double>& value, const auto& format) {
   return value ? format(*value) : std::string("–");
 }
 
-std::optional<double> last_finite(const ReportSeries& series) {
-  for (size_t i = series.values.size(); i-- > 0;)
-    if (std::isfinite(series.values[i])) return series.values[i];
-  return std::nullopt;
+/// Tokens per second and rank of each step, by the ranks of the process that computed it.
+std::vector<double> rates_per_rank(const ReportRun& run) {
+  std::vector<double> rates = run.tokens_per_s.values;
+  for (size_t i = 0; i < run.processes.size(); ++i) {
+    const size_t end = i + 1 < run.processes.size() ? run.processes[i + 1].first : rates.size();
+    for (size_t at = run.processes[i].first; at < end; ++at) rates[at] /= static_cast<double>(run.processes[i].ranks);
+  }
+  return rates;
+}
+
+/// "8", or "8, then 4" where a resume changed them.
+std::string ranks_cell(const ReportRun& run) {
+  std::vector<std::string> found;
+  for (const ReportProcess& process : run.processes)
+    if (const std::string ranks = std::to_string(process.ranks); found.empty() || found.back() != ranks)
+      found.push_back(ranks);
+  return found.empty() ? "1" : join(found, ", then ");
+}
+
+std::string last_cell(const ReportSeries& series) {
+  if (series.values.empty()) return "–";
+  return std::isfinite(series.values.back()) ? fmt::format("{:.5g}", series.values.back()) : "not finite";
 }
 
 std::optional<double> lowest(const ReportSeries& series) {
@@ -95,27 +114,30 @@ std::string runs_table(const std::vector<ReportRun>& runs) {
       "<th>memory peak / plan</th><th>ranks</th></tr>\n";
   for (size_t i = 0; i < runs.size(); ++i) {
     const ReportRun& run = runs[i];
-    const auto rate = median(run.tokens_per_s.values), mfu = median(run.mfu.values),
-               step = median(run.step_time.values);
+    const auto rate = median(rates_per_rank(run)), mfu = median(run.mfu.values), step = median(run.step_time.values);
     text += fmt::format(
         "<tr><th><i style=\"background:var(--c{})\"></i>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
         i % kChartColours, html_escaped(run_label(runs, i)), run.end ? html_escaped(run.end->outcome) : "no end line",
-        format_count(run.last_step), run.runtime_s > 0 ? format_duration(run.runtime_s) : "–",
-        or_dash(last_finite(run.loss), number), or_dash(lowest(run.eval_loss), number),
-        or_dash(last_finite(run.eval_loss), number), or_dash(last_finite(run.test_loss), number),
-        or_dash(step, format_duration),
-        or_dash(rate, [&](double value) { return format_short(value / static_cast<double>(run.ranks)); }),
-        or_dash(mfu, [](double value) { return fmt::format("{:.1f} %", value * 100); }), memory_cell(run), run.ranks);
+        format_count(run.last_step), run.runtime_s > 0 ? format_duration(run.runtime_s) : "–", last_cell(run.loss),
+        or_dash(lowest(run.eval_loss), number), last_cell(run.eval_loss), last_cell(run.test_loss),
+        or_dash(step, format_duration), or_dash(rate, format_short),
+        or_dash(mfu, [](double value) { return fmt::format("{:.1f} %", value * 100); }), memory_cell(run),
+        ranks_cell(run));
   }
   text += "</table></div>\n";
-  for (size_t i = 0; i < runs.size(); ++i)
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (const std::string& losses :
+         {not_finite_losses(runs[i].loss, "training"), not_finite_losses(runs[i].eval_loss, "evaluation")})
+      if (!losses.empty())
+        text += fmt::format("<p class=\"note\">{}: {}</p>\n", html_escaped(run_label(runs, i)), losses);
     text += fmt::format(
         "<p class=\"note\">{}: {} on {}, commit {}{}</p>\n", html_escaped(run_label(runs, i)),
         html_escaped(runs[i].devices.empty() ? "devices not known" : runs[i].devices),
         html_escaped(runs[i].hosts.empty() ? "hosts not known" : runs[i].hosts),
         html_escaped(runs[i].commit.empty() ? "not known" : runs[i].commit),
         runs[i].end && !runs[i].end->reason.empty() ? ". " + html_escaped(runs[i].end->reason, 600) : std::string());
+  }
   return text;
 }
 

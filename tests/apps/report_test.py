@@ -5,6 +5,7 @@ import html.parser
 import json
 import math
 import os
+import re
 import subprocess
 import tempfile
 
@@ -61,6 +62,12 @@ class Page(html.parser.HTMLParser):
             self.figures.append(data.strip())
 
 
+def cells(text):
+    """The table's row of the first run, by its column."""
+    heads = re.findall("<th>([^<]*)</th>", text[:text.index("</tr>")])[1:]
+    return dict(zip(heads, re.findall("<td>(.*?)</td>", text)))
+
+
 def tool(args, *arguments, expect=0):
     done = subprocess.run([f"{args.bin}/trireme", "report", *arguments], capture_output=True, text=True)
     assert done.returncode == expect, (done.returncode, done.stdout, done.stderr)
@@ -80,6 +87,24 @@ def resumed(args, work):
     tool(args, f"{work}/parts", "--output", f"{work}/out/parts.html")
     text = Page(open(f"{work}/out/parts.html").read()).all
     assert "2m51s" in text and ": AMD EPYC on vm, commit abc" in text, text[:1500]
+
+    # Two steps on four ranks, then two on two: 100, 100, 120, 120 tokens/s and rank. A median of an even number lies between the two in the middle.
+    with open(f"{work}/parts/metrics.jsonl", "w") as out:
+        number = 0
+        for ranks, rate in ((4, 400), (2, 240)):
+            out.write(json.dumps({**start, "world_size": ranks, "resumed_after_step": number}) + "\n")
+            for _ in range(2):
+                number += 1
+                out.write(json.dumps({"event": "train", "step": number, "loss": "nan" if number in (2, 4) else 1.5, "tokens_per_s": rate, "step_time_s": 2**number}) + "\n")
+        out.write('{"event":"eval","step":4,"loss":"nan"}\n{"event":"eval","step":4,"loss":2.5}\n')
+    tool(args, f"{work}/parts", "--output", f"{work}/parts.html")
+    text = open(f"{work}/parts.html").read()
+    found = cells(text)
+    assert (found["median step"], found["tok/s per rank"], found["ranks"]) == ("6.0 s", "110", "4, then 2"), found
+    # Losses that are not finite are said, whatever the others are.
+    assert (found["last loss"], found["last eval"]) == ("not finite", "2.5"), found
+    for says in ("2 of 4 training losses are not finite, the first at step 2", "1 of 2 evaluation losses is not finite, the first at step 4"):
+        assert says in text, Page(text).all[:1500]
 
 
 def samples(args, work):
@@ -122,7 +147,8 @@ def page(args, work):
     with open(f"{work}/two/metrics.jsonl", "a") as out:
         out.write('{"event":"train","step":401,"loss":"nan","grad_norm":"inf","lr":0,"step_time_s":0.1}\n{"event":"tr')
     tool(args, f"{work}/two", "--output", f"{work}/two.html")
-    assert "1 value is not finite" in Page(open(f"{work}/two.html").read()).all
+    found = Page(open(f"{work}/two.html").read()).all
+    assert "1 value is not finite" in found and "1 of 401 training losses is not finite, the first at step 401" in found, found[:1500]
 
     for content, message in (("", "has no line of a step"), ("[1]\n{}\n", ":1: not a JSON object"), ('{"event":"train","step":-1}\n{}\n', ':1: "step" is -1')):
         with open(f"{work}/bad.jsonl", "w") as out:

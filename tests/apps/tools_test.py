@@ -3,6 +3,7 @@
 import argparse
 import fcntl
 import json
+import math
 import os
 import pty
 import re
@@ -48,6 +49,20 @@ def check_plot(site):
     os.mkfifo(site.work / "fifo.jsonl")
     site.run("trireme", "plot", "fifo.jsonl", code=3, says="cannot read fifo.jsonl: it is not a regular file")
     subprocess.run(f"cat event.jsonl | {site.bin}/trireme plot /dev/stdin", shell=True, check=True, cwd=site.work, stdout=subprocess.DEVNULL)
+    # Labels have the digits that tell neighbours apart, beside the same picture.
+    for low, high, step in ((1e-5, 3e-5, 1e-6), (1e6, 1e6 + 5, 1), (2.00001, 2.00003, 1e-6), (-3e-5, -1e-5, 1e-6), (0.5, 6, 1)):
+        text = site.run("trireme", "plot", metrics("axis.jsonl", [1, 2, 3], [high, low, low]), "--columns", 20, "--rows", 6)
+        labels = [line.split("|")[0] for line in text.splitlines() if "|" in line]
+        assert len(set(labels)) == 6 and len({len(label) for label in labels}) == 1 and all(" |" in line for line in text.splitlines() if "|" in line), text
+        assert abs(float(labels[0]) - high) < step and abs(float(labels[-1]) - low) < step, text
+        assert len({len(line) for line in text.splitlines()[1:8]}) == 1, text
+        ends = re.search(r"loss (\S+) -> (\S+)", text)
+        assert abs(float(ends[1]) / high - 1) < 1e-6 and abs(float(ends[2]) / low - 1) < 1e-6, text
+    site.run("trireme", "plot", metrics("flat.jsonl", [1, 2], [1e-5, 1e-5]), says="1.00e-05 |")
+    # Losses that are not finite are said.
+    site.run("trireme", "plot", metrics("nan.jsonl", [7, 8, 9, 10], [2, "nan", "inf", 1]), says="train loss 2 -> 1: 2 of 4 training losses are not finite, the first at step 8\n")
+    site.run("trireme", "plot", metrics("nan.jsonl", [7, 8], [2, "nan"]), says="train loss 2 -> nan: 1 of 2 training losses is not finite, the first at step 8\n")
+    site.run("trireme", "plot", metrics("nan.jsonl", [7, 8], ["nan", "nan"]), code=3, says="'train' lines with a finite loss: 2 of 2 training losses are not finite, the first at step 7")
     falls = metrics("falls.jsonl", list(range(1, 41)))
     for locale, ascii_only in (({"LC_ALL": "C"}, True), ({"LC_ALL": "", "LC_CTYPE": "", "LANG": ""}, True), ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8"}, False),
                                ({"LC_ALL": "POSIX", "LANG": "en_US.utf8"}, True)):
@@ -171,6 +186,30 @@ def check_sizes(site):
             assert done.returncode in (0, 2), (preset, option, value, done.returncode, done.stderr)
 
 
+def check_adapter_and_export(site):
+    """`adapter show` counts what the file holds; an export replaces no file of others."""
+    train = ["train_llama", "--config", "run.yaml", "--set", "train.max_steps=1", "--set", "logging.profile_step=null", "--set"]
+    site.run(*train, "lora.trainable_token_indices=[3, 50, 7]", "--set", "output.dir=tokens")
+    stored = (site.work / "tokens/adapter/adapter_model.safetensors").read_bytes()
+    entries = json.loads(stored[8:8 + int.from_bytes(stored[:8], "little")])
+    sizes = {name: math.prod(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
+    text = site.run("trireme", "adapter", "show", "tokens/adapter", says=f"\n{sum(sizes.values()):,} parameters in ")
+    rows, = (size for name, size in sizes.items() if "trainable_tokens" in name)
+    assert f"\n3 rows of model.embed_tokens, {rows:,} parameters\n" in text, text
+    site.run(*train, "output.save_every_samples=2", "--set", "output.dir=saved")
+    for name, says in (("adapter_config.json", "taken already holds adapter_config.json; choose another directory"), ("tokenizer.json", "taken holds files of a model or tokenizer"),
+                       ("model.safetensors", "taken holds files of a model or tokenizer")):
+        (site.work / "taken").mkdir(exist_ok=True)
+        (site.work / "taken" / name).write_text("mine")
+        site.run("trireme", "checkpoint", "export", "saved", "--output", "taken", code=73, says=says)
+        assert (site.work / "taken" / name).read_text() == "mine" and len(os.listdir(site.work / "taken")) == 1
+        (site.work / "taken" / name).unlink()
+    # What an interrupted export has left is no obstacle.
+    (site.work / "taken" / ".incomplete").mkdir()
+    (site.work / "taken" / "model.safetensors").write_text("half")
+    site.run("trireme", "checkpoint", "export", "saved", "--output", "taken", says="model after step 1 in taken")
+
+
 def check_generate_and_profile(site):
     site.run("trireme", "init-model", "--preset", "llama-tiny", "--vocab-size", 320, "--tokenizer", "made/by/it/t.model", "--output", "model")
     small = ["init-model", "--preset", "gpt3-126m", "--layers", 1, "--heads", 4, "--vocab-size", 320, "--hidden-size", 64]
@@ -189,7 +228,8 @@ logging: {profile_step: 1}
 output: {dir: run}
 """)
     site.run("train_llama", "--config", "run.yaml", says="timeline of step 1", silent_on="gpuGetDeviceCount")
-    site.run("trireme", "profile", "summarise", "run/profile", says="attention")
+    assert site.run("trireme", "profile", "summarise", "run") == site.run("trireme", "profile", "summarise", "run/profile", says="attention")
+    check_adapter_and_export(site)
     # Conversations are refused with the command that makes rows of them.
     messages = '{"messages": [{"role": "user", "content": "Who rows?"}, {"role": "assistant", "content": "The rowers."}]}'
     for name, text in site.some((("chat.jsonl", messages), ("chat.json", f"[{messages}]"),

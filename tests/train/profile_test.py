@@ -170,6 +170,13 @@ def gpu_trace(rank):
             "displayTimeUnit": "ms", "traceEvents": events}
 
 
+def cpu_trace():
+    """One step of 1,000 us: forward 0..600 with an operation 100..500, the optimizer's operation 600..900."""
+    spans = (("user_annotation", "ProfilerStep#5", 0, 1000), ("user_annotation", "forward", 0, 600), ("cpu_op", "aten::mm", 100, 400),
+             ("user_annotation", "optimizer", 600, 300), ("cpu_op", "aten::add_", 600, 300))
+    return {"traceEvents": [{"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": 1e5 + begin, "dur": length, "args": {}} for kind, name, begin, length in spans]}
+
+
 def write_gpu_traces(site, folder):
     os.makedirs(f"{site.work}/{folder}")
     for rank in (0, 1):
@@ -189,8 +196,19 @@ def summarise(site):
     assert "ProfilerStep#8" in page and "prefers-color-scheme:dark" in page
     assert not re.search(r"https?:|<script|src=|@import|url\(", page), "the page must need no network"
 
+    # On a CPU the classes hold the time of their ranges, with operations and without: together the whole time.
+    os.makedirs(f"{site.work}/cpu/profile")
+    json.dump(cpu_trace(), open(f"{site.work}/cpu/profile/rank0.1.pt.trace.json", "w"))
+    done = site.tool("profile", "summarise", "cpu")
+    shares = re.findall(r"^(\S.*?) +\d+\.\d\d +(\d+\.\d)%(.*)$", done.stdout.split("\n\n")[1], re.M)
+    assert ("no operation running", "30.0", "   part of the rows above") in shares, done.stdout
+    assert sum(float(share) for _, share, of in shares if "rows above" not in of and " of " not in of) == 100, done.stdout
+    os.makedirs(f"{site.work}/bare")
+    open(f"{site.work}/bare/metrics.jsonl", "w").close()
+    assert "bare/profile does not exist: name the output.dir of a run with the section 'profile'" in site.tool("profile", "summarise", "bare", expect=3).stderr
+
     site.two_ranks("run")
-    done = site.tool("profile", "summarise", "run/profile", "--output", "cpu.html")
+    done = site.tool("profile", "summarise", "run", "--output", "cpu.html")
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:5]] == [["0", "1"], ["0", "2"], ["1", "1"], ["1", "2"]], done.stdout
     for label in ("rank0.2.pt.trace.json.gz: rank 0, cycle 2", "rank1.1.pt.trace.json.gz: rank 1, cycle 1"):
         assert label in done.stdout, done.stdout

@@ -82,7 +82,7 @@ constexpr const char* kPartsHead =
     "<th>idle</th></tr>\n";
 
 std::string class_bar(const TraceSummary& summary, Colours& colours) {
-  double sum = summary.gpu ? 0 : std::max(0.0, summary.all.idle);
+  double sum = 0;
   for (const ClassTime& entry : summary.classes) sum += entry.us;
   if (!(sum > 0)) return "";
   std::string text = fmt::format(R"(<svg viewBox="0 0 {:.0f} 26" preserveAspectRatio="none">)", kWidth);

@@ -84,8 +84,9 @@ std::string summary_table(const TraceSummary& summary) {
     text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%{:>8}   {:.1f} ms {}\n", printable(entry.name, 27), ms(entry.us),
                         percentage(entry.us, window), entry.calls, ms(entry.largest_us), printable(entry.largest, 60));
   const TimeParts& all = summary.all;
-  text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%\n", summary.gpu ? "no kernel running" : "no operation running",
-                      ms(all.idle), percentage(all.idle, window));
+  // On a CPU the classes hold all time of their ranges.
+  text += fmt::format("{:<28}{:>10.2f}{:>7.1f}%{}\n", summary.gpu ? "no kernel running" : "no operation running",
+                      ms(all.idle), percentage(all.idle, window), summary.gpu ? "" : "   part of the rows above");
   text +=
       fmt::format("{:<28}{:>10.2f}{:>7.1f}%   of {:.2f} ms of communication\n", "exposed communication",
                   ms(all.exposed_communication), percentage(all.exposed_communication, window), ms(all.communication));
