@@ -7,6 +7,7 @@ Reads the model's shape, batch and settings from each row's command and prints t
 GPU. Rows whose command is of another script are not there. --published: beside the scaling that others published for H100."""
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import tempfile
@@ -143,7 +144,8 @@ def main():
         predicted = found["rows"][0].get("tokens_per_s_per_gpu", 0)
         if row["unit"] != "tokens/s":
             predicted /= found["seq_length"] / (2 if program == "train_bert" else 1)  # two sequences a row
-        shape = "" if row.get("shape", "").split()[0:1] == [str(gpus)] or "shape" not in row else f", {row['shape']}"
+        shape = re.sub(rf"^{gpus}( GPUs)?(, |$)", "", row.get("shape", ""))  # the column has the GPUs
+        shape = f", {shape}" if shape else ""
         digits = ".4f" if row["unit"] == "samples/s" else ",.0f"
         print(f"| {row['name']}{shape} | {gpus} | {row['ours']:{digits}} {row['unit']} | {predicted:{digits}} | {predicted / row['ours']:.3f} |")
 

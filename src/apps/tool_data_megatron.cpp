@@ -111,11 +111,11 @@ void add_megatron_data_tool(CLI::App& data) {
   auto arguments = std::make_shared<MegatronArguments>();
   MegatronPackOptions& options = arguments->options;
   CLI::App* command = data.add_subcommand("megatron",
-                                          "Tokenise JSON lines or Parquet to Megatron's indexed files "
+                                          "Tokenise JSON lines, Parquet or Arrow to Megatron's indexed files "
                                           "PREFIX_text_document.bin and .idx; merge such files; show one");
   auto* input = command->add_option(
       "--input", options.inputs,
-      "Files to read, in this order: .jsonl, .json, .ndjson (one object a line), also .gz, .zst, .bz2; Parquet");
+      "Files to read, in this order: .jsonl, .json, .ndjson (one object a line), also .gz, .zst, .bz2; Parquet, Arrow");
   command->add_option("--text-key,--field", options.text_key, "Field or column that holds the text (default text)");
   command->add_option("--tokenizer", arguments->tokenizer, "Tokenizer: a file, or a directory that has one");
   command->add_option("--output-prefix", options.output_prefix, "Beginning of the names of the files to write");
