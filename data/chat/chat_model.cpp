@@ -2,6 +2,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/formats/huggingface/byte_level_model.h"
 #include "trireme/formats/json.h"
 
 #include <utility>
@@ -22,7 +23,7 @@ fs::path model_directory(const fs::path& tokenizer) {
 void add_named_tokens(Tokenizer& tokenizer, const fs::path& directory) {
   if (tokenizer.kind() != "sentencepiece") return;
   for (const auto& [key, text] : named_tokens(directory))
-    if (!text.empty()) tokenizer.add_special(text);
+    if (text && !text->empty()) tokenizer.add_special(*text);
   for (const auto id : {tokenizer.bos_id(), tokenizer.eos_id()})
     if (id) tokenizer.add_special(tokenizer.decode(std::vector<int32_t>{*id}, true));
 }
@@ -37,7 +38,8 @@ std::map<std::string, std::string> template_variables(const Tokenizer& tokenizer
   std::map<std::string, std::string> variables;
   for (const auto& [name, id] : {std::pair{"bos_token", tokenizer.bos_id()}, {"eos_token", tokenizer.eos_id()}})
     if (id) variables[name] = tokenizer.decode(std::vector<int32_t>{*id}, true);
-  for (const auto& [name, text] : named_tokens(directory)) variables[name] = text;
+  for (const auto& [name, text] : named_tokens(directory))
+    if (text) variables[name] = *text;
   return variables;
 }
 

@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/huggingface/byte_level_model.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
@@ -26,12 +27,13 @@ bool has_generation(const jinja::Body& body) {
   });
 }
 
-/// The template of tokenizer_config.json's "chat_template": a string, or a list of {name, template}.
-std::string named_template(const fs::path& path, const nlohmann::json& value, const std::string& which) {
+/// The template of tokenizer_config.json's "chat_template": a string, or a list of {name, template}. `names`: of those
+/// in files.
+std::string named_template(const fs::path& path, const nlohmann::json& value, const std::string& which,
+                           std::vector<std::string> names) {
   if (value.is_string() && (which.empty() || which == "default")) return value.get<std::string>();
-  std::vector<std::string> names;
   if (value.is_string()) names.emplace_back("default");
-  if (!value.is_string() && !value.is_array())
+  if (!value.is_null() && !value.is_string() && !value.is_array())
     throw DataError(fmt::format("{}: \"chat_template\" is neither a text nor a list of named ones", path.string()));
   const std::string wanted = which.empty() ? "default" : which;
   for (size_t i = 0; value.is_array() && i < value.size(); ++i) {
@@ -42,8 +44,8 @@ std::string named_template(const fs::path& path, const nlohmann::json& value, co
     if (name == wanted) return text.get<std::string>();
     names.push_back(name.get<std::string>());
   }
-  throw DataError(fmt::format("{}: no chat template '{}'; it has: {}.{}", path.string(), wanted, join(names, ", "),
-                              did_you_mean(wanted, names)));
+  throw DataError(fmt::format("{}: no chat template '{}'; it has: {}.{}", path.parent_path().string(), wanted,
+                              join(names, ", "), did_you_mean(wanted, names)));
 }
 
 /// A message as transformers gives it to templates: its reasoning under the two names that templates read.
@@ -153,8 +155,9 @@ ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 
 ChatTemplate ChatTemplate::open(const fs::path& directory, const std::string& which,
                                 const std::map<std::string, std::string>& variables) {
-  auto all = named_tokens(directory);
-  for (const auto& [key, value] : variables) all[key] = value;
+  auto all = variables;
+  for (const auto& [key, text] : named_tokens(directory))
+    if (text) all.emplace(key, *text);
   const auto file_of = [&](const std::string& name) {
     const bool plain = name.empty() || name == "default";
     return plain ? directory / "chat_template.jinja"
@@ -162,12 +165,17 @@ ChatTemplate ChatTemplate::open(const fs::path& directory, const std::string& wh
   };
   const fs::path config = directory / "tokenizer_config.json";
   const auto value = member(read_json_if_there(config, ExitCode::kData), "chat_template");
+  std::vector<std::string> in_files;
+  if (fs::is_regular_file(file_of(""))) in_files.emplace_back("default");
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory / "additional_chat_templates", error))
+    if (entry.path().extension() == ".jinja") in_files.push_back(entry.path().stem().string());
   const auto read = [&](const std::string& name) -> ChatTemplate {
     if (const fs::path file = file_of(name); fs::is_regular_file(file))
       return {read_text_file(file, ExitCode::kData, kMaxTemplate), file.string(), all};
-    return {named_template(config, value, name), config.string() + ": chat_template", all};
+    return {named_template(config, value, name, in_files), config.string() + ": chat_template", all};
   };
-  if (value.is_null() && !fs::is_regular_file(file_of(which)))
+  if (value.is_null() && in_files.empty())
     throw DataError(
         fmt::format("{}: no chat template: neither chat_template.jinja nor \"chat_template\" in tokenizer_config.json; "
                     "give one with --template",
@@ -305,25 +313,5 @@ ChatText ChatTemplate::training_text(const Conversation& conversation) const {
 
 const std::string& ChatTemplate::name() const { return state_->name; }
 bool ChatTemplate::has_generation_blocks() const { return state_->generates; }
-
-std::map<std::string, std::string> named_tokens(const fs::path& directory) {
-  std::map<std::string, std::string> tokens;
-  for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    const fs::path path = directory / name;
-    if (!fs::is_regular_file(path)) continue;
-    const auto json = read_json(path, ExitCode::kData);
-    for (const char* key :
-         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
-      if (!json.is_object() || !json.contains(key)) continue;
-      auto value = json.at(key);
-      if (value.is_object()) value = member(value, "content");
-      if (value.is_string())
-        tokens[key] = value.get<std::string>();
-      else
-        tokens.erase(key);
-    }
-  }
-  return tokens;
-}
 
 }  // namespace trireme

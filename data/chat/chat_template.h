@@ -65,7 +65,4 @@ class ChatTemplate {
   std::unique_ptr<State> state_;
 };
 
-/// Special tokens (bos_token …) of a model directory's special_tokens_map.json and tokenizer_config.json.
-std::map<std::string, std::string> named_tokens(const std::filesystem::path& directory);
-
 }  // namespace trireme

@@ -75,6 +75,51 @@ std::string replace_invalid_utf8(std::string bytes) {
   }
 }
 
+std::string decode_characters(const std::vector<DecoderStep>& steps, std::vector<std::string> texts) {
+  if (steps.empty()) return join(texts, " ");
+  for (const DecoderStep& step : steps) {
+    switch (step.kind) {
+      case DecoderStep::kReplace:
+        for (std::string& text : texts) text = replace_all(text, step.from, step.to);
+        break;
+      case DecoderStep::kMetaspace:
+        for (size_t i = 0; i < texts.size(); ++i)
+          texts[i] = replace_all(texts[i], step.from, i == 0 && step.start > 0 ? "" : step.to);
+        break;
+      case DecoderStep::kFuse: texts = {join(texts, "")}; break;
+      case DecoderStep::kStrip:
+        for (std::string& text : texts) {
+          for (int64_t n = 0; n < step.start && text.starts_with(step.from); ++n) text.erase(0, step.from.size());
+          for (int64_t n = 0; n < step.stop && text.ends_with(step.from); ++n)
+            text.erase(text.size() - step.from.size());
+        }
+        break;
+      case DecoderStep::kByteFallback: {
+        std::vector<std::string> made;
+        std::string run;
+        const auto flush = [&] {
+          if (!is_valid_utf8(run))  // one for each byte, as `tokenizers`
+            for (size_t i = 0; i < run.size(); ++i) made.emplace_back(kReplacement);
+          else if (!run.empty())
+            made.push_back(run);
+          run.clear();
+        };
+        for (std::string& text : texts) {
+          if (const int byte = byte_of_token(text); byte >= 0) {
+            run += static_cast<char>(static_cast<unsigned char>(byte));
+            continue;
+          }
+          flush();
+          made.push_back(std::move(text));
+        }
+        flush();
+        texts = std::move(made);
+      }
+    }
+  }
+  return join(texts, "");
+}
+
 ByteLevelTokenizer::ByteLevelTokenizer(ByteLevelModel model, const std::filesystem::path& path)
     : model_(std::move(model)), splitter_(model_.steps, path), encoder_(model_) {
   pieces_.resize(model_.tokens.size());
@@ -88,7 +133,7 @@ ByteLevelTokenizer::ByteLevelTokenizer(ByteLevelModel model, const std::filesyst
     add_token(token, true);
   }
   const char* kind = unigram_ ? "unigram" : model_.characters ? "BPE" : "byte-level BPE";
-  facts_ = {kind, vocab_size(), model_.bos_id, model_.eos_id, model_.pad_id, model_.leading};
+  facts_ = {model_, kind, vocab_size(), model_.leading};
 }
 
 ByteLevelTokenizer::~ByteLevelTokenizer() = default;
@@ -102,6 +147,10 @@ void ByteLevelTokenizer::add_token(const AddedToken& token, bool of_file) {
   // `tokenizers` no longer knows a special token that the normaliser has changed.
   const bool special = of_file && token.special && content == token.content;
   pieces_[id] = {of_file && !model_.characters ? byte_level_bytes(content) : content, special};
+}
+
+bool ByteLevelTokenizer::is_byte(int32_t id) const {
+  return model_.byte_fallback && byte_of_token(pieces_[static_cast<size_t>(id)].bytes) >= 0;
 }
 
 int32_t ByteLevelTokenizer::add_special(const std::string& text) {
@@ -226,51 +275,6 @@ void ByteLevelTokenizer::encode(std::string_view text, std::vector<int32_t>& ids
   caches_.push_back(std::move(cache));
 }
 
-std::string ByteLevelTokenizer::decode_characters(std::vector<std::string> texts) const {
-  if (model_.decoder.empty()) return join(texts, " ");
-  for (const DecoderStep& step : model_.decoder) {
-    switch (step.kind) {
-      case DecoderStep::kReplace:
-        for (std::string& text : texts) text = replace_all(text, step.from, step.to);
-        break;
-      case DecoderStep::kMetaspace:
-        for (size_t i = 0; i < texts.size(); ++i)
-          texts[i] = replace_all(texts[i], step.from, i == 0 && step.start > 0 ? "" : step.to);
-        break;
-      case DecoderStep::kFuse: texts = {join(texts, "")}; break;
-      case DecoderStep::kStrip:
-        for (std::string& text : texts) {
-          for (int64_t n = 0; n < step.start && text.starts_with(step.from); ++n) text.erase(0, step.from.size());
-          for (int64_t n = 0; n < step.stop && text.ends_with(step.from); ++n)
-            text.erase(text.size() - step.from.size());
-        }
-        break;
-      case DecoderStep::kByteFallback: {
-        std::vector<std::string> made;
-        std::string run;
-        const auto flush = [&] {
-          if (!is_valid_utf8(run))  // one for each byte, as `tokenizers`
-            for (size_t i = 0; i < run.size(); ++i) made.emplace_back(kReplacement);
-          else if (!run.empty())
-            made.push_back(run);
-          run.clear();
-        };
-        for (std::string& text : texts) {
-          if (const int byte = byte_of_token(text); byte >= 0) {
-            run += static_cast<char>(static_cast<unsigned char>(byte));
-            continue;
-          }
-          flush();
-          made.push_back(std::move(text));
-        }
-        flush();
-        texts = std::move(made);
-      }
-    }
-  }
-  return join(texts, "");
-}
-
 std::string ByteLevelTokenizer::decode(std::span<const int32_t> ids, bool with_specials) const {
   if (model_.characters) {
     std::vector<std::string> texts;
@@ -278,7 +282,7 @@ std::string ByteLevelTokenizer::decode(std::span<const int32_t> ids, bool with_s
       const Piece& piece = pieces_[static_cast<size_t>(id)];
       if (!piece.bytes.empty() && (with_specials || !piece.special)) texts.push_back(piece.bytes);
     }
-    return decode_characters(std::move(texts));
+    return decode_characters(model_.decoder, std::move(texts));
   }
   std::string bytes;
   for (const int32_t id : ids) {

@@ -13,6 +13,9 @@
 
 namespace trireme {
 
+/// The text of tokens of characters; no steps: spaces between the tokens.
+std::string decode_characters(const std::vector<DecoderStep>& steps, std::vector<std::string> texts);
+
 class ByteLevelTokenizer final : public TokenizerModel {
  public:
   /// DataError, with `path`, for a pre-split that PCRE2 refuses.
@@ -23,6 +26,7 @@ class ByteLevelTokenizer final : public TokenizerModel {
   void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
   int64_t vocab_size() const override { return static_cast<int64_t>(pieces_.size()); }
+  bool is_byte(int32_t id) const override;
 
  private:
   /// Encodes text without added tokens that begins at byte `begin` of what `marks` counts in.
@@ -30,7 +34,6 @@ class ByteLevelTokenizer final : public TokenizerModel {
                     TextMarks* marks) const;
   /// The same for a model of characters; `first`: the text begins with this part.
   void encode_characters(std::string_view part, bool first, BpeEncoder::Cache& cache, std::vector<int32_t>& ids) const;
-  std::string decode_characters(std::vector<std::string> texts) const;
   /// Applies model_.normalisers. Returns false, without writing `out`, if nothing changes.
   /// `of_first`: how many bytes at the result's start `tokenizers` holds to come from the first character of the text:
   /// what replaces a match comes from its last one.

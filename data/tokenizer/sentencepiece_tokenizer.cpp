@@ -1,12 +1,14 @@
 #include "data/tokenizer/sentencepiece_tokenizer.h"
 
 #include "data/tokenizer/added_tokens.h"
+#include "data/tokenizer/byte_level_tokenizer.h"
 #include "data/tokenizer/unigram.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>
 #include <map>
+#include <set>
 
 namespace trireme {
 
@@ -20,6 +22,7 @@ struct SentencepieceTokenizer::State {
   std::map<std::string, int32_t> specials;
   AddedTokenFinder raw, normalised;      // looked for first; in what lies between those
   std::map<int32_t, std::string> added;  // ids past the model's own pieces
+  std::set<int32_t> hidden;              // decode() gives their text only with specials
 };
 
 SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
@@ -37,34 +40,59 @@ SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
   load(state_->processor, serialized_model);
   const auto id_of = [](int id) { return id >= 0 ? std::optional<int32_t>(id) : std::nullopt; };
   const sentencepiece::SentencePieceProcessor& processor = state_->processor;
-  facts_ = {"sentencepiece",           processor.GetPieceSize(),  id_of(processor.bos_id()),
-            id_of(processor.eos_id()), id_of(processor.pad_id()), {}};
-  if (facts_.bos_id) facts_.leading = {*facts_.bos_id};
-  if (folder.empty()) return;
-  state_->metaspace = llama_metaspace(folder, false);
-  if (state_->metaspace) {
-    load(state_->unchanged, without_normaliser(serialized_model));
+  facts_ = {{id_of(processor.bos_id()), id_of(processor.eos_id()), id_of(processor.pad_id())},
+            "sentencepiece",
+            processor.GetPieceSize(),
+            {}};
+  std::optional<bool> add_bos;
+  if (!folder.empty()) {
+    state_->metaspace = llama_metaspace(folder, false);
+    if (state_->metaspace) load(state_->unchanged, without_normaliser(serialized_model));
+    add_tokens_of(folder);
+    add_bos = read_add_bos(folder);
+  }
+  if (facts_.bos_id && add_bos.value_or(!state_->metaspace)) facts_.leading = {*facts_.bos_id};
+}
+
+void SentencepieceTokenizer::add_tokens_of(const std::filesystem::path& folder) {
+  if (state_->metaspace)
     for (size_t id = 0; id < state_->model.pieces.size(); ++id) {
       const SentencepiecePiece& piece = state_->model.pieces[id];
       if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUserDefined ||
           piece.type == SentencepiecePiece::kUnknown)
         state_->specials.emplace(piece.text, static_cast<int32_t>(id));
+      if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUnknown)
+        state_->hidden.insert(static_cast<int32_t>(id));
     }
-  }
   std::vector<AddedToken> tokens = read_added_tokens(folder);
   for (const AddedToken& token : tokens) {
-    const int32_t piece = state_->processor.PieceToId(token.content);
-    const bool known = state_->processor.IdToPiece(piece) == token.content;
-    if (const int64_t ours = known ? piece : vocab_size(); ours != token.id)
+    const auto piece = piece_of(token.content);
+    if (const int64_t ours = piece.value_or(static_cast<int32_t>(vocab_size())); ours != token.id)
       throw DataError(fmt::format(
           "{}: the token '{}' has the id {}, but the {} pieces of the tokenizer and the tokens before it give it {}",
           folder.string(), token.content, token.id, facts_.base_vocab_size, ours));
-    if (!known) state_->added.emplace(token.id, token.content);
+    if (!piece) state_->added.emplace(token.id, token.content);
+    if (token.special) state_->hidden.insert(token.id);
     state_->specials.erase(token.content);
     add_token(token);
   }
   for (const auto& [text, id] : state_->specials) add_token({.content = text, .id = id});
   for (const AddedToken& token : tokens) state_->specials[token.content] = token.id;
+  // transformers adds a token that is only named; sentencepiece's own pieces stay text inside of a text.
+  const auto id_of = [&](const std::string& text) {
+    const auto piece = state_->metaspace ? std::nullopt : piece_of(text);
+    return piece ? piece : std::optional(add_special(text));
+  };
+  const int64_t in_files = vocab_size();
+  read_named_tokens(folder, id_of, facts_);
+  for (const auto& id : {facts_.bos_id, facts_.eos_id, facts_.pad_id})
+    if (id) state_->hidden.insert(*id);
+  if (facts_.pad_id >= in_files) facts_.pad_id.reset();  // a model need not have a row for it
+}
+
+std::optional<int32_t> SentencepieceTokenizer::piece_of(const std::string& text) const {
+  const int32_t id = state_->processor.PieceToId(text);
+  return state_->processor.IdToPiece(id) == text ? std::optional(id) : std::nullopt;
 }
 
 void SentencepieceTokenizer::add_token(const AddedToken& token) {
@@ -77,14 +105,16 @@ int64_t SentencepieceTokenizer::vocab_size() const {
   return facts_.base_vocab_size + static_cast<int64_t>(state_->added.size());
 }
 
+bool SentencepieceTokenizer::is_byte(int32_t id) const {
+  return state_->metaspace && id < facts_.base_vocab_size && state_->processor.IsByte(id);
+}
+
 int32_t SentencepieceTokenizer::add_special(const std::string& text) {
   TRIREME_CHECK(!text.empty(), "an empty special token");
   if (const auto known = state_->specials.find(text); known != state_->specials.end()) return known->second;
-  int32_t id = state_->processor.PieceToId(text);
-  if (state_->processor.IdToPiece(id) != text) {
-    id = static_cast<int32_t>(vocab_size());
-    state_->added.emplace(id, text);
-  }
+  const auto piece = piece_of(text);
+  const int32_t id = piece.value_or(static_cast<int32_t>(vocab_size()));
+  if (!piece) state_->added.emplace(id, text);
   state_->specials.emplace(text, id);
   add_token({.content = text, .id = id});
   return id;
@@ -136,6 +166,14 @@ void SentencepieceTokenizer::encode(std::string_view text, std::vector<int32_t>&
 }
 
 std::string SentencepieceTokenizer::decode(std::span<const int32_t> ids, bool with_specials) const {
+  if (state_->metaspace) {
+    std::vector<std::string> texts;
+    for (const int32_t id : ids)
+      if (with_specials || !state_->hidden.contains(id))
+        texts.push_back(id < facts_.base_vocab_size ? state_->model.pieces[static_cast<size_t>(id)].text
+                                                    : state_->added.at(id));
+    return decode_characters(llama_decoder(*state_->metaspace), std::move(texts));
+  }
   std::string text;
   std::vector<int> run;
   const auto flush = [&] {
@@ -149,6 +187,7 @@ std::string SentencepieceTokenizer::decode(std::span<const int32_t> ids, bool wi
     run.clear();
   };
   for (const int32_t id : ids) {
+    if (!with_specials && state_->hidden.contains(id)) continue;
     if (id >= facts_.base_vocab_size) {
       flush();
       text += state_->added.at(id);

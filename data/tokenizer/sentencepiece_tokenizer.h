@@ -19,11 +19,15 @@ class SentencepieceTokenizer final : public TokenizerModel {
   void encode(std::string_view text, std::vector<int32_t>& ids, TextMarks* marks) const override;
   std::string decode(std::span<const int32_t> ids, bool with_specials) const override;
   int64_t vocab_size() const override;
+  bool is_byte(int32_t id) const override;
 
  private:
   /// A part without special tokens; `first`: the text begins with it.
   void encode_plain(std::string_view text, bool first, std::vector<int32_t>& ids) const;
+  /// What the files in `folder` add and name.
+  void add_tokens_of(const std::filesystem::path& folder);
   void add_token(const AddedToken& token);
+  std::optional<int32_t> piece_of(const std::string& text) const;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -145,6 +145,7 @@ std::string StreamingDecoder::add(int32_t id) {
 std::string StreamingDecoder::finish() { return take(true); }
 
 std::string StreamingDecoder::take(bool all) {
+  if (!all && tokenizer_.is_byte(ids_.back())) return "";  // an invalid byte after it makes its run invalid
   const std::string before = tokenizer_.decode(std::span(ids_).first(read_), with_specials_);
   std::string text = tokenizer_.decode(ids_, with_specials_);
   if (text.size() <= before.size() || (!all && text.ends_with("\xEF\xBF\xBD"))) return "";

@@ -1,6 +1,8 @@
 #pragma once
 // Tokenizers: sentencepiece models and byte-level BPE behind one interface.
 
+#include "trireme/formats/huggingface/byte_level_model.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -30,10 +32,9 @@ struct TextMarks {
 };
 
 /// What Tokenizer's members of these names give.
-struct TokenizerFacts {
+struct TokenizerFacts : NamedTokens {
   std::string kind;
   int64_t base_vocab_size = 0;
-  std::optional<int32_t> bos_id, eos_id, pad_id;
   std::vector<int32_t> leading;
 };
 
@@ -48,6 +49,8 @@ class TokenizerModel {
   /// `ids` are inside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids, bool with_specials) const = 0;
   virtual int64_t vocab_size() const = 0;
+  /// The token is a byte whose text depends on the bytes beside it: a run of them that is not UTF-8 is U+FFFD.
+  virtual bool is_byte(int32_t id) const = 0;
 
  protected:
   TokenizerFacts facts_;
@@ -87,19 +90,21 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, TextMarks& marks) const;
   /// encode() of every text, in order, on `threads` threads (0: one per core).
   std::vector<std::vector<int32_t>> encode_all(std::span<const std::string_view> texts, unsigned threads = 0) const;
-  /// Text of ids. Control pieces of sentencepiece (BOS, EOS) and special tokens of a tokenizer.json give no text unless
+  /// Text of ids. Control pieces of sentencepiece (BOS, EOS) and special tokens of the files give no text unless
   /// `with_specials`; tokens of add_special() give their name. Byte-level: bytes that are not UTF-8 become U+FFFD as
   /// Python's errors="replace" does it, and an id without a token inside the vocabulary gives no text. DataError for an
   /// id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids, bool with_specials = false) const;
 
+  bool is_byte(int32_t id) const { return model_->is_byte(id); }
   int64_t vocab_size() const { return model_->vocab_size(); }  // largest id + 1, with added special tokens
   int64_t base_vocab_size() const { return model_->facts().base_vocab_size; }  // without those of add_special()
   std::optional<int32_t> bos_id() const { return model_->facts().bos_id; }     // none when the model has no such token
   std::optional<int32_t> eos_id() const { return model_->facts().eos_id; }
   std::optional<int32_t> pad_id() const { return model_->facts().pad_id; }
-  /// What the model expects before a text: BOS of sentencepiece, of byte-level BPE what the post-processor of
-  /// tokenizer.json says (GPT-2, Qwen2: nothing).
+  /// What the model expects before a text. tokenizer.json: what its post-processor says (GPT-2, Qwen2: nothing). Other
+  /// files: BOS if tokenizer_config.json says add_bos_token; without the key none, but BOS of a tokenizer.model that is
+  /// read as sentencepiece does (encode()).
   std::vector<int32_t> leading() const { return model_->facts().leading; }
 
  private:

@@ -241,6 +241,7 @@ void ModelWriter::copy(const std::string& name, const WeightSource& source) {
 }
 
 void ModelWriter::write_companion(const std::string& name, std::string_view content) {
+  make_directories((path() / name).parent_path());
   write_file_atomic(path() / name, content);
 }
 

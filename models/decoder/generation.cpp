@@ -4,6 +4,7 @@
 #include "trireme/base/rng.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +14,12 @@ namespace trireme {
 namespace {
 
 int64_t choose(const at::Tensor& logits_V, double temperature, uint64_t seed, int64_t position) {
-  if (temperature == 0) return logits_V.argmax().item<int64_t>();
-  const at::Tensor cumulative = at::softmax(logits_V.to(at::kDouble) / temperature, -1).cumsum(0);
+  const at::Tensor values = logits_V.to(at::kDouble), below_largest = values - values.max();
+  if (!at::isfinite(below_largest).all().item<bool>())
+    throw ModelError(fmt::format(
+        "the model's logits at position {} are not finite: one of its weights is NaN or Inf, or too large", position));
+  if (temperature == 0) return values.argmax().item<int64_t>();
+  const at::Tensor cumulative = at::softmax(below_largest / temperature, -1).cumsum(0);
   const double u = uniform_draw(seed, "generate", static_cast<uint64_t>(position));
   const int64_t id = cumulative.le(u * cumulative[-1].item<double>()).sum().item<int64_t>();
   return std::min(id, logits_V.size(0) - 1);

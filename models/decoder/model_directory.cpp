@@ -19,10 +19,19 @@ constexpr const char* kTokenizerCompanions[] = {
     "special_tokens_map.json", "vocab.json",         "added_tokens.json",
     "chat_template.jinja",     "chat_template.json", "merges.txt"};
 
+const std::filesystem::path kTemplateFolder = "additional_chat_templates";
+
 }  // namespace
 
 void ModelDirectoryWriter::copy_tokenizer(const std::filesystem::path& from) {
-  if (std::filesystem::is_directory(from)) return copy_files(from, kTokenizerCompanions, ExitCode::kData);
+  if (std::filesystem::is_directory(from)) {
+    copy_files(from, kTokenizerCompanions, ExitCode::kData);
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(from / kTemplateFolder, error))
+      if (entry.path().extension() == ".jinja")
+        write_companion(kTemplateFolder / entry.path().filename(), read_text_file(entry.path(), ExitCode::kData));
+    return;
+  }
   const std::filesystem::path folder = from.parent_path();
   const auto copy_as = [&](const char* name) {
     write_companion(name, read_text_file(from, ExitCode::kData, size_t{256} << 20));
@@ -49,6 +58,10 @@ void ModelDirectoryWriter::seal(const DecoderConfig& config) {
     try {
       const auto model = read_sentencepiece_model(read_text_file(tokenizer, ExitCode::kData), tokenizer);
       write_companion("tokenizer_config.json", tokenizer_config_json(model, config.max_position_embeddings));
+      if (model.is_unigram)
+        log_warn(
+            "tokenizer.model is a unigram model: transformers 5 segments a text with it as with BPE, and its ids "
+            "differ from Trireme's and sentencepiece's");
     } catch (const DataError&) {
       log_info("no tokenizer_config.json is written: tokenizer.model is no sentencepiece model");
     }

@@ -84,6 +84,8 @@ std::vector<float> draw_new_rows(MatrixRows& matrix, const std::string& name, in
     for (size_t c = 0; c < columns; ++c) mean[c] += values[c];
   }
   for (double& value : mean) value /= static_cast<double>(matrix.rows);
+  if (std::ranges::any_of(mean, [](double value) { return !std::isfinite(value); }))
+    throw ModelError(fmt::format("{} holds NaN or Inf: new rows would be as well", name));
   std::vector<float> drawn(static_cast<size_t>(count) * columns);
   parallel_for(static_cast<size_t>(count), /*threads=*/0, [&](size_t i) {
     std::vector<double> deviation(columns);

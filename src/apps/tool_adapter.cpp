@@ -189,6 +189,8 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
       "logits of 8 tokens, computed in fp32: largest {:.4g}; merged - base {:.4g}; merged - (base "
       "+ adapter) {:.4g}, bound {:.4g}\n",
       largest, moved, apart, bound);
+  if (!std::isfinite(largest))
+    throw ModelError("the logits of base + adapter are not finite: one of them holds NaN or Inf; nothing is written");
   if (!(apart <= bound))
     throw ModelError(
         fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; nothing is written: "
@@ -300,6 +302,8 @@ void show(const std::string& directory) {
     row.b += square_sum(pair.b);
     parameters += static_cast<int64_t>(pair.a.size() + pair.b.size() + pair.magnitude.size());
   }
+  for (const auto& [module, trained] : adapter.token_rows)
+    if (adapter.config.token_indices.contains(module)) parameters += std::ssize(trained.values);
   for (const auto& [name, tensor] : adapter.saved) parameters += static_cast<int64_t>(tensor.values.size());
   const LoraOptions& lora = adapter.config.lora;
   fmt::print("base model {}\nr {}, alpha {}, dropout {}{}\n{} parameters in {} modules\n",
@@ -311,7 +315,10 @@ void show(const std::string& directory) {
   };
   print_pattern("r", lora.rank_pattern);
   print_pattern("alpha", lora.alpha_pattern);
-  for (const auto& [module, trained] : adapter.token_rows) fmt::print("{} rows of {}\n", trained.ids.size(), module);
+  for (const auto& [module, trained] : adapter.token_rows)
+    fmt::print("{} of {}, {} parameters{}\n", counted(std::ssize(trained.ids), "row"), module,
+               format_count(std::ssize(trained.values)),
+               adapter.config.token_indices.contains(module) ? "" : ", not trained");
   for (const auto& [name, tensor] : adapter.saved)
     if (name.ends_with(".weight")) fmt::print("{} as a whole\n", name);
   fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A", "norm of B");

@@ -3,6 +3,7 @@
 #include "tools.h"
 
 #include "data/chat/chat_model.h"
+#include "models/common/stored.h"
 #include "models/decoder/adapter.h"
 #include "models/decoder/generation.h"
 #include "models/decoder/vocabulary.h"
@@ -74,16 +75,28 @@ class Generator {
     const auto weights = open_decoder_weights(directory, stored, config_.vocab_size, 0,
                                               adapter ? adapter->token_rows : std::map<std::string, TokenRows>());
     if (adapter) check_base_tensors(*adapter, *weights);
-    auto units = load_whole(*model_, *weights, at::kFloat, at::kCPU);
-    if (adapter) assign_adapter(*model_, import_adapter(*adapter, *model_), units);
-    store_ = std::make_unique<WholeUnitStore>(std::move(units));
+    // The shapes are compared with the files before memory is taken.
+    int64_t parameters = 0;
+    for (const StoredTensor& tensor : stored_tensors(DecoderModel(config_, std::nullopt).units(), DType::kF32)) {
+      (void)weight_type(*weights, tensor.name, tensor.info.shape);
+      bool fits = true;  // a file's shape does
+      parameters += checked_elements(tensor.info.shape, fits);
+    }
+    try {
+      auto units = load_whole(*model_, *weights, at::kFloat, at::kCPU);
+      if (adapter) assign_adapter(*model_, import_adapter(*adapter, *model_), units);
+      store_ = std::make_unique<WholeUnitStore>(std::move(units));
+    } catch (const c10::Error& error) {
+      throw ConfigError(fmt::format("{}: the model's {} parameters need {} as fp32 in the memory of this machine: {}",
+                                    tool, format_count(parameters), format_bytes(4.0 * static_cast<double>(parameters)),
+                                    error.what_without_backtrace()));
+    }
   }
 
   const Tokenizer& tokenizer() const { return chat_ ? chat_->tokenizer() : *tokenizer_; }
 
   /// Shows the text that follows, and returns it.
   std::string continue_text(const std::vector<int32_t>& ids, StreamingDecoder text) {
-    check(ids);
     std::string whole;
     const auto add = [&](const std::string& part) {
       print_text(part);
@@ -105,9 +118,36 @@ class Generator {
 
   /// A message of the user and the model's answer to it.
   void turn(const std::string& message) {
-    messages_.messages.push_back({{"role", "user"}, {"content", message}});
-    const std::string answer = continue_text(chat_->prompt(messages_), StreamingDecoder(tokenizer()));
-    messages_.messages.push_back({{"role", "assistant"}, {"content", answer}});
+    Conversation conversation = messages_;
+    conversation.messages.push_back({{"role", "user"}, {"content", message}});
+    const std::vector<int32_t> ids = chat_->prompt(conversation);
+    check(ids);
+    const std::string answer = continue_text(ids, StreamingDecoder(tokenizer()));
+    conversation.messages.push_back({{"role", "assistant"}, {"content", answer}});
+    messages_ = std::move(conversation);
+  }
+
+  /// Whether the model can continue these ids. ConfigError, ModelError.
+  void check(const std::vector<int32_t>& ids) const {
+    if (ids.empty())
+      throw ConfigError(fmt::format("{}: the prompt is empty and the tokenizer puts no token before a text", tool_));
+    for (const int32_t id : ids)
+      if (id >= config_.vocab_size)
+        throw ModelError(
+            fmt::format("{}: the tokenizer gives id {}, the model's vocabulary has {}: resize it with trireme "
+                        "model resize-vocab",
+                        options_.model, id, config_.vocab_size));
+    const auto prompt = static_cast<int64_t>(ids.size()), length = prompt + options_.max_new_tokens;
+    // Dynamic scaling is made for longer texts: its frequencies follow the length.
+    if (length > config_.max_position_embeddings && config_.rope.scaling != RopeFrequencies::Scaling::kDynamic)
+      throw ConfigError(
+          fmt::format("{}: {} prompt tokens and {} new ones exceed the model's {} positions; "
+                      "{}",
+                      tool_, prompt, options_.max_new_tokens, config_.max_position_embeddings,
+                      prompt < config_.max_position_embeddings ? "lower --max-new-tokens"
+                      : options_.chat                          ? "the conversation is too long: begin a new one"
+                                                               : "shorten the prompt"));
+    check_sequence_length(config_, length, fmt::format("{}: the length of the prompt and --max-new-tokens", tool_));
   }
 
  private:
@@ -123,25 +163,6 @@ class Generator {
         names.push_back(fmt::format("{} ({})", tokenizer().decode(std::vector{static_cast<int32_t>(id)}, true), id));
     log_info(fmt::format("template {}; {}", chat_->chat().name(),
                          names.empty() ? "no token ends an answer" : "an answer ends at " + join(names, ", ")));
-  }
-
-  void check(const std::vector<int32_t>& ids) const {
-    if (ids.empty())
-      throw ConfigError(fmt::format("{}: the prompt is empty and the tokenizer puts no token before a text", tool_));
-    for (const int32_t id : ids)
-      if (id >= config_.vocab_size)
-        throw ModelError(
-            fmt::format("{}: the tokenizer gives id {}, the model's vocabulary has {}: resize it with trireme "
-                        "model resize-vocab",
-                        options_.model, id, config_.vocab_size));
-    const int64_t length = static_cast<int64_t>(ids.size()) + options_.max_new_tokens;
-    // Dynamic scaling is made for longer texts: its frequencies follow the length.
-    if (length > config_.max_position_embeddings && config_.rope.scaling != RopeFrequencies::Scaling::kDynamic)
-      throw ConfigError(
-          fmt::format("{}: {} prompt tokens and {} new ones exceed the model's {} positions; "
-                      "lower --max-new-tokens",
-                      tool_, ids.size(), options_.max_new_tokens, config_.max_position_embeddings));
-    check_sequence_length(config_, length, fmt::format("{}: the length of the prompt and --max-new-tokens", tool_));
   }
 
   const char* tool_;
@@ -164,6 +185,7 @@ void run_generate(const GenerateOptions& options) {
   const Tokenizer& tokenizer = generator.tokenizer();
   std::vector<int32_t> ids = tokenizer.leading();
   for (const int32_t id : tokenizer.encode(options.prompt)) ids.push_back(id);
+  generator.check(ids);
   StreamingDecoder text(tokenizer);
   for (const int32_t id : ids) print_text(text.add(id));
   generator.continue_text(ids, std::move(text));
@@ -178,7 +200,13 @@ void run_chat(const GenerateOptions& options) {
   ask();
   for (std::string line; std::getline(std::cin, line); ask()) {
     if (line.ends_with('\r')) line.pop_back();
-    if (line.find_first_not_of(" \t") != std::string::npos) generator.turn(line);
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    try {
+      generator.turn(line);
+    } catch (const Error& refused) {
+      if (!terminal) throw;
+      log_warn(refused.what());  // the conversation goes on without this message
+    }
   }
   if (std::cin.bad() || std::ferror(stdin) != 0) throw DataError("chat: the standard input cannot be read");
   if (terminal) print_text("\n");

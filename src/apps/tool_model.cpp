@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/huggingface/byte_level_model.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 #include "trireme/formats/json.h"
 
@@ -45,9 +46,9 @@ Json read_json(const fs::path& path) {
   }
 }
 
-Json added_token(const std::string& text) {
-  return {{"content", text}, {"lstrip", false},      {"normalized", false},
-          {"rstrip", false}, {"single_word", false}, {"special", true}};
+Json added_token(const AddedToken& token) {
+  return {{"content", token.content}, {"lstrip", token.lstrip},           {"normalized", token.normalized},
+          {"rstrip", token.rstrip},   {"single_word", token.single_word}, {"special", token.special}};
 }
 
 /// The tokenizer files of a directory, with tokens added after the last id that any of them has.
@@ -101,12 +102,12 @@ class TokenizerFiles {
     for (const std::string& text : tokens) {
       const int64_t id = known_[text] = next_id_++;
       Json token = {{"id", id}};
-      token.update(added_token(text));
+      token.update(added_token({.content = text}));
       if (json_.contains("tokenizer.json")) json_["tokenizer.json"]["added_tokens"].push_back(token);
       if (json_.contains("added_tokens.json")) json_["added_tokens.json"][text] = id;
       if (json_.contains("tokenizer_config.json")) {
         Json& config = json_["tokenizer_config.json"];
-        config["added_tokens_decoder"][std::to_string(id)] = added_token(text);
+        config["added_tokens_decoder"][std::to_string(id)] = added_token({.content = text});
         // transformers 5 and 4 have their own name for the same list.
         for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
           if (!config.contains(key) || config[key].is_array()) config[key].push_back(text);
@@ -126,9 +127,10 @@ class TokenizerFiles {
       if (const SentencepieceModel model = read_sentencepiece_model(*pieces_, directory_ / "tokenizer.model");
           model.eos_id && !config["added_tokens_decoder"].contains(std::to_string(*model.eos_id)))
         config["added_tokens_decoder"][std::to_string(*model.eos_id)] =
-            added_token(model.pieces[static_cast<size_t>(*model.eos_id)].text);
+            added_token({.content = model.pieces[static_cast<size_t>(*model.eos_id)].text});
     config["eos_token"] = text;
-    if (json_.contains("special_tokens_map.json")) json_["special_tokens_map.json"]["eos_token"] = added_token(text);
+    if (json_.contains("special_tokens_map.json"))
+      json_["special_tokens_map.json"]["eos_token"] = added_token({.content = text});
     return found->second;
   }
 
@@ -144,15 +146,22 @@ class TokenizerFiles {
   }
   /// transformers 5 takes a tokenizer_config.json that lists some added tokens for all of them.
   void list_added_tokens() {
-    if (!json_.contains("tokenizer.json") || !json_.contains("tokenizer_config.json")) return;
+    if (!json_.contains("tokenizer_config.json")) return;
     Json& config = json_["tokenizer_config.json"];
     if (config.contains("added_tokens_decoder")) return;
-    for (Json token : member(json_["tokenizer.json"], "added_tokens")) {
-      const Json id = member(token, "id");
-      if (!id.is_number_integer()) continue;
-      token.erase("id");
-      config["added_tokens_decoder"][id.dump()] = token;
+    if (json_.contains("tokenizer.json")) {
+      for (Json token : member(json_["tokenizer.json"], "added_tokens")) {
+        const Json id = member(token, "id");
+        if (!id.is_number_integer()) continue;
+        token.erase("id");
+        config["added_tokens_decoder"][id.dump()] = token;
+      }
+      return;
     }
+    for (const AddedToken& token : read_added_tokens(directory_))
+      config["added_tokens_decoder"][std::to_string(token.id)] = added_token(token);
+    // From now on transformers takes the names from here alone.
+    for (const auto& [key, text] : named_tokens(directory_)) config[key] = text ? Json(*text) : Json();
   }
   void know(const Json& token, const Json& id) {
     if (!id.is_number_integer() || id.get<int64_t>() > INT32_MAX) return;

@@ -4,6 +4,7 @@ kinds of templates, packed rows, input formats, messages of errors; --bin: from 
 
 usage: chat_rows_parity.py --tools PROGRAM [--bin DIRECTORY]"""
 import argparse
+import datetime
 import gzip
 import json
 import random
@@ -252,6 +253,11 @@ def check_fields(args, work):
     pa.parquet.write_table(pa.Table.from_pylist([asked | {"system": "be brief"}]), work / "system.parquet")
     run(args, "--model", folder, "--input", work / "system.parquet", "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "be brief" in text(read_rows(work / "fields.npy")[0])
+    # Fields of messages that have no JSON form, as times.
+    timed = {"messages": [{**message, "timestamp": datetime.datetime(2023, 4, 9, tzinfo=datetime.timezone.utc)} for message in (question, answer)]}
+    pa.parquet.write_table(pa.Table.from_pylist([timed]), work / "timed.parquet")
+    run(args, "--model", folder, "--input", work / "timed.parquet", "--output", work / "fields.npy", "--seq-length", SEQ)
+    assert read_rows(work / "fields.npy") == rows([{"messages": [question, answer]}])[0]
     # A directory has the files that are read one by one.
     several_files = work / "files"
     several_files.mkdir()

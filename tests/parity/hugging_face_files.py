@@ -299,6 +299,8 @@ def check_resize(site, base, with_tokenizer):
     (taken / "added_tokens.json").write_text(json.dumps({"<extra>": count}))
     site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "beside", "--add-token", "<|im_start|>", says=f"<|im_start|> = {count + 1}")
     assert json.loads((site.work / "beside" / "added_tokens.json").read_text()) == {"<extra>": count, "<|im_start|>": count + 1}
+    site.trireme("tokenizer", "encode", "--model", site.work / "beside", "a<extra><|im_start|>", says=f"{count} {count + 1}")
+    assert AutoTokenizer.from_pretrained(site.work / "beside").encode("a<extra><|im_start|>")[-2:] == [count, count + 1]
     site.trireme("model", "resize-vocab", "--model", site.work / "chat-1", "--output", site.work / "twice", "--add-token", "<|im_end|>", code=2, says="already")
     for words, tokens in (("is empty", [""]), ("given twice", ["<a>", "<a>"])):
         site.trireme("model", "resize-vocab", "--model", with_tokenizer, "--output", site.work / "twice", *(word for token in tokens for word in ("--add-token", token)),
@@ -309,6 +311,11 @@ def check_resize(site, base, with_tokenizer):
     first, second = (AutoTokenizer.from_pretrained(site.work / name) for name in ("made", "ends"))
     before, after = (tokenizer(f"a {first.eos_token} b")["input_ids"] for tokenizer in (first, second))
     assert second.eos_token == "<end>" and first.eos_token_id in before and before == after, (first.eos_token, before, after)
+    # Every tool takes the token that the files name now.
+    site.trireme("tokenizer", "encode", "--model", site.work / "ends", "--eos", "a", says=f" {second.eos_token_id}\n")
+    (site.work / "one.txt").write_text("a\n\nb\n\nc\n")
+    site.trireme("data", "pack", "--tokenizer", site.work / "ends", "--input", site.work / "one.txt", "--seq-length", 4, "--eos", "--output", site.work / "one.npy")
+    assert second.eos_token_id in np.load(site.work / "one.npy")
 
 
 def check_training(site, base):

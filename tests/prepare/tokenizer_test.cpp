@@ -10,6 +10,7 @@ namespace trireme {
 namespace {
 
 using Ids = std::vector<int32_t>;
+using TokenizerFiles = Scratch;
 using TrainingTokenizers = Scratch;
 
 /// The exit code of the action's Error; 0 without one.
@@ -89,6 +90,34 @@ TEST(Tokenizer, SpecialTokensAreSplitOutLeftmostLongest) {
   EXPECT_EQ(tokenizer.decode(tokenizer.encode("x<a>bc<a>")), "x<a>bc<a>");
   EXPECT_THROW(tokenizer.decode(Ids{402}), DataError);
   EXPECT_THROW(tokenizer.decode(Ids{-1}), DataError);
+}
+
+TEST_F(TokenizerFiles, NameEndsAndTheBosBeforeAText) {
+  write("tokenizer.model", small_model());
+  const auto open = [&](const std::string& config) {
+    write("tokenizer_config.json", config);
+    return Tokenizer(directory_);
+  };
+  const Tokenizer plain = open("{}");
+  EXPECT_EQ(plain.leading(), Ids{1});
+  EXPECT_EQ(open(R"({"add_bos_token": false})").leading(), Ids{});
+  // transformers' class adds BOS only if its files say so.
+  EXPECT_EQ(open(R"({"tokenizer_class": "LlamaTokenizer"})").leading(), Ids{});
+  EXPECT_EQ(open(R"({"tokenizer_class": "LlamaTokenizer", "add_bos_token": true})").leading(), Ids{1});
+  EXPECT_EQ(exit_code([&] { open(R"({"add_bos_token": "yes"})"); }), 3);
+  const Tokenizer named = open(R"({"eos_token": "<0x0A>", "bos_token": null, "pad_token": {"content": "<new>"}})");
+  EXPECT_EQ(named.eos_id(), 13);
+  EXPECT_FALSE(named.bos_id());
+  EXPECT_EQ(named.leading(), Ids{});
+  EXPECT_EQ(named.vocab_size(), 401);  // as transformers adds it
+  EXPECT_FALSE(named.pad_id());
+  EXPECT_EQ(named.decode(Ids{400}), "");
+  EXPECT_EQ(named.decode(Ids{400}, true), "<new>");
+  EXPECT_EQ(open(R"({"eos_token": ""})").eos_id(), 2);
+  // special_tokens_map.json wins where no tokens are listed.
+  write("special_tokens_map.json", R"({"eos_token": "<0x0B>"})");
+  EXPECT_EQ(open(R"({"eos_token": "<0x0A>"})").eos_id(), 14);
+  EXPECT_EQ(open(R"({"eos_token": "<0x0A>", "added_tokens_decoder": {"400": {"content": "<a>"}}})").eos_id(), 13);
 }
 
 TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {

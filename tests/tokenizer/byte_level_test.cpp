@@ -239,6 +239,9 @@ TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
   EXPECT_EQ(two.encode("the trireme"), Tokenizer(folder_ / "merges.txt").encode("the trireme"));
   EXPECT_EQ(two.eos_id(), 0);
   EXPECT_TRUE(two.leading().empty());
+  write("tokenizer_config.json", R"({"add_bos_token": true})");
+  EXPECT_EQ(Tokenizer(folder_).leading(), Ids{0});
+  fs::remove(folder_ / "tokenizer_config.json");
   write("tokenizer.json", tokenizer_json(model));
   const Tokenizer one(folder_);
   EXPECT_EQ(one.kind(), "byte-level BPE");

@@ -76,13 +76,13 @@ def shapes(work, texts):
         yield kind, work / kind, saved(work / kind, common.train(kind, texts, 1200)), True, specials
 
     names = ["<s>", "</s>", "<unk>", "<0x41>", "<tool>", *(t.content for t in AWKWARD)]
-    yield "sentencepiece, legacy", work / "legacy", llama(work / "legacy", lines, {"legacy": True}, user_defined_symbols=["<tool>"]), False, names
+    yield "sentencepiece, legacy", work / "legacy", llama(work / "legacy", lines, {"legacy": True}, user_defined_symbols=["<tool>"]), True, names
     reference = llama(work / "first", lines, {"legacy": False, "added_tokens_decoder": decoder_entries(900, AWKWARD)})
     assert all(reference.token_to_id(t.content) == 900 + i for i, t in enumerate(AWKWARD))
-    yield "sentencepiece, not legacy", work / "first", reference, False, names
-    yield "sentencepiece, no prefix", work / "never", llama(work / "never", lines, {"add_prefix_space": False}), False, names
+    yield "sentencepiece, not legacy", work / "first", reference, True, names
+    yield "sentencepiece, no prefix", work / "never", llama(work / "never", lines, {"add_prefix_space": False}), True, names
     # LlamaTokenizer drops the rules of the model.
-    yield "sentencepiece with rules", work / "rules", llama(work / "rules", lines, {}, normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True), False, names
+    yield "sentencepiece with rules", work / "rules", llama(work / "rules", lines, {}, normalization_rule_name="nmt_nfkc", remove_extra_whitespaces=True), True, names
     # What transformers 5 writes: a tokenizer.json and no tokenizer.model.
     LlamaTokenizer.from_pretrained(work / "first").save_pretrained(work / "saved")
     assert not (work / "saved" / "tokenizer.model").exists()

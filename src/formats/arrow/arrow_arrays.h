@@ -186,8 +186,12 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
     default: break;
   }
   std::vector<int64_t> number;
-  if (!integers_of(array, {i, i + 1}, [&] { return place; }, number))
+  if (!integers_of(array, {i, i + 1}, [&] { return place; }, number)) {
+    // Times and other types beside the fields that are read, as in messages with a timestamp: the text that Arrow
+    // gives.
+    if (const auto scalar = array.GetScalar(i); level > 0 && scalar.ok()) return text((*scalar)->ToString());
     throw DataError(fmt::format("{}: a value of type {} has no JSON form", place, array.type()->ToString()));
+  }
   return number[0];
 }
 

@@ -14,6 +14,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <set>
 #include <unordered_map>
 
 namespace trireme {
@@ -406,28 +407,6 @@ void choose_ends(ByteLevelModel& model) {
   if (!model.eos_id) model.eos_id = end;
 }
 
-/// bos_token, eos_token and pad_token of the JSON file `path`, if it exists. A key with null says "none".
-void read_named_tokens(const fs::path& path, ByteLevelModel& model) {
-  const auto json = read_json_beside(path);
-  for (const auto& [key, id] : {std::pair<const char*, std::optional<int32_t>*>{"bos_token", &model.bos_id},
-                                {"eos_token", &model.eos_id},
-                                {"pad_token", &model.pad_id}}) {
-    if (!json.is_object() || !json.contains(key)) continue;
-    auto value = json.at(key);
-    if (value.is_object()) value = member(value, "content");
-    if (value.is_null()) {
-      *id = std::nullopt;
-    } else if (!value.is_string()) {
-      throw DataError(fmt::format("{}: \"{}\" is not the text of a token", path.string(), key));
-    } else if (const auto found = id_of(model, value.get<std::string>())) {
-      *id = found;
-    } else {
-      throw DataError(fmt::format("{}: \"{}\" is '{}', which the tokenizer does not have", path.string(), key,
-                                  value.get<std::string>()));
-    }
-  }
-}
-
 }  // namespace
 
 ByteLevelModel parse_tokenizer_json(std::string_view bytes, const fs::path& path) {
@@ -509,6 +488,13 @@ std::optional<Metaspace> llama_metaspace(const fs::path& folder, bool checks_mod
   return rule;
 }
 
+std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace) {
+  std::vector<DecoderStep> steps = {
+      {DecoderStep::kReplace, metaspace.replacement, " "}, {DecoderStep::kByteFallback}, {}};
+  if (metaspace.scheme != Metaspace::kNever) steps.push_back({DecoderStep::kStrip, " ", "", 1, 0});
+  return steps;
+}
+
 std::vector<AddedToken> read_added_tokens(const fs::path& folder) {
   std::map<int64_t, AddedToken> tokens;
   const fs::path path = folder / "tokenizer_config.json", other = folder / "added_tokens.json";
@@ -527,13 +513,64 @@ std::vector<AddedToken> read_added_tokens(const fs::path& folder) {
     add(path, id.get<int64_t>(), reader.added_token(entry, where));
   }
   if (decoder.empty()) {
+    std::set<std::string> special;
+    for (const auto& [key, text] : named_tokens(folder)) special.insert(text.value_or(""));
+    for (const fs::path& file : {path, folder / "special_tokens_map.json"})
+      for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
+        for (const auto& token : member(read_json_beside(file), key))
+          if (token.is_string()) special.insert(token.get<std::string>());
     const auto list = read_json_beside(other);
     for (const auto& [text, id] : list.items())
-      add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1, {.content = text});
+      add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1,
+          {.content = text, .special = special.contains(text), .normalized = !special.contains(text)});
   }
   std::vector<AddedToken> result;
   for (auto& [id, token] : tokens) result.push_back(std::move(token));
   return result;
+}
+
+std::map<std::string, std::optional<std::string>> named_tokens(const fs::path& folder) {
+  const auto config = read_json_beside(folder / "tokenizer_config.json");
+  std::vector<const char*> names = {"special_tokens_map.json", "tokenizer_config.json"};
+  if (!member(config, "added_tokens_decoder").is_null()) std::swap(names[0], names[1]);
+  std::map<std::string, std::optional<std::string>> tokens;
+  for (const char* name : names) {
+    const fs::path path = folder / name;
+    const auto json = read_json_beside(path);
+    for (const char* key :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+      if (!json.is_object() || !json.contains(key)) continue;
+      auto value = json.at(key);
+      if (value.is_object()) value = member(value, "content");
+      if (!value.is_null() && !value.is_string())
+        throw DataError(fmt::format("{}: \"{}\" is not the text of a token", path.string(), key));
+      tokens.emplace(key, value.is_null() ? std::nullopt : std::optional(value.get<std::string>()));
+    }
+  }
+  return tokens;
+}
+
+void read_named_tokens(const fs::path& folder, const std::function<std::optional<int32_t>(const std::string&)>& id_of,
+                       NamedTokens& tokens) {
+  const auto named = named_tokens(folder);
+  for (const auto& [key, id] :
+       {std::pair{"bos_token", &tokens.bos_id}, {"eos_token", &tokens.eos_id}, {"pad_token", &tokens.pad_id}}) {
+    const auto found = named.find(key);
+    if (found == named.end() || found->second == "") continue;  // files of Llama 1 name nothing so
+    *id = found->second ? id_of(*found->second) : std::nullopt;
+    if (found->second && !*id)
+      throw DataError(fmt::format("{}: \"{}\" is '{}', which the tokenizer does not have",
+                                  (folder / "tokenizer_config.json").string(), key, *found->second));
+  }
+}
+
+std::optional<bool> read_add_bos(const fs::path& folder) {
+  const fs::path path = folder / "tokenizer_config.json";
+  const auto value = member(read_json_beside(path), "add_bos_token");
+  if (value.is_null()) return std::nullopt;
+  if (!value.is_boolean())
+    throw DataError(fmt::format("{}: \"add_bos_token\" is {}, expected true or false", path.string(), value.dump()));
+  return value.get<bool>();
 }
 
 ByteLevelModel read_byte_level_model(const fs::path& path) {
@@ -550,13 +587,14 @@ ByteLevelModel read_byte_level_model(const fs::path& path) {
     if (model.characters && model.scores.empty())
       if (auto rule = llama_metaspace(folder, true)) {
         model.normalisers.clear();
-        model.decoder = {{DecoderStep::kReplace, rule->replacement, " "}, {DecoderStep::kByteFallback}, {}};
-        if (rule->scheme != Metaspace::kNever) model.decoder.push_back({DecoderStep::kStrip, " ", "", 1, 0});
+        model.decoder = llama_decoder(*rule);
         model.metaspace = std::move(rule);
       }
   }
-  read_named_tokens(folder / "special_tokens_map.json", model);
-  read_named_tokens(folder / "tokenizer_config.json", model);
+  read_named_tokens(folder, [&](const std::string& text) { return id_of(model, text); }, model);
+  // tokenizer.json has a post-processor of its own.
+  if (path.filename() == "vocab.json" && model.bos_id && read_add_bos(folder).value_or(false))
+    model.leading = {*model.bos_id};
   return model;
 }
 

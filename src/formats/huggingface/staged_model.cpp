@@ -26,6 +26,7 @@ constexpr const char* kNames[] = {"config.json",
                                   "added_tokens.json",
                                   "chat_template.jinja",
                                   "chat_template.json",
+                                  "additional_chat_templates",
                                   "vocab.txt",
                                   "vocab.json",
                                   "merges.txt"};
@@ -85,9 +86,10 @@ void StagedModel::commit() {
   fs::remove(directory_ / "config.json", error);
   check(error, "remove", directory_ / "config.json");
   for (const auto& entry : fs::directory_iterator(directory_, error)) {
-    if (entry.is_directory() || !is_of_model(entry.path().filename().string())) continue;
+    const std::string name = entry.path().filename().string();
+    if (!is_of_model(name) || (entry.is_directory() && is_weights(name))) continue;
     std::error_code removed;
-    fs::remove(entry.path(), removed);
+    fs::remove_all(entry.path(), removed);
     check(removed, "remove", entry.path());
   }
   check(error, "read", directory_);

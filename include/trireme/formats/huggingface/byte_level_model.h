@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -66,7 +68,14 @@ struct DecoderStep {
   int64_t start = 0, stop = 0;     // kStrip: number of `from` to remove; kMetaspace: 1 if the first token's is removed
 };
 
-struct ByteLevelModel {
+/// Ids of a tokenizer's tokens with a part of their own; nullopt: it has none.
+struct NamedTokens {
+  std::optional<int32_t> bos_id, eos_id, pad_id;
+};
+
+/// NamedTokens: from tokenizer_config.json or special_tokens_map.json beside the file; else from the post-processor;
+/// else <|endoftext|>, GPT-2's.
+struct ByteLevelModel : NamedTokens {
   /// Tokens are text (sentencepiece's kind); otherwise they are in the characters of the byte map.
   bool characters = false;
   bool byte_fallback = false;          // characters without a token become the tokens <0x00> to <0xFF>
@@ -82,9 +91,6 @@ struct ByteLevelModel {
   std::vector<PreSplitStep> steps;
   std::vector<AddedToken> added;
   std::vector<int32_t> leading, trailing;  // tokens that the post-processor puts before and after a text
-  /// From tokenizer_config.json or special_tokens_map.json beside the file; else from the post-processor; else
-  /// <|endoftext|>, GPT-2's.
-  std::optional<int32_t> bos_id, eos_id, pad_id;
 };
 
 /// The character for byte b in tokens: the byte itself if it is printable Latin-1, else a character from U+0100 on.
@@ -110,8 +116,20 @@ std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string
 /// `folder`. nullopt if that file names neither the class nor these keys, or (with `checks_model`) if config.json is of
 /// another family than llama; then the tokenizer's own file applies.
 std::optional<Metaspace> llama_metaspace(const std::filesystem::path& folder, bool checks_model);
+/// The decoder of that class.
+std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace);
 /// The tokens that tokenizer_config.json ("added_tokens_decoder") or else added_tokens.json in `folder` add, by id.
 std::vector<AddedToken> read_added_tokens(const std::filesystem::path& folder);
+/// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token of the files in `folder`; a key with
+/// null says "none". As in transformers special_tokens_map.json wins, unless tokenizer_config.json has
+/// "added_tokens_decoder".
+std::map<std::string, std::optional<std::string>> named_tokens(const std::filesystem::path& folder);
+/// Replaces what named_tokens() has. DataError for a token of which `id_of` knows no id.
+void read_named_tokens(const std::filesystem::path& folder,
+                       const std::function<std::optional<int32_t>(const std::string&)>& id_of, NamedTokens& tokens);
+/// "add_bos_token" of the tokenizer_config.json in `folder`: BOS stands before a text. transformers 5 reads it where no
+/// tokenizer.json is.
+std::optional<bool> read_add_bos(const std::filesystem::path& folder);
 
 /// The files of a model, from which `tokenizers` and `transformers` get the same ids.
 std::string tokenizer_json(const ByteLevelModel& model);
