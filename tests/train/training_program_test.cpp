@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 /// The program that a preset is for: its head has a line "#   PROGRAM --config FILE".
 std::string program_of(const fs::path& preset) {
   const std::string text = read_text_file(preset, ExitCode::kConfig);
-  const size_t end = text.find(" --config");
+  const size_t end = text.find(" --config ");
   const size_t begin = text.rfind(' ', end - 1) + 1;
   return text.substr(begin, end - begin);
 }
