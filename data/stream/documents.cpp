@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -188,12 +189,19 @@ struct NamedSplit {
   bool alone = true;  // all words are such words, as in "test-00000-of-00002"
 };
 
+/// "train_sft-00000-of-00003" is how `datasets` names the files of a split of any name: there it is "train_sft".
 NamedSplit split_of(std::string name) {
   static const std::map<std::string, std::string> kSplits = {
       {"train", "train"},      {"training", "train"}, {"validation", "validation"},
       {"valid", "validation"}, {"dev", "validation"}, {"val", "validation"},
       {"test", "test"},        {"testing", "test"},   {"eval", "test"},
       {"evaluation", "test"}};
+  static const std::regex kShard("(?:.*-)?([^-]*)[-.][0-9]+-of-[0-9]+");
+  if (std::smatch shard; std::regex_match(name, shard, kShard)) {
+    const std::string split = shard[1];
+    for (const std::string& word : trireme::split(split, '_'))
+      if (kSplits.contains(word)) return {kSplits.contains(split) ? kSplits.at(split) : split};
+  }
   std::ranges::replace_if(
       name, [](char c) { return std::string_view("-._0123456789").find(c) != std::string_view::npos; }, ' ');
   std::istringstream words(name);

@@ -72,6 +72,12 @@ MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_
     close(fd);
     if (mapped == MAP_FAILED) throw Error(code, fmt::format("cannot map {}: {}", path.string(), why));
     data_ = static_cast<const std::byte*>(mapped);
+    if (std::string_view(static_cast<const char*>(mapped), std::min<size_t>(size_, 64))
+            .starts_with("version https://git-lfs")) {
+      munmap(mapped, size_);
+      throw Error(
+          code, fmt::format("{} is a Git LFS pointer, not the file itself: fetch it with git lfs pull", path.string()));
+    }
     slot_ = take_slot(data_, size_, path.string(), code);
   } else {
     close(fd);

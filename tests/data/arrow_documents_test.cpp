@@ -177,6 +177,13 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   fs::copy_file(stream_fixture("lists.arrow"), folder / "data/test.arrow", fs::copy_options::overwrite_existing);
   EXPECT_NE(complaint(folder).find("holds several splits: test (data/test.arrow), no split (data/1.arrow)"),
             std::string::npos);
+  fs::rename(folder / "data/test.arrow", folder / "data/train_sft-00000-of-00001.arrow");
+  fs::rename(folder / "data/1.arrow", folder / "data/c4-train_gen.00000-of-00002.arrow");
+  fs::remove(folder / "data/0.arrow");
+  EXPECT_NE(
+      complaint(folder).find("several splits: train_gen (data/c4-train_gen.00000-of-00002.arrow), train_sft (data"),
+      std::string::npos)
+      << complaint(folder);
   fs::remove_all(folder);
   EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
 }

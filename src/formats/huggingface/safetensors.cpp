@@ -26,8 +26,6 @@ std::string describe_other_file(std::span<const std::byte> bytes) {
     return "is a PyTorch checkpoint (a pickle), which could run code and is never opened: convert it once, where its "
            "source is trusted, "
            "with safetensors.torch.save_file or transformers' save_pretrained(path, safe_serialization=True)";
-  if (head.starts_with("version https://git-lfs"))
-    return "is a Git LFS pointer, not the file itself: fetch it with git lfs pull";
   return "";
 }
 
