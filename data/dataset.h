@@ -43,6 +43,8 @@ class TokenDataset {
   virtual ~TokenDataset() = default;
   virtual int64_t size() const = 0;
   virtual Answers answers() const { return Answers::kNone; }
+  /// Rows through each file.
+  virtual std::vector<int64_t> file_ends() const { return {size()}; }
   /// Row `index`, checked: length, ids in [0, vocab_size), mask, starts. DataError with file, row, byte offset and
   /// value. Thread-safe.
   virtual Sample read(int64_t index) const = 0;

@@ -1,4 +1,5 @@
 // Rows that are packed already: npy arrays, MLPerf's records and HDF5.
+#include "data/megatron/index_maps.h"
 #include "data/rows.h"
 #include "data/text_file.h"
 #include "trireme/base/error.h"
@@ -240,6 +241,7 @@ class ConcatenatedDataset : public TokenDataset {
   Answers answers() const override { return answers_; }
 
   int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
+  std::vector<int64_t> file_ends() const override { return ends_; }
 
   Sample read(int64_t index) const override {
     TRIREME_CHECK(index >= 0 && index < size(), "row ", index, " of a dataset of ", size());
@@ -365,6 +367,36 @@ RowSet packed_set(const std::string& name, const std::shared_ptr<const TokenData
   return {name, data->size(), {}, [data](int64_t row) { (void)data->read(row); }};
 }
 
+/// The order of a run's rows: permutations of all rows, one after the other; with data.weights permutations of the rows
+/// of each file, of which each row of the run takes the next of the file that is furthest behind its share.
+class RowOrder {
+ public:
+  RowOrder(const TokenDataset& data, const Config& config) {
+    std::vector<double> shares = config.data.weights;
+    if (shares.empty()) shares.assign(config.data.names.size(), 1);
+    const auto seed = static_cast<uint64_t>(config.train.seed);
+    if (shares.size() > 1) shares_.emplace(shares);
+    for (const int64_t end : shares_ ? data.file_ends() : std::vector{data.size()}) {
+      const int64_t begin = files_.empty() ? 0 : files_.back().end;
+      files_.push_back(
+          {begin, end, Sampler(end - begin, (seed + files_.size()) % (uint64_t{1} << 32), config.data.shuffle)});
+    }
+  }
+  int64_t at(int64_t position) {
+    const BlendOrder::Place place = shares_ ? shares_->at(position) : BlendOrder::Place{0, position};
+    File& file = files_[static_cast<size_t>(place.part)];
+    return file.begin + file.rows.at(place.sample);
+  }
+
+ private:
+  struct File {
+    int64_t begin = 0, end = 0;
+    Sampler rows;
+  };
+  std::optional<BlendOrder> shares_;
+  std::vector<File> files_;
+};
+
 SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader& reader) {
   const SplitKeys keys = split_keys(config, split);
   using Objective = TrainSection::Objective;
@@ -392,9 +424,8 @@ SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader
     rows.rows = rows.samples = rows_to_evaluate(config, split, rows.there);
     return rows;
   }
-  const auto sampler =
-      std::make_shared<Sampler>(data->size(), static_cast<uint64_t>(config.train.seed), config.data.shuffle);
-  rows.read = [data, sampler](int64_t position) { return data->read(sampler->at(position)); };
+  const auto order = std::make_shared<RowOrder>(*data, config);
+  rows.read = [data, order](int64_t position) { return data->read(order->at(position)); };
   rows.rows = rows.samples = data->size();
   return rows;
 }

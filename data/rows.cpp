@@ -133,9 +133,8 @@ void refuse_keys(const Config& config, const RowFormat& format) {
     others.emplace_back((*other)->what);
     if (theirs == keys) break;
   }
-  const bool parts = keys.find("data.weights") != std::string::npos || keys.find("data.names") != std::string::npos;
-  throw ConfigError(fmt::format("{}: for {}, but {} is read as {}: leave it out{}", keys, join(others, " and "), first,
-                                format.what, parts ? "; data.train is then a list of paths, without mappings" : ""));
+  throw ConfigError(
+      fmt::format("{}: for {}, but {} is read as {}: leave it out", keys, join(others, " and "), first, format.what));
 }
 
 }  // namespace

@@ -108,11 +108,12 @@ Section data_section() {
          .not_path = "mock",
          .elsewhere = {"train_file", "data.path", "dataset"}});
   s.key("weights", &S::weights,
-        "documents (Arrow, save_to_disk, Parquet, JSON lines): for each path of data.train its share of the "
-        "tokens, in any unit; or write entries with path, weight and name into data.train",
-        {.min = 0, .above_min = true, .data = kDocumentData | kMegatronData});
+        "for each path of data.train its share, in any unit: of the tokens of documents (Arrow, save_to_disk, Parquet, "
+        "JSON lines), of the rows of npy, HDF5 and Megatron's files; or write entries with path, weight and name into "
+        "data.train",
+        {.min = 0, .above_min = true, .feature = Feature::kDocumentStreams});
   s.key("names", &S::names, "documents: the name that messages give to each path of data.train",
-        {.may_change = true, .may_be_absent = true, .data = kDocumentData | kMegatronData});
+        {.may_change = true, .may_be_absent = true, .feature = Feature::kDocumentStreams});
   s.key("valid", &S::valid, "validation rows",
         {.path = true,
          .one_or_more = true,

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -109,6 +110,44 @@ TEST_F(RowsOfSplits, ConversationsAreKnownByTheirFirstObject) {
   EXPECT_FALSE(refused("a.json", R"({"messages": "no end)"));
   EXPECT_FALSE(refused("a.json", ""));
   EXPECT_FALSE(refused("a.txt", talk));
+}
+
+TEST_F(RowsOfSplits, SharesOfPackedFilesAreThoseOfTheWeights) {
+  for (const auto& [file, rows] : {std::pair(1, 6), {2, 4}}) {
+    Hdf5TokenWriter writer(path(fmt::format("{}.h5", file)), 8, {});
+    for (int row = 0; row < rows; ++row) writer.append(std::vector<int32_t>{file, row, 1, 1, 1, 1, 1, 1}, {}, {});
+    writer.commit();
+  }
+  config_.data.train = {path("1.h5"), path("2.h5")};
+  using Row = std::pair<int64_t, int64_t>;
+  const auto order = [&](int64_t first, int64_t end) {
+    const SplitRows<Sample> rows = open(Split::kTrain);
+    EXPECT_EQ(rows.rows, 10);
+    std::vector<Row> read;
+    for (int64_t i = first; i < end; ++i) {
+      const Sample sample = rows.read(i);
+      read.emplace_back(sample.input_ids[0], sample.input_ids[1]);
+    }
+    return read;
+  };
+  config_.data.weights = {3, 1};
+  const std::vector<Row> mixed = order(0, 64);
+  EXPECT_EQ(std::ranges::count(mixed, 2, &Row::first), 16);
+  // Each epoch of a file has each of its rows once.
+  for (const auto& [file, rows] : {std::pair(1, 6), {2, 4}}) {
+    std::vector<int64_t> of_file;
+    for (const Row& row : mixed)
+      if (row.first == file) of_file.push_back(row.second);
+    const int64_t epochs = std::ssize(of_file) / rows;
+    for (int row = 0; row < rows; ++row)
+      EXPECT_EQ(std::count(of_file.begin(), of_file.begin() + epochs * rows, row), epochs) << file;
+  }
+  EXPECT_EQ(order(37, 64), std::vector<Row>(mixed.begin() + 37, mixed.end())) << "a run that goes on";
+  config_.data.weights = {};
+  config_.data.names = {"one", "two"};  // parts of their own, with equal shares
+  EXPECT_EQ(std::ranges::count(order(0, 64), 2, &Row::first), 32);
+  config_.data.names = {};
+  EXPECT_EQ(std::ranges::count(order(0, 10), 2, &Row::first), 4) << "a concatenation";
 }
 
 TEST_F(RowsOfSplits, PackedRowsWithoutATargetAreALack) {
