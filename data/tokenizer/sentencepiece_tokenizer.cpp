@@ -55,39 +55,46 @@ SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
 }
 
 void SentencepieceTokenizer::add_tokens_of(const std::filesystem::path& folder) {
-  if (state_->metaspace)
-    for (size_t id = 0; id < state_->model.pieces.size(); ++id) {
-      const SentencepiecePiece& piece = state_->model.pieces[id];
-      if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUserDefined ||
-          piece.type == SentencepiecePiece::kUnknown)
-        state_->specials.emplace(piece.text, static_cast<int32_t>(id));
-      if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUnknown)
-        state_->hidden.insert(static_cast<int32_t>(id));
-    }
-  std::vector<AddedToken> tokens = read_added_tokens(folder);
-  for (const AddedToken& token : tokens) {
-    const auto piece = piece_of(token.content);
-    if (const int64_t ours = piece.value_or(static_cast<int32_t>(vocab_size())); ours != token.id)
-      throw DataError(fmt::format(
-          "{}: the token '{}' has the id {}, but the {} pieces of the tokenizer and the tokens before it give it {}",
-          folder.string(), token.content, token.id, facts_.base_vocab_size, ours));
-    if (!piece) state_->added.emplace(token.id, token.content);
-    if (token.special) state_->hidden.insert(token.id);
-    state_->specials.erase(token.content);
-    add_token(token);
+  const bool llama = state_->metaspace.has_value();
+  std::map<std::string, std::string> defaults;
+  if (llama) defaults = {{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"unk_token", "<unk>"}};
+  const FolderTokens tokens =
+      read_folder_tokens(folder, [&](const std::string& text) { return piece_of(text); }, vocab_size(), defaults);
+  std::map<std::string, int32_t> controls;
+  for (size_t id = 0; llama && !tokens.extra && id < state_->model.pieces.size(); ++id) {
+    const SentencepiecePiece& piece = state_->model.pieces[id];
+    if (piece.type == SentencepiecePiece::kControl) state_->hidden.insert(static_cast<int32_t>(id));
+    if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUserDefined)
+      controls.emplace(piece.text, static_cast<int32_t>(id));
   }
-  for (const auto& [text, id] : state_->specials) add_token({.content = text, .id = id});
-  for (const AddedToken& token : tokens) state_->specials[token.content] = token.id;
-  // transformers adds a token that is only named; sentencepiece's own pieces stay text inside of a text.
-  const auto id_of = [&](const std::string& text) {
-    const auto piece = state_->metaspace ? std::nullopt : piece_of(text);
-    return piece ? piece : std::optional(add_special(text));
+  const auto add = [&](const AddedToken& token) {
+    if (token.id >= facts_.base_vocab_size) state_->added.emplace(token.id, token.content);
+    controls.erase(token.content);
+    state_->specials[token.content] = token.id;
+    add_token(token);
   };
+  for (const AddedToken& token : tokens.listed) {
+    add(token);
+    if (token.special)
+      state_->hidden.insert(token.id);
+    else
+      state_->hidden.erase(token.id);
+  }
   const int64_t in_files = vocab_size();
-  read_named_tokens(folder, id_of, facts_);
-  for (const auto& id : {facts_.bos_id, facts_.eos_id, facts_.pad_id})
-    if (id) state_->hidden.insert(*id);
-  if (facts_.pad_id >= in_files) facts_.pad_id.reset();  // a model need not have a row for it
+  for (const AddedToken& token : tokens.named) {
+    state_->hidden.insert(token.id);
+    // sentencepiece's own pieces stay text inside of a text.
+    if (llama || token.id >= facts_.base_vocab_size) add(token);
+  }
+  for (const auto& [text, id] : controls) {
+    state_->specials.emplace(text, id);
+    add_token({.content = text, .id = id});
+  }
+  const auto id_of = [&](const std::string& text) {
+    const auto found = state_->specials.find(text);
+    return found == state_->specials.end() ? piece_of(text) : std::optional(found->second);
+  };
+  read_named_tokens(folder, id_of, in_files, facts_);
 }
 
 std::optional<int32_t> SentencepieceTokenizer::piece_of(const std::string& text) const {

@@ -61,6 +61,7 @@ class TokenizerFiles {
       pieces_ = read_text_file(path, ExitCode::kModel, size_t{256} << 20);
       const SentencepieceModel model = read_sentencepiece_model(*pieces_, path);
       piece_count_ = next_id_ = static_cast<int64_t>(model.pieces.size());
+      for (int64_t id = 0; id < piece_count_; ++id) vocabulary_.emplace(model.pieces[static_cast<size_t>(id)].text, id);
       if (!json_.contains("tokenizer_config.json"))
         json_["tokenizer_config.json"] = Json::parse(tokenizer_config_json(model, max_length));
     }
@@ -68,7 +69,10 @@ class TokenizerFiles {
       const Json vocab = member(member(json_["tokenizer.json"], "model"), "vocab");
       if (vocab.is_array()) next_id_ = std::max(next_id_, static_cast<int64_t>(vocab.size()));  // Unigram's
       for (const auto& [piece, id] : vocab.items())
-        if (vocab.is_object()) know(Json(), id);
+        if (vocab.is_object() && id.is_number_integer()) {
+          know(Json(), id);
+          vocabulary_.emplace(piece, id.get<int64_t>());
+        }
       for (const Json& token : member(json_["tokenizer.json"], "added_tokens")) know(token, member(token, "id"));
     }
     if (json_.contains("tokenizer_config.json")) {
@@ -82,36 +86,45 @@ class TokenizerFiles {
       throw ModelError(
           fmt::format("{} has neither tokenizer.model nor tokenizer.json: --add-token and --eos-token need one",
                       directory.string()));
+    const auto id_of = [&](const std::string& text) {
+      const auto known = known_.find(text), own = vocabulary_.find(text);
+      const bool is_known = known != known_.end();
+      return !is_known && own == vocabulary_.end()
+                 ? std::nullopt
+                 : std::optional(static_cast<int32_t>(is_known ? known->second : own->second));
+    };
+    for (const AddedToken& token : read_folder_tokens(directory, id_of, next_id_).named) {
+      if (token.id >= next_id_) only_named_.push_back(token);
+      known_[token.content] = token.id;
+      next_id_ = std::max(next_id_, int64_t{token.id} + 1);
+    }
   }
 
   /// Ids from next_id() on.
   void add(const std::vector<std::string>& tokens) {
     std::set<std::string> given;
-    const auto fast = json_.find("tokenizer.json");
-    const Json vocab = fast == json_.end() ? Json() : member(member(fast->second, "model"), "vocab");
     for (const std::string& text : tokens) {
       if (text.empty()) throw ConfigError("--add-token: a token is empty");
       if (!given.insert(text).second) throw ConfigError(fmt::format("--add-token {}: is given twice", text));
-      if (known_.contains(text) || (vocab.is_object() && vocab.contains(text)))
+      if (known_.contains(text) || vocabulary_.contains(text))
         throw ConfigError(fmt::format("--add-token {}: the tokenizer has this token already", text));
     }
     // Pieces take the ids that follow the last piece: these are free only in a tokenizer without added tokens.
     if (pieces_ && next_id_ == piece_count_)
       *pieces_ = add_sentencepiece_pieces(*pieces_, directory_ / "tokenizer.model", tokens);
     list_added_tokens();
+    if (!tokens.empty()) keep_control_pieces();
+    for (const AddedToken& token : only_named_) put(token);
     for (const std::string& text : tokens) {
-      const int64_t id = known_[text] = next_id_++;
-      Json token = {{"id", id}};
-      token.update(added_token({.content = text}));
-      if (json_.contains("tokenizer.json")) json_["tokenizer.json"]["added_tokens"].push_back(token);
-      if (json_.contains("added_tokens.json")) json_["added_tokens.json"][text] = id;
-      if (json_.contains("tokenizer_config.json")) {
-        Json& config = json_["tokenizer_config.json"];
-        config["added_tokens_decoder"][std::to_string(id)] = added_token({.content = text});
-        // transformers 5 and 4 have their own name for the same list.
-        for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
-          if (!config.contains(key) || config[key].is_array()) config[key].push_back(text);
-      }
+      known_[text] = next_id_;
+      put({.content = text, .id = static_cast<int32_t>(next_id_++)});
+      if (!json_.contains("tokenizer_config.json")) continue;
+      // transformers 5 and 4 have their own name for the same list.
+      Json& config = json_["tokenizer_config.json"];
+      if (!config.contains("extra_special_tokens") && config.contains("additional_special_tokens"))
+        config["extra_special_tokens"] = config["additional_special_tokens"];
+      for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
+        if (!config.contains(key) || config[key].is_array()) config[key].push_back(text);
     }
   }
 
@@ -122,12 +135,6 @@ class TokenizerFiles {
       throw ConfigError(
           fmt::format("--eos-token {}: the tokenizer has no such special token; add it with --add-token", text));
     Json& config = json_["tokenizer_config.json"];
-    // Without a tokenizer.json only its name told transformers of the token that ended texts before.
-    if (pieces_ && !json_.contains("tokenizer.json"))
-      if (const SentencepieceModel model = read_sentencepiece_model(*pieces_, directory_ / "tokenizer.model");
-          model.eos_id && !config["added_tokens_decoder"].contains(std::to_string(*model.eos_id)))
-        config["added_tokens_decoder"][std::to_string(*model.eos_id)] =
-            added_token({.content = model.pieces[static_cast<size_t>(*model.eos_id)].text});
     config["eos_token"] = text;
     if (json_.contains("special_tokens_map.json"))
       json_["special_tokens_map.json"]["eos_token"] = added_token({.content = text});
@@ -144,6 +151,33 @@ class TokenizerFiles {
   static Json member(const Json& object, const char* key) {
     return object.is_object() && object.contains(key) ? object.at(key) : Json();
   }
+  /// Beside a list of extra tokens transformers' Llama tokenizer takes no control pieces of tokenizer.model for
+  /// special.
+  void keep_control_pieces() {
+    if (!pieces_ || json_.contains("tokenizer.json")) return;
+    Json& config = json_["tokenizer_config.json"];
+    const Json of_class = member(config, "tokenizer_class");
+    if (!of_class.is_string() || of_class.get<std::string>().find("LlamaTokenizer") == std::string::npos) return;
+    for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
+      if (!member(config, key).empty()) return;
+    const SentencepieceModel model = read_sentencepiece_model(*pieces_, directory_ / "tokenizer.model");
+    for (int64_t id = 0; id < piece_count_; ++id) {
+      const SentencepiecePiece& piece = model.pieces[static_cast<size_t>(id)];
+      const bool control = piece.type == SentencepiecePiece::kControl;
+      if ((control || piece.type == SentencepiecePiece::kUserDefined) &&
+          !member(config, "added_tokens_decoder").contains(std::to_string(id)))
+        config["added_tokens_decoder"][std::to_string(id)] = added_token({.content = piece.text, .special = control});
+    }
+  }
+  /// Writes a token into every file that lists some.
+  void put(const AddedToken& token) {
+    Json entry = {{"id", token.id}};
+    entry.update(added_token(token));
+    if (json_.contains("tokenizer.json")) json_["tokenizer.json"]["added_tokens"].push_back(entry);
+    if (json_.contains("added_tokens.json")) json_["added_tokens.json"][token.content] = token.id;
+    if (json_.contains("tokenizer_config.json"))
+      json_["tokenizer_config.json"]["added_tokens_decoder"][std::to_string(token.id)] = added_token(token);
+  }
   /// transformers 5 takes a tokenizer_config.json that lists some added tokens for all of them.
   void list_added_tokens() {
     if (!json_.contains("tokenizer_config.json")) return;
@@ -158,7 +192,11 @@ class TokenizerFiles {
       }
       return;
     }
-    for (const AddedToken& token : read_added_tokens(directory_))
+    const auto id_of = [&](const std::string& text) {
+      const auto own = vocabulary_.find(text);
+      return own == vocabulary_.end() ? std::nullopt : std::optional(static_cast<int32_t>(own->second));
+    };
+    for (const AddedToken& token : read_folder_tokens(directory_, id_of, piece_count_).listed)
       config["added_tokens_decoder"][std::to_string(token.id)] = added_token(token);
     // From now on transformers takes the names from here alone.
     for (const auto& [key, text] : named_tokens(directory_)) config[key] = text ? Json(*text) : Json();
@@ -173,7 +211,9 @@ class TokenizerFiles {
   std::map<std::string, Json> json_;
   std::optional<std::string> pieces_;  // tokenizer.model
   int64_t piece_count_ = 0, next_id_ = 0;
-  std::map<std::string, int64_t> known_;  // added and special tokens
+  std::map<std::string, int64_t> known_;       // added and special tokens
+  std::map<std::string, int64_t> vocabulary_;  // the others
+  std::vector<AddedToken> only_named_;         // no file has an id for them
 };
 
 void resize_vocab(const ResizeOptions& options) {

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace trireme {
 
@@ -26,12 +27,35 @@ AppendFile::~AppendFile() {
   if (!write_waiting())
     log_warn(fmt::format("{} lacks the last {} {} of this run, which could not be written: {}", path_.string(),
                          waiting_.size(), records_, std::strerror(errno)));
-  if (struct stat status{}; fstat(descriptor_, &status) == 0 && status.st_nlink == 0)
-    log_warn(fmt::format("{} was removed while the run wrote it: its {} are lost", path_.string(), records_));
+  if (is_elsewhere()) log_warn(elsewhere());
   close(descriptor_);
 }
 
+bool AppendFile::is_elsewhere() const {
+  struct stat open{}, there{};
+  if (fstat(descriptor_, &open) != 0) return false;
+  return ::stat(path_.c_str(), &there) != 0 || there.st_ino != open.st_ino || there.st_dev != open.st_dev;
+}
+
+std::string AppendFile::elsewhere() const {
+  struct stat status{};
+  const bool removed = fstat(descriptor_, &status) == 0 && status.st_nlink == 0;
+  return fmt::format("{} was {} while the run wrote it: {}", path_.string(), removed ? "removed" : "moved",
+                     removed ? fmt::format("the {} up to here are lost", records_)
+                             : fmt::format("the {} up to here are in the moved file", records_));
+}
+
+/// As a log that is rotated: the file is made again. Where that fails, the open one takes the records.
+void AppendFile::follow_path() {
+  if (!is_elsewhere()) return;
+  const int made = ::open(path_.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0644);
+  if (made < 0) return;
+  log_warn(elsewhere() + ". The next ones are in a new file of the name");
+  close(std::exchange(descriptor_, made));
+}
+
 void AppendFile::write(std::string record) {
+  follow_path();
   waiting_.push_back(std::move(record));
   if (write_waiting()) {
     if (failing_)

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 namespace trireme {
@@ -458,19 +459,26 @@ bool ShardedUnits::assign(const std::string& tensor_name, const at::Tensor& valu
 void ShardedUnits::export_tensors(at::ScalarType dtype, const std::function<bool(int)>& select,
                                   const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   at::NoGradGuard no_grad;
+  std::exception_ptr failure;  // the other ranks gather all units
   for (size_t u = 0; u < specs_.size(); ++u) {
     if (!select(static_cast<int>(u))) continue;
     const at::Tensor full = units_[u]->whole(shard_group_.get());
-    if (grid_.world.rank != 0) continue;
+    if (grid_.world.rank != 0 || failure) continue;
     const UnitLayout& layout = units_[u]->layout;
     for (const LayoutPiece& piece : pieces_in_range(specs_[u], layout, 0, layout.numel)) {
       const ParameterSpec& parameter = specs_[u].parameters[static_cast<size_t>(piece.parameter)];
       const ParameterPart& part = parameter.parts[static_cast<size_t>(piece.part)];
       std::vector<int64_t> shape = parameter.shape;
       shape[0] = part.rows;
-      visit(part.name, full.narrow(0, piece.flat_begin, piece.count).to(dtype).to(at::kCPU).reshape(shape));
+      try {
+        visit(part.name, full.narrow(0, piece.flat_begin, piece.count).to(dtype).to(at::kCPU).reshape(shape));
+      } catch (const Error&) {
+        failure = std::current_exception();
+        break;
+      }
     }
   }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace trireme

@@ -34,10 +34,20 @@ void Report::open() {
       output / "metrics.jsonl", progress_.completed > 0 ? std::optional(progress_.completed) : std::nullopt,
       /*evaluated=*/!progress_.evaluation_open);
   event(description());
-  if (progress_.other_evaluation)
+  if (progress_.other_evaluation) {
     event(nlohmann::json{{"event", kOtherEvaluation}, {"step", progress_.completed}}.dump());
-  else
-    for (const EvalMetrics& evaluation : metrics_file_->earlier_evaluations()) totals_.add(evaluation);
+  } else {
+    bool has_best = progress_.best_step < 0;
+    for (const EvalMetrics& evaluation : metrics_file_->earlier_evaluations()) {
+      totals_.add(evaluation);
+      has_best |= evaluation.step == progress_.best_step;
+    }
+    if (!has_best)
+      log_warn(
+          fmt::format("metrics.jsonl lacks the evaluation after step {}, the best before this start: first and best "
+                      "evaluation in summary.json are those that the file has",
+                      progress_.best_step));
+  }
   if (!TensorboardLog::folder(config_).empty())
     tensorboard_ =
         std::make_unique<TensorboardLog>(config_, progress_.completed, nlohmann::json::parse(description()).dump(2));

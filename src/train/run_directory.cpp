@@ -332,6 +332,8 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
     const std::string name = entry.path().filename().string();
     // profile_logs: nsys writes there from before the start on (`trireme launch`).
     if (name == ".lock" || name == "run.json" || name == "profile_logs") continue;
+    // A mount point, or a link to a faster file system.
+    if (std::error_code error; name == "checkpoints" && std::filesystem::is_empty(entry.path(), error)) continue;
     if (!ours || !is_leftover(entry)) refuse_foreign(path, name);
     state.leftovers.push_back(entry.path());
   }
@@ -483,6 +485,7 @@ void RunDirectory::look_from_another_rank() const {
 }
 
 void RunDirectory::claim() {
+  claimed_ = true;
   if (std::exchange(write_config_, false)) write_file_atomic(path_ / "config.yaml", config_text_);
   if (std::exchange(write_identity_, false))
     write_file_atomic(

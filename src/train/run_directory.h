@@ -46,8 +46,8 @@ class RunDirectory {
   /// before anything is written that a later start needs; until then a start with a corrected configuration may use
   /// the directory. Does nothing the second time, and on other ranks than 0. WriteError.
   void claim();
-  /// On rank 0: whether the directory is this run's.
-  bool claimed() const { return !write_config_ && !write_identity_; }
+  /// Whether this process has called claim().
+  bool claimed() const { return claimed_; }
 
  private:
   void open_as_rank_zero(const Config& config);
@@ -58,7 +58,8 @@ class RunDirectory {
   ResumeChoices choices_;
   int lock_ = -1;
   std::string run_id_, config_text_;
-  bool has_checkpoints_ = false, nothing_left_ = false, write_config_ = false, write_identity_ = false;
+  bool has_checkpoints_ = false, nothing_left_ = false, write_config_ = false, write_identity_ = false,
+       claimed_ = false;
 };
 
 /// SLURM_JOB_ID: the job that this process belongs to; empty: none.

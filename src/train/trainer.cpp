@@ -151,9 +151,18 @@ void Trainer::evaluate() {
   if (!config_.output.keep_best || progress_.best_step == best) return;
   directory_.claim();
   const ProgressSection section("save", kStorageAllowance);
-  run_.task.save_artefact(step_.units(), directory_.path() / kBestFolder);
-  comm_.barrier();
-  log_info(fmt::format("wrote {}/: the evaluation after step {} is the best so far", kBestFolder, progress_.best_step));
+  try {
+    collective_check(comm_, [&] { run_.task.save_artefact(step_.units(), directory_.path() / kBestFolder); });
+    log_info(
+        fmt::format("wrote {}/: the evaluation after step {} is the best so far", kBestFolder, progress_.best_step));
+  } catch (const CollectiveError& error) {
+    if (error.code() != ExitCode::kCannotWrite) throw;
+    if (comm_.rank() == 0)
+      log_warn(
+          fmt::format("{}/ is left as it was: the evaluation after step {} is the best so far, and what it "
+                      "evaluated could not be written: {}. The run goes on",
+                      kBestFolder, progress_.best_step, error.what()));
+  }
   clock_.start_step();
 }
 

@@ -283,7 +283,20 @@ def check_torchtitan(site):
     assert config["parallel"]["shard_size"] == 8, config
     config, _, shape = site.imported("torchtitan", toml('[checkpoint]\ninitial_load_in_hf = true\n[model]\nhf_assets_path = "hf"\n'))
     assert config["model"] == {"path": "hf", "init": "checkpoint"} and shape is None
+    # torchtitan validates after the first step, never saves with load_only, and makes snapshots without traces.
+    config, report, _ = site.imported("torchtitan", toml("[validation]\nenable = true\n"))
+    assert "validation.freq (default) -> eval.every_samples: 640; 10 steps; torchtitan also validates after the first step" in report, report
+    config, report, _ = site.imported("torchtitan", toml("[checkpoint]\nenable = true\nload_only = true\ninterval = 100\n"))
+    assert "save_every_samples" not in config["output"] and config["output"]["save_on_stop"] is False, config
+    assert "interval = 100 -> no regular checkpoints: checkpoint.load_only is on" in report, report
+    config, report, _ = site.imported("torchtitan", toml("[profiling]\nenable_memory_snapshot = true\n"))
+    assert config["profile"]["memory"] is True and config["profile"]["wait"] == 6, config
+    assert "enable_memory_snapshot = true -> profile: warmup 3, active 1" in report, report
     for text, says in (
+        ("[checkpoint]\nenable = true\ncreate_seed_checkpoint = true\n", ["titan.toml:3:", "it ends without training"]),
+        ("[experimental]\ncustom_import = \"mine.models\"\n", ["titan.toml:2:", "a module of Python is not run"]),
+        ("[comm]\nmode = \"fake_backend\"\n", ["titan.toml:2:", "write default"]),
+        ("[checkpoint]\ninitial_load_in_hf_quantized = true\n", ["titan.toml:2:", "not quantised"]),
         ("[training]\nlocal_batchsize = 1\n", ["titan.toml:2:", "Did you mean 'training.local_batch_size'?"]),
         ("[training]\ndtype = \"bfloat16\"\n", ["titan.toml:2:", "master weights are fp32 here: set float32"]),
         ("[training]\nbatch_size = 1\nlocal_batch_size = 2\nseed = 1\n[debug]\nseed = 2\n", ["training.batch_size = 1: sets what training.local_batch_size sets", "leave one of them out", "2 problems"]),
@@ -414,7 +427,7 @@ def check_nemo(site):
     _, _, shape = site.imported("nemo", conf / "training/gpt3/126m.yaml", "--", "model.data.data_impl=mock", "model.tokenizer.vocab_file=words.json",
                                 "model.tokenizer.merge_file=pairs.txt", "model.data.eod_mask_loss=True")
     assert shape["vocab_size"] == 100 and {path.name for path in (site.work / f"import{site.count}/model").iterdir()} == {"config.json", "vocab.json", "merges.txt"}
-    site.refused("nemo", conf / "training/gpt3/126m.yaml", "trainer.max_time=soon", "model.rampup_batch_size=[64,100,1000]",
+    site.refused("nemo", conf / "training/gpt3/126m.yaml", "trainer.max_time=soon", "model.rampup_batch_size=[64,100,1000]", "trainer.val_check_interval=null",
                  says=["trainer.max_time = soon: becomes train.max_time", "model.rampup_batch_size = [64, 100, 1000]: becomes batch.rampup", "2 problems"])
     wrong = {"model.micro_batch_size": 0, "model.tensor_model_parallel_size": 0, "model.optim.sched.constant_steps": -5, "trainer.log_every_n_steps": 0,
              "trainer.val_check_interval": 9000000000000000000, "trainer.precision": "bf16-mixt", "model.optim.grad_sync_dtype": "int8",

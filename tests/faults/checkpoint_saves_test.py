@@ -131,10 +131,8 @@ def metrics_on_a_full_disk(site):
 
 
 def prepare(site, run, *overrides):
-    """The run's directory after a first start, with only an empty checkpoints folder (a mount point) in it."""
+    """The run's directory before a first start, with only an empty checkpoints folder (a mount point) in it."""
     os.makedirs(f"{site.work}/{run}/checkpoints", exist_ok=True)
-    text = subprocess.run(site.command(*overrides, f"output.dir={run}", extra=["--print-config"]), capture_output=True, text=True, check=True).stdout
-    open(f"{site.work}/{run}/config.yaml", "w").write(text)
 
 
 def failing_storage(site):

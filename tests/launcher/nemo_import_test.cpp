@@ -186,7 +186,8 @@ TEST(NemoImport, Choices) {
       config(imported({"training.model.data.data_prefix=[0.3,a,0.7,/b]"}, {false, "/base", std::nullopt}));
   EXPECT_EQ(blend.data.train, (std::vector<std::string>{"/base/a", "/b"}));
   EXPECT_EQ(blend.data.weights, (std::vector<double>{0.3, 0.7}));
-  EXPECT_NE(imported({"training.model.rampup_batch_size=[64,64,1000]"}).yaml.find("rampup: [64, 64, 1000]"),
+  EXPECT_NE(imported({"training.model.rampup_batch_size=[64,64,1000]", "training.trainer.val_check_interval=null"})
+                .yaml.find("rampup: [64, 64, 1000]"),
             std::string::npos);
 }
 
@@ -227,7 +228,8 @@ TEST(NemoImport, LightningsNumbersOfBatches) {
   EXPECT_EQ(all.eval.every_samples, 512000);
   EXPECT_EQ(config(imported({"training.trainer.limit_val_batches=1"})).eval.samples, 256);
   const Config end = config(imported({"training.trainer.val_check_interval=1.0"}));
-  EXPECT_FALSE(end.eval.every_samples || end.output.save_every_samples);
+  EXPECT_FALSE(end.eval.every_samples);
+  EXPECT_EQ(end.output.save_every_samples, 600000 * 256) << "NeMo saves at the end of the run";
   const Config mock = config(imported(with_mock({"training.trainer.limit_val_batches=3"})));
   EXPECT_EQ(mock.data.valid, (std::vector<std::string>{"mock"}));
   EXPECT_EQ(mock.data.test, (std::vector<std::string>{"mock"}));
@@ -235,6 +237,64 @@ TEST(NemoImport, LightningsNumbersOfBatches) {
   EXPECT_EQ(mock.eval.test_samples, 50 * 256);
   EXPECT_NE(import_refusal(with_mock({"training.trainer.limit_val_batches=1.0"})).find("mock data has no end"),
             std::string::npos);
+}
+
+TEST(NemoImport, Checkpoints) {
+  const std::string params = "+training.exp_manager.checkpoint_callback_params.";
+  const auto with = [&](std::vector<std::string> names) {
+    for (std::string& name : names)
+      if (!name.starts_with("training.")) name = params + name;
+    return names;
+  };
+  const ImportedConfig steps = imported(with({"every_n_train_steps=100", "every_n_epochs=0"}));
+  EXPECT_EQ(config(steps).output.save_every_samples, 25600);
+  EXPECT_EQ(config(steps).eval.every_samples, 512000);
+  EXPECT_NE(line_of(steps, "exp_manager.checkpoint_callback_params.every_n_train_steps").find("100 steps"),
+            std::string::npos);
+  EXPECT_EQ(config(imported(with({"every_n_train_steps=100", "training.trainer.val_check_interval=null"})))
+                .output.save_every_samples,
+            25600);
+  EXPECT_EQ(config(imported(with({"every_n_epochs=1"}))).output.save_every_samples, 512000);
+  EXPECT_EQ(config(imported({"training.trainer.limit_val_batches=0"})).output.save_every_samples, 600000 * 256)
+      << "validations save, and there is none";
+  EXPECT_TRUE(config(imported(with({"save_best_model=True"}))).output.keep_best);
+  EXPECT_FALSE(config(imported({})).output.keep_best);
+  const ImportedConfig newest = imported(with({"save_best_model=True", "monitor=step", "mode=max"}));
+  EXPECT_FALSE(config(newest).output.keep_best);
+  EXPECT_NE(line_of(newest, "exp_manager.checkpoint_callback_params.save_best_model").find("model/"),
+            std::string::npos);
+  EXPECT_EQ(line_of(newest, "exp_manager.checkpoint_callback_params.save_top_k"), "output.keep_last: 10; the newest");
+  EXPECT_NE(line_of(imported({}), "exp_manager.checkpoint_callback_params.save_top_k").find("best by val_loss"),
+            std::string::npos);
+  EXPECT_EQ(config(imported({"~training.exp_manager.checkpoint_callback_params.save_top_k"})).output.keep_last, 3);
+  const ImportedConfig off =
+      imported(with({"every_n_train_steps=100", "training.exp_manager.create_checkpoint_callback=False"}));
+  EXPECT_FALSE(config(off).output.save_every_samples || config(off).output.save_on_stop);
+}
+
+TEST(NemoImport, TheFolderOfARun) {
+  const std::string none = "training.exp_manager.explicit_log_dir=null", base = "+training.exp_manager.exp_dir=/exp";
+  EXPECT_EQ(config(imported({none, base, "+training.exp_manager.name=mine"})).output.dir, "/exp/mine");
+  const ImportedConfig fresh = imported({none, base, "training.exp_manager.resume_if_exists=False"});
+  EXPECT_EQ(config(fresh).output.dir, "/exp/default");
+  EXPECT_NE(line_of(fresh, "exp_manager.exp_dir").find("date and time"), std::string::npos);
+  EXPECT_NE(imported({none}).yaml.find("dir: \"results\""), std::string::npos);
+  EXPECT_EQ(config(imported({base})).output.dir, "/site/results/gpt3_126m/results");
+}
+
+TEST(NemoImport, StepsOfARampAreNoSamples) {
+  const std::string ramp = "training.model.rampup_batch_size=[64,64,1000]";
+  const std::string both = import_refusal({ramp});
+  for (const char* text : {"trainer.val_check_interval = 2000: with rampup_batch_size", "eval.every_samples in the",
+                           "output.save_every_samples in the"})
+    EXPECT_NE(both.find(text), std::string::npos) << text << "\n" << both;
+  const std::string none = "training.trainer.val_check_interval=null";
+  EXPECT_NE(import_refusal({ramp, none, "+training.exp_manager.checkpoint_callback_params.every_n_train_steps=10"})
+                .find("every_n_train_steps = 10: with rampup_batch_size"),
+            std::string::npos);
+  const Config c = config(imported({ramp, none}));
+  EXPECT_FALSE(c.eval.every_samples);
+  EXPECT_EQ(c.output.save_every_samples, 600000 * 256) << "the last step saves";
 }
 
 TEST(NemoImport, TheTokenizerOfTheUser) {
@@ -275,9 +335,6 @@ TEST(NemoImport, Refusals) {
       {"training.trainer.val_check_interval=0.25", "must be a number of steps"},
       {"training.trainer.max_time=tomorrow",
        "override 'training.trainer.max_time=tomorrow': trainer.max_time = tomorrow: becomes train.max_time"},
-      {"training.model.rampup_batch_size=[64,100,1000]",
-       "override 'training.model.rampup_batch_size=[64,100,1000]': model.rampup_batch_size"},
-      {"training.model.rampup_batch_size=[512,64,1000]", "which is not below batch.global_batch_size 256"},
       {"+training.trainer.limit_train_batches=5", "the run would read the same rows again"},
       {"+training.model.fp32_residual_connection=True", "the residual is in the compute type"},
       {"+training.model.data.legacy_dataset=False", "data.index_rules"},
@@ -297,9 +354,38 @@ TEST(NemoImport, Refusals) {
       {"+training.model.hiden_size=3", "unknown key 'model.hiden_size'. Did you mean 'model.hidden_size'?"},
       {"+training.modle.x=3", "unknown section [modle]"},
       {"training.trainer.max_steps=ten", "trainer.max_steps = ten: must be an integer"},
+      {"training.trainer.max_steps=null", "how long is the run?"},
+      {"+training.model.optim.dtype=bf16", "model.optim.dtype = bf16: moments and master weights are fp32"},
+      {"+training.model.optim.dtype=int8", "one of 32, bf16, 16"},
+      {"+training.model.optim.master_weights=False", "the optimizer updates fp32 master weights"},
+      {"+training.model.optim.grad_sync_dtype=16", "in fp32 or in the type of trainer.precision"},
+      {"+training.exp_manager.resume_from_checkpoint=/x", "NeMo's checkpoints are not read"},
+      {"+training.restore_from_path=/x", "NeMo's checkpoints are not read"},
+      {"+training.exp_manager.checkpoint_callback_params.every_n_epochs=2", "a run is one epoch"},
+      {"+training.exp_manager.checkpoint_callback_params.train_time_interval=01:00:00", "output.save_every_minutes"},
   };
   for (const auto& [one, text] : cases)
     EXPECT_NE(import_refusal({one}).find(text), std::string::npos) << one << "\n" << import_refusal({one});
+  const std::vector<std::pair<std::vector<std::string>, std::string>> together = {
+      {{"training.model.rampup_batch_size=[64,100,1000]", "training.trainer.val_check_interval=1.0"},
+       "override 'training.model.rampup_batch_size=[64,100,1000]': model.rampup_batch_size"},
+      {{"training.model.rampup_batch_size=[512,64,1000]", "training.trainer.val_check_interval=1.0"},
+       "which is not below batch.global_batch_size 256"},
+      {{"training.model.fp8=True", "+training.model.fp8_wgrad=False"}, "wgrad products are in FP8 too"},
+      {{"training.model.fp8=True", "+training.model.fp8_margin=1"}, "scales have no margin"},
+      {{"+training.exp_manager.checkpoint_callback_params.every_n_train_steps=10",
+        "+training.exp_manager.checkpoint_callback_params.every_n_epochs=1"},
+       "excludes every_n_train_steps"},
+      {{"+training.exp_manager.checkpoint_callback_params.save_best_model=True",
+        "+training.exp_manager.checkpoint_callback_params.mode=max"},
+       "set monitor to val_loss and mode to min"},
+  };
+  for (const auto& [some, text] : together)
+    EXPECT_NE(import_refusal(some).find(text), std::string::npos) << some.front() << "\n" << import_refusal(some);
+  for (const char* name : {"fp32", "torch.float32", "32"})
+    EXPECT_NE(line_of(imported({std::string("+training.model.optim.dtype=") + name}), "model.optim.dtype")
+                  .find("fp32, the default"),
+              std::string::npos);
   const std::string two = import_refusal({"training.trainer.max_steps=ten", "+training.model.hiden_size=3"});
   EXPECT_NE(two.find("override 'training.trainer.max_steps=ten': "), std::string::npos) << two;
   EXPECT_NE(two.find("2 problems in test.yaml"), std::string::npos) << two;

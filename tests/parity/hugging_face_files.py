@@ -301,6 +301,16 @@ def check_resize(site, base, with_tokenizer):
     assert json.loads((site.work / "beside" / "added_tokens.json").read_text()) == {"<extra>": count, "<|im_start|>": count + 1}
     site.trireme("tokenizer", "encode", "--model", site.work / "beside", "a<extra><|im_start|>", says=f"{count} {count + 1}")
     assert AutoTokenizer.from_pretrained(site.work / "beside").encode("a<extra><|im_start|>")[-2:] == [count, count + 1]
+    # So are ids of tokens that are only named, and control pieces stay tokens beside a list of extra ones; a piece is no new token.
+    named = site.work / "only-named"
+    shutil.copytree(with_tokenizer, named)
+    (named / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "eos_token": "<eot>", "additional_special_tokens": []}))
+    text = "a<eot><new>[EOS]b"
+    site.trireme("model", "resize-vocab", "--model", named, "--output", site.work / "resized-named", "--add-token", "<new>", says=f"<new> = {count + 1}")
+    ids = AutoTokenizer.from_pretrained(site.work / "resized-named").encode(text)
+    assert ids[-4:-1] == [count, count + 1, 0], ids
+    site.trireme("tokenizer", "encode", "--model", site.work / "resized-named", text, says=" ".join(map(str, ids)))
+    site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "twice", "--add-token", pieces.id_to_piece(count - 1), code=2, says="already")
     site.trireme("model", "resize-vocab", "--model", site.work / "chat-1", "--output", site.work / "twice", "--add-token", "<|im_end|>", code=2, says="already")
     for words, tokens in (("is empty", [""]), ("given twice", ["<a>", "<a>"])):
         site.trireme("model", "resize-vocab", "--model", with_tokenizer, "--output", site.work / "twice", *(word for token in tokens for word in ("--add-token", token)),

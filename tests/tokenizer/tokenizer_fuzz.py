@@ -16,7 +16,7 @@ try:
     import sentencepiece
     from google import protobuf  # noqa: F401  transformers reads tokenizer.model with it
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import LlamaTokenizer
+    from transformers import GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -60,6 +60,11 @@ def decoder_entries(first, tokens):
             for i, t in enumerate(tokens)}
 
 
+def saved_folder(folder):
+    folder.mkdir()
+    return folder
+
+
 def saved(folder, tokenizer, **config):
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -87,6 +92,29 @@ def shapes(work, texts):
     LlamaTokenizer.from_pretrained(work / "first").save_pretrained(work / "saved")
     assert not (work / "saved" / "tokenizer.model").exists()
     yield "saved by transformers", work / "saved", LlamaTokenizer.from_pretrained(work / "saved")._tokenizer, True, names
+
+    # Tokens that files beside the tokenizer list or name: with a special token that stays text, one that hides, and ids that only the order gives.
+    more = [AddedToken("<tool>", normalized=False), AddedToken("</s>", rstrip=True, normalized=False), AddedToken("<|im_start|>", special=True, normalized=False)]
+    listed = {"added_tokens_decoder": {"2": {**decoder_entries(2, [more[1]])["2"], "special": False}, **decoder_entries(900, [more[2], more[0]])}}
+    marks = ["</s>", "</s> ", "<|im_start|>", "<tool>", "<pad>", "<cls>", "<more>", "<s>", "<unk>"]
+    yield "Phi-3's lists", work / "phi", llama(work / "phi", lines, {**listed, "eos_token": "<|im_start|>", "pad_token": "<pad>", "cls_token": "<cls>"}), True, marks
+    yield "old Alpaca", work / "alpaca", llama(work / "alpaca", lines, {"bos_token": "</s>", "unk_token": "</s>", "additional_special_tokens": ["<more>"]}), True, marks
+    common.train("qwen2", texts, 1200).model.save(str(saved_folder(work / "two")))
+    for name, kind, config in (("GPT-2", GPT2Tokenizer, {"add_prefix_space": True, "pad_token": "<pad>"}), ("OPT", GPT2Tokenizer, {"bos_token": "ab", "eos_token": "ab", "unk_token": "ab"}),
+                               ("Qwen2", Qwen2Tokenizer, {"bos_token": None, "eos_token": "<|im_end|>", "additional_special_tokens": ["<more>", "<|im_start|>"]})):
+        folder = saved_folder(work / name)
+        for file in ("vocab.json", "merges.txt"):
+            (folder / file).write_bytes((work / "two" / file).read_bytes())
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind.__name__, **config}))
+        count = len(json.loads((folder / "vocab.json").read_text()))
+        if name == "GPT-2":
+            (folder / "added_tokens.json").write_text(json.dumps({"<pad>": count, "<tool>": count + 1}))
+        yield f"vocab.json of {name}", folder, kind.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", "<|im_end|>", "<|im_start|>", *marks]
+    plain = common.train("llama3", texts, 1200)
+    count = plain.get_vocab_size()
+    folder = saved(work / "beside", plain, tokenizer_class="PreTrainedTokenizerFast", bos_token="ab", pad_token="<pad>", extra_special_tokens=["<more>"],
+                   added_tokens_decoder=decoder_entries(count, more[:1])) and work / "beside"
+    yield "tokenizer.json and files beside it", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", *marks]
 
     # Mistral v0.3: controls of its own, Metaspace before the first part alone. In a mistral directory the file counts, not the class.
     mistral = Tokenizer.from_str(reference.to_str())

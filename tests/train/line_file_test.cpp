@@ -2,6 +2,7 @@
 // crosses it is cut short, the next is refused.
 #include "trireme/base/append_file.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -71,6 +72,22 @@ TEST_F(LineFileTest, TheLastLinesAreTriedAtTheEnd) {
   limit(before_.rlim_cur);
   file.reset();
   EXPECT_EQ(lines(), std::vector<std::string>{"first"});
+}
+
+TEST_F(LineFileTest, AFileThatIsMovedOrRemovedIsMadeAgain) {
+  LineFile file;
+  file.open(path_, /*append=*/false);
+  file.write("one");
+  const std::filesystem::path moved = path_.string() + ".1";
+  std::filesystem::rename(path_, moved);
+  file.write("two");
+  EXPECT_EQ(lines(), std::vector<std::string>{"two"});
+  EXPECT_EQ(read_text_file(moved, ExitCode::kData), "one\n");
+  std::filesystem::remove(path_);
+  file.write("three");
+  file.write("four");
+  EXPECT_EQ(lines(), (std::vector<std::string>{"three", "four"}));
+  std::filesystem::remove(moved);
 }
 
 TEST_F(LineFileTest, AppendingCutsALineThatAKilledProcessLeftHalf) {

@@ -179,6 +179,11 @@ def failed(site):
     end = json.loads(open(f"{site.work}/run/metrics.jsonl").read().splitlines()[-1])
     assert (end["event"], end["outcome"], end["exit_code"]) == ("end", "failed", 70), end
     assert "step 4" in end["reason"] and json.load(open(f"{site.work}/run/summary.json")) == end, end
+    # A start that fails before its first step leaves the summary of the steps before.
+    for _ in range(2):
+        site.train("output.dir=again", "output.save_every_samples=8", expect=70)
+        end, before = json.load(open(f"{site.work}/again/summary.json")), end
+    assert end == before and end["step"] == 4, (end, before)
     # And before its first: nothing of it stays in the way of a corrected start.
     os.environ["TRIREME_FAULT"] = "nan@gradient:model.layers.1.self_attn.v_proj.lora_A.weight:rank0:step1"
     site.train("output.dir=other", "logging.tensorboard=true", "logging.style=nemo", expect=70)
@@ -215,6 +220,18 @@ def best(site):
         summary = json.load(open(f"{site.work}/{name}/summary.json"))
         assert (f"eval.samples is not what the evaluations up to step {step + 1} read" in done.stderr) == other, done.stderr
         assert (summary["eval_first"]["step"] == step + 2) == other and (summary["eval_best"]["step"] > step + 1) == other, summary
+    # A best copy that cannot be written does not end the run, and a lost record of the best evaluation is told.
+    for ranks in (1, 2):
+        site.train("train.max_steps=1", *common, f"output.dir=full{ranks}", ranks=ranks)
+        shutil.rmtree(f"{site.work}/full{ranks}/best")
+        open(f"{site.work}/full{ranks}/best", "w").close()
+        done = site.train("train.max_steps=200", *common, f"output.dir=full{ranks}", ranks=ranks)
+        assert "best/ is left as it was: the evaluation after step 2 is the best so far" in done.stderr, done.stderr
+    assert read("full1/adapter") == read("run/adapter")
+    site.train(f"train.max_steps={step + 1}", *common, "output.dir=lost")
+    os.remove(f"{site.work}/lost/metrics.jsonl")
+    done = site.train("train.max_steps=200", *common, "output.dir=lost")
+    assert f"metrics.jsonl lacks the evaluation after step {step}, the best before this start" in done.stderr, done.stderr
     # On two ranks; without data.valid it is refused.
     site.train("train.max_steps=200", *common, "output.dir=ranks", ranks=2)
     assert [m["step"] for m in site.metrics("ranks", "eval")] == [s for _, s in evals]

@@ -11,7 +11,8 @@ namespace trireme {
 
 /// Appends records to a file; the file has each record whole or not at all. A record that cannot be written (disk full,
 /// quota, I/O error) is kept in memory and the run goes on; a warning reports the first such record. Before a later
-/// record is written, the kept records are tried again; a message reports when all are written.
+/// record is written, the kept records are tried again; a message reports when all are written. A file that is moved or
+/// removed meanwhile is made again at its path, with a warning.
 class AppendFile {
  public:
   /// `records`: what messages call them, "lines".
@@ -33,6 +34,9 @@ class AppendFile {
  private:
   bool write_waiting();
   bool append(const std::string& record);
+  bool is_elsewhere() const;
+  std::string elsewhere() const;
+  void follow_path();
   std::string records_;
   std::filesystem::path path_;
   int descriptor_ = -1;

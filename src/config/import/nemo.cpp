@@ -86,7 +86,8 @@ class NemoImporter : Importer {
       expect(option, integer(option, 1) == 1, kind + remedy, "one: as here");
     if (integer("model.virtual_pipeline_model_parallel_size", 0) > 1)
       refuse("model.virtual_pipeline_model_parallel_size", "pipeline " + remedy);
-    for (const char* option : {"model.restore_from_path", "model.resume_from_checkpoint"})
+    for (const char* option : {"restore_from_path", "model.restore_from_path", "model.resume_from_checkpoint",
+                               "exp_manager.resume_from_checkpoint"})
       if (given(option)) refuse(option, "NeMo's checkpoints are not read: set it to null, or start from model.path");
     if (flag("model.cpu_offloading", false))
       became(
@@ -276,9 +277,20 @@ class NemoImporter : Importer {
     if (readers_ > global_ || global_ % (micro_ * readers_) != 0)
       refuse("model.global_batch_size", fmt::format("must be a multiple of micro_batch_size {} x {} {}", micro_,
                                                     readers_, readers_ == ranks_ ? "ranks" : "groups of ranks"));
-    if (const std::vector<std::string> ramp = list("model.rampup_batch_size"); !ramp.empty())
+    const std::vector<std::string> ramp = list("model.rampup_batch_size");
+    ramps_ = !ramp.empty();
+    if (ramps_)
       set("model.rampup_batch_size", "batch.rampup", "[" + join(ramp, ", ") + "]",
           "on the same nodes for the whole run");
+  }
+
+  /// Samples of so many steps, for a key that counts samples.
+  std::string samples(const std::string& option, int64_t steps, const char* key) {
+    if (ramps_)
+      refuse(option, fmt::format("with rampup_batch_size steps differ in samples, and {0} counts samples: set it to "
+                                 "null, and {0} in the result",
+                                 key));
+    return std::to_string(steps * global_);
   }
 
   void data() {
@@ -405,12 +417,34 @@ class NemoImporter : Importer {
     }
     no_key("model.fsdp", fsdp ? "parallel.policy" : "parallel.policy, from the optimizer");
     const std::string option = fsdp ? "model.fsdp_grad_reduce_dtype" : "model.optim.grad_sync_dtype";
-    if (const std::string reduce = text(option, "32"); given(option)) {
-      const bool low = reduce.starts_with("bf16") || reduce.starts_with("16");
-      if (!low && !reduce.starts_with("32") && reduce != "fp32") refuse(option, "one of 32, bf16, 16");
-      set(option, "parallel.reduce_dtype", low ? "compute" : "fp32");
+    if (const std::string reduce = dtype(option); given(option)) {
+      const bool low = reduce != "32";
+      if (low && !text("trainer.precision", "bf16").starts_with(reduce))
+        refuse(option, "gradients are reduced in fp32 or in the type of trainer.precision");
+      set(option, "parallel.reduce_dtype", low ? "compute" : "fp32", low ? "micro-batches are summed in fp32" : "");
     }
     if (!fsdp) no_key("model.fsdp_grad_reduce_dtype", "not used there: model.fsdp is off");
+    const std::string masters = "model.optim.master_weights";
+    expect("model.optim.dtype", dtype("model.optim.dtype") == "32",
+           "moments and master weights are fp32: leave it out (optimizer.moments: bf16 and optimizer.masters: bf16 in "
+           "the result halve them, rounded stochastically, where NeMo rounds to nearest)",
+           "optimizer.moments and optimizer.masters: fp32, the default");
+    expect(masters, flag(masters, true),
+           "the optimizer updates fp32 master weights: leave it out (optimizer.masters: bf16 in the result has none, "
+           "and rounds updates stochastically)",
+           "optimizer.masters: fp32, the default");
+  }
+
+  /// "32", "bf16" or "16": a type as torch, NeMo or Lightning spell it; "32" where it is not given.
+  std::string dtype(const std::string& option) {
+    std::string name = lower(text(option, "32"));
+    if (name.starts_with("torch.")) name.erase(0, 6);
+    name.resize(std::min(name.find('-'), name.size()));
+    for (const auto& [type, spellings] :
+         {std::pair("32", " 32 fp32 float32 float "), {"bf16", " bf16 bfloat16 "}, {"16", " 16 fp16 float16 half "}})
+      if (std::string(spellings).find(" " + name + " ") != std::string::npos) return type;
+    refuse(option, "one of 32, bf16, 16");
+    return "32";
   }
 
   void schedule() {
@@ -430,9 +464,9 @@ class NemoImporter : Importer {
   }
 
   void trainer() {
-    const int64_t steps = integer("trainer.max_steps", 1);
-    if (steps < 1) refuse("trainer.max_steps", "must be at least 1");
-    set("trainer.max_steps", "train.max_steps", std::to_string(std::max<int64_t>(1, steps)));
+    const int64_t steps = steps_ = count("trainer.max_steps", 1, 1);
+    if (!given("trainer.max_steps")) refuse("trainer.max_steps", "is not given: how long is the run?");
+    set("trainer.max_steps", "train.max_steps", std::to_string(steps));
     if (given(option_of("train.deterministic"))) take("train.deterministic", false);
     // Batches of an epoch; max_steps ends the run.
     const std::string train = "trainer.limit_train_batches";
@@ -490,11 +524,12 @@ class NemoImporter : Importer {
         became(option, fmt::format("{}: null, all rows", key));
     };
     const Batches valid = batches("trainer.limit_val_batches"), test = batches("trainer.limit_test_batches");
-    const bool validates = valid.all ? given("trainer.limit_val_batches") || !mock_ : valid.samples > 0;
+    validates_ = valid.all ? given("trainer.limit_val_batches") || !mock_ : valid.samples > 0;
     const std::string interval = "trainer.val_check_interval";
-    if (validates) {
+    if (validates_) {
       if (every > 0)
-        set(interval, "eval.every_samples", std::to_string(every * global_), fmt::format("{} steps", every));
+        set(interval, "eval.every_samples", samples(interval, every, "eval.every_samples"),
+            fmt::format("{} steps", every));
       else
         no_key(interval, "eval.every_samples: null, at the end of the run");
       evaluated("trainer.limit_val_batches", "eval.samples", "data.valid", valid);
@@ -506,11 +541,11 @@ class NemoImporter : Importer {
       if (splits_) put("eval.samples", std::to_string(global_));
     }
     const bool has_test = splits_ || mock_ || given("model.data.data_prefix.test");
-    if (validates && has_test && given("trainer.limit_test_batches") && (test.all || test.samples > 0))
+    if (validates_ && has_test && given("trainer.limit_test_batches") && (test.all || test.samples > 0))
       evaluated("trainer.limit_test_batches", "eval.test_samples", "data.test", test);
     else
       no_key("trainer.limit_test_batches",
-             validates ? "nothing: there are no test rows, or 0 of them" : "nothing: there is no validation");
+             validates_ ? "nothing: there are no test rows, or 0 of them" : "nothing: there is no validation");
   }
 
   void precision() {
@@ -530,6 +565,10 @@ class NemoImporter : Importer {
     const bool fp8 = flag("model.fp8", false);
     expect("model.fp8_e4m3", !fp8 || !flag("model.fp8_e4m3", false), "gradients are E5M2: set fp8_hybrid",
            "gradients are E5M2, as with fp8_hybrid");
+    expect("model.fp8_wgrad", !fp8 || flag("model.fp8_wgrad", true), "wgrad products are in FP8 too: set it to True",
+           fp8 ? "always" : "nothing: model.fp8 is off");
+    expect("model.fp8_margin", !fp8 || number("model.fp8_margin", 0) == 0, "scales have no margin: set it to 0",
+           fp8 ? "none: as here" : "nothing: model.fp8 is off");
     if (!fp8) return no_key("model.fp8", "precision.linear: compute");
     set("model.fp8", "precision.linear", "fp8", "precision.fp8_recipe: delayed");
     put("precision.fp8_recipe", "delayed");
@@ -559,30 +598,77 @@ class NemoImporter : Importer {
   }
 
   void experiment() {
-    set("exp_manager.explicit_log_dir", "output.dir",
-        yaml_text(absolute(text("exp_manager.explicit_log_dir", "results"))));
-    const bool saves = flag("exp_manager.create_checkpoint_callback", true);
-    const int64_t every = validation_interval();
-    if (saves) {
-      if (every > 0)
-        set("exp_manager.create_checkpoint_callback", "output.save_every_samples", std::to_string(every * global_),
-            "after each validation");
-      else
-        no_key("exp_manager.create_checkpoint_callback", "a signal saves (output.save_on_stop)");
-      const int64_t keep = integer("exp_manager.checkpoint_callback_params.save_top_k", 10);
-      set("exp_manager.checkpoint_callback_params.save_top_k", "output.keep_last",
-          std::to_string(std::max<int64_t>(2, keep < 0 ? 9007199254740991 / 4194304 : keep)),
-          "the newest; NeMo keeps the best and the last");
+    const std::string folder = "exp_manager.explicit_log_dir", base = "exp_manager.exp_dir", name = "exp_manager.name";
+    const bool resumes = flag("exp_manager.resume_if_exists", false);
+    if (given(folder)) {
+      set(folder, "output.dir", yaml_text(absolute(text(folder, ""))));
+      for (const std::string& option : {base, name}) no_key(option, "nothing: explicit_log_dir is the folder");
+    } else if (!given(base)) {
+      set(folder, "output.dir", yaml_text(absolute("results")), "NeMo: nemo_experiments/, and name, where it starts");
+      no_key(name, "no key: output.dir");
     } else {
-      set("exp_manager.create_checkpoint_callback", "output.save_on_stop", "false", "no checkpoints");
-      no_key("exp_manager.checkpoint_callback_params.save_top_k", "no checkpoints");
+      const std::filesystem::path within = text(base, "");
+      set(base, "output.dir", yaml_text(absolute((within / text(name, "default")).string())),
+          resumes ? "" : "NeMo makes a folder below it for each start: its date and time");
+      no_key(name, "the last part of output.dir");
     }
+    if (flag("exp_manager.create_checkpoint_callback", true))
+      checkpoints();
+    else
+      set("exp_manager.create_checkpoint_callback", "output.save_on_stop", "false", "no checkpoints");
     no_key("exp_manager.resume_if_exists",
-           flag("exp_manager.resume_if_exists", false)
-               ? "always: a run goes on from the newest whole checkpoint in output.dir"
-               : "no key: `trireme launch` moves the results of an earlier run to run_<k>");
+           resumes ? "always: a run goes on from the newest whole checkpoint in output.dir"
+                   : "no key: `trireme launch` moves the results of an earlier run to run_<k>; elsewhere a run goes on "
+                     "from a checkpoint in output.dir: name another one for a new run");
     put("logging.style", "nemo");
     say("exp_manager", "logging.style: nemo: log files and TensorBoard events of NeMo's experiment manager");
+  }
+
+  /// When Lightning's callback saves, and which checkpoints it keeps.
+  void checkpoints() {
+    const std::string params = "exp_manager.checkpoint_callback_params.", steps = params + "every_n_train_steps",
+                      epochs = params + "every_n_epochs", best = params + "save_best_model",
+                      callback = "exp_manager.create_checkpoint_callback", key = "output.save_every_samples";
+    const int64_t every = count(steps, 0, 0), validation = validates_ ? validation_interval() : 0;
+    if (every > 0) {
+      set(steps, key, samples(steps, every, key.c_str()),
+          fmt::format("{} steps{}", every, validation % every == 0 ? "" : "; NeMo also saves after each validation"));
+      no_key(callback, "output.save_every_samples, from every_n_train_steps");
+    } else {
+      no_key(steps, "0: after each validation");
+      set(callback, key,
+          validation > 0 ? samples("trainer.val_check_interval", validation, key.c_str())
+                         : std::to_string(steps_ * global_),
+          validation > 0 ? "after each validation"
+                         : "at the end of the run, because validations save, and there is none before");
+    }
+    const int64_t epoch = count(epochs, 0, 0);
+    expect(epochs, epoch == 0 || (epoch == 1 && every == 0),
+           every > 0 ? "excludes every_n_train_steps, in Lightning too: set it to 0"
+                     : "a run is one epoch: set it to 1, or every_n_train_steps to a number of steps",
+           every > 0 ? "no key: every_n_train_steps says when" : "no key: a run is one epoch, whose validations save");
+    no_key(params + "save_last", "no key: the newest checkpoint is always kept");
+    if (given(params + "train_time_interval"))
+      refuse(params + "train_time_interval", "set it to null, and output.save_every_minutes in the result");
+
+    const std::string monitor = text(params + "monitor", "val_loss"), mode = text(params + "mode", "min");
+    const bool newest =
+        mode == "max" && (monitor == "step" || monitor == "global_step" || monitor == "consumed_samples");
+    const int64_t keep = integer(params + "save_top_k", 3);
+    set(params + "save_top_k", "output.keep_last", std::to_string(keep < 0 ? 2147483647 : std::max<int64_t>(2, keep)),
+        newest ? "the newest" : fmt::format("the newest; NeMo keeps the best by {}, and the last", monitor));
+    for (const char* option : {"monitor", "mode"})
+      no_key(params + option, newest ? "output.keep_last keeps the newest, too"
+                                     : "no key: the newest are kept (output.keep_best: the best by loss beside them)");
+    if (!flag(best, false))
+      no_key(best, "output.keep_best: false");
+    else if (newest)
+      no_key(best, fmt::format("no key: by {} the best is the last, which is in model/", monitor));
+    else if (monitor == "val_loss" && mode == "min")
+      set(best, "output.keep_best", "true",
+          "in best/; model/ is of the last step, where NeMo's .nemo file is the best");
+    else
+      refuse(best, "output.keep_best goes by validation loss: set monitor to val_loss and mode to min");
   }
 
   void profile() {
@@ -609,8 +695,8 @@ class NemoImporter : Importer {
   NemoImport import_;
   ConfNode prefix_;  // model.data.data_prefix
   std::optional<ImportedTokenizer> tokenizer_;
-  bool gpt_ = true, mock_ = false, splits_ = false;
-  int64_t ranks_ = 1, readers_ = 1, micro_ = 1, global_ = 1, layers_ = 1;
+  bool gpt_ = true, mock_ = false, splits_ = false, ramps_ = false, validates_ = false;
+  int64_t ranks_ = 1, readers_ = 1, micro_ = 1, global_ = 1, layers_ = 1, steps_ = 1;
 };
 
 }  // namespace

@@ -276,8 +276,16 @@ class TitanImporter : Importer {
   void refused() {
     for (const auto& [option, why] :
          {std::pair("optimizer.early_step_in_backward", "the step follows backward, because clipping needs the norm"),
-          {"fault_tolerance.enable", "a lost rank ends the run, which starts again from its last checkpoint"}})
+          {"fault_tolerance.enable", "a lost rank ends the run, which starts again from its last checkpoint"},
+          {"checkpoint.create_seed_checkpoint",
+           "it ends without training; initial weights depend on train.seed alone, on any number of ranks"},
+          {"checkpoint.initial_load_in_hf_quantized", "weights of a Llama that are not quantised can be imported"}})
       expect(option, !flag(option, false), std::string(why) + ": set it to false", "off: as here");
+    for (const char* option :
+         {"job.custom_config_module", "experimental.custom_import", "experimental.custom_args_module"})
+      expect(option, text(option, "").empty(), "a module of Python is not run: leave it out", "none: as here");
+    expect("comm.mode", text("comm.mode", "default") == "default",
+           "write default; `train_llama --dry-run --ranks N` checks a configuration without devices", "as here");
     if (!list("checkpoint.exclude_from_loading").empty())
       refuse("checkpoint.exclude_from_loading",
              "a run goes on from its whole state; model.path starts from weights alone");
@@ -388,7 +396,14 @@ class TitanImporter : Importer {
 
   void checkpoint() {
     take<std::string>("output.dir", "outputs");
-    if (flag("checkpoint.enable", flag("checkpoint.enable_checkpoint", false))) {
+    const std::string enable =
+        given("checkpoint.enable_checkpoint") ? "checkpoint.enable_checkpoint" : "checkpoint.enable";
+    const bool enabled = flag("checkpoint.enable", flag("checkpoint.enable_checkpoint", false)),
+               saves = enabled && !flag("checkpoint.load_only", false);
+    no_key(enable, saves     ? "output.save_every_samples; a signal saves, too (output.save_on_stop)"
+                   : enabled ? "see load_only"
+                             : "no regular checkpoints; a signal saves (output.save_on_stop)");
+    if (saves) {
       const int64_t interval = integer("checkpoint.interval", 500);
       set("checkpoint.interval", "output.save_every_samples",
           std::to_string(product("checkpoint.interval", {interval, global_})),
@@ -397,9 +412,15 @@ class TitanImporter : Importer {
       if (keep == 1) refuse("checkpoint.keep_latest_k", "must be a number from 2 on, or 0 for all");
       set("checkpoint.keep_latest_k", "output.keep_last", std::to_string(keep <= 0 ? 2147483647 : keep),
           keep <= 0 ? "all" : "");
+      no_key("checkpoint.load_only", "off: as here");
     } else {
-      no_key("checkpoint.interval", "no regular checkpoints: checkpoint.enable is off");
-      no_key("checkpoint.keep_latest_k", "no regular checkpoints: checkpoint.enable is off");
+      if (enabled)
+        set("checkpoint.load_only", "output.save_on_stop", "false", "no checkpoints");
+      else
+        no_key("checkpoint.load_only", "nothing: checkpoint.enable is off");
+      for (const char* option : {"checkpoint.interval", "checkpoint.keep_latest_k"})
+        no_key(option,
+               fmt::format("no regular checkpoints: checkpoint.{}", enabled ? "load_only is on" : "enable is off"));
     }
     expect("checkpoint.load_step", integer("checkpoint.load_step", -1) == -1,
            "the newest whole checkpoint is resumed; move the newer ones away and write -1",
@@ -413,7 +434,7 @@ class TitanImporter : Importer {
         yaml_text(path));
     const int64_t every = integer("validation.freq", 10);
     set("validation.freq", "eval.every_samples", std::to_string(product("validation.freq", {every, global_})),
-        fmt::format("{} steps", every));
+        fmt::format("{} steps; torchtitan also validates after the first step", every));
     const int64_t length = integer("training.seq_len", 2048), steps = integer("validation.steps", -1),
                   local = integer("validation.local_batch_size", 8);
     if (integer("validation.seq_len", length) != length)
@@ -436,7 +457,9 @@ class TitanImporter : Importer {
   void logging() {
     take<int64_t>("logging.every_steps", 10);
     if (given(option_of("logging.tensorboard"))) take("logging.tensorboard", false);
-    if (!flag("profiling.enable_profiling", false)) return;
+    const bool traces = flag("profiling.enable_profiling", false),
+               memory = flag("profiling.enable_memory_snapshot", false);
+    if (!traces && !memory) return;
     const int64_t every = integer("profiling.profile_freq", 10), active = integer("profiling.profiler_active", 1),
                   warmup = integer("profiling.profiler_warmup", 3);
     if (every > 2147483647 || active < 1 || warmup < 0 || active > every || warmup > every - active)
@@ -447,12 +470,16 @@ class TitanImporter : Importer {
              {"profile.active", std::to_string(active)},
              {"profile.repeat", "1"},
              {"profile.ranks", "all"},
-             {"profile.memory", yaml_text(flag("profiling.enable_memory_snapshot", false))},
+             {"profile.memory", yaml_text(memory)},
              {"profile.shapes", "true"},
              {"profile.stacks", "false"}});
-    became("profiling.enable_profiling",
-           fmt::format("profile: warmup {}, active {}, one cycle (torchtitan repeats it every {} steps), all ranks",
-                       warmup, active, every));
+    const char *trace = "profiling.enable_profiling", *snapshot = "profiling.enable_memory_snapshot";
+    became(traces ? trace : snapshot,
+           fmt::format("profile: warmup {}, active {}, one cycle (torchtitan repeats it every {} steps), all ranks{}",
+                       warmup, active, every, traces ? "" : ", memory: true; allocations and traces of these steps"));
+    no_key(traces ? snapshot : trace, !traces  ? "see enable_memory_snapshot"
+                                      : memory ? "profile.memory: true, allocations of these steps"
+                                               : "profile.memory: false");
   }
 
   int64_t ranks_, readers_ = ranks_;

@@ -397,12 +397,14 @@ std::optional<int32_t> id_of(const ByteLevelModel& model, const std::string& con
   return found == model.tokens.end() ? std::nullopt : std::optional(static_cast<int32_t>(found - model.tokens.begin()));
 }
 
+constexpr const char* kEndOfText = "<|endoftext|>";
+
 /// BOS, EOS and padding where no file beside the tokenizer names them.
 void choose_ends(ByteLevelModel& model) {
   if (!model.leading.empty()) model.bos_id = model.leading.front();
   if (!model.trailing.empty()) model.eos_id = model.trailing.back();
-  const auto begin = id_of(model, model.characters ? "<s>" : "<|endoftext|>"),
-             end = id_of(model, model.characters ? "</s>" : "<|endoftext|>");
+  const auto begin = id_of(model, model.characters ? "<s>" : kEndOfText),
+             end = id_of(model, model.characters ? "</s>" : kEndOfText);
   if (!model.bos_id && (model.trailing.empty() || model.characters)) model.bos_id = begin;
   if (!model.eos_id) model.eos_id = end;
 }
@@ -451,7 +453,7 @@ ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const fs::path& vo
     reader.merge(parts[0], parts[1], fmt::format("{}:{}", merges_path.string(), number), model);
   }
   model.steps.push_back({.pattern = std::string(kGpt2Pattern)});
-  if (const auto id = reader.find("<|endoftext|>")) model.added.push_back({.content = "<|endoftext|>", .id = *id});
+  if (const auto id = reader.find(kEndOfText)) model.added.push_back({.content = kEndOfText, .id = *id});
   choose_ends(model);
   return model;
 }
@@ -476,7 +478,9 @@ std::optional<Metaspace> llama_metaspace(const fs::path& folder, bool checks_mod
   const auto named = member(config, "tokenizer_class"), legacy = member(config, "legacy"),
              prefix = member(config, "add_prefix_space"),
              family = member(read_json_beside(folder / "config.json"), "model_type");
-  const bool llama = named == "LlamaTokenizer" || named == "LlamaTokenizerFast";
+  bool llama = false;
+  for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"})
+    llama |= named == name;
   if (checks_model ? !llama || (family.is_string() && family != "llama")
                    : !llama && legacy.is_null() && prefix.is_null())
     return std::nullopt;
@@ -495,7 +499,47 @@ std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace) {
   return steps;
 }
 
-std::vector<AddedToken> read_added_tokens(const fs::path& folder) {
+namespace {
+
+constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                        "pad_token", "cls_token", "mask_token"};  // in transformers' order
+
+/// The texts of a list, or of an object's values, whose entries are texts or have them as "content".
+void add_texts(const nlohmann::json& list, std::vector<std::string>& texts) {
+  for (const auto& entry : list)
+    if (const auto text = entry.is_object() ? member(entry, "content") : entry; text.is_string())
+      texts.push_back(text.get<std::string>());
+}
+
+/// "extra_special_tokens", or "additional_special_tokens", its name in transformers 4.
+std::vector<std::string> extra_tokens(const fs::path& folder) {
+  std::vector<std::string> texts;
+  const auto config = read_json_beside(folder / "tokenizer_config.json");
+  const auto extra = member(config, "extra_special_tokens");
+  add_texts(extra.empty() ? member(config, "additional_special_tokens") : extra, texts);
+  if (member(config, "added_tokens_decoder").is_null())
+    add_texts(member(read_json_beside(folder / "special_tokens_map.json"), "extra_special_tokens"), texts);
+  return texts;
+}
+
+/// What the files in `folder` name, in the order in which transformers adds it. `defaults`: for keys that are absent.
+std::vector<std::string> named_in_order(const fs::path& folder, const std::map<std::string, std::string>& defaults,
+                                        const std::vector<std::string>& extra) {
+  std::vector<std::string> texts;
+  const auto named = named_tokens(folder);
+  for (const char* key : kNamedTokens) {
+    const auto by_file = named.find(key);
+    const auto by_class = defaults.find(key);
+    if (by_file != named.end() ? by_file->second.has_value() : by_class != defaults.end())
+      texts.push_back(by_file != named.end() ? *by_file->second : by_class->second);
+  }
+  texts.insert(texts.end(), extra.begin(), extra.end());
+  std::erase(texts, "");
+  return texts;
+}
+
+/// The tokens of added_tokens_decoder or else of added_tokens.json.
+std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::set<std::string>& named) {
   std::map<int64_t, AddedToken> tokens;
   const fs::path path = folder / "tokenizer_config.json", other = folder / "added_tokens.json";
   const auto decoder = member(read_json_beside(path), "added_tokens_decoder");
@@ -510,23 +554,44 @@ std::vector<AddedToken> read_added_tokens(const fs::path& folder) {
     const auto id = nlohmann::json::parse(key, nullptr, false);
     const std::string where = "added token " + key;
     if (!id.is_number_unsigned()) reader.fail(where + ": the key is not an id");
-    add(path, id.get<int64_t>(), reader.added_token(entry, where));
+    AddedToken token = reader.added_token(entry, where);
+    token.special |= named.contains(token.content);
+    add(path, id.get<int64_t>(), std::move(token));
   }
-  if (decoder.empty()) {
-    std::set<std::string> special;
-    for (const auto& [key, text] : named_tokens(folder)) special.insert(text.value_or(""));
-    for (const fs::path& file : {path, folder / "special_tokens_map.json"})
-      for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
-        for (const auto& token : member(read_json_beside(file), key))
-          if (token.is_string()) special.insert(token.get<std::string>());
-    const auto list = read_json_beside(other);
-    for (const auto& [text, id] : list.items())
-      add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1,
-          {.content = text, .special = special.contains(text), .normalized = !special.contains(text)});
+  if (!decoder.empty()) return tokens;
+  const auto list = read_json_beside(other);
+  for (const auto& [text, id] : list.items())
+    add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1,
+        {.content = text, .special = named.contains(text), .normalized = !named.contains(text)});
+  return tokens;
+}
+
+}  // namespace
+
+FolderTokens read_folder_tokens(const fs::path& folder, const TokenLookup& id_of, int64_t next,
+                                const std::map<std::string, std::string>& defaults) {
+  FolderTokens tokens;
+  const std::vector<std::string> extra = extra_tokens(folder), texts = named_in_order(folder, defaults, extra);
+  tokens.extra = !extra.empty();
+  std::set<std::string> seen;
+  for (auto& [id, token] : listed_tokens(folder, {texts.begin(), texts.end()})) {
+    const int64_t ours = id_of(token.content).value_or(static_cast<int32_t>(next));
+    if (ours != id)
+      throw DataError(fmt::format(
+          "{}: the token '{}' has the id {}, but the {} tokens of the tokenizer and those before it give it {}",
+          folder.string(), token.content, id, next, ours));
+    next = std::max(next, ours + 1);
+    seen.insert(token.content);
+    tokens.listed.push_back(std::move(token));
   }
-  std::vector<AddedToken> result;
-  for (auto& [id, token] : tokens) result.push_back(std::move(token));
-  return result;
+  for (const std::string& text : texts) {
+    const auto id = id_of(text);
+    const bool by_default = std::ranges::any_of(defaults, [&](const auto& entry) { return entry.second == text; });
+    if (!seen.insert(text).second || (!id && by_default)) continue;
+    tokens.named.push_back({.content = text, .id = id.value_or(static_cast<int32_t>(next))});
+    next = std::max<int64_t>(next, tokens.named.back().id + 1);
+  }
+  return tokens;
 }
 
 std::map<std::string, std::optional<std::string>> named_tokens(const fs::path& folder) {
@@ -537,8 +602,7 @@ std::map<std::string, std::optional<std::string>> named_tokens(const fs::path& f
   for (const char* name : names) {
     const fs::path path = folder / name;
     const auto json = read_json_beside(path);
-    for (const char* key :
-         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    for (const char* key : kNamedTokens) {
       if (!json.is_object() || !json.contains(key)) continue;
       auto value = json.at(key);
       if (value.is_object()) value = member(value, "content");
@@ -550,18 +614,15 @@ std::map<std::string, std::optional<std::string>> named_tokens(const fs::path& f
   return tokens;
 }
 
-void read_named_tokens(const fs::path& folder, const std::function<std::optional<int32_t>(const std::string&)>& id_of,
-                       NamedTokens& tokens) {
+void read_named_tokens(const fs::path& folder, const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) {
   const auto named = named_tokens(folder);
   for (const auto& [key, id] :
        {std::pair{"bos_token", &tokens.bos_id}, {"eos_token", &tokens.eos_id}, {"pad_token", &tokens.pad_id}}) {
     const auto found = named.find(key);
     if (found == named.end() || found->second == "") continue;  // files of Llama 1 name nothing so
     *id = found->second ? id_of(*found->second) : std::nullopt;
-    if (found->second && !*id)
-      throw DataError(fmt::format("{}: \"{}\" is '{}', which the tokenizer does not have",
-                                  (folder / "tokenizer_config.json").string(), key, *found->second));
   }
+  if (tokens.pad_id >= in_files) tokens.pad_id.reset();  // a model need not have a row for it
 }
 
 std::optional<bool> read_add_bos(const fs::path& folder) {
@@ -573,15 +634,75 @@ std::optional<bool> read_add_bos(const fs::path& folder) {
   return value.get<bool>();
 }
 
+namespace {
+
+/// What transformers' class for vocab.json and merges.txt adds to them; returns the names that it has by default.
+std::map<std::string, std::string> apply_class(const fs::path& folder, ByteLevelModel& model) {
+  const auto config = read_json_beside(folder / "tokenizer_config.json");
+  const auto named = member(config, "tokenizer_class"),
+             family = member(read_json_beside(folder / "config.json"), "model_type");
+  const std::string of_class = named.is_string() ? named.get<std::string>() : "";
+  const bool qwen = of_class.starts_with("Qwen2Tokenizer") ||
+                    (of_class.empty() && family.is_string() && family.get<std::string>().starts_with("qwen"));
+  model.added.clear();
+  model.steps[0].prefix_space = member(config, "add_prefix_space") == true;
+  if (!qwen) return {{"bos_token", kEndOfText}, {"eos_token", kEndOfText}, {"unk_token", kEndOfText}};
+  model.steps[0].pattern = kQwen2Pattern;
+  model.normalisers = {{NormaliserStep::kNfc}};
+  model.bos_id.reset();
+  return {{"eos_token", kEndOfText}, {"unk_token", kEndOfText}, {"pad_token", kEndOfText}};
+}
+
+/// Tokens that the files in `folder` list and name beside the tokenizer's own.
+void add_folder_tokens(const fs::path& folder, const std::map<std::string, std::string>& defaults,
+                       ByteLevelModel& model) {
+  std::unordered_map<std::string, int32_t> ids;
+  auto next = static_cast<int64_t>(model.tokens.size());
+  for (size_t id = 0; id < model.tokens.size(); ++id) ids.emplace(model.tokens[id], static_cast<int32_t>(id));
+  std::unordered_map<std::string, size_t> places;
+  for (size_t i = 0; i < model.added.size(); ++i) {
+    ids[model.added[i].content] = model.added[i].id;
+    places.emplace(model.added[i].content, i);
+    next = std::max<int64_t>(next, model.added[i].id + 1);
+  }
+  const auto id_of = [&](const std::string& text) {
+    const auto found = ids.find(text);
+    return found == ids.end() || text.empty() ? std::nullopt : std::optional(found->second);
+  };
+  FolderTokens tokens = read_folder_tokens(folder, id_of, next, defaults);
+  for (AddedToken& token : tokens.listed) {
+    ids[token.content] = token.id;
+    next = std::max<int64_t>(next, token.id + 1);
+    if (const auto place = places.find(token.content); place != places.end()) {
+      model.added[place->second] = std::move(token);
+    } else {
+      places.emplace(token.content, model.added.size());
+      model.added.push_back(std::move(token));
+    }
+  }
+  for (AddedToken& token : tokens.named) {
+    ids[token.content] = token.id;
+    if (const auto place = places.find(token.content); place != places.end())
+      model.added[place->second].special = true;
+    else
+      model.added.push_back(std::move(token));
+  }
+  read_named_tokens(folder, id_of, next, model);
+}
+
+}  // namespace
+
 ByteLevelModel read_byte_level_model(const fs::path& path) {
   const std::string bytes = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
   const fs::path folder = path.parent_path();
   ByteLevelModel model;
+  std::map<std::string, std::string> defaults;
   if (path.filename() == "vocab.json") {
     const fs::path merges = folder / "merges.txt";
     if (!fs::is_regular_file(merges))
       throw DataError(fmt::format("{}: there is no merges.txt beside it", path.string()));
     model = parse_vocab_and_merges(bytes, path, read_text_file(merges, ExitCode::kData, kMaxTokenizerFile), merges);
+    defaults = apply_class(folder, model);
   } else {
     model = parse_tokenizer_json(bytes, path);
     if (model.characters && model.scores.empty())
@@ -590,8 +711,13 @@ ByteLevelModel read_byte_level_model(const fs::path& path) {
         model.decoder = llama_decoder(*rule);
         model.metaspace = std::move(rule);
       }
+    const auto named = member(read_json_beside(folder / "tokenizer_config.json"), "tokenizer_class");
+    // These classes have no BOS of their own.
+    if (model.leading.empty())
+      for (const char* name : {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"})
+        if (named == name) model.bos_id.reset();
   }
-  read_named_tokens(folder, [&](const std::string& text) { return id_of(model, text); }, model);
+  add_folder_tokens(folder, defaults, model);
   // tokenizer.json has a post-processor of its own.
   if (path.filename() == "vocab.json" && model.bos_id && read_add_bos(folder).value_or(false))
     model.leading = {*model.bos_id};

@@ -197,13 +197,17 @@ class TrainingTask : public PlannedModel {
   uint64_t seed() const { return static_cast<uint64_t>(config_.train.seed); }
 
   /// Writes all weights in the compute dtype with a Writer that has append(name, tensor), called on rank 0 in the order
-  /// of the units; collective. `make` is called on rank 0. Returns the writer there, null elsewhere.
+  /// of the units; collective. `make` is called on rank 0. Returns the writer there, null elsewhere. An error of the
+  /// writer is thrown on rank 0, when all ranks are through.
   template <class MakeWriter>
   auto export_model(ShardedUnits& units, const MakeWriter& make) const {
-    auto writer = rank_.grid.world.rank == 0 ? make() : nullptr;
+    decltype(make()) writer;
     units.export_tensors(
         rank_.compute_dtype, [](int) { return true; },
-        [&](const std::string& name, const at::Tensor& value) { writer->append(name, value); });
+        [&](const std::string& name, const at::Tensor& value) {
+          if (!writer) writer = make();
+          writer->append(name, value);
+        });
     return writer;
   }
 

@@ -118,15 +118,27 @@ std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string
 std::optional<Metaspace> llama_metaspace(const std::filesystem::path& folder, bool checks_model);
 /// The decoder of that class.
 std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace);
-/// The tokens that tokenizer_config.json ("added_tokens_decoder") or else added_tokens.json in `folder` add, by id.
-std::vector<AddedToken> read_added_tokens(const std::filesystem::path& folder);
 /// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token of the files in `folder`; a key with
 /// null says "none". As in transformers special_tokens_map.json wins, unless tokenizer_config.json has
 /// "added_tokens_decoder".
 std::map<std::string, std::optional<std::string>> named_tokens(const std::filesystem::path& folder);
-/// Replaces what named_tokens() has. DataError for a token of which `id_of` knows no id.
-void read_named_tokens(const std::filesystem::path& folder,
-                       const std::function<std::optional<int32_t>(const std::string&)>& id_of, NamedTokens& tokens);
+/// The id of a token's text; nullopt: there is none.
+using TokenLookup = std::function<std::optional<int32_t>(const std::string& text)>;
+/// What the files in a folder add to a tokenizer. `listed`: tokenizer_config.json's "added_tokens_decoder", or else
+/// added_tokens.json, by id. `named`: the other texts of named_tokens() and of "extra_special_tokens" or
+/// "additional_special_tokens", which transformers makes special tokens.
+struct FolderTokens {
+  std::vector<AddedToken> listed, named;
+  bool extra = false;  // the list of extra tokens is not empty: transformers then takes no control pieces of its own
+};
+/// A token without an id in the tokenizer gets the next one, from `next` on. `defaults`: the names of a class's own
+/// tokens where the files do not name others, by key; only those that the tokenizer has. DataError for a listed id that
+/// is another.
+FolderTokens read_folder_tokens(const std::filesystem::path& folder, const TokenLookup& id_of, int64_t next,
+                                const std::map<std::string, std::string>& defaults = {});
+/// Replaces what named_tokens() has. Padding from id `in_files` on, which no file has, is none.
+void read_named_tokens(const std::filesystem::path& folder, const TokenLookup& id_of, int64_t in_files,
+                       NamedTokens& tokens);
 /// "add_bos_token" of the tokenizer_config.json in `folder`: BOS stands before a text. transformers 5 reads it where no
 /// tokenizer.json is.
 std::optional<bool> read_add_bos(const std::filesystem::path& folder);
