@@ -5,7 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/huggingface/byte_level_model.h"
+#include "trireme/formats/huggingface/folder_tokens.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>

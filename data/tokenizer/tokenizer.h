@@ -1,7 +1,7 @@
 #pragma once
 // Tokenizers: sentencepiece models and byte-level BPE behind one interface.
 
-#include "trireme/formats/huggingface/byte_level_model.h"
+#include "trireme/formats/huggingface/folder_tokens.h"
 
 #include <cstdint>
 #include <filesystem>

@@ -1,5 +1,7 @@
 #include "trireme/formats/huggingface/byte_level_model.h"
 
+#include "token_json.h"
+
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -14,7 +16,6 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <set>
 #include <unordered_map>
 
 namespace trireme {
@@ -22,14 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using TokenIds = std::unordered_map<std::string, int32_t>;
-
-constexpr size_t kMaxTokenizerFile = size_t{256} << 20;
-
-nlohmann::json read_json_beside(const fs::path& path) {
-  return read_json_if_there(path, ExitCode::kData, kMaxTokenizerFile);
-}
-
-constexpr int64_t kMaxTokenId = 1 << 24;
 
 /// A score as `tokenizers` reads it: serde_json divides the digits by a power of ten, which rounds twice. The last bit
 /// decides between segmentations of equal score.
@@ -50,49 +43,15 @@ double as_serde_reads(double score) {
   return std::copysign(exponent < 0 ? whole / power : whole * power, score);
 }
 
-/// One file's reader: every message begins with its path.
-class TokenizerReader {
+/// One tokenizer's reader.
+class TokenizerReader : public TokenJson {
  public:
-  explicit TokenizerReader(const fs::path& path) : path_(path) {}
+  using TokenJson::TokenJson;
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(fmt::format("{}: {}", path_.string(), what));
-  }
   [[noreturn]] void unsupported(const std::string& what) const {
     fail(what +
          ": not supported (byte-level BPE as GPT-2, Llama 3 and Qwen2 have it is, and sentencepiece's BPE and unigram "
          "models)");
-  }
-
-  std::string text(const nlohmann::json& object, const char* key, const std::string& where) const {
-    const auto value = member(object, key);
-    if (!value.is_string()) fail(fmt::format("{}: \"{}\" is missing or not a string", where, key));
-    return value.get<std::string>();
-  }
-  bool flag(const nlohmann::json& object, const char* key, bool fallback, const std::string& where) const {
-    const auto value = member(object, key);
-    if (value.is_null()) return fallback;
-    if (!value.is_boolean()) fail(fmt::format("{}: \"{}\" is not true or false", where, key));
-    return value.get<bool>();
-  }
-  int32_t id(const nlohmann::json& value, const std::string& what) const {
-    if (!value.is_number_integer()) fail(fmt::format("the id of {} is not an integer", what));
-    const bool large = value.is_number_unsigned() && value.get<uint64_t>() >= static_cast<uint64_t>(kMaxTokenId);
-    if (large || value.get<int64_t>() < 0 || value.get<int64_t>() >= kMaxTokenId)
-      fail(fmt::format("the id of {} is {}, expected 0 to {}", what, value.dump(), kMaxTokenId - 1));
-    return value.get<int32_t>();
-  }
-
-  /// All of it but the id.
-  AddedToken added_token(const nlohmann::json& entry, const std::string& where) const {
-    AddedToken token;
-    token.content = text(entry, "content", where);
-    token.special = flag(entry, "special", false, where);
-    token.single_word = flag(entry, "single_word", false, where);
-    token.lstrip = flag(entry, "lstrip", false, where);
-    token.rstrip = flag(entry, "rstrip", false, where);
-    token.normalized = flag(entry, "normalized", !token.special, where);
-    return token;
   }
 
   void vocabulary(const nlohmann::json& vocab, ByteLevelModel& model) {
@@ -147,7 +106,6 @@ class TokenizerReader {
   void check_bytes(const ByteLevelModel& model) const;
 
  private:
-  const fs::path& path_;
   TokenIds ids_;
 };
 
@@ -497,141 +455,6 @@ std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace) {
       {DecoderStep::kReplace, metaspace.replacement, " "}, {DecoderStep::kByteFallback}, {}};
   if (metaspace.scheme != Metaspace::kNever) steps.push_back({DecoderStep::kStrip, " ", "", 1, 0});
   return steps;
-}
-
-namespace {
-
-constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                        "pad_token", "cls_token", "mask_token"};  // in transformers' order
-
-/// The texts of a list, or of an object's values, whose entries are texts or have them as "content".
-void add_texts(const nlohmann::json& list, std::vector<std::string>& texts) {
-  for (const auto& entry : list)
-    if (const auto text = entry.is_object() ? member(entry, "content") : entry; text.is_string())
-      texts.push_back(text.get<std::string>());
-}
-
-/// "extra_special_tokens", or "additional_special_tokens", its name in transformers 4.
-std::vector<std::string> extra_tokens(const fs::path& folder) {
-  std::vector<std::string> texts;
-  const auto config = read_json_beside(folder / "tokenizer_config.json");
-  const auto extra = member(config, "extra_special_tokens");
-  add_texts(extra.empty() ? member(config, "additional_special_tokens") : extra, texts);
-  if (member(config, "added_tokens_decoder").is_null())
-    add_texts(member(read_json_beside(folder / "special_tokens_map.json"), "extra_special_tokens"), texts);
-  return texts;
-}
-
-/// What the files in `folder` name, in the order in which transformers adds it. `defaults`: for keys that are absent.
-std::vector<std::string> named_in_order(const fs::path& folder, const std::map<std::string, std::string>& defaults,
-                                        const std::vector<std::string>& extra) {
-  std::vector<std::string> texts;
-  const auto named = named_tokens(folder);
-  for (const char* key : kNamedTokens) {
-    const auto by_file = named.find(key);
-    const auto by_class = defaults.find(key);
-    if (by_file != named.end() ? by_file->second.has_value() : by_class != defaults.end())
-      texts.push_back(by_file != named.end() ? *by_file->second : by_class->second);
-  }
-  texts.insert(texts.end(), extra.begin(), extra.end());
-  std::erase(texts, "");
-  return texts;
-}
-
-/// The tokens of added_tokens_decoder or else of added_tokens.json.
-std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::set<std::string>& named) {
-  std::map<int64_t, AddedToken> tokens;
-  const fs::path path = folder / "tokenizer_config.json", other = folder / "added_tokens.json";
-  const auto decoder = member(read_json_beside(path), "added_tokens_decoder");
-  const auto add = [&](const fs::path& file, int64_t id, AddedToken token) {
-    if (id < 0 || id >= kMaxTokenId || token.content.empty())
-      throw DataError(fmt::format("{}: the added token '{}' with the id {}", file.string(), token.content, id));
-    token.id = static_cast<int32_t>(id);
-    tokens[id] = std::move(token);
-  };
-  const TokenizerReader reader(path);
-  for (const auto& [key, entry] : decoder.items()) {
-    const auto id = nlohmann::json::parse(key, nullptr, false);
-    const std::string where = "added token " + key;
-    if (!id.is_number_unsigned()) reader.fail(where + ": the key is not an id");
-    AddedToken token = reader.added_token(entry, where);
-    token.special |= named.contains(token.content);
-    add(path, id.get<int64_t>(), std::move(token));
-  }
-  if (!decoder.empty()) return tokens;
-  const auto list = read_json_beside(other);
-  for (const auto& [text, id] : list.items())
-    add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1,
-        {.content = text, .special = named.contains(text), .normalized = !named.contains(text)});
-  return tokens;
-}
-
-}  // namespace
-
-FolderTokens read_folder_tokens(const fs::path& folder, const TokenLookup& id_of, int64_t next,
-                                const std::map<std::string, std::string>& defaults) {
-  FolderTokens tokens;
-  const std::vector<std::string> extra = extra_tokens(folder), texts = named_in_order(folder, defaults, extra);
-  tokens.extra = !extra.empty();
-  std::set<std::string> seen;
-  for (auto& [id, token] : listed_tokens(folder, {texts.begin(), texts.end()})) {
-    const int64_t ours = id_of(token.content).value_or(static_cast<int32_t>(next));
-    if (ours != id)
-      throw DataError(fmt::format(
-          "{}: the token '{}' has the id {}, but the {} tokens of the tokenizer and those before it give it {}",
-          folder.string(), token.content, id, next, ours));
-    next = std::max(next, ours + 1);
-    seen.insert(token.content);
-    tokens.listed.push_back(std::move(token));
-  }
-  for (const std::string& text : texts) {
-    const auto id = id_of(text);
-    const bool by_default = std::ranges::any_of(defaults, [&](const auto& entry) { return entry.second == text; });
-    if (!seen.insert(text).second || (!id && by_default)) continue;
-    tokens.named.push_back({.content = text, .id = id.value_or(static_cast<int32_t>(next))});
-    next = std::max<int64_t>(next, tokens.named.back().id + 1);
-  }
-  return tokens;
-}
-
-std::map<std::string, std::optional<std::string>> named_tokens(const fs::path& folder) {
-  const auto config = read_json_beside(folder / "tokenizer_config.json");
-  std::vector<const char*> names = {"special_tokens_map.json", "tokenizer_config.json"};
-  if (!member(config, "added_tokens_decoder").is_null()) std::swap(names[0], names[1]);
-  std::map<std::string, std::optional<std::string>> tokens;
-  for (const char* name : names) {
-    const fs::path path = folder / name;
-    const auto json = read_json_beside(path);
-    for (const char* key : kNamedTokens) {
-      if (!json.is_object() || !json.contains(key)) continue;
-      auto value = json.at(key);
-      if (value.is_object()) value = member(value, "content");
-      if (!value.is_null() && !value.is_string())
-        throw DataError(fmt::format("{}: \"{}\" is not the text of a token", path.string(), key));
-      tokens.emplace(key, value.is_null() ? std::nullopt : std::optional(value.get<std::string>()));
-    }
-  }
-  return tokens;
-}
-
-void read_named_tokens(const fs::path& folder, const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) {
-  const auto named = named_tokens(folder);
-  for (const auto& [key, id] :
-       {std::pair{"bos_token", &tokens.bos_id}, {"eos_token", &tokens.eos_id}, {"pad_token", &tokens.pad_id}}) {
-    const auto found = named.find(key);
-    if (found == named.end() || found->second == "") continue;  // files of Llama 1 name nothing so
-    *id = found->second ? id_of(*found->second) : std::nullopt;
-  }
-  if (tokens.pad_id >= in_files) tokens.pad_id.reset();  // a model need not have a row for it
-}
-
-std::optional<bool> read_add_bos(const fs::path& folder) {
-  const fs::path path = folder / "tokenizer_config.json";
-  const auto value = member(read_json_beside(path), "add_bos_token");
-  if (value.is_null()) return std::nullopt;
-  if (!value.is_boolean())
-    throw DataError(fmt::format("{}: \"add_bos_token\" is {}, expected true or false", path.string(), value.dump()));
-  return value.get<bool>();
 }
 
 namespace {

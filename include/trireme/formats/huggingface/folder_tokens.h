@@ -1,0 +1,56 @@
+#pragma once
+// The tokens that the files of a folder add to a tokenizer, and those that have a part of their own, as transformers 5
+// reads them: tokenizer_config.json, special_tokens_map.json, added_tokens.json.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// A token that is cut out of the text before it is split into words.
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool special = true;       // decode() omits it by default
+  bool single_word = false;  // only if no word character is beside it
+  bool lstrip = false;       // includes the white space before it
+  bool rstrip = false;       // … after it
+  bool normalized = false;   // searched in the normalised text
+};
+
+/// Ids of a tokenizer's tokens with a part of their own; nullopt: it has none.
+struct NamedTokens {
+  std::optional<int32_t> bos_id, eos_id, pad_id;
+};
+
+/// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token of the files in `folder`; a key with
+/// null says "none". As in transformers special_tokens_map.json wins, unless tokenizer_config.json has
+/// "added_tokens_decoder".
+std::map<std::string, std::optional<std::string>> named_tokens(const std::filesystem::path& folder);
+/// The id of a token's text; nullopt: there is none.
+using TokenLookup = std::function<std::optional<int32_t>(const std::string& text)>;
+/// What the files in a folder add to a tokenizer. `listed`: tokenizer_config.json's "added_tokens_decoder", or else
+/// added_tokens.json, by id. `named`: the other texts of named_tokens() and of "extra_special_tokens" or
+/// "additional_special_tokens", which transformers makes special tokens.
+struct FolderTokens {
+  std::vector<AddedToken> listed, named;
+  bool extra = false;  // the list of extra tokens is not empty: transformers then takes no control pieces of its own
+};
+/// A token without an id in the tokenizer gets the next one, from `next` on. `defaults`: the names of a class's own
+/// tokens where the files do not name others, by key; only those that the tokenizer has. DataError for a listed id that
+/// is another.
+FolderTokens read_folder_tokens(const std::filesystem::path& folder, const TokenLookup& id_of, int64_t next,
+                                const std::map<std::string, std::string>& defaults = {});
+/// Replaces what named_tokens() has. Padding from id `in_files` on, which no file has, is none.
+void read_named_tokens(const std::filesystem::path& folder, const TokenLookup& id_of, int64_t in_files,
+                       NamedTokens& tokens);
+/// "add_bos_token" of the tokenizer_config.json in `folder`: BOS stands before a text. transformers 5 reads it where no
+/// tokenizer.json is.
+std::optional<bool> read_add_bos(const std::filesystem::path& folder);
+
+}  // namespace trireme
