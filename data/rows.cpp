@@ -171,9 +171,8 @@ std::vector<std::filesystem::path> row_tokenizer(const Config& config) {
   const auto file = find_tokenizer(config.model.path);
   if (!file || !row_format(config.data.train.front()).tokenises(config)) return {};
   std::vector<std::filesystem::path> files = {*file};
-  std::vector<std::string> names = {"tokenizer_config.json", "special_tokens_map.json"};
-  if (file->extension() == ".model") names.emplace_back("added_tokens.json");
-  if (file->filename() == "vocab.json") names.insert(names.end(), {"merges.txt", "added_tokens.json"});
+  std::vector<std::string> names = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"};
+  if (file->filename() == "vocab.json") names.emplace_back("merges.txt");
   std::error_code error;
   for (const std::string& name : names)
     if (std::filesystem::is_regular_file(file->parent_path() / name, error))

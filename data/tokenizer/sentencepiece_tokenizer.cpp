@@ -61,7 +61,7 @@ void SentencepieceTokenizer::add_tokens_of(const std::filesystem::path& folder) 
   const FolderTokens tokens =
       read_folder_tokens(folder, [&](const std::string& text) { return piece_of(text); }, vocab_size(), defaults);
   std::map<std::string, int32_t> controls;
-  for (size_t id = 0; llama && !tokens.extra && id < state_->model.pieces.size(); ++id) {
+  for (size_t id = 0; llama && !tokens.has_extra && id < state_->model.pieces.size(); ++id) {
     const SentencepiecePiece& piece = state_->model.pieces[id];
     if (piece.type == SentencepiecePiece::kControl) state_->hidden.insert(static_cast<int32_t>(id));
     if (piece.type == SentencepiecePiece::kControl || piece.type == SentencepiecePiece::kUserDefined)
@@ -81,11 +81,12 @@ void SentencepieceTokenizer::add_tokens_of(const std::filesystem::path& folder) 
       state_->hidden.erase(token.id);
   }
   const int64_t in_files = vocab_size();
-  for (const AddedToken& token : tokens.named) {
-    state_->hidden.insert(token.id);
-    // sentencepiece's own pieces stay text inside of a text.
-    if (llama || token.id >= facts_.base_vocab_size) add(token);
-  }
+  for (const auto* list : {&tokens.named, &tokens.extra})
+    for (const AddedToken& token : *list) {
+      state_->hidden.insert(token.id);
+      // sentencepiece's own pieces stay text inside of a text.
+      if (llama || token.id >= facts_.base_vocab_size) add(token);
+    }
   for (const auto& [text, id] : controls) {
     state_->specials.emplace(text, id);
     add_token({.content = text, .id = id});

@@ -93,11 +93,13 @@ class TokenizerFiles {
                  ? std::nullopt
                  : std::optional(static_cast<int32_t>(is_known ? known->second : own->second));
     };
-    for (const AddedToken& token : read_folder_tokens(directory, id_of, next_id_).named) {
-      if (token.id >= next_id_) only_named_.push_back(token);
-      known_[token.content] = token.id;
-      next_id_ = std::max(next_id_, int64_t{token.id} + 1);
-    }
+    const FolderTokens others = read_folder_tokens(directory, id_of, next_id_);
+    for (const auto* list : {&others.named, &others.extra})
+      for (const AddedToken& token : *list) {
+        if (token.id >= next_id_) only_named_.push_back(token);
+        known_[token.content] = token.id;
+        next_id_ = std::max(next_id_, int64_t{token.id} + 1);
+      }
   }
 
   /// Ids from next_id() on.
@@ -178,6 +180,14 @@ class TokenizerFiles {
     if (json_.contains("tokenizer_config.json"))
       json_["tokenizer_config.json"]["added_tokens_decoder"][std::to_string(token.id)] = added_token(token);
   }
+  void list_beside_pieces(Json& config) {
+    const auto id_of = [&](const std::string& text) {
+      const auto own = vocabulary_.find(text);
+      return own == vocabulary_.end() ? std::nullopt : std::optional(static_cast<int32_t>(own->second));
+    };
+    for (const AddedToken& token : read_folder_tokens(directory_, id_of, piece_count_).listed)
+      config["added_tokens_decoder"][std::to_string(token.id)] = added_token(token);
+  }
   /// transformers 5 takes a tokenizer_config.json that lists some added tokens for all of them.
   void list_added_tokens() {
     if (!json_.contains("tokenizer_config.json")) return;
@@ -190,14 +200,9 @@ class TokenizerFiles {
         token.erase("id");
         config["added_tokens_decoder"][id.dump()] = token;
       }
-      return;
+    } else {
+      list_beside_pieces(config);
     }
-    const auto id_of = [&](const std::string& text) {
-      const auto own = vocabulary_.find(text);
-      return own == vocabulary_.end() ? std::nullopt : std::optional(static_cast<int32_t>(own->second));
-    };
-    for (const AddedToken& token : read_folder_tokens(directory_, id_of, piece_count_).listed)
-      config["added_tokens_decoder"][std::to_string(token.id)] = added_token(token);
     // From now on transformers takes the names from here alone.
     for (const auto& [key, text] : named_tokens(directory_)) config[key] = text ? Json(*text) : Json();
   }

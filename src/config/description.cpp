@@ -112,7 +112,8 @@ Section data_section() {
         "JSON lines), of the rows of npy, HDF5 and Megatron's files; or write entries with path, weight and name into "
         "data.train",
         {.min = 0, .above_min = true, .feature = Feature::kDocumentStreams});
-  s.key("names", &S::names, "documents: the name that messages give to each path of data.train",
+  s.key("names", &S::names,
+        "documents: the name that messages give to each path of data.train; names without weights are equal shares",
         {.may_change = true, .may_be_absent = true, .feature = Feature::kDocumentStreams});
   s.key("valid", &S::valid, "validation rows",
         {.path = true,

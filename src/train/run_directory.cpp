@@ -333,7 +333,9 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
     // profile_logs: nsys writes there from before the start on (`trireme launch`).
     if (name == ".lock" || name == "run.json" || name == "profile_logs") continue;
     // A mount point, or a link to a faster file system.
-    if (std::error_code error; name == "checkpoints" && std::filesystem::is_empty(entry.path(), error)) continue;
+    if (std::error_code error;
+        name == "checkpoints" && entry.is_directory(error) && std::filesystem::is_empty(entry.path(), error))
+      continue;
     if (!ours || !is_leftover(entry)) refuse_foreign(path, name);
     state.leftovers.push_back(entry.path());
   }

@@ -115,6 +115,13 @@ def shapes(work, texts):
     folder = saved(work / "beside", plain, tokenizer_class="PreTrainedTokenizerFast", bos_token="ab", pad_token="<pad>", extra_special_tokens=["<more>"],
                    added_tokens_decoder=decoder_entries(count, more[:1])) and work / "beside"
     yield "tokenizer.json and files beside it", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", *marks]
+    # Saved by an older transformers 4: ids alone beside tokenizer.json, whose flags stay; and a list that calls a special token none.
+    older_file = common.train("llama3", texts, 1200)
+    older_file.add_tokens(AWKWARD)
+    for name, config in (("ids", {}), ("list", {"added_tokens_decoder": decoder_entries(older_file.token_to_id("<l>"), AWKWARD[:2]), "additional_special_tokens": ["<one>", "<lr>"]})):
+        folder = saved(work / f"beside-{name}", older_file, tokenizer_class="PreTrainedTokenizerFast", **config) and work / f"beside-{name}"
+        (folder / "added_tokens.json").write_text(json.dumps({t.content: older_file.token_to_id(t.content) for t in AWKWARD}))
+        yield f"tokenizer.json with a {name} of tokens", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, [t.content for t in AWKWARD]
 
     # Mistral v0.3: controls of its own, Metaspace before the first part alone. In a mistral directory the file counts, not the class.
     mistral = Tokenizer.from_str(reference.to_str())

@@ -497,7 +497,12 @@ void add_folder_tokens(const fs::path& folder, const std::map<std::string, std::
     ids[token.content] = token.id;
     next = std::max<int64_t>(next, token.id + 1);
     if (const auto place = places.find(token.content); place != places.end()) {
-      model.added[place->second] = std::move(token);
+      AddedToken& known = model.added[place->second];
+      token.special |= known.special;
+      if (tokens.has_flags)
+        known = std::move(token);
+      else
+        known.special = token.special;
     } else {
       places.emplace(token.content, model.added.size());
       model.added.push_back(std::move(token));
@@ -509,6 +514,10 @@ void add_folder_tokens(const fs::path& folder, const std::map<std::string, std::
       model.added[place->second].special = true;
     else
       model.added.push_back(std::move(token));
+  }
+  for (AddedToken& token : tokens.extra) {
+    ids[token.content] = token.id;
+    if (!places.contains(token.content)) model.added.push_back(std::move(token));
   }
   read_named_tokens(folder, id_of, next, model);
 }

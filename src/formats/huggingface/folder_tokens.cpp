@@ -35,8 +35,7 @@ std::vector<std::string> extra_tokens(const fs::path& folder) {
 }
 
 /// What the files in `folder` name, in the order in which transformers adds it. `defaults`: for keys that are absent.
-std::vector<std::string> named_in_order(const fs::path& folder, const std::map<std::string, std::string>& defaults,
-                                        const std::vector<std::string>& extra) {
+std::vector<std::string> named_in_order(const fs::path& folder, const std::map<std::string, std::string>& defaults) {
   std::vector<std::string> texts;
   const auto named = named_tokens(folder);
   for (const char* key : kNamedTokens) {
@@ -45,13 +44,13 @@ std::vector<std::string> named_in_order(const fs::path& folder, const std::map<s
     if (by_file != named.end() ? by_file->second.has_value() : by_class != defaults.end())
       texts.push_back(by_file != named.end() ? *by_file->second : by_class->second);
   }
-  texts.insert(texts.end(), extra.begin(), extra.end());
   std::erase(texts, "");
   return texts;
 }
 
-/// The tokens of added_tokens_decoder or else of added_tokens.json.
-std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::set<std::string>& named) {
+/// The tokens of added_tokens_decoder (`has_flags`) or else of added_tokens.json.
+std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::set<std::string>& named,
+                                            const std::vector<std::string>& extra, bool& has_flags) {
   std::map<int64_t, AddedToken> tokens;
   const fs::path path = folder / "tokenizer_config.json", other = folder / "added_tokens.json";
   const auto decoder = member(read_json_beside(path), "added_tokens_decoder");
@@ -70,11 +69,14 @@ std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::s
     token.special |= named.contains(token.content);
     add(path, id.get<int64_t>(), std::move(token));
   }
-  if (!decoder.empty()) return tokens;
+  has_flags = !decoder.empty();
+  if (has_flags) return tokens;
   const auto list = read_json_beside(other);
+  std::set<std::string> special = named;
+  special.insert(extra.begin(), extra.end());
   for (const auto& [text, id] : list.items())
     add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1,
-        {.content = text, .special = named.contains(text), .normalized = !named.contains(text)});
+        {.content = text, .special = special.contains(text), .normalized = !special.contains(text)});
   return tokens;
 }
 
@@ -83,10 +85,10 @@ std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::s
 FolderTokens read_folder_tokens(const fs::path& folder, const TokenLookup& id_of, int64_t next,
                                 const std::map<std::string, std::string>& defaults) {
   FolderTokens tokens;
-  const std::vector<std::string> extra = extra_tokens(folder), texts = named_in_order(folder, defaults, extra);
-  tokens.extra = !extra.empty();
+  const std::vector<std::string> extra = extra_tokens(folder), named = named_in_order(folder, defaults);
+  tokens.has_extra = !extra.empty();
   std::set<std::string> seen;
-  for (auto& [id, token] : listed_tokens(folder, {texts.begin(), texts.end()})) {
+  for (auto& [id, token] : listed_tokens(folder, {named.begin(), named.end()}, extra, tokens.has_flags)) {
     const int64_t ours = id_of(token.content).value_or(static_cast<int32_t>(next));
     if (ours != id)
       throw DataError(fmt::format(
@@ -96,13 +98,15 @@ FolderTokens read_folder_tokens(const fs::path& folder, const TokenLookup& id_of
     seen.insert(token.content);
     tokens.listed.push_back(std::move(token));
   }
-  for (const std::string& text : texts) {
+  const auto add = [&](const std::string& text, std::vector<AddedToken>& to) {
     const auto id = id_of(text);
     const bool by_default = std::ranges::any_of(defaults, [&](const auto& entry) { return entry.second == text; });
-    if (!seen.insert(text).second || (!id && by_default)) continue;
-    tokens.named.push_back({.content = text, .id = id.value_or(static_cast<int32_t>(next))});
-    next = std::max<int64_t>(next, tokens.named.back().id + 1);
-  }
+    if (text.empty() || !seen.insert(text).second || (!id && by_default)) return;
+    to.push_back({.content = text, .id = id.value_or(static_cast<int32_t>(next))});
+    next = std::max<int64_t>(next, to.back().id + 1);
+  };
+  for (const std::string& text : named) add(text, tokens.named);
+  for (const std::string& text : extra) add(text, tokens.extra);
   return tokens;
 }
 

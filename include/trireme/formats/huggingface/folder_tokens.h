@@ -35,11 +35,12 @@ std::map<std::string, std::optional<std::string>> named_tokens(const std::filesy
 /// The id of a token's text; nullopt: there is none.
 using TokenLookup = std::function<std::optional<int32_t>(const std::string& text)>;
 /// What the files in a folder add to a tokenizer. `listed`: tokenizer_config.json's "added_tokens_decoder", or else
-/// added_tokens.json, by id. `named`: the other texts of named_tokens() and of "extra_special_tokens" or
-/// "additional_special_tokens", which transformers makes special tokens.
+/// added_tokens.json, by id. `named`: the other texts of named_tokens(), which are special tokens. `extra`: those of
+/// "extra_special_tokens" or "additional_special_tokens", which are special where the tokenizer does not have them.
 struct FolderTokens {
-  std::vector<AddedToken> listed, named;
-  bool extra = false;  // the list of extra tokens is not empty: transformers then takes no control pieces of its own
+  std::vector<AddedToken> listed, named, extra;
+  bool has_flags = false;  // `listed` says how each token is found; else it has an id alone
+  bool has_extra = false;  // that list is not empty: transformers then takes no control pieces of its own
 };
 /// A token without an id in the tokenizer gets the next one, from `next` on. `defaults`: the names of a class's own
 /// tokens where the files do not name others, by key; only those that the tokenizer has. DataError for a listed id that
