@@ -67,6 +67,31 @@ const char* fault_of_type(std::span<const std::byte> type, int depth) {
   return fault_of_type(type.subspan(8), depth + 1);
 }
 
+const char* fault_of_layout(std::span<const std::byte> layout) {
+  if (layout.size() < 3) return kDamaged;
+  constexpr unsigned kChunked = 2, kVirtual = 3;
+  const unsigned version = load<uint8_t>(layout, 0), kind = load<uint8_t>(layout, version < 3 ? 2 : 1);
+  // libhdf5 reads the names of a virtual dataset's files beyond a damaged heap object's end.
+  if (kind >= kVirtual) return "is virtual; only data inside the file is read";
+  if (kind != kChunked) return nullptr;
+  if (layout.size() < 5) return kDamaged;
+  // libhdf5 1.10 divides by the extents of a chunk, of which the last is the size of an element.
+  const size_t rank = load<uint8_t>(layout, version < 3    ? 1
+                                            : version == 3 ? 2
+                                                           : 3),
+               width = version < 4 ? 4 : load<uint8_t>(layout, 4),
+               first = version < 3    ? 16
+                       : version == 3 ? 11
+                                      : 5;
+  if (rank < 2 || width == 0 || layout.size() < first || (layout.size() - first) / width < rank) return kDamaged;
+  for (size_t i = 0; i < rank; ++i) {
+    const auto extent = layout.subspan(first + i * width, width);
+    if (std::ranges::all_of(extent, [](std::byte byte) { return byte == std::byte{0}; }))
+      return "has chunks of no elements: the file is damaged";
+  }
+  return nullptr;
+}
+
 class Header {
  public:
   Header(std::span<const std::byte> file, uint64_t base) : file_(file), base_(base) {}
@@ -118,11 +143,7 @@ class Header {
         if ((flags & kShared) != 0) return "has a committed datatype: write it again with a type of its own";
         if (const char* fault = fault_of_type(content, 0)) return fault;
       } else if (type == kLayout) {
-        // libhdf5 reads the names of a virtual dataset's files beyond a damaged heap object's end.
-        constexpr unsigned kVirtual = 3;
-        if (size < 3) return kDamaged;
-        if (load<uint8_t>(content, load<uint8_t>(content, 0) < 3 ? 2 : 1) >= kVirtual)
-          return "is virtual; only data inside the file is read";
+        if (const char* fault = fault_of_layout(content)) return fault;
       }
     }
     return nullptr;
@@ -165,7 +186,7 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
   if (old ? second != kUndefined && second >= end : fourth >= end) fail("an address in its superblock leaves the file");
 }
 
-const char* datatype_fault(std::span<const std::byte> file, uint64_t at, uint64_t base) {
+const char* header_fault(std::span<const std::byte> file, uint64_t at, uint64_t base) {
   return Header(file, base).read(at);
 }
 

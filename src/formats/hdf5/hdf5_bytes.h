@@ -16,11 +16,11 @@ namespace trireme {
 /// 1.10 allocate and fill gigabytes.
 void check_hdf5_superblock(const std::filesystem::path& path);
 
-/// What is wrong with the datatype of the dataset whose header is at `at` of the file; null: nothing. Types that are no
-/// numbers, no texts of fixed length, no bools and no variable-length rows of numbers are refused: libhdf5 1.10 copies
-/// the names of compounds, enumerations and opaque types without looking for the end of the header. `base`: the user
-/// block's size.
-const char* datatype_fault(std::span<const std::byte> file, uint64_t at, uint64_t base);
+/// What is wrong with the datatype or the layout of the dataset whose header is at `at` of the file; null: nothing.
+/// Types that are no numbers, no texts of fixed length, no bools and no variable-length rows of numbers are refused:
+/// libhdf5 1.10 copies the names of compounds, enumerations and opaque types without looking for the end of the header.
+/// Chunks of no elements are refused: it divides by their extents. `base`: the user block's size.
+const char* header_fault(std::span<const std::byte> file, uint64_t at, uint64_t base);
 
 /// The problem of a collection that begins at `bytes`, which may be incomplete; null: nothing in that part. libhdf5
 /// 1.10 copies objects that exceed their collection, and never ends at free space of no size.

@@ -88,7 +88,7 @@ void Hdf5Dataset::check_header(hid_t file, const char* name) const {
     fail("keeps its data in external files; only data inside the file is read");
   const uint64_t base = hdf5_user_block(file, path_);
   const MappedFile mapped(path_, ExitCode::kData);
-  if (const char* fault = datatype_fault(mapped.bytes(), info.addr + base, base)) fail(fault);
+  if (const char* fault = header_fault(mapped.bytes(), info.addr + base, base)) fail(fault);
 }
 
 void Hdf5Dataset::fail(const std::string& what) const {
