@@ -71,9 +71,7 @@ SimulationOptions simulation_options(const SimulateArguments& arguments) {
 /// "8 in hosts" or "64 over hosts"; of a group of one: "-".
 std::string group_text(const SimulatedPlan& one, int gpus_per_host) {
   const int size = one.plan.shard_size;
-  return size == 1
-             ? "-"
-             : fmt::format("{} {} hosts", size, gpus_per_host % size == 0 || size < gpus_per_host ? "in" : "over");
+  return size == 1 ? "-" : fmt::format("{} {} hosts", size, size <= gpus_per_host ? "in" : "over");
 }
 
 std::string machine_text(const SimulationOptions& options) {
