@@ -370,7 +370,8 @@ std::string document_place(const fs::path& path, const Document& document) {
 
 std::string unpacked_extension(const fs::path& path) {
   const std::string extension = lower(path.extension().string());
-  const bool packed = extension == ".gz" || extension == ".zst" || extension == ".zstd" || extension == ".bz2";
+  const bool packed = extension == ".gz" || extension == ".gzip" || extension == ".bgz" || extension == ".zst" ||
+                      extension == ".zstd" || extension == ".bz2";
   return packed ? lower(path.stem().extension().string()) : extension;
 }
 

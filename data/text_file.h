@@ -50,7 +50,7 @@ std::optional<std::string> json_line_text(const std::filesystem::path& path, int
 
 /// ".jsonl" of "corpus.jsonl" and "corpus.JSONL.gz".
 std::string unpacked_extension(const std::filesystem::path& path);
-/// By the name alone: .jsonl, .ndjson or .json, in any case, also with .gz, .zst, .zstd or .bz2.
+/// By the name alone: .jsonl, .ndjson or .json, in any case, also with .gz, .gzip, .bgz, .zst, .zstd or .bz2.
 bool is_json(const std::filesystem::path& path);
 /// Whether a .json file, perhaps packed, holds a list, not an object a line.
 bool is_json_list(const std::filesystem::path& path);

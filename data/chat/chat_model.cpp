@@ -18,35 +18,18 @@ fs::path model_directory(const fs::path& tokenizer) {
   return fs::is_directory(tokenizer, error) ? tokenizer : tokenizer.parent_path();
 }
 
-/// The named tokens of a model need not be among those that its files add to sentencepiece's. A tokenizer.json has
-/// them.
-void add_named_tokens(Tokenizer& tokenizer, const fs::path& directory) {
-  if (tokenizer.kind() != "sentencepiece") return;
-  for (const auto& [key, text] : named_tokens(directory))
-    if (text && !text->empty()) tokenizer.add_special(*text);
-  for (const auto id : {tokenizer.bos_id(), tokenizer.eos_id()})
-    if (id) tokenizer.add_special(tokenizer.decode(std::vector<int32_t>{*id}, true));
-}
-
-Tokenizer open_tokenizer(const fs::path& path) {
-  Tokenizer tokenizer(path);
-  add_named_tokens(tokenizer, model_directory(path));
-  return tokenizer;
-}
-
-std::map<std::string, std::string> template_variables(const Tokenizer& tokenizer, const fs::path& directory) {
-  std::map<std::string, std::string> variables;
-  for (const auto& [name, id] : {std::pair{"bos_token", tokenizer.bos_id()}, {"eos_token", tokenizer.eos_id()}})
-    if (id) variables[name] = tokenizer.decode(std::vector<int32_t>{*id}, true);
-  for (const auto& [name, text] : named_tokens(directory))
-    if (text) variables[name] = *text;
-  return variables;
-}
-
 }  // namespace
 
 ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const std::string& template_name)
-    : tokenizer_(open_tokenizer(path)), variables_(template_variables(tokenizer_, model_directory(path))) {
+    : tokenizer_(path) {
+  for (const auto& [name, id] : {std::pair{"bos_token", tokenizer_.bos_id()}, {"eos_token", tokenizer_.eos_id()}})
+    if (id) variables_[name] = tokenizer_.decode(std::vector<int32_t>{*id}, true);
+  for (const auto& [name, text] : TokenizerFolder(model_directory(path)).named_tokens())
+    if (text) variables_[name] = *text;
+  // A tokenizer.json lists its special tokens itself; sentencepiece's stay text inside of a text.
+  if (tokenizer_.kind() == "sentencepiece")
+    for (const auto& [name, text] : variables_)
+      if (!text.empty()) tokenizer_.add_special(text);
   if (!template_file.empty()) {
     chat_.emplace(read_text_file(template_file, ExitCode::kData), template_file.string(), variables_);
     return;

@@ -5,7 +5,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
-#include "trireme/formats/huggingface/folder_tokens.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
@@ -155,9 +154,6 @@ ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 
 ChatTemplate ChatTemplate::open(const fs::path& directory, const std::string& which,
                                 const std::map<std::string, std::string>& variables) {
-  auto all = variables;
-  for (const auto& [key, text] : named_tokens(directory))
-    if (text) all.emplace(key, *text);
   const auto file_of = [&](const std::string& name) {
     const bool plain = name.empty() || name == "default";
     return plain ? directory / "chat_template.jinja"
@@ -172,8 +168,8 @@ ChatTemplate ChatTemplate::open(const fs::path& directory, const std::string& wh
     if (entry.path().extension() == ".jinja") in_files.push_back(entry.path().stem().string());
   const auto read = [&](const std::string& name) -> ChatTemplate {
     if (const fs::path file = file_of(name); fs::is_regular_file(file))
-      return {read_text_file(file, ExitCode::kData, kMaxTemplate), file.string(), all};
-    return {named_template(config, value, name, in_files), config.string() + ": chat_template", all};
+      return {read_text_file(file, ExitCode::kData, kMaxTemplate), file.string(), variables};
+    return {named_template(config, value, name, in_files), config.string() + ": chat_template", variables};
   };
   if (value.is_null() && in_files.empty())
     throw DataError(

@@ -59,7 +59,8 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
     if (!value.is_array() || value.empty()) fail(fmt::format("'{}' is no list of integers, or empty", name));
     if (value.size() != length) fail(fmt::format("'{}' has {} entries, input_ids {}", name, value.size(), length));
     for (const Json& each : value) {
-      if (!each.is_number_integer() && !each.is_boolean()) fail(fmt::format("'{}' holds {}", name, each.dump()));
+      const bool whole = each.is_number_integer() || each == 0.0 || each == 1.0;  // masks of a table may be floats
+      if (!whole && !each.is_boolean()) fail(fmt::format("'{}' holds {}", name, each.dump()));
       values.push_back(each.is_boolean() ? each.get<bool>() : each.get<int64_t>());
     }
     return values;

@@ -46,20 +46,21 @@ SentencepieceTokenizer::SentencepieceTokenizer(std::string serialized_model,
             {}};
   std::optional<bool> add_bos;
   if (!folder.empty()) {
-    state_->metaspace = llama_metaspace(folder, false);
+    const TokenizerFolder files(folder);
+    state_->metaspace = llama_metaspace(files, false);
     if (state_->metaspace) load(state_->unchanged, without_normaliser(serialized_model));
-    add_tokens_of(folder);
-    add_bos = read_add_bos(folder);
+    add_tokens_of(files);
+    add_bos = files.flag("add_bos_token");
   }
   if (facts_.bos_id && add_bos.value_or(!state_->metaspace)) facts_.leading = {*facts_.bos_id};
 }
 
-void SentencepieceTokenizer::add_tokens_of(const std::filesystem::path& folder) {
+void SentencepieceTokenizer::add_tokens_of(const TokenizerFolder& folder) {
   const bool llama = state_->metaspace.has_value();
   std::map<std::string, std::string> defaults;
   if (llama) defaults = {{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"unk_token", "<unk>"}};
   const FolderTokens tokens =
-      read_folder_tokens(folder, [&](const std::string& text) { return piece_of(text); }, vocab_size(), defaults);
+      folder.tokens([&](const std::string& text) { return piece_of(text); }, vocab_size(), defaults);
   std::map<std::string, int32_t> controls;
   for (size_t id = 0; llama && !tokens.has_extra && id < state_->model.pieces.size(); ++id) {
     const SentencepiecePiece& piece = state_->model.pieces[id];
@@ -95,7 +96,7 @@ void SentencepieceTokenizer::add_tokens_of(const std::filesystem::path& folder) 
     const auto found = state_->specials.find(text);
     return found == state_->specials.end() ? piece_of(text) : std::optional(found->second);
   };
-  read_named_tokens(folder, id_of, in_files, facts_);
+  folder.find_named_tokens(id_of, in_files, facts_);
 }
 
 std::optional<int32_t> SentencepieceTokenizer::piece_of(const std::string& text) const {

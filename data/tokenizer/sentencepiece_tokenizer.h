@@ -25,7 +25,7 @@ class SentencepieceTokenizer final : public TokenizerModel {
   /// A part without special tokens; `first`: the text begins with it.
   void encode_plain(std::string_view text, bool first, std::vector<int32_t>& ids) const;
   /// What the files in `folder` add and name.
-  void add_tokens_of(const std::filesystem::path& folder);
+  void add_tokens_of(const TokenizerFolder& folder);
   void add_token(const AddedToken& token);
   std::optional<int32_t> piece_of(const std::string& text) const;
   struct State;

@@ -34,7 +34,13 @@ double y_of(const Axis& axis, double value) {
 
 double x_of(const Axis& axis, double step) { return kLeft + kPlotWidth * std::clamp(axis.part(step), 0.0, 1.0); }
 
-/// Round values on the axis, about four: 1, 2 or 5 times a power of ten apart; powers of ten on a logarithmic one.
+/// Between the ticks of an axis that is not logarithmic: 1, 2 or 5 times a power of ten, about a fourth of its range.
+double step_of(const Axis& axis) {
+  const double rough = (axis.high - axis.low) / 4, power = std::pow(10, std::floor(std::log10(rough)));
+  return power * (rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10);
+}
+
+/// Round values on the axis, about four; powers of ten on a logarithmic one.
 std::vector<double> ticks(const Axis& axis) {
   std::vector<double> found;
   if (axis.logarithmic) {
@@ -43,25 +49,25 @@ std::vector<double> ticks(const Axis& axis) {
     for (double power = first; power <= last; power += apart) found.push_back(std::pow(10, power));
     return found;
   }
-  const double rough = (axis.high - axis.low) / 4, power = std::pow(10, std::floor(std::log10(rough)));
-  const double apart = power * (rough / power < 1.5 ? 1 : rough / power < 3.5 ? 2 : rough / power < 7.5 ? 5 : 10);
+  const double apart = step_of(axis);
   for (double i = std::ceil(axis.low / apart); i * apart <= axis.high && found.size() < 12; ++i)
     found.push_back(i * apart);
   return found;
 }
 
-/// `largest`: the largest size on the axis; from 10,000 on all values are short ("5k", "10k"). At most six characters
-/// fit beside the axis, so small values have an exponent: "4e-4".
-std::string tick_text(double value, double largest) {
-  const double size = std::abs(value);
+/// From 10,000 on all values of an axis are short ("5k", "10k"). About six characters fit beside it, so small values
+/// have an exponent: "4e-4". Ticks that are closer than a thousandth of the largest value have as many digits as tell
+/// them apart.
+std::string tick_text(double value, const Axis& axis) {
+  const double size = std::abs(value), largest = std::max(std::abs(axis.low), std::abs(axis.high));
   if (size == 0) return "0";
+  if (const double step = axis.logarithmic ? size : step_of(axis); step < 1e-3 * largest)
+    return fmt::format("{:.{}g}", value, static_cast<int>(std::ceil(std::log10(largest / step) + 1e-9)) + 1);
   if (largest >= 1e4 && size >= 1000) return format_short(value);
   if (size >= 1e-2) return fmt::format("{:.4g}", value);
   const double exponent = std::floor(std::log10(size) + 1e-9);
   return fmt::format("{:.3g}e{:.0f}", value / std::pow(10, exponent), exponent);
 }
-
-double size_of(const Axis& axis) { return std::max(std::abs(axis.low), std::abs(axis.high)); }
 
 using Marks = std::vector<std::pair<double, std::string>>;
 
@@ -70,10 +76,10 @@ std::string grid(const Axis& x, const Axis& y, const Marks& marks = {}) {
   for (const double value : ticks(y))
     text += fmt::format(
         R"(<line class="g" x1="{0:.0f}" x2="{1:.0f}" y1="{2:.1f}" y2="{2:.1f}"/><text x="{3:.0f}" y="{4:.1f}" class="v">{5}</text>)",
-        kLeft, kChartWidth - kRight, y_of(y, value), kLeft - 5, y_of(y, value) + 4, tick_text(value, size_of(y)));
+        kLeft, kChartWidth - kRight, y_of(y, value), kLeft - 5, y_of(y, value) + 4, tick_text(value, y));
   Marks shown = marks;
   if (shown.empty())
-    for (const double value : ticks(x)) shown.emplace_back(value, tick_text(value, size_of(x)));
+    for (const double value : ticks(x)) shown.emplace_back(value, tick_text(value, x));
   for (const auto& [value, name] : shown) {
     const bool at_edge = x_of(x, value) > kChartWidth - 24;  // the text would be cut off
     text += fmt::format(R"(<text x="{:.1f}" y="{:.0f}" class="{}">{}</text>)", at_edge ? kChartWidth : x_of(x, value),

@@ -161,7 +161,7 @@ void export_checkpoint(const CheckpointExport& options) {
         "checkpoint export: {} has the name of a checkpoint of the run; choose another directory", options.output));
   const Config config = parse_config(manifest.config, (directory / kManifestName).string());
   // A model's files replace all files of a model in their directory; an export that was interrupted has left its own.
-  if (!config.lora && !fs::exists(output / ".incomplete") && (holds_model(output) || !model_file_in(output).empty()))
+  if (!config.lora && !fs::exists(output / kStagedModel) && !model_file_in(output).empty())
     throw WriteError(
         fmt::format("checkpoint export: {} holds files of a model or tokenizer, which the exported model's would "
                     "replace; choose another directory",

@@ -4,45 +4,61 @@
 
 #include <fmt/format.h>
 
-#include <set>
+#include <unordered_set>
 #include <vector>
 
 namespace trireme {
 namespace {
 
+/// Refuses what the library accepts. A pass of its own, because the library's callback looks at all members of an
+/// object after each one that is an object or a list.
+class Bounds final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  Bounds(const std::string& what, ExitCode code, int max_depth) : what_(what), code_(code), max_depth_(max_depth) {}
+
+  bool start_object(std::size_t) override { return enter(); }
+  bool start_array(std::size_t) override { return enter(); }
+  bool end_object() override { return leave(); }
+  bool end_array() override { return leave(); }
+  bool key(string_t& name) override {
+    if (!keys_.back().insert(name).second) throw Error(code_, fmt::format("{}: key '{}' appears twice", what_, name));
+    return true;
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
+
+ private:
+  bool enter() {
+    if (keys_.size() >= static_cast<size_t>(max_depth_))
+      throw Error(code_, fmt::format("{}: nested deeper than {} levels", what_, max_depth_));
+    keys_.emplace_back();
+    return true;
+  }
+  bool leave() {
+    keys_.pop_back();
+    return true;
+  }
+
+  const std::string& what_;
+  ExitCode code_;
+  int max_depth_;
+  std::vector<std::unordered_set<std::string>> keys_;  // of the objects and lists around the present place
+};
+
 template <class Json>
 Json parse_bounded(std::string_view text, const std::string& what, ExitCode code, int max_depth) {
-  std::vector<std::set<std::string>> keys;
-  std::string problem;
-  const auto watch = [&](int depth, typename Json::parse_event_t event, Json& value) {
-    using Event = typename Json::parse_event_t;
-    if (depth > max_depth) throw Error(code, fmt::format("{}: nested deeper than {} levels", what, max_depth));
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key && !keys.back().insert(value.template get<std::string>()).second)
-      throw Error(code, fmt::format("{}: key '{}' appears twice", what, value.template get<std::string>()));
-    return true;
-  };
-  // The library's destructor and callbacks recurse; counting brackets first bounds their depth.
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > max_depth) throw Error(code, fmt::format("{}: nested deeper than {} levels", what, max_depth));
-    } else if (c == '}' || c == ']') {
-      --depth;
-    } else if (c == '\0') {  // the library stops there and drops what follows
-      throw Error(code, fmt::format("{} is not valid JSON: byte {} is NUL", what, i));
-    }
-  }
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)  // the library drops what follows
+    throw Error(code, fmt::format("{} is not valid JSON: byte {} is NUL", what, nul));
+  Bounds bounds(what, code, max_depth);
+  nlohmann::json::sax_parse(text, &bounds);
   try {
-    return Json::parse(text, watch);
+    return Json::parse(text);
   } catch (const nlohmann::json::exception& error) {
     throw Error(code, fmt::format("{} is not valid JSON: {}", what, json_reason(error)));
   }

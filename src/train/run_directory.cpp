@@ -187,10 +187,22 @@ std::string new_run_id() {
   return hex64(xxh3_64(text.data(), text.size()));
 }
 
+/// What a new file system has at its mount point.
+constexpr const char* kLostAndFound = "lost+found";
+
+/// An empty directory, also one that is a mount point.
+bool holds_nothing(const std::filesystem::directory_entry& entry) {
+  std::error_code error;
+  if (!entry.is_directory(error)) return false;
+  for (const auto& inside : std::filesystem::directory_iterator(entry.path(), error))
+    if (inside.path().filename() != kLostAndFound) return false;
+  return !error;
+}
+
 /// Whether a start leaves this in output.dir before its first step has ended. Without a config.yaml it may be removed.
 bool is_leftover(const std::filesystem::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
-  if (name == "checkpoints") return entry.is_directory() && std::filesystem::is_empty(entry.path());
+  if (name == "checkpoints") return holds_nothing(entry);
   if (name == "tensorboard" || name == "profile") return entry.is_directory();
   if (is_temporary(name)) return entry.is_regular_file();
   return name == "metrics.jsonl" || name == "mllog.log" || is_results_file(name);
@@ -331,11 +343,8 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
     // profile_logs: nsys writes there from before the start on (`trireme launch`).
-    if (name == ".lock" || name == "run.json" || name == "profile_logs") continue;
-    // A mount point, or a link to a faster file system.
-    if (std::error_code error;
-        name == "checkpoints" && entry.is_directory(error) && std::filesystem::is_empty(entry.path(), error))
-      continue;
+    if (name == ".lock" || name == "run.json" || name == "profile_logs" || name == kLostAndFound) continue;
+    if (name == "checkpoints" && holds_nothing(entry)) continue;  // a mount point, or a link to a faster file system
     if (!ours || !is_leftover(entry)) refuse_foreign(path, name);
     state.leftovers.push_back(entry.path());
   }

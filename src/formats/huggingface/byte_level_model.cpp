@@ -430,21 +430,16 @@ std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string
   return words;
 }
 
-std::optional<Metaspace> llama_metaspace(const fs::path& folder, bool checks_model) {
-  const fs::path path = folder / "tokenizer_config.json";
-  const auto config = read_json_beside(path);
-  const auto named = member(config, "tokenizer_class"), legacy = member(config, "legacy"),
-             prefix = member(config, "add_prefix_space"),
-             family = member(read_json_beside(folder / "config.json"), "model_type");
+std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool checks_model) {
   bool llama = false;
   for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"})
-    llama |= named == name;
-  if (checks_model ? !llama || (family.is_string() && family != "llama")
-                   : !llama && legacy.is_null() && prefix.is_null())
-    return std::nullopt;
-  for (const auto& [key, value] : {std::pair{"legacy", legacy}, {"add_prefix_space", prefix}})
-    if (!value.is_null() && !value.is_boolean())
-      throw DataError(fmt::format("{}: \"{}\" is {}, expected true or false", path.string(), key, value.dump()));
+    llama |= folder.tokenizer_class() == name;
+  if (checks_model) {
+    if (!llama) return std::nullopt;
+    if (const std::string family = folder.model_type(); !family.empty() && family != "llama") return std::nullopt;
+  }
+  const auto legacy = folder.flag("legacy"), prefix = folder.flag("add_prefix_space");
+  if (!llama && !legacy && !prefix) return std::nullopt;
   Metaspace rule{.split = false};
   rule.scheme = prefix == false ? Metaspace::kNever : legacy == true ? Metaspace::kAlways : Metaspace::kFirst;
   return rule;
@@ -460,15 +455,12 @@ std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace) {
 namespace {
 
 /// What transformers' class for vocab.json and merges.txt adds to them; returns the names that it has by default.
-std::map<std::string, std::string> apply_class(const fs::path& folder, ByteLevelModel& model) {
-  const auto config = read_json_beside(folder / "tokenizer_config.json");
-  const auto named = member(config, "tokenizer_class"),
-             family = member(read_json_beside(folder / "config.json"), "model_type");
-  const std::string of_class = named.is_string() ? named.get<std::string>() : "";
-  const bool qwen = of_class.starts_with("Qwen2Tokenizer") ||
-                    (of_class.empty() && family.is_string() && family.get<std::string>().starts_with("qwen"));
+std::map<std::string, std::string> apply_class(const TokenizerFolder& folder, ByteLevelModel& model) {
+  const std::string& of_class = folder.tokenizer_class();
+  const bool qwen =
+      of_class.starts_with("Qwen2Tokenizer") || (of_class.empty() && folder.model_type().starts_with("qwen"));
   model.added.clear();
-  model.steps[0].prefix_space = member(config, "add_prefix_space") == true;
+  model.steps[0].prefix_space = folder.flag("add_prefix_space").value_or(false);
   if (!qwen) return {{"bos_token", kEndOfText}, {"eos_token", kEndOfText}, {"unk_token", kEndOfText}};
   model.steps[0].pattern = kQwen2Pattern;
   model.normalisers = {{NormaliserStep::kNfc}};
@@ -477,7 +469,7 @@ std::map<std::string, std::string> apply_class(const fs::path& folder, ByteLevel
 }
 
 /// Tokens that the files in `folder` list and name beside the tokenizer's own.
-void add_folder_tokens(const fs::path& folder, const std::map<std::string, std::string>& defaults,
+void add_folder_tokens(const TokenizerFolder& folder, const std::map<std::string, std::string>& defaults,
                        ByteLevelModel& model) {
   std::unordered_map<std::string, int32_t> ids;
   auto next = static_cast<int64_t>(model.tokens.size());
@@ -492,7 +484,7 @@ void add_folder_tokens(const fs::path& folder, const std::map<std::string, std::
     const auto found = ids.find(text);
     return found == ids.end() || text.empty() ? std::nullopt : std::optional(found->second);
   };
-  FolderTokens tokens = read_folder_tokens(folder, id_of, next, defaults);
+  FolderTokens tokens = folder.tokens(id_of, next, defaults);
   for (AddedToken& token : tokens.listed) {
     ids[token.content] = token.id;
     next = std::max<int64_t>(next, token.id + 1);
@@ -519,18 +511,18 @@ void add_folder_tokens(const fs::path& folder, const std::map<std::string, std::
     ids[token.content] = token.id;
     if (!places.contains(token.content)) model.added.push_back(std::move(token));
   }
-  read_named_tokens(folder, id_of, next, model);
+  folder.find_named_tokens(id_of, next, model);
 }
 
 }  // namespace
 
 ByteLevelModel read_byte_level_model(const fs::path& path) {
   const std::string bytes = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
-  const fs::path folder = path.parent_path();
+  const TokenizerFolder folder(path.parent_path());
   ByteLevelModel model;
   std::map<std::string, std::string> defaults;
   if (path.filename() == "vocab.json") {
-    const fs::path merges = folder / "merges.txt";
+    const fs::path merges = path.parent_path() / "merges.txt";
     if (!fs::is_regular_file(merges))
       throw DataError(fmt::format("{}: there is no merges.txt beside it", path.string()));
     model = parse_vocab_and_merges(bytes, path, read_text_file(merges, ExitCode::kData, kMaxTokenizerFile), merges);
@@ -543,15 +535,14 @@ ByteLevelModel read_byte_level_model(const fs::path& path) {
         model.decoder = llama_decoder(*rule);
         model.metaspace = std::move(rule);
       }
-    const auto named = member(read_json_beside(folder / "tokenizer_config.json"), "tokenizer_class");
     // These classes have no BOS of their own.
     if (model.leading.empty())
       for (const char* name : {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"})
-        if (named == name) model.bos_id.reset();
+        if (folder.tokenizer_class() == name) model.bos_id.reset();
   }
   add_folder_tokens(folder, defaults, model);
   // tokenizer.json has a post-processor of its own.
-  if (path.filename() == "vocab.json" && model.bos_id && read_add_bos(folder).value_or(false))
+  if (path.filename() == "vocab.json" && model.bos_id && folder.flag("add_bos_token").value_or(false))
     model.leading = {*model.bos_id};
   return model;
 }

@@ -2,6 +2,8 @@
 
 #include "token_json.h"
 
+#include "trireme/base/text.h"
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -13,6 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char *kConfig = "tokenizer_config.json", *kMap = "special_tokens_map.json",
+                     *kAdded = "added_tokens.json";
 constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token"};  // in transformers' order
 
@@ -23,21 +27,51 @@ void add_texts(const nlohmann::json& list, std::vector<std::string>& texts) {
       texts.push_back(text.get<std::string>());
 }
 
-/// "extra_special_tokens", or "additional_special_tokens", its name in transformers 4.
-std::vector<std::string> extra_tokens(const fs::path& folder) {
-  std::vector<std::string> texts;
-  const auto config = read_json_beside(folder / "tokenizer_config.json");
-  const auto extra = member(config, "extra_special_tokens");
-  add_texts(extra.empty() ? member(config, "additional_special_tokens") : extra, texts);
-  if (member(config, "added_tokens_decoder").is_null())
-    add_texts(member(read_json_beside(folder / "special_tokens_map.json"), "extra_special_tokens"), texts);
-  return texts;
+}  // namespace
+
+struct TokenizerFolder::Files {
+  explicit Files(const fs::path& where) : folder(where), config(read(kConfig)), map(read(kMap)) {
+    const auto name = member(config, "tokenizer_class");
+    if (name.is_string()) tokenizer_class = name.get<std::string>();
+    decoder = member(config, "added_tokens_decoder");
+    if (decoder.empty()) added = read(kAdded);
+    find_names();
+  }
+
+  nlohmann::json read(const char* name) const {
+    return read_json_if_there(folder / name, ExitCode::kData, kMaxTokenizerFile);
+  }
+  void find_names();
+
+  std::vector<std::string> named_in_order(const std::map<std::string, std::string>& defaults) const;
+  std::vector<std::string> extra_tokens() const;
+  std::map<int64_t, AddedToken> listed_tokens(const std::set<std::string>& special,
+                                              const std::vector<std::string>& extra) const;
+
+  fs::path folder;
+  nlohmann::json config, map, decoder, added;
+  std::map<std::string, std::optional<std::string>> named;
+  std::string tokenizer_class;
+};
+
+void TokenizerFolder::Files::find_names() {
+  std::vector<std::pair<const char*, const nlohmann::json*>> files = {{kMap, &map}, {kConfig, &config}};
+  if (!decoder.is_null()) std::swap(files[0], files[1]);
+  for (const auto& [name, json] : files)
+    for (const char* key : kNamedTokens) {
+      if (!json->is_object() || !json->contains(key)) continue;
+      auto value = json->at(key);
+      if (value.is_object()) value = member(value, "content");
+      if (!value.is_null() && !value.is_string())
+        throw DataError(fmt::format("{}: \"{}\" is not the text of a token", (folder / name).string(), key));
+      named.emplace(key, value.is_null() ? std::nullopt : std::optional(value.get<std::string>()));
+    }
 }
 
-/// What the files in `folder` name, in the order in which transformers adds it. `defaults`: for keys that are absent.
-std::vector<std::string> named_in_order(const fs::path& folder, const std::map<std::string, std::string>& defaults) {
+/// The names in the order in which transformers adds them. `defaults`: for keys that are absent.
+std::vector<std::string> TokenizerFolder::Files::named_in_order(
+    const std::map<std::string, std::string>& defaults) const {
   std::vector<std::string> texts;
-  const auto named = named_tokens(folder);
   for (const char* key : kNamedTokens) {
     const auto by_file = named.find(key);
     const auto by_class = defaults.find(key);
@@ -48,12 +82,20 @@ std::vector<std::string> named_in_order(const fs::path& folder, const std::map<s
   return texts;
 }
 
-/// The tokens of added_tokens_decoder (`has_flags`) or else of added_tokens.json.
-std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::set<std::string>& named,
-                                            const std::vector<std::string>& extra, bool& has_flags) {
+/// "extra_special_tokens", or "additional_special_tokens", its name in transformers 4.
+std::vector<std::string> TokenizerFolder::Files::extra_tokens() const {
+  std::vector<std::string> texts;
+  const auto extra = member(config, "extra_special_tokens");
+  add_texts(extra.empty() ? member(config, "additional_special_tokens") : extra, texts);
+  if (decoder.is_null()) add_texts(member(map, "extra_special_tokens"), texts);
+  return texts;
+}
+
+/// The tokens of added_tokens_decoder or else of added_tokens.json.
+std::map<int64_t, AddedToken> TokenizerFolder::Files::listed_tokens(const std::set<std::string>& special,
+                                                                    const std::vector<std::string>& extra) const {
   std::map<int64_t, AddedToken> tokens;
-  const fs::path path = folder / "tokenizer_config.json", other = folder / "added_tokens.json";
-  const auto decoder = member(read_json_beside(path), "added_tokens_decoder");
+  const fs::path path = folder / kConfig, other = folder / kAdded;
   const auto add = [&](const fs::path& file, int64_t id, AddedToken token) {
     if (id < 0 || id >= kMaxTokenId || token.content.empty())
       throw DataError(fmt::format("{}: the added token '{}' with the id {}", file.string(), token.content, id));
@@ -62,38 +104,38 @@ std::map<int64_t, AddedToken> listed_tokens(const fs::path& folder, const std::s
   };
   const TokenJson reader(path);
   for (const auto& [key, entry] : decoder.items()) {
-    const auto id = nlohmann::json::parse(key, nullptr, false);
+    const auto id = parse_whole<int64_t>(key);
     const std::string where = "added token " + key;
-    if (!id.is_number_unsigned()) reader.fail(where + ": the key is not an id");
+    if (!id || *id < 0) reader.fail(where + ": the key is not an id");
     AddedToken token = reader.added_token(entry, where);
-    token.special |= named.contains(token.content);
-    add(path, id.get<int64_t>(), std::move(token));
+    token.special |= special.contains(token.content);
+    add(path, *id, std::move(token));
   }
-  has_flags = !decoder.empty();
-  if (has_flags) return tokens;
-  const auto list = read_json_beside(other);
-  std::set<std::string> special = named;
-  special.insert(extra.begin(), extra.end());
-  for (const auto& [text, id] : list.items())
+  if (!decoder.empty()) return tokens;
+  std::set<std::string> texts = special;
+  texts.insert(extra.begin(), extra.end());
+  for (const auto& [text, id] : added.items())
     add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1,
-        {.content = text, .special = special.contains(text), .normalized = !special.contains(text)});
+        {.content = text, .special = texts.contains(text), .normalized = !texts.contains(text)});
   return tokens;
 }
 
-}  // namespace
+TokenizerFolder::TokenizerFolder(const fs::path& folder) : files_(std::make_shared<const Files>(folder)) {}
 
-FolderTokens read_folder_tokens(const fs::path& folder, const TokenLookup& id_of, int64_t next,
-                                const std::map<std::string, std::string>& defaults) {
+FolderTokens TokenizerFolder::tokens(const TokenLookup& id_of, int64_t next,
+                                     const std::map<std::string, std::string>& defaults) const {
+  const Files& files = *files_;
   FolderTokens tokens;
-  const std::vector<std::string> extra = extra_tokens(folder), named = named_in_order(folder, defaults);
+  const std::vector<std::string> extra = files.extra_tokens(), named = files.named_in_order(defaults);
   tokens.has_extra = !extra.empty();
+  tokens.has_flags = !files.decoder.empty();
   std::set<std::string> seen;
-  for (auto& [id, token] : listed_tokens(folder, {named.begin(), named.end()}, extra, tokens.has_flags)) {
+  for (auto& [id, token] : files.listed_tokens({named.begin(), named.end()}, extra)) {
     const int64_t ours = id_of(token.content).value_or(static_cast<int32_t>(next));
     if (ours != id)
       throw DataError(fmt::format(
           "{}: the token '{}' has the id {}, but the {} tokens of the tokenizer and those before it give it {}",
-          folder.string(), token.content, id, next, ours));
+          files.folder.string(), token.content, id, next, ours));
     next = std::max(next, ours + 1);
     seen.insert(token.content);
     tokens.listed.push_back(std::move(token));
@@ -110,43 +152,31 @@ FolderTokens read_folder_tokens(const fs::path& folder, const TokenLookup& id_of
   return tokens;
 }
 
-std::map<std::string, std::optional<std::string>> named_tokens(const fs::path& folder) {
-  const auto config = read_json_beside(folder / "tokenizer_config.json");
-  std::vector<const char*> names = {"special_tokens_map.json", "tokenizer_config.json"};
-  if (!member(config, "added_tokens_decoder").is_null()) std::swap(names[0], names[1]);
-  std::map<std::string, std::optional<std::string>> tokens;
-  for (const char* name : names) {
-    const fs::path path = folder / name;
-    const auto json = read_json_beside(path);
-    for (const char* key : kNamedTokens) {
-      if (!json.is_object() || !json.contains(key)) continue;
-      auto value = json.at(key);
-      if (value.is_object()) value = member(value, "content");
-      if (!value.is_null() && !value.is_string())
-        throw DataError(fmt::format("{}: \"{}\" is not the text of a token", path.string(), key));
-      tokens.emplace(key, value.is_null() ? std::nullopt : std::optional(value.get<std::string>()));
-    }
-  }
-  return tokens;
-}
+const std::map<std::string, std::optional<std::string>>& TokenizerFolder::named_tokens() const { return files_->named; }
 
-void read_named_tokens(const fs::path& folder, const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) {
-  const auto named = named_tokens(folder);
+void TokenizerFolder::find_named_tokens(const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) const {
   for (const auto& [key, id] :
        {std::pair{"bos_token", &tokens.bos_id}, {"eos_token", &tokens.eos_id}, {"pad_token", &tokens.pad_id}}) {
-    const auto found = named.find(key);
-    if (found == named.end() || found->second == "") continue;  // files of Llama 1 name nothing so
+    const auto found = files_->named.find(key);
+    if (found == files_->named.end() || found->second == "") continue;  // files of Llama 1 name nothing so
     *id = found->second ? id_of(*found->second) : std::nullopt;
   }
   if (tokens.pad_id >= in_files) tokens.pad_id.reset();  // a model need not have a row for it
 }
 
-std::optional<bool> read_add_bos(const fs::path& folder) {
-  const fs::path path = folder / "tokenizer_config.json";
-  const auto value = member(read_json_beside(path), "add_bos_token");
+const std::string& TokenizerFolder::tokenizer_class() const { return files_->tokenizer_class; }
+
+std::string TokenizerFolder::model_type() const {
+  const auto type = member(files_->read("config.json"), "model_type");
+  return type.is_string() ? type.get<std::string>() : "";
+}
+
+std::optional<bool> TokenizerFolder::flag(const char* key) const {
+  const auto value = member(files_->config, key);
   if (value.is_null()) return std::nullopt;
   if (!value.is_boolean())
-    throw DataError(fmt::format("{}: \"add_bos_token\" is {}, expected true or false", path.string(), value.dump()));
+    throw DataError(fmt::format("{}: \"{}\" is {}, expected true or false", (files_->folder / kConfig).string(), key,
+                                value.dump()));
   return value.get<bool>();
 }
 

@@ -15,9 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kStaging = ".incomplete";
-
-constexpr const char* kNames[] = {"config.json",
+constexpr const char* kModelConfig = "config.json";
+constexpr const char* kNames[] = {kModelConfig,
                                   "generation_config.json",
                                   "tokenizer.model",
                                   "tokenizer.json",
@@ -48,23 +47,22 @@ void check(const std::error_code& error, const char* what, const fs::path& path)
 
 }  // namespace
 
-bool holds_model(const fs::path& directory) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name == "config.json" || is_weights(name)) return true;
-  }
-  return false;
-}
-
 std::string model_file_in(const fs::path& directory) {
   std::error_code error;
+  if (fs::exists(directory / kModelConfig, error)) return kModelConfig;
+  for (const auto& entry : fs::directory_iterator(directory, error))
+    if (const std::string name = entry.path().filename().string(); is_weights(name)) return name;
   for (const char* name : kNames)
     if (fs::exists(directory / name, error)) return name;
   return "";
 }
 
-StagedModel::StagedModel(fs::path directory) : directory_(std::move(directory)), staging_(directory_ / kStaging) {
+bool holds_model(const fs::path& directory) {
+  const std::string file = model_file_in(directory);
+  return file == kModelConfig || is_weights(file);
+}
+
+StagedModel::StagedModel(fs::path directory) : directory_(std::move(directory)), staging_(directory_ / kStagedModel) {
   created_ = !fs::exists(directory_);
   make_directories(directory_);
   std::error_code error;
@@ -83,8 +81,8 @@ StagedModel::~StagedModel() {
 void StagedModel::commit() {
   std::error_code error;
   // A directory without config.json holds no model: a process that is killed here never leaves a mixture of two models.
-  fs::remove(directory_ / "config.json", error);
-  check(error, "remove", directory_ / "config.json");
+  fs::remove(directory_ / kModelConfig, error);
+  check(error, "remove", directory_ / kModelConfig);
   for (const auto& entry : fs::directory_iterator(directory_, error)) {
     const std::string name = entry.path().filename().string();
     if (!is_of_model(name) || (entry.is_directory() && is_weights(name))) continue;
@@ -102,9 +100,9 @@ void StagedModel::commit() {
   for (const auto& entry : fs::directory_iterator(staging_, error)) files.push_back(entry.path());
   check(error, "read", staging_);
   for (const fs::path& file : files)
-    if (file.filename() != "config.json") move(file);
-  const std::string config = read_text_file(staging_ / "config.json", ExitCode::kInternal);
-  write_file_atomic(directory_ / "config.json",
+    if (file.filename() != kModelConfig) move(file);
+  const std::string config = read_text_file(staging_ / kModelConfig, ExitCode::kInternal);
+  write_file_atomic(directory_ / kModelConfig,
                     config);  // its fsync of the directory also makes the renames above durable
   fs::remove_all(staging_, error);
   check(error, "remove", staging_);

@@ -17,11 +17,6 @@ namespace trireme {
 inline constexpr size_t kMaxTokenizerFile = size_t{256} << 20;
 inline constexpr int64_t kMaxTokenId = 1 << 24;
 
-/// Null where the file is not there.
-inline nlohmann::json read_json_beside(const std::filesystem::path& path) {
-  return read_json_if_there(path, ExitCode::kData, kMaxTokenizerFile);
-}
-
 /// Reads the fields of one file: every message begins with its path.
 class TokenJson {
  public:

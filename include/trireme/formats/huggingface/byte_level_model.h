@@ -96,12 +96,13 @@ ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const std::filesys
 
 /// The words of a part of a text by `metaspace`. `first`: it is the text's first part.
 std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string_view text, bool first);
-/// The Metaspace of transformers' LlamaTokenizer with "legacy" and "add_prefix_space" from the tokenizer_config.json in
-/// `folder`. nullopt if that file names neither the class nor these keys, or (with `checks_model`) if config.json is of
-/// another family than llama; then the tokenizer's own file applies.
-std::optional<Metaspace> llama_metaspace(const std::filesystem::path& folder, bool checks_model);
+/// The Metaspace of transformers' LlamaTokenizer with "legacy" and "add_prefix_space" from tokenizer_config.json.
+/// nullopt if that file names neither the class nor these keys, or (with `checks_model`) if config.json is of another
+/// family than llama; then the tokenizer's own file applies.
+std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool checks_model);
 /// The decoder of that class.
 std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace);
+
 /// The files of a model, from which `tokenizers` and `transformers` get the same ids.
 std::string tokenizer_json(const ByteLevelModel& model);
 std::string vocab_json(const ByteLevelModel& model);

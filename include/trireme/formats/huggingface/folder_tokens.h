@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,30 +29,45 @@ struct NamedTokens {
   std::optional<int32_t> bos_id, eos_id, pad_id;
 };
 
-/// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token of the files in `folder`; a key with
-/// null says "none". As in transformers special_tokens_map.json wins, unless tokenizer_config.json has
-/// "added_tokens_decoder".
-std::map<std::string, std::optional<std::string>> named_tokens(const std::filesystem::path& folder);
 /// The id of a token's text; nullopt: there is none.
 using TokenLookup = std::function<std::optional<int32_t>(const std::string& text)>;
+
 /// What the files in a folder add to a tokenizer. `listed`: tokenizer_config.json's "added_tokens_decoder", or else
-/// added_tokens.json, by id. `named`: the other texts of named_tokens(), which are special tokens. `extra`: those of
-/// "extra_special_tokens" or "additional_special_tokens", which are special where the tokenizer does not have them.
+/// added_tokens.json, by id. `named`: the other texts of TokenizerFolder::named_tokens(), which are special tokens.
+/// `extra`: those of "extra_special_tokens" or "additional_special_tokens", which are special where the tokenizer does
+/// not have them.
 struct FolderTokens {
   std::vector<AddedToken> listed, named, extra;
   bool has_flags = false;  // `listed` says how each token is found; else it has an id alone
   bool has_extra = false;  // that list is not empty: transformers then takes no control pieces of its own
 };
-/// A token without an id in the tokenizer gets the next one, from `next` on. `defaults`: the names of a class's own
-/// tokens where the files do not name others, by key; only those that the tokenizer has. DataError for a listed id that
-/// is another.
-FolderTokens read_folder_tokens(const std::filesystem::path& folder, const TokenLookup& id_of, int64_t next,
-                                const std::map<std::string, std::string>& defaults = {});
-/// Replaces what named_tokens() has. Padding from id `in_files` on, which no file has, is none.
-void read_named_tokens(const std::filesystem::path& folder, const TokenLookup& id_of, int64_t in_files,
-                       NamedTokens& tokens);
-/// "add_bos_token" of the tokenizer_config.json in `folder`: BOS stands before a text. transformers 5 reads it where no
-/// tokenizer.json is.
-std::optional<bool> read_add_bos(const std::filesystem::path& folder);
+
+/// The files beside a tokenizer, each read once; what is absent says nothing. DataError with the path for damaged ones.
+class TokenizerFolder {
+ public:
+  explicit TokenizerFolder(const std::filesystem::path& folder);
+
+  /// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token; a key with null says "none". As
+  /// in transformers special_tokens_map.json wins, unless tokenizer_config.json has "added_tokens_decoder".
+  const std::map<std::string, std::optional<std::string>>& named_tokens() const;
+  /// A token without an id in the tokenizer gets the next one, from `next` on. `defaults`: the names of a class's own
+  /// tokens where the files do not name others, by key; only those that the tokenizer has. DataError for a listed id
+  /// that is another.
+  FolderTokens tokens(const TokenLookup& id_of, int64_t next,
+                      const std::map<std::string, std::string>& defaults = {}) const;
+  /// Replaces what named_tokens() has. Padding from id `in_files` on, which no file has, is none.
+  void find_named_tokens(const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) const;
+
+  /// "tokenizer_class" of tokenizer_config.json; empty where it names none.
+  const std::string& tokenizer_class() const;
+  /// "model_type" of config.json, which is read with each call.
+  std::string model_type() const;
+  /// A key of tokenizer_config.json that is true or false.
+  std::optional<bool> flag(const char* key) const;
+
+ private:
+  struct Files;
+  std::shared_ptr<const Files> files_;
+};
 
 }  // namespace trireme

@@ -6,9 +6,12 @@
 
 namespace trireme {
 
+/// Where the files of a model are written before they replace those of its directory.
+inline constexpr const char* kStagedModel = ".incomplete";
+
 /// Whether `directory` contains config.json, weights, or an index of weights.
 bool holds_model(const std::filesystem::path& directory);
-/// A file of `directory` that commit() removes or replaces, weights left aside; empty: none is there.
+/// A file of `directory` that commit() removes or replaces, one of holds_model() first; empty: none is there.
 std::string model_file_in(const std::filesystem::path& directory);
 
 /// A model that is written for `directory`. Its files are written under path(), a subdirectory. commit() removes every
