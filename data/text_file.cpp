@@ -106,6 +106,8 @@ unsigned surrogate_at(std::string_view line, size_t at) {
   return code >= 0xD800 && code <= 0xDFFF ? code : 0;
 }
 
+constexpr std::string_view kOneObject = ": JSON lines hold one object a line, a .json file perhaps a list";
+
 /// Replaces what Python's json accepts but JSON does not allow: NaN and Infinity by null, numbers too large for a
 /// double by 0, and each lone surrogate by `lone` (an escape).
 std::string without_python_extras(std::string_view line, const char* lone) {
@@ -158,8 +160,7 @@ PythonJson parse_python_json(std::string_view text, const std::string& place) {
   } catch (const nlohmann::json::exception& reason) {
     json.value = nlohmann::json::parse(without_python_extras(text, "\\ufffd"), nullptr, /*allow_exceptions=*/false);
     if (json.value.is_discarded())
-      throw DataError(fmt::format("{}: not JSON ({}): JSON lines hold one object a line, a .json file perhaps a list",
-                                  place, json_reason(reason)));
+      throw DataError(fmt::format("{}: not JSON ({}){}", place, json_reason(reason), kOneObject));
     json.other = nlohmann::json::parse(without_python_extras(text, "\\ufffe"));
   }
   return json;
@@ -177,9 +178,11 @@ void refuse_long_integers(std::string_view text, const std::string& place) {
       continue;
     const size_t begin = i + 1 - digits;
     const char before = begin > 0 ? text[begin - 1] : ' ';
-    if (!parse_whole<int64_t>(text.substr(begin, digits)) &&
-        std::string_view(".eE+").find(before) == std::string_view::npos)
-      throw DataError(fmt::format("{}: the integer {} has more than 64 bits", place, text.substr(begin, digits)));
+    const bool fits = before == '-' ? parse_whole<int64_t>(text.substr(begin - 1, digits + 1)).has_value()
+                                    : parse_whole<uint64_t>(text.substr(begin, digits)).has_value();
+    if (!fits && std::string_view(".eE+").find(before) == std::string_view::npos)
+      throw DataError(fmt::format("{}: the integer {}{} has more than 64 bits", place, before == '-' ? "-" : "",
+                                  text.substr(begin, digits)));
   }
 }
 
@@ -190,9 +193,12 @@ Json parse_objects(std::string_view text, const std::string& place) {
   refuse_long_integers(text, place);
   try {
     return parse_ordered_json(text, place, ExitCode::kData, kDepth);
-  } catch (const Error&) {
+  } catch (const Error& error) {
     const std::string without = without_python_extras(text, "\\ufffd");
-    if (without == text || without != without_python_extras(text, "\\ufffe")) throw;  // or a lone surrogate
+    if (without == text || without != without_python_extras(text, "\\ufffe"))  // or a lone surrogate
+      throw DataError(fmt::format(
+          "{}{}", error.what(),
+          std::string_view(error.what()).find("is not valid JSON") != std::string_view::npos ? kOneObject : ""));
     return parse_ordered_json(without, place, ExitCode::kData, kDepth);
   }
 }

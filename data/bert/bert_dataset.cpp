@@ -190,9 +190,9 @@ std::vector<fs::path> bert_shards(const std::vector<fs::path>& files) {
 }
 
 std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<fs::path>& files, int64_t max_length,
-                                               int64_t vocab_size) {
+                                               int64_t vocab_size, int64_t segments) {
   TRIREME_CHECK(max_length > 0 && vocab_size > 0, "max_length ", max_length, ", vocab_size ", vocab_size);
-  return std::make_unique<ShardedBertDataset>(bert_shards(files), BertLimits{max_length, vocab_size});
+  return std::make_unique<ShardedBertDataset>(bert_shards(files), BertLimits{max_length, vocab_size, segments});
 }
 
 }  // namespace trireme

@@ -39,10 +39,10 @@ class BertDataset {
 /// Shards, and those of directories (part_*), sorted by name. DataError without any, and where one is given twice.
 std::vector<std::filesystem::path> bert_shards(const std::vector<std::filesystem::path>& files);
 /// `files`: as of bert_shards(). `max_length`: longest row in tokens (512).
-/// `vocab_size`: ids are in [0, vocab_size). DataError for missing datasets, wrong types, unequal lengths, links to
-/// other files, and packed mixed with variable-length files.
+/// `vocab_size`: ids are in [0, vocab_size). `segments`: of the model, at least 1. DataError for missing datasets,
+/// wrong types, unequal lengths, links to other files, and packed mixed with variable-length files.
 std::unique_ptr<BertDataset> open_bert_dataset(const std::vector<std::filesystem::path>& files, int64_t max_length,
-                                               int64_t vocab_size);
+                                               int64_t vocab_size, int64_t segments = 2);
 
 /// The order of rows in a run. Each epoch shuffles the shards, and the rows within each shard, so that a run reads one
 /// shard after the other. The order is a pure function of (shard sizes, seed, position): it allows random access, does

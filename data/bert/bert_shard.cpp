@@ -118,6 +118,10 @@ void BertShard::check_tokens(int64_t row, const BertRow& result) const {
            fmt::format("position {}: token id {} is outside the vocabulary of {}", i, id, limits_.vocab_size));
     if (segment != 0 && segment != 1)
       fail(kSegmentIds, row, fmt::format("position {}: segment {} is neither 0 nor 1", i, segment));
+    if (segment >= limits_.segments)
+      fail(
+          kSegmentIds, row,
+          fmt::format("position {}: segment {}, and type_vocab_size of the model is {}", i, segment, limits_.segments));
   }
 }
 

@@ -12,6 +12,7 @@ namespace trireme {
 struct BertLimits {
   int64_t max_length = 512;
   int64_t vocab_size = 0;
+  int64_t segments = 2;  // 1: rows of a pair of sentences do not fit the model
 };
 
 constexpr int64_t kMaxPackedSequences = 3;

@@ -24,8 +24,10 @@ ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const 
     : tokenizer_(path) {
   for (const auto& [name, id] : {std::pair{"bos_token", tokenizer_.bos_id()}, {"eos_token", tokenizer_.eos_id()}})
     if (id) variables_[name] = tokenizer_.decode(std::vector<int32_t>{*id}, true);
-  for (const auto& [name, text] : TokenizerFolder(model_directory(path)).named_tokens())
+  const TokenizerFolder folder(model_directory(path));
+  for (const auto& [name, text] : folder.named_tokens())
     if (text) variables_[name] = *text;
+  variables_.merge(folder.model_tokens());
   // A tokenizer.json lists its special tokens itself; sentencepiece's stay text inside of a text.
   if (tokenizer_.kind() == "sentencepiece")
     for (const auto& [name, text] : variables_)

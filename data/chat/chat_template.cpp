@@ -43,8 +43,8 @@ std::string named_template(const fs::path& path, const nlohmann::json& value, co
     if (name == wanted) return text.get<std::string>();
     names.push_back(name.get<std::string>());
   }
-  throw DataError(fmt::format("{}: no chat template '{}'; it has: {}.{}", path.parent_path().string(), wanted,
-                              join(names, ", "), did_you_mean(wanted, names)));
+  throw DataError(fmt::format("{}: no chat template '{}'; it has: {} (--template-name takes one of them).{}",
+                              path.parent_path().string(), wanted, join(names, ", "), did_you_mean(wanted, names)));
 }
 
 /// A message as transformers gives it to templates: its reasoning under the two names that templates read.
@@ -125,7 +125,7 @@ struct ChatTemplate::State {
       all.set("messages", jinja::Value(jinja::List{{inputs.messages.begin(),
                                                     inputs.messages.begin() + static_cast<std::ptrdiff_t>(count)}}));
       all.set("tools", inputs.tools);
-      all.set("documents", jinja::Value());
+      if (all.find("documents") == nullptr) all.set("documents", jinja::Value());
       all.set("add_generation_prompt", jinja::Value(prompt));
       return jinja::render(body, all, for_training);
     } catch (const jinja::TemplateError& error) {
@@ -241,7 +241,8 @@ class Answers {
     if (!end.starts_with(prompt) || !whole_.text.starts_with(end))
       throw DataError(fmt::format(
           "{}: the text of messages 1 to {} is not the beginning of the text of {}: where the assistant's part lies is "
-          "not known; give a template with {{% generation %}} around it",
+          "not known; give a template with {{% generation %}} around it, or take the loss from other answers (--loss "
+          "last)",
           name_, end.starts_with(prompt) ? i + 1 : i, end.starts_with(prompt) ? "all of them" : "one more"));
     return {prompt.size(), end.size()};
   }

@@ -20,6 +20,7 @@ constexpr double kMostCopies = 1000;
 
 struct Tokenised {
   RowDocument document;  // mask 1: the token is a target
+  std::string place;     // of a conversation
   std::string refusal;   // of the template; empty: none
   bool readable = true;  // false: `refusal` says why it is no conversation
   size_t input = 0;      // number of the file
@@ -50,6 +51,7 @@ void keep_last_answer(nlohmann::ordered_json& messages) {
 Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatPackOptions& options) {
   Tokenised result;
   result.input = row.input;
+  result.place = row.place;
   if (!row.problem.empty()) {
     result.readable = false;
     result.refusal = row.problem;
@@ -67,6 +69,7 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
     result.document = {std::move(row.ids), std::move(row.mask)};
     return result;
   }
+  if (!row.texts) (void)model.chat();  // that there is none is no fault of this row
   ChatText text;
   try {
     if (row.texts) {
@@ -147,7 +150,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
     }
     const int64_t targets = std::count(document.mask.begin(), document.mask.end(), 1);
     if (targets == 0) {
-      ++report.untrained;
+      if (report.untrained++ == 0) report.first_untrained = made.place;
       return;
     }
     const int64_t copies = copies_of(options, made.input, number);
@@ -170,13 +173,17 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       },
       [&](ConversationRow row) { return tokenise_chat(model, std::move(row), options); },
       [&](Tokenised made) { keep(std::move(made), report.conversations++); });
-  for (const auto& [chats, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
-    if (chats->empty() && !path->empty())
-      throw DataError(
-          fmt::format("{}: no conversation is left of {}: {} that cannot be read, {} refused by the template, {} too "
-                      "long, {} without an answer of the assistant",
-                      path->string(), report.conversations, report.unreadable, report.refused, report.dropped_long,
-                      report.untrained));
+  if (report.conversations == 0) throw DataError(options.inputs.front().string() + ": there is no conversation in it");
+  for (const auto& [chats, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}}) {
+    if (!chats->empty() || path->empty()) continue;
+    const std::string left = fmt::format("{}: no conversation is left of {}: ", path->string(), report.conversations);
+    if (!train.empty() || !valid.empty())
+      throw DataError(fmt::format("{}--valid-fraction {} draws none or all of them", left, options.valid_fraction));
+    throw DataError(fmt::format(
+        "{}{} that cannot be read, {} refused by the template, {} too long, {} without an answer of the assistant{}",
+        left, report.unreadable, report.refused, report.dropped_long, report.untrained,
+        report.untrained > 0 ? ", the first: " + report.first_untrained : ""));
+  }
   const auto write = [&](const fs::path& path, const std::vector<RowDocument>& chats) {
     return write_whole_rows(path, chats, /*together=*/1, options.seq_length, options.one_per_row, model.padding());
   };

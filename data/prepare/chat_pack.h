@@ -22,7 +22,7 @@ struct ChatPackOptions : ChatRowOptions {
 struct ChatPackReport {
   int64_t conversations = 0;  // read
   int64_t unreadable = 0, refused = 0, untrained = 0, cut = 0, dropped_long = 0;
-  std::string first_unreadable, first_refusal;
+  std::string first_unreadable, first_refusal, first_untrained;
   std::string template_name;  // empty: there is none, which texts need not
   int64_t vocab_size = 0;
   bool by_generation_blocks = false;

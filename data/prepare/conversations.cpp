@@ -103,7 +103,7 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
 
 ConversationRow conversation_of(const SourceRow& source, const std::string& field) {
   const auto& [object, place, unread] = source;
-  if (!object.is_object()) throw DataError(place + ": not a JSON object");
+  require_object(object, place);
   // Columns of files with rows of several kinds are null where a row is of another kind: all fields of a kind, if so.
   const auto has = [&](const char* name) { return object.contains(name) && !object.at(name).is_null(); };
   const auto has_both = [&](const char* one, const char* other) {
@@ -139,10 +139,17 @@ ConversationRow conversation_of(const SourceRow& source, const std::string& fiel
     result.columns = {"instruction", "input", "output", "history"};
   } else {
     const std::vector<std::string> names = source.names();
-    throw DataError(fmt::format(
-        "{}: no field '{}' (name it with --field){}; the object has: {}.{}", place, field.empty() ? "messages" : field,
-        field.empty() ? ", nor prompt and completion, nor instruction and output, nor input_ids" : "",
-        join(names, ", "), did_you_mean(name, names)));
+    const char* hint = "";
+    if (field.empty() && object.contains("messages")) hint = " 'messages' is null: remove the row.";
+    if (field.empty() && has("text")) hint = " Texts become rows with `trireme data pack`.";
+    if (field.empty() && (has("answer") || has("response")))
+      hint =
+          " A question and its answer are read where they are named prompt and completion, or instruction and output.";
+    throw DataError(
+        fmt::format("{}: no field '{}' (name it with --field){}; the object has: {}.{}{}", place,
+                    field.empty() ? "messages" : field,
+                    field.empty() ? ", nor prompt and completion, nor instruction and output, nor input_ids" : "",
+                    join(names, ", "), did_you_mean(name, names), hint));
   }
   read_extras(object, place, result.conversation);
   result.columns.insert(result.columns.end(), {"system", "tools", "chat_template_kwargs"});

@@ -92,13 +92,12 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
       message["weight"] = weight;
     } else if (key == "train_detail" && !value.empty()) {
       fail("\"train_detail\", a loss on parts of a message, is not read: give the row as input_ids and labels");
-    } else if ((key == "content" && !turns) || !value.is_null()) {
+    } else if (!value.is_null()) {
       message[key] = value;
     }
   }
   if (trained && message["role"] != "assistant") fail("\"train\" is true: only the assistant's messages have a loss");
-  if (!message.contains("tool_calls") && (!message.contains("content") || message["content"].is_null()))
-    fail("no \"content\"");
+  if (!message.contains("tool_calls") && !message.contains("content")) fail("no \"content\"");
   return message;
 }
 
@@ -120,6 +119,12 @@ void SourceRow::say_unread(const std::filesystem::path& path, const std::vector<
 }
 
 Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
+
+void require_object(const Json& object, const std::string& place) {
+  if (object.is_object()) return;
+  const char* hint = object.is_array() ? ": a file that is one list is named .json" : "";
+  throw DataError(fmt::format("{}: not a JSON object{}", place, hint));
+}
 
 void require_filled(const Json& object, const std::string& place, std::initializer_list<const char*> names) {
   for (const char* name : names)

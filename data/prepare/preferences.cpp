@@ -73,12 +73,12 @@ void refuse_beside_texts(const Json& object, std::initializer_list<std::string> 
 PreferenceRow preference_of(const SourceRow& source) {
   const auto& [object, place, unread] = source;
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
-  if (!object.is_object()) fail("not a JSON object");
+  require_object(object, place);
   for (const char* name : {"chosen", "rejected"})
     if (!object.contains(name))
       fail(
-          fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it); the "
-                      "object has: {}",
+          fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it; a judged "
+                      "answer has prompt, completion and label); the object has: {}",
                       name, join(source.names(), ", ")));
   require_filled(object, place, {"chosen", "rejected"});
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
@@ -163,11 +163,12 @@ PreferenceRow judged_of(const SourceRow& source) {
                        join(source.names(), ", ")));
   require_filled(object, place, {"prompt", "completion", "label"});
   const Json &prompt = object.at("prompt"), &completion = object.at("completion"), &label = object.at("label");
-  if (!label.is_boolean()) fail(fmt::format("'label' is {}, expected true or false", label.dump()));
+  if (!label.is_boolean() && label != 0 && label != 1)
+    fail(fmt::format("'label' is {}, expected true or false", label.dump()));
   if (prompt.is_string() != completion.is_string())
     fail("one of 'prompt' and 'completion' is a text: write both as lists of {role, content}");
   PreferenceRow row;
-  row.label = label.get<bool>();
+  row.label = label == true || label == 1;
   row.texts = prompt.is_string();
   row.columns = row.texts ? kTextColumns : kListColumns;
   if (row.texts) {

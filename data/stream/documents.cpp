@@ -1,5 +1,7 @@
 #include "data/stream/documents.h"
 
+#include "data/stream/dataset_card.h"
+
 #include "data/parquet_rows.h"
 #include "data/text_file.h"
 #include "data/tokenizer/tokenizer.h"
@@ -146,17 +148,46 @@ std::vector<fs::path> saved_files(const fs::path& directory) {
   return paths;
 }
 
-/// Documents have a loss on every token: refuses a file whose masks say otherwise, and says of labels, which may be a
-/// copy of the ids, that they are not read. `column`: empty = nobody has named the one that is read.
+/// The labels of a file's first rows, where they are lists of integers. DataError where they are something else.
+std::vector<std::vector<int64_t>> first_labels(const ParquetFile& parquet, const fs::path&) {
+  if (parquet.rows() == 0 || !parquet.has_integer_lists("labels")) return {};
+  return parquet.read_list_group("labels", 0);
+}
+std::vector<std::vector<int64_t>> first_labels(const ArrowTable&, const fs::path& file) {
+  const ArrowTable table(file, "labels");
+  const int64_t rows = table.is_text() ? 0 : std::min<int64_t>(table.documents(), 100);
+  std::vector<std::vector<int64_t>> labels(static_cast<size_t>(rows));
+  for (size_t i = 0; i < labels.size(); ++i) table.read_tokens(static_cast<int64_t>(i), labels[i]);
+  return labels;
+}
+
+/// Whether the first labels leave tokens out of the loss.
+template <class Table>
+bool labels_mask(const Table& table, const fs::path& file) {
+  constexpr int64_t kNoLoss = -100;
+  if (!table.has_column("labels")) return false;
+  try {
+    const auto labels = first_labels(table, file);
+    return std::ranges::any_of(labels, [=](const auto& row) { return std::ranges::find(row, kNoLoss) != row.end(); });
+  } catch (const DataError&) {
+    return false;  // classes of texts, perhaps
+  }
+}
+
+/// Documents have a loss on every token: refuses a file whose masks or first labels say otherwise, and says of labels
+/// that are a copy of the ids that they are not read. `column`: empty = nobody has named the one that is read.
 template <class Table>
 void check_targets(const fs::path& file, const Table& table, const std::string& column) {
   if (!column.empty()) return;
+  const auto refuse = [&](const char* name) {
+    throw DataError(fmt::format(
+        "{}: '{}' says which tokens have a loss, and documents have one on every token: make rows that keep it with "
+        "`trireme data chat`, or name the column to read by data.column",
+        file.string(), name));
+  };
   for (const char* name : {"loss_mask", "assistant_masks", "completion_mask"})
-    if (table.has_column(name))
-      throw DataError(fmt::format(
-          "{}: '{}' says which tokens have a loss, and documents have one on every token: make rows that keep it with "
-          "`trireme data chat`, or name the column to read by data.column",
-          file.string(), name));
+    if (table.has_column(name)) refuse(name);
+  if (labels_mask(table, file)) refuse("labels");
   static std::once_flag told;
   for (const char* name : {"labels", "attention_mask", "position_ids"})
     if (table.has_column(name))
@@ -257,6 +288,22 @@ void refuse_mixtures(const fs::path& directory, const std::vector<fs::path>& fil
                                 directory.string(), join(found, ", ")));
 }
 
+/// Refuses files of several configurations or splits by the data set's own card.
+void refuse_card_mixtures(const fs::path& directory, const std::vector<fs::path>& files) {
+  const std::vector<CardSplit> splits = read_dataset_card(directory);
+  std::map<std::string, fs::path> examples;
+  for (const fs::path& file : files) {
+    const fs::path inside = file.lexically_relative(directory);
+    const CardSplit* split = split_on_card(splits, inside);
+    examples.emplace(split == nullptr ? "not listed" : split->name, inside);
+  }
+  if (examples.size() < 2) return;
+  std::vector<std::string> found;
+  for (const auto& [split, file] : examples) found.push_back(fmt::format("{} ({})", split, file.string()));
+  throw DataError(fmt::format("{}: README.md lists the files below it apart: {}: name the files or the folder of one",
+                              directory.string(), join(found, ", ")));
+}
+
 std::vector<fs::path> files_below(const fs::path& directory) {
   std::vector<fs::path> arrow, text, json;
   std::error_code error;
@@ -301,6 +348,7 @@ std::vector<fs::path> files_below(const fs::path& directory) {
         directory.string()));
   std::sort(found.begin(), found.end());
   refuse_mixtures(directory, found);
+  refuse_card_mixtures(directory, found);
   return found;
 }
 

@@ -14,7 +14,13 @@ namespace {
 
 /// Files of a complete Hugging Face model directory besides the weights.
 constexpr const char* kCompanions[] = {"vocab.txt", "tokenizer.json", "tokenizer_config.json",
-                                       "special_tokens_map.json"};
+                                       "special_tokens_map.json", "added_tokens.json"};
+
+constexpr std::string_view kBase = "bert.";
+// Of the head, with the names of the copies that files may have of tied tensors.
+constexpr const char *kBias = "cls.predictions.bias", *kDecoderBias = "cls.predictions.decoder.bias",
+                     *kEmbedding = "bert.embeddings.word_embeddings.weight",
+                     *kDecoder = "cls.predictions.decoder.weight";
 
 std::string replace_end(const std::string& text, const std::string& end, const std::string& by) {
   return text.ends_with(end) ? text.substr(0, text.size() - end.size()) + by : text;
@@ -25,8 +31,11 @@ std::vector<std::string> spellings(const std::string& name) {
   std::vector<std::string> all = {name};
   if (name.ends_with("LayerNorm.weight")) all.push_back(replace_end(name, "weight", "gamma"));
   if (name.ends_with("LayerNorm.bias")) all.push_back(replace_end(name, "bias", "beta"));
-  if (name == "cls.predictions.bias") all.emplace_back("cls.predictions.decoder.bias");
-  if (name == "bert.embeddings.word_embeddings.weight") all.emplace_back("cls.predictions.decoder.weight");
+  if (name == kBias) all.emplace_back(kDecoderBias);
+  const size_t own = all.size();
+  for (size_t i = 0; i < own; ++i)  // of BertModel's files
+    if (all[i].starts_with(kBase)) all.push_back(all[i].substr(kBase.size()));
+  if (name == kEmbedding) all.emplace_back(kDecoder);
   return all;
 }
 
@@ -83,6 +92,10 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
     rules.transposed = [](const std::string& name) { return tensorflow_name(name).ends_with("/kernel"); };
   } else {
     source = open_weights(path);
+    for (const auto& [own, tied] : {std::pair{kEmbedding, kDecoder}, {kBias, kDecoderBias}})
+      if (source->find(own) && source->find(tied) && !equal_tensors(*source, own, tied))
+        throw ModelError(fmt::format("{}: {} differs from {}: they are one tensor here, and transformers uses both",
+                                     path.string(), tied, own));
   }
   auto weights = std::make_unique<StoredWeights>(std::move(source), std::move(rules));
   for (const UnitSpec& unit : model.units())

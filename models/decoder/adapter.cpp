@@ -309,6 +309,15 @@ std::string other_base(const Adapter& adapter, const std::filesystem::path& base
       base.string());
 }
 
+std::string unnamed_adapter(const std::filesystem::path& base) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(base / "adapter_config.json", ignored)) return "";
+  return fmt::format(
+      "{} holds an adapter beside the weights, which is not applied (transformers applies it): merge it with `trireme "
+      "adapter merge`, or move it away",
+      base.string());
+}
+
 void check_base_tensors(const Adapter& adapter, const WeightSource& base) {
   for (const auto& [name, tensor] : adapter.base) {
     const at::Tensor value = read_tensor(base, name);

@@ -131,7 +131,8 @@ void check_sequence_length(const DecoderConfig& config, int64_t length, const st
 
 bool extend_positions(DecoderConfig& config, int64_t length) {
   if (config.positions != DecoderPositions::kRope || length <= config.max_position_embeddings ||
-      config.rope.scaling == RopeFrequencies::Scaling::kDynamic)
+      config.rope.scaling == RopeFrequencies::Scaling::kDynamic ||
+      (config.window_rope && config.window_rope->scaling == RopeFrequencies::Scaling::kDynamic))
     return false;
   config.max_position_embeddings = length;
   config.rope.factor_stated = true;  // it was the ratio of the old one
@@ -187,7 +188,10 @@ DecoderConfig read_model_config(const std::filesystem::path& directory) {
     throw ModelError(fmt::format(
         "{} is a NeMo checkpoint without context/model.yaml or model_config.yaml, which say the model's shape",
         directory.string()));
-  throw ModelError(fmt::format("{} has no config.json", directory.string()));
+  const bool adapter = std::filesystem::exists(directory / "adapter_config.json");
+  throw ModelError(
+      fmt::format("{} has no config.json{}", directory.string(),
+                  adapter ? ": it holds an adapter, which lora.adapter or --adapter names beside its base" : ""));
 }
 
 DecoderConfig read_model_shape(const std::filesystem::path& path) {

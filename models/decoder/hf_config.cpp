@@ -36,11 +36,13 @@ bool is_nf4(const Json& settings) {
 void read_common_fields(ConfigReader& reader, DecoderConfig& config) {
   const Json& json = reader.json();
   if (reader.has("quantization_config") && !is_nf4(json["quantization_config"])) {
+    const Json method = member(json["quantization_config"], "quant_method");
     Json deciding;
     for (const char* key :
-         {"quant_method", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"})
+         {"load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"})
       deciding[key] = member(json["quantization_config"], key);
-    reader.lacking("quantization_config", deciding);
+    method == "bitsandbytes" ? reader.lacking("quantization_config of bitsandbytes", deciding)
+                             : reader.lacking("quantization_config.quant_method", method);
   }
   config.bos_token_id = reader.token_id("bos_token_id", config.bos_token_id);
   config.eos_token_ids = reader.token_ids("eos_token_id", config.eos_token_ids);

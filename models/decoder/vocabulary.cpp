@@ -153,24 +153,6 @@ std::unique_ptr<StoredWeights> open_stored(const std::filesystem::path& director
                            [=](const std::string& name) { return transposed.contains(name); }});
 }
 
-bool equal_tensors(const WeightSource& source, const std::string& a, const std::string& b) {
-  const auto first = source.find(a), second = source.find(b);
-  if (first->dtype != second->dtype || first->shape != second->shape) return false;
-  int64_t count = 1;
-  for (const int64_t extent : first->shape) count *= extent;
-  constexpr int64_t kPiece = 1 << 20;
-  const auto bytes_of = [&](const std::string& name, int64_t begin) {
-    std::string bytes;
-    for (const ElementSpan& span : source.read(name, begin, std::min(count, begin + kPiece)))
-      bytes.append(reinterpret_cast<const char*>(span.data),
-                   static_cast<size_t>(span.count) * dtype_size(first->dtype));
-    return bytes;
-  };
-  for (int64_t begin = 0; begin < count; begin += kPiece)
-    if (bytes_of(a, begin) != bytes_of(b, begin)) return false;
-  return true;
-}
-
 /// Ids below this are of the vocabulary that the tokenizer in `directory` was trained with, not of added tokens; 0
 /// where no tokenizer is.
 int64_t own_tokens(const std::filesystem::path& directory) {

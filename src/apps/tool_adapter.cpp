@@ -196,7 +196,8 @@ void prove_merge(const MergeOptions& options, const std::filesystem::path& direc
         fmt::format("the merged model's logits are {:.4g} away from base + adapter, bound {:.4g}; nothing is written: "
                     "merge with --dtype fp32",
                     apart, bound));
-  if (!(moved > 0) && !changes.empty())
+  // The base has the rows of tokens already that the adapter brings.
+  if (!(moved > 0) && std::ranges::any_of(changes, [](const auto& c) { return c.second.zero_b < c.second.modules; }))
     throw ModelError(
         "the merged model gives the base's logits on 8 tokens; nothing is written: merge with --dtype fp32");
 }
@@ -321,6 +322,9 @@ void show(const std::string& directory) {
                adapter.config.token_indices.contains(module) ? "" : ", not trained");
   for (const auto& [name, tensor] : adapter.saved)
     if (name.ends_with(".weight")) fmt::print("{} as a whole\n", name);
+  if (const auto biases =
+          std::ranges::count_if(adapter.saved, [](const auto& s) { return s.first.ends_with(".bias"); }))
+    fmt::print("{}\n", counted(biases, "trained bias", "trained biases"));
   fmt::print("{:<12}{:>9}{:>14}{:>12}{:>12}\n", "target", "modules", "parameters", "norm of A", "norm of B");
   for (const auto& [target, row] : rows)
     fmt::print("{:<12}{:>9}{:>14}{:>12.4g}{:>12.4g}\n", target, row.modules, format_count(row.parameters),

@@ -72,8 +72,8 @@ void chat(ChatArguments& arguments) {
     fmt::print("dropped {} that the template refuses, the first: {}\n", counted(report.refused, "conversation"),
                report.first_refusal);
   if (report.untrained > 0)
-    fmt::print("dropped {} without an answer of the assistant inside a row\n",
-               counted(report.untrained, "conversation"));
+    fmt::print("dropped {} without an answer of the assistant inside a row, the first: {}\n",
+               counted(report.untrained, "conversation"), report.first_untrained);
   if (report.cut > 0) fmt::print("cut {} at the end of a row\n", counted(report.cut, "conversation"));
   if (report.dropped_long > 0)
     fmt::print("dropped {} longer than a row\n", counted(report.dropped_long, "conversation"));

@@ -214,9 +214,9 @@ def check_fields(args, work):
     lines, _ = rows([{"messages": plain, "tools": TOOLS}, {"messages": [question, answer]}])
     for name in ("fields.parquet", "fields.arrow", "file.arrow"):
         assert rows(None, name=name)[0] == lines, name
-    # A null content is not an absent one; a null member of a function is.
+    # A null content is an absent one; so is a null member of a function.
     (work / "none.jinja").write_text("{{ tools | tojson if tools else '' }}{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% else %}{% generation %}"
-                                     "{{ 'called' if m.content is none else m.content }}{% endgeneration %}{% endif %}{% endfor %}")
+                                     "{{ 'called' if m.content is not defined else m.content }}{% endgeneration %}{% endif %}{% endfor %}")
     strict = [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}, "strict": True}]
     pyarrow.parquet.write_table(pa.table({"messages": [plain], "tools": [strict]}), work / "none.parquet")
     by_lines = rows([{"messages": plain, "tools": strict}], "--template", work / "none.jinja")[0]
@@ -302,9 +302,16 @@ def check_fields(args, work):
     (several / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": chat_templates.CHATML}, {"name": "tool_use", "template": REASONS}]}))
     both, _ = rows([{"messages": calls, "tools": TOOLS}, {"messages": [question, answer]}], model=several)
     assert text(both[0]) == expected and text(both[1]).startswith("<|im_start|>user"), both
+    # The variable `documents`, and a token that the model names itself.
+    write_model(work / "named", "qwen2", "{{ documents[0].text if documents }}{{ image_token }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}")
+    config = json.loads((work / "named" / "tokenizer_config.json").read_text())
+    (work / "named" / "tokenizer_config.json").write_text(json.dumps(config | {"extra_special_tokens": {"image_token": "<|im_start|>"}}))
+    row = {"messages": [question, answer], "chat_template_kwargs": {"documents": [{"text": "DOC"}]}}
+    ours, theirs = rows([row], model=work / "named")[0][0], PreTrainedTokenizerFast.from_pretrained(work / "named").apply_chat_template(row["messages"], **row["chat_template_kwargs"], return_dict=True)["input_ids"]
+    assert list(ours[0][:len(theirs)]) == theirs and "DOC<|im_start|>user" in text(ours), (text(ours), theirs)
     # A null that the template would print; numbers that lose digits.
-    null = {"messages": [question, {"role": "assistant", "content": None, "tool_calls": [call]}]}
-    write_model(work / "printing", "qwen2", "{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content | trim }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}")
+    null = {"messages": [question, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"y": None}}}]}]}
+    write_model(work / "printing", "qwen2", "{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content | trim }}{{ m.tool_calls[0].function.arguments.y if m.tool_calls }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}")
     bad = [("printing", null, "would write 'None' for a value that is null"), ("fields", {"messages": [question, answer | {"weight": 0.5}]}, '"weight" is 0.5'),
            ("fields", own | {"system": "be long"}, '"system" and the system message differ'), ("fields", asked | {"system": 3}, '"system" is a JSON number'),
            ("fields", {"messages": [question, answer], "tools": {}}, '"tools" is a JSON object, expected a list'), ("fields", {"messages": [question, answer | {"n": 2**70}]}, "has more than 64 bits"),
@@ -417,7 +424,24 @@ def check_errors(args, work):
     assert "is not the beginning of" in output and "generation" in output, output
     output = refused([json.dumps({"messages": [{"role": "user", "content": "only"}]})])
     assert "no conversation is left of 1" in output, output
+    for extra, template in (((), '[]'), (("--template-name", "rag"), json.dumps([{"name": "default", "template": "x"}]))):
+        bare = work / "bare"
+        bare.mkdir(exist_ok=True)
+        (bare / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+        (bare / "tokenizer_config.json").write_text(f'{{"chat_template": {template}}}' if extra else "{}")
+        output = refused([good], *extra, model=bare)  # no row is at fault
+        assert "no chat template" in output and "bad.jsonl" not in output and "skip-refused" not in output, output
     assert "no chat template 'rag'" in refused([good], "--template-name", "rag")
+    for lines, extra, reason in (([], (), "bad.jsonl: there is no conversation in it"), ([good], ("--valid-output", work / "v.npy", "--valid-fraction", 1e-9), "--valid-fraction 1e-09 draws none or all"),
+                                 (['{"text": "a"}'], (), "`trireme data pack`"), (['{"question": "a", "answer": "b"}'], (), "named prompt and completion"),
+                                 (['{"messages": null}'], (), "'messages' is null"), (["[1]"], (), "one list is named .json"), (['{"a": 18446744073709551616}'], (), "18446744073709551616 has more than 64 bits"),
+                                 (['{"a": -9223372036854775809}'], (), "-9223372036854775809 has more")):
+        output = refused(lines, *extra)
+        assert reason in output, (reason, output)
+    wide = json.dumps({"id": 2**64 - 1, "low": -2**63} | json.loads(good))
+    caps = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "Assistant", "content": "b"}]})
+    output = refused([wide, caps], expect=0)
+    assert "the first: " + str(work / "bad.jsonl") + ":2" in output, output
     assert "--long: x not in {cut,drop}" in refused([good], "--long", "x", expect=2)
 
 

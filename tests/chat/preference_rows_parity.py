@@ -282,12 +282,12 @@ def check_judged(args, work):
         (work / "mixed.npy").unlink()
     assert written[0] == written[1], written
     good = {"prompt": "a", "completion": "b", "label": True}
-    for bad, says in (({**good, "label": 1}, "'label' is 1, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
+    for bad, says in (({**good, "label": 2}, "'label' is 2, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
                       ({"prompt": "a", "label": True}, "no field 'chosen'"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
         (work / "judged.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad))
         message = run(args, *options, expect=3)
         assert says in message and "judged.jsonl:2" in message, (says, message)
-    (work / "judged.jsonl").write_text(json.dumps(good))
+    (work / "judged.jsonl").write_text(json.dumps({**good, "label": 1}))  # as TRL takes it
     assert "1 answer alone in a row" in run(args, *options)
     (work / "judged.jsonl").write_text("\n".join(map(json.dumps, [good, {"prompt": "c", "completion": "d", "label": False}])))
     assert re.search(r"first undesirable answer, to the prompt .*c: .*d", run(args, *options))

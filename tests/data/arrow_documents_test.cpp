@@ -184,6 +184,30 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
       complaint(folder).find("several splits: train_gen (data/c4-train_gen.00000-of-00002.arrow), train_sft (data"),
       std::string::npos)
       << complaint(folder);
+  // The card of a data set divides files whose names do not.
+  fs::remove_all(folder);
+  fs::create_directories(folder / "data/en");
+  for (const char* name : {"data/en/a.arrow", "data/en/b.arrow", "data/c.arrow"})
+    fs::copy_file(stream_fixture("lists.arrow"), folder / name);
+  const auto with_card = [&](const std::string& configs) {
+    write_file_atomic(folder / "README.md", "---\nlicense: mit\n" + configs + "---\n# Data\n");
+    return complaint(folder);
+  };
+  EXPECT_EQ(with_card(""), "");
+  EXPECT_EQ(with_card("configs:\n- config_name: all\n  data_files: '**/*.arrow'\n"), "");
+  EXPECT_NE(with_card("configs:\n- config_name: en\n  data_dir: data/en\n- config_name: all\n  data_files: data/*\n")
+                .find("all: train (data/c.arrow), en: all (data/en/a.arrow)"),
+            std::string::npos);
+  EXPECT_EQ(with_card("configs:\n- config_name: en\n  data_files: data/en/*\n- config_name: all\n  default: true\n  "
+                      "data_files: ['data/*.arrow', './data/en/?.arrow']\n"),
+            "");
+  EXPECT_NE(with_card("configs:\n- config_name: x\n  data_files:\n  - {split: train, path: [data/c.arrow, "
+                      "data/en/a.arrow]}\n  - {split: test, path: 'data/**/[b].arrow'}\n")
+                .find("x: test (data/en/b.arrow), x: train (data/c.arrow)"),
+            std::string::npos);
+  EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
+            std::string::npos);
+  EXPECT_EQ(with_card("configs: [\n"), "");  // no YAML
   fs::remove_all(folder);
   EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
 }

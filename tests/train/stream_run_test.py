@@ -259,7 +259,14 @@ def exit_codes(site):
     for name, column in (("masked", "completion_mask"), ("copied", "labels")):
         pa.parquet.write_table(pa.table({"input_ids": site.documents, column: site.documents}), f"{work}/{name}.parquet")
         pa.ipc.new_file(f"{work}/{name}.arrow", pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", column)])).close()
+    labels = pa.table({"input_ids": pa.array(site.documents, pa.list_(pa.int32())), "labels": pa.array([[-100] * len(d) for d in site.documents], pa.list_(pa.int32()))})
+    pa.parquet.write_table(labels, f"{work}/labelled.parquet")
+    with pa.ipc.new_file(f"{work}/labelled.arrow", labels.schema) as out:
+        out.write_table(labels)
+    pa.parquet.write_table(pa.table({"input_ids": site.documents, "labels": range(len(site.documents))}), f"{work}/classes.parquet")
     cases = [
+        (["data.train=labelled.parquet"], 3, ["labelled.parquet: 'labels' says which tokens have a loss"]),
+        (["data.train=labelled.arrow"], 3, ["labelled.arrow: 'labels' says which tokens have a loss"]),
         (["data.train=masked.parquet"], 3, ["masked.parquet: 'completion_mask' says which tokens have a loss", "trireme data chat"]),
         (["data.train=masked.arrow"], 3, ["masked.arrow: 'completion_mask' says which tokens have a loss"]),
         (["data.train=cut"], 3, ["cut/one.arrow", "footer"]),
@@ -287,7 +294,7 @@ def exit_codes(site):
     done = site.train("output.dir=bad", extra=["--dry-run", "--ranks", "7"], expect=2)
     done = site.train("output.dir=bad", "batch.global_batch_size=14", extra=["--dry-run", "--ranks", "7"], expect=2)
     assert "data.logical_shards 12 does not divide over 7 ranks: run 6 or 12" in done.stderr, done.stderr
-    for overrides, said in ((("data.train=masked.parquet", "data.column=input_ids"), False), (("data.train=copied.parquet",), True)):
+    for overrides, said in ((("data.train=masked.parquet", "data.column=input_ids"), False), (("data.train=copied.parquet",), True), (("data.train=classes.parquet",), False)):
         done = site.train("output.dir=bad", *overrides, extra=["--dry-run"])
         assert ("copied.parquet: 'labels' is not read" in done.stderr) == said, done.stderr
     # A run of 144 rows in which shards end inside their first document says so; one of 12 shards does not.

@@ -456,7 +456,7 @@ namespace {
 
 /// What transformers' class for vocab.json and merges.txt adds to them; returns the names that it has by default.
 std::map<std::string, std::string> apply_class(const TokenizerFolder& folder, ByteLevelModel& model) {
-  const std::string& of_class = folder.tokenizer_class();
+  const std::string of_class = folder.tokenizer_class();
   const bool qwen =
       of_class.starts_with("Qwen2Tokenizer") || (of_class.empty() && folder.model_type().starts_with("qwen"));
   model.added.clear();

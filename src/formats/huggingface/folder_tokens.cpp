@@ -152,7 +152,16 @@ FolderTokens TokenizerFolder::tokens(const TokenLookup& id_of, int64_t next,
   return tokens;
 }
 
-const std::map<std::string, std::optional<std::string>>& TokenizerFolder::named_tokens() const { return files_->named; }
+std::map<std::string, std::optional<std::string>> TokenizerFolder::named_tokens() const { return files_->named; }
+
+std::map<std::string, std::string> TokenizerFolder::model_tokens() const {
+  std::map<std::string, std::string> tokens;
+  const auto extra = member(files_->config, "extra_special_tokens");
+  for (const auto& [key, value] : extra.items())
+    if (const auto text = value.is_object() ? member(value, "content") : value; extra.is_object() && text.is_string())
+      tokens.emplace(key, text.get<std::string>());
+  return tokens;
+}
 
 void TokenizerFolder::find_named_tokens(const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) const {
   for (const auto& [key, id] :
@@ -164,7 +173,7 @@ void TokenizerFolder::find_named_tokens(const TokenLookup& id_of, int64_t in_fil
   if (tokens.pad_id >= in_files) tokens.pad_id.reset();  // a model need not have a row for it
 }
 
-const std::string& TokenizerFolder::tokenizer_class() const { return files_->tokenizer_class; }
+std::string TokenizerFolder::tokenizer_class() const { return files_->tokenizer_class; }
 
 std::string TokenizerFolder::model_type() const {
   const auto type = member(files_->read("config.json"), "model_type");

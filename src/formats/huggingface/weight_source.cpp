@@ -175,4 +175,22 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& director
       directory.string()));
 }
 
+bool equal_tensors(const WeightSource& source, const std::string& a, const std::string& b) {
+  const auto first = source.find(a), second = source.find(b);
+  if (first->dtype != second->dtype || first->shape != second->shape) return false;
+  int64_t count = 1;
+  for (const int64_t extent : first->shape) count *= extent;
+  constexpr int64_t kPiece = 1 << 20;
+  const auto bytes_of = [&](const std::string& name, int64_t begin) {
+    std::string bytes;
+    for (const ElementSpan& span : source.read(name, begin, std::min(count, begin + kPiece)))
+      bytes.append(reinterpret_cast<const char*>(span.data),
+                   static_cast<size_t>(span.count) * dtype_size(first->dtype));
+    return bytes;
+  };
+  for (int64_t begin = 0; begin < count; begin += kPiece)
+    if (bytes_of(a, begin) != bytes_of(b, begin)) return false;
+  return true;
+}
+
 }  // namespace trireme

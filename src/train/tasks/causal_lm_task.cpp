@@ -317,7 +317,11 @@ EvalResult CausalLmTask::eval_result(const EvalSums& sums) const {
 
 void CausalLmTask::check_start() {
   // Before the weights: the rows of the vocabulary that an adapter holds are read in place of the base model's.
-  if (!config_.lora || !config_.lora->adapter) return;
+  if (!config_.lora || !config_.lora->adapter) {
+    if (const std::string beside = unnamed_adapter(config_.model.path); !beside.empty() && rank_.grid.world.rank == 0)
+      log_warn(beside);
+    return;
+  }
   const std::string& path = *config_.lora->adapter;
   const Adapter start = read_adapter(path);
   try {

@@ -90,7 +90,8 @@ MaskedLmTask::MaskedLmTask(const Config& config, const RankInfo& rank, const Pro
 void MaskedLmTask::open_rows(int64_t vocab_size) {
   const int64_t length = config_.data.seq_length;
   const auto open = [&](Split split) -> std::shared_ptr<const BertDataset> {
-    return open_bert_dataset(to_paths(split_keys(config_, split).files), length, vocab_size);
+    return open_bert_dataset(to_paths(split_keys(config_, split).files), length, vocab_size,
+                             model_->config().type_vocab_size);
   };
   const auto opened = [](const char* name, const std::shared_ptr<const BertDataset>& data) {
     SplitRows<BertRow> rows = {.rows = data->size(), .description = data->description()};

@@ -49,7 +49,9 @@ class TokenizerFolder {
 
   /// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token; a key with null says "none". As
   /// in transformers special_tokens_map.json wins, unless tokenizer_config.json has "added_tokens_decoder".
-  const std::map<std::string, std::optional<std::string>>& named_tokens() const;
+  std::map<std::string, std::optional<std::string>> named_tokens() const;
+  /// The members of "extra_special_tokens" where that is an object, such as "image_token".
+  std::map<std::string, std::string> model_tokens() const;
   /// A token without an id in the tokenizer gets the next one, from `next` on. `defaults`: the names of a class's own
   /// tokens where the files do not name others, by key; only those that the tokenizer has. DataError for a listed id
   /// that is another.
@@ -59,7 +61,7 @@ class TokenizerFolder {
   void find_named_tokens(const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) const;
 
   /// "tokenizer_class" of tokenizer_config.json; empty where it names none.
-  const std::string& tokenizer_class() const;
+  std::string tokenizer_class() const;
   /// "model_type" of config.json, which is read with each call.
   std::string model_type() const;
   /// A key of tokenizer_config.json that is true or false.

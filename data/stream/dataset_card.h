@@ -1,0 +1,23 @@
+#pragma once
+// README.md beside the files of a data set of the Hub, which divides them into configurations and splits.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// The files of a split of a configuration.
+struct CardSplit {
+  std::string name;                   // "en: train"
+  std::vector<std::string> patterns;  // "en/train-*", relative to the card
+};
+
+/// What "configs" in the YAML at the head of `directory`/README.md lists, the default configuration first. Empty where
+/// there is no such card, or no YAML in it that this program reads.
+std::vector<CardSplit> read_dataset_card(const std::filesystem::path& directory);
+
+/// The first of `splits` that a file belongs to; null: none. `file`: relative to the card.
+const CardSplit* split_on_card(const std::vector<CardSplit>& splits, const std::filesystem::path& file);
+
+}  // namespace trireme
