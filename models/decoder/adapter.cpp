@@ -156,22 +156,20 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
   TRIREME_CHECK(model.lora().has_value(), "import_adapter needs a model with LoRA");
   const LoraOptions& lora = *model.lora();
   const LoraOptions& theirs = adapter.config.lora;
-  if (theirs.r != lora.r)
-    throw ModelError(
-        fmt::format("the adapter has rank {}, lora.r is {}: set lora.r to {}", theirs.r, lora.r, theirs.r));
   if (!(theirs.alpha > 0))
     throw ModelError(fmt::format("lora_alpha of its adapter_config.json is {}: an adapter is trained with one above 0",
                                  theirs.alpha));
-  if (theirs.alpha != lora.alpha)
-    throw ModelError(fmt::format("the adapter has alpha {}, lora.alpha is {}: set lora.alpha to {}", theirs.alpha,
-                                 lora.alpha, theirs.alpha));
-  if (theirs.use_dora != lora.use_dora)
-    throw ModelError(fmt::format("the adapter is {}of DoRA: set lora.use_dora to {}", theirs.use_dora ? "" : "not ",
-                                 theirs.use_dora));
+  std::vector<std::string> settings;
+  if (theirs.r != lora.r) settings.push_back(fmt::format("lora.r to {}", theirs.r));
+  if (theirs.alpha != lora.alpha) settings.push_back(fmt::format("lora.alpha to {}", theirs.alpha));
+  if (theirs.use_rslora != lora.use_rslora && theirs.r > 1)
+    settings.push_back(fmt::format("lora.use_rslora to {}", theirs.use_rslora));
+  if (theirs.use_dora != lora.use_dora) settings.push_back(fmt::format("lora.use_dora to {}", theirs.use_dora));
   if (model.config().tie_word_embeddings && !lora.modules_to_save.empty() && !theirs.modules_to_save.empty() &&
       theirs.ensure_weight_tying != lora.ensure_weight_tying)
-    throw ModelError(fmt::format("the adapter's output matrix is {}its embedding: set lora.ensure_weight_tying to {}",
-                                 theirs.ensure_weight_tying ? "" : "not ", theirs.ensure_weight_tying));
+    settings.push_back(fmt::format("lora.ensure_weight_tying to {}", theirs.ensure_weight_tying));
+  if (!settings.empty())
+    throw ModelError(fmt::format("the adapter was trained with other settings: set {}", join(settings, ", ")));
   std::map<std::string, at::Tensor> tensors;
   std::set<std::string> used;
   for (int64_t block = 0; block < model.config().num_hidden_layers; ++block) {
