@@ -5,6 +5,7 @@
 #include "trireme/formats/huggingface/folder_tokens.h"
 #include "trireme/formats/json.h"
 
+#include <set>
 #include <utility>
 
 namespace trireme {
@@ -22,16 +23,17 @@ fs::path model_directory(const fs::path& tokenizer) {
 
 ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const std::string& template_name)
     : tokenizer_(path) {
+  std::set<std::string> specials;
   for (const auto& [name, id] : {std::pair{"bos_token", tokenizer_.bos_id()}, {"eos_token", tokenizer_.eos_id()}})
-    if (id) variables_[name] = tokenizer_.decode(std::vector<int32_t>{*id}, true);
+    if (id) specials.insert(variables_[name] = tokenizer_.decode(std::vector<int32_t>{*id}, true));
   const TokenizerFolder folder(model_directory(path));
   for (const auto& [name, text] : folder.named_tokens())
-    if (text) variables_[name] = *text;
-  variables_.merge(folder.model_tokens());
+    if (text) specials.insert(variables_[name] = *text);
+  specials.erase("");  // as files of Llama 1 name theirs
   // A tokenizer.json lists its special tokens itself; sentencepiece's stay text inside of a text.
   if (tokenizer_.kind() == "sentencepiece")
-    for (const auto& [name, text] : variables_)
-      if (!text.empty()) tokenizer_.add_special(text);
+    for (const std::string& text : specials) tokenizer_.add_special(text);
+  variables_.merge(folder.model_tokens());
   if (!template_file.empty()) {
     chat_.emplace(read_text_file(template_file, ExitCode::kData), template_file.string(), variables_);
     return;

@@ -60,7 +60,8 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
     if (value.size() != length) fail(fmt::format("'{}' has {} entries, input_ids {}", name, value.size(), length));
     for (const Json& each : value) {
       const bool whole = each.is_number_integer() || each == 0.0 || each == 1.0;  // masks of a table may be floats
-      if (!whole && !each.is_boolean()) fail(fmt::format("'{}' holds {}", name, each.dump()));
+      const bool fits = !each.is_number_unsigned() || each.get<uint64_t>() <= INT64_MAX;
+      if (!fits || (!whole && !each.is_boolean())) fail(fmt::format("'{}' holds {}", name, each.dump()));
       values.push_back(each.is_boolean() ? each.get<bool>() : each.get<int64_t>());
     }
     return values;

@@ -5,12 +5,16 @@
 #include "yaml_tree.h"
 
 #include <algorithm>
-#include <regex>
+#include <bitset>
+#include <string_view>
+#include <utility>
 
 namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr size_t kMaxPath = 4096;
 
 /// The YAML between the first line "---" and the next one.
 std::string head_of_card(const fs::path& card) {
@@ -39,8 +43,11 @@ std::vector<std::string> texts_of(const YamlNode& node) {
 void add_configuration(const YamlNode& configuration, std::vector<CardSplit>& splits) {
   const std::string name = text_at(configuration, "config_name"), folder = text_at(configuration, "data_dir");
   const auto add = [&](const std::string& split, std::vector<std::string> patterns) {
-    for (std::string& pattern : patterns)
+    for (std::string& pattern : patterns) {
+      if (pattern.starts_with("./")) pattern.erase(0, 2);
       if (!folder.empty()) pattern.insert(0, folder + "/");
+    }
+    std::erase_if(patterns, [](const std::string& pattern) { return pattern.size() > kMaxPath; });
     if (!patterns.empty()) splits.push_back({name + ": " + split, std::move(patterns)});
   };
   const YamlEntry* files = configuration.find("data_files");
@@ -53,28 +60,65 @@ void add_configuration(const YamlNode& configuration, std::vector<CardSplit>& sp
     if (const YamlEntry* path = item.find("path"); path != nullptr) add(text_at(item, "split"), texts_of(path->value));
 }
 
-/// Of a pattern of fsspec: * and ? stay within a folder, ** does not.
-bool matches(const std::string& pattern, const std::string& file) {
-  std::string expression;
-  for (size_t at = pattern.starts_with("./") ? 2 : 0; at < pattern.size(); ++at) {
-    const char c = pattern[at];
-    if (pattern.compare(at, 3, "**/") == 0) {
-      expression += "(?:.*/)?";
-      at += 2;
-    } else if (pattern.compare(at, 2, "**") == 0) {
-      expression += ".*";
-      ++at;
-    } else if (c == '*' || c == '?') {
-      expression += c == '*' ? "[^/]*" : "[^/]";
+/// A part of a pattern of fsspec. kStar: any characters of one name; kFolders: any folders, the "**/" of a pattern.
+struct PatternPart {
+  enum Kind { kOne, kStar, kAll, kFolders } kind = kOne;
+  std::bitset<256> one = {};  // characters
+};
+
+std::vector<PatternPart> parts_of(std::string_view pattern) {
+  std::vector<PatternPart> parts;
+  const auto byte = [&](size_t at) { return static_cast<unsigned char>(pattern[at]); };
+  for (size_t at = 0; at < pattern.size(); ++at) {
+    PatternPart part;
+    if (pattern.substr(at).starts_with("**")) {
+      const bool folders = pattern.substr(at).starts_with("**/");
+      part.kind = folders ? PatternPart::kFolders : PatternPart::kAll;
+      at += folders ? 2 : 1;
+    } else if (const size_t close = pattern.find(']', at + 2); pattern[at] == '[' && close != std::string_view::npos) {
+      const bool others = pattern[at + 1] == '!';
+      for (size_t i = at + (others ? 2 : 1); i < close; ++i)
+        if (i + 2 < close && pattern[i + 1] == '-')
+          for (int c = byte(i); c <= byte(i + 2); ++c) part.one.set(static_cast<size_t>(c));
+        else
+          part.one.set(byte(i));
+      if (others) part.one.flip().reset('/');
+      at = close;
+    } else if (pattern[at] == '*') {
+      part.kind = PatternPart::kStar;
+    } else if (pattern[at] == '?') {
+      part.one.set().reset('/');
     } else {
-      if (std::string_view(".^$|()+{}\\").find(c) != std::string_view::npos) expression += '\\';
-      expression += c;
+      part.one.set(byte(at));
     }
+    parts.push_back(part);
   }
-  try {
-    return std::regex_match(file, std::regex(expression));
-  } catch (const std::regex_error&) {  // brackets that are no set
-    return false;
+  return parts;
+}
+
+/// Follows all ways through the pattern at once, so that the time is at most the product of both lengths.
+bool matches(const std::string& pattern, std::string_view file) {
+  const size_t plain = std::min(pattern.find_first_of("*?["), pattern.size());
+  if (!file.starts_with(std::string_view(pattern).substr(0, plain))) return false;
+  file.remove_prefix(plain);
+  const std::vector<PatternPart> parts = parts_of(std::string_view(pattern).substr(plain));
+  std::vector<char> here(parts.size() + 1, 0);  // [p]: the parts before p can have matched what is read
+  here[0] = 1;
+  for (size_t i = 0;; ++i) {
+    const bool name_begins = i == 0 ? plain == 0 || pattern[plain - 1] == '/' : file[i - 1] == '/';
+    for (size_t p = 0; p < parts.size(); ++p)
+      if (here[p] != 0 && (parts[p].kind == PatternPart::kFolders ? name_begins : parts[p].kind != PatternPart::kOne))
+        here[p + 1] = 1;
+    if (i == file.size()) return here.back() != 0;
+    std::vector<char> next(parts.size() + 1, 0);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      if (here[p] == 0) continue;
+      if (parts[p].kind == PatternPart::kOne)
+        next[p + 1] |= parts[p].one[static_cast<unsigned char>(file[i])] ? 1 : 0;
+      else
+        next[p] = parts[p].kind != PatternPart::kStar || file[i] != '/' ? 1 : 0;
+    }
+    here = std::move(next);
   }
 }
 

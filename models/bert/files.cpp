@@ -92,7 +92,8 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
     rules.transposed = [](const std::string& name) { return tensorflow_name(name).ends_with("/kernel"); };
   } else {
     source = open_weights(path);
-    for (const auto& [own, tied] : {std::pair{kEmbedding, kDecoder}, {kBias, kDecoderBias}})
+    const char* bare = kEmbedding + kBase.size();
+    for (const auto& [own, tied] : {std::pair{kEmbedding, kDecoder}, {bare, kDecoder}, {kBias, kDecoderBias}})
       if (source->find(own) && source->find(tied) && !equal_tensors(*source, own, tied))
         throw ModelError(fmt::format("{}: {} differs from {}: they are one tensor here, and transformers uses both",
                                      path.string(), tied, own));

@@ -10,6 +10,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <tuple>
 
@@ -207,7 +208,21 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
             std::string::npos);
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
             std::string::npos);
-  EXPECT_EQ(with_card("configs: [\n"), "");  // no YAML
+  EXPECT_EQ(with_card("configs: [\n"), "");             // no YAML
+  const auto lists = [&](const std::string& pattern) {  // of the three files
+    const std::string message = with_card("configs:\n- {config_name: x, data_files: '" + pattern + "'}\n");
+    return std::array{message.empty() || message.find("x: train (data/c.arrow") != std::string::npos,
+                      message.empty() || message.find("x: train (data/en/a.arrow") != std::string::npos};
+  };
+  using Lists = std::array<bool, 2>;
+  EXPECT_EQ(lists("data/*"), (Lists{true, false}));
+  EXPECT_EQ(lists("**/[!b-z].arrow"), (Lists{false, true}));
+  EXPECT_EQ(lists("data/**/c.arrow"), (Lists{true, false}));
+  EXPECT_EQ(lists("da**row"), (Lists{true, true}));
+  EXPECT_EQ(lists("data/e?/[a].arrow"), (Lists{false, true}));
+  EXPECT_EQ(lists("data/?n/*"), (Lists{false, true}));
+  EXPECT_EQ(lists(std::string(20000, '*')), (Lists{true, true}));  // too long, so no file is listed apart
+  EXPECT_EQ(lists("*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b"), (Lists{true, true}));
   fs::remove_all(folder);
   EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
 }
