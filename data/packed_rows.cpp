@@ -418,9 +418,10 @@ SplitRows<Sample> open_packed(const Config& config, Split split, const RowReader
                                         word_of(objective), keys.key, keys.files.front(), named.what, named.option));
   }
   SplitRows<Sample> rows = {.sets = {packed_set(keys.key, data)}, .description = data->description()};
+  rows.of_files = [data](int64_t number) { return data->read(number); };
+  rows.there = data->size();
   if (split != Split::kTrain) {
-    rows.read = [data](int64_t index) { return data->read(index); };
-    rows.there = data->size();
+    rows.read = rows.of_files;
     rows.rows = rows.samples = rows_to_evaluate(config, split, rows.there);
     return rows;
   }

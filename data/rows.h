@@ -26,7 +26,9 @@ struct SplitRows {
   std::function<Row(int64_t index)> read = {};
   int64_t rows = 0;     // training: of one pass over the data, an estimate for documents; else those that are evaluated
   int64_t samples = 0;  // in these rows
-  int64_t there = 0;    // evaluations: all rows; 0: another number of them may be other ones
+  int64_t there = 0;    // all rows of the files; 0: another number of them may be other ones
+  /// Row `number` of the files, from 0 to `there`; thread-safe. Empty: rows are packed from documents.
+  std::function<Row(int64_t number)> of_files = {};
   /// What read() takes from where rows are packed from documents, whose places do not follow from the index; else null.
   std::shared_ptr<StreamLoader> stream = {};
   std::vector<RowSet> sets = {};  // to check before training

@@ -30,8 +30,9 @@ struct SourceRow {
 /// Null where the field is absent.
 nlohmann::ordered_json field_of(const nlohmann::ordered_json& object, const char* name);
 
-/// DataError that names the first of these fields of `object`, which are there, that is null.
+/// DataError for a row that is no object.
 void require_object(const nlohmann::ordered_json& object, const std::string& place);
+/// DataError that names the first of these fields of `object`, which are there, that is null.
 void require_filled(const nlohmann::ordered_json& object, const std::string& place,
                     std::initializer_list<const char*> names);
 

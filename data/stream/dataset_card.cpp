@@ -41,11 +41,13 @@ std::vector<std::string> texts_of(const YamlNode& node) {
 }
 
 void add_configuration(const YamlNode& configuration, std::vector<CardSplit>& splits) {
-  const std::string name = text_at(configuration, "config_name"), folder = text_at(configuration, "data_dir");
+  const std::string name = text_at(configuration, "config_name");
+  std::string folder = text_at(configuration, "data_dir");
+  while (folder.ends_with('/')) folder.pop_back();
   const auto add = [&](const std::string& split, std::vector<std::string> patterns) {
     for (std::string& pattern : patterns) {
-      if (pattern.starts_with("./")) pattern.erase(0, 2);
       if (!folder.empty()) pattern.insert(0, folder + "/");
+      if (pattern.starts_with("./")) pattern.erase(0, 2);
     }
     std::erase_if(patterns, [](const std::string& pattern) { return pattern.size() > kMaxPath; });
     if (!patterns.empty()) splits.push_back({name + ": " + split, std::move(patterns)});
@@ -134,18 +136,17 @@ std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
   if (configs == nullptr) return {};
   std::vector<YamlNode> configurations = configs->value.items;
   std::ranges::stable_partition(configurations, [](const YamlNode& configuration) {
-    return text_at(configuration, "config_name") == "default" || text_at(configuration, "default") == "true";
+    const std::string is_default = text_at(configuration, "default");
+    return text_at(configuration, "config_name") == "default" || is_default == "true" || is_default == "True";
   });
   std::vector<CardSplit> splits;
   for (const YamlNode& configuration : configurations) add_configuration(configuration, splits);
   return splits;
 }
 
-const CardSplit* split_on_card(const std::vector<CardSplit>& splits, const fs::path& file) {
-  for (const CardSplit& split : splits)
-    for (const std::string& pattern : split.patterns)
-      if (matches(pattern, file.generic_string())) return &split;
-  return nullptr;
+bool lists_file(const CardSplit& split, const fs::path& file) {
+  return std::ranges::any_of(split.patterns,
+                             [&](const auto& pattern) { return matches(pattern, file.generic_string()); });
 }
 
 }  // namespace trireme

@@ -17,7 +17,7 @@ struct CardSplit {
 /// there is no such card, or no YAML in it that this program reads.
 std::vector<CardSplit> read_dataset_card(const std::filesystem::path& directory);
 
-/// The first of `splits` that a file belongs to; null: none. `file`: relative to the card.
-const CardSplit* split_on_card(const std::vector<CardSplit>& splits, const std::filesystem::path& file);
+/// `file`: relative to the card.
+bool lists_file(const CardSplit& split, const std::filesystem::path& file);
 
 }  // namespace trireme

@@ -291,12 +291,19 @@ void refuse_mixtures(const fs::path& directory, const std::vector<fs::path>& fil
 /// Refuses files of several configurations or splits by the data set's own card.
 void refuse_card_mixtures(const fs::path& directory, const std::vector<fs::path>& files) {
   const std::vector<CardSplit> splits = read_dataset_card(directory);
+  std::vector<fs::path> rest;  // of no split so far
+  for (const fs::path& file : files) rest.push_back(file.lexically_relative(directory));
+  const auto lists_all = [&](const CardSplit& split) {
+    return std::ranges::all_of(rest, [&](const fs::path& file) { return lists_file(split, file); });
+  };
+  if (splits.empty() || std::ranges::any_of(splits, lists_all)) return;
   std::map<std::string, fs::path> examples;
-  for (const fs::path& file : files) {
-    const fs::path inside = file.lexically_relative(directory);
-    const CardSplit* split = split_on_card(splits, inside);
-    examples.emplace(split == nullptr ? "not listed" : split->name, inside);
+  for (const CardSplit& split : splits) {
+    const auto listed = std::ranges::partition(rest, [&](const fs::path& file) { return !lists_file(split, file); });
+    if (!listed.empty()) examples.emplace(split.name, std::ranges::min(listed));
+    rest.erase(listed.begin(), listed.end());
   }
+  if (!rest.empty()) examples.emplace("not listed", std::ranges::min(rest));
   if (examples.size() < 2) return;
   std::vector<std::string> found;
   for (const auto& [split, file] : examples) found.push_back(fmt::format("{} ({})", split, file.string()));

@@ -1,5 +1,6 @@
 #include "models/bert/files.h"
 
+#include "models/common/stored.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/tensorflow/tf_checkpoint.h"
@@ -94,7 +95,8 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
     source = open_weights(path);
     const char* bare = kEmbedding + kBase.size();
     for (const auto& [own, tied] : {std::pair{kEmbedding, kDecoder}, {bare, kDecoder}, {kBias, kDecoderBias}})
-      if (source->find(own) && source->find(tied) && !equal_tensors(*source, own, tied))
+      if (source->find(own) && source->find(tied) && !equal_tensors(*source, own, tied) &&
+          !read_tensor(*source, own).equal(read_tensor(*source, tied)))  // of two types
         throw ModelError(fmt::format("{}: {} differs from {}: they are one tensor here, and transformers uses both",
                                      path.string(), tied, own));
   }

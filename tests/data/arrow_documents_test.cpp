@@ -196,7 +196,9 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   };
   EXPECT_EQ(with_card(""), "");
   EXPECT_EQ(with_card("configs:\n- config_name: all\n  data_files: '**/*.arrow'\n"), "");
-  EXPECT_NE(with_card("configs:\n- config_name: en\n  data_dir: data/en\n- config_name: all\n  data_files: data/*\n")
+  EXPECT_EQ(with_card("configs:\n- {config_name: a, data_files: data/en/*}\n- {config_name: b, data_files: '**'}\n"),
+            "");
+  EXPECT_NE(with_card("configs:\n- config_name: en\n  data_dir: ./data/en/\n- config_name: all\n  data_files: data/*\n")
                 .find("all: train (data/c.arrow), en: all (data/en/a.arrow)"),
             std::string::npos);
   EXPECT_EQ(with_card("configs:\n- config_name: en\n  data_files: data/en/*\n- config_name: all\n  default: true\n  "

@@ -181,6 +181,11 @@ def reference(site):
     write_rows(f"{site.work}/valid.h5", pair_rows(5, rng))
     done = site.train("lora=null")
     assert computed in done.stdout + done.stderr, done.stdout
+    # Shares and more evaluated rows reach rows that the first pass over the data does not.
+    write_rows(f"{site.work}/small.h5", pair_rows(3, rng))
+    shares = ("lora=null", "output.dir=shares", "data.train=[train.h5, small.h5]", "data.weights=[1, 3]")
+    site.train(*shares, "train.max_steps=14", "eval.samples=2", "output.save_every_samples=8")
+    site.train(*shares, "train.max_steps=16", "eval.samples=null", "output.save_every_samples=8")
     # A signal while it is computed: nothing is lost, and the same command begins again.
     site.train("lora=null", "output.dir=stopped", expect=75, TRIREME_FAULT="sigterm@reference:step3")
     assert not os.path.exists(f"{site.work}/stopped/reference_log_probs.safetensors")

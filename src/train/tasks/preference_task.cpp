@@ -231,14 +231,17 @@ ReferenceRows PreferenceTask::compute_reference(ShardedUnits& units,
   std::vector<SplitRows<Sample>> splits;
   int64_t total = 0, done = 0;
   for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
-    splits.push_back(open_split(split));
-    if (splits.back().read) total += passes_over(splits.back(), count);
+    const SplitRows<Sample> opened = open_split(split);
+    if (!opened.of_files) continue;
+    // All rows once, of which a run with shares or with eval.samples reads some later or never.
+    splits.push_back({.read = opened.of_files, .rows = opened.there});
+    total += passes_over(splits.back(), count);
   }
   ForwardOptions options;
   options.train = false;
   ReferenceRows rows;
   for (const SplitRows<Sample>& split : splits) {
-    const int64_t passes = split.read ? passes_over(split, count) : 0;
+    const int64_t passes = passes_over(split, count);
     for (int64_t pass = 0; pass < passes; ++pass) {
       const TokenPack pack = rows_of_pass(split, pass, count);
       const at::Tensor log_probs =
