@@ -104,6 +104,8 @@ def gap(ours, theirs, window):
 # Bounds of gap(): over 20 of the first 60 steps, and over 100 of all; after the first steps rounding errors grow. They are at least twice what PyTorch's
 # own runs are apart: in fp32 from start weights that differ by 1e-6 (gpt 0.0056 % and 0.30 %, llama31 2.2e-7 and 2.8e-6) or on CPUs with AVX-512 and
 # without AVX (gpt 0.0009 % and 0.31 %); in bf16 from its run in fp32, from two such starts and on both CPUs (up to 0.46 % and 1.44 %).
+# llama31 has a rate at which the end does not depend on rounding: over the last 100 steps, runs on an H200 from starts that differ by 0.1 % of the mean
+# weight are at 2e-3 1.0 % apart in bf16 and 0.9 % in FP8, at 6e-4 0.02 % and 0.1 %, and FP8 is 0.04 to 0.14 % from bf16.
 FP32, BF16 = {"gpt2": (1.2e-4, 0.007), "llama": (1e-6, 1e-5)}, (0.01, 0.03)
 
 
@@ -184,7 +186,7 @@ def main():
         if args.case == "gpt":
             check_curve(args, work, small_gpt(), "train_gpt", 300, 2e-3, fp8=False)
         elif args.case == "llama31":
-            check_curve(args, work, small_llama(), "train_llama", 200, 2e-3, fp8=True)
+            check_curve(args, work, small_llama(), "train_llama", 200, 6e-4, fp8=True)
         else:
             check_schedules(args, work)
 
