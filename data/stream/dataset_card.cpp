@@ -5,9 +5,11 @@
 #include "yaml_tree.h"
 
 #include <algorithm>
-#include <bitset>
-#include <string_view>
+#include <memory>
 #include <utility>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 
 namespace trireme {
 namespace {
@@ -62,66 +64,27 @@ void add_configuration(const YamlNode& configuration, std::vector<CardSplit>& sp
     if (const YamlEntry* path = item.find("path"); path != nullptr) add(text_at(item, "split"), texts_of(path->value));
 }
 
-/// A part of a pattern of fsspec. kStar: any characters of one name; kFolders: any folders, the "**/" of a pattern.
-struct PatternPart {
-  enum Kind { kOne, kStar, kAll, kFolders } kind = kOne;
-  std::bitset<256> one = {};  // characters
-};
-
-std::vector<PatternPart> parts_of(std::string_view pattern) {
-  std::vector<PatternPart> parts;
-  const auto byte = [&](size_t at) { return static_cast<unsigned char>(pattern[at]); };
-  for (size_t at = 0; at < pattern.size(); ++at) {
-    PatternPart part;
-    if (pattern.substr(at).starts_with("**")) {
-      const bool folders = pattern.substr(at).starts_with("**/");
-      part.kind = folders ? PatternPart::kFolders : PatternPart::kAll;
-      at += folders ? 2 : 1;
-    } else if (const size_t close = pattern.find(']', at + 2); pattern[at] == '[' && close != std::string_view::npos) {
-      const bool others = pattern[at + 1] == '!';
-      for (size_t i = at + (others ? 2 : 1); i < close; ++i)
-        if (i + 2 < close && pattern[i + 1] == '-')
-          for (int c = byte(i); c <= byte(i + 2); ++c) part.one.set(static_cast<size_t>(c));
-        else
-          part.one.set(byte(i));
-      if (others) part.one.flip().reset('/');
-      at = close;
-    } else if (pattern[at] == '*') {
-      part.kind = PatternPart::kStar;
-    } else if (pattern[at] == '?') {
-      part.one.set().reset('/');
-    } else {
-      part.one.set(byte(at));
-    }
-    parts.push_back(part);
-  }
-  return parts;
-}
-
-/// Follows all ways through the pattern at once, so that the time is at most the product of both lengths.
-bool matches(const std::string& pattern, std::string_view file) {
+/// By the rules of fsspec, which are those of PCRE2's globs: * and ? stay within a name, ** does not. A pattern that is
+/// none lists nothing.
+bool matches(const std::string& pattern, const std::string& file) {
   const size_t plain = std::min(pattern.find_first_of("*?["), pattern.size());
-  if (!file.starts_with(std::string_view(pattern).substr(0, plain))) return false;
-  file.remove_prefix(plain);
-  const std::vector<PatternPart> parts = parts_of(std::string_view(pattern).substr(plain));
-  std::vector<char> here(parts.size() + 1, 0);  // [p]: the parts before p can have matched what is read
-  here[0] = 1;
-  for (size_t i = 0;; ++i) {
-    const bool name_begins = i == 0 ? plain == 0 || pattern[plain - 1] == '/' : file[i - 1] == '/';
-    for (size_t p = 0; p < parts.size(); ++p)
-      if (here[p] != 0 && (parts[p].kind == PatternPart::kFolders ? name_begins : parts[p].kind != PatternPart::kOne))
-        here[p + 1] = 1;
-    if (i == file.size()) return here.back() != 0;
-    std::vector<char> next(parts.size() + 1, 0);
-    for (size_t p = 0; p < parts.size(); ++p) {
-      if (here[p] == 0) continue;
-      if (parts[p].kind == PatternPart::kOne)
-        next[p + 1] |= parts[p].one[static_cast<unsigned char>(file[i])] ? 1 : 0;
-      else
-        next[p] = parts[p].kind != PatternPart::kStar || file[i] != '/' ? 1 : 0;
-    }
-    here = std::move(next);
-  }
+  if (file.compare(0, plain, pattern, 0, plain) != 0) return false;
+  const auto free_text = [](PCRE2_UCHAR* text) { pcre2_converted_pattern_free(text); };
+  PCRE2_UCHAR* converted = nullptr;
+  size_t length = 0;
+  if (pcre2_pattern_convert(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_CONVERT_GLOB,
+                            &converted, &length, nullptr) != 0)
+    return false;
+  const std::unique_ptr<PCRE2_UCHAR, decltype(free_text)> expression(converted, free_text);
+  int error = 0;
+  size_t place = 0;
+  const std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)> code(
+      pcre2_compile(converted, length, 0, &error, &place, nullptr), pcre2_code_free);
+  if (code == nullptr) return false;
+  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> found(
+      pcre2_match_data_create_from_pattern(code.get(), nullptr), pcre2_match_data_free);
+  return pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(file.data()), file.size(), 0, 0, found.get(), nullptr) >=
+         0;
 }
 
 }  // namespace
