@@ -61,7 +61,7 @@ std::vector<double> ticks(const Axis& axis) {
 std::string tick_text(double value, const Axis& axis) {
   const double size = std::abs(value), largest = std::max(std::abs(axis.low), std::abs(axis.high));
   if (size == 0) return "0";
-  if (const double step = axis.logarithmic ? size : step_of(axis); step < 1e-3 * largest)
+  if (const double step = step_of(axis); !axis.logarithmic && step < 1e-3 * largest)
     return fmt::format("{:.{}g}", value, static_cast<int>(std::ceil(std::log10(largest / step) + 1e-9)) + 1);
   if (largest >= 1e4 && size >= 1000) return format_short(value);
   if (size >= 1e-2) return fmt::format("{:.4g}", value);

@@ -106,6 +106,14 @@ def resumed(args, work):
     for says in ("2 of 4 training losses are not finite, the first at step 2", "1 of 2 evaluation losses is not finite, the first at step 4"):
         assert says in text, Page(text).all[:1500]
 
+    # Values that differ in the fifth digit have ticks that differ.
+    with open(f"{work}/parts/metrics.jsonl", "w") as out:
+        out.write(json.dumps(start) + "\n" + "".join(json.dumps({"event": "train", "step": number, "loss": 2.3456 + 1e-5 * number, "step_time_s": 1}) + "\n" for number in range(1, 50)))
+    tool(args, f"{work}/parts", "--output", f"{work}/parts.html")
+    figure = next(part for part in open(f"{work}/parts.html").read().split("<figure>") if part.startswith("<figcaption>Training loss"))
+    ticks = re.findall('class="v">([^<]*)<', figure)
+    assert len(ticks) >= 3 and len(set(ticks)) == len(ticks), ticks
+
 
 def samples(args, work):
     """Answers to prompts: the first and the newest ones, as text, and the page stays small."""
