@@ -37,8 +37,8 @@ class ChatTemplate {
 
   /// The template of a model directory: chat_template.jinja, else chat_template of tokenizer_config.json. `which`: the
   /// name, if there are several templates; empty = "default". With `which` also
-  /// additional_chat_templates/<which>.jinja. Its variables are the special tokens of special_tokens_map.json and
-  /// tokenizer_config.json (bos_token, eos_token …), and `variables`, which win. If `which` is empty, a model's
+  /// additional_chat_templates/<which>.jinja. Its variables are `variables` alone: ChatModel passes the special
+  /// tokens (bos_token, eos_token …). If `which` is empty, a model's
   /// template "tool_use" serves conversations with tools, as in transformers. DataError if there is no template.
   static ChatTemplate open(const std::filesystem::path& directory, const std::string& which = {},
                            const std::map<std::string, std::string>& variables = {});

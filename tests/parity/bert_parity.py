@@ -156,7 +156,7 @@ output: {{dir: run}}
         with torch.no_grad():
             again, _, _ = forward(loaded, sequences)
         close("loss of the written directory", again.item(), eval_loss.item(), 1e-4, failures)
-        # Files of BertModel lack the prefix; copies of tied tensors that differ are two tensors to transformers.
+        # Names may lack the prefix; copies of tied tensors that differ are two tensors to transformers.
         stored = load_file(f"{work}/base/model.safetensors")
         save_file({name.removeprefix("bert."): value for name, value in stored.items()}, f"{work}/base/model.safetensors")
         again = train(args, work, "bare", ["train.max_steps=1"])
