@@ -106,7 +106,7 @@ unsigned surrogate_at(std::string_view line, size_t at) {
   return code >= 0xD800 && code <= 0xDFFF ? code : 0;
 }
 
-constexpr std::string_view kOneObject = ": JSON lines hold one object a line, a .json file perhaps a list";
+constexpr const char* kOneObject = ": JSON lines hold one object a line, a .json file perhaps a list";
 
 /// Replaces what Python's json accepts but JSON does not allow: NaN and Infinity by null, numbers too large for a
 /// double by 0, and each lone surrogate by `lone` (an escape).
@@ -194,11 +194,10 @@ Json parse_objects(std::string_view text, const std::string& place) {
   try {
     return parse_ordered_json(text, place, ExitCode::kData, kDepth);
   } catch (const Error& error) {
+    const char* hint = Json::accept(text) ? "" : kOneObject;
     const std::string without = without_python_extras(text, "\\ufffd");
     if (without == text || without != without_python_extras(text, "\\ufffe"))  // or a lone surrogate
-      throw DataError(fmt::format(
-          "{}{}", error.what(),
-          std::string_view(error.what()).find("is not valid JSON") != std::string_view::npos ? kOneObject : ""));
+      throw DataError(fmt::format("{}{}", error.what(), hint));
     return parse_ordered_json(without, place, ExitCode::kData, kDepth);
   }
 }

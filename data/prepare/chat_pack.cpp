@@ -69,7 +69,7 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
     result.document = {std::move(row.ids), std::move(row.mask)};
     return result;
   }
-  if (!row.texts) (void)model.chat();  // that there is none is no fault of this row
+  if (!row.texts) (void)model.chat();  // throws here, not as an error of this row
   ChatText text;
   try {
     if (row.texts) {

@@ -52,16 +52,17 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
     several(fmt::format("'seq_lengths' has {} entries", lengths.size()));
   const size_t length = object.at("input_ids").size();
   /// Empty: the field is absent or null.
-  const auto list = [&](const char* name) {
-    const Json value = field_of(object, name);
+  const auto list = [&](const std::string& name, bool mask = false) {
+    const Json value = field_of(object, name.c_str());
     std::vector<int64_t> values;
     if (value.is_null()) return values;
     if (!value.is_array() || value.empty()) fail(fmt::format("'{}' is no list of integers, or empty", name));
     if (value.size() != length) fail(fmt::format("'{}' has {} entries, input_ids {}", name, value.size(), length));
     for (const Json& each : value) {
-      const bool whole = each.is_number_integer() || each == 0.0 || each == 1.0;  // masks of a table may be floats
       const bool fits = !each.is_number_unsigned() || each.get<uint64_t>() <= INT64_MAX;
-      if (!fits || (!whole && !each.is_boolean())) fail(fmt::format("'{}' holds {}", name, each.dump()));
+      const bool whole = (each.is_number_integer() && fits) || each.is_boolean();
+      if (!whole && !(mask && (each == 0.0 || each == 1.0)))  // masks of a table may be floats
+        fail(fmt::format("'{}' holds {}", name, each.dump()));
       values.push_back(each.is_boolean() ? each.get<bool>() : each.get<int64_t>());
     }
     return values;
@@ -75,13 +76,13 @@ ConversationRow tokens_of(const Json& object, const std::string& place) {
                        labels[i], i, ids[i]));
   }
   for (const std::string& name : kTargetMasks) {
-    const std::vector<int64_t> mask = list(name.c_str());
+    const std::vector<int64_t> mask = list(name, /*mask=*/true);
     for (size_t i = 0; i < mask.size(); ++i) {
       if (mask[i] != 0 && mask[i] != 1) fail(fmt::format("{}[{}] is {}, expected 0 or 1", name, i, mask[i]));
       if (mask[i] == 0) targets[i] = 0;
     }
   }
-  std::vector<int64_t> attended = list("attention_mask");
+  std::vector<int64_t> attended = list("attention_mask", /*mask=*/true);
   if (attended.empty()) attended.assign(length, 1);
   const auto first = std::find_if(attended.begin(), attended.end(), [](int64_t value) { return value != 0; });
   const auto last = std::find(first, attended.end(), 0);

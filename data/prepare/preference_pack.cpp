@@ -53,7 +53,7 @@ TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Jso
   pair.readable = row.problem.empty();
   pair.refusal = row.problem;
   if (!pair.readable) return pair;
-  if (!row.texts) (void)model.chat();  // that there is none is no fault of this row
+  if (!row.texts) (void)model.chat();  // throws here, not as an error of this row
   ThreeTexts texts;
   try {
     if (row.texts)

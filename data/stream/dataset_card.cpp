@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -18,14 +19,19 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxPath = 4096;
 
-/// The YAML between the first line "---" and the next one.
-std::string head_of_card(const fs::path& card) {
-  constexpr size_t kMaxHead = 256 << 10;
+/// The block "configs" of the YAML between the first line "---" and the next one. The rest may be long.
+std::string configs_of_card(const fs::path& card) {
+  constexpr size_t kMaxHead = 16 << 20;
   std::string text = file_head(card, kMaxHead);
   std::erase(text, '\r');
   if (!text.starts_with("---\n")) return "";
-  const size_t end = text.find("\n---", 3);
-  return end == std::string::npos ? "" : text.substr(4, end + 1 - 4);
+  const size_t close = text.find("\n---", 3), begin = text.find("\nconfigs:", 3);
+  if (close == std::string::npos || begin >= close) return "";
+  size_t end = begin;
+  do {
+    end = text.find('\n', end + 1);
+  } while (end < close && std::string_view(" -#\n").find(text[end + 1]) != std::string_view::npos);
+  return text.substr(begin + 1, end - begin);
 }
 
 std::string text_at(const YamlNode& map, const char* key) {
@@ -90,7 +96,7 @@ bool matches(const std::string& pattern, const std::string& file) {
 }  // namespace
 
 std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
-  const std::string text = head_of_card(directory / "README.md");
+  const std::string text = configs_of_card(directory / "README.md");
   Problems problems("README.md", {});
   check_raw_text(text, {}, problems);
   if (text.empty() || !problems.empty()) return {};

@@ -1,8 +1,7 @@
 #include "data/stream/documents.h"
 
-#include "data/stream/dataset_card.h"
-
 #include "data/parquet_rows.h"
+#include "data/stream/dataset_card.h"
 #include "data/text_file.h"
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/arrow/arrow_table.h"
@@ -148,7 +147,7 @@ std::vector<fs::path> saved_files(const fs::path& directory) {
   return paths;
 }
 
-/// The labels of a file's first rows, where they are lists of integers. DataError where they are something else.
+/// The labels of a file's first rows; none where they are texts. DataError where they are of another type.
 std::vector<std::vector<int64_t>> first_labels(const ParquetFile& parquet, const fs::path&) {
   if (parquet.rows() == 0 || !parquet.has_integer_lists("labels")) return {};
   return parquet.read_list_group("labels", 0);
@@ -170,7 +169,7 @@ bool labels_mask(const Table& table, const fs::path& file) {
     const auto labels = first_labels(table, file);
     return std::ranges::any_of(labels, [=](const auto& row) { return std::ranges::find(row, kNoLoss) != row.end(); });
   } catch (const DataError&) {
-    return false;  // classes of texts, perhaps
+    return false;  // of another type they are no labels of tokens
   }
 }
 

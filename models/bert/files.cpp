@@ -96,9 +96,10 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
     const char* bare = kEmbedding + kBase.size();
     for (const auto& [own, tied] : {std::pair{kEmbedding, kDecoder}, {bare, kDecoder}, {kBias, kDecoderBias}})
       if (source->find(own) && source->find(tied) && !equal_tensors(*source, own, tied) &&
-          !read_tensor(*source, own).equal(read_tensor(*source, tied)))  // of two types
-        throw ModelError(fmt::format("{}: {} differs from {}: they are one tensor here, and transformers uses both",
-                                     path.string(), tied, own));
+          !read_tensor(*source, own).equal(read_tensor(*source, tied)))  // equal values may be stored in two types
+        throw ModelError(fmt::format(
+            "{}: {} differs from {}: transformers uses both, and they are one tensor here: write a file without {}",
+            path.string(), tied, own, tied));
   }
   auto weights = std::make_unique<StoredWeights>(std::move(source), std::move(rules));
   for (const UnitSpec& unit : model.units())

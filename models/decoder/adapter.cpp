@@ -162,7 +162,7 @@ std::map<std::string, at::Tensor> import_adapter(const Adapter& adapter, const D
   std::vector<std::string> settings;
   if (theirs.r != lora.r) settings.push_back(fmt::format("lora.r to {}", theirs.r));
   if (theirs.alpha != lora.alpha) settings.push_back(fmt::format("lora.alpha to {}", theirs.alpha));
-  if (theirs.use_rslora != lora.use_rslora && theirs.r > 1)
+  if (theirs.use_rslora != lora.use_rslora && theirs.r > 1)  // with rank 1 both scales are equal
     settings.push_back(fmt::format("lora.use_rslora to {}", theirs.use_rslora));
   if (theirs.use_dora != lora.use_dora) settings.push_back(fmt::format("lora.use_dora to {}", theirs.use_dora));
   if (model.config().tie_word_embeddings && !lora.modules_to_save.empty() && !theirs.modules_to_save.empty() &&
@@ -307,7 +307,7 @@ std::string other_base(const Adapter& adapter, const std::filesystem::path& base
       base.string());
 }
 
-std::string unnamed_adapter(const std::filesystem::path& base) {
+std::string ignored_adapter(const std::filesystem::path& base) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(base / "adapter_config.json", ignored)) return "";
   return fmt::format(

@@ -36,7 +36,7 @@ std::string base_hash(const std::vector<Fingerprint>& files);
 /// the hash of the base's files where the adapter has one, else by its name. Empty where it does not.
 std::string other_base(const Adapter& adapter, const std::filesystem::path& base, const char* what);
 /// What to say of an adapter that lies in the directory of a base and that nothing names; empty: there is none.
-std::string unnamed_adapter(const std::filesystem::path& base);
+std::string ignored_adapter(const std::filesystem::path& base);
 
 /// ModelError where the adapter has a tensor of its base that is not `base`'s.
 void check_base_tensors(const Adapter& adapter, const WeightSource& base);

@@ -41,8 +41,10 @@ void read_common_fields(ConfigReader& reader, DecoderConfig& config) {
     for (const char* key :
          {"load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage"})
       deciding[key] = member(json["quantization_config"], key);
-    method == "bitsandbytes" ? reader.lacking("quantization_config of bitsandbytes", deciding)
-                             : reader.lacking("quantization_config.quant_method", method);
+    if (method == "bitsandbytes")
+      reader.lacking("quantization_config of bitsandbytes", deciding);
+    else
+      reader.lacking("quantization_config.quant_method", method);
   }
   config.bos_token_id = reader.token_id("bos_token_id", config.bos_token_id);
   config.eos_token_ids = reader.token_ids("eos_token_id", config.eos_token_ids);

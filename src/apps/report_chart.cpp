@@ -61,8 +61,10 @@ std::vector<double> ticks(const Axis& axis) {
 std::string tick_text(double value, const Axis& axis) {
   const double size = std::abs(value), largest = std::max(std::abs(axis.low), std::abs(axis.high));
   if (size == 0) return "0";
-  if (const double step = step_of(axis); !axis.logarithmic && step < 1e-3 * largest)
-    return fmt::format("{:.{}g}", value, static_cast<int>(std::ceil(std::log10(largest / step) + 1e-9)) + 1);
+  if (!axis.logarithmic && step_of(axis) < 1e-3 * largest) {
+    const auto decimals = static_cast<int>(-std::floor(std::log10(step_of(axis)) + 1e-9));
+    return decimals > 8 ? fmt::format("{:.12g}", value) : fmt::format("{:.{}f}", value, std::max(decimals, 0));
+  }
   if (largest >= 1e4 && size >= 1000) return format_short(value);
   if (size >= 1e-2) return fmt::format("{:.4g}", value);
   const double exponent = std::floor(std::log10(size) + 1e-9);

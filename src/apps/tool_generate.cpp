@@ -68,7 +68,7 @@ class Generator {
     if (!options.adapter.empty()) {
       adapter = read_adapter(options.adapter);
       if (const std::string other = other_base(*adapter, directory, "--model"); !other.empty()) log_warn(other);
-    } else if (const std::string beside = unnamed_adapter(directory); !beside.empty()) {
+    } else if (const std::string beside = ignored_adapter(directory); !beside.empty()) {
       log_warn(beside);
     }
     if (adapter) config_.vocab_size = vocab_with_adapter(stored, *adapter);

@@ -70,11 +70,12 @@ Json added_token(const AddedToken& token) {
 /// The tokenizer files of a directory, with tokens added after the last id that any of them has.
 class TokenizerFiles {
  public:
-  TokenizerFiles(const fs::path& directory, int64_t max_length) : directory_(directory), folder_(directory) {
+  TokenizerFiles(const fs::path& directory, int64_t max_length) : directory_(directory) {
     for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
       if (fs::is_regular_file(directory / name)) json_[name] = read_json(directory / name);
     if (const fs::path path = directory / "tokenizer.json"; fs::is_regular_file(path))
       json_["tokenizer.json"] = read_tokenizer_json(path);
+    folder_.emplace(directory);
     if (const fs::path path = directory / "tokenizer.model"; fs::is_regular_file(path)) {
       pieces_ = read_text_file(path, ExitCode::kModel, size_t{256} << 20);
       const SentencepieceModel model = read_sentencepiece_model(*pieces_, path);
@@ -111,7 +112,7 @@ class TokenizerFiles {
                  ? std::nullopt
                  : std::optional(static_cast<int32_t>(is_known ? known->second : own->second));
     };
-    const FolderTokens others = folder_.tokens(id_of, next_id_);
+    const FolderTokens others = folder_->tokens(id_of, next_id_);
     for (const auto* list : {&others.named, &others.extra})
       for (const AddedToken& token : *list) {
         if (token.id >= next_id_) only_named_.push_back(token);
@@ -203,7 +204,7 @@ class TokenizerFiles {
       const auto own = vocabulary_.find(text);
       return own == vocabulary_.end() ? std::nullopt : std::optional(static_cast<int32_t>(own->second));
     };
-    for (const AddedToken& token : folder_.tokens(id_of, piece_count_).listed)
+    for (const AddedToken& token : folder_->tokens(id_of, piece_count_).listed)
       config["added_tokens_decoder"][std::to_string(token.id)] = added_token(token);
   }
   /// transformers 5 takes a tokenizer_config.json that lists some added tokens for all of them.
@@ -222,7 +223,7 @@ class TokenizerFiles {
       list_beside_pieces(config);
     }
     // From now on transformers takes the names from here alone.
-    for (const auto& [key, text] : folder_.named_tokens()) config[key] = text ? Json(*text) : Json();
+    for (const auto& [key, text] : folder_->named_tokens()) config[key] = text ? Json(*text) : Json();
   }
   void know(const Json& token, const Json& id) {
     if (!id.is_number_integer() || id.get<int64_t>() > INT32_MAX) return;
@@ -231,7 +232,7 @@ class TokenizerFiles {
   }
 
   fs::path directory_;
-  TokenizerFolder folder_;
+  std::optional<TokenizerFolder> folder_;  // after json_, whose errors are of the model
   std::map<std::string, Json> json_;
   std::optional<std::string> pieces_;  // tokenizer.model
   int64_t piece_count_ = 0, next_id_ = 0;

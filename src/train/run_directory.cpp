@@ -202,7 +202,6 @@ bool holds_nothing(const std::filesystem::directory_entry& entry) {
 /// Whether a start leaves this in output.dir before its first step has ended. Without a config.yaml it may be removed.
 bool is_leftover(const std::filesystem::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
-  if (name == "checkpoints") return holds_nothing(entry);
   if (name == "tensorboard" || name == "profile") return entry.is_directory();
   if (is_temporary(name)) return entry.is_regular_file();
   return name == "metrics.jsonl" || name == "mllog.log" || is_results_file(name);

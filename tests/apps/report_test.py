@@ -112,7 +112,7 @@ def resumed(args, work):
     tool(args, f"{work}/parts", "--output", f"{work}/parts.html")
     figure = next(part for part in open(f"{work}/parts.html").read().split("<figure>") if part.startswith("<figcaption>Training loss"))
     ticks = re.findall('class="v">([^<]*)<', figure)
-    assert len(ticks) >= 3 and len(set(ticks)) == len(ticks), ticks
+    assert len(ticks) >= 3 and len(set(ticks)) == len(ticks) and all(len(tick) <= 8 for tick in ticks), ticks
 
 
 def samples(args, work):

@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -210,7 +211,19 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
             std::string::npos);
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
             std::string::npos);
-  EXPECT_EQ(with_card("configs: [\n"), "");             // no YAML
+  EXPECT_EQ(with_card("configs: [\n"), "");  // no YAML
+  // The block "configs" alone is read, however long the rest is.
+  std::string info = "dataset_info:\n", configs = "configs:\n";
+  for (int i = 0; i < 500; ++i) {
+    info += fmt::format(
+        "- config_name: c{0}\n  features:\n  - {{name: a, dtype: string}}\n  splits: [1, 2, 3]\n"
+        "  download_size: {0}\n  notes: {1}\n",
+        i, std::string(600, 'x'));
+    configs += fmt::format("- config_name: c{0}\n  data_files:\n  - {{split: train, path: data/{0}/*}}\n", i);
+  }
+  EXPECT_NE(with_card(info + configs + "- {config_name: en, data_files: data/en/a.arrow}\ntags:\n- x\n")
+                .find("en: train (data/en/a.arrow)"),
+            std::string::npos);
   const auto lists = [&](const std::string& pattern) {  // of the three files
     const std::string message = with_card("configs:\n- {config_name: x, data_files: '" + pattern + "'}\n");
     return std::array{message.empty() || message.find("x: train (data/c.arrow") != std::string::npos,

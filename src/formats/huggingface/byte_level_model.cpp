@@ -431,9 +431,10 @@ std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string
 }
 
 std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool checks_model) {
+  const std::string of_class = folder.tokenizer_class();
   bool llama = false;
   for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"})
-    llama |= folder.tokenizer_class() == name;
+    llama |= of_class == name;
   if (checks_model) {
     if (!llama) return std::nullopt;
     if (const std::string family = folder.model_type(); !family.empty() && family != "llama") return std::nullopt;

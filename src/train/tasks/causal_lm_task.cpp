@@ -316,14 +316,12 @@ EvalResult CausalLmTask::eval_result(const EvalSums& sums) const {
 }
 
 void CausalLmTask::check_start() {
-  if (config_.lora && config_.model.init == ModelSection::Init::kRandom && rank_.grid.world.rank == 0)
-    log_warn("model.init random: the adapter is of random weights, which are not kept");
+  const bool random = config_.model.init == ModelSection::Init::kRandom, named = config_.lora && config_.lora->adapter;
+  std::string warning = random || named ? "" : ignored_adapter(config_.model.path);
+  if (random && config_.lora) warning = "model.init random: the adapter is of random weights, which are not kept";
+  if (!warning.empty() && rank_.grid.world.rank == 0) log_warn(warning);
   // Before the weights: the rows of the vocabulary that an adapter holds are read in place of the base model's.
-  if (!config_.lora || !config_.lora->adapter) {
-    if (const std::string beside = unnamed_adapter(config_.model.path); !beside.empty() && rank_.grid.world.rank == 0)
-      log_warn(beside);
-    return;
-  }
+  if (!named) return;
   const std::string& path = *config_.lora->adapter;
   const Adapter start = read_adapter(path);
   try {

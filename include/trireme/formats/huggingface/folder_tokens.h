@@ -42,7 +42,8 @@ struct FolderTokens {
   bool has_extra = false;  // that list is not empty: transformers then takes no control pieces of its own
 };
 
-/// The files beside a tokenizer, each read once; what is absent says nothing. DataError with the path for damaged ones.
+/// The files beside a tokenizer. All but config.json are read once, by the constructor; what is absent says nothing.
+/// DataError with the path for damaged ones.
 class TokenizerFolder {
  public:
   explicit TokenizerFolder(const std::filesystem::path& folder);

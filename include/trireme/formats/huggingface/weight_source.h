@@ -44,7 +44,7 @@ std::string tensor_text(const WeightSource& source, const std::string& name);
 /// The type of a tensor, which must have this shape and hold F32, F16, BF16 or F64; ModelError with its file otherwise.
 DType weight_type(const WeightSource& source, const std::string& name, const std::vector<int64_t>& shape);
 
-/// Whether two tensors of `source` have the same type, shape and bytes.
+/// Whether two tensors of `source`, which are there, have the same type, shape and bytes.
 bool equal_tensors(const WeightSource& source, const std::string& a, const std::string& b);
 
 /// Whether a model's directory has model.safetensors, or its index.
