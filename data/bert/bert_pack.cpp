@@ -14,20 +14,31 @@ void append_bert_row(BertPack& pack, const BertRow& row, int64_t position, const
   size_t word = 0;
   for (size_t s = 0; s < row.sequence_lengths.size(); ++s) {
     const int64_t length = row.sequence_lengths[s], end = offset + length;
-    for (int64_t t = offset; t < end; ++t) {
+    const auto append = [&](int64_t t) {
       pack.ids.push_back(row.input_ids[static_cast<size_t>(t)]);
       pack.positions.push_back(t - offset);
       pack.types.push_back(row.segment_ids[static_cast<size_t>(t)]);
       pack.keys.push_back((counts ? position : 0) * options.row_length + t);
-    }
+    };
     const size_t first = word;
     while (word < row.masked_positions.size() && row.masked_positions[word] < end) ++word;
     const size_t words = word - first;
     const float weight = !counts ? 0.0f : options.per_sequence ? 1.0f / static_cast<float>(words) : 1.0f;
+    append(offset);
     for (size_t w = first; w < word; ++w) {
-      pack.masked_rows.push_back(base + row.masked_positions[w]);
+      const int64_t t = row.masked_positions[w];
+      if (t > offset) append(t);
+      pack.masked_rows.push_back(static_cast<int64_t>(pack.ids.size()) - 1);
       pack.masked_ids.push_back(row.masked_ids[w]);
       pack.masked_weights.push_back(weight);
+    }
+    pack.read.push_back(static_cast<int32_t>(static_cast<int64_t>(pack.ids.size()) - base - offset));
+    size_t masked = first;
+    for (int64_t t = offset; t < end; ++t) {
+      if (masked < word && row.masked_positions[masked] == t)
+        ++masked;
+      else if (t > offset)
+        append(t);
     }
     pack.first_rows.push_back(base + offset);
     pack.next_labels.push_back(row.next_sentence_labels[s]);
@@ -61,6 +72,7 @@ BertPack make_bert_pack(const std::vector<BertRow>& rows, const std::vector<int6
   if (padded > tokens) {
     pack.boundaries.push_back(static_cast<int32_t>(padded));
     pack.sequence_keys.push_back(0);
+    pack.read.push_back(1);
   }
   if (pack.masked_rows.empty()) {  // the heads want at least one row
     pack.masked_rows.push_back(0);

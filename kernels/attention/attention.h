@@ -49,6 +49,7 @@ struct alignas(16) AttentionTile {
   // kShortSequences: always last row first, so that the sequence's last tile visits its rows last and can write their
   // dQ.
   int32_t list_begin, list_count, list;
+  int32_t rows;  // query rows of the sequence, from its first, that a tile of AttentionPlan::sequences visits
   static constexpr int32_t kShortSequences = -1;
 };
 
@@ -77,8 +78,11 @@ constexpr int kAttentionBackwardKeys = 128;
 constexpr int kAttentionWholeSequence = 512;
 
 /// cu_seqlens: `count` + 1 ascending token offsets from 0 to tokens. forward_rows: rows of a forward tile, 0:
-/// attention_forward_rows().
-AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows = 0);
+/// attention_forward_rows(). read: of each sequence how many rows from its first have a result that is read, at least
+/// one; null: all. Forward then leaves o and lse of other rows as they are, or writes them. Backward reads neither, nor
+/// their d_o, counts their gradients as zero, and where sums stay on chip it may leave their dq as it is.
+AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows = 0,
+                             const int32_t* read = nullptr);
 
 /// Strides in elements.
 struct AttentionStrides {

@@ -1,5 +1,7 @@
 #include "kernels/optimizer/shard_update.cuh"
 
+#include <utility>
+
 namespace trireme::kernels {
 
 namespace {
@@ -8,6 +10,48 @@ constexpr int kSquareThreads = 256;
 
 template <class G, class C>
 using Arguments = ShardArguments<G, C, float>;
+
+/// One shard of a launch.
+struct Part {
+  void *master, *exp_avg, *exp_avg_sq, *compute;
+  const void* gradient;
+  const ShardChunk* chunks;
+  const int32_t* tensor_chunks;
+  double share;
+  int first_chunk, launch_tensor;  // its first chunk and tensor among those of the launch
+  int first_tensor;                // column of `squares`
+  bool aligned;
+};
+
+/// Shards share a launch, so that only one of them ends with multiprocessors that have no work: of BERT-large 26.
+constexpr int kMostParts = 32;
+struct Parts {
+  Part part[kMostParts];
+  int count;
+};
+
+/// The part with work item `item`; `first` is its member with the number of its first one.
+__device__ inline const Part& part_of(const Parts& parts, int item, int Part::* first) {
+  int i = 0;
+#pragma unroll
+  for (int step = kMostParts / 2; step > 0; step /= 2)
+    if (i + step < parts.count && parts.part[i + step].*first <= item) i += step;
+  return parts.part[i];
+}
+
+/// `common` with the part's arrays.
+template <class G, class C>
+__device__ inline Arguments<G, C> of_part(const Arguments<G, C>& common, const Part& part) {
+  Arguments<G, C> a = common;
+  a.master = static_cast<float*>(part.master);
+  a.exp_avg = static_cast<float*>(part.exp_avg);
+  a.exp_avg_sq = static_cast<float*>(part.exp_avg_sq);
+  a.gradient = static_cast<const G*>(part.gradient);
+  a.compute = static_cast<C*>(part.compute);
+  a.chunks = part.chunks;
+  a.aligned = part.aligned;
+  return a;
+}
 
 struct Corrections {
   float first, root;  // 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
@@ -38,13 +82,17 @@ __device__ inline void block_sum(double (&values)[2], double (&scratch)[kWarps][
 }
 
 template <class G>
-__global__ void __launch_bounds__(kShardThreads) moments_kernel(const Arguments<G, float> a, double* partial) {
+__global__ void __launch_bounds__(kShardThreads)
+    moments_kernel(const Arguments<G, float> common, const __grid_constant__ Parts parts, double* partial) {
   await_kernel_before();
   __shared__ double scratch[kShardThreads / 32][2];
+  const int block = static_cast<int>(blockIdx.x);
+  const Part& part = part_of(parts, block, &Part::first_chunk);
+  const Arguments<G, float> a = of_part(common, part);
   const bool skip = a.skip != nullptr && *a.skip != 0.0f;
   double squares[2] = {0.0, 0.0};
   if (!skip) {
-    const ShardChunk chunk = a.chunks[blockIdx.x];
+    const ShardChunk chunk = a.chunks[block - part.first_chunk];
     const float multiplier = a.multiplier != nullptr ? *a.multiplier : 1.0f,
                 decay = chunk.tag % 2 != 0 ? a.decay : 0.0f;
     const Corrections c = corrections(a);
@@ -72,34 +120,42 @@ __global__ void __launch_bounds__(kShardThreads) moments_kernel(const Arguments<
     });
   }
   block_sum(squares, scratch);
-  if (threadIdx.x < 2) partial[2 * static_cast<int64_t>(blockIdx.x) + threadIdx.x] = squares[0];
+  if (threadIdx.x < 2) partial[2 * int64_t{block} + threadIdx.x] = squares[0];
 }
 
 /// One block per tensor.
 __global__ void __launch_bounds__(kSquareThreads)
-    squares_kernel(const double* partial, const int32_t* tensor_chunks, double share, double* squares, int64_t row) {
+    squares_kernel(const double* partial, const __grid_constant__ Parts parts, double* squares, int64_t row) {
   await_kernel_before();
   __shared__ double scratch[kSquareThreads / 32][2];
-  const int begin = tensor_chunks[blockIdx.x], end = tensor_chunks[blockIdx.x + 1];
+  const int block = static_cast<int>(blockIdx.x);
+  const Part& part = part_of(parts, block, &Part::launch_tensor);
+  const int tensor = block - part.launch_tensor, begin = part.first_chunk + part.tensor_chunks[tensor],
+            end = part.first_chunk + part.tensor_chunks[tensor + 1];
   double sums[2] = {0.0, 0.0};
 #pragma unroll 4
   for (int chunk = begin + static_cast<int>(threadIdx.x); chunk < end; chunk += kSquareThreads) {
-    const double2 pair = *reinterpret_cast<const double2*>(partial + 2 * static_cast<int64_t>(chunk));
+    const double2 pair = *reinterpret_cast<const double2*>(partial + 2 * int64_t{chunk});
     sums[0] += pair.x;
     sums[1] += pair.y;
   }
   block_sum(sums, scratch);
-  if (threadIdx.x < 2) squares[threadIdx.x * row + blockIdx.x] = sums[0] * share;
+  if (threadIdx.x < 2) squares[threadIdx.x * row + part.first_tensor + tensor] = sums[0] * part.share;
 }
 
 template <class C>
 __global__ void __launch_bounds__(kShardThreads, 6)
-    apply_kernel(const Arguments<float, C> a, const double* squares, int64_t row) {
+    apply_kernel(const Arguments<float, C> common, const __grid_constant__ Parts parts, const double* squares,
+                 int64_t row) {
   await_kernel_before();
-  if (a.skip != nullptr && *a.skip != 0.0f) return;
-  const ShardChunk chunk = a.chunks[blockIdx.x];
+  if (common.skip != nullptr && *common.skip != 0.0f) return;
+  const int block = static_cast<int>(blockIdx.x);
+  const Part& part = part_of(parts, block, &Part::first_chunk);
+  const Arguments<float, C> a = of_part(common, part);
+  const ShardChunk chunk = a.chunks[block - part.first_chunk];
   const float decay = chunk.tag % 2 != 0 ? a.decay : 0.0f;
-  const double weights = squares[chunk.tag / 2], updates = squares[row + chunk.tag / 2];
+  const int tensor = part.first_tensor + chunk.tag / 2;
+  const double weights = squares[tensor], updates = squares[row + tensor];
   const float ratio = weights > 0.0 && updates > 0.0 ? sqrtf(static_cast<float>(weights / updates)) : 1.0f,
               size = a.lr * ratio;
   const Corrections c = corrections(a);
@@ -116,34 +172,66 @@ __global__ void __launch_bounds__(kShardThreads, 6)
   });
 }
 
+/// Calls one(first, parts, chunks, tensors) for runs of shards that can share a launch.
+template <class F>
+cudaError_t in_runs(const Lamb* shards, int count, Element ShardUpdate::* element, const F& one) {
+  for (int first = 0, next = 0; first < count; first = next) {
+    Parts parts{};
+    int64_t chunks = 0, tensors = 0;
+    for (; next < count && parts.count < kMostParts && shards[next].*element == shards[first].*element; ++next) {
+      const Lamb& a = shards[next];
+      if (!complete(a) || a.master_element != Element::kF32 || a.gradient == nullptr || a.tensor_chunks == nullptr ||
+          chunks + a.num_chunks > INT32_MAX)
+        return cudaErrorInvalidValue;
+      parts.part[parts.count++] = {a.master,
+                                   a.exp_avg,
+                                   a.exp_avg_sq,
+                                   a.compute,
+                                   a.gradient,
+                                   a.chunks,
+                                   a.tensor_chunks,
+                                   a.share,
+                                   static_cast<int>(chunks),
+                                   static_cast<int>(tensors),
+                                   a.first_tensor,
+                                   shard_arguments<float, float, float>(a, 0).aligned};
+      chunks += a.num_chunks;
+      tensors += a.num_tensors;
+    }
+    if (const cudaError_t error = one(shards[first], parts, chunks, tensors); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 }  // namespace
 
-cudaError_t lamb_moments(const Lamb& a, double* partial, cudaStream_t stream) {
-  if (a.num_chunks == 0) return cudaSuccess;
-  if (!complete(a) || a.master_element != Element::kF32 || a.gradient == nullptr || partial == nullptr)
-    return cudaErrorInvalidValue;
-  return dispatch(a.gradient_element, [&](auto zero) {
-    using G = decltype(zero);
-    return launch_behind(moments_kernel<G>, dim3(static_cast<unsigned>(a.num_chunks)), kShardThreads, 0, stream,
-                         shard_arguments<G, float, float>(a, a.weight_decay), partial);
-  });
+cudaError_t lamb_moments(const Lamb* shards, int count, double* partial, double* squares, int64_t row,
+                         cudaStream_t stream) {
+  if (partial == nullptr || squares == nullptr) return cudaErrorInvalidValue;
+  return in_runs(shards, count, &Lamb::gradient_element,
+                 [&](const Lamb& a, const Parts& parts, int64_t chunks, int64_t tensors) {
+                   const cudaError_t error = chunks == 0 ? cudaSuccess : dispatch(a.gradient_element, [&](auto zero) {
+                     using G = decltype(zero);
+                     return launch_behind(moments_kernel<G>, dim3(static_cast<unsigned>(chunks)), kShardThreads, 0,
+                                          stream, shard_arguments<G, float, float>(a, a.weight_decay), parts, partial);
+                   });
+                   if (error != cudaSuccess || tensors == 0) return error;
+                   double* const sums = std::exchange(partial, partial + 2 * chunks);
+                   return launch_behind(squares_kernel, dim3(static_cast<unsigned>(tensors)), kSquareThreads, 0, stream,
+                                        sums, parts, squares, row);
+                 });
 }
 
-cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors, double share,
-                         double* squares, int64_t row, cudaStream_t stream) {
-  if (num_tensors == 0) return cudaSuccess;
-  return launch_behind(squares_kernel, dim3(static_cast<unsigned>(num_tensors)), kSquareThreads, 0, stream, partial,
-                       tensor_chunks, share, squares, row);
-}
-
-cudaError_t lamb_apply(const Lamb& a, const double* squares, int64_t row, cudaStream_t stream) {
-  if (a.num_chunks == 0) return cudaSuccess;
-  if (!complete(a) || a.master_element != Element::kF32 || squares == nullptr) return cudaErrorInvalidValue;
-  return dispatch(a.compute_element, [&](auto zero) {
-    using C = decltype(zero);
-    return launch_behind(apply_kernel<C>, dim3(static_cast<unsigned>(a.num_chunks)), kShardThreads, 0, stream,
-                         shard_arguments<float, C, float>(a, a.weight_decay), squares, row);
-  });
+cudaError_t lamb_apply(const Lamb* shards, int count, const double* squares, int64_t row, cudaStream_t stream) {
+  if (squares == nullptr) return cudaErrorInvalidValue;
+  return in_runs(
+      shards, count, &Lamb::compute_element, [&](const Lamb& a, const Parts& parts, int64_t chunks, int64_t) {
+        return chunks == 0 ? cudaSuccess : dispatch(a.compute_element, [&](auto zero) {
+          using C = decltype(zero);
+          return launch_behind(apply_kernel<C>, dim3(static_cast<unsigned>(chunks)), kShardThreads, 0, stream,
+                               shard_arguments<float, C, float>(a, a.weight_decay), parts, squares, row);
+        });
+      });
 }
 
 }  // namespace trireme::kernels

@@ -54,32 +54,34 @@ struct AdamW : ShardUpdate {
 };
 cudaError_t adamw(const AdamW& arguments, cudaStream_t stream);
 
-/// LAMB over a flat shard in two passes with a reduction between (You et al. 2020, bias correction on):
+/// LAMB over flat shards in two passes with a reduction between (You et al. 2020, bias correction on):
 ///
 ///   lamb_moments   g = gradient * *multiplier,  m = m + (1 - beta1) (g - m),  v = beta2 v + (1 - beta2) g^2
 ///                  u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay p
 ///                  (weight_decay 0 if the element has no weight decay)
-///                  partial[chunk] = (sum p^2, sum u^2)
-///   lamb_squares   squares[0, i], squares[1, i] = share * the sums of tensor i over its chunks       fp64
+///                  squares[0, i], squares[1, i] = share * (sum p^2, sum u^2) of tensor i          fp64
 ///   (the caller adds `squares` over the ranks that hold parts of the same tensors)
 ///   lamb_apply     p = p - lr r u,  r = |p| / |u| of the element's tensor, 1 if either is 0;
 ///                  compute = to(element, p)
 ///
 /// The second pass computes u again from m and v: reading them costs as much as storing and reading u would. Arrays as
-/// in AdamW, moments fp32; lamb_moments alone reads the gradient, lamb_apply alone writes `compute`. The chunk table
-/// comes from make_shard_table(). If *skip != 0, weights and moments do not change and the sums are 0. Any alignment;
-/// fast with 16-byte aligned pointers. Deterministic, no allocation, no synchronisation.
+/// in AdamW, moments fp32; lamb_moments alone reads the gradient, lamb_apply alone writes `compute`. The tables come
+/// from make_shard_table(). multiplier, skip, step and the numbers of the step are those of the first shard. If *skip
+/// != 0, weights and moments do not change and the sums are 0. Any alignment; fast with 16-byte aligned pointers.
+/// Adjacent shards with the same element types share launches. Deterministic, no allocation, no synchronisation.
 struct Lamb : ShardUpdate {
   Lamb() { eps = 1e-6; }
+  const int32_t* tensor_chunks = nullptr;  // [num_tensors + 1], device
+  int num_tensors = 0;
+  int first_tensor = 0;  // column of its tensor 0 in `squares`
+  double share = 1;
 };
 
-/// partial: 2 * num_chunks doubles, 16-byte aligned.
-cudaError_t lamb_moments(const Lamb& arguments, double* partial, cudaStream_t stream);
-/// tensor_chunks: int32 [num_tensors + 1] on the device; squares: fp64 [2, row], of which columns 0 … num_tensors - 1
-/// are written.
-cudaError_t lamb_squares(const double* partial, const int32_t* tensor_chunks, int num_tensors, double share,
-                         double* squares, int64_t row, cudaStream_t stream);
-cudaError_t lamb_apply(const Lamb& arguments, const double* squares, int64_t row, cudaStream_t stream);
+/// partial: 2 doubles for each chunk of all shards, 16-byte aligned, overwritten. squares: fp64 [2, row], of which the
+/// columns of the shards' tensors are written.
+cudaError_t lamb_moments(const Lamb* shards, int count, double* partial, double* squares, int64_t row,
+                         cudaStream_t stream);
+cudaError_t lamb_apply(const Lamb* shards, int count, const double* squares, int64_t row, cudaStream_t stream);
 
 struct GradientBuffer {
   const void* data;

@@ -150,8 +150,8 @@ BertModel::BertModel(const BertConfig& config, int64_t vocab_multiple)
   for (UnitSpec& unit : units_) unit.trained = true;
 }
 
-/// The tokens that the heads read: the masked words, and for next sentences the first tokens; then others, up to
-/// row_multiple().
+/// The tokens that the heads read: the masked words, and for next sentences the first tokens; then the first one again,
+/// up to row_multiple().
 at::Tensor BertModel::head_rows(const BertBatch& batch) const {
   std::vector<at::Tensor> parts = {batch.masked_rows_P};
   if (config_.next_sentence) parts.push_back(batch.first_rows_M);
@@ -159,7 +159,7 @@ at::Tensor BertModel::head_rows(const BertBatch& batch) const {
   for (const at::Tensor& part : parts) rows += part.size(0);
   const int64_t up = round_up(rows, row_multiple(batch.ids_T.device()));
   if (const int64_t more = std::min(up - rows, batch.ids_T.size(0)); more > 0)
-    parts.push_back(at::arange(more, batch.masked_rows_P.options()));
+    parts.push_back(at::zeros(more, batch.masked_rows_P.options()));
   return parts.size() == 1 ? parts[0] : at::cat(parts);
 }
 

@@ -149,13 +149,16 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
   const at::Tensor normed = norm_heads(table, qkv, block.norm("q_norm"), block.norm("k_norm"));
   const double scale =
       table.attention_scale > 0 ? table.attention_scale : 1.0 / std::sqrt(static_cast<double>(table.head_dim));
-  const at::Tensor attended =
-      attend(pass, own.rope, normed,
-             {.scale = scale, .causal = table.causal, .window = own.window, .dropout = pass.attention.at(stream)},
-             recompute == Recompute::kAttention ? &run->kept : nullptr);
   // Dropout that is keyed by samples of several rows, as that of adapters is, needs all rows.
   const at::Tensor& rows = ends.result_rows;
   const bool early = rows.defined() && pass.residual.row_by_row(x_TD.size(0)) && !pass.lora_dropout.active();
+  const at::Tensor attended = attend(pass, own.rope, normed,
+                                     {.scale = scale,
+                                      .causal = table.causal,
+                                      .window = own.window,
+                                      .dropout = pass.attention.at(stream),
+                                      .read_only = early},
+                                     recompute == Recompute::kAttention ? &run->kept : nullptr);
   const Dropout residual = early ? pass.residual.of_picked_rows(rows) : pass.residual;
   const auto picked = [&](const at::Tensor& x) { return early ? gather_rows(x, rows) : x; };
   const at::Tensor h_TD = linear_residual(picked(attended), picked(residual_TD), block.linear("output"),

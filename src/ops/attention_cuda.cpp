@@ -56,14 +56,19 @@ const kernels::AttentionTile* tiles(const at::Tensor& bytes) {
   return static_cast<const kernels::AttentionTile*>(bytes.const_data_ptr());
 }
 
-AttentionWork::Lists& lists_of(const Sequences& sequences, const at::Tensor& q, bool causal) {
+bool read_rows(const Sequences& sequences, const AttentionOptions& options) {
+  return options.read_only && !sequences.read.empty();
+}
+
+AttentionWork::Lists& lists_of(const Sequences& sequences, const at::Tensor& q, const AttentionOptions& options) {
   TRIREME_CHECK(sequences.work != nullptr, "attention on a GPU needs sequences from make_sequences()");
   const int64_t d = q.size(2);
-  const auto [found, inserted] = sequences.work->lists.try_emplace({d, causal});
+  const auto [found, inserted] = sequences.work->lists.try_emplace({d, options.causal, options.read_only});
   AttentionWork::Lists& lists = found->second;
   if (!inserted) return lists;
   const kernels::AttentionPlan plan =
-      kernels::plan_attention(sequences.boundaries.data(), sequences.count(), static_cast<int>(d), causal);
+      kernels::plan_attention(sequences.boundaries.data(), sequences.count(), static_cast<int>(d), options.causal,
+                              /*forward_rows=*/0, read_rows(sequences, options) ? sequences.read.data() : nullptr);
   lists.forward = to_device(plan.forward, q.device());
   lists.backward = to_device(plan.backward, q.device());
   lists.sequences = to_device(plan.sequences, q.device());
@@ -89,7 +94,7 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Se
                                                     const AttentionOptions& options) {
   const at::Tensor& q = heads.q;
   const c10::cuda::CUDAGuard guard(q.device());
-  AttentionWork::Lists& lists = lists_of(sequences, q, options.causal);
+  AttentionWork::Lists& lists = lists_of(sequences, q, options);
   at::Tensor o = at::empty(q.sizes(), q.options()),
              lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   kernels::AttentionForward a;
@@ -116,7 +121,7 @@ bool run_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o
                   int64_t most) {
   const at::Tensor& q = heads.q;
   const c10::cuda::CUDAGuard guard(q.device());
-  AttentionWork::Lists& lists = lists_of(sequences, q, options.causal);
+  AttentionWork::Lists& lists = lists_of(sequences, q, options);
   kernels::AttentionBackward a;
   a.shape = shape_of(heads, options);
   const at::Tensor gradient = fits(d_o) ? d_o : d_o.contiguous();
@@ -152,6 +157,7 @@ bool run_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o
 void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
                         const Sequences& sequences, const AttentionOptions& options, bool deterministic,
                         const Heads& d) {
+  if (read_rows(sequences, options)) d.q.zero_();
   const int64_t most = attention_sum_rows(heads.q.size(0)) * heads.q.size(1) * heads.q.size(2) * 4;
   if (run_backward(d_o, heads, o, lse, sequences, options, deterministic, d, most)) return;
   for (const auto& [first, part] : backward_ranges(sequences)) {

@@ -10,6 +10,7 @@
 
 #include <initializer_list>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,8 +57,8 @@ struct AttentionWork {
     at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
     int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, short_blocks = 0, longest = 0;
   };
-  std::map<std::pair<int64_t, bool>, Lists> lists;
-  std::vector<SequenceRange> ranges;  // backward_ranges()
+  std::map<std::tuple<int64_t, bool, bool>, Lists> lists;  // by head size, causal, read_only
+  std::vector<SequenceRange> ranges;                       // backward_ranges()
 };
 
 /// Sequences go through backward a range at a time if their sums of dq would take more than attention_sum_rows(), which

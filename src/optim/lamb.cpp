@@ -4,8 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-
 namespace trireme {
 
 namespace {
@@ -18,8 +16,9 @@ class Lamb final : public Optimizer {
     for (TrainedShard& shard : shards_) {
       exp_avg_.push_back(at::zeros_like(shard.master));
       exp_avg_sq_.push_back(at::zeros_like(shard.master));
-      tables_.push_back(shard_kernels::kernels_serve(shard) ? shard_kernels::make_tables(shard, options_.decay_norms)
-                                                            : shard_kernels::Tables());
+      tables_.push_back(shard_kernels::kernels_serve(shard)
+                            ? shard_kernels::make_tables(shard, options_.decay_norms, num_tensors_)
+                            : shard_kernels::Tables());
       first_tensor_.push_back(num_tensors_);
       num_tensors_ += shard.num_tensors;
     }
@@ -32,7 +31,11 @@ class Lamb final : public Optimizer {
     if (shards_.empty()) return;
     at::NoGradGuard no_grad;
     step_.add_(1 - skip);
-    const bool composes = std::ranges::any_of(tables_, [](const auto& tables) { return !tables.defined(); });
+    std::vector<shard_kernels::Step> steps;  // of the shards that the kernels serve
+    for (size_t s = 0; s < shards_.size(); ++s)
+      if (tables_[s].defined())
+        steps.push_back({shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr});
+    const bool composes = steps.size() < shards_.size();
     at::Tensor keep, correction1, correction2, ratio;  // of the composition
     if (composes) {
       keep = skip.to(at::kBool).logical_not();
@@ -44,12 +47,10 @@ class Lamb final : public Optimizer {
     // once over the world.
     std::vector<std::vector<at::Tensor>> updates(shards_.size());
     at::Tensor squares = at::zeros({2, num_tensors_}, shards_[0].master.options().dtype(at::kDouble));
+    if (!steps.empty()) shard_kernels::lamb_moments(steps, options_, squares);
     for (size_t s = 0; s < shards_.size(); ++s) {
+      if (tables_[s].defined()) continue;
       const TrainedShard& shard = shards_[s];
-      if (tables_[s].defined()) {
-        shard_kernels::lamb_moments(kernel_step(s, lr, multiplier, skip), options_, squares, first_tensor_[s]);
-        continue;
-      }
       const at::Tensor gradient = at::where(keep, shard.gradient.to(at::kFloat) * multiplier, 0);
       exp_avg_[s].copy_(at::where(keep, exp_avg_[s].lerp(gradient, 1 - options_.betas[0]), exp_avg_[s]));
       exp_avg_sq_[s].copy_(
@@ -76,12 +77,10 @@ class Lamb final : public Optimizer {
       const at::Tensor norms = squares.sqrt();
       ratio = at::where((norms[0] > 0).logical_and(norms[1] > 0), norms[0] / norms[1], 1.0).to(at::kFloat);
     }
+    if (!steps.empty()) shard_kernels::lamb_apply(steps, options_, squares);
     for (size_t s = 0; s < shards_.size(); ++s) {
+      if (tables_[s].defined()) continue;
       TrainedShard& shard = shards_[s];
-      if (tables_[s].defined()) {
-        shard_kernels::lamb_apply(kernel_step(s, lr, multiplier, skip), options_, squares, first_tensor_[s]);
-        continue;
-      }
       for (size_t r = 0; r < shard.ranges.size(); ++r) {
         const ShardRange& range = shard.ranges[r];
         at::Tensor weight = shard.master.narrow(0, range.begin, range.end - range.begin);
@@ -101,10 +100,6 @@ class Lamb final : public Optimizer {
       for (const ShardRange& range : shards_[s].ranges)
         adapted[static_cast<size_t>(first_tensor_[s] + range.tensor)] = range.decay || options_.decay_norms ? 1.0 : 0.0;
     return at::tensor(adapted, at::kDouble).to(shards_[0].master.device());
-  }
-
-  shard_kernels::Step kernel_step(size_t s, double lr, const at::Tensor& multiplier, const at::Tensor& skip) const {
-    return {shards_[s], tables_[s], exp_avg_[s], exp_avg_sq_[s], step_, multiplier, skip, lr};
   }
 
   OptimizerSection options_;

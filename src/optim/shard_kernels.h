@@ -17,6 +17,7 @@ struct Tables {
   at::Tensor chunks, tensor_chunks;
   int64_t num_chunks = 0;
   int num_tensors = 0;
+  int first_tensor = 0;  // number of the shard's tensor 0 among those of all shards
   bool defined() const { return chunks.defined(); }
 };
 
@@ -30,21 +31,21 @@ struct Step {
 
 #ifdef TRIREME_WITH_CUDA
 bool kernels_serve(const TrainedShard& shard);
-Tables make_tables(const TrainedShard& shard, bool decay_norms);
+Tables make_tables(const TrainedShard& shard, bool decay_norms, int first_tensor = 0);
 /// Writes TrainedShard::amax as well, where the shard has it, or raises what is in it.
 void adamw(const Step& step, const OptimizerSection& options, bool clears_amax = true);
-/// Updates the moments and writes squares[0 and 1, first_tensor …]: squares of weights and updates divided by the
-/// shard's copies. squares: fp64 [2, number of tensors of all shards].
-void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor);
-void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor);
+/// Updates the moments and writes squares of weights (row 0) and updates (row 1), divided by the shard's copies, in the
+/// columns of its tensors. `steps` of one step, not empty; squares: fp64 [2, number of tensors of all shards].
+void lamb_moments(const std::vector<Step>& steps, const OptimizerSection& options, const at::Tensor& squares);
+void lamb_apply(const std::vector<Step>& steps, const OptimizerSection& options, const at::Tensor& squares);
 /// Sum over the shards of their gradients' squares / copies: fp64 scalar.
 at::Tensor gradient_square(const std::vector<TrainedShard>& shards);
 #else
 inline bool kernels_serve(const TrainedShard&) { return false; }
-inline Tables make_tables(const TrainedShard&, bool) { return {}; }
+inline Tables make_tables(const TrainedShard&, bool, int = 0) { return {}; }
 inline void adamw(const Step&, const OptimizerSection&, bool = true) {}
-inline void lamb_moments(const Step&, const OptimizerSection&, const at::Tensor&, int) {}
-inline void lamb_apply(const Step&, const OptimizerSection&, const at::Tensor&, int) {}
+inline void lamb_moments(const std::vector<Step>&, const OptimizerSection&, const at::Tensor&) {}
+inline void lamb_apply(const std::vector<Step>&, const OptimizerSection&, const at::Tensor&) {}
 inline at::Tensor gradient_square(const std::vector<TrainedShard>&) { return {}; }
 #endif
 

@@ -44,6 +44,18 @@ Arguments arguments(const Step& s, const OptimizerSection& options) {
   return a;
 }
 
+std::vector<kernels::Lamb> lamb_shards(const std::vector<Step>& steps, const OptimizerSection& options) {
+  std::vector<kernels::Lamb> shards;
+  for (const Step& step : steps) {
+    auto& a = shards.emplace_back(arguments<kernels::Lamb>(step, options));
+    a.tensor_chunks = static_cast<const int32_t*>(step.tables.tensor_chunks.const_data_ptr());
+    a.num_tensors = step.tables.num_tensors;
+    a.first_tensor = step.tables.first_tensor;
+    a.share = 1.0 / step.shard.copies;
+  }
+  return shards;
+}
+
 }  // namespace
 
 bool kernels_serve(const TrainedShard& shard) {
@@ -51,13 +63,13 @@ bool kernels_serve(const TrainedShard& shard) {
          (!shard.compute.defined() || shard.compute.is_contiguous());
 }
 
-Tables make_tables(const TrainedShard& shard, bool decay_norms) {
+Tables make_tables(const TrainedShard& shard, bool decay_norms, int first_tensor) {
   std::vector<kernels::ShardPiece> pieces;
   for (const ShardRange& range : shard.ranges)
     pieces.push_back({range.begin, range.end, range.tensor, range.decay || decay_norms});
   const kernels::ShardTable table = kernels::make_shard_table(pieces, shard.num_tensors);
   return {to_device(table.chunks, shard.device()), to_device(table.tensor_chunks, shard.device()),
-          static_cast<int64_t>(table.chunks.size()), shard.num_tensors};
+          static_cast<int64_t>(table.chunks.size()), shard.num_tensors, first_tensor};
 }
 
 void adamw(const Step& step, const OptimizerSection& options, bool clears_amax) {
@@ -73,23 +85,22 @@ void adamw(const Step& step, const OptimizerSection& options, bool clears_amax) 
   launched(kernels::adamw(a, stream_of(step.shard.master)), "adamw");
 }
 
-void lamb_moments(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor) {
-  const c10::cuda::CUDAGuard guard(step.shard.master.device());
-  const cudaStream_t stream = stream_of(step.shard.master);
-  at::Tensor partial = at::empty({2 * step.tables.num_chunks}, squares.options());
-  launched(kernels::lamb_moments(arguments<kernels::Lamb>(step, options), partial.mutable_data_ptr<double>(), stream),
+void lamb_moments(const std::vector<Step>& steps, const OptimizerSection& options, const at::Tensor& squares) {
+  const c10::cuda::CUDAGuard guard(squares.device());
+  const auto shards = lamb_shards(steps, options);
+  int64_t chunks = 0;
+  for (const Step& step : steps) chunks += step.tables.num_chunks;
+  at::Tensor partial = at::empty({2 * chunks}, squares.options());
+  launched(kernels::lamb_moments(shards.data(), static_cast<int>(shards.size()), partial.mutable_data_ptr<double>(),
+                                 squares.mutable_data_ptr<double>(), squares.size(1), stream_of(squares)),
            "lamb_moments");
-  launched(kernels::lamb_squares(partial.const_data_ptr<double>(),
-                                 static_cast<const int32_t*>(step.tables.tensor_chunks.const_data_ptr()),
-                                 step.tables.num_tensors, 1.0 / step.shard.copies,
-                                 squares.mutable_data_ptr<double>() + first_tensor, squares.size(1), stream),
-           "lamb_squares");
 }
 
-void lamb_apply(const Step& step, const OptimizerSection& options, const at::Tensor& squares, int first_tensor) {
-  const c10::cuda::CUDAGuard guard(step.shard.master.device());
-  launched(kernels::lamb_apply(arguments<kernels::Lamb>(step, options), squares.const_data_ptr<double>() + first_tensor,
-                               squares.size(1), stream_of(step.shard.master)),
+void lamb_apply(const std::vector<Step>& steps, const OptimizerSection& options, const at::Tensor& squares) {
+  const c10::cuda::CUDAGuard guard(squares.device());
+  const auto shards = lamb_shards(steps, options);
+  launched(kernels::lamb_apply(shards.data(), static_cast<int>(shards.size()), squares.const_data_ptr<double>(),
+                               squares.size(1), stream_of(squares)),
            "lamb_apply");
 }
 

@@ -1,6 +1,7 @@
 // BERT's shards through the trainer's interface: rows, errors with file, dataset, row and value, order by seed and
 // epoch.
 
+#include "data/bert/bert_pack.h"
 #include "data/bert/bert_rows.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/hdf5/hdf5_rows.h"
@@ -328,6 +329,29 @@ TEST_F(BertData, OrderOfARun) {
     EXPECT_EQ(again.at(position), stream[static_cast<size_t>(position)]) << position;
   // Checkpoints store only the position, so the order must not change between versions.
   EXPECT_EQ(std::vector<int64_t>(stream.begin(), stream.begin() + 6), (std::vector<int64_t>{15, 19, 16, 18, 20, 17}));
+}
+
+// The heads' rows of a sequence come first, and every token keeps its position and its key.
+TEST(BertPack, PutsTheRowsThatHeadsReadFirst) {
+  BertRow row;
+  row.input_ids = {10, 11, 12, 13, 14, 20, 21, 22};
+  row.segment_ids = {0, 0, 0, 1, 1, 0, 0, 1};
+  row.sequence_lengths = {5, 3};
+  row.masked_positions = {2, 4, 5};  // the last one is a first token
+  row.masked_ids = {90, 91, 92};
+  row.next_sentence_labels = {0, 1};
+  const BertPack pack = make_bert_pack({row, row}, {3, -1}, {.row_length = 8, .multiple = 32});
+  const std::vector<int64_t> ids(pack.ids.begin(), pack.ids.begin() + 8),
+      keys(pack.keys.begin(), pack.keys.begin() + 8), positions(pack.positions.begin(), pack.positions.begin() + 8),
+      types(pack.types.begin(), pack.types.begin() + 8);
+  EXPECT_EQ(ids, (std::vector<int64_t>{10, 12, 14, 11, 13, 20, 21, 22}));
+  EXPECT_EQ(positions, (std::vector<int64_t>{0, 2, 4, 1, 3, 0, 1, 2}));
+  EXPECT_EQ(types, (std::vector<int64_t>{0, 0, 1, 0, 1, 0, 0, 1}));
+  EXPECT_EQ(keys, (std::vector<int64_t>{24, 26, 28, 25, 27, 29, 30, 31}));
+  EXPECT_EQ(pack.boundaries, (std::vector<int32_t>{0, 5, 8, 13, 16, 32}));
+  EXPECT_EQ(pack.read, (std::vector<int32_t>{3, 1, 3, 1, 1}));
+  EXPECT_EQ(pack.masked_rows, (std::vector<int64_t>{1, 2, 5, 9, 10, 13}));
+  EXPECT_EQ(pack.first_rows, (std::vector<int64_t>{0, 5, 8, 13}));
 }
 
 }  // namespace

@@ -44,12 +44,11 @@ class LambTest : public KernelTest {
       a.compute = compute.data();
       a.multiplier = multiplier.fp32(), a.skip = skip.fp32(), a.step = steps.fp32();
       a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size());
+      a.tensor_chunks = tensor_chunks.as<int32_t>(), a.num_tensors = c.tensors;
       a.lr = 1e-2, a.beta1 = 0.6, a.beta2 = 0.85, a.weight_decay = 0.5, a.gradient_element = c.gradient,
       a.compute_element = c.compute;
-      CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-      CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), c.tensors, 1.0, squares.as<double>(), row,
-                           nullptr));
-      CUDA_OK(lamb_apply(a, squares.as<double>(), row, nullptr));
+      CUDA_OK(lamb_moments(&a, 1, partial.as<double>(), squares.as<double>(), row, nullptr));
+      CUDA_OK(lamb_apply(&a, 1, squares.as<double>(), row, nullptr));
       Values expected;
       oracle::lamb(state, g, c.pieces, c.tensors,
                    {0.25, static_cast<double>(step), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay}, expected);
@@ -110,11 +109,11 @@ TEST_F(LambTest, HalvesOfATensorOnTwoRanksGiveTheWholeUpdate) {
     a.gradient = gradients.back()->data();
     a.step = step.fp32(), a.chunks = tables.back()->as<ShardChunk>(),
     a.num_chunks = static_cast<int64_t>(table.chunks.size());
+    // Two ranks hold the same copy, so each counts half.
+    a.tensor_chunks = tensor_chunks.as<int32_t>(), a.num_tensors = 1, a.share = 0.5;
     a.lr = 1e-2, a.weight_decay = 0.1;
     DeviceBytes partial(static_cast<int64_t>(table.chunks.size() * 16)), squares(16);
-    // Two ranks hold the same copy, so each counts half.
-    CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-    CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 1, 0.5, squares.as<double>(), 1, nullptr));
+    CUDA_OK(lamb_moments(&a, 1, partial.as<double>(), squares.as<double>(), 1, nullptr));
     double own[2];
     std::memcpy(own, squares.read().data(), 16);
     sums[0] += 2 * own[0], sums[1] += 2 * own[1];
@@ -122,10 +121,61 @@ TEST_F(LambTest, HalvesOfATensorOnTwoRanksGiveTheWholeUpdate) {
   }
   DeviceBytes squares(16);
   squares.write(sums);
-  for (const Lamb& a : parts) CUDA_OK(lamb_apply(a, squares.as<double>(), 1, nullptr));
+  for (const Lamb& a : parts) CUDA_OK(lamb_apply(&a, 1, squares.as<double>(), 1, nullptr));
   Values result = weights[0]->values();
   for (const double w : weights[1]->values()) result.push_back(w);
   expect_close(result, state.master, Element::kF32, 0, 1e-6, "master");
+}
+
+TEST_F(LambTest, ManyShardsTogetherAreUpdatedAsEachAlone) {
+  // More than a launch takes, of several sizes and gradient types, one without elements, and one without a copy.
+  constexpr int kShards = 70;
+  std::vector<std::unique_ptr<DeviceArray>> arrays;
+  std::vector<std::unique_ptr<DeviceBytes>> tables;
+  std::vector<std::unique_ptr<DeviceIntegers<int32_t>>> chunks_of;
+  const auto array = [&](const Values& values, Element element) {
+    return arrays.emplace_back(std::make_unique<DeviceArray>(values, element)).get();
+  };
+  const DeviceArray* step = array({3.0}, Element::kF32);
+  std::vector<Lamb> shards[2];
+  std::vector<DeviceArray*> masters[2], copies[2];
+  int64_t chunks = 0;
+  int tensors = 0;
+  for (int s = 0; s < kShards; ++s) {
+    const int64_t n = s == 7 ? 0 : 1 + s * 977 % 9001;
+    const ShardTable table = make_shard_table({{0, n / 2, 1, true}, {n / 2, n, 0, false}}, 2);
+    tables.push_back(std::make_unique<DeviceBytes>(std::max<int64_t>(1, table.chunks.size() * sizeof(ShardChunk))));
+    if (!table.chunks.empty()) tables.back()->write(table.chunks.data());
+    chunks_of.push_back(std::make_unique<DeviceIntegers<int32_t>>(table.tensor_chunks));
+    const Element type = s < 40 ? Element::kF32 : Element::kBF16;
+    const DeviceArray* gradient = array(normal_values(n + 1, type, 100 + s), type);
+    for (int way : {0, 1}) {
+      Lamb a;
+      masters[way].push_back(array(normal_values(n + 1, Element::kF32, s), Element::kF32));
+      copies[way].push_back(array(Values(n + 1, 0.0), Element::kF16));
+      a.master = masters[way].back()->data(), a.exp_avg = array(Values(n + 1, 0.1), Element::kF32)->data();
+      a.exp_avg_sq = array(Values(n + 1, 0.2), Element::kF32)->data(), a.gradient = gradient->data();
+      a.compute = s == 11 ? nullptr : copies[way].back()->data(), a.compute_element = Element::kF16;
+      a.gradient_element = type, a.step = step->fp32(), a.chunks = tables.back()->as<ShardChunk>();
+      a.num_chunks = static_cast<int64_t>(table.chunks.size());
+      a.tensor_chunks = chunks_of.back()->as<int32_t>(), a.num_tensors = 2, a.first_tensor = tensors;
+      a.share = 1.0 / (1 + s % 3), a.lr = 1e-2, a.weight_decay = 0.1;
+      shards[way].push_back(a);
+    }
+    chunks += static_cast<int64_t>(table.chunks.size());
+    tensors += 2;
+  }
+  DeviceBytes partial(chunks * 16), together(2 * tensors * 8), alone(2 * tensors * 8);
+  CUDA_OK(lamb_moments(shards[0].data(), kShards, partial.as<double>(), together.as<double>(), tensors, nullptr));
+  CUDA_OK(lamb_apply(shards[0].data(), kShards, together.as<double>(), tensors, nullptr));
+  for (const Lamb& a : shards[1])
+    CUDA_OK(lamb_moments(&a, 1, partial.as<double>(), alone.as<double>(), tensors, nullptr));
+  for (const Lamb& a : shards[1]) CUDA_OK(lamb_apply(&a, 1, alone.as<double>(), tensors, nullptr));
+  EXPECT_TRUE(together.read() == alone.read());
+  for (int s = 0; s < kShards; ++s) {
+    EXPECT_TRUE(masters[0][s]->read() == masters[1][s]->read()) << "shard " << s;
+    EXPECT_TRUE(copies[0][s]->read() == copies[1][s]->read()) << "shard " << s;
+  }
 }
 
 TEST_F(LambTest, SkipLeavesEverythingAlone) {
@@ -142,9 +192,9 @@ TEST_F(LambTest, SkipLeavesEverythingAlone) {
   a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = g.data(), a.skip = skip.fp32(),
   a.step = step.fp32();
   a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size()), a.lr = 1;
-  CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-  CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 1, 1.0, squares.as<double>(), 1, nullptr));
-  CUDA_OK(lamb_apply(a, squares.as<double>(), 1, nullptr));
+  a.tensor_chunks = tensor_chunks.as<int32_t>(), a.num_tensors = 1;
+  CUDA_OK(lamb_moments(&a, 1, partial.as<double>(), squares.as<double>(), 1, nullptr));
+  CUDA_OK(lamb_apply(&a, 1, squares.as<double>(), 1, nullptr));
   EXPECT_EQ(p.values(), before);
   EXPECT_EQ(m.values(), before);
   EXPECT_EQ(v.values(), before);
@@ -173,9 +223,9 @@ TEST_F(LambTest, SameBitsEveryTime) {
     a.master = p.fp32(), a.exp_avg = m.fp32(), a.exp_avg_sq = v.fp32(), a.gradient = gradient.data(),
     a.compute = compute.data(), a.step = step.fp32();
     a.chunks = chunks.as<ShardChunk>(), a.num_chunks = static_cast<int64_t>(table.chunks.size()), a.lr = 1e-2;
-    CUDA_OK(lamb_moments(a, partial.as<double>(), nullptr));
-    CUDA_OK(lamb_squares(partial.as<double>(), tensor_chunks.as<int32_t>(), 2, 1.0, squares.as<double>(), 2, nullptr));
-    CUDA_OK(lamb_apply(a, squares.as<double>(), 2, nullptr));
+    a.tensor_chunks = tensor_chunks.as<int32_t>(), a.num_tensors = 2;
+    CUDA_OK(lamb_moments(&a, 1, partial.as<double>(), squares.as<double>(), 2, nullptr));
+    CUDA_OK(lamb_apply(&a, 1, squares.as<double>(), 2, nullptr));
     std::vector<unsigned char> now = p.read();
     if (run == 0)
       first = std::move(now);

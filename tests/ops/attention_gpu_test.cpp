@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <string>
@@ -71,6 +72,44 @@ TEST_P(AttentionGpu, EqualsFp64WithTheSameDecisions) {
                                 << (given ? ", continued" : "");
       }
     }
+  }
+}
+
+// Results of the rows that are read, and all gradients, are those of all rows with a gradient of zero for the others,
+// also where the memory of the others held NaN.
+TEST_P(AttentionGpu, RowsThatAreNotReadTakeNoPart) {
+  const Case& c = GetParam();
+  const at::TensorOptions options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
+  const at::Tensor heads =
+      random({c.bounds.back(), c.heads + 2 * c.kv_heads, c.head_dim}, 1).to(at::kCUDA, at::kBFloat16);
+  std::vector<int64_t> keys, rows;
+  std::vector<int32_t> read;
+  for (size_t i = 0; i + 1 < c.bounds.size(); ++i) {
+    const int32_t length = c.bounds[i + 1] - c.bounds[i];
+    keys.push_back(100 + 7 * static_cast<int64_t>(i));
+    read.push_back(i % 4 == 3 ? length : 1 + length * static_cast<int32_t>(i % 4) / 4);
+    for (int32_t row = 0; row < read.back(); ++row) rows.push_back(c.bounds[i] + row);
+  }
+  const at::Tensor picked = at::tensor(rows, at::TensorOptions(at::kCUDA).dtype(at::kLong));
+  const at::Tensor factor = random({picked.size(0), c.heads, c.head_dim}, 9).to(at::kCUDA);
+  std::vector<at::Tensor> results[2];
+  for (const bool read_only : {false, true}) {
+    for (const int64_t size : {1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24})
+      (void)at::full({size}, std::nan(""), options);  // what at::empty() gives next
+    const at::Tensor leaf = heads.clone().requires_grad_(true);
+    const at::Tensor out = attention_of_packed(leaf, c.kv_heads, make_sequences(c.bounds, keys, at::kCUDA, read),
+                                               {.scale = 1 / std::sqrt(static_cast<double>(c.head_dim)),
+                                                .causal = c.causal,
+                                                .window = c.window,
+                                                .dropout = c.p > 0 ? Dropout{c.p, 5, {}, 3} : Dropout{},
+                                                .read_only = read_only})
+                               .index_select(0, picked);
+    (out.to(at::kDouble) * factor).sum().backward();
+    results[read_only ? 1 : 0] = {out.detach().to(at::kDouble), leaf.grad().to(at::kDouble)};
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    const double error = ((results[1][i] - results[0][i]).norm() / results[0][i].norm()).item<double>();
+    EXPECT_LT(error, 2e-3) << (i == 0 ? "output" : "gradient");  // NaN fails too
   }
 }
 

@@ -101,9 +101,13 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
     if (rows.defined()) logits = rows.columns_of(logits);
     if (part.row_factor.defined()) h = trireme::scaled_rows(h, part.row_factor);
     if (bias.defined()) {
-      const at::Tensor sums = part.row_factor.defined()
-                                  ? at::mm(part.row_factor.to(logits.scalar_type()).unsqueeze(0), logits, at::kFloat)[0]
-                                  : at::sum(logits, {0}, false, at::kFloat);
+      // Equal rows: the library's product of one row reads `logits` at half the rate (134 against 77 us, 3,668 x
+      // 30,592).
+      constexpr int64_t kRows = 8;
+      const at::Tensor sums =
+          part.row_factor.defined()
+              ? at::mm(part.row_factor.to(logits.scalar_type()).repeat({kRows, 1}), logits, at::kFloat)[0]
+              : at::sum(logits, {0}, false, at::kFloat);
       result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
     }
     plain_product_to({result.d_weight, begin > 0}, logits.t(), h);

@@ -170,7 +170,7 @@ bool neighbours(const Form& x, const Form& y) {
 /// not show.
 constexpr int64_t kShortInner = 1024;
 
-/// FP8 products of fewer operations take up to a third of a millisecond, in which the setting of a counter (4 us)
+/// Products of fewer operations take up to a third of a millisecond in FP8, in which the setting of a counter (4 us)
 /// shows.
 constexpr double kMostAlone = 4e11;
 
@@ -214,7 +214,7 @@ void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* n
   } else {
     for (const cublasLtMatmulAlgo_t& candidate : candidates)
       if (!only_large || has_large_tile(candidate)) algorithms.emplace_back(candidate);
-    if (alone && form.fp8() && form.fast && form.operations() < kMostAlone)
+    if (alone && (form.fp8() ? form.fast : form.k <= kShortInner) && form.operations() < kMostAlone)
       for (const cublasLtMatmulAlgo_t& candidate : product.candidates(Product::Workspace::kNone))
         algorithms.emplace_back(candidate);
   }
