@@ -2,9 +2,13 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/text.h"
 #include "trireme/formats/huggingface/folder_tokens.h"
 #include "trireme/formats/json.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -78,8 +82,20 @@ std::optional<int32_t> ChatModel::end_of_turn() const {
   return std::nullopt;
 }
 
+void ChatModel::add_end_of_turn(std::vector<int64_t>& ends) const {
+  if (const auto end = end_of_turn(); end && std::ranges::find(ends, *end) == ends.end()) ends.push_back(*end);
+}
+
 std::vector<int32_t> ChatModel::prompt(const Conversation& conversation) const {
   return tokenizer_.encode(chat().render(conversation, /*add_generation_prompt=*/true));
+}
+
+std::string ends_of_answers(const Tokenizer& tokenizer, const std::vector<int64_t>& ends) {
+  std::vector<std::string> names;
+  for (const int64_t id : ends)
+    if (id < tokenizer.vocab_size())
+      names.push_back(fmt::format("{} ({})", tokenizer.decode(std::vector{static_cast<int32_t>(id)}, true), id));
+  return names.empty() ? "no token ends an answer" : "an answer ends at " + join(names, ", ");
 }
 
 bool has_chat_template(const fs::path& directory) {

@@ -29,20 +29,24 @@ class ChatModel {
   /// The text of a special token: "eos_token" -> "</s>"; empty: there is none.
   std::string special(const std::string& name) const;
   int32_t padding() const { return tokenizer_.pad_id().value_or(tokenizer_.eos_id().value_or(0)); }
-  /// The special token with which the template ends an answer: the first that it writes after the answer's text. None
-  /// where it writes none there, or refuses a conversation of a question and an answer.
-  std::optional<int32_t> end_of_turn() const;
+  /// Adds the special token with which the template ends an answer, unless it is there: the first that it writes after
+  /// the answer's text. None where it writes none there, or refuses a conversation of a question and an answer.
+  void add_end_of_turn(std::vector<int64_t>& ends) const;
   /// The ids of the conversation as far as the next answer.
   std::vector<int32_t> prompt(const Conversation& conversation) const;
 
  private:
   bool is_special(int32_t id) const;
+  std::optional<int32_t> end_of_turn() const;
 
   Tokenizer tokenizer_;
   std::map<std::string, std::string> variables_;  // of the template: special tokens
   std::optional<ChatTemplate> chat_;
   std::string without_chat_;  // why there is none
 };
+
+/// "an answer ends at </s> (2), <|im_end|> (5)", for messages.
+std::string ends_of_answers(const Tokenizer& tokenizer, const std::vector<int64_t>& ends);
 
 /// Whether a model directory has a chat template.
 bool has_chat_template(const std::filesystem::path& directory);

@@ -36,7 +36,7 @@ uint64_t fingerprint_of(const fs::path& text, const BertVocab& vocab, const Bert
       fmt::format("{} {} {} {} {} {} {} {} {} {}", kFormatVersion, hex64(vocab.hash()), options.seq_length,
                   options.max_predictions, options.masked_lm_prob, options.short_seq_prob, options.dupe_factor,
                   options.seed, file.bytes().size(), hex64(xxh3_64(file.bytes().data(), file.bytes().size())));
-  return xxh3_64(all.data(), all.size());
+  return xxh3_64(all.data(), all.size(), options.cased ? 1 : 0);
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ BertInstancesReport create_bert_instances(const std::vector<fs::path>& inputs, c
     if (kept) {
       count = BertInstanceFile(output / name).size();
     } else {
-      BertTokenizer tokenizer(vocab);
+      BertTokenizer tokenizer(vocab, options.cased);
       const BertDocuments read = read_bert_documents(parts[i], tokenizer);
       documents = static_cast<int64_t>(read.size());
       const BertInstances instances = make_bert_instances(read, vocab, options);
@@ -245,7 +245,7 @@ int64_t create_bert_eval(const fs::path& text, const fs::path& vocab_path, const
   options.check();
   if (count < 1) throw ConfigError(fmt::format("--count {}: expected 1 or more", count));
   const BertVocab vocab(vocab_path);
-  BertTokenizer tokenizer(vocab);
+  BertTokenizer tokenizer(vocab, options.cased);
   const BertInstances instances = make_bert_instances(read_bert_documents(text, tokenizer), vocab, options);
   const auto all = static_cast<int64_t>(instances.count);
   if (all < count)

@@ -18,6 +18,7 @@ struct BertInstanceOptions {
   double short_seq_prob = 0.1;
   int dupe_factor = 10;   // passes over the documents
   uint32_t seed = 12345;  // of the random numbers of every part
+  bool cased = false;     // BertTokenizer's
   /// ConfigError for values outside their range.
   void check() const;
   /// Masked tokens of an instance of `length` tokens: a function of the length alone.

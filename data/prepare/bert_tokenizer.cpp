@@ -50,7 +50,11 @@ BertVocab::BertVocab(const std::filesystem::path& path) {
   if (size() > std::numeric_limits<int16_t>::max())
     throw DataError(fmt::format("{}: {} lines, but BERT's files store ids as int16: at most {}", path.string(),
                                 format_count(size()), std::numeric_limits<int16_t>::max()));
-  for (const std::string* token : order) tokens_.push_back(static_cast<int16_t>(ids_.at(*token)));
+  for (const std::string* token : order) {
+    tokens_.push_back(static_cast<int16_t>(ids_.at(*token)));
+    if (!token->starts_with('[') && std::ranges::any_of(*token, [](char c) { return c >= 'A' && c <= 'Z'; }))
+      ++capitals_;
+  }
   const auto special = [&](std::string_view token) {
     const int32_t id = find(token);
     if (id < 0) throw DataError(fmt::format("{}: has no token {}: is this BERT's vocab.txt?", path.string(), token));
@@ -110,7 +114,10 @@ void BertTokenizer::encode_chunk(std::string_view chunk, std::vector<int16_t>& i
 }
 
 void BertTokenizer::encode_word(std::u32string_view word, std::vector<int16_t>& ids) {
-  unicode_fold(word, folded_);
+  if (cased_)
+    folded_ = word;
+  else
+    unicode_fold(word, folded_);
   const char32_t* const end = folded_.data() + folded_.size();
   for (const char32_t* begin = folded_.data(); begin < end;) {
     const char32_t* stop = begin + 1;

@@ -1,7 +1,7 @@
 #pragma once
-// BERT's uncased WordPiece tokenizer (Devlin et al. 2018; rules as in MLPerf's reference tokenization.py): clean,
-// split, lower-case, strip accents, split punctuation, then greedy longest match. Gives the reference's tokens for the
-// Unicode version of unicode_version().
+// BERT's WordPiece tokenizer (Devlin et al. 2018; rules as in MLPerf's reference tokenization.py): clean, split,
+// lower-case and strip accents (not for a cased vocabulary), split punctuation, then greedy longest match. Gives the
+// reference's tokens for the Unicode version of unicode_version().
 
 #include <cstdint>
 #include <filesystem>
@@ -33,6 +33,8 @@ class BertVocab {
   const std::vector<int16_t>& tokens() const { return tokens_; }
   /// Lines that a later line repeats: their ids are unused.
   int32_t repeated() const { return lines_ - static_cast<int32_t>(tokens_.size()); }
+  /// Tokens with a capital letter of ASCII beside the special ones, as only vocabularies of cased models have many.
+  int32_t capitals() const { return capitals_; }
   size_t longest() const { return longest_; }  // token, in bytes
   uint64_t hash() const { return hash_; }      // of the file
   int16_t unk = 0, cls = 0, sep = 0, mask = 0;
@@ -40,7 +42,7 @@ class BertVocab {
  private:
   std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>> ids_;
   std::vector<int16_t> tokens_;
-  int32_t lines_ = 0;
+  int32_t lines_ = 0, capitals_ = 0;
   size_t longest_ = 0;
   uint64_t hash_ = 0;
 };
@@ -48,7 +50,8 @@ class BertVocab {
 /// Encodes lines. Caches the ids of words, so it is not thread-safe: one object per thread.
 class BertTokenizer {
  public:
-  explicit BertTokenizer(const BertVocab& vocab) : vocab_(vocab) {}
+  /// `cased`: the text keeps its case and its accents, as with do_lower_case false.
+  explicit BertTokenizer(const BertVocab& vocab, bool cased = false) : vocab_(vocab), cased_(cased) {}
   /// Appends the ids of `line`, which is valid UTF-8.
   void encode(std::string_view line, std::vector<int16_t>& ids);
 
@@ -61,6 +64,7 @@ class BertTokenizer {
   void match_pieces(const char32_t* first, const char32_t* last, std::vector<int16_t>& ids);
 
   const BertVocab& vocab_;
+  const bool cased_;
   std::unordered_map<std::string, Span, StringHash, std::equal_to<>> known_;
   std::vector<int16_t> known_ids_;
   std::u32string cleaned_;

@@ -54,10 +54,10 @@ void make_of_rows(const ChatRowOptions& options,
   constexpr size_t kBatch = 512;
   std::vector<Row> batch;
   const auto flush = [&] {
-    std::vector<Made> made(batch.size());
-    parallel_for(batch.size(), options.threads, [&](size_t i) { made[i] = make(std::move(batch[i])); });
+    std::vector<Row> rows = std::exchange(batch, {});  // also where an error of theirs leaves nothing to flush
+    std::vector<Made> made(rows.size());
+    parallel_for(rows.size(), options.threads, [&](size_t i) { made[i] = make(std::move(rows[i])); });
     for (Made& each : made) keep(std::move(each));
-    batch.clear();
   };
   double before = 0;
   Progress progress("rendering", total_size(options.inputs), "MB", 1e6);

@@ -62,7 +62,13 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
   const bool turns = field_of(source, "role").is_null() && source.contains("from");  // as ShareGPT has it
   if (turns ? !source.contains("value") : !source.contains("role")) fail("neither role and content nor from and value");
   Json message = Json::object();
-  bool trained = false;
+  std::string weighed;  // the key that says whether the message has a loss
+  const auto weigh = [&](const std::string& key, bool has_loss) {
+    const Json weight = has_loss ? 1 : 0;
+    if (!weighed.empty() && message["weight"] != weight) fail(fmt::format("\"{}\" and \"{}\" differ", weighed, key));
+    message["weight"] = weight;
+    weighed = key;
+  };
   for (const auto& [key, value] : source.items()) {
     if (turns && source.at("from") == "function_call" && (key == "from" || key == "value")) {
       message["role"] = "assistant";
@@ -78,25 +84,30 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
     } else if (key == "tool_calls") {
       const Json calls = unwrapped(value, key, where);
       if (!calls.is_null()) message[key] = objects_of(calls, key, where);
-    } else if (key == "weight" && !value.is_null()) {
+    } else if ((key == "weight" || key == "loss_weight") && !value.is_null()) {  // OpenAI, LLaMA-Factory
       if (!value.is_number() || (value != 0 && value != 1))
-        fail(fmt::format("\"weight\" is {}, expected 0 (no loss on the message) or 1", value.dump()));
-      message[key] = value;
-    } else if (key == "train" || key == "training") {  // Axolotl
+        fail(fmt::format("\"{}\" is {}, expected 0 (no loss on the message) or 1", key, value.dump()));
+      weigh(key, value == 1);
+    } else if (key == "train" || key == "training" || key == "loss") {  // Axolotl, ms-swift
       if (value.is_null()) continue;
       if (value != true && value != false && value != 0 && value != 1)
         fail(fmt::format("\"{}\" is {}, expected true or false", key, value.dump()));
-      trained = value == true || value == 1;
-      const Json weight = trained ? 1 : 0, other = field_of(source, "weight");
-      if (!other.is_null() && other != weight) fail(fmt::format("\"weight\" and \"{}\" differ", key));
-      message["weight"] = weight;
-    } else if (key == "train_detail" && !value.empty()) {
-      fail("\"train_detail\", a loss on parts of a message, is not read: give the row as input_ids and labels");
+      weigh(key, value == true || value == 1);
+    } else if ((key == "train_detail" || key == "loss_scale") && !value.empty()) {
+      fail(fmt::format(
+          "\"{}\", a loss of its own for a message or its parts, is not read: give the row as input_ids and "
+          "labels",
+          key));
     } else if (!value.is_null()) {
+      if (key == "content" && value.is_array())
+        for (const Json& part : value)  // a template would write nothing for it
+          if (part.is_object() && field_of(part, "type") == "text" && !part.contains("text"))
+            fail(fmt::format("a part of \"content\" is {}, expected {{\"type\": \"text\", \"text\": …}}", part.dump()));
       message[key] = value;
     }
   }
-  if (trained && message["role"] != "assistant") fail("\"train\" is true: only the assistant's messages have a loss");
+  if (weighed.starts_with("train") && message["weight"] == 1 && message["role"] != "assistant")
+    fail(fmt::format("\"{}\" is true: only the assistant's messages have a loss", weighed));
   if (!message.contains("tool_calls") && !message.contains("content")) fail("no \"content\"");
   return message;
 }
@@ -122,7 +133,8 @@ Json field_of(const Json& object, const char* name) { return object.contains(nam
 
 void require_object(const Json& object, const std::string& place) {
   if (object.is_object()) return;
-  const char* hint = object.is_array() ? ": a file that is one list is named .json" : "";
+  const bool line = object.is_array() && place.find(": item ") == std::string::npos;
+  const char* hint = line ? ": a file that is one list is named .json" : "";
   throw DataError(fmt::format("{}: not a JSON object{}", place, hint));
 }
 

@@ -2,7 +2,10 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
 #include "yaml_tree.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
@@ -24,8 +27,12 @@ std::string configs_of_card(const fs::path& card) {
   constexpr size_t kMaxHead = 16 << 20;
   std::string text = file_head(card, kMaxHead);
   std::erase(text, '\r');
+  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+  text.erase(0, text.find_first_not_of(" \t\n"));
   if (!text.starts_with("---\n")) return "";
-  const size_t close = text.find("\n---", 3), begin = text.find("\nconfigs:", 3);
+  const size_t close = text.find("\n---", 3);
+  size_t begin = std::string::npos;
+  for (const char* key : {"\nconfigs:", "\n\"configs\":", "\n'configs':"}) begin = std::min(begin, text.find(key, 3));
   if (close == std::string::npos || begin >= close) return "";
   size_t end = begin;
   do {
@@ -97,11 +104,14 @@ bool matches(const std::string& pattern, const std::string& file) {
 
 std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
   const std::string text = configs_of_card(directory / "README.md");
-  Problems problems("README.md", {});
+  if (text.empty()) return {};
+  Problems problems("configs", {});
   check_raw_text(text, {}, problems);
-  if (text.empty() || !problems.empty()) return {};
-  const YamlNode card = parse_yaml(text, {}, problems);
-  const YamlEntry* configs = problems.empty() ? card.find("configs") : nullptr;
+  const YamlNode card = problems.empty() ? parse_yaml(text, {}, problems) : YamlNode();
+  if (!problems.empty())
+    log_info(fmt::format("warning: {}: its block `configs` is not read ({}): all files beside it are one data set",
+                         (directory / "README.md").string(), problems.lines()[0]));
+  const YamlEntry* configs = card.find("configs");
   if (configs == nullptr) return {};
   std::vector<YamlNode> configurations = configs->value.items;
   std::ranges::stable_partition(configurations, [](const YamlNode& configuration) {

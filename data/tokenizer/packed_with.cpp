@@ -63,7 +63,9 @@ void write_note(const fs::path& file, const Note& note) {
 std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count) {
   uint64_t hash = static_cast<uint64_t>(count);
   for (int32_t id = 0; id < count; ++id) {
-    const std::string text = tokenizer.decode(std::span(&id, 1), /*with_specials=*/true);
+    std::string text = tokenizer.decode(std::span(&id, 1), /*with_specials=*/true);
+    // A tokenizer.model without the files beside it writes its unknown token so.
+    if (text == "\u2047") text = "<unk>";
     hash = xxh3_64(text.data(), text.size(), hash);
   }
   return hex64(hash);

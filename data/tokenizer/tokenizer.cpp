@@ -16,13 +16,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Llama 3's original tokenizer.model: lines of a token in base64 and its rank.
-bool is_tiktoken(const fs::path& path) {
-  const MappedFile file(path, ExitCode::kData);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
-                              std::min<size_t>(file.bytes().size(), 64));
-  return text.starts_with("IQ== 0\n");
+/// The first line, of at most 64 bytes.
+std::string first_line(const fs::path& path) {
+  const std::string head = file_head(path, 64);
+  return head.substr(0, head.find('\n'));
 }
+
+/// Llama 3's and 4's original tokenizer.model: lines of a token in base64 and its rank.
+bool is_tiktoken(const fs::path& path) { return first_line(path).ends_with("= 0"); }
 
 std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
   std::error_code error;
@@ -46,6 +47,8 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
         fmt::format("{}: a vocabulary of tiktoken, as Llama 3's original/ has it: give the tokenizer.json "
                     "of the model's Hugging Face directory",
                     file->string()));
+  if (const std::string line = first_line(*file); line.starts_with("<!") || line.starts_with("<html"))
+    throw DataError(fmt::format("{}: a web page, not a tokenizer: download the file itself", file->string()));
   return std::make_unique<SentencepieceTokenizer>(read_text_file(*file, ExitCode::kData, size_t{256} << 20), *file,
                                                   file->parent_path().empty() ? "." : file->parent_path());
 }

@@ -26,6 +26,8 @@ void add_instance_options(CLI::App& command, BertInstanceOptions& options) {
   command.add_option("--masked-lm-prob", options.masked_lm_prob, "Share of tokens to mask (default 0.15)");
   command.add_option("--short-seq-prob", options.short_seq_prob, "Probability of a short target length (default 0.1)");
   command.add_option("--dupe-factor", options.dupe_factor, "Passes over the text (default 10)");
+  command.add_flag("--cased", options.cased,
+                   "The text keeps its case and accents, for the vocabulary of a cased model (do_lower_case false)");
   command.add_option("--seed", options.seed, "Seed of Python's random.Random, the same for each part (default 12345)");
 }
 
@@ -38,8 +40,15 @@ struct InstancesArguments {
   unsigned threads = 0;
 };
 
-void warn_of_repeats(const fs::path& path) {
-  if (const int32_t repeated = BertVocab(path).repeated(); repeated > 0)
+void warn_of_vocabulary(const fs::path& path, bool cased) {
+  const BertVocab vocab(path);
+  constexpr int32_t kMany = 100;
+  if (!cased && vocab.capitals() >= kMany)
+    log_warn(
+        fmt::format("{}: {} tokens have capital letters, and the text is lower-cased: give --cased if the vocabulary "
+                    "is that of a cased model",
+                    path.string(), format_count(vocab.capitals())));
+  if (const int32_t repeated = vocab.repeated(); repeated > 0)
     log_warn(
         fmt::format("{}: {} line(s) repeat another one; the last of equal lines gives the token's id, as in "
                     "transformers (MLPerf's own script counts distinct lines, and would shift the ids after them)",
@@ -47,7 +56,7 @@ void warn_of_repeats(const fs::path& path) {
 }
 
 void instances(const InstancesArguments& arguments) {
-  warn_of_repeats(arguments.vocab);
+  warn_of_vocabulary(arguments.vocab, arguments.options.cased);
   const double start = steady_seconds();
   const BertInstancesReport report =
       create_bert_instances(arguments.inputs, arguments.vocab, arguments.options, arguments.output, arguments.threads);
@@ -128,7 +137,7 @@ void print_checksum(const fs::path& path, const BertChecksum& sum) {
 }
 
 void eval(const EvalArguments& arguments) {
-  warn_of_repeats(arguments.vocab);
+  warn_of_vocabulary(arguments.vocab, arguments.options.cased);
   const int64_t all =
       create_bert_eval(arguments.input, arguments.vocab, arguments.options, arguments.count, arguments.output);
   const BertChecksum sum =

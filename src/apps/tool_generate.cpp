@@ -157,14 +157,8 @@ class Generator {
     chat_.emplace(directory, options_.template_file, options_.template_name);
     if (!options_.system.empty()) messages_.messages.push_back({{"role", "system"}, {"content", options_.system}});
     messages_.variables = template_variables(options_.variables);
-    if (const auto end = chat_->end_of_turn(); end && std::find(ends_.begin(), ends_.end(), *end) == ends_.end())
-      ends_.push_back(*end);
-    std::vector<std::string> names;
-    for (const int64_t id : ends_)
-      if (id < tokenizer().vocab_size())
-        names.push_back(fmt::format("{} ({})", tokenizer().decode(std::vector{static_cast<int32_t>(id)}, true), id));
-    log_info(fmt::format("template {}; {}", chat_->chat().name(),
-                         names.empty() ? "no token ends an answer" : "an answer ends at " + join(names, ", ")));
+    chat_->add_end_of_turn(ends_);
+    log_info(fmt::format("template {}; {}", chat_->chat().name(), ends_of_answers(tokenizer(), ends_)));
   }
 
   const char* tool_;

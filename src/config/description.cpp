@@ -635,7 +635,8 @@ Section logging_section() {
                      {"fms_2024", S::Style::kFms2024},
                      {"nemo", S::Style::kNemo}}});
   s.key("mlperf", &S::mlperf, ":::MLLOG lines on stdout and in mllog.log", {.feature = Feature::kMlperfLog});
-  s.key("tensorboard", &S::tensorboard, "TensorBoard event files in output.dir/tensorboard",
+  s.key("tensorboard", &S::tensorboard,
+        "TensorBoard event files in output.dir/tensorboard; with logging.style: nemo only those that it writes",
         {.option = {.torchtitan = "metrics.enable_tensorboard"}});
   s.key("profile_step", &S::profile_step,
         "one step to profile, the same as the section profile with active 1 and warmup 1; null = none",

@@ -107,6 +107,7 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"dataloader_num_workers", " Rows are read ahead without a setting."},
     {"metric_for_best_model", " The best evaluation is that of the lowest loss, for BERT of the highest accuracy."},
     {"finetuning_type", kAdapter},
+    {"adapter", kAdapter},
     {"peft_type", kAdapter}};
 
 /// What to write in place of a key that has another name now; "": it never was a key.

@@ -235,7 +235,7 @@ void Report::end(RunEnd end, int exit_code, const std::string& reason, RunSummar
   s.exit_code = exit_code;
   s.reason = reason;
   s.files = left_files(s.output);
-  s.next = next_command(config_, end);
+  s.next = next_command(config_, end, exit_code);
   const std::string json = summary_json(s);
   event(json);
   flush();

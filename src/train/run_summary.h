@@ -66,6 +66,6 @@ std::vector<std::string> summary_lines(const RunSummary& summary);
 /// The files that a run has left in `output`, folders with a slash; only existing files.
 std::vector<std::string> left_files(const std::filesystem::path& output);
 /// Advice on the next command after a run that ended with `end`.
-std::string next_command(const Config& config, RunEnd end);
+std::string next_command(const Config& config, RunEnd end, int exit_code);
 
 }  // namespace trireme

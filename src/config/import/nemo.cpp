@@ -16,6 +16,10 @@ class NemoImporter : Importer {
   NemoImporter(const ConfNode& training, const std::string& source, const NemoImport& import)
       : Importer(source, &OptionNames::nemo, nemo_options()), import_(import) {
     if (import.ignore_unknown) ignore_unknown();
+    if (const ConfNode* model = training.find("model"); model != nullptr && model->find("bert_binary_head") != nullptr)
+      throw ConfigError(source +
+                        ": a configuration of BERT, and those of GPT and Llama alone are read: write one for "
+                        "train_bert (docs/howto/train-bert.md)");
     add_below(training, "");
     if (const ConfNode* model = training.find("model"))
       if (const ConfNode* data = model->find("data"))
@@ -332,7 +336,9 @@ class NemoImporter : Importer {
       if (on && eos)
         put("data.eos_token", std::to_string(*eos));
       else if (on)
-        refuse(option, "the id that ends a document is not known here: the tokenizer's file is not there");
+        refuse(option,
+               "the id that ends a document is not known here, because the tokenizer's file is not there: override "
+               "model.tokenizer.model by its path, or this option by False");
       if (on)
         set(option, std::string("data.") + name, "true");
       else

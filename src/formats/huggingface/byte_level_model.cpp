@@ -229,6 +229,16 @@ void TokenizerReader::metaspace(const nlohmann::json& json, ByteLevelModel& mode
   model.metaspace = made;
 }
 
+/// Whether no normalised text holds `text`: Gemma's replaces spaces, at which its pre-tokenizer would split.
+bool is_replaced(const std::vector<NormaliserStep>& steps, const std::string& text) {
+  bool replaced = false;
+  for (const NormaliserStep& step : steps) {
+    const bool writes = step.to.find(text) != std::string::npos;
+    replaced = (replaced || (step.kind == NormaliserStep::kReplace && step.from == text)) && !writes;
+  }
+  return replaced;
+}
+
 void TokenizerReader::pre_tokenizer(const nlohmann::json& json, ByteLevelModel& model) const {
   std::vector<nlohmann::json> parts;
   const std::string outer = json.is_null() ? "null" : text(json, "type", "pre_tokenizer");
@@ -239,6 +249,10 @@ void TokenizerReader::pre_tokenizer(const nlohmann::json& json, ByteLevelModel& 
   } else if (!json.is_null()) {
     parts.push_back(json);
   }
+  std::erase_if(parts, [&](const nlohmann::json& part) {
+    const auto split = member(member(part, "pattern"), "String");
+    return member(part, "type") == "Split" && split.is_string() && is_replaced(model.normalisers, split);
+  });
   bool byte_level = false;
   if (parts.empty() || (parts.size() == 1 && member(parts[0], "type") == "Metaspace")) {
     model.characters = true;
@@ -437,7 +451,9 @@ std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool che
     llama |= of_class == name;
   if (checks_model) {
     if (!llama) return std::nullopt;
-    if (const std::string family = folder.model_type(); !family.empty() && family != "llama") return std::nullopt;
+    // Of these transformers reads the file although it names the class; Qwen 2's is read by another class.
+    for (const char* family : {"mistral", "phi3", "granite", "olmo2", "qwen2"})
+      if (folder.model_type() == family) return std::nullopt;
   }
   const auto legacy = folder.flag("legacy"), prefix = folder.flag("add_prefix_space");
   if (!llama && !legacy && !prefix) return std::nullopt;

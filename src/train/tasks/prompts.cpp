@@ -33,8 +33,7 @@ Prompts::Prompts(const Config& config, const DecoderConfig& shape, int64_t room)
               .ends = end_of_text_ids(directory_of(config), shape),
               .vocabulary = model_.tokenizer().vocab_size(),
               .pass_tokens = room};
-  if (chat_)
-    if (const auto end = model_.end_of_turn()) options_.ends.push_back(*end);
+  if (chat_) model_.add_end_of_turn(options_.ends);
   for (size_t i = 0; i < prompts_.size(); ++i) {
     std::vector<int32_t>& ids = ids_.emplace_back();
     if (chat_) {
@@ -65,14 +64,9 @@ std::vector<SampledText> Prompts::texts(const std::vector<Continuation>& answers
 }
 
 std::string Prompts::description() const {
-  std::vector<std::string> ends;
-  for (const int64_t id : options_.ends)
-    if (id < options_.vocabulary)
-      ends.push_back(
-          fmt::format("{} ({})", model_.tokenizer().decode(std::vector{static_cast<int32_t>(id)}, true), id));
   return fmt::format("eval.prompts: {}, {}; {}", counted(static_cast<int64_t>(prompts_.size()), "prompt"),
                      chat_ ? "template " + model_.chat().name() : "as they are, as the model has no chat template",
-                     ends.empty() ? "no token ends an answer" : "an answer ends at " + join(ends, ", "));
+                     ends_of_answers(model_.tokenizer(), options_.ends));
 }
 
 }  // namespace trireme
