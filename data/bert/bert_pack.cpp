@@ -32,7 +32,7 @@ void append_bert_row(BertPack& pack, const BertRow& row, int64_t position, const
       pack.masked_ids.push_back(row.masked_ids[w]);
       pack.masked_weights.push_back(weight);
     }
-    pack.read.push_back(static_cast<int32_t>(static_cast<int64_t>(pack.ids.size()) - base - offset));
+    pack.needed.push_back(static_cast<int32_t>(static_cast<int64_t>(pack.ids.size()) - base - offset));
     size_t masked = first;
     for (int64_t t = offset; t < end; ++t) {
       if (masked < word && row.masked_positions[masked] == t)
@@ -72,7 +72,7 @@ BertPack make_bert_pack(const std::vector<BertRow>& rows, const std::vector<int6
   if (padded > tokens) {
     pack.boundaries.push_back(static_cast<int32_t>(padded));
     pack.sequence_keys.push_back(0);
-    pack.read.push_back(1);
+    pack.needed.push_back(1);
   }
   if (pack.masked_rows.empty()) {  // the heads want at least one row
     pack.masked_rows.push_back(0);

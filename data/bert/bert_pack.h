@@ -10,12 +10,12 @@ namespace trireme {
 
 /// All tokens of some rows without gaps; field by field what BertBatch holds on the device. The tokens of a sequence
 /// come in this order: the first one, the masked words, the others. Attention without a mask does not depend on the
-/// order, and the last block's need not compute rows that no head reads.
+/// order. In the last block it computes only the rows that a head reads.
 struct BertPack {
   std::vector<int64_t> ids, positions, types, keys;  // [T]
   std::vector<int32_t> boundaries;                   // of the sequences, padding's included
   std::vector<int64_t> sequence_keys;                // the first token's key of each
-  std::vector<int32_t> read;                         // of each: its first token and its masked words
+  std::vector<int32_t> needed;                       // of each: rows of its first token and its masked words
   std::vector<int64_t> masked_rows, masked_ids;      // [P]
   std::vector<float> masked_weights;                 // [P] before the division by the step's counts
   std::vector<int64_t> first_rows, next_labels;      // [M]

@@ -30,7 +30,7 @@ class ChatModel {
   std::string special(const std::string& name) const;
   int32_t padding() const { return tokenizer_.pad_id().value_or(tokenizer_.eos_id().value_or(0)); }
   /// Adds the special token with which the template ends an answer, unless it is there: the first that it writes after
-  /// the answer's text. None where it writes none there, or refuses a conversation of a question and an answer.
+  /// the answer's text. Adds nothing where the template writes none there, or refuses a question with an answer.
   void add_end_of_turn(std::vector<int64_t>& ends) const;
   /// The ids of the conversation as far as the next answer.
   std::vector<int32_t> prompt(const Conversation& conversation) const;

@@ -33,7 +33,8 @@ class BertVocab {
   const std::vector<int16_t>& tokens() const { return tokens_; }
   /// Lines that a later line repeats: their ids are unused.
   int32_t repeated() const { return lines_ - static_cast<int32_t>(tokens_.size()); }
-  /// Tokens with a capital letter of ASCII beside the special ones, as only vocabularies of cased models have many.
+  /// Tokens with a capital letter of ASCII, without the special ones. Cased vocabularies have thousands of them, others
+  /// almost none.
   int32_t capitals() const { return capitals_; }
   size_t longest() const { return longest_; }  // token, in bytes
   uint64_t hash() const { return hash_; }      // of the file

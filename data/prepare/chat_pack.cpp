@@ -23,7 +23,8 @@ struct Tokenised {
   std::string place;     // of a conversation
   std::string refusal;   // of the template; empty: none
   bool readable = true;  // false: `refusal` says why it is no conversation
-  size_t input = 0;      // number of the file
+  ChatSource source = ChatSource::kConversation;
+  size_t input = 0;  // number of the file
 };
 
 /// A prompt and its completion that are texts.
@@ -66,6 +67,7 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
                       row.place, *beyond, known);
     else if (options.last_only)
       result.refusal = row.place + ": ids have no messages, of which --loss last could take the last: leave it out";
+    result.source = ChatSource::kIds;
     result.document = {std::move(row.ids), std::move(row.mask)};
     return result;
   }
@@ -73,6 +75,7 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
   ChatText text;
   try {
     if (row.texts) {
+      result.source = ChatSource::kTexts;
       result.document = tokenise_texts(model, row);
       return result;
     }
@@ -137,6 +140,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       if (count++ == 0) (made.readable ? report.first_refusal : report.first_unreadable) = made.refusal;
       return;
     }
+    report.sources.insert(made.source);
     const auto length = static_cast<size_t>(options.seq_length);
     RowDocument& document = made.document;
     if (document.ids.size() > length) {

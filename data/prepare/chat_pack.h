@@ -5,6 +5,7 @@
 #include "data/prepare/chat_rows.h"
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,14 @@ struct ChatPackOptions : ChatRowOptions {
   std::vector<double> weights;
 };
 
+/// What a row is made of: messages that the template renders, a text of a prompt and of its completion, or ids.
+enum class ChatSource { kConversation, kTexts, kIds };
+
 struct ChatPackReport {
   int64_t conversations = 0;  // read
   int64_t unreadable = 0, refused = 0, untrained = 0, cut = 0, dropped_long = 0;
   std::string first_unreadable, first_refusal, first_untrained;
+  std::set<ChatSource> sources;
   std::string template_name;  // empty: there is none, which texts need not
   int64_t vocab_size = 0;
   bool by_generation_blocks = false;

@@ -54,7 +54,7 @@ void make_of_rows(const ChatRowOptions& options,
   constexpr size_t kBatch = 512;
   std::vector<Row> batch;
   const auto flush = [&] {
-    std::vector<Row> rows = std::exchange(batch, {});  // also where an error of theirs leaves nothing to flush
+    std::vector<Row> rows = std::exchange(batch, {});  // an error of one must not bring them here again
     std::vector<Made> made(rows.size());
     parallel_for(rows.size(), options.threads, [&](size_t i) { made[i] = make(std::move(rows[i])); });
     for (Made& each : made) keep(std::move(each));

@@ -62,7 +62,7 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
   const bool turns = field_of(source, "role").is_null() && source.contains("from");  // as ShareGPT has it
   if (turns ? !source.contains("value") : !source.contains("role")) fail("neither role and content nor from and value");
   Json message = Json::object();
-  std::string weighed;  // the key that says whether the message has a loss
+  std::string weighed, trained;  // the keys that say whether the message has a loss, and that it is trained
   const auto weigh = [&](const std::string& key, bool has_loss) {
     const Json weight = has_loss ? 1 : 0;
     if (!weighed.empty() && message["weight"] != weight) fail(fmt::format("\"{}\" and \"{}\" differ", weighed, key));
@@ -93,6 +93,7 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
       if (value != true && value != false && value != 0 && value != 1)
         fail(fmt::format("\"{}\" is {}, expected true or false", key, value.dump()));
       weigh(key, value == true || value == 1);
+      if (key != "loss" && message["weight"] == 1) trained = key;
     } else if ((key == "train_detail" || key == "loss_scale") && !value.empty()) {
       fail(fmt::format(
           "\"{}\", a loss of its own for a message or its parts, is not read: give the row as input_ids and "
@@ -106,8 +107,8 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
       message[key] = value;
     }
   }
-  if (weighed.starts_with("train") && message["weight"] == 1 && message["role"] != "assistant")
-    fail(fmt::format("\"{}\" is true: only the assistant's messages have a loss", weighed));
+  if (!trained.empty() && message["role"] != "assistant")
+    fail(fmt::format("\"{}\" is true: only the assistant's messages have a loss", trained));
   if (!message.contains("tool_calls") && !message.contains("content")) fail("no \"content\"");
   return message;
 }

@@ -2,7 +2,6 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/log.h"
 #include "yaml_tree.h"
 
 #include <fmt/format.h>
@@ -22,23 +21,37 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxPath = 4096;
 
-/// The block "configs" of the YAML between the first line "---" and the next one. The rest may be long.
+/// Whether the line from `at` on begins with this key: bare or quoted, then a colon.
+bool is_key(const std::string& text, size_t at, std::string_view key) {
+  const char quote = text[at] == '"' || text[at] == '\'' ? text[at] : '\0';
+  if (quote != '\0') ++at;
+  if (text.compare(at, key.size(), key) != 0) return false;
+  at += key.size();
+  if (quote != '\0' && text[at++] != quote) return false;
+  at = text.find_first_not_of(' ', at);
+  return at != std::string::npos && text[at] == ':';
+}
+
+/// The block "configs" of the YAML between the first line "---" and the next one, behind as many empty lines as stand
+/// before it. The rest may be long.
 std::string configs_of_card(const fs::path& card) {
   constexpr size_t kMaxHead = 16 << 20;
   std::string text = file_head(card, kMaxHead);
   std::erase(text, '\r');
-  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
-  text.erase(0, text.find_first_not_of(" \t\n"));
-  if (!text.starts_with("---\n")) return "";
-  const size_t close = text.find("\n---", 3);
-  size_t begin = std::string::npos;
-  for (const char* key : {"\nconfigs:", "\n\"configs\":", "\n'configs':"}) begin = std::min(begin, text.find(key, 3));
-  if (close == std::string::npos || begin >= close) return "";
+  const size_t head = text.find_first_not_of(" \t\n", text.starts_with("\xEF\xBB\xBF") ? 3 : 0);
+  if (head == std::string::npos || text.compare(head, 4, "---\n") != 0) return "";
+  const size_t close = text.find("\n---", head + 3);
+  if (close == std::string::npos) return "";
+  size_t begin = head + 3;
+  while (begin < close && !is_key(text, begin + 1, "configs")) begin = text.find('\n', begin + 1);
+  if (begin >= close) return "";
   size_t end = begin;
   do {
     end = text.find('\n', end + 1);
   } while (end < close && std::string_view(" -#\n").find(text[end + 1]) != std::string_view::npos);
-  return text.substr(begin + 1, end - begin);
+  const auto lines =
+      static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(begin + 1), '\n'));
+  return std::string(lines, '\n') + text.substr(begin + 1, end - begin);
 }
 
 std::string text_at(const YamlNode& map, const char* key) {
@@ -73,6 +86,7 @@ void add_configuration(const YamlNode& configuration, std::vector<CardSplit>& sp
     return;
   }
   add("train", texts_of(files->value));
+  for (const YamlEntry& split : files->value.entries) add(split.key, texts_of(split.value));
   for (const YamlNode& item : files->value.items)
     if (const YamlEntry* path = item.find("path"); path != nullptr) add(text_at(item, "split"), texts_of(path->value));
 }
@@ -105,12 +119,14 @@ bool matches(const std::string& pattern, const std::string& file) {
 std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
   const std::string text = configs_of_card(directory / "README.md");
   if (text.empty()) return {};
-  Problems problems("configs", {});
+  Problems problems((directory / "README.md").string(), {});
   check_raw_text(text, {}, problems);
   const YamlNode card = problems.empty() ? parse_yaml(text, {}, problems) : YamlNode();
   if (!problems.empty())
-    log_info(fmt::format("warning: {}: its block `configs` is not read ({}): all files beside it are one data set",
-                         (directory / "README.md").string(), problems.lines()[0]));
+    throw DataError(
+        fmt::format("{}: its `configs`, which divides the files beside it, is not read here: name the files "
+                    "or the folder of one of its parts",
+                    problems.lines()[0]));
   const YamlEntry* configs = card.find("configs");
   if (configs == nullptr) return {};
   std::vector<YamlNode> configurations = configs->value.items;

@@ -289,6 +289,7 @@ void refuse_mixtures(const fs::path& directory, const std::vector<fs::path>& fil
 
 /// Refuses files of several configurations or splits by the data set's own card.
 void refuse_card_mixtures(const fs::path& directory, const std::vector<fs::path>& files) {
+  if (files.size() < 2) return;
   const std::vector<CardSplit> splits = read_dataset_card(directory);
   std::vector<fs::path> rest;  // of no split so far
   for (const fs::path& file : files) rest.push_back(file.lexically_relative(directory));

@@ -200,7 +200,7 @@ std::string SentencepieceTokenizer::decode(std::span<const int32_t> ids, bool wi
     if (id >= facts_.base_vocab_size) {
       flush();
       text += state_->added.at(id);
-    } else if (with_specials && state_->processor.IsControl(id)) {
+    } else if (with_specials && (state_->processor.IsControl(id) || state_->processor.IsUnknown(id))) {
       flush();
       text += state_->processor.IdToPiece(id);
     } else {

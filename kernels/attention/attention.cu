@@ -89,15 +89,15 @@ bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTi
 }  // namespace
 
 AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows,
-                             const int32_t* read) {
+                             const int32_t* needed) {
   AttentionPlan plan;
   plan.tokens = cu_seqlens[count];
   const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d, causal);
   std::vector<AttentionTile> whole;  // one tile for each sequence
-  const auto read_of = [&](int64_t i) { return read != nullptr ? read[i] : cu_seqlens[i + 1] - cu_seqlens[i]; };
+  const auto rows_of = [&](int64_t i) { return needed != nullptr ? needed[i] : cu_seqlens[i + 1] - cu_seqlens[i]; };
   int32_t padded = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1], here = read_of(i);
+    const int32_t begin = cu_seqlens[i], end = cu_seqlens[i + 1], here = rows_of(i);
     plan.longest = std::max<int64_t>(plan.longest, end - begin);
     for (int32_t first = begin; first < begin + here; first += rows)
       plan.forward.push_back({first, begin, end, padded, static_cast<int32_t>(i), 0, 0, 0, here});
@@ -124,7 +124,7 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
                   blocks = static_cast<int32_t>(ceil_div(end - begin, 128) * 2);
     const bool counts = is_short[static_cast<size_t>(i)];
     for (int32_t b = 0; b < blocks; ++b)
-      plan.blocks.push_back({begin + 64 * b, std::clamp(read_of(i) - 64 * b, 0, 64), counts});
+      plan.blocks.push_back({begin + 64 * b, std::clamp(rows_of(i) - 64 * b, 0, 64), counts});
     plan.short_blocks += counts ? blocks : 0;
   }
   if (d == 64 && !whole.empty() && whole[0].end - whole[0].begin <= kAttentionWholeSequence) {

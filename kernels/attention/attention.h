@@ -49,7 +49,7 @@ struct alignas(16) AttentionTile {
   // kShortSequences: always last row first, so that the sequence's last tile visits its rows last and can write their
   // dQ.
   int32_t list_begin, list_count, list;
-  int32_t rows;  // query rows of the sequence, from its first, that a tile of AttentionPlan::sequences visits
+  int32_t rows;  // AttentionPlan::sequences, without a mask: query rows that are visited, from the first
   static constexpr int32_t kShortSequences = -1;
 };
 
@@ -78,11 +78,12 @@ constexpr int kAttentionBackwardKeys = 128;
 constexpr int kAttentionWholeSequence = 512;
 
 /// cu_seqlens: `count` + 1 ascending token offsets from 0 to tokens. forward_rows: rows of a forward tile, 0:
-/// attention_forward_rows(). read: of each sequence how many rows from its first have a result that is read, at least
-/// one; null: all. Forward then leaves o and lse of other rows as they are, or writes them. Backward reads neither, nor
-/// their d_o, counts their gradients as zero, and where sums stay on chip it may leave their dq as it is.
+/// attention_forward_rows(). needed: of each sequence how many rows from its first have a result that is read, at
+/// least one; null: all. Forward writes o and lse of the other rows or leaves them as they are. Backward reads neither
+/// and counts their gradients as zero, but their d_o must be finite. Where sums stay on chip it may leave their dq as
+/// it is.
 AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows = 0,
-                             const int32_t* read = nullptr);
+                             const int32_t* needed = nullptr);
 
 /// Strides in elements.
 struct AttentionStrides {

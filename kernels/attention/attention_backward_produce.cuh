@@ -31,7 +31,7 @@ __device__ inline void produce_keys(const Parameters& p, uint32_t shared, ItemIn
       const int first_block = C::kCausal ? (first - tile.begin) / C::kRows : 0;
       // At least two steps: the first step stores dK and dV of the previous tile, and the last step may wait for that
       // tile's slot to be refilled. Rows beyond a sequence contribute zero; statistics and sums have padding for them.
-      const int rows = C::kOnChip ? tile.rows : tile.end - tile.begin;
+      const int rows = C::kOnChip && !C::kCausal ? tile.rows : tile.end - tile.begin;
       int blocks = max((rows + C::kRows - 1) / C::kRows, first_block + (p.group == 1 ? 2 : 1));
       // At least the two blocks of the tile's own rows.
       if constexpr (C::kWindow)

@@ -18,17 +18,18 @@ struct Part {
   const ShardChunk* chunks;
   const int32_t* tensor_chunks;
   double share;
-  int first_chunk, launch_tensor;  // its first chunk and tensor among those of the launch
-  int first_tensor;                // column of `squares`
+  int first_chunk, first_tensor;  // numbers of its chunk 0 and its tensor 0 among those of the launch
+  int column;                     // of its tensor 0 in `squares`
   bool aligned;
 };
 
-/// Shards share a launch, so that only one of them ends with multiprocessors that have no work: of BERT-large 26.
+/// A launch ends with idle multiprocessors. Shards share launches, so that this happens once: BERT-large has 26 shards.
 constexpr int kMostParts = 32;
 struct Parts {
   Part part[kMostParts];
   int count;
 };
+static_assert(sizeof(Parts) + sizeof(Arguments<float, float>) + 32 <= 4096, "kernels take 4 KB of parameters");
 
 /// The part with work item `item`; `first` is its member with the number of its first one.
 __device__ inline const Part& part_of(const Parts& parts, int item, int Part::* first) {
@@ -129,8 +130,8 @@ __global__ void __launch_bounds__(kSquareThreads)
   await_kernel_before();
   __shared__ double scratch[kSquareThreads / 32][2];
   const int block = static_cast<int>(blockIdx.x);
-  const Part& part = part_of(parts, block, &Part::launch_tensor);
-  const int tensor = block - part.launch_tensor, begin = part.first_chunk + part.tensor_chunks[tensor],
+  const Part& part = part_of(parts, block, &Part::first_tensor);
+  const int tensor = block - part.first_tensor, begin = part.first_chunk + part.tensor_chunks[tensor],
             end = part.first_chunk + part.tensor_chunks[tensor + 1];
   double sums[2] = {0.0, 0.0};
 #pragma unroll 4
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kSquareThreads)
     sums[1] += pair.y;
   }
   block_sum(sums, scratch);
-  if (threadIdx.x < 2) squares[threadIdx.x * row + part.first_tensor + tensor] = sums[0] * part.share;
+  if (threadIdx.x < 2) squares[threadIdx.x * row + part.column + tensor] = sums[0] * part.share;
 }
 
 template <class C>
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kShardThreads, 6)
   const Arguments<float, C> a = of_part(common, part);
   const ShardChunk chunk = a.chunks[block - part.first_chunk];
   const float decay = chunk.tag % 2 != 0 ? a.decay : 0.0f;
-  const int tensor = part.first_tensor + chunk.tag / 2;
+  const int tensor = part.column + chunk.tag / 2;
   const double weights = squares[tensor], updates = squares[row + tensor];
   const float ratio = weights > 0.0 && updates > 0.0 ? sqrtf(static_cast<float>(weights / updates)) : 1.0f,
               size = a.lr * ratio;
@@ -180,8 +181,10 @@ cudaError_t in_runs(const Lamb* shards, int count, Element ShardUpdate::* elemen
     int64_t chunks = 0, tensors = 0;
     for (; next < count && parts.count < kMostParts && shards[next].*element == shards[first].*element; ++next) {
       const Lamb& a = shards[next];
-      if (!complete(a) || a.master_element != Element::kF32 || a.gradient == nullptr || a.tensor_chunks == nullptr ||
-          chunks + a.num_chunks > INT32_MAX)
+      // A rank may have no element of a unit, and then no array.
+      const bool there = a.chunks != nullptr && a.master != nullptr && a.exp_avg != nullptr && a.exp_avg_sq != nullptr;
+      if (a.step == nullptr || a.master_element != Element::kF32 || (a.num_chunks > 0 && !there) ||
+          (a.num_tensors > 0 && a.tensor_chunks == nullptr) || chunks + a.num_chunks > INT32_MAX)
         return cudaErrorInvalidValue;
       parts.part[parts.count++] = {a.master,
                                    a.exp_avg,
@@ -194,7 +197,7 @@ cudaError_t in_runs(const Lamb* shards, int count, Element ShardUpdate::* elemen
                                    static_cast<int>(chunks),
                                    static_cast<int>(tensors),
                                    a.first_tensor,
-                                   shard_arguments<float, float, float>(a, 0).aligned};
+                                   aligned16(a.master, a.exp_avg, a.exp_avg_sq, a.gradient, a.compute)};
       chunks += a.num_chunks;
       tensors += a.num_tensors;
     }
@@ -207,7 +210,9 @@ cudaError_t in_runs(const Lamb* shards, int count, Element ShardUpdate::* elemen
 
 cudaError_t lamb_moments(const Lamb* shards, int count, double* partial, double* squares, int64_t row,
                          cudaStream_t stream) {
-  if (partial == nullptr || squares == nullptr) return cudaErrorInvalidValue;
+  if (squares == nullptr) return cudaErrorInvalidValue;
+  for (int i = 0; i < count; ++i)
+    if (shards[i].num_chunks > 0 && (partial == nullptr || shards[i].gradient == nullptr)) return cudaErrorInvalidValue;
   return in_runs(shards, count, &Lamb::gradient_element,
                  [&](const Lamb& a, const Parts& parts, int64_t chunks, int64_t tensors) {
                    const cudaError_t error = chunks == 0 ? cudaSuccess : dispatch(a.gradient_element, [&](auto zero) {

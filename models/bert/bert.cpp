@@ -150,17 +150,14 @@ BertModel::BertModel(const BertConfig& config, int64_t vocab_multiple)
   for (UnitSpec& unit : units_) unit.trained = true;
 }
 
-/// The tokens that the heads read: the masked words, and for next sentences the first tokens; then the first one again,
-/// up to row_multiple().
+/// The tokens that the heads read: the masked words, and for next sentences the first tokens; then the same ones
+/// again, up to row_multiple().
 at::Tensor BertModel::head_rows(const BertBatch& batch) const {
   std::vector<at::Tensor> parts = {batch.masked_rows_P};
   if (config_.next_sentence) parts.push_back(batch.first_rows_M);
-  int64_t rows = 0;
-  for (const at::Tensor& part : parts) rows += part.size(0);
-  const int64_t up = round_up(rows, row_multiple(batch.ids_T.device()));
-  if (const int64_t more = std::min(up - rows, batch.ids_T.size(0)); more > 0)
-    parts.push_back(at::zeros(more, batch.masked_rows_P.options()));
-  return parts.size() == 1 ? parts[0] : at::cat(parts);
+  const at::Tensor rows = parts.size() == 1 ? parts[0] : at::cat(parts);
+  const int64_t count = rows.size(0), up = round_up(count, row_multiple(batch.ids_T.device()));
+  return up == count ? rows : rows.repeat(round_up(up, count) / count).narrow(0, 0, up);
 }
 
 /// Hidden states of head_rows().

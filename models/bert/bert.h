@@ -24,7 +24,7 @@ namespace trireme {
 struct BertBatch {
   at::Tensor ids_T, positions_T, types_T;  // int64
   at::Tensor token_keys_T;                 // int64: global sample * row length + offset in the row (keys dropout)
-  Sequences sequences;
+  Sequences sequences;  // whose needed rows, if they are counted, hold masked_rows_P and first_rows_M
   at::Tensor masked_rows_P, masked_ids_P;  // int64: index of the token, and its true id
   at::Tensor masked_weights_P;             // fp32; 0 = not counted
   at::Tensor first_rows_M;                 // int64: index of each sequence's first token ([CLS])

@@ -58,13 +58,19 @@ void chat(ChatArguments& arguments) {
                counted(report.inputs[i].documents, "conversation"), format_count(report.inputs[i].tokens),
                format_count(report.inputs[i].targets),
                100.0 * static_cast<double>(report.inputs[i].targets) / static_cast<double>(report.train.targets));
+  const auto has = [&](ChatSource source) { return report.sources.contains(source); };
   fmt::print("read {} in {}; template {}; vocabulary {}\n", counted(report.conversations, "conversation"),
-             format_duration(steady_seconds() - start), report.template_name.empty() ? "none" : report.template_name,
+             format_duration(steady_seconds() - start), has(ChatSource::kConversation) ? report.template_name : "none",
              format_count(report.vocab_size));
-  fmt::print("loss: {}{}\n",
-             report.by_generation_blocks ? "what the template's generation blocks write"
-                                         : "each answer of the assistant, with what the template writes after it",
-             options.last_only ? ", of the last answer alone" : "");
+  std::vector<std::string> losses;
+  if (has(ChatSource::kConversation))
+    losses.push_back(std::string(report.by_generation_blocks
+                                     ? "what the template's generation blocks write"
+                                     : "each answer of the assistant, with what the template writes after it") +
+                     (options.last_only ? ", of the last answer alone" : ""));
+  if (has(ChatSource::kTexts)) losses.emplace_back("the completion of texts, with EOS");
+  if (has(ChatSource::kIds)) losses.emplace_back("the tokens that rows of ids mark");
+  if (!losses.empty()) fmt::print("loss: {}\n", join(losses, "; "));
   if (report.unreadable > 0)
     fmt::print("dropped {} that cannot be read, the first: {}\n", counted(report.unreadable, "conversation"),
                report.first_unreadable);
@@ -77,7 +83,7 @@ void chat(ChatArguments& arguments) {
   if (report.cut > 0) fmt::print("cut {} at the end of a row\n", counted(report.cut, "conversation"));
   if (report.dropped_long > 0)
     fmt::print("dropped {} longer than a row\n", counted(report.dropped_long, "conversation"));
-  fmt::print("  first conversation: {}\n", excerpt(report.sample, 400));
+  fmt::print("  first {}: {}\n", has(ChatSource::kConversation) ? "conversation" : "row", excerpt(report.sample, 400));
   for (size_t i = 0; i < report.sample_targets.size() && i < 3; ++i)
     fmt::print("  loss on: {}\n", excerpt(report.sample_targets[i]));
 }

@@ -578,4 +578,26 @@ std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& pr
   return problems;
 }
 
+std::vector<std::string> keys_without_effect(const Config& config, const ProgramKeys& program) {
+  const Config& defaults = program.defaults;
+  std::vector<std::string> sentences;
+  const auto idle = [&](const char* key, bool differs, bool unused, const char* why) {
+    if (differs && unused) sentences.push_back(fmt::format("{} has no effect: {}", key, why));
+  };
+  const char* const kOnce = "without eval.every_samples the run is evaluated once, at its end";
+  const bool constant = config.schedule.name == ScheduleSection::Name::kConstant, once = !config.eval.every_samples,
+             silent = config.eval.prompts.empty();
+  idle("schedule.min_lr", config.schedule.min_lr != defaults.schedule.min_lr, constant, "schedule.name is constant");
+  idle("eval.skip_first", config.eval.skip_first != defaults.eval.skip_first, once, kOnce);
+  idle("train.patience", config.train.patience != defaults.train.patience, once, kOnce);
+  idle("eval.max_new_tokens", config.eval.max_new_tokens != defaults.eval.max_new_tokens, silent,
+       "there are no eval.prompts");
+  idle("eval.temperature", config.eval.temperature != defaults.eval.temperature, silent, "there are no eval.prompts");
+  idle("model.scaled_residual_init", config.model.scaled_residual_init != defaults.model.scaled_residual_init,
+       config.model.init == ModelSection::Init::kCheckpoint, "model.init is checkpoint");
+  idle("precision.fp8_transpose_cache", config.precision.fp8_transpose_cache != defaults.precision.fp8_transpose_cache,
+       config.precision.linear != PrecisionSection::Linear::kFp8, "precision.linear is not fp8");
+  return sentences;
+}
+
 }  // namespace trireme

@@ -202,26 +202,26 @@ at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
 }
 
 Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> keys, at::Device device,
-                         std::vector<int32_t> read) {
+                         std::vector<int32_t> needed) {
   TRIREME_CHECK(boundaries.size() >= 2 && boundaries.front() == 0, "sequences need boundaries from 0, got ",
                 boundaries.size());
   TRIREME_CHECK(keys.empty() || keys.size() + 1 == boundaries.size(), "sequences need a key each: ", keys.size(),
                 " keys, ", boundaries.size(), " boundaries");
-  TRIREME_CHECK(read.empty() || read.size() + 1 == boundaries.size(), read.size(), " counts of rows that are read, ",
+  TRIREME_CHECK(needed.empty() || needed.size() + 1 == boundaries.size(), needed.size(), " counts of needed rows, ",
                 boundaries.size(), " boundaries");
   Sequences result;
   result.equal_lengths = true;
   for (size_t i = 1; i < boundaries.size(); ++i) {
     const int64_t length = int64_t{boundaries[i]} - boundaries[i - 1];
     TRIREME_CHECK(length > 0, "sequence boundary ", boundaries[i], " follows ", boundaries[i - 1]);
-    TRIREME_CHECK(read.empty() || (read[i - 1] >= 1 && read[i - 1] <= length), read[i - 1], " rows of a sequence of ",
-                  length, " are read");
+    TRIREME_CHECK(needed.empty() || (needed[i - 1] >= 1 && needed[i - 1] <= length), needed[i - 1],
+                  " rows of a sequence of ", length, " are needed");
     result.longest = std::max(result.longest, length);
     result.equal_lengths = result.equal_lengths && length == boundaries[1];
   }
   result.boundaries = std::move(boundaries);
   result.keys = std::move(keys);
-  result.read = std::move(read);
+  result.needed = std::move(needed);
   if constexpr (kCudaBuild) {
     if (device.is_cuda()) {
       result.boundaries_device = on_device(result.boundaries, at::kInt, device);
@@ -262,7 +262,7 @@ const std::vector<SequenceRange>& backward_ranges(const Sequences& sequences) {
       return all.empty() ? all : std::vector<T>(all.begin() + cuts[i], all.begin() + cuts[i + 1]);
     };
     ranges.push_back({first, make_sequences(std::move(boundaries), part_of(sequences.keys),
-                                            sequences.boundaries_device.device(), part_of(sequences.read))});
+                                            sequences.boundaries_device.device(), part_of(sequences.needed))});
   }
   return ranges;
 }

@@ -56,19 +56,20 @@ const kernels::AttentionTile* tiles(const at::Tensor& bytes) {
   return static_cast<const kernels::AttentionTile*>(bytes.const_data_ptr());
 }
 
-bool read_rows(const Sequences& sequences, const AttentionOptions& options) {
-  return options.read_only && !sequences.read.empty();
+bool leaves_rows_out(const Sequences& sequences, const AttentionOptions& options) {
+  return options.only_needed && !sequences.needed.empty();
 }
 
 AttentionWork::Lists& lists_of(const Sequences& sequences, const at::Tensor& q, const AttentionOptions& options) {
   TRIREME_CHECK(sequences.work != nullptr, "attention on a GPU needs sequences from make_sequences()");
   const int64_t d = q.size(2);
-  const auto [found, inserted] = sequences.work->lists.try_emplace({d, options.causal, options.read_only});
+  const auto [found, inserted] =
+      sequences.work->lists.try_emplace({d, options.causal, leaves_rows_out(sequences, options)});
   AttentionWork::Lists& lists = found->second;
   if (!inserted) return lists;
-  const kernels::AttentionPlan plan =
-      kernels::plan_attention(sequences.boundaries.data(), sequences.count(), static_cast<int>(d), options.causal,
-                              /*forward_rows=*/0, read_rows(sequences, options) ? sequences.read.data() : nullptr);
+  const kernels::AttentionPlan plan = kernels::plan_attention(
+      sequences.boundaries.data(), sequences.count(), static_cast<int>(d), options.causal,
+      /*forward_rows=*/0, leaves_rows_out(sequences, options) ? sequences.needed.data() : nullptr);
   lists.forward = to_device(plan.forward, q.device());
   lists.backward = to_device(plan.backward, q.device());
   lists.sequences = to_device(plan.sequences, q.device());
@@ -157,7 +158,8 @@ bool run_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o
 void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
                         const Sequences& sequences, const AttentionOptions& options, bool deterministic,
                         const Heads& d) {
-  if (read_rows(sequences, options)) d.q.zero_();
+  // Where sums stay on chip the kernel writes no dq of the other rows.
+  if (leaves_rows_out(sequences, options)) d.q.zero_();
   const int64_t most = attention_sum_rows(heads.q.size(0)) * heads.q.size(1) * heads.q.size(2) * 4;
   if (run_backward(d_o, heads, o, lse, sequences, options, deterministic, d, most)) return;
   for (const auto& [first, part] : backward_ranges(sequences)) {

@@ -57,7 +57,7 @@ struct AttentionWork {
     at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
     int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, short_blocks = 0, longest = 0;
   };
-  std::map<std::tuple<int64_t, bool, bool>, Lists> lists;  // by head size, causal, read_only
+  std::map<std::tuple<int64_t, bool, bool>, Lists> lists;  // by head size, causal, without rows that are not needed
   std::vector<SequenceRange> ranges;                       // backward_ranges()
 };
 

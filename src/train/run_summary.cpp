@@ -193,7 +193,8 @@ std::vector<std::string> left_files(const std::filesystem::path& output) {
 
 std::string next_command(const Config& config, RunEnd end, int exit_code) {
   const std::filesystem::path output = config.output.dir;
-  if (end == RunEnd::kSignal && exit_code != static_cast<int>(ExitCode::kStopped)) return "the same command again";
+  if (end == RunEnd::kSignal && exit_code != static_cast<int>(ExitCode::kStopped))
+    return "the same command again starts from the last checkpoint, if there is one";
   if (end == RunEnd::kSignal || end == RunEnd::kMaxTime) return "the same command again goes on from here";
   if (end == RunEnd::kFailed) return "";
   return fmt::format("trireme report {} --output {}", shell_quote(output.string()),

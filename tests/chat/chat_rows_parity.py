@@ -244,8 +244,9 @@ def check_fields(args, work):
     # Weights, with and without generation blocks.
     weighted = {"messages": [question, answer | {"weight": 0}, question, {"role": "assistant", "content": "b", "weight": 1}]}
     assert trained(rows([weighted])[0][0]) == "b<|im_end|>\n"
-    axolotl = {"messages": [question, answer | {"train": False}, question, {"role": "assistant", "content": "b", "training": True}], "system": None}
-    assert rows([axolotl])[0] == rows([weighted])[0]
+    for no, yes in (({"train": False}, {"training": True}), ({"loss": False}, {"loss": True}), ({"loss_weight": 0.0}, {"loss_weight": 1.0, "loss": True})):
+        other = {"messages": [question, answer | no, question, {"role": "assistant", "content": "b"} | yes], "system": None}
+        assert rows([other])[0] == rows([weighted])[0], other
     assert trained(rows([weighted], model=work / "chatml")[0][0]) == "b<|im_end|>"
     share = {"conversations": [{"from": "gpt", "value": "hello", "weight": None}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
     assert trained(rows([share])[0][0]) == "hello<|im_end|>\na<|im_end|>\n"
@@ -323,7 +324,9 @@ def check_fields(args, work):
     bad = [("printing", null, "would write 'None' for a value that is null"), ("fields", {"messages": [question, answer | {"weight": 0.5}]}, '"weight" is 0.5'),
            ("fields", own | {"system": "be long"}, '"system" and the system message differ'), ("fields", asked | {"system": 3}, '"system" is a JSON number'),
            ("fields", {"messages": [question, answer], "tools": {}}, '"tools" is a JSON object, expected a list'), ("fields", {"messages": [question, answer | {"n": 2**70}]}, "has more than 64 bits"),
-           ("fields", {"messages": [question, answer], "tools": "[{"}, 'bad.jsonl:1: the text in "tools" is not valid JSON'), ("fields", {"messages": [question, answer | {"content": None}]}, 'message 2: no "content"')]
+           ("fields", {"messages": [question, answer], "tools": "[{"}, 'bad.jsonl:1: the text in "tools" is not valid JSON'), ("fields", {"messages": [question, answer | {"content": None}]}, 'message 2: no "content"'),
+           ("fields", {"messages": [question, answer | {"loss": True, "weight": 0}]}, '"loss" and "weight" differ'), ("fields", {"messages": [question, answer | {"loss_scale": [1.0, 0.5]}]}, '"loss_scale", a loss of its own'),
+           ("fields", {"messages": [question, answer | {"content": [{"type": "text", "value": "a"}]}]}, 'message 2: a part of "content" is')]
     for name, line, reason in bad:
         (work / "bad.jsonl").write_text(json.dumps(line))
         output = run(args, "--model", work / name, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ, expect=3)
@@ -333,6 +336,11 @@ def check_fields(args, work):
     (work / "bad.jsonl").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in mixed))
     output = run(args, "--model", work / "chatml", "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ, expect=3)
     assert "bad.jsonl:2: " in output, output
+    # Rows are rendered 512 at a time.
+    many = [{"messages": [question, answer]}] * 511 + [{"query": "a", "response": "b"}]
+    (work / "bad.jsonl").write_text("\n".join(json.dumps(line) for line in many * 2))
+    output = run(args, "--model", work / "qwen2.5", "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ, expect=3)
+    assert "bad.jsonl:512: " in output, output
     kept, output = rows(mixed, "--skip-refused", model=work / "chatml")
     assert len(kept) == 1 and "dropped 2 conversations that cannot be read, the first: " in output and "fields.jsonl:3 is not valid JSON" in output, output
     assert "dropped 1 conversation that the template refuses" in output, output

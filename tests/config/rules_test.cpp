@@ -543,6 +543,22 @@ TEST(Rules, AScheduleTakesTheKeysOfItsFormulaOnly) {
   says("name: wsd, decay_ratio: 1.5", "schedule.decay_ratio must be a number from 0 to 1");
 }
 
+TEST(Rules, KeysThatChangeNothingAreNamed) {
+  const auto idle = [](const std::string& text) {
+    const TextFile file(std::string(kMinimal) + text);
+    return keys_without_effect(load_config(file.path(), {}, {}, 1), {});
+  };
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(idle(""), Lines());
+  EXPECT_EQ(idle("schedule: {name: constant, min_lr: 1.0e-5}\n"),
+            Lines{"schedule.min_lr has no effect: schedule.name is constant"});
+  EXPECT_EQ(idle("schedule: {name: cosine, min_lr: 1.0e-5}\n"), Lines());
+  EXPECT_EQ(
+      idle("eval: {skip_first: 3, max_new_tokens: 8, temperature: 0.5}\nprecision: {fp8_transpose_cache: false}\n")
+          .size(),
+      4u);
+}
+
 TEST(Rules, RecomputeIsAWordOrAShare) {
   const auto recompute = [](const std::string& text) {
     return load_text(std::string(kMinimal) + "parallel: {recompute: " + text + "}\n").parallel.recompute;

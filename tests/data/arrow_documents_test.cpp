@@ -209,9 +209,23 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
                       "data/en/a.arrow]}\n  - {split: test, path: 'data/**/[b].arrow'}\n")
                 .find("x: test (data/en/b.arrow), x: train (data/c.arrow)"),
             std::string::npos);
+  const std::string apart =
+      "configs:\n- {config_name: x, data_files: data/c.arrow}\n- {config_name: y, data_files: data/en/*}\n";
+  for (const char* before : {"", "\n", "\xEF\xBB\xBF", "\xEF\xBB\xBF \n\n"}) {
+    write_file_atomic(folder / "README.md", before + ("---\r\n" + apart) + "---\n");
+    EXPECT_NE(complaint(folder), "") << before;
+  }
+  for (const char* key : {"\"configs\"", "configs ", "'configs' "}) {
+    write_file_atomic(folder / "README.md", std::string("---\n") + key + apart.substr(7) + "---\n");
+    EXPECT_NE(complaint(folder), "") << key;
+  }
+  EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: {train: data/c.arrow, test: data/en/*}}\n"), "");
+  EXPECT_NE(with_card("configs: &all\n- {config_name: x, data_files: '**'}\nothers: *all\n"), "");
+  EXPECT_NE(with_card("configs:\n- &one {config_name: x, data_files: '**'}\n- *one\n").find("README.md:4:"),
+            std::string::npos);
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
             std::string::npos);
-  EXPECT_EQ(with_card("configs: [\n"), "");  // no YAML
+  EXPECT_NE(with_card("configs: [\n").find("not valid YAML"), std::string::npos);
   // The block "configs" alone is read, however long the rest is.
   std::string info = "dataset_info:\n", configs = "configs:\n";
   for (int i = 0; i < 500; ++i) {

@@ -349,7 +349,7 @@ TEST(BertPack, PutsTheRowsThatHeadsReadFirst) {
   EXPECT_EQ(types, (std::vector<int64_t>{0, 0, 1, 0, 1, 0, 0, 1}));
   EXPECT_EQ(keys, (std::vector<int64_t>{24, 26, 28, 25, 27, 29, 30, 31}));
   EXPECT_EQ(pack.boundaries, (std::vector<int32_t>{0, 5, 8, 13, 16, 32}));
-  EXPECT_EQ(pack.read, (std::vector<int32_t>{3, 1, 3, 1, 1}));
+  EXPECT_EQ(pack.needed, (std::vector<int32_t>{3, 1, 3, 1, 1}));
   EXPECT_EQ(pack.masked_rows, (std::vector<int64_t>{1, 2, 5, 9, 10, 13}));
   EXPECT_EQ(pack.first_rows, (std::vector<int64_t>{0, 5, 8, 13}));
 }

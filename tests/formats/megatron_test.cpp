@@ -72,6 +72,20 @@ TEST_F(MegatronFiles, MergedOnesAreAsIfWrittenTogether) {
   EXPECT_THROW(other.append(MegatronFile(root_ / "wide")), DataError);
 }
 
+TEST_F(MegatronFiles, WithoutAListOfDocumentsEachSequenceIsOne) {
+  write("file", MegatronType::kU16, {{1, 2}, {3}});
+  std::string index = read_text_file(root_ / "file.idx", ExitCode::kData);
+  index[26] = 1;  // the number of boundaries
+  index.resize(34 + 2 * 12 + 8);
+  write_file_atomic(root_ / "file.idx", index);
+  const MegatronFile file(root_ / "file");
+  EXPECT_EQ(file.documents(), 2);
+  EXPECT_EQ(file.boundary(2), 2);
+  MegatronWriter merged(root_ / "merged", MegatronType::kU16);
+  merged.append(file);
+  EXPECT_EQ(merged.documents(), 2);
+}
+
 TEST_F(MegatronFiles, PathsOfAPrefix) {
   write("name.with.dots", MegatronType::kU16, {{1}});
   EXPECT_EQ(megatron_index_path(root_ / "name.with.dots"), root_ / "name.with.dots.idx");

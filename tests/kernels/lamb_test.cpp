@@ -128,7 +128,8 @@ TEST_F(LambTest, HalvesOfATensorOnTwoRanksGiveTheWholeUpdate) {
 }
 
 TEST_F(LambTest, ManyShardsTogetherAreUpdatedAsEachAlone) {
-  // More than a launch takes, of several sizes and gradient types, one without elements, and one without a copy.
+  // More than a launch takes, of several sizes, gradient types and alignments, some without elements and arrays, and
+  // one without a copy.
   constexpr int kShards = 70;
   std::vector<std::unique_ptr<DeviceArray>> arrays;
   std::vector<std::unique_ptr<DeviceBytes>> tables;
@@ -142,7 +143,8 @@ TEST_F(LambTest, ManyShardsTogetherAreUpdatedAsEachAlone) {
   int64_t chunks = 0;
   int tensors = 0;
   for (int s = 0; s < kShards; ++s) {
-    const int64_t n = s == 7 ? 0 : 1 + s * 977 % 9001;
+    const bool empty = s == 0 || s == 7 || s == 8 || s == kShards - 1;
+    const int64_t n = empty ? 0 : 1 + s * 977 % 9001, shift = s % 5 == 1 ? 1 : 0;
     const ShardTable table = make_shard_table({{0, n / 2, 1, true}, {n / 2, n, 0, false}}, 2);
     tables.push_back(std::make_unique<DeviceBytes>(std::max<int64_t>(1, table.chunks.size() * sizeof(ShardChunk))));
     if (!table.chunks.empty()) tables.back()->write(table.chunks.data());
@@ -156,8 +158,10 @@ TEST_F(LambTest, ManyShardsTogetherAreUpdatedAsEachAlone) {
       a.master = masters[way].back()->data(), a.exp_avg = array(Values(n + 1, 0.1), Element::kF32)->data();
       a.exp_avg_sq = array(Values(n + 1, 0.2), Element::kF32)->data(), a.gradient = gradient->data();
       a.compute = s == 11 ? nullptr : copies[way].back()->data(), a.compute_element = Element::kF16;
+      if (shift == 1) a.master = masters[way].back()->fp32() + shift;
       a.gradient_element = type, a.step = step->fp32(), a.chunks = tables.back()->as<ShardChunk>();
       a.num_chunks = static_cast<int64_t>(table.chunks.size());
+      if (empty) a.master = a.exp_avg = a.exp_avg_sq = a.compute = nullptr, a.gradient = nullptr, a.chunks = nullptr;
       a.tensor_chunks = chunks_of.back()->as<int32_t>(), a.num_tensors = 2, a.first_tensor = tensors;
       a.share = 1.0 / (1 + s % 3), a.lr = 1e-2, a.weight_decay = 0.1;
       shards[way].push_back(a);
@@ -169,7 +173,8 @@ TEST_F(LambTest, ManyShardsTogetherAreUpdatedAsEachAlone) {
   CUDA_OK(lamb_moments(shards[0].data(), kShards, partial.as<double>(), together.as<double>(), tensors, nullptr));
   CUDA_OK(lamb_apply(shards[0].data(), kShards, together.as<double>(), tensors, nullptr));
   for (const Lamb& a : shards[1])
-    CUDA_OK(lamb_moments(&a, 1, partial.as<double>(), alone.as<double>(), tensors, nullptr));
+    CUDA_OK(
+        lamb_moments(&a, 1, a.num_chunks > 0 ? partial.as<double>() : nullptr, alone.as<double>(), tensors, nullptr));
   for (const Lamb& a : shards[1]) CUDA_OK(lamb_apply(&a, 1, alone.as<double>(), tensors, nullptr));
   EXPECT_TRUE(together.read() == alone.read());
   for (int s = 0; s < kShards; ++s) {

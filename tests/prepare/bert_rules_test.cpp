@@ -23,9 +23,9 @@ namespace {
 
 class BertRules : public Scratch {
  protected:
-  std::vector<int> encode(const std::string& vocab, const std::string& text) {
+  std::vector<int> encode(const std::string& vocab, const std::string& text, bool cased = false) {
     const BertVocab loaded(write("vocab.txt", vocab));
-    BertTokenizer tokenizer(loaded);
+    BertTokenizer tokenizer(loaded, cased);
     std::vector<int16_t> ids;
     tokenizer.encode(text, ids);
     const size_t once = ids.size();
@@ -48,6 +48,13 @@ TEST_F(BertRules, LongestPieceFirst) {
   const std::string as = std::string(kSpecials) + "a\n##a\n";
   EXPECT_EQ(encode(as, std::string(200, 'a')).size(), 200u);
   EXPECT_EQ(encode(as, std::string(201, 'a')), std::vector<int>{1});
+}
+
+TEST_F(BertRules, ACasedTextKeepsItsCaseAndItsAccents) {
+  const std::string vocab = std::string(kSpecials) + "ete\n\u00c9t\u00e9\nete\n##X\nNo\nno\n!\n";
+  EXPECT_EQ(encode(vocab, "\u00c9t\u00e9 No! noX"), (std::vector<int>{7, 10, 11, 1}));
+  EXPECT_EQ(encode(vocab, "\u00c9t\u00e9 No! noX", /*cased=*/true), (std::vector<int>{6, 9, 11, 10, 8}));
+  EXPECT_EQ(BertVocab(write("vocab.txt", vocab)).capitals(), 2);
 }
 
 TEST_F(BertRules, IdsAreLineNumbersAndTheLastOfRepeatedLinesCounts) {

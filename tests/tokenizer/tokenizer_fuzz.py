@@ -16,7 +16,7 @@ try:
     import sentencepiece
     from google import protobuf  # noqa: F401  transformers reads tokenizer.model with it
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+    from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 except ImportError as error:
     print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
     sys.exit(77)
@@ -135,6 +135,17 @@ def shapes(work, texts):
     older.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     older = Tokenizer.from_str(older.to_str())  # added tokens are normalised by the new rule
     yield "sentencepiece's BPE with a normalizer", work / "older", saved(work / "older", older), True, names
+
+    # Gemma's, whose pre-tokenizer splits at what the normalizer has replaced.
+    gemma = json.loads(older.to_str())
+    gemma["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    gemma["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    yield "Gemma's kind", work / "gemma", saved(work / "gemma", Tokenizer.from_str(json.dumps(gemma))), True, names
+    # Of a family that transformers maps to another class, LlamaTokenizer builds the tokenizer anew.
+    for family in ("smollm3", "granite"):
+        saved(work / family, older, tokenizer_class="LlamaTokenizer", legacy=False, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+        (work / family / "config.json").write_text(json.dumps({"model_type": family}))
+        yield f"LlamaTokenizer of {family}", work / family, AutoTokenizer.from_pretrained(work / family)._tokenizer, True, names
 
     unigram = Tokenizer(models.Unigram())
     unigram.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("  ", " ")])

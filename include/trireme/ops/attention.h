@@ -23,17 +23,17 @@ struct Sequences {
   std::vector<int64_t> keys;        // unique id of each sequence in the run, the key of its dropout; empty: no dropout
   int64_t longest = 0;
   bool equal_lengths = false;
-  std::vector<int32_t> read;  // AttentionOptions::read_only: how many rows of each, from its first; empty: all
+  std::vector<int32_t> needed;  // AttentionOptions::only_needed: how many rows of each, from its first; empty: all
   at::Tensor boundaries_device, keys_device;  // on GPUs only: int32, int64
   std::shared_ptr<AttentionWork> work;        // work lists of our kernels, made when they are first used
 
   int64_t count() const { return static_cast<int64_t>(boundaries.size()) - 1; }
   int64_t tokens() const { return boundaries.back(); }
 };
-/// Moves the description to `device`. Boundaries that do not ascend from 0, a number of keys or of `read` that is
-/// neither 0 nor the number of sequences, and a `read` that is not in 1 … length, are internal errors.
+/// Moves the description to `device`. Boundaries that do not ascend from 0, a number of keys or of `needed` that is
+/// neither 0 nor the number of sequences, and a count in `needed` that is not in 1 … length, are internal errors.
 Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> keys, at::Device device,
-                         std::vector<int32_t> read = {});
+                         std::vector<int32_t> needed = {});
 
 struct AttentionOptions {
   double scale = 1;
@@ -43,9 +43,9 @@ struct AttentionOptions {
   /// row and column in the sequence), see attention_keeps().
   Dropout dropout{};
   int64_t first_head = 0;  // the number of q's first head among the layer's, for dropout
-  /// Of the result only the rows that Sequences::read counts are read. The others may be anything, NaN too, and their
-  /// gradients are taken as zero.
-  bool read_only = false;
+  /// Of the result only the rows that Sequences::needed counts are read. Others may hold anything, NaN too. The caller
+  /// gives zero as their gradients.
+  bool only_needed = false;
 };
 
 /// ConfigError where TRIREME_ATTENTION has none of its words.

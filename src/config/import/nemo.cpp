@@ -18,8 +18,8 @@ class NemoImporter : Importer {
     if (import.ignore_unknown) ignore_unknown();
     if (const ConfNode* model = training.find("model"); model != nullptr && model->find("bert_binary_head") != nullptr)
       throw ConfigError(source +
-                        ": a configuration of BERT, and those of GPT and Llama alone are read: write one for "
-                        "train_bert (docs/howto/train-bert.md)");
+                        ": this is a BERT configuration; only those of GPT and Llama can be imported. Write one for "
+                        "train_bert: docs/howto/train-bert.md");
     add_below(training, "");
     if (const ConfNode* model = training.find("model"))
       if (const ConfNode* data = model->find("data"))

@@ -16,6 +16,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <string_view>
 #include <unordered_map>
 
 namespace trireme {
@@ -229,7 +230,8 @@ void TokenizerReader::metaspace(const nlohmann::json& json, ByteLevelModel& mode
   model.metaspace = made;
 }
 
-/// Whether no normalised text holds `text`: Gemma's replaces spaces, at which its pre-tokenizer would split.
+/// Whether the normalizer leaves no `text`, one character. Gemma's replaces the spaces at which its pre-tokenizer
+/// splits.
 bool is_replaced(const std::vector<NormaliserStep>& steps, const std::string& text) {
   bool replaced = false;
   for (const NormaliserStep& step : steps) {
@@ -251,7 +253,8 @@ void TokenizerReader::pre_tokenizer(const nlohmann::json& json, ByteLevelModel& 
   }
   std::erase_if(parts, [&](const nlohmann::json& part) {
     const auto split = member(member(part, "pattern"), "String");
-    return member(part, "type") == "Split" && split.is_string() && is_replaced(model.normalisers, split);
+    return member(part, "type") == "Split" && member(part, "invert") != true && split.is_string() &&
+           character_count(split.get<std::string>()) == 1 && is_replaced(model.normalisers, split);
   });
   bool byte_level = false;
   if (parts.empty() || (parts.size() == 1 && member(parts[0], "type") == "Metaspace")) {
@@ -451,9 +454,9 @@ std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool che
     llama |= of_class == name;
   if (checks_model) {
     if (!llama) return std::nullopt;
-    // Of these transformers reads the file although it names the class; Qwen 2's is read by another class.
-    for (const char* family : {"mistral", "phi3", "granite", "olmo2", "qwen2"})
-      if (folder.model_type() == family) return std::nullopt;
+    // For other families transformers 5.23 reads the file although it names the class; qwen2 has a class of its own.
+    constexpr std::string_view kBuilt[] = {"", "llama", "qwen3", "smollm3", "gemma3_text", "gpt2"};
+    if (std::ranges::find(kBuilt, folder.model_type()) == std::end(kBuilt)) return std::nullopt;
   }
   const auto legacy = folder.flag("legacy"), prefix = folder.flag("add_prefix_space");
   if (!llama && !legacy && !prefix) return std::nullopt;

@@ -106,7 +106,7 @@ HeadResult run_chunks(const at::Tensor& hidden, const at::Tensor& weight, const 
       constexpr int64_t kRows = 8;
       const at::Tensor sums =
           part.row_factor.defined()
-              ? at::mm(part.row_factor.to(logits.scalar_type()).repeat({kRows, 1}), logits, at::kFloat)[0]
+              ? at::mm(part.row_factor.to(logits.scalar_type()).repeat({kRows, 1}), logits, at::kFloat)[0].clone()
               : at::sum(logits, {0}, false, at::kFloat);
       result.d_bias = result.d_bias.defined() ? result.d_bias.add_(sums) : sums;
     }

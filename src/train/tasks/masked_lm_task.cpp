@@ -29,7 +29,7 @@ BertBatch bert_batch_on(at::Device device, const BertPack& pack) {
   batch.positions_T = to_tensor(pack.positions, device);
   batch.types_T = to_tensor(pack.types, device);
   batch.token_keys_T = to_tensor(pack.keys, device);
-  batch.sequences = make_sequences(pack.boundaries, pack.sequence_keys, device, pack.read);
+  batch.sequences = make_sequences(pack.boundaries, pack.sequence_keys, device, pack.needed);
   batch.masked_rows_P = to_tensor(pack.masked_rows, device);
   batch.masked_ids_P = to_tensor(pack.masked_ids, device);
   batch.masked_weights_P = to_tensor(pack.masked_weights, device);

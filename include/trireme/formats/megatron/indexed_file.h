@@ -40,14 +40,16 @@ class MegatronFile {
   std::filesystem::path prefix() const { return std::filesystem::path(index_path()).replace_extension(); }
   MegatronType type() const { return type_; }
   int64_t sequences() const { return sequences_; }
-  int64_t documents() const { return boundaries_ - 1; }
+  int64_t documents() const { return lists_documents() ? boundaries_ - 1 : sequences_; }
   int64_t tokens() const { return total_; }
   bool has_modes() const { return has_modes_; }
 
   /// Tokens of a sequence.
   int32_t length(int64_t sequence) const { return load<int32_t>(kHeader + sequence * 4); }
   /// Sequences of document d are [boundary(d), boundary(d + 1)).
-  int64_t boundary(int64_t document) const { return load<int64_t>(kHeader + sequences_ * 12 + document * 8); }
+  int64_t boundary(int64_t document) const {
+    return lists_documents() ? load<int64_t>(kHeader + sequences_ * 12 + document * 8) : document;
+  }
   /// Appends tokens [begin, begin + count) of a sequence, unchecked; the caller checks the bounds of the sequence. A
   /// u64 above 2^63 cannot occur: the types have at most 63 bits.
   void read(int64_t sequence, int64_t begin, int64_t count, std::vector<int64_t>& out) const;
@@ -58,6 +60,9 @@ class MegatronFile {
 
  private:
   static constexpr int64_t kHeader = 34;
+  /// Files that Megatron's older tools merged, and writers that end no document, have the boundary 0 alone: each
+  /// sequence is a document there, as Megatron's GPT data set reads all files.
+  bool lists_documents() const { return boundaries_ > 1 || sequences_ == 0; }
   template <class T>
   T load(int64_t at) const {
     T value;

@@ -23,9 +23,10 @@ struct MeasuredProducts {
 /// this form run by the fastest. One that differs from a measured product in the number of tokens only, by at most an
 /// eighth, takes its algorithm where it writes the same bits as the library's, without a measurement. Memory: that of
 /// the largest product's operands and result; a product for which there is none keeps its algorithm. Nothing happens on
-/// CPUs. `alone`: no collectives run beside the products. Short products, in FP8 with fast accumulation and in 16
-/// bits of inner dimensions up to 1,024, are then also run by candidates without a workspace, which share out their
-/// tiles beforehand; beside a collective's blocks such a product waits for the multiprocessors that they hold.
+/// CPUs. `alone`: no collectives run beside the products. Products of less than 4e11 operations, in FP8 with fast
+/// accumulation and in 16 bits of inner dimensions up to 1,024, are then also run by candidates without a workspace,
+/// which share out their tiles beforehand; beside a collective's blocks such a product waits for the multiprocessors
+/// that they hold.
 MeasuredProducts measure_products(at::Device device, ProductLoad load, bool alone = false);
 
 /// Functions that multiply as the layers of a run do, for measurements of speed. 16 bits: a b; FP8: a b^T of the
