@@ -451,6 +451,12 @@ def origins(site):
     assert packed("data.train=other/tokens_text_document") == ["other/tokens_text_document"]
     json.dump(larger, open(f"{work}/base/tokenizer.json", "w"))
     assert packed("data.train=one/rows.npy") == []
+    # A tokenizer.model alone has the tokens that it has beside the files of a model.
+    site.tool("tokenizer", "train", "--input", "one/text.txt", "--vocab-size", 310, "--output", "alone.model")
+    site.tool("init-model", "--preset", "llama3.2-1b", "--config-only", "--vocab-size", 310, "--tokenizer", "alone.model", "--output", "beside")
+    site.tool("data", "pack", "--tokenizer", "alone.model", "--input", "one/text.txt", "--seq-length", SEQ, "--output", "alone.npy")
+    assert os.path.exists(f"{work}/beside/tokenizer_config.json")
+    assert packed("data.train=alone.npy", "model.path=beside", "model.init=random", "lora=null", "optimizer.lr=1e-4") == []
     # Another program wrote the file anew: what stands beside it is of no file that is there.
     np.save(f"{work}/other/rows.npy", np.zeros((9, SEQ), np.int32))
     assert packed("data.train=other/rows.npy") == []
