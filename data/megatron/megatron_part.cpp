@@ -51,8 +51,9 @@ MegatronPart::MegatronPart(const fs::path& path, Split split, int64_t samples, c
     request_.last = bounds[static_cast<size_t>(split) + 1];
     if (request_.first >= request_.last)
       throw DataError(fmt::format(
-          "{}: data.splits '{}' gives {} none of the {} documents: give it a larger share, or a file of its own", name,
-          *options.splits, split_name(split), format_count(file_.sequences())));
+          "{}: data.splits '{}' gives {} none of the {} documents: give it a larger share or a file of its own, or "
+          "leave data.splits out",
+          name, *options.splits, split_name(split), format_count(file_.sequences())));
   }
   request_.size = [this](int64_t document) { return file_.length(document); };
   for (int64_t d = request_.first; d < request_.last; ++d) request_.tokens += file_.length(d);
@@ -60,7 +61,7 @@ MegatronPart::MegatronPart(const fs::path& path, Split split, int64_t samples, c
   request_.seed = options.seed;
   request_.shuffle = options.shuffle;
   request_.samples = samples > 0 ? samples : rows_per_epoch();
-  shape_ = index_shape(request_, name);
+  shape_ = index_shape(request_, options.splits ? fmt::format("{}, its {} part", name, split_name(split)) : name);
   const fs::path directory = options.index_cache.empty() ? file_.prefix().parent_path() : options.index_cache;
   cache_ =
       directory / fmt::format("{}_{}_indexmap_{}ns_{}sl_{}s{}", file_.prefix().filename().string(), split_name(split),

@@ -47,6 +47,11 @@ void check_options(const std::string& family, const LoraOptions& lora, const std
       return std::ranges::none_of(named, [&](const std::string& module) { return selects(one, module); });
     };
     for (const std::string& name : selector.names) {
+      if (none({{name}}) && selector == LoraOptions().target_modules)
+        throw ConfigError(
+            fmt::format("the default of lora.target_modules has '{}', and a {} has no such module: choose "
+                        "from {}",
+                        name, family, join(names, ", ")));
       if (none({{name}}))
         throw ConfigError(
             fmt::format("lora.{}: a {} has no module '{}'.{}", key, family, name, did_you_mean(name, names)));

@@ -135,6 +135,13 @@ TEST(FamilyUnits, TargetsOfLora) {
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("a gpt2 has no module 'q_proj'"), std::string::npos) << error.what();
   }
+  try {
+    DecoderModel(small_gpt2(0), LoraOptions());
+    ADD_FAILURE() << "the default of a gpt2";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("the default of lora.target_modules has 'q_proj'"), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(FamilyModel, GradientEqualsDifferencesInTheWeightsWithDropout) {
