@@ -30,11 +30,14 @@ void require_there(const std::string& key, const std::vector<std::string>& entri
   for (const std::string& entry : entries)
     if (!std::filesystem::exists(entry, error) && &row_format(entry) == row_formats().back()) absent.push_back(entry);
   if (absent.empty()) return;
-  if (std::ranges::any_of(absent, [](const std::string& entry) {
-        return parse_whole<double>(std::filesystem::path(entry).filename().string()).has_value();
-      }))
-    throw DataError(fmt::format("{}: {} {} not there; a weight is written beside its path: - {{path: {}, weight: 0.5}}",
-                                key, join(absent, " and "), absent.size() == 1 ? "is" : "are", entries.back()));
+  // A blend as NeMo writes it: a weight before each path.
+  const auto weight = [](const std::string& entry) {
+    return parse_whole<double>(std::filesystem::path(entry).filename().string());
+  };
+  if (key == "data.train" && entries.size() > 1 && weight(entries[0]) && !weight(entries[1]))
+    throw DataError(fmt::format("{}: {} {} not there. A weight is written beside its path: - {{path: {}, weight: {}}}",
+                                key, join(absent, " and "), absent.size() == 1 ? "is" : "are", entries[1],
+                                *weight(entries[0])));
   std::filesystem::path prefix = absent.front();
   static const std::set<std::string> kOfOtherFiles = {".npy",   ".h5",      ".hdf5",  ".json",
                                                       ".jsonl", ".parquet", ".arrow", ".idx"};

@@ -10,7 +10,7 @@ namespace trireme {
 
 /// All tokens of some rows without gaps; field by field what BertBatch holds on the device. The tokens of a sequence
 /// come in this order: the first one, the masked words, the others. Attention without a mask does not depend on the
-/// order. In the last block it computes only the rows that a head reads.
+/// order. In the last block it need compute only the rows that a head reads.
 struct BertPack {
   std::vector<int64_t> ids, positions, types, keys;  // [T]
   std::vector<int32_t> boundaries;                   // of the sequences, padding's included

@@ -140,7 +140,6 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       if (count++ == 0) (made.readable ? report.first_refusal : report.first_unreadable) = made.refusal;
       return;
     }
-    report.sources.insert(made.source);
     const auto length = static_cast<size_t>(options.seq_length);
     RowDocument& document = made.document;
     if (document.ids.size() > length) {
@@ -164,6 +163,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
     input.documents += copies;
     input.tokens += copies * static_cast<int64_t>(document.ids.size());
     input.targets += copies * targets;
+    report.sources.insert(made.source);
     train.insert(train.end(), static_cast<size_t>(copies), document);
   };
   size_t inputs = 0;
@@ -177,17 +177,11 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       },
       [&](ConversationRow row) { return tokenise_chat(model, std::move(row), options); },
       [&](Tokenised made) { keep(std::move(made), report.conversations++); });
-  if (report.conversations == 0) throw DataError(options.inputs.front().string() + ": there is no conversation in it");
-  for (const auto& [chats, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}}) {
-    if (!chats->empty() || path->empty()) continue;
-    const std::string left = fmt::format("{}: no conversation is left of {}: ", path->string(), report.conversations);
-    if (!train.empty() || !valid.empty())
-      throw DataError(fmt::format("{}--valid-fraction {} draws none or all of them", left, options.valid_fraction));
-    throw DataError(fmt::format(
-        "{}{} that cannot be read, {} refused by the template, {} too long, {} without an answer of the assistant{}",
-        left, report.unreadable, report.refused, report.dropped_long, report.untrained,
-        report.untrained > 0 ? ", the first: " + report.first_untrained : ""));
-  }
+  require_left(options, "conversation", report.conversations, !train.empty(), !valid.empty(),
+               fmt::format("{} that cannot be read, {} refused by the template, {} too long, {} without an answer of "
+                           "the assistant{}",
+                           report.unreadable, report.refused, report.dropped_long, report.untrained,
+                           report.untrained > 0 ? ", the first: " + report.first_untrained : ""));
   const auto write = [&](const fs::path& path, const std::vector<RowDocument>& chats) {
     return write_whole_rows(path, chats, /*together=*/1, options.seq_length, options.one_per_row, model.padding());
   };

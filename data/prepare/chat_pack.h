@@ -27,8 +27,8 @@ struct ChatPackReport {
   int64_t conversations = 0;  // read
   int64_t unreadable = 0, refused = 0, untrained = 0, cut = 0, dropped_long = 0;
   std::string first_unreadable, first_refusal, first_untrained;
-  std::set<ChatSource> sources;
-  std::string template_name;  // empty: there is none, which texts need not
+  std::set<ChatSource> sources;  // of the training rows
+  std::string template_name;     // empty: there is none, which texts need not
   int64_t vocab_size = 0;
   bool by_generation_blocks = false;
   RowCounts train, valid;

@@ -45,6 +45,17 @@ void check_row_options(const ChatRowOptions& options) {
   check_row_outputs(options.inputs, options.output, options.valid_output, options.valid_fraction);
 }
 
+void require_left(const ChatRowOptions& options, const std::string& what, int64_t read, bool train, bool valid,
+                  const std::string& dropped) {
+  if (read == 0) throw DataError(fmt::format("{}: there is no {} in it", options.inputs.front().string(), what));
+  for (const auto& [has, path] : {std::pair{train, &options.output}, {valid, &options.valid_output}}) {
+    if (has || path->empty()) continue;
+    const std::string why =
+        train || valid ? fmt::format("--valid-fraction {} draws none or all of them", options.valid_fraction) : dropped;
+    throw DataError(fmt::format("{}: no {} is left of {}: {}", path->string(), what, read, why));
+  }
+}
+
 ChatModel open_chat_model(const ChatRowOptions& options) {
   return ChatModel(options.tokenizer, options.template_file, options.template_name);
 }

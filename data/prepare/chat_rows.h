@@ -35,6 +35,11 @@ struct ChatRowOptions {
 /// ConfigError. Makes the folders of the outputs.
 void check_row_options(const ChatRowOptions& options);
 
+/// DataError where nothing was read, or nothing is left for one of the outputs. `what`: "conversation". `dropped`: how
+/// many were dropped, and why.
+void require_left(const ChatRowOptions& options, const std::string& what, int64_t read, bool train, bool valid,
+                  const std::string& dropped);
+
 /// The model of the options.
 ChatModel open_chat_model(const ChatRowOptions& options);
 /// Texts without a template, as TRL tokenises them: answers end with EOS (DataError where there is none), and what the

@@ -214,14 +214,12 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
       });
   train.move_back(second_train);
   valid.move_back(second_valid);
-  for (const auto& [documents, path] : {std::pair{&train, &options.output}, {&valid, &options.valid_output}})
-    if (documents->answers.empty() && !path->empty())
-      throw DataError(fmt::format(
-          "{}: no {} is left of {}: {} that cannot be read, {} refused by the template, {} "
-          "with a prompt that fills --max-length, {} too long, {} without an answer",
-          path->string(), options.unpaired ? "answer" : "pair",
-          counted(report.pairs, options.unpaired ? "row" : "pair"), report.unreadable.count, report.refused.count,
-          report.long_prompts.count, report.too_long.count, report.without_answer.count));
+  require_left(options, options.unpaired ? "answer" : "pair", report.pairs, !train.answers.empty(),
+               !valid.answers.empty(),
+               fmt::format("{} that cannot be read, {} refused by the template, {} with a prompt that fills "
+                           "--max-length, {} too long, {} without an answer",
+                           report.unreadable.count, report.refused.count, report.long_prompts.count,
+                           report.too_long.count, report.without_answer.count));
   const auto write = [&](const fs::path& path, const Judged& documents) {
     return options.unpaired ? write_judged_rows(path, documents, options, model.padding(), report.alone)
                             : write_whole_rows(path, documents.answers, /*together=*/2, options.seq_length,

@@ -32,8 +32,8 @@ bool is_key(const std::string& text, size_t at, std::string_view key) {
   return at != std::string::npos && text[at] == ':';
 }
 
-/// The block "configs" of the YAML between the first line "---" and the next one, behind as many empty lines as stand
-/// before it. The rest may be long.
+/// The block "configs" of the YAML between the first line "---" and the next one. An empty line stands for each line
+/// before it, so that errors name the card's lines. The rest of the card may be long.
 std::string configs_of_card(const fs::path& card) {
   constexpr size_t kMaxHead = 16 << 20;
   std::string text = file_head(card, kMaxHead);
@@ -48,7 +48,7 @@ std::string configs_of_card(const fs::path& card) {
   size_t end = begin;
   do {
     end = text.find('\n', end + 1);
-  } while (end < close && std::string_view(" -#\n").find(text[end + 1]) != std::string_view::npos);
+  } while (end < close && std::string_view(" -#\n]}").find(text[end + 1]) != std::string_view::npos);
   const auto lines =
       static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(begin + 1), '\n'));
   return std::string(lines, '\n') + text.substr(begin + 1, end - begin);
@@ -124,8 +124,8 @@ std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
   const YamlNode card = problems.empty() ? parse_yaml(text, {}, problems) : YamlNode();
   if (!problems.empty())
     throw DataError(
-        fmt::format("{}: its `configs`, which divides the files beside it, is not read here: name the files "
-                    "or the folder of one of its parts",
+        fmt::format("{}: `configs` of this card cannot be read, so which of the files belong together is "
+                    "unknown: name the files, or the folder of one part",
                     problems.lines()[0]));
   const YamlEntry* configs = card.find("configs");
   if (configs == nullptr) return {};

@@ -14,7 +14,7 @@ struct CardSplit {
 };
 
 /// What "configs" in the YAML at the head of `directory`/README.md lists, the default configuration first. Empty where
-/// there is no such card, or no YAML in it that this program reads.
+/// there is no such card, or none in it. DataError with the place for YAML that this program does not read.
 std::vector<CardSplit> read_dataset_card(const std::filesystem::path& directory);
 
 /// `file`: relative to the card.

@@ -17,6 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Of vocabulary_hash(). Files of before the second have none: in theirs a tokenizer.model alone has other names for
+/// the unknown token and the byte of a space than beside the files of a model.
+constexpr int kVersion = 2;
+
 fs::path stem_of(const fs::path& file) {
   return file.extension() == ".idx" || file.extension() == ".bin" ? fs::path(file).replace_extension() : file;
 }
@@ -34,6 +38,7 @@ uint64_t size_of(const fs::path& file) {
 struct Note {
   std::string tokenizer, hash;
   int64_t count = 0;
+  int version = kVersion;
 };
 
 std::optional<Note> read_note(const fs::path& file) {
@@ -44,7 +49,7 @@ std::optional<Note> read_note(const fs::path& file) {
   try {
     if (json.at("bytes").get<uint64_t>() != size_of(file)) return std::nullopt;
     return Note{json.at("tokenizer").get<std::string>(), json.at("vocabulary_hash").get<std::string>(),
-                json.at("vocabulary").get<int64_t>()};
+                json.at("vocabulary").get<int64_t>(), json.value("version", 1)};
   } catch (const nlohmann::json::exception&) {
     throw DataError(fmt::format("{}: not what trireme data writes there: remove it", path.string()));
   }
@@ -54,18 +59,19 @@ void write_note(const fs::path& file, const Note& note) {
   const nlohmann::ordered_json json = {{"tokenizer", note.tokenizer},
                                        {"vocabulary", note.count},
                                        {"vocabulary_hash", note.hash},
+                                       {"version", note.version},
                                        {"bytes", size_of(file)}};
   write_file_atomic(note_of(file), json.dump(2) + "\n");
 }
 
 }  // namespace
 
-std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count) {
+std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count, int version) {
   uint64_t hash = static_cast<uint64_t>(count);
   for (int32_t id = 0; id < count; ++id) {
     std::string text = tokenizer.decode(std::span(&id, 1), /*with_specials=*/true);
-    // Alone, the byte piece of a space is a space; beside a tokenizer_config.json it is a leading one, which is cut.
-    if (text == " " && tokenizer.kind() == "sentencepiece") text.clear();
+    // A decoder that cuts the first space of a text has nothing for it.
+    if (text == " " && version > 1) text.clear();
     hash = xxh3_64(text.data(), text.size(), hash);
   }
   return hex64(hash);
@@ -73,7 +79,8 @@ std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count) {
 
 void write_packed_with(const fs::path& file, const Tokenizer& tokenizer, const fs::path& opened) {
   const int64_t count = tokenizer.base_vocab_size();
-  write_note(file, {fs::absolute(opened).lexically_normal().string(), vocabulary_hash(tokenizer, count), count});
+  write_note(file,
+             {fs::absolute(opened).lexically_normal().string(), vocabulary_hash(tokenizer, count, kVersion), count});
 }
 
 void check_packed_alike(const std::vector<fs::path>& parts) {
@@ -81,7 +88,7 @@ void check_packed_alike(const std::vector<fs::path>& parts) {
   for (const fs::path& part : parts) {
     const auto note = read_note(part);
     if (!note) continue;
-    if (first && (first->hash != note->hash || first->count != note->count))
+    if (first && first->version == note->version && (first->hash != note->hash || first->count != note->count))
       throw DataError(
           fmt::format("{} was packed with the tokenizer {} and other parts with {}, which has other tokens: "
                       "pack them with one tokenizer",
@@ -107,8 +114,9 @@ std::vector<std::string> packed_with_others(const std::vector<fs::path>& files, 
       if (!find_tokenizer(model)) return sentences;
       tokenizer.emplace(model);
     }
+    if (note->version < kVersion && tokenizer->kind() == "sentencepiece") continue;
     const int64_t count = tokenizer->base_vocab_size();
-    const std::string ours = vocabulary_hash(*tokenizer, std::min(count, note->count));
+    const std::string ours = vocabulary_hash(*tokenizer, std::min(count, note->count), note->version);
     if (count >= note->count && ours == note->hash) continue;
     sentences.push_back(fmt::format(
         "{} was packed with the tokenizer {} ({} tokens, hash {}), and that of the model, {} ({} tokens, hash {}), has "

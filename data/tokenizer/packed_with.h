@@ -11,8 +11,9 @@
 namespace trireme {
 
 /// Hash of the texts of the ids 0 to `count` - 1, of which a tokenizer has at least as many. tokenizer.model and
-/// tokenizer.json of one model have the same.
-std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count);
+/// tokenizer.json of one model have the same. `version`: 2; 1 for a hash of an older file, which may differ between a
+/// tokenizer.model alone and beside the files of a model.
+std::string vocabulary_hash(const Tokenizer& tokenizer, int64_t count, int version);
 
 /// Says beside `file` (npy, HDF5, or Megatron's prefix) that `tokenizer` made it, without tokens of add_special().
 /// `opened`: its path. WriteError.

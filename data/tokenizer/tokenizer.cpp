@@ -47,7 +47,7 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
         fmt::format("{}: a vocabulary of tiktoken, as original/ of Llama 3 and 4 has it: give the tokenizer.json "
                     "of the model's Hugging Face directory",
                     file->string()));
-  if (const std::string line = lower(first_line(*file)); line.starts_with("<!doctype") || line.starts_with("<html"))
+  if (const std::string line = lower(first_line(*file)); line.starts_with("<!") || line.starts_with("<html"))
     throw DataError(fmt::format("{}: a web page, not a tokenizer: download the file itself", file->string()));
   return std::make_unique<SentencepieceTokenizer>(read_text_file(*file, ExitCode::kData, size_t{256} << 20), *file,
                                                   file->parent_path().empty() ? "." : file->parent_path());

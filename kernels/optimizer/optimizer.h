@@ -67,9 +67,9 @@ cudaError_t adamw(const AdamW& arguments, cudaStream_t stream);
 /// The second pass computes u again from m and v: reading them costs as much as storing and reading u would. Arrays as
 /// in AdamW, moments fp32; lamb_moments alone reads the gradient, lamb_apply alone writes `compute`. The tables come
 /// from make_shard_table(). multiplier, skip, step, lr, betas, eps and weight_decay must be the same for all shards. A
-/// shard without chunks needs no arrays. If *skip != 0, weights and moments do not change and the sums are 0. Any
-/// alignment; fast with 16-byte aligned pointers. Adjacent shards with the same element types share launches.
-/// Deterministic, no allocation, no synchronisation.
+/// shard without chunks needs no arrays but tensor_chunks. If *skip != 0, weights and moments do not change and the
+/// sums are 0. Any alignment; fast with 16-byte aligned pointers. Adjacent shards with the same element types share
+/// launches. Deterministic, no allocation, no synchronisation.
 struct Lamb : ShardUpdate {
   Lamb() { eps = 1e-6; }
   const int32_t* tensor_chunks = nullptr;  // [num_tensors + 1], device

@@ -157,7 +157,7 @@ at::Tensor BertModel::head_rows(const BertBatch& batch) const {
   if (config_.next_sentence) parts.push_back(batch.first_rows_M);
   const at::Tensor rows = parts.size() == 1 ? parts[0] : at::cat(parts);
   const int64_t count = rows.size(0), up = round_up(count, row_multiple(batch.ids_T.device()));
-  return up == count ? rows : rows.repeat(round_up(up, count) / count).narrow(0, 0, up);
+  return up == count ? rows : rows.repeat(ceil_div(up, count)).narrow(0, 0, up);
 }
 
 /// Hidden states of head_rows().

@@ -47,12 +47,12 @@ void check_options(const std::string& family, const LoraOptions& lora, const std
       return std::ranges::none_of(named, [&](const std::string& module) { return selects(one, module); });
     };
     for (const std::string& name : selector.names) {
-      if (none({{name}}) && selector == LoraOptions().target_modules)
+      const bool absent = none({{name}});
+      if (absent && &selector == &lora.target_modules && selector == LoraOptions().target_modules)
         throw ConfigError(
-            fmt::format("the default of lora.target_modules has '{}', and a {} has no such module: choose "
-                        "from {}",
-                        name, family, join(names, ", ")));
-      if (none({{name}}))
+            fmt::format("lora.target_modules, by default [{}], has '{}', and a {} has no such module: choose from {}",
+                        join(selector.names, ", "), name, family, join(names, ", ")));
+      if (absent)
         throw ConfigError(
             fmt::format("lora.{}: a {} has no module '{}'.{}", key, family, name, did_you_mean(name, names)));
       if (const auto times = std::ranges::count(selector.names, name); times > 1)

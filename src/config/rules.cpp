@@ -584,7 +584,7 @@ std::vector<std::string> keys_without_effect(const Config& config, const Program
   const auto idle = [&](const char* key, bool differs, bool unused, const char* why) {
     if (differs && unused) sentences.push_back(fmt::format("{} has no effect: {}", key, why));
   };
-  const char* const kOnce = "without eval.every_samples the run is evaluated once, at its end";
+  const char* const kOnce = "without eval.every_samples a run is evaluated at its end alone";
   const bool constant = config.schedule.name == ScheduleSection::Name::kConstant, once = !config.eval.every_samples,
              silent = config.eval.prompts.empty();
   idle("schedule.min_lr", config.schedule.min_lr != defaults.schedule.min_lr, constant, "schedule.name is constant");
@@ -596,7 +596,9 @@ std::vector<std::string> keys_without_effect(const Config& config, const Program
   idle("model.scaled_residual_init", config.model.scaled_residual_init != defaults.model.scaled_residual_init,
        config.model.init == ModelSection::Init::kCheckpoint, "model.init is checkpoint");
   idle("precision.fp8_transpose_cache", config.precision.fp8_transpose_cache != defaults.precision.fp8_transpose_cache,
-       config.precision.linear != PrecisionSection::Linear::kFp8, "precision.linear is not fp8");
+       config.precision.linear != PrecisionSection::Linear::kFp8 &&
+           config.precision.frozen != PrecisionSection::Frozen::kFp8,
+       "no matrix is in FP8");
   return sentences;
 }
 

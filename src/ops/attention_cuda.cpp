@@ -158,7 +158,7 @@ bool run_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o
 void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o, const at::Tensor& lse,
                         const Sequences& sequences, const AttentionOptions& options, bool deterministic,
                         const Heads& d) {
-  // Where sums stay on chip the kernel writes no dq of the other rows.
+  // Where sums stay on chip the kernel writes no dq of the other rows; elsewhere it writes zeros over these.
   if (leaves_rows_out(sequences, options)) d.q.zero_();
   const int64_t most = attention_sum_rows(heads.q.size(0)) * heads.q.size(1) * heads.q.size(2) * 4;
   if (run_backward(d_o, heads, o, lse, sequences, options, deterministic, d, most)) return;

@@ -221,10 +221,10 @@ def check_inputs(args, work):
         assert "1 row of 64 tokens from 1 pair" in message and "dropped 1 pair that cannot be read, the first: " in message, message
     (work / "bad.jsonl").write_text("\n".join(json.dumps({"prompt": [question], "chosen": [], "rejected": [answer]}) for _ in range(2)))
     message = run(args, "--model", folder, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", 64, expect=3)
-    assert "no pair is left of 2 pairs" in message, message
+    assert "no pair is left of 2: " in message, message
     (work / "bad.jsonl").write_text(json.dumps({"prompt": [question], "completion": [answer], "label": True}))
     message = run(args, "--unpaired", "--truncation-mode", "drop", "--max-length", 2, "--model", folder, "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", 64, expect=3)
-    assert "no answer is left of 1 row: " in message, message
+    assert "no answer is left of 1: " in message, message
     for option, says in ((("--max-length", 64), "--max-length 64"), (("--truncation-mode", "cut"), "--truncation-mode: cut not in {keep_start,keep_end,drop}"), (("--valid-fraction", 0.5), "belong together")):
         assert says in run(args, "--model", folder, "--input", work / "pairs.jsonl", "--output", work / "bad.npy", "--seq-length", 64, *option, expect=2)
     # A pair of two answers that fit --max-length, but not the row together.

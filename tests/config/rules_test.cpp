@@ -554,9 +554,12 @@ TEST(Rules, KeysThatChangeNothingAreNamed) {
             Lines{"schedule.min_lr has no effect: schedule.name is constant"});
   EXPECT_EQ(idle("schedule: {name: cosine, min_lr: 1.0e-5}\n"), Lines());
   EXPECT_EQ(
-      idle("eval: {skip_first: 3, max_new_tokens: 8, temperature: 0.5}\nprecision: {fp8_transpose_cache: false}\n")
-          .size(),
-      4u);
+      idle("eval: {skip_first: 3, max_new_tokens: 8, temperature: 0.5}\nprecision: {fp8_transpose_cache: false}\n"),
+      (Lines{"eval.skip_first has no effect: without eval.every_samples a run is evaluated at its end alone",
+             "eval.max_new_tokens has no effect: there are no eval.prompts",
+             "eval.temperature has no effect: there are no eval.prompts",
+             "precision.fp8_transpose_cache has no effect: no matrix is in FP8"}));
+  EXPECT_EQ(idle("precision: {fp8_transpose_cache: false, frozen: fp8}\nlora: {r: 4}\n"), Lines());
 }
 
 TEST(Rules, RecomputeIsAWordOrAShare) {

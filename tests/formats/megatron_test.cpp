@@ -80,6 +80,7 @@ TEST_F(MegatronFiles, WithoutAListOfDocumentsEachSequenceIsOne) {
   write_file_atomic(root_ / "file.idx", index);
   const MegatronFile file(root_ / "file");
   EXPECT_EQ(file.documents(), 2);
+  EXPECT_EQ(file.boundary(1), 1);
   EXPECT_EQ(file.boundary(2), 2);
   MegatronWriter merged(root_ / "merged", MegatronType::kU16);
   merged.append(file);

@@ -454,9 +454,14 @@ std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool che
     llama |= of_class == name;
   if (checks_model) {
     if (!llama) return std::nullopt;
-    // For other families transformers 5.23 reads the file although it names the class; qwen2 has a class of its own.
-    constexpr std::string_view kBuilt[] = {"", "llama", "qwen3", "smollm3", "gemma3_text", "gpt2"};
-    if (std::ranges::find(kBuilt, folder.model_type()) == std::end(kBuilt)) return std::nullopt;
+    // transformers 5.23 reads tokenizer.json of these families as it is, although it names the class, or has another
+    // class for them (Qwen's): TOKENIZER_MAPPING_NAMES and MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.
+    constexpr std::string_view kOthers =
+        " arctic ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite gpt_bigcode granite granitemoe "
+        "granitemoehybrid granitemoeshared hyperclovax internlm2 internlm3 jamba kimi_linear llava llava_next "
+        "mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral3 mistral_large4 mixtral nemotron olmo2 "
+        "olmo3 olmo_hybrid persimmon phi3 phi3_v phimoe pixtral qwen2 qwen3_5 qwen3_5_moe smolvlm stablelm voxtral ";
+    if (kOthers.find(" " + folder.model_type() + " ") != std::string_view::npos) return std::nullopt;
   }
   const auto legacy = folder.flag("legacy"), prefix = folder.flag("add_prefix_space");
   if (!llama && !legacy && !prefix) return std::nullopt;

@@ -2,7 +2,8 @@
 // Megatron's indexed data set: PREFIX.bin holds the tokens of all sequences one after the other, PREFIX.idx their
 // lengths and places (Megatron-LM, megatron/core/datasets/indexed_dataset.py). All numbers are little-endian:
 //   9 bytes "MMIDIDX" and two NULs; u64 version 1; u8 type; u64 sequences S; u64 document boundaries D;
-//   i32 lengths [S]; i64 byte offsets in the .bin [S]; i64 boundaries [D], from 0 to S; optional i8 modes [S].
+//   i32 lengths [S]; i64 byte offsets in the .bin [S]; i64 boundaries [D], from 0 to S, or 0 alone; optional i8 modes
+//   [S].
 // GPT's files have one sequence a document. Every field is checked against the sizes of both files; a fault is a
 // DataError with file and byte.
 
