@@ -140,7 +140,7 @@ const std::map<std::string, std::string> kRefused = {
     // Megatron's index
     {"empty.idx", "0 bytes, but the header of a Megatron index has 34"},
     {"short.idx", "33 bytes, but the header of a Megatron index has 34"},
-    {"other_magic.idx", "byte 0: does not begin with MMIDIDX"},
+    {"other_magic.idx", "byte 0: the old format TNTIDX"},
     {"version_2.idx", "byte 9: version 2, but only 1 is known"},
     {"type_0.idx", "byte 17: type 0, of which there are 1 to 8"},
     {"type_9.idx", "byte 17: type 9"},

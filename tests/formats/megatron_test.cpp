@@ -103,6 +103,11 @@ TEST_F(MegatronFiles, PathsOfAPrefix) {
   EXPECT_EQ(megatron_index_path(root_ / "name.with.dots.bin"), root_ / "name.with.dots.bin.idx")
       << "a prefix that ends in .bin";
   EXPECT_FALSE(megatron_index_path(root_ / "name.bin"));
+  write_file_atomic(root_ / "old.idx", std::string("TNTIDX\0\0", 8) + std::string(32, '\0'));
+  write_file_atomic(root_ / "old.bin", "");
+  for (const char* name : {"old", "old.idx", "old.bin"})
+    EXPECT_EQ(megatron_index_path(root_ / name), root_ / "old.idx");
+  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "old"); }), "--dataset-impl mmap");
   expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent.bin"); }), "/absent.idx");
   expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent"); }), "absent.idx");
 }

@@ -18,6 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMegatronMagic{"MMIDIDX\0\0", 9};
+/// Of the format before, which Megatron's --dataset-impl lazy and cached wrote, and fairseq.
+constexpr std::string_view kOldMagic{"TNTIDX\0\0", 8};
 constexpr uint64_t kMegatronVersion = 1;
 constexpr size_t kWriteBuffer = size_t{1} << 20;
 
@@ -54,7 +56,11 @@ TypeInfo info_of(MegatronType type) {
   return info;
 }
 
-bool has_megatron_magic(const fs::path& path) { return file_head(path, kMegatronMagic.size()) == kMegatronMagic; }
+/// Also of the old format, which check_header() names.
+bool has_megatron_magic(const fs::path& path) {
+  const std::string head = file_head(path, kMegatronMagic.size());
+  return head == kMegatronMagic || head.starts_with(kOldMagic);
+}
 
 bool is_bin(const fs::path& path) { return path.extension() == ".bin"; }
 
@@ -114,6 +120,10 @@ void MegatronFile::fail(int64_t at, const std::string& what) const {
 
 void MegatronFile::check_header() {
   const auto size = static_cast<int64_t>(index_.bytes().size());
+  if (size >= kHeader && std::memcmp(index_.bytes().data(), kOldMagic.data(), kOldMagic.size()) == 0)
+    fail(0,
+         "the old format TNTIDX (Megatron's --dataset-impl lazy or cached, fairseq), which is not read: preprocess the "
+         "text again with --dataset-impl mmap, or with `trireme data megatron`");
   if (size < kHeader)
     throw DataError(fmt::format("{}: {} bytes, but the header of a Megatron index has {}: is it truncated?",
                                 index_path().string(), size, kHeader));
