@@ -1,5 +1,6 @@
 #include "data/rows.h"
 
+#include "data/megatron/index_maps.h"
 #include "data/text_file.h"
 #include "data/tokenizer/tokenizer.h"
 #include "trireme/base/error.h"
@@ -72,7 +73,11 @@ SplitKeys split_keys(const Config& config, Split split) {
   switch (split) {
     case Split::kTrain: return {"data.train", "train.max_steps", data.train, std::nullopt};
     case Split::kValid:
-      if (data.splits) return {"the validation part of data.train", "eval.samples", data.train, eval.samples};
+      // A part with the share 0 is there only where something asks for it, and is refused then.
+      if (data.splits) {
+        const bool there = split_shares(*data.splits)[1] > 0 || !keys_of_evaluation(config).empty();
+        return {"the validation part of data.train", "eval.samples", there ? data.train : none, eval.samples};
+      }
       return {"data.valid", "eval.samples", data.valid, eval.samples};
     default:
       if (!data.splits) return {"data.test", "eval.test_samples", data.test, eval.test_samples};

@@ -51,7 +51,9 @@ int64_t rounded(double value) { return static_cast<int64_t>(std::nearbyint(value
 
 int64_t ceiling(double value) { return static_cast<int64_t>(std::ceil(value)); }
 
-std::vector<double> parse_splits(const std::string& splits) {
+}  // namespace
+
+std::vector<double> split_shares(const std::string& splits) {
   const char separator = splits.find(',') != std::string::npos ? ',' : '/';
   std::vector<double> shares;
   for (const std::string& part : split(splits, separator)) {
@@ -72,10 +74,8 @@ std::vector<double> parse_splits(const std::string& splits) {
   return shares;
 }
 
-}  // namespace
-
 std::vector<int64_t> split_bounds(const std::string& splits, int64_t documents, IndexRules rules) {
-  std::vector<double> shares = parse_splits(splits);
+  std::vector<double> shares = split_shares(splits);
   const double sum = rules == IndexRules::kNemo ? plain_sum(shares) : numpy_sum(shares);
   if (!(sum > 0) || !std::isfinite(sum))
     throw ConfigError(fmt::format("data.splits '{}': one of the shares must be above 0", splits));

@@ -30,6 +30,9 @@ namespace trireme {
 /// size of a blend  sum of those                                  sum of ceil(n w)
 enum class IndexRules { kNemo, kCore };
 
+/// The shares of train, valid and test as written. ConfigError unless they are three numbers >= 0.
+std::vector<double> split_shares(const std::string& splits);
+
 /// Bounds of the documents of train, valid and test: [0, a, b, documents]. `splits`: "99990,8,2", with "," or "/".
 /// ConfigError for a text that is not three numbers >= 0, at least one above 0.
 std::vector<int64_t> split_bounds(const std::string& splits, int64_t documents, IndexRules rules);

@@ -203,16 +203,8 @@ void check_eval(const Config& config, std::vector<RuleProblem>& problems) {
                         {"eval.test_samples", "data.test"},
                         "eval.test_samples needs data.test or data.splits, which are null"});
   if (!config.data.valid.empty() || config.data.splits) return;
-  const auto needs_valid = [&](const char* key) {
+  for (const char* key : keys_of_evaluation(config))
     problems.push_back({key, {key, "data.valid"}, fmt::format("{} needs data.valid, which is not given", key)});
-  };
-  if (config.eval.target_loss) needs_valid("eval.target_loss");
-  if (config.eval.every_samples) needs_valid("eval.every_samples");
-  if (config.eval.target_accuracy) needs_valid("eval.target_accuracy");
-  if (config.train.patience) needs_valid("train.patience");
-  if (config.output.keep_best) needs_valid("output.keep_best");
-  if (config.eval.samples) needs_valid("eval.samples");
-  if (!config.eval.prompts.empty()) needs_valid("eval.prompts");
 }
 
 void check_data(const Config& config, std::vector<RuleProblem>& problems) {
@@ -553,6 +545,21 @@ void check_context(const Config& config, int64_t context, std::optional<int64_t>
 }
 
 }  // namespace
+
+std::vector<const char*> keys_of_evaluation(const Config& config) {
+  std::vector<const char*> keys;
+  const auto add = [&](bool given, const char* key) {
+    if (given) keys.push_back(key);
+  };
+  add(config.eval.target_loss.has_value(), "eval.target_loss");
+  add(config.eval.every_samples.has_value(), "eval.every_samples");
+  add(config.eval.target_accuracy.has_value(), "eval.target_accuracy");
+  add(config.train.patience.has_value(), "train.patience");
+  add(config.output.keep_best, "output.keep_best");
+  add(config.eval.samples.has_value(), "eval.samples");
+  add(!config.eval.prompts.empty(), "eval.prompts");
+  return keys;
+}
 
 std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& program,
                                      std::optional<int64_t> world_size) {

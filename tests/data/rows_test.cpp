@@ -83,6 +83,12 @@ TEST_F(RowsOfSplits, PartsOfDividedFilesAreCalledSo) {
   config_.data.splits = "8,1,1";
   config_.eval.shuffle = false;
   EXPECT_FALSE(open(Split::kTest).read) << "nobody asked for its rows";
+  config_.data.splits = "100,0,0";
+  EXPECT_FALSE(open(Split::kValid).read) << "nor for these";
+  config_.eval.every_samples = 1;
+  EXPECT_NE(refusal(Split::kValid).find("data.splits '100,0,0' gives valid none of the "), std::string::npos);
+  config_.eval.every_samples.reset();
+  config_.data.splits = "8,1,1";
   config_.eval.samples = config_.eval.test_samples = 2;
   EXPECT_EQ(open(Split::kValid).sets[0].name, "the validation part of data.train");
   EXPECT_EQ(open(Split::kTest).sets[0].name, "the test part of data.train");

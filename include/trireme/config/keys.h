@@ -53,6 +53,9 @@ inline constexpr DataKinds kRowData = 1, kDocumentData = 2, kMegatronData = 4,
 /// of `kind`: "data.splits, data.index_rules"; "": none.
 std::string keys_without_meaning(const Config& config, DataKinds kind, DataKinds others = kAnyData);
 
+/// The keys that are set and ask for an evaluation during or after training.
+std::vector<const char*> keys_of_evaluation(const Config& config);
+
 /// Keys that differ from the program's default and change nothing with the others as they are: "schedule.min_lr has no
 /// effect: schedule.name is constant". Not those of the data, whose kind is unknown here.
 std::vector<std::string> keys_without_effect(const Config& config, const ProgramKeys& program);
