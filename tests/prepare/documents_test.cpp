@@ -259,6 +259,9 @@ keep('coded.parquet', pq.read_table('coded.parquet'))
   size_t files = 0;
   const auto objects = [&](const std::filesystem::path& file) {
     std::string rows;
+groups = pa.table({'text': ['one', None, 'two'] * 3, 'chat': pa.chunked_array([chat, again, chat])})
+pq.write_table(groups, 'nested.parquet', row_group_size=2)
+keep('nested.parquet', groups)
     for_each_object(
         file, {{"text", "label", "chat"}},
         [&](const std::string&, double, const auto& object, const auto&) { rows += object().dump() + "\n"; });
@@ -275,7 +278,7 @@ keep('coded.parquet', pq.read_table('coded.parquet'))
     EXPECT_EQ(objects(file), objects(lines));
     ++files;
   }
-  EXPECT_EQ(files, 54u);
+  EXPECT_EQ(files, 55u);
   // As documents of a run: texts beside dictionaries are read, coded ones are refused.
   const auto open = [&](const char* name, const char* column) {
     return open_text_file(path(name), column, std::make_shared<TextGroups>());
