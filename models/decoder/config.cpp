@@ -189,9 +189,9 @@ DecoderConfig read_model_config(const std::filesystem::path& directory) {
         "{} is a NeMo checkpoint without context/model.yaml or model_config.yaml, which say the model's shape",
         directory.string()));
   const bool adapter = std::filesystem::exists(directory / "adapter_config.json");
-  throw ModelError(
-      fmt::format("{} has no config.json{}", directory.string(),
-                  adapter ? ": it holds an adapter, which lora.adapter or --adapter names beside its base" : ""));
+  throw ModelError(fmt::format("{} has no config.json{}", directory.string(),
+                               adapter ? ": it holds an adapter, which lora.adapter or --adapter names beside its base"
+                                       : training_checkpoint_text(directory)));
 }
 
 DecoderConfig read_model_shape(const std::filesystem::path& path) {

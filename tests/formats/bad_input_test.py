@@ -164,6 +164,12 @@ def model(site):
         shutil.copy(FIXTURES / "torch_zip.safetensors", folder / name)
         tasks.append((name, lambda folder=folder, name=name: expect(
             site.run(folder.name, f"model.path={folder}"), 4, name, "never opened", "safe_serialization=True")))
+    folder = site.model("model-megatron")
+    (folder / "mp_rank_00").mkdir()
+    tasks.append(("Megatron", lambda folder=folder: expect(site.run(folder.name, f"model.path={folder}"), 4, "has mp_rank_00", "checkpoint of Megatron", "Megatron-Bridge")))
+    for name, says in (("model_optim_rng.pt", "checkpoint of Megatron"), ("last.ckpt", "the class that wrote it")):
+        shutil.copy(FIXTURES / "torch_zip.safetensors", site.work / name)
+        tasks.append((name, lambda name=name, says=says: expect(site.run("file-" + name, f"model.path={site.work / name}"), 4, name, "never opened", says)))
     folder = site.model("model-integers")
     weights = (site.work / "base" / "model.safetensors").read_bytes()
     assert b'"F32"' in weights

@@ -307,7 +307,7 @@ TEST_F(Fixtures, OurHdf5CarriesChecksums) {
 TEST_F(Fixtures, AFileInThePlaceOfAModelDirectoryIsNotOpened) {
   for (const std::string name : {"model.pt", "pytorch_model.bin"}) {
     std::filesystem::copy_file(kFolder / "torch_zip.safetensors", root_ / name);
-    expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_ / name); }), "convert them once");
+    expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_ / name); }), "convert it once");
   }
 }
 

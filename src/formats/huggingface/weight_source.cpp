@@ -15,6 +15,26 @@ namespace trireme {
 
 namespace {
 
+/// Entries of a training checkpoint of Megatron.
+bool is_of_megatron(const std::string& name) {
+  return name.starts_with("mp_rank_") || name == "model_optim_rng.pt" || name == "latest_checkpointed_iteration.txt";
+}
+
+constexpr const char* kSavePretrained = "save_pretrained(path, safe_serialization=True)";
+
+/// What to do about PyTorch's own file of this name, a pickle, which could run code and is never opened.
+std::string pickle_advice(const std::string& name) {
+  if (is_of_megatron(name))
+    return "it belongs to a training checkpoint of Megatron: export that once to a Hugging Face directory, as "
+           "with Megatron-Bridge";
+  if (name.ends_with(".ckpt"))
+    return fmt::format(
+        "it is a training checkpoint, as of PyTorch Lightning, with the optimizer's state: load it once "
+        "with the class that wrote it, and save its Hugging Face model with {}",
+        kSavePretrained);
+  return fmt::format("convert it once with transformers' {}", kSavePretrained);
+}
+
 bool is_ignored(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
 
 /// One or more safetensors files as one set of tensors.
@@ -128,13 +148,20 @@ DType weight_type(const WeightSource& source, const std::string& name, const std
   return info->dtype;
 }
 
+std::string training_checkpoint_text(const std::filesystem::path& directory) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+    if (const std::string name = entry.path().filename().string(); is_of_megatron(name))
+      return fmt::format("; it has {}: {}", name, pickle_advice(name));
+  return "";
+}
+
 void require_model_directory(const std::filesystem::path& path) {
   if (std::filesystem::is_regular_file(path))
     throw ModelError(fmt::format(
         "{} is a file where a model's directory is expected (config.json, *.safetensors); PyTorch's own files (.pt, "
-        ".bin) are pickles and never opened: convert them once with transformers' save_pretrained(path, "
-        "safe_serialization=True)",
-        path.string()));
+        ".bin, .ckpt) are pickles and never opened: {}",
+        path.string(), pickle_advice(path.filename().string())));
   if (!std::filesystem::is_directory(path))
     throw ModelError(fmt::format("model directory {} {}", path.string(),
                                  std::filesystem::exists(path) ? "is no directory" : "does not exist"));
@@ -164,15 +191,13 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& director
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".ckpt"))
-      throw ModelError(fmt::format(
-          "{} holds {}, a pickle, which could run code and is never opened: convert it once with transformers' "
-          "save_pretrained(path, safe_serialization=True)",
-          directory.string(), name));
+      throw ModelError(fmt::format("{} holds {}, a pickle, which could run code and is never opened: {}",
+                                   directory.string(), name, pickle_advice(name)));
   }
   throw ModelError(fmt::format(
       "{} has no weights: expected model.safetensors, model.safetensors.index.json or a NeMo zarr directory "
-      "(weights/); for a shape without weights set model.init: random",
-      directory.string()));
+      "(weights/); for a shape without weights set model.init: random{}",
+      directory.string(), training_checkpoint_text(directory)));
 }
 
 bool equal_tensors(const WeightSource& source, const std::string& a, const std::string& b) {

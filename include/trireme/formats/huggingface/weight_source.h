@@ -53,6 +53,8 @@ bool has_safetensors(const std::filesystem::path& directory);
 /// pickles are refused by name with advice. (NeMo directories: open_zarr_checkpoint.)
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory);
 
+/// "; it has mp_rank_00: …", what a directory of another trainer's checkpoint is and what to do; empty for others.
+std::string training_checkpoint_text(const std::filesystem::path& directory);
 /// ModelError for what is not there or is no directory; for a file, with advice.
 void require_model_directory(const std::filesystem::path& path);
 
