@@ -9,9 +9,9 @@
 
 namespace trireme {
 
-namespace {
-
 std::string last_part(const std::string& module) { return module.substr(module.rfind('.') + 1); }
+
+namespace {
 
 /// Every part of every product, and the fused modules.
 std::vector<LoraTarget> all_targets(const BlockTable& block) {

@@ -49,6 +49,8 @@ std::vector<AdapterShape> adapter_shapes(const std::vector<std::vector<LoraTarge
 
 /// Names of attention's layers: the targets of a lora section that names none, where the model has them.
 std::vector<std::string> default_lora_targets(const BlockTable& block);
+/// "q_proj" of "model.layers.0.self_attn.q_proj".
+std::string last_part(const std::string& module);
 /// Modules inside of a block ("self_attn.q_proj") that can have an adapter, without the fused ones.
 std::vector<std::string> adaptable_modules(const BlockTable& block);
 /// Names of all layers that an adapter can have, without the fused ones: peft's all-linear.

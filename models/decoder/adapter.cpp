@@ -355,7 +355,30 @@ void check_whole(const Adapter& adapter, const DecoderModel& model) {
 
 }  // namespace
 
+namespace {
+
+/// ModelError where modules of the adapter's blocks have other names than the model's, as those of another family.
+void check_names(const Adapter& adapter, const DecoderConfig& config) {
+  std::set<std::string> names;
+  for (const std::string& module : adaptable_modules(decoder_block(config))) names.insert(last_part(module));
+  const std::string all = join({names.begin(), names.end()}, ", ");
+  for (const std::string& module : {family_of(config).names.embedding, family_of(config).names.head})
+    names.insert(last_part(module));
+  std::set<std::string> others;
+  for (const auto& [module, pair] : adapter.modules)
+    if (const std::string name = last_part(module); !names.contains(name)) others.insert(name);
+  if (!others.empty())
+    throw ModelError(fmt::format(
+        "the adapter is of another architecture: it adapts {}{}, and the blocks of a {} have {}: take the base that it "
+        "was trained on",
+        fmt::join(others, ", "),
+        adapter.config.base_model.empty() ? "" : fmt::format(" of {}", adapter.config.base_model), config.family, all));
+}
+
+}  // namespace
+
 DecoderModel model_for_adapter(const DecoderConfig& config, const Adapter& adapter) {
+  check_names(adapter, config);
   // The modules that are there decide.
   LoraOptions lora = adapter.config.lora;
   lora.target_modules = lora.exclude_modules = {};

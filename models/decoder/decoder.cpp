@@ -42,8 +42,6 @@ UnitSpec one_parameter(const std::string& name, ParameterSpec parameter) {
   return unit;
 }
 
-std::string last_part(const std::string& module) { return module.substr(module.rfind('.') + 1); }
-
 void check_batch(const TokenBatch& batch) {
   TRIREME_CHECK(batch.tokens_BS.dim() == 2 && batch.tokens_BS.scalar_type() == at::kLong,
                 "tokens must be int64 [B, S]");

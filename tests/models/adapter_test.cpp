@@ -131,6 +131,17 @@ TEST(Adapter, OptionsThatNameNothingAreRefused) {
 TEST(Adapter, RowsAddedToASavedMatrixAreTrainedWithIt) {
   DecoderConfig config = decoder_preset("llama-tiny");
   config.tie_word_embeddings = true;
+TEST(Adapter, OfAnotherArchitectureIsCalledSo) {
+  DecoderConfig phi = decoder_preset("phi3-mini-4k");
+  phi.num_hidden_layers = 1;
+  const DecoderModel model(phi, LoraOptions{3, 6, 0, {{"qkv_proj", "o_proj"}}});
+  const Adapter adapter = export_adapter(random_adapters(model), model, "phi");
+  EXPECT_EQ(message_of([&] { model_for_adapter(decoder_preset("llama-tiny"), adapter); }),
+            "the adapter is of another architecture: it adapts qkv_proj of phi, and the blocks of a llama have "
+            "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj: take the base that it was trained on");
+  EXPECT_EQ(message_of([&] { model_for_adapter(phi, adapter); }), "no ModelError");
+}
+
   for (const bool ensured : {false, true}) {
     LoraOptions lora{3, 6, 0, {{"q_proj"}}};
     lora.modules_to_save = {"lm_head"};
