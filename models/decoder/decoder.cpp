@@ -146,6 +146,11 @@ DecoderModel::DecoderModel(const DecoderConfig& config, std::optional<LoraOption
 
 void DecoderModel::add_lora_units() {
   const TensorNames& names = family_of(config_).names;
+  if (!lora_->target_modules.all_linear() && is_targeted(*lora_, names.head))
+    throw ConfigError(
+        fmt::format("lora.target_modules: {} with an adapter is not supported: take lora.modules_to_save: "
+                    "[{}], which trains it whole, or exclude it by lora.exclude_modules",
+                    names.head, names.head));
   std::vector<std::string> prefixes;
   for (int64_t block = 0; block < config_.num_hidden_layers; ++block) prefixes.push_back(names.block(block));
   BlockAdapters adapters{.targets = lora_targets(*block_, config_.family, *lora_, prefixes, {names.embedding}),
@@ -153,14 +158,8 @@ void DecoderModel::add_lora_units() {
   for (const std::vector<LoraTarget>& of_block : adapters.targets)
     adapters.biases.push_back(trained_biases(*block_, *lora_, of_block));
   block_adapters_ = std::make_shared<const BlockAdapters>(std::move(adapters));
-  if (lora_->target_modules.all_linear()) {
-    // The embedding is no linear layer.
-  } else if (is_targeted(*lora_, names.head)) {
-    throw ConfigError(
-        fmt::format("lora.target_modules: {} with an adapter is not supported: take lora.modules_to_save: "
-                    "[{}], which trains it whole, or exclude it by lora.exclude_modules",
-                    names.head, names.head));
-  } else if (is_targeted(*lora_, names.embedding)) {
+  // The embedding is no linear layer.
+  if (!lora_->target_modules.all_linear() && is_targeted(*lora_, names.embedding)) {
     embedding_adapter_ = strength_of(*lora_, names.embedding);
     if (lora_->use_dora)
       throw ConfigError(

@@ -56,6 +56,17 @@ Adapter small_adapter() {
 TEST_F(HuggingFace, AdaptersComeBackAsWritten) {
   write_adapter(root_, small_adapter(), DType::kF32);
   const Adapter read = read_adapter(root_);
+TEST_F(HuggingFace, AnAdapterOfTiedMatricesIsCalledSo) {
+  Adapter adapter = small_adapter();
+  adapter.config.lora.target_modules.names.emplace_back("embed_tokens");
+  adapter.config.lora.ensure_weight_tying = true;
+  adapter.modules["lm_head"] = adapter.modules.begin()->second;
+  write_adapter(root_, adapter, DType::kF32);
+  expect_contains(
+      failure(ExitCode::kModel, [&] { read_adapter(root_); }),
+      "lm_head.lora_A.weight is of an adapter that ensure_weight_tying puts on the embedding and the output");
+}
+
   EXPECT_EQ(read.config.lora.r, 2);
   EXPECT_EQ(read.config.lora.alpha, 4);
   EXPECT_EQ(read.modules.at("model.layers.0.self_attn.q_proj").a, (std::vector<float>{1, 2, 3, 4, 5, 6}));

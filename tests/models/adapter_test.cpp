@@ -106,7 +106,10 @@ TEST(Adapter, OptionsThatNameNothingAreRefused) {
   const std::vector<std::pair<std::function<void(LoraOptions&)>, const char*>> cases = {
       {[](auto& l) { l.target_modules = {{"layers.7.self_attn.q_proj"}}; }, "has no module"},
       {[](auto& l) { l.target_modules = {{}, ".*x_proj"}; }, "no module of a llama matches"},
-      {[](auto& l) { l.target_modules = {{}, ".*lm_head"}; }, "no module of a llama matches"},
+      {[](auto& l) { l.target_modules = {{}, ".*lm_head"}; }, "modules_to_save"},
+      {[](auto& l) { l.target_modules = {{"lm_head"}}; }, "modules_to_save"},
+      {[](auto& l) { l.target_modules = {{"c_attn"}}, l.layers_to_transform = {2}, l.exclude_modules = {{"wte"}}; },
+       "no module 'c_attn'.; lora.exclude_modules: a llama has no module 'wte'.; lora.layers_to_transform has 2"},
       {[](auto& l) { l.target_modules = {{}, ".*(lm_head|q_proj)"}; }, "modules_to_save"},
       {[](auto& l) { l.exclude_modules = {{"q_proj"}}; }, "leave no module"},
       {[](auto& l) { l.target_modules = {{"qkv_proj"}}, l.exclude_modules = {{"q_proj"}}; }, "has the part q_proj"},

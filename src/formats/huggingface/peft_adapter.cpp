@@ -82,10 +82,18 @@ class TensorsReader {
       default: break;
     }
     const LoraOptions& lora = adapter_.config.lora;
-    if (!is_targeted(lora, module))
+    const bool tied = lora.ensure_weight_tying &&
+                      (module == "lm_head" || module.ends_with("embed_tokens") || module.ends_with("wte"));
+    if (!is_targeted(lora, module) && !tied)
       problem(
           "tensor {}: target_modules, exclude_modules and layers_to_transform of adapter_config.json leave this "
           "module without an adapter",
+          name);
+    else if (!is_targeted(lora, module) && suffix->kind == Kind::kA)
+      problem(
+          "tensor {} is of an adapter that ensure_weight_tying puts on the embedding and the output matrix, which is "
+          "not "
+          "supported: train the adapter without them in target_modules, or with modules_to_save",
           name);
     AdapterPair& pair = adapter_.modules[module];
     const std::vector<int64_t>& shape = entry.info.shape;
