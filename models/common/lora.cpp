@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 namespace trireme {
 
@@ -36,39 +38,46 @@ void add_name(std::vector<std::string>& names, const std::string& name) {
   if (std::ranges::find(names, name) == names.end()) names.push_back(name);
 }
 
+/// ConfigError with all of the problems, if there are any.
+void refuse_all(const std::vector<std::string>& problems) {
+  if (!problems.empty()) throw ConfigError(join(problems, "; "));
+}
+
 /// The options against what the model has. `named`: the paths of its modules, the fused ones too.
 void check_options(const std::string& family, const LoraOptions& lora, const std::vector<std::string>& names,
                    const std::vector<std::string>& named, size_t blocks) {
-  if (lora.r < 1) throw ConfigError(fmt::format("lora.r is {}; it must be at least 1", lora.r));
-  if (!(lora.dropout >= 0 && lora.dropout < 1))
-    throw ConfigError(fmt::format("lora.dropout is {}; it must be in [0, 1)", lora.dropout));
+  std::vector<std::string> problems;
+  const auto problem = [&]<class... Args>(fmt::format_string<Args...> text, Args&&... args) {
+    problems.push_back(fmt::format(text, std::forward<Args>(args)...));
+  };
+  if (lora.r < 1) problem("lora.r is {}; it must be at least 1", lora.r);
+  if (!(lora.dropout >= 0 && lora.dropout < 1)) problem("lora.dropout is {}; it must be in [0, 1)", lora.dropout);
   const auto check_selector = [&](const ModuleSelector& selector, const char* key) {
     const auto none = [&](const ModuleSelector& one) {
       return std::ranges::none_of(named, [&](const std::string& module) { return selects(one, module); });
     };
+    std::set<std::string> seen;
     for (const std::string& name : selector.names) {
+      if (!seen.insert(name).second) continue;
       const bool absent = none({{name}});
       if (absent && &selector == &lora.target_modules && selector == LoraOptions().target_modules)
-        throw ConfigError(
-            fmt::format("lora.target_modules, by default [{}], has '{}', and a {} has no such module: choose from {}",
-                        join(selector.names, ", "), name, family, join(names, ", ")));
-      if (absent)
-        throw ConfigError(
-            fmt::format("lora.{}: a {} has no module '{}'.{}", key, family, name, did_you_mean(name, names)));
+        return problem("lora.target_modules, by default [{}], has '{}', and a {} has no such module: choose from {}",
+                       join(selector.names, ", "), name, family, join(names, ", "));
+      if (absent) problem("lora.{}: a {} has no module '{}'.{}", key, family, name, did_you_mean(name, names));
       if (const auto times = std::ranges::count(selector.names, name); times > 1)
-        throw ConfigError(fmt::format("lora.{} names '{}' {} times", key, name, times));
+        problem("lora.{} names '{}' {} times", key, name, times);
     }
     if (!selector.pattern.empty() && none(selector))
-      throw ConfigError(fmt::format("lora.{}: no module of a {} matches '{}'; the whole path must match, such as {}",
-                                    key, family, selector.pattern, named.front()));
+      problem("lora.{}: no module of a {} matches '{}'; the whole path must match, such as {}", key, family,
+              selector.pattern, named.front());
   };
-  if (lora.target_modules.empty()) throw ConfigError("lora.target_modules is empty; choose from " + join(names, ", "));
+  if (lora.target_modules.empty()) problem("lora.target_modules is empty; choose from {}", join(names, ", "));
   check_selector(lora.target_modules, "target_modules");
   check_selector(lora.exclude_modules, "exclude_modules");
   for (const int64_t layer : lora.layers_to_transform)
     if (layer < 0 || layer >= static_cast<int64_t>(blocks))
-      throw ConfigError(
-          fmt::format("lora.layers_to_transform has {}, the model's blocks are 0 to {}", layer, blocks - 1));
+      problem("lora.layers_to_transform has {}, the model's blocks are 0 to {}", layer, blocks - 1);
+  refuse_all(problems);
 }
 
 /// A fused target has its parts' strength, which must be one.
@@ -137,16 +146,18 @@ std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const
   }
   if (adapted.empty())
     throw ConfigError("lora.exclude_modules and lora.layers_to_transform leave no module of lora.target_modules");
+  std::vector<std::string> problems;
   const auto check_keys = [&](const auto& pattern, const char* key) {
     for (const auto& entry : pattern)
       if (std::ranges::none_of(adapted, [&](const std::string& module) { return key_matches(entry.first, module); }))
-        throw ConfigError(fmt::format("lora.{}: '{}' matches no module with an adapter.{}", key, entry.first,
-                                      std::ranges::find(names, entry.first) != names.end()
-                                          ? " A fused adapter has the rank and alpha of its modules: name these"
-                                          : did_you_mean(entry.first, names)));
+        problems.push_back(fmt::format("lora.{}: '{}' matches no module with an adapter.{}", key, entry.first,
+                                       std::ranges::find(names, entry.first) != names.end()
+                                           ? " A fused adapter has the rank and alpha of its modules: name these"
+                                           : did_you_mean(entry.first, names)));
   };
   check_keys(lora.rank_pattern, "rank_pattern");
   check_keys(lora.alpha_pattern, "alpha_pattern");
+  refuse_all(problems);
   return blocks;
 }
 
