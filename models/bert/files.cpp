@@ -102,6 +102,8 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
             path.string(), tied, own, tied));
   }
   auto weights = std::make_unique<StoredWeights>(std::move(source), std::move(rules));
+  if (weights->find(kEmbedding) && !weights->find("cls.predictions.transform.dense.weight"))
+    throw ModelError(fmt::format("{} {}", path.string(), kWithoutBertHeads));
   for (const UnitSpec& unit : model.units())
     for (const ParameterSpec& parameter : unit.parameters)
       if (parameter.zero_rows_from >= 0)

@@ -37,6 +37,9 @@ TEST_F(HuggingFace, ABertMayHaveNoPadding) {
   const BertConfig config = read_bert_config(write("config.json", bert.dump()));
   EXPECT_EQ(config.pad_token_id, -1);
   EXPECT_EQ(read_bert_config(write("config.json", bert_config_json(config))).pad_token_id, -1);
+  bert["architectures"] = {"BertModel"};
+  expect_contains(failure(ExitCode::kModel, [&] { read_bert_config(write("config.json", bert.dump())); }),
+                  "[\"BertModel\"], which has no heads for pre-training (cls.*)");
 }
 
 TEST_F(HuggingFace, AnAdapterConfigThatIsNoObjectIsRefused) {
@@ -53,9 +56,6 @@ Adapter small_adapter() {
   return adapter;
 }
 
-TEST_F(HuggingFace, AdaptersComeBackAsWritten) {
-  write_adapter(root_, small_adapter(), DType::kF32);
-  const Adapter read = read_adapter(root_);
 TEST_F(HuggingFace, AnAdapterOfTiedMatricesIsCalledSo) {
   Adapter adapter = small_adapter();
   adapter.config.lora.target_modules.names.emplace_back("embed_tokens");
@@ -67,6 +67,9 @@ TEST_F(HuggingFace, AnAdapterOfTiedMatricesIsCalledSo) {
       "lm_head.lora_A.weight is of an adapter that ensure_weight_tying puts on the embedding and the output");
 }
 
+TEST_F(HuggingFace, AdaptersComeBackAsWritten) {
+  write_adapter(root_, small_adapter(), DType::kF32);
+  const Adapter read = read_adapter(root_);
   EXPECT_EQ(read.config.lora.r, 2);
   EXPECT_EQ(read.config.lora.alpha, 4);
   EXPECT_EQ(read.modules.at("model.layers.0.self_attn.q_proj").a, (std::vector<float>{1, 2, 3, 4, 5, 6}));

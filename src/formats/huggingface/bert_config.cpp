@@ -57,6 +57,8 @@ BertConfig read_bert_config(const std::filesystem::path& path) {
   ConfigReader reader(json, file.string());
   const bool tensorflow = !reader.has("model_type") && !reader.has("architectures");
   reader.only("model_type", {"\"bert\""});
+  if (reader.has("architectures") && json["architectures"] == Json::parse(R"(["BertModel"])"))
+    throw ModelError(fmt::format("{}: architectures: [\"BertModel\"], which {}", file.string(), kWithoutBertHeads));
   reader.only("architectures", {"[\"BertForPreTraining\"]", "[\"BertForMaskedLM\"]", "[]"});
   reader.only("position_embedding_type", {"\"absolute\""});
   reader.only("is_decoder", {"false"});

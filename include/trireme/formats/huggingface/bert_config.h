@@ -24,6 +24,11 @@ struct BertConfig {
   int64_t head_dim() const { return hidden_size / num_attention_heads; }
 };
 
+/// Of files of BertModel, for messages.
+inline constexpr const char* kWithoutBertHeads =
+    "has no heads for pre-training (cls.*): load it in Python with transformers' BertForPreTraining, or "
+    "BertForMaskedLM, which draw them, and write what save_pretrained(path) gives";
+
 /// `path`, or of a directory its config.json or bert_config.json. ModelError without.
 std::filesystem::path find_bert_config(const std::filesystem::path& path);
 /// `path`: as of find_bert_config().
