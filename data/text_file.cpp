@@ -227,7 +227,9 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
 
 void visit_json_list(const fs::path& path, const std::string& field, const Visit& visit) {
   const TextBytes bytes(path);
-  const PythonJson list = parse_python_json(bytes.text(), path.string());
+  PythonJson list = parse_python_json(bytes.text(), path.string());
+  for (nlohmann::json* each : {&list.value, &list.other})
+    if (each->is_object()) *each = nlohmann::json::array({std::move(*each)});
   const size_t size = list.value.size();
   for (size_t i = 0; i < size; ++i) {
     const auto text = object_text(list.value[i], list.other.is_null() ? list.other : list.other[i], field,
@@ -300,9 +302,10 @@ class JsonLines final : public TextFile {
   JsonLines(fs::path path, std::string column)
       : path_(std::move(path)), column_(std::move(column)), file_(path_, ExitCode::kData) {
     refuse_non_text(path_, text_of(file_));
-    if (is_json_list(path_))
+    if (is_one_json(path_))
       throw DataError(path_.string() +
-                      ": a JSON list, whose items cannot be read in any order: write one object a line into a .jsonl "
+                      ": a JSON list, or an object over several lines, whose items cannot be read in any order: write "
+                      "one object a line into a .jsonl "
                       "file, or make rows with `trireme data pack`");
     LineReader lines(text_of(file_));
     for (LineReader before = lines; lines.next_filled(); before = lines)
@@ -385,13 +388,14 @@ bool is_json(const fs::path& path) {
   return extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
 }
 
-bool is_json_list(const fs::path& path) {
+bool is_one_json(const fs::path& path) {
   if (unpacked_extension(path) != ".json") return false;
   UnpackedFile reader(path);
   char c = ' ';
   while (is_skipped(c) && reader.stream().get(c)) {
   }
-  return c == '[';
+  std::string line;  // the rest of it, of a printed object
+  return c == '[' || (c == '{' && std::getline(reader.stream(), line) && is_blank(line));
 }
 
 TextKind text_kind(const fs::path& path, const std::string& field) {
@@ -494,7 +498,7 @@ void for_each_document(const fs::path& path, DocumentUnit unit, const std::strin
     return;
   }
   if (kind == TextKind::kJson)
-    return is_json_list(path) ? visit_json_list(path, name, visit) : visit_json_lines(path, name, visit);
+    return is_one_json(path) ? visit_json_list(path, name, visit) : visit_json_lines(path, name, visit);
   const TextBytes bytes(path);
   visit_text(bytes.text(), unit, [&](Document document) {
     document.bytes_done = bytes.bytes_done(static_cast<size_t>(document.bytes_done));
@@ -519,8 +523,9 @@ void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& colum
   }
   const TextBytes bytes(path);
   const std::string_view text = bytes.text();
-  if (is_json_list(path)) {
-    const Json list = parse_objects(text, path.string());
+  if (is_one_json(path)) {
+    Json list = parse_objects(text, path.string());
+    if (list.is_object()) list = Json::array({std::move(list)});
     for (size_t i = 0; i < list.size(); ++i)
       visit(fmt::format("{}: item {}", path.string(), i), bytes.bytes_done(text.size() * (i + 1) / list.size()),
             [&] { return list[i]; }, {});

@@ -52,8 +52,9 @@ std::optional<std::string> json_line_text(const std::filesystem::path& path, int
 std::string unpacked_extension(const std::filesystem::path& path);
 /// By the name alone: .jsonl, .ndjson or .json, in any case, also with .gz, .gzip, .bgz, .zst, .zstd or .bz2.
 bool is_json(const std::filesystem::path& path);
-/// Whether a .json file, perhaps packed, holds a list, not an object a line.
-bool is_json_list(const std::filesystem::path& path);
+/// Whether a .json file, perhaps packed, is read whole: a list, or one object over several lines, which is one item as
+/// in datasets. Others have an object a line.
+bool is_one_json(const std::filesystem::path& path);
 
 enum class TextKind { kPlain, kJson, kParquet, kArrow };
 /// Parquet and Arrow by the content or the name, JSON by the name. `field`: as the user gave it, or empty. ConfigError

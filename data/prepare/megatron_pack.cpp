@@ -49,7 +49,7 @@ struct PartCounts {
 
 /// Calls `visit(document, bytes of the file so far)` for every document of a file, in order.
 void visit_file(const fs::path& path, const std::string& key, const std::function<void(RawDocument&&, double)>& visit) {
-  if (text_kind(path) != TextKind::kJson || is_json_list(path))
+  if (text_kind(path) != TextKind::kJson || is_one_json(path))
     return for_each_document(path, DocumentUnit::kFile, key, [&](const Document& document) {
       visit({std::string(document.text), document.number, false}, document.bytes_done);
     });

@@ -78,9 +78,17 @@ TEST_F(Documents, TheNameOfJsonIsReadInAnyCase) {
       {R"([{"text": "a"}, "b"])", "c.json: item 1: a JSON string, expected an object"},
       {R"([{"text": "a"}, {"texts": "b"}])", "c.json: item 1: no field 'text'"},
       {R"([{"text": "a"}, {])", "c.json: not JSON"},
-      {"{\n\"text\": \"a\"\n}", "c.json:1: not JSON"}};
+      {"{\n\"text\": \"a\"\n}\n{\n\"text\": \"b\"\n}", "c.json: not JSON"},
+      {"{\"text\":\n\"a\"}", "c.json:1: not JSON"}};
   for (const auto& [content, says] : wrong)
     EXPECT_NE(complaint(write("c.json", content)).find(says), std::string::npos) << complaint(path("c.json"));
+  const auto one = write("one.json", "{\n\"text\": \"a\",\n\"n\": NaN\n}");
+  EXPECT_EQ(documents(one, DocumentUnit::kParagraph), (Found{{"a", 0}}));
+  std::string rows;
+  for_each_object(one, {{"text"}}, [&](const std::string& place, double, const auto& object, const auto&) {
+    rows += place + " " + object().dump();
+  });
+  EXPECT_EQ(rows, one.string() + ": item 0 {\"text\":\"a\",\"n\":null}");
   const auto lone = documents(write("d.json", R"([{"text": "half \uDE00"}, {"text": null}])"), DocumentUnit::kLine);
   ASSERT_EQ(lone.size(), 2u);
   EXPECT_FALSE(is_valid_utf8(lone[0].first));
@@ -251,6 +259,9 @@ chat = pa.array([[{'role': 'user', 'content': 'q'}, {'role': 'bot', 'content': '
                 pa.list_(pa.struct([('role', role), ('content', pa.string())])))
 again = pa.array([[{'role': 'tool', 'content': 'q'}]] * 3, chat.type)
 save('nested.arrow', [{'text': pa.array(['one', None, 'two']), 'chat': one} for one in (chat, again)])
+groups = pa.table({'text': ['one', None, 'two'] * 3, 'chat': pa.chunked_array([chat, again, chat])})
+pq.write_table(groups, 'nested.parquet', row_group_size=2)
+keep('nested.parquet', groups)
 table = pa.table({'text': coded(['', 'one'], pa.int8(), pa.string(), 20), 'label': pa.array(['x'] * 20).dictionary_encode()})
 pq.write_table(table, 'coded.parquet')
 keep('coded.parquet', pq.read_table('coded.parquet'))
@@ -259,9 +270,6 @@ keep('coded.parquet', pq.read_table('coded.parquet'))
   size_t files = 0;
   const auto objects = [&](const std::filesystem::path& file) {
     std::string rows;
-groups = pa.table({'text': ['one', None, 'two'] * 3, 'chat': pa.chunked_array([chat, again, chat])})
-pq.write_table(groups, 'nested.parquet', row_group_size=2)
-keep('nested.parquet', groups)
     for_each_object(
         file, {{"text", "label", "chat"}},
         [&](const std::string&, double, const auto& object, const auto&) { rows += object().dump() + "\n"; });
