@@ -153,11 +153,12 @@ PreferenceRow preference_of(const SourceRow& source) {
 
 PreferenceRow judged_of(const SourceRow& source) {
   const auto& [object, place, unread] = source;
-  if (!object.is_object() || !object.contains("completion") ||
-      (object.at("completion").is_null() && !field_of(object, "chosen").is_null()))
+  if (!object.is_object() ||
+      (!object.contains("completion") && (!object.contains("label") || object.contains("chosen"))) ||
+      (field_of(object, "completion").is_null() && !field_of(object, "chosen").is_null()))
     return preference_of(source);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
-  for (const char* name : {"prompt", "label"})
+  for (const char* name : {"prompt", "completion", "label"})
     if (!object.contains(name))
       fail(fmt::format("no field '{}' (a judged answer has prompt, completion and label); the object has: {}", name,
                        join(source.names(), ", ")));

@@ -283,7 +283,7 @@ def check_judged(args, work):
     assert written[0] == written[1], written
     good = {"prompt": "a", "completion": "b", "label": True}
     for bad, says in (({**good, "label": 2}, "'label' is 2, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
-                      ({"prompt": "a", "label": True}, "no field 'chosen'"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
+                      ({"prompt": "a", "label": True}, "no field 'completion'"), ({"messages": [question, answer], "label": True}, "no field 'prompt' (a judged answer has prompt, completion and label); the object has: messages, label"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
         (work / "judged.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad))
         message = run(args, *options, expect=3)
         assert says in message and "judged.jsonl:2" in message, (says, message)
