@@ -52,10 +52,12 @@ void AppendFile::follow_path() {
   if (made < 0) return;
   log_warn(elsewhere() + ". The next ones are in a new file of the name");
   close(std::exchange(descriptor_, made));
+  if (!head_.empty()) waiting_.push_front(head_);
 }
 
 void AppendFile::write(std::string record) {
   follow_path();
+  if (headed_ && head_.empty()) head_ = record;
   waiting_.push_back(std::move(record));
   if (write_waiting()) {
     if (failing_)

@@ -69,7 +69,7 @@ class MetricsFile {
  private:
   void write(const char* event, const EvalMetrics& metrics);
   std::vector<EvalMetrics> earlier_;
-  LineFile lines_;
+  LineFile lines_{/*headed=*/true};  // the line of the run
 };
 
 }  // namespace trireme

@@ -88,6 +88,12 @@ TEST_F(LineFileTest, AFileThatIsMovedOrRemovedIsMadeAgain) {
   file.write("four");
   EXPECT_EQ(lines(), (std::vector<std::string>{"three", "four"}));
   std::filesystem::remove(moved);
+  LineFile headed(/*headed=*/true);
+  headed.open(path_, /*append=*/false);
+  for (const char* line : {"head", "five"}) headed.write(line);
+  std::filesystem::remove(path_);
+  headed.write("six");
+  EXPECT_EQ(lines(), (std::vector<std::string>{"head", "six"}));
 }
 
 TEST_F(LineFileTest, AppendingCutsALineThatAKilledProcessLeftHalf) {

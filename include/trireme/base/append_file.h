@@ -16,7 +16,9 @@ namespace trireme {
 class AppendFile {
  public:
   /// `records`: what messages call them, "lines".
-  explicit AppendFile(std::string records = "records") : records_(std::move(records)) {}
+  /// `headed`: a file that is made again begins with the first record of this object.
+  explicit AppendFile(std::string records = "records", bool headed = false)
+      : records_(std::move(records)), headed_(headed) {}
   /// Call it once. `append`: the file's content stays. WriteError when the file cannot be opened.
   void open(const std::filesystem::path& path, bool append);
   bool is_open() const { return descriptor_ >= 0; }
@@ -37,7 +39,8 @@ class AppendFile {
   bool is_elsewhere() const;
   std::string elsewhere() const;
   void follow_path();
-  std::string records_;
+  std::string records_, head_;
+  bool headed_;
   std::filesystem::path path_;
   int descriptor_ = -1;
   std::deque<std::string> waiting_;
@@ -48,7 +51,7 @@ class AppendFile {
 /// An AppendFile of lines of text.
 class LineFile : public AppendFile {
  public:
-  LineFile() : AppendFile("lines") {}
+  explicit LineFile(bool headed = false) : AppendFile("lines", headed) {}
   /// Call it once. `append`: the file's lines stay, but a last line without an end is cut off. WriteError when the file
   /// cannot be opened.
   void open(const std::filesystem::path& path, bool append);

@@ -58,9 +58,9 @@ class EventFile {
   std::filesystem::path folder_;
   std::function<double()> now_;
   double flush_seconds_, last_flush_ = 0;
-  std::string collected_;  // whole records
-  AppendFile file_{"blocks of events"};
-  bool broken_ = false;  // the file cannot be made
+  std::string collected_;                                 // whole records
+  AppendFile file_{"blocks of events", /*headed=*/true};  // the version
+  bool broken_ = false;                                   // the file cannot be made
 };
 
 }  // namespace trireme
