@@ -180,6 +180,7 @@ void refuse_odd_numbers(CLI::App& app) {
         [real, has_sign = !type.starts_with("UINT")](const std::string& text) {
           if (text.empty()) return std::string("an empty value is no number");
           if (real) return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : text + " is not a finite number";
+          if (!has_sign && text.starts_with('-')) return text + " is below 0";
           errno = 0;
           if (has_sign)
             (void)std::strtoll(text.c_str(), nullptr, 0);

@@ -146,6 +146,8 @@ def check_simulate(args, work):
     for value, text in (("", "an empty value is no number"), ("99999999999999999999", "64 bits")):
         _, last = run(args.bin, "tokenizer", "train", "--input", work / "run.yaml", "--vocab-size", value, "--output", work / "made/tokenizer", code=2)
         assert "--vocab-size: " in last and text in last, last
+    _, last = run(args.bin, "generate", "--model", work, "--prompt", "a", "--seed", "-1", code=2)
+    assert "--seed: -1 is below 0" in last, last
     for value in ("inf", "1e30", "0"):
         _, last = run(args.bin, "--config", work / "run.yaml", "--dry-run", "--device-memory-gib", value, code=2, program="train_llama")
         assert "--device-memory-gib" in last and "1048576" in last or value == "inf", last

@@ -64,8 +64,8 @@ std::shared_ptr<CLI::FormatterBase> help_formatter();
 std::string command_line_problem(const CLI::App& app, int argc, char** argv, const CLI::ParseError& error);
 
 /// Makes every option of `app` and its commands that takes a number refuse an empty text, nan and infinities, and
-/// integers beyond 64 bits. CLI11 takes an empty text for 0, its limits accept nan, because a comparison with nan is
-/// false, and it cuts large integers.
+/// integers beyond 64 bits, or below 0 where there is no sign. CLI11 takes an empty text for 0, its limits accept nan,
+/// because a comparison with nan is false, it cuts large integers, and takes -1 for 2^64 - 1.
 void refuse_odd_numbers(CLI::App& app);
 
 }  // namespace trireme
