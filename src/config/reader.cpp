@@ -373,7 +373,10 @@ std::optional<std::string> Reader::item(const std::string& name, const Key& key,
     case Type::kInteger: {
       if (words && plain_type(node) != Plain::kInteger) break;
       const auto read = read_integer(node, hint);
-      if (read && in_range(key, static_cast<double>(*read))) return std::to_string(*read);
+      // Once more as an integer: 2^53 + 1 as a double is 2^53.
+      if (read && in_range(key, static_cast<double>(*read)) &&
+          (std::isinf(key.max) || *read <= static_cast<int64_t>(key.max)))
+        return std::to_string(*read);
       return refuse(name, node, expected, hint);
     }
     case Type::kNumber: {

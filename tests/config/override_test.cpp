@@ -92,6 +92,10 @@ TEST(Override, IsReportedWithItsOwnText) {
   EXPECT_EQ(problem_with("optimizer.lrr=3"),
             "--set optimizer.lrr=3: unknown key 'lrr' in section 'optimizer'. Did you mean 'lr'?");
   EXPECT_EQ(problem_with("lr=3"), "--set lr=3: unknown section 'lr'. Did you mean 'optimizer.lr'?");
+  EXPECT_EQ(problem_with("output.save_every_samples=9007199254740992"), "");
+  EXPECT_EQ(problem_with("output.save_every_samples=9007199254740993"),
+            "--set output.save_every_samples=9007199254740993: output.save_every_samples must be an integer from 1 to "
+            "9007199254740992, or null, not '9007199254740993'");
   EXPECT_EQ(problem_with("train.max_steps=010"),
             "--set train.max_steps=010: train.max_steps must be an integer from 1 to 2147483647, "
             "not '010'. Leave "
