@@ -172,12 +172,12 @@ Section data_section() {
 Section batch_section() {
   using S = BatchSection;
   described::SectionKeys<S> s(&Config::batch, "batch", "batch sizes");
-  s.key("global_batch_size", &S::global_batch_size, "samples per optimizer step, over all ranks",
+  s.key("global_batch_size", &S::global_batch_size, "samples (BERT: rows) per optimizer step, over all ranks",
         {.min = 1,
          .max = kMaxCount,
          .option = {.torchtitan = "training.global_batch_size", .nemo = "model.global_batch_size"},
          .elsewhere = {"batch_size", "train_batch_size", "batch.size"}});
-  s.key("micro_batch_size", &S::micro_batch_size, "samples per rank per forward",
+  s.key("micro_batch_size", &S::micro_batch_size, "samples (BERT: rows) per rank per forward",
         {.min = 1,
          .max = kMaxCount,
          .may_change = true,
@@ -187,7 +187,7 @@ Section batch_section() {
         {.min = 1, .max = 1024, .feature = Feature::kPackedRows});
   s.key("rampup", &S::rampup,
         "[start, increment, samples]: the batch grows from `start` to global_batch_size samples, by `increment` "
-        "at a time, evenly over the first `samples` samples; null = it does not grow",
+        "at a time, evenly over the first `samples` samples (BERT: all three count rows); null = it does not grow",
         {.min = 1,
          .max = kMaxSamples,
          .length = 3,
@@ -599,8 +599,8 @@ Section output_section() {
          .option = {.fms = "ckpt_save_path", .torchtitan = "job.dump_folder", .nemo = "exp_manager.explicit_log_dir"},
          .elsewhere = {"output_dir"}});
   s.key("save_every_samples", &S::save_every_samples,
-        "samples between checkpoints, rounded up to whole steps; the last step saves too; null = save only "
-        "when stopped",
+        "samples (BERT: rows) between checkpoints, rounded up to whole steps; the last step saves too; null = save "
+        "only when stopped",
         {.min = 1,
          .max = kMaxSamples,
          .elsewhere = {"save_every", "save_interval", "save_every_steps", "output.every_steps", "save_steps"},
