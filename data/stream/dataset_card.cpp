@@ -20,16 +20,19 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxPath = 4096;
+constexpr size_t kMaxValues = 200'000;  // in `configs`, of thousands of languages
 
-/// Whether the line from `at` on begins with this key: bare or quoted, then a colon.
+/// Whether the line from `at` on begins with this key: bare or quoted, then a colon, or behind "? ".
 bool is_key(const std::string& text, size_t at, std::string_view key) {
+  const bool is_explicit = text.compare(at, 2, "? ") == 0;
+  if (is_explicit) at = std::min(text.find_first_not_of(' ', at + 2), text.size());
   const char quote = text[at] == '"' || text[at] == '\'' ? text[at] : '\0';
   if (quote != '\0') ++at;
   if (text.compare(at, key.size(), key) != 0) return false;
   at += key.size();
   if (quote != '\0' && text[at++] != quote) return false;
   at = text.find_first_not_of(' ', at);
-  return at != std::string::npos && text[at] == ':';
+  return at != std::string::npos && text[at] == (is_explicit ? '\n' : ':');
 }
 
 /// The block "configs" of the YAML between the first line "---" and the next one. An empty line stands for each line
@@ -42,13 +45,24 @@ std::string configs_of_card(const fs::path& card) {
   if (head == std::string::npos || text.compare(head, 4, "---\n") != 0) return "";
   const size_t close = text.find("\n---", head + 3);
   if (close == std::string::npos) return "";
-  size_t begin = head + 3;
-  while (begin < close && !is_key(text, begin + 1, "configs")) begin = text.find('\n', begin + 1);
+  // All keys of the card are indented alike. A card in flow form is read whole.
+  size_t begin = head + 3, first = begin;
+  while (first < close && (text[first + 1] == '\n' || text[first + 1] == '#')) first = text.find('\n', first + 1);
+  const size_t key = text.find_first_not_of(' ', first + 1), indent = key - first - 1;
+  const bool whole = text[key] == '{';
+  const auto is_configs = [&](size_t line) {
+    return text.find_first_not_of(' ', line) == line + indent && is_key(text, line + indent, "configs");
+  };
+  while (!whole && begin < close && !is_configs(begin + 1)) begin = text.find('\n', begin + 1);
   if (begin >= close) return "";
   size_t end = begin;
+  const auto goes_on = [&](size_t line) {
+    const size_t from = std::min(text.find_first_not_of(' ', line), line + indent);
+    return whole || std::string_view(" -#\n[]{}:").find(text[from]) != std::string_view::npos;
+  };
   do {
     end = text.find('\n', end + 1);
-  } while (end < close && std::string_view(" -#\n]}").find(text[end + 1]) != std::string_view::npos);
+  } while (end < close && goes_on(end + 1));
   const auto lines =
       static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(begin + 1), '\n'));
   return std::string(lines, '\n') + text.substr(begin + 1, end - begin);
@@ -120,8 +134,8 @@ std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
   const std::string text = configs_of_card(directory / "README.md");
   if (text.empty()) return {};
   Problems problems((directory / "README.md").string(), {});
-  check_raw_text(text, {}, problems);
-  const YamlNode card = problems.empty() ? parse_yaml(text, {}, problems) : YamlNode();
+  check_raw_text(text, {}, problems, kMaxValues);
+  const YamlNode card = problems.empty() ? parse_yaml(text, {}, problems, kMaxValues) : YamlNode();
   if (!problems.empty())
     throw DataError(
         fmt::format("{}: `configs` of this card cannot be read, so which of the files belong together is "

@@ -16,12 +16,11 @@ namespace trireme {
 namespace {
 
 constexpr size_t kMaxDepth = 16;
-constexpr size_t kMaxNodes = 10'000;
 
 class TreeBuilder : public YAML::EventHandler {
  public:
-  TreeBuilder(std::string_view text, const Place& origin, Problems& problems)
-      : text_(text), origin_(origin), problems_(problems) {
+  TreeBuilder(std::string_view text, const Place& origin, Problems& problems, size_t max_values)
+      : text_(text), origin_(origin), problems_(problems), max_values_(max_values) {
     root_.place = origin;  // an empty document has no event of its own
   }
 
@@ -69,7 +68,7 @@ class TreeBuilder : public YAML::EventHandler {
   };
 
   YamlNode make(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
-    if (++nodes_ > kMaxNodes) throw YAML::ParserException(mark, fmt::format("more than {} values", kMaxNodes));
+    if (++nodes_ > max_values_) throw YAML::ParserException(mark, fmt::format("more than {} values", max_values_));
     YamlNode node;
     node.kind = kind;
     node.place = place(mark);
@@ -152,7 +151,7 @@ class TreeBuilder : public YAML::EventHandler {
   Problems& problems_;
   YamlNode root_;
   std::vector<Frame> frames_;
-  size_t nodes_ = 0;
+  size_t nodes_ = 0, max_values_;
   int documents_ = 0;
   bool is_alias_ = false;
 };
@@ -276,7 +275,7 @@ std::string node_text(const YamlNode& node) {
   return node.quoted ? fmt::format("\"{}\"", shown(node.text)) : fmt::format("'{}'", shown(node.text));
 }
 
-void check_raw_text(std::string_view text, const Place& origin, Problems& problems) {
+void check_raw_text(std::string_view text, const Place& origin, Problems& problems, size_t max_values) {
   bool seen_utf8 = false, seen_control = false, seen_tab = false;
   size_t number = 0, openers = 0;
   while (!text.empty()) {
@@ -306,9 +305,9 @@ void check_raw_text(std::string_view text, const Place& origin, Problems& proble
                       *control == '\0' ? " (NUL): is this a text file?" : ""));
     }
     // yaml-cpp looks ahead for the end of each opened list, at 240 bytes of memory an opener.
-    const auto opens = [&](char c) { return (c == '[' || c == '{') && ++openers > kMaxNodes; };
+    const auto opens = [&](char c) { return (c == '[' || c == '{') && ++openers > max_values; };
     if (const auto one_more = std::find_if(line.begin(), line.end(), opens); one_more != line.end()) {
-      add(static_cast<size_t>(one_more - line.begin()), fmt::format("more than {} opening brackets", kMaxNodes));
+      add(static_cast<size_t>(one_more - line.begin()), fmt::format("more than {} opening brackets", max_values));
       return;
     }
     const size_t text_begin = std::min(line.find_first_not_of(" \t"), line.size());
@@ -320,8 +319,8 @@ void check_raw_text(std::string_view text, const Place& origin, Problems& proble
   }
 }
 
-YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems) {
-  TreeBuilder builder(text, origin, problems);
+YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems, size_t max_values) {
+  TreeBuilder builder(text, origin, problems, max_values);
   try {
     // yaml-cpp takes the end of the text for a missing closing quote; the end marker inside a quoted scalar is an
     // error to it.

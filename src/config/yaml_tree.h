@@ -49,12 +49,17 @@ std::optional<bool> read_bool(const YamlNode& node, std::string& hint);
 /// A node as part of "… must be x, not <this>".
 std::string node_text(const YamlNode& node);
 
+/// Of a configuration.
+inline constexpr size_t kMaxYamlValues = 10'000;
+
 /// Refuses what no configuration may hold, before the parser sees it: invalid UTF-8, NUL and other control bytes,
-/// tabs as indentation, brackets by the ten thousand. Adds one problem for each kind.
-void check_raw_text(std::string_view text, const Place& origin, Problems& problems);
+/// tabs as indentation, more brackets than `max_values`. Adds one problem for each kind.
+void check_raw_text(std::string_view text, const Place& origin, Problems& problems, size_t max_values = kMaxYamlValues);
 
 /// Parses one document. Syntax errors end the parse; other problems are collected. `origin` is the place of override
-/// values (override_index >= 0), else line and column come from the text. An empty document is a null.
-YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems);
+/// values (override_index >= 0), else line and column come from the text. An empty document is a null. Its
+/// values, keys among them, are at most `max_values`.
+YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems,
+                    size_t max_values = kMaxYamlValues);
 
 }  // namespace trireme

@@ -219,6 +219,15 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
     write_file_atomic(folder / "README.md", std::string("---\n") + key + apart.substr(7) + "---\n");
     EXPECT_NE(complaint(folder).find("x: train (data/c.arrow)"), std::string::npos) << key;
   }
+  // A card whose keys are indented, in flow form, with explicit keys.
+  const std::string one = "{config_name: x, data_files: data/c.arrow}";
+  for (const std::string& card : std::vector<std::string>{
+           "  tags:\n  - a\n  configs:\n  - " + one + "\n  license: mit\n", "{tags: [a],\nconfigs: [" + one + "]}\n",
+           "? tags\n: a\n? configs\n: - " + one + "\n? license\n: mit\n", "configs: [\n" + one + "\n]\nlicense: mit\n",
+           "\n# all\nconfigs:\n  - ? config_name\n    : x\n    ? data_files\n    : data/c.arrow\n"}) {
+    write_file_atomic(folder / "README.md", "---\n" + card + "---\n");
+    EXPECT_NE(complaint(folder).find("x: train (data/c.arrow)"), std::string::npos) << card << complaint(folder);
+  }
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: {train: data/c.arrow, test: data/en/*}}\n"), "");
   EXPECT_EQ(with_card("configs: [\n  {config_name: x, data_files: '**'}\n]\n"), "");
   EXPECT_NE(with_card("configs: &all\n- {config_name: x, data_files: '**'}\nothers: *all\n"), "");
@@ -229,11 +238,11 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   EXPECT_NE(with_card("configs: [\n").find("not valid YAML"), std::string::npos);
   // The block "configs" alone is read, however long the rest is.
   std::string info = "dataset_info:\n", configs = "configs:\n";
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < 1500; ++i) {
     info += fmt::format(
         "- config_name: c{0}\n  features:\n  - {{name: a, dtype: string}}\n  splits: [1, 2, 3]\n"
         "  download_size: {0}\n  notes: {1}\n",
-        i, std::string(600, 'x'));
+        i, std::string(200, 'x'));
     configs += fmt::format("- config_name: c{0}\n  data_files:\n  - {{split: train, path: data/{0}/*}}\n", i);
   }
   EXPECT_NE(with_card(info + configs + "- {config_name: en, data_files: data/en/a.arrow}\ntags:\n- x\n")
