@@ -31,6 +31,8 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
   if (!file)
     throw DataError(fmt::format("{}: {}: a tokenizer is {}", path.string(),
                                 fs::exists(path, error) ? "no tokenizer there" : "not there", kTokenizerFiles));
+  if (const std::string line = lower(first_line(*file)); line.starts_with("<!") || line.starts_with("<html"))
+    throw DataError(fmt::format("{}: a web page, not a tokenizer: download the file itself", file->string()));
   const bool json = MappedFile(*file, ExitCode::kData).bytes().size() > 0 && file->extension() == ".json";
   if (json) try {
       return std::make_unique<ByteLevelTokenizer>(read_byte_level_model(*file), *file);
@@ -47,8 +49,6 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
         fmt::format("{}: a vocabulary of tiktoken, as original/ of Llama 3 and 4 has it: give the tokenizer.json "
                     "of the model's Hugging Face directory",
                     file->string()));
-  if (const std::string line = lower(first_line(*file)); line.starts_with("<!") || line.starts_with("<html"))
-    throw DataError(fmt::format("{}: a web page, not a tokenizer: download the file itself", file->string()));
   return std::make_unique<SentencepieceTokenizer>(read_text_file(*file, ExitCode::kData, size_t{256} << 20), *file,
                                                   file->parent_path().empty() ? "." : file->parent_path());
 }

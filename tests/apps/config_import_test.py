@@ -446,6 +446,8 @@ def check_nemo(site):
     assert "global_batch_size: 4" in alone.stdout
     (site.work / "torn.yaml").write_text("defaults: [_self_, optional tp: null, gpt3/common@_here_]\nmodel: {}\n")
     site.refused("nemo", "torn.yaml", says=["torn.yaml:1:39: a file of the defaults list"])
+    (site.work / "bert.yaml").write_text("model: {bert_binary_head: true}\n")
+    site.refused("nemo", "bert.yaml", says=["bert.yaml: this is a BERT configuration", "train-bert.md"])
     cluster = site.run("trireme", "config", "import", "nemo", conf / "cluster/bcm.yaml")
     assert "mem = 0 -> #SBATCH --mem=0" in cluster.stderr and "partition = None -> not written" in cluster.stderr and not cluster.stdout
     site.refused("nemo", conf / "training/gpt3/126m.yaml", "+model.hiden_size=3", "model.tensor_model_parallel_size=2", "trainer.max_stepz=1",

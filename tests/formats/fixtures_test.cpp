@@ -134,6 +134,7 @@ const std::map<std::string, std::string> kRefused = {
     {"tokenizer_merge_unknown.json", "merge 0 ('a' 'c'): 'ac' is not in the vocabulary"},
     {"tokenizer_added_twice.json", "added tokens '<x>' (id 4) and '<y>' (id 4)"},
     {"tokenizer_sentencepiece.json", "byte_fallback of a model with the pre_tokenizer ByteLevel"},
+    {"tokenizer_web_page.json", "a web page, not a tokenizer: download the file itself"},
     {"tokenizer_wordpiece.json", "the model 'WordPiece': not supported"},
     {"tokenizer_pattern.json", "missing closing parenthesis"},
     {"tokenizer_deep.json", "nested deeper than 32 levels"},

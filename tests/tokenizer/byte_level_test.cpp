@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <random>
+#include <tuple>
 
 namespace trireme {
 namespace {
@@ -187,6 +188,27 @@ TEST(ByteLevel, FirstSpaceStandsBeforeTheTextsFirstCharacter) {
   EXPECT_EQ(encode("?", "!", "?h"), (Ids{1, 2, 3}));
   EXPECT_EQ(encode("?", "", "?h"), (Ids{3}));
   EXPECT_EQ(encode("?", "ih", "?h"), (Ids{6, 5, 3}));
+}
+
+TEST(ByteLevel, ASplitAtWhatTheNormaliserReplacesIsNone) {
+  const auto read = [](const std::string& from, const std::string& split, bool invert) {
+    return complaint([&] {
+      const Tokenizer tokenizer = tokenizer_of(parse_tokenizer_json(
+          fmt::format(R"({{"normalizer": {{"type": "Replace", "pattern": {{"String": "{}"}}, "content": "▁"}},
+                           "pre_tokenizer": {{"type": "Split", "pattern": {{"String": "{}"}},
+                                              "behavior": "MergedWithPrevious", "invert": {}}},
+                           "model": {{"type": "BPE", "unk_token": "<unk>", "vocab": {{"<unk>": 0, "▁": 1, "a": 2, "▁a": 3}},
+                                      "merges": [["▁", "a"]]}}}})",
+                      from, split, invert),
+          "tokenizer.json"));
+      EXPECT_EQ(tokenizer.encode(" a"), (Ids{3}));
+    });
+  };
+  EXPECT_EQ(read(" ", " ", false), "(accepted)");
+  const std::vector<std::tuple<const char*, const char*, bool>> kept = {
+      {" ", " ", true}, {"  ", "  ", false}, {"  ", " ", false}};
+  for (const auto& [from, split, invert] : kept)
+    EXPECT_NE(read(from, split, invert).find("pre_tokenizer"), std::string::npos) << read(from, split, invert);
 }
 
 TEST(ByteLevel, RefusesByName) {

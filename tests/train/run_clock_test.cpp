@@ -1,7 +1,9 @@
 // RunClock and StepsInFlight at their interfaces: what is due after which step, and how steps are timed.
 #include "run_clock.h"
 
+#include "run_summary.h"
 #include "train_step.h"
+#include "trireme/base/error.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -24,6 +26,18 @@ std::vector<int64_t> due(int64_t last, const std::function<bool(int64_t)>& at) {
   for (int64_t step = 1; step <= last; ++step)
     if (at(step)) steps.push_back(step);
   return steps;
+}
+
+TEST(RunSummary, SaysWhichCommandComesNext) {
+  Config config;
+  config.output.dir = "runs/a b";
+  const auto stopped = static_cast<int>(ExitCode::kStopped);
+  EXPECT_EQ(next_command(config, RunEnd::kSignal, 73),
+            "the same command again starts from the last checkpoint, if there is one");
+  EXPECT_EQ(next_command(config, RunEnd::kSignal, stopped), "the same command again goes on from here");
+  EXPECT_EQ(next_command(config, RunEnd::kMaxTime, stopped), "the same command again goes on from here");
+  EXPECT_EQ(next_command(config, RunEnd::kFailed, 70), "");
+  EXPECT_EQ(next_command(config, RunEnd::kDone, 0), "trireme report 'runs/a b' --output 'runs/a b/report.html'");
 }
 
 TEST(RunClock, EvaluatesAfterTheStepThatReachesTheSamples) {
