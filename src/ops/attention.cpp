@@ -6,6 +6,7 @@
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/error.h"
 #include "trireme/base/profile_range.h"
+#include "trireme/ops/device.h"
 #include "trireme/ops/dispatch.h"
 
 #include <ATen/ATen.h>
@@ -190,7 +191,7 @@ template <class T>
 at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device device) {
   const at::Tensor host = at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions(type).pinned_memory(true));
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<T>());
-  return host.to(device, /*non_blocking=*/true);
+  return copy_to_device(host, device);
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -19,6 +21,7 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <string_view>
 
 namespace trireme {
@@ -144,6 +147,24 @@ void start_device_capture() {
 
 void stop_device_capture() {
   if constexpr (kCudaBuild) gpu::stop_capture();
+}
+
+at::Tensor copy_to_device(const at::Tensor& host, at::Device device) {
+  if (!device.is_cuda() || host.numel() == 0) return host.to(device);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  thread_local std::map<c10::DeviceIndex, c10::Stream> streams;
+  const c10::Stream current = guard.getStream(device),
+                    copies = streams.try_emplace(device.index(), guard.getStreamFromGlobalPool(device)).first->second;
+  at::Tensor copy;
+  {
+    const c10::StreamGuard on(copies);
+    copy = host.to(device, /*non_blocking=*/true);
+  }
+  c10::Event done(device.type());
+  done.record(copies);
+  done.block(current);
+  copy.record_stream(current);
+  return copy;
 }
 
 void set_library_environment(bool gpu) {

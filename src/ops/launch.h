@@ -5,6 +5,7 @@
 #include "kernels/fp8/fp8.h"
 #include "matmul/operand.h"
 #include "trireme/base/error.h"
+#include "trireme/ops/device.h"
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAStream.h>
@@ -30,13 +31,13 @@ inline void launched(cudaError_t status, const char* kernel) {
 
 inline cudaStream_t stream_of(const at::Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
 
-/// Copies `values` to a GPU as bytes, ordered on its current stream.
+/// Copies `values` to a GPU as bytes.
 template <class T>
 at::Tensor to_device(const std::vector<T>& values, at::Device device) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
   const at::Tensor host = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
   if (bytes > 0) std::memcpy(host.mutable_data_ptr(), values.data(), static_cast<size_t>(bytes));
-  return host.to(device, /*non_blocking=*/true);
+  return copy_to_device(host, device);
 }
 
 inline uint8_t* bytes(const at::Tensor& x) { return static_cast<uint8_t*>(x.mutable_data_ptr()); }

@@ -43,6 +43,10 @@ int64_t available_host_memory();
 /// process's resident memory.
 std::string memory_state(at::Device device);
 
+/// A copy of a host tensor, pinned where the device is a GPU. The host does not wait. The copy runs on a stream of its
+/// own, beside what the current stream has queued; what is queued there afterwards waits for it.
+at::Tensor copy_to_device(const at::Tensor& host, at::Device device);
+
 /// Waits for the GPU, then cudaProfilerStart() and cudaProfilerStop(), which `nsys profile
 /// --capture-range=cudaProfilerApi` and `ncu --profile-from-start off` wait for.
 void start_device_capture();

@@ -170,6 +170,9 @@ bool neighbours(const Form& x, const Form& y) {
 /// not show.
 constexpr int64_t kShortInner = 1024;
 
+/// The briefly fastest of split FP8 products draw 1 to 2 % more power than the library's first.
+bool splits(const Form& form) { return form.fp8() && !form.fast; }
+
 /// Products of fewer operations take up to 0.3 ms in FP8 and 0.6 ms in 16 bits, in which the setting of a counter (4
 /// us) shows.
 constexpr double kMostAlone = 4e11;
@@ -205,6 +208,7 @@ void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* n
   const at::Tensor scales = at::ones({form.scales_by_rows ? std::max(form.m, form.n) : 1}, options.dtype(at::kFloat));
   if (form.fp8()) product.scale(scales, scales, form.scales_by_rows, form.fast);
   const bool only_large = !under_load && !form.fp8() && form.k > kShortInner;
+  const bool only_first = !under_load && splits(form);  // its tile, with a counter or without
   const std::vector<cublasLtMatmulAlgo_t> candidates = product.candidates();
   std::vector<Algorithm> algorithms;  // the first: the library's own choice
   if (!form.fp8()) algorithms.emplace_back();
@@ -213,10 +217,11 @@ void measure(const Form& form, Chosen& chosen, ProductLoad load, const Chosen* n
     algorithms.push_back(near->algorithm);
   } else {
     for (const cublasLtMatmulAlgo_t& candidate : candidates)
-      if (!only_large || has_large_tile(candidate)) algorithms.emplace_back(candidate);
-    if (alone && (form.fp8() ? form.fast : form.k <= kShortInner) && form.operations() < kMostAlone)
-      for (const cublasLtMatmulAlgo_t& candidate : product.candidates(Product::Workspace::kNone))
+      if (only_first ? algorithms.empty() : !only_large || has_large_tile(candidate))
         algorithms.emplace_back(candidate);
+    if (alone && (form.fp8() || form.k <= kShortInner) && form.operations() < kMostAlone)
+      for (const cublasLtMatmulAlgo_t& candidate : product.candidates(Product::Workspace::kNone))
+        if (!only_first || tile_of(candidate) == tile_of(candidates.at(0))) algorithms.emplace_back(candidate);
   }
   Ways ways(static_cast<int>(algorithms.size()), out, generator, [&](int way) {
     const Algorithm& algorithm = algorithms[static_cast<size_t>(way)];
@@ -280,8 +285,8 @@ MeasuredProducts measure_products(at::Device device, ProductLoad load, bool alon
     const auto near = std::find_if(all.begin(), all.end(), [&](const auto& other) {
       return other.second.measured >= load && neighbours(entry->first, other.first);
     });
-    // Split FP8 products in a brief time: the fastest draw 1 to 2 % more power than the library's first.
-    const bool skipped = load == ProductLoad::kSustained ? form.operations() < kWorthwhile : form.fp8() && !form.fast;
+    const bool skipped = load == ProductLoad::kSustained ? form.operations() < kWorthwhile
+                                                         : splits(form) && !(alone && form.operations() < kMostAlone);
     if (skipped && near == all.end()) continue;
     try {
       measure(form, chosen, load, near == all.end() ? nullptr : &near->second, alone);

@@ -10,6 +10,7 @@
 #include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
+#include "trireme/ops/device.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -59,7 +60,7 @@ at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
   at::Tensor host = at::empty({static_cast<int64_t>(values.size())},
                               at::TensorOptions(c10::CppTypeToScalarType<T>::value).pinned_memory(device.is_cuda()));
   std::copy(values.begin(), values.end(), host.template mutable_data_ptr<T>());
-  return host.to(device, /*non_blocking=*/true);
+  return copy_to_device(host, device);
 }
 
 /// For a split (`files`) without any target: its evaluation would be 0 / 0, training on it changes nothing. `why`:
