@@ -353,10 +353,6 @@ void check_whole(const Adapter& adapter, const DecoderModel& model) {
       join(missing, ", "), count > kMost ? fmt::format(" and {} more modules", count - kMost) : ""));
 }
 
-}  // namespace
-
-namespace {
-
 /// ModelError where modules of the adapter's blocks have other names than the model's, as those of another family.
 void check_names(const Adapter& adapter, const DecoderConfig& config) {
   std::set<std::string> names;
