@@ -102,7 +102,7 @@ bool StreamLoader::restore(int64_t step, const std::vector<double>& numbers) {
   const auto next = [&](double least) {
     if (at >= numbers.size()) throw damaged(fmt::format("it ends after {} numbers", numbers.size()));
     const double value = numbers[at++];
-    if (!(value >= least && value <= 9007199254740992.0) || value != std::floor(value))
+    if (!(value >= least && value < 9007199254740992.0) || value != std::floor(value))
       throw damaged(fmt::format("number {} is {}", at - 1, value));
     return static_cast<int64_t>(value);
   };

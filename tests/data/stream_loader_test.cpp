@@ -178,7 +178,7 @@ TEST(StreamLoader, DamagedStatesAreRefused) {
   twice.insert(twice.end(), twice.begin(), twice.end());
   EXPECT_THROW(loader.restore(2, twice), ModelError);
   for (size_t i = 0; i < good.size(); ++i) {
-    for (const double value : {-2.0, 0.5, 1e300, std::nan("")}) {
+    for (const double value : {-2.0, 0.5, 9007199254740992.0, 1e300, std::nan("")}) {
       auto bad = good;
       bad[i] = value;
       EXPECT_THROW((void)loader.restore(2, bad), ModelError) << i << " is " << value;
