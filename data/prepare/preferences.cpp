@@ -78,7 +78,7 @@ PreferenceRow preference_of(const SourceRow& source) {
     if (!object.contains(name))
       fail(
           fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it; a judged "
-                      "answer has prompt, completion and label); the object has: {}",
+                      "answer, with --unpaired, has prompt, completion and label); the object has: {}",
                       name, join(source.names(), ", ")));
   require_filled(object, place, {"chosen", "rejected"});
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");

@@ -204,7 +204,7 @@ def check_inputs(args, work):
            for row in ({"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]},)]
     assert make(args, work, folder, one)[0] == make(args, work, folder, [{"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}])[0]
     good = {"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}
-    for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
+    for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({"messages": [question], "label": True}, "a judged answer, with --unpaired, has prompt, completion and label); the object has: messages, label"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
                       ({**good, "chosen": "a"}, "are texts and lists of messages"), ({**good, "rejected": [{"content": "x"}]}, "message 1: neither role and content"),
                       ({"chosen": [question, answer], "rejected": [answer]}, "do not begin with the same message"), ({"chosen": [], "rejected": []}, "is an empty list"),
                       ({**good, "rejected": None}, "'rejected' is null"), ({"question": "q", "chosen": "I see", "rejected": "I do not"}, "'question' is not read beside texts"),
@@ -283,7 +283,7 @@ def check_judged(args, work):
     assert written[0] == written[1], written
     good = {"prompt": "a", "completion": "b", "label": True}
     for bad, says in (({**good, "label": 2}, "'label' is 2, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
-                      ({"prompt": "a", "label": True}, "no field 'completion'"), ({"messages": [question, answer], "label": True}, "no field 'prompt' (a judged answer has prompt, completion and label); the object has: messages, label"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
+                      ({"prompt": "a", "label": True}, "no field 'completion'"), ({"messages": [], "label": True}, "no field 'prompt' (a judged answer has prompt, completion and label); the object has: messages, label"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
         (work / "judged.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad))
         message = run(args, *options, expect=3)
         assert says in message and "judged.jsonl:2" in message, (says, message)
