@@ -181,16 +181,8 @@ std::vector<std::string> row_files(const std::vector<std::string>& entries) {
 }
 
 std::vector<std::filesystem::path> row_tokenizer(const Config& config) {
-  const auto file = find_tokenizer(config.model.path);
-  if (!file || !row_format(config.data.train.front()).tokenises(config)) return {};
-  std::vector<std::filesystem::path> files = {*file};
-  std::vector<std::string> names = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"};
-  if (file->filename() == "vocab.json") names.emplace_back("merges.txt");
-  std::error_code error;
-  for (const std::string& name : names)
-    if (std::filesystem::is_regular_file(file->parent_path() / name, error))
-      files.push_back(file->parent_path() / name);
-  return files;
+  if (!row_format(config.data.train.front()).tokenises(config)) return {};
+  return tokenizer_files(config.model.path);
 }
 
 std::vector<std::string> changed_row_order(const Config& before, const Config& now) {

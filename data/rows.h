@@ -38,7 +38,6 @@ struct SplitRows {
 /// Who reads rows.
 struct RowReader {
   int64_t vocab_size = 0;         // ids that rows may have: without those of padding
-  int64_t padded_vocab_size = 0;  // of the model
   int64_t stored_vocab_size = 0;  // of model.path
   int rank = 0, readers = 1;      // of those that share the rows of a step
 };

@@ -77,8 +77,8 @@ std::shared_ptr<const MegatronDataset> open_evaluated_files(const Config& config
 
 SplitRows<Sample> open_megatron_rows(const Config& config, Split split, const RowReader& reader) {
   const bool train = split == Split::kTrain;
-  const auto files = train ? open_train_files(config, reader.padded_vocab_size)
-                           : open_evaluated_files(config, split, reader.padded_vocab_size);
+  const auto files =
+      train ? open_train_files(config, reader.vocab_size) : open_evaluated_files(config, split, reader.vocab_size);
   SplitRows<Sample> rows;
   rows.read = [files](int64_t index) { return files->read(index); };
   rows.rows = rows.samples = train ? files->rows_per_epoch() : rows_to_evaluate(config, split, files->size());

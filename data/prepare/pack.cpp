@@ -134,6 +134,7 @@ Rows cut_rows(const TokenisedDocuments& documents, const PackOptions& options, P
       if (std::exchange(batch, next) != next) drop_tail();
     }
     const auto document = documents.document(static_cast<size_t>(index));
+    if (document.empty()) continue;
     const size_t begin = rows.tokens.size();
     for (size_t row = begin / length; options.separate_documents && row <= (begin + document.size() - 1) / length;
          ++row) {

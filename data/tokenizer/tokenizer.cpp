@@ -96,6 +96,18 @@ std::optional<fs::path> find_tokenizer(const fs::path& path) {
   return std::nullopt;
 }
 
+std::vector<fs::path> tokenizer_files(const fs::path& path) {
+  const auto file = find_tokenizer(path);
+  if (!file) return {};
+  std::vector<fs::path> files = {*file};
+  std::vector<std::string> names = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"};
+  if (file->filename() == "vocab.json") names.emplace_back("merges.txt");
+  std::error_code error;
+  for (const std::string& name : names)
+    if (fs::is_regular_file(file->parent_path() / name, error)) files.push_back(file->parent_path() / name);
+  return files;
+}
+
 Tokenizer::Tokenizer(const fs::path& path) : model_(open_model(path)) {}
 Tokenizer::Tokenizer(std::string serialized_model, const fs::path& name_for_errors)
     : model_(std::make_unique<SentencepieceTokenizer>(std::move(serialized_model), name_for_errors)) {}

@@ -113,6 +113,8 @@ class Tokenizer {
 
 /// The file that Tokenizer opens for `path`; nullopt for a directory without one, or where nothing is.
 std::optional<std::filesystem::path> find_tokenizer(const std::filesystem::path& path);
+/// That file and those of its directory from which Tokenizer reads tokens and settings; empty without one.
+std::vector<std::filesystem::path> tokenizer_files(const std::filesystem::path& path);
 
 /// A sentence for a model directory that lacks a tokenizer: which files it may be.
 inline constexpr const char* kTokenizerFiles = "tokenizer.model, tokenizer.json, or vocab.json with merges.txt";

@@ -31,13 +31,17 @@ struct MegatronArguments {
   std::string tokenizer, show, split_sentences = "no";
 };
 
-/// Hash of the tokenizer's files: an interrupted run continues only with equal settings.
+/// Hash of the files that decide what is encoded: an interrupted run continues only with equal settings.
 uint64_t fingerprint(const fs::path& path) {
-  const fs::path file = find_tokenizer(path).value_or(path);
-  std::string bytes = read_text_file(file, ExitCode::kData, size_t{1} << 30);
-  if (file.filename() == "vocab.json")
-    bytes += read_text_file(file.parent_path() / "merges.txt", ExitCode::kData, size_t{1} << 30);
-  return xxh3_64(bytes.data(), bytes.size(), 0);
+  std::vector<fs::path> files = tokenizer_files(path);
+  const fs::path model = files.at(0).parent_path() / "config.json";  // whose family decides, too
+  if (std::error_code error; fs::is_regular_file(model, error)) files.push_back(model);
+  uint64_t hash = 0;
+  for (const fs::path& file : files) {
+    const std::string bytes = file.filename().string() + '\n' + read_text_file(file, ExitCode::kData, size_t{1} << 30);
+    hash = xxh3_64(bytes.data(), bytes.size(), hash);
+  }
+  return hash;
 }
 
 DocumentEncoder encoder_of(const std::shared_ptr<const Tokenizer>& tokenizer, const fs::path& path) {

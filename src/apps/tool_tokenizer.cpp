@@ -41,13 +41,20 @@ void print_ids(const Tokenizer& tokenizer, const std::string& text, const Encode
   fmt::print("{}\n", fmt::join(ids, " "));
 }
 
+/// The next line of the standard input.
+bool next_line(std::string& line) {
+  if (std::getline(std::cin, line)) return true;
+  if (std::cin.bad() || std::ferror(stdin) != 0) throw DataError("the standard input cannot be read");
+  return false;
+}
+
 void encode(const EncodeArguments& arguments) {
   const Tokenizer tokenizer{std::filesystem::path(arguments.model)};
   if (arguments.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS token");
   if (arguments.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS token");
   if (arguments.text != "-") return print_ids(tokenizer, arguments.text, arguments);
   int64_t number = 0;
-  for (std::string line; std::getline(std::cin, line);) {
+  for (std::string line; next_line(line);) {
     ++number;
     try {
       print_ids(tokenizer, line, arguments);
@@ -73,7 +80,7 @@ void decode(const std::string& model, bool specials, const std::vector<std::stri
     fmt::print("{}\n", tokenizer.decode(parse_ids(words), specials));
     return;
   }
-  for (std::string line; std::getline(std::cin, line);) {
+  for (std::string line; next_line(line);) {
     std::vector<std::string> parts = split(line, ' ');
     std::erase(parts, "");
     fmt::print("{}\n", tokenizer.decode(parse_ids(parts), specials));

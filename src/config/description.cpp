@@ -113,7 +113,8 @@ Section data_section() {
         "data.train",
         {.min = 0, .above_min = true, .feature = Feature::kDocumentStreams});
   s.key("names", &S::names,
-        "documents: the name that messages give to each path of data.train; names without weights are equal shares",
+        "the name that messages give to each path of data.train (documents, npy, HDF5); names without weights are "
+        "equal shares",
         {.may_change = true, .may_be_absent = true, .feature = Feature::kDocumentStreams});
   s.key("valid", &S::valid, "validation rows",
         {.path = true,

@@ -267,6 +267,11 @@ def check_fields(args, work):
     pa.parquet.write_table(pa.Table.from_pylist([timed]), work / "timed.parquet")
     run(args, "--model", folder, "--input", work / "timed.parquet", "--output", work / "fields.npy", "--seq-length", SEQ)
     assert read_rows(work / "fields.npy") == rows([{"messages": [question, answer]}])[0]
+    kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("more", pa.map_(pa.string(), pa.string()))]))
+    mapped = pa.array([[{**message, "more": [("a", "b")]} for message in (question, answer)]], type=kind)
+    pa.parquet.write_table(pa.table({"messages": mapped}), work / "mapped.parquet")
+    output = run(args, "--model", folder, "--input", work / "mapped.parquet", "--output", work / "fields.npy", "--seq-length", SEQ, expect=3)
+    assert "a value of type map<string, string" in output and "has no JSON form" in output, output
     # A directory has the files that are read one by one.
     several_files = work / "files"
     several_files.mkdir()

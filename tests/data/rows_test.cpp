@@ -40,7 +40,7 @@ class RowsOfSplits : public ::testing::Test {
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   SplitRows<Sample> open(Split split) const {
     return open_rows(config_, split, row_format("data.train", config_.data.train),
-                     {.vocab_size = 16, .padded_vocab_size = 16, .stored_vocab_size = 16});
+                     {.vocab_size = 16, .stored_vocab_size = 16});
   }
   std::string refusal(Split split) const {
     try {

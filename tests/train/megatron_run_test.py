@@ -118,6 +118,9 @@ def kinds(site):
                              (["data.train=[corpus, no.v1]", "data.weights=[1, 1]"], 3, "no.v1.idx"), (["data.train=mock", "data.valid=absent", "data.splits=null"], 3, "data.valid: "), (["data.train=run.yaml"], 2, "for Megatron's indexed files")):
         done = site.train("output.dir=refused", *keys, expect=code)
         assert text in done.stderr, (keys, done.stderr[-800:])
+    megatron.write_indexed(f"{site.work}/padding", [np.array([VOCAB + 1] * 40)] * 8, 8)
+    done = site.train("output.dir=refused", "data.train=padding", "model.pad_vocab_to=128", expect=3)
+    assert f"{VOCAB + 1}" in last_line(done.stderr), done.stderr
     raw = open(f"{site.work}/corpus.idx", "rb").read()
     open(f"{site.work}/hostile.idx", "wb").write(raw[:18] + (2**62).to_bytes(8, "little") + raw[26:])
     open(f"{site.work}/hostile.bin", "wb").close()

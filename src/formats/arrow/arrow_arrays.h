@@ -189,7 +189,8 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
   if (!integers_of(array, {i, i + 1}, [&] { return place; }, number)) {
     // Times and other types beside the fields that are read, as in messages with a timestamp: the text that Arrow
     // gives.
-    if (const auto scalar = array.GetScalar(i); level > 0 && scalar.ok()) return text((*scalar)->ToString());
+    const bool nested = array.type()->num_fields() > 0;  // maps, views of lists, unions
+    if (const auto scalar = array.GetScalar(i); level > 0 && !nested && scalar.ok()) return text((*scalar)->ToString());
     throw DataError(fmt::format("{}: a value of type {} has no JSON form", place, array.type()->ToString()));
   }
   return number[0];

@@ -286,6 +286,9 @@ void MegatronWriter::commit() {
   }
   index.write(offsets.data(), offsets.size() * sizeof(int64_t));
   index.write(boundaries_.data(), boundaries_.size() * sizeof(int64_t));
+  // A killed process leaves no index of other tokens.
+  std::error_code error;
+  std::filesystem::remove(prefix_.string() + ".idx", error);
   tokens_->commit();
   index.commit();
 }

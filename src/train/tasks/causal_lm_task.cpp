@@ -184,9 +184,8 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
 }
 
 SplitRows<Sample> CausalLmTask::open_split(Split split) const {
-  return trireme::open_rows(
-      config_, split, *format_,
-      {data_vocab_, model_->config().vocab_size, stored_vocab_, rank_.grid.data.rank, rank_.grid.data.size});
+  return trireme::open_rows(config_, split, *format_,
+                            {data_vocab_, stored_vocab_, rank_.grid.data.rank, rank_.grid.data.size});
 }
 
 void CausalLmTask::open_rows() {
