@@ -19,9 +19,6 @@ void set_gpt_choices(DecoderConfig& config, const ImportedModel& model) {
   config.activation = model.gelu_erf ? Activation::kGeluErf : Activation::kGeluTanh;
   config.embedding_dropout = config.residual_dropout = model.hidden_dropout;
   config.attention_dropout = model.attention_dropout;
-  // <|endoftext|> is the last token of GPT-2's vocabulary.
-  config.bos_token_id = model.vocab_size - 1;
-  config.eos_token_ids = {model.vocab_size - 1};
 }
 
 }  // namespace
@@ -40,10 +37,9 @@ std::string imported_model_json(const ImportedModel& model) {
   }
   config.dtype = "bfloat16";
   if (model.gpt) set_gpt_choices(config, model);
-  if (!model.gpt && model.vocab_size == 128256) {
-    config.bos_token_id = 128000;
-    config.eos_token_ids = {128001};
-  }
+  config.bos_token_id = model.bos;
+  config.eos_token_ids.clear();
+  if (model.eos) config.eos_token_ids.push_back(*model.eos);
   return decoder_config_json(config);
 }
 

@@ -262,9 +262,9 @@ def check_torchtitan(site):
     assert config["eval"]["samples"] == 10 * 8 * 16 and (config["data"]["bos_token"], config["data"]["eos_token"], config["data"]["min_length"]) == (128000, 128001, 1)
     rope = shape.get("rope_scaling") or shape["rope_parameters"]
     assert (rope["rope_type"], rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]) == ("llama3", 8, 1, 4, 8192), shape
-    # The tokenizer's own BOS and EOS, and its files beside the model.
-    config, _, _ = site.imported("torchtitan", toml(""))
-    assert (config["data"]["bos_token"], config["data"]["eos_token"]) == (2002, 2003)
+    # The tokenizer's own BOS and EOS, in the model too, and its files beside the model.
+    config, _, shape = site.imported("torchtitan", toml(""))
+    assert (config["data"]["bos_token"], config["data"]["eos_token"]) == (shape["bos_token_id"], shape["eos_token_id"]) == (2002, 2003)
     (site.work / "titan_assets").mkdir()
     (site.work / "titan.txt").write_text("\n\n".join(f"The trireme crossed the strait with {170 + i} rowers." for i in range(60)))
     site.run("trireme", "tokenizer", "train", "--input", "titan.txt", "--vocab-size", 320, "--output", "titan_assets/tokenizer.model")
@@ -422,11 +422,11 @@ def check_nemo(site):
         assert shape[key] == want, f"{key}: {shape[key]!r}, not {want!r}"
     assert "model.tensor_model_parallel_size = 1 -> one: as here" in report
     # A vocabulary of the user's, under a name of the user's.
-    (site.work / "words.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 99}))
+    (site.work / "words.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 99, "<|endoftext|>": 3}))
     (site.work / "pairs.txt").write_text("#version: 0.2\na b\n")
     _, _, shape = site.imported("nemo", conf / "training/gpt3/126m.yaml", "--", "model.data.data_impl=mock", "model.tokenizer.vocab_file=words.json",
                                 "model.tokenizer.merge_file=pairs.txt", "model.data.eod_mask_loss=True")
-    assert shape["vocab_size"] == 100 and {path.name for path in (site.work / f"import{site.count}/model").iterdir()} == {"config.json", "vocab.json", "merges.txt"}
+    assert shape["vocab_size"] == 100 and (shape["bos_token_id"], shape["eos_token_id"]) == (3, 3) and {path.name for path in (site.work / f"import{site.count}/model").iterdir()} == {"config.json", "vocab.json", "merges.txt"}
     site.refused("nemo", conf / "training/gpt3/126m.yaml", "trainer.max_time=soon", "model.rampup_batch_size=[64,100,1000]", "trainer.val_check_interval=null",
                  says=["trainer.max_time = soon: becomes train.max_time", "model.rampup_batch_size = [64, 100, 1000]: becomes batch.rampup", "2 problems"])
     wrong = {"model.micro_batch_size": 0, "model.tensor_model_parallel_size": 0, "model.optim.sched.constant_steps": -5, "trainer.log_every_n_steps": 0,

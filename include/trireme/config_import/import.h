@@ -27,6 +27,7 @@ struct ImportedModel {
   bool gelu_erf = false;     // false: the tanh approximation
   double norm_eps = 1e-5, initializer_range = 0.02;
   double hidden_dropout = 0, attention_dropout = 0;
+  std::optional<int64_t> bos = 1, eos = 2;  // Llama 2's
 };
 
 /// The facts that an importer needs of the tokenizer that the options name.

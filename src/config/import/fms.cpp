@@ -286,6 +286,7 @@ class FmsImporter : Importer {
       became("seq_length",
              fmt::format("config.json's max_position_embeddings rises from {} to {}", variant->positions, length));
     variant->positions = std::max(variant->positions, length);
+    set_ends(*variant, std::nullopt);
     model_ = *variant;
   }
 

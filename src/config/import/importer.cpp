@@ -27,6 +27,18 @@ std::string yaml_text(double value) { return format_exact(value); }
 std::string yaml_text(int64_t value) { return std::to_string(value); }
 std::string yaml_text(bool value) { return value ? "true" : "false"; }
 
+void set_ends(ImportedModel& model, const std::optional<ImportedTokenizer>& tokenizer) {
+  if (tokenizer) {
+    model.bos = tokenizer->bos;
+    model.eos = tokenizer->eos;
+  } else if (model.gpt) {
+    model.bos = model.eos = model.vocab_size - 1;  // <|endoftext|> is the last token of GPT-2's vocabulary
+  } else if (model.vocab_size == 128256) {
+    model.bos = 128000;
+    model.eos = 128001;
+  }
+}
+
 bool Importer::enter_section(const std::string& name, const std::string& place) {
   const auto next = known_.lower_bound(name + ".");
   if (next != known_.end() && next->first.starts_with(name + ".")) return true;

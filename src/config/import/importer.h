@@ -28,6 +28,9 @@ const KnownOptions& fms_options();         // as fms-fsdp's HEAD names them
 const KnownOptions& torchtitan_options();  // of 0.2.0 to 0.2.2 and a little before
 const KnownOptions& nemo_options();        // of the launcher's tags 23.07 to 24.05 and HEAD
 
+/// BOS and EOS of a model: the tokenizer's; without one those of GPT-2 or Llama 3 where the model has that vocabulary.
+void set_ends(ImportedModel& model, const std::optional<ImportedTokenizer>& tokenizer);
+
 class Importer {
  protected:
   struct Option {

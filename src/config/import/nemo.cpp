@@ -187,6 +187,7 @@ class NemoImporter : Importer {
     shape.attention_dropout = number("model.attention_dropout", 0.1);
     shape.gelu_erf = !flag("model.bias_activation_fusion", true) && !flag("model.openai_gelu", false);
     shape.vocab_size = vocabulary();
+    set_ends(shape, tokenizer_);
     if (gpt_) {
       for (const char* option : {"model.rotary_base", "model.scale_positional_embedding"})
         no_key(option, "nothing: positions are learned");
@@ -330,9 +331,7 @@ class NemoImporter : Importer {
       const std::string option = std::string("model.data.") + name;
       const bool on = flag(option, false);
       // NeMo's end of a document is the tokenizer's EOS; GPT-2's vocabulary ends with it.
-      const std::optional<int64_t> eos = tokenizer_ ? tokenizer_->eos
-                                         : gpt_     ? std::optional<int64_t>(50256)
-                                                    : std::nullopt;
+      const std::optional<int64_t> eos = tokenizer_ || gpt_ ? model_->eos : std::nullopt;
       if (on && eos)
         put("data.eos_token", std::to_string(*eos));
       else if (on)

@@ -102,7 +102,13 @@ class TitanImporter : Importer {
 
   static std::optional<ImportedModel> model_of(const std::string& flavor) {
     const auto found = std::find_if(kFlavors.begin(), kFlavors.end(), [&](const auto& m) { return m.name == flavor; });
-    return found == kFlavors.end() ? std::nullopt : std::optional(*found);
+    if (found == kFlavors.end()) return std::nullopt;
+    ImportedModel model = *found;
+    if (flavor == "debugmodel") {  // tests/assets/tokenizer adds both behind its 2002 tokens
+      model.bos = 2002;
+      model.eos = 2003;
+    }
+    return model;
   }
 
   /// Versions of torchtitan have two names for some options.
@@ -162,6 +168,7 @@ class TitanImporter : Importer {
                                          shape->layers, shape->hidden_size, shape->rope_theta));
       say("initial weights", "model.init random draws normal(0.02) everywhere; torchtitan's embedding is N(0, 1)");
       shape->name = "llama3 " + flavor;
+      set_ends(*shape, tokenizer_);
       model_ = *shape;
       if (!initial.empty())
         refuse("checkpoint.initial_load_path",
@@ -251,19 +258,11 @@ class TitanImporter : Importer {
 
   /// torchtitan puts BOS before and EOS after each document, and drops none.
   void ends_of_documents() {
-    std::optional<int64_t> bos, eos;
-    const std::string flavor = text("model.flavor", "debugmodel");
-    if (tokenizer_) {
-      bos = tokenizer_->bos;
-      eos = tokenizer_->eos;
-    } else if (const auto shape = model_of(flavor); shape && shape->vocab_size == 128256) {
-      bos = 128000;
-      eos = 128001;
-    } else if (flavor == "debugmodel") {  // tests/assets/tokenizer adds both behind its 2002 tokens
-      bos = 2002;
-      eos = 2003;
-    }
-    for (const auto& [key, id] : {std::pair("data.bos_token", bos), {"data.eos_token", eos}}) {
+    ImportedModel ends;
+    ends.bos = ends.eos = std::nullopt;
+    ends = model_of(text("model.flavor", "debugmodel")).value_or(ends);
+    set_ends(ends, tokenizer_);
+    for (const auto& [key, id] : {std::pair("data.bos_token", ends.bos), {"data.eos_token", ends.eos}}) {
       put(key, id ? std::to_string(*id) : "null", origin("model.hf_assets_path"));
       say(fmt::format("{} around documents", key == std::string("data.bos_token") ? "BOS" : "EOS"),
           fmt::format("{}: {}{}; rows that are packed already take null", key, id ? std::to_string(*id) : "null",
