@@ -21,8 +21,6 @@ void set_gpt_choices(DecoderConfig& config, const ImportedModel& model) {
   config.attention_dropout = model.attention_dropout;
 }
 
-}  // namespace
-
 std::string imported_model_json(const ImportedModel& model) {
   DecoderConfig config = with_sizes(model.gpt ? decoder_preset("gpt2") : DecoderConfig(), model.hidden_size,
                                     model.intermediate_size, model.layers, model.heads, model.kv_heads);
@@ -42,6 +40,8 @@ std::string imported_model_json(const ImportedModel& model) {
   if (model.eos) config.eos_token_ids.push_back(*model.eos);
   return decoder_config_json(config);
 }
+
+}  // namespace
 
 std::optional<ImportedTokenizer> read_imported_tokenizer(const std::filesystem::path& path) {
   const auto file = find_tokenizer(path);
@@ -75,10 +75,17 @@ std::optional<ImportedTokenizer> read_imported_tokenizer(const std::filesystem::
   return found;
 }
 
-void write_imported_tokenizer(const ImportedConfig& imported, const std::filesystem::path& model_directory) {
-  if (!imported.tokenizer) return;
+std::vector<std::pair<std::filesystem::path, std::string>> imported_model_files(
+    const ImportedConfig& imported, const std::filesystem::path& directory) {
+  std::vector<std::pair<std::filesystem::path, std::string>> files;
+  if (!imported.model) return files;
+  files.emplace_back(directory / "config.json", imported_model_json(*imported.model));
+  if (!imported.tokenizer) return files;
+  std::error_code error;
   for (const auto& [file, name] : imported.tokenizer->files)
-    write_file_atomic(model_directory / name, read_text_file(file, ExitCode::kConfig, size_t{1} << 30));
+    if (!std::filesystem::equivalent(file, directory / name, error))
+      files.emplace_back(directory / name, read_text_file(file, ExitCode::kConfig, size_t{1} << 30));
+  return files;
 }
 
 }  // namespace trireme

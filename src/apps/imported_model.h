@@ -4,16 +4,17 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace trireme {
-
-/// config.json of an imported model.
-std::string imported_model_json(const ImportedModel& model);
 
 /// The reader of import_nemo() and import_torchtitan(): tokenizer.model, tokenizer.json, vocab.json with its merges, or
 /// a directory.
 std::optional<ImportedTokenizer> read_imported_tokenizer(const std::filesystem::path& path);
-/// Copies the tokenizer's files into a model's directory. WriteError.
-void write_imported_tokenizer(const ImportedConfig& imported, const std::filesystem::path& model_directory);
+/// Files below `directory` and their contents: config.json, and those of the tokenizer that are not there already.
+/// None where `imported` has no model.
+std::vector<std::pair<std::filesystem::path, std::string>> imported_model_files(const ImportedConfig& imported,
+                                                                                const std::filesystem::path& directory);
 
 }  // namespace trireme

@@ -29,14 +29,6 @@ struct ImportCommand {
   bool force = false, ignore_unknown = false;
 };
 
-void write(const std::filesystem::path& file, const std::string& content, bool force) {
-  if (!force && std::filesystem::exists(file))
-    throw WriteError(
-        fmt::format("config import: {} is there already; choose another --output or add --force", file.string()));
-  std::filesystem::create_directories(file.parent_path());
-  write_file_atomic(file, content);
-}
-
 /// The report on stderr; the YAML on stdout, or as files below --output.
 void finish(const ImportedConfig& imported, const ImportCommand& command) {
   for (const auto& [option, became] : imported.report)
@@ -49,11 +41,14 @@ void finish(const ImportedConfig& imported, const ImportCommand& command) {
     return;
   }
   const std::filesystem::path output = command.output;
-  write(output / "config.yaml", imported.yaml, command.force);
-  if (imported.model) {
-    write(output / "model" / "config.json", imported_model_json(*imported.model), command.force);
-    write_imported_tokenizer(imported, output / "model");
-  }
+  auto files = imported_model_files(imported, output / "model");
+  files.emplace_back(output / "config.yaml", imported.yaml);
+  for (const auto& [file, content] : files)
+    if (!command.force && std::filesystem::exists(file))
+      throw WriteError(
+          fmt::format("config import: {} is there already; choose another --output or add --force", file.string()));
+  for (const auto& [file, content] : files) make_directories(file.parent_path());
+  for (const auto& [file, content] : files) write_file_atomic(file, content);
   std::fprintf(stderr, "wrote %s%s\n", (output / "config.yaml").c_str(),
                imported.model ? fmt::format(" and {}", (output / "model" / "config.json").string()).c_str() : "");
 }

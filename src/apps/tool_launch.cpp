@@ -31,10 +31,9 @@ struct LaunchCommand {
 void write_stage(const LaunchStage& stage) {
   make_directories(stage.folder / "results");
   for (const auto& [file, content] : stage.files) write_file_atomic(file, content);
-  if (stage.imported.model) {
+  for (const auto& [file, content] : imported_model_files(stage.imported, stage.model_directory)) {
     make_directories(stage.model_directory);
-    write_file_atomic(stage.model_directory / "config.json", imported_model_json(*stage.imported.model));
-    write_imported_tokenizer(stage.imported, stage.model_directory);
+    write_file_atomic(file, content);
   }
   std::printf("Job %s submission file created at '%s'\n", stage.job_name.c_str(), stage.submission.c_str());
 }

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -271,6 +272,16 @@ def check_torchtitan(site):
     config, report, _ = site.imported("torchtitan", toml('[model]\nhf_assets_path = "titan_assets"\n'))
     assert (config["data"]["bos_token"], config["data"]["eos_token"]) == (1, 2), config["data"]
     assert (site.work / f"import{site.count}/model/tokenizer.model").exists()
+    # A file in the way: it stays, and nothing else is written. The model's own tokenizer is not in the way.
+    for name in ("config.json", "tokenizer.model"):
+        lay = site.work / f"lay {name}"
+        (lay / "model").mkdir(parents=True)
+        (lay / "model" / name).write_text("mine")
+        done = site.run("trireme", "config", "import", "torchtitan", "--output", lay, site.work / "titan.toml", code=73)
+        assert f"{lay}/model/{name} is there already" in done.stderr, done.stderr
+        assert [(path, path.read_text()) for path in lay.rglob("*") if path.is_file()] == [(lay / "model" / name, "mine")], list(lay.rglob("*"))
+    shutil.copytree(site.work / "titan_assets", site.work / "own/model")
+    site.run("trireme", "config", "import", "torchtitan", "--output", "own", toml('[model]\nhf_assets_path = "own/model"\n'))
 
     config, report, _ = site.imported("torchtitan", toml(TITAN.replace("warmup_steps = 200", "warmup_steps = 300")))
     assert "decay_ratio" not in config["schedule"] and "torchtitan shortens the decay to the 700 steps" in report
