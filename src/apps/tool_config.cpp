@@ -123,9 +123,10 @@ void import_nemo_file(const ImportCommand& command) {
   const auto training = ConfResolver(composition, problems).at("training");
   problems.throw_if_any(command.file);
   if (!training) throw ConfigError(fmt::format("{}: has no 'training'", command.file));
-  finish(
-      import_nemo(*training, command.file, {command.ignore_unknown, {}, command.vocab_size, read_imported_tokenizer}),
-      command);
+  finish(import_nemo(
+             *training, command.file,
+             {command.ignore_unknown, std::filesystem::current_path(), command.vocab_size, read_imported_tokenizer}),
+         command);
 }
 
 void add_common(CLI::App* tool, const std::shared_ptr<ImportCommand>& command) {
@@ -155,7 +156,9 @@ void add_config_tool(CLI::App& app) {
       ->check(CLI::IsMember({"head", "2024", "aws"}));
   // After "--" everything is positional.
   fms_tool->add_option("options", fms->options, "After --: fms-fsdp's options, --name=value");
-  fms_tool->callback([fms] { finish(import_fms(fms->options, {dialect_of(fms->dialect), fms->ranks}), *fms); });
+  fms_tool->callback([fms] {
+    finish(import_fms(fms->options, {dialect_of(fms->dialect), fms->ranks, std::filesystem::current_path()}), *fms);
+  });
 
   auto titan = std::make_shared<ImportCommand>();
   CLI::App* titan_tool = import->add_subcommand("torchtitan", "torchtitan's TOML (v0.2)");
@@ -175,8 +178,10 @@ void add_config_tool(CLI::App& app) {
   nemo_tool->add_option("overrides", nemo->options, "a.b=c, +new=v, ~key");
   nemo_tool->callback([nemo] { import_nemo_file(*nemo); });
 
-  titan_tool->callback(
-      [titan] { finish(import_torchtitan(titan->file, titan->ranks, read_imported_tokenizer), *titan); });
+  titan_tool->callback([titan] {
+    finish(import_torchtitan(titan->file, titan->ranks, std::filesystem::current_path(), read_imported_tokenizer),
+           *titan);
+  });
 }
 
 }  // namespace trireme

@@ -116,6 +116,8 @@ def check_fms_head(site):
     names, weights = facts["datasets"].split(","), [float(weight) for weight in facts["weights"].split(",")]
     assert [(part["path"], part["weight"]) for part in config["data"]["train"]] == [(f"/l/tokens/{name}", weight) for name, weight in zip(names, weights)]
     assert len(names) == 13 and "13 weighted streams" in report
+    config, _, _ = site.imported("fms", "--", "--data_path=tokens", "--datasets=a", "--weights=1", "--ckpt_save_path=l/ckpt", "--ckpt_load_path=l/ckpt")
+    assert config["data"]["train"][0]["path"] == f"{site.work}/tokens/a" and config["output"]["dir"] == f"{site.work}/l/ckpt"
     # Other spellings of the same.
     config, report, _ = site.imported("fms", "--", "--model-variant", "llama2_7b", "--train_config.num_steps=60", "--use_profiler", "--nolow_cpu_fsdp",
                                          "--training_stage=annealing", "--selective_checkpointing=0.5")
@@ -252,7 +254,7 @@ def check_torchtitan(site):
         "batch.micro_batch_size": 1, "batch.global_batch_size": 16, "data.seq_length": 8192, "data.train": "data/c4", "data.valid": "data/c4_validation",
         "optimizer.lr": 3e-4, "optimizer.betas": [0.9, 0.95], "optimizer.weight_decay": 0.1, "schedule.name": "wsd", "schedule.warmup_steps": 200,
         "schedule.decay_ratio": 0.8, "schedule.decay_type": "cosine", "schedule.min_lr_factor": 0.1, "train.max_steps": 1000, "precision.compute": "bf16",
-        "train.deterministic": True, "parallel.reduce_dtype": "fp32", "parallel.shard_size": 8, "parallel.policy": "full", "parallel.recompute": "1/2", "output.dir": "./outputs",
+        "train.deterministic": True, "parallel.reduce_dtype": "fp32", "parallel.shard_size": 8, "parallel.policy": "full", "parallel.recompute": "1/2", "output.dir": f"{site.work}/outputs",
         "output.save_every_samples": 8000, "output.keep_last": 2, "eval.every_samples": 800, "logging.every_steps": 10, "logging.tensorboard": True, "precision.linear": "fp8",
         "precision.fp8_recipe": "rowwise", "profile.wait": 96, "profile.warmup": 3, "profile.active": 1, "profile.ranks": "all",
     }
@@ -293,7 +295,11 @@ def check_torchtitan(site):
     config, _, _ = site.imported("torchtitan", "--ranks", 16, toml("[parallelism]\ncontext_parallel_degree = 4\ndata_parallel_shard_degree = 2\ndata_parallel_replicate_degree = 2\n"))
     assert config["parallel"]["shard_size"] == 8, config
     config, _, shape = site.imported("torchtitan", toml('[checkpoint]\ninitial_load_in_hf = true\n[model]\nhf_assets_path = "hf"\n'))
-    assert config["model"] == {"path": "hf", "init": "checkpoint"} and shape is None
+    assert config["model"] == {"path": f"{site.work}/hf", "init": "checkpoint"} and shape is None
+    # A path is relative to where torchtitan starts, in the file to config.yaml; a name of the Hub stays.
+    for given, want in (("./rows", f"{site.work}/rows"), ("titan_assets", f"{site.work}/titan_assets"), ("allenai/c4", "allenai/c4"), ("/l/rows", "/l/rows")):
+        config, _, _ = site.imported("torchtitan", toml(f'[training]\ndataset_path = "{given}"\n[validation]\nenable = true\ndataset_path = "{given}"\n'))
+        assert (config["data"]["train"], config["data"]["valid"]) == (want, want), config["data"]
     # torchtitan validates after the first step, never saves with load_only, and makes snapshots without traces.
     config, report, _ = site.imported("torchtitan", toml("[validation]\nenable = true\n"))
     assert "validation.freq (default) -> eval.every_samples: 640; 10 steps; torchtitan also validates after the first step" in report, report
@@ -432,6 +438,8 @@ def check_nemo(site):
     for key, want in expected.items():
         assert shape[key] == want, f"{key}: {shape[key]!r}, not {want!r}"
     assert "model.tensor_model_parallel_size = 1 -> one: as here" in report
+    config, _, _ = site.imported("nemo", conf / "training/gpt3/126m.yaml", "--", "model.data.data_prefix=[c4/text]", "exp_manager.explicit_log_dir=l/run")
+    assert config["data"]["train"] == f"{site.work}/c4/text" and config["output"]["dir"] == f"{site.work}/l/run", config
     # A vocabulary of the user's, under a name of the user's.
     (site.work / "words.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 99, "<|endoftext|>": 3}))
     (site.work / "pairs.txt").write_text("#version: 0.2\na b\n")

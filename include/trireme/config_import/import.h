@@ -52,15 +52,16 @@ enum class FmsDialect { kHead, kMarch2024, kAws };
 struct FmsImport {
   std::optional<FmsDialect> dialect;  // nullopt: from the names of the options
   int64_t ranks = 8;                  // batch_size counts per GPU there, the whole batch here
+  std::filesystem::path base = {};    // as NemoImport's
 };
 
 /// `arguments`: "--model_name=llama2_7b", "--num-steps", "100", "--use_profiler": fire's and argparse's spellings,
 /// dashes for underscores, "train_config.num_steps" for num_steps.
 ImportedConfig import_fms(const std::vector<std::string>& arguments, const FmsImport& options);
 
-/// `ranks`: for global_batch_size -1 and shard degree -1. The ids of BOS and EOS are those of the tokenizer where
-/// `tokenizer` finds it.
-ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks,
+/// `ranks`: for global_batch_size -1 and shard degree -1; `base`: as NemoImport's. The ids of BOS and EOS are those of
+/// the tokenizer where `tokenizer` finds it.
+ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks, const std::filesystem::path& base,
                                  const TokenizerReader& tokenizer = {});
 
 struct NemoImport {

@@ -99,7 +99,7 @@ std::optional<ImportedModel> variant_of(const std::string& name) {
 class FmsImporter : Importer {
  public:
   FmsImporter(const std::vector<std::string>& arguments, const FmsImport& import)
-      : Importer("fms-fsdp's options", &OptionNames::fms, fms_options()), ranks_(import.ranks) {
+      : Importer("fms-fsdp's options", &OptionNames::fms, fms_options(), import.base), ranks_(import.ranks) {
     read_arguments(arguments);
     dialect_ = import.dialect.value_or(guess());
     defaults_ = defaults_of(dialect_);
@@ -298,7 +298,7 @@ class FmsImporter : Importer {
       no_key("use_dummy_dataset", "data.train has the data");
     if (aws() && spellings_.contains("data_path"))
       became("data_path", "taken; the AWS script knows --dataset_path only and ignores this one");
-    const std::string root = text("data_path", "data");
+    const std::string root = path("data_path", "data");
     train(root);
     const int64_t length = count("seq_length", 4096, 2);
     set("seq_length", "data.seq_length", std::to_string(length),
@@ -455,10 +455,10 @@ class FmsImporter : Importer {
     if (aws() && (spellings_.contains("ckpt_save_path") || spellings_.contains("ckpt_load_path")))
       say("--ckpt_save_path, --ckpt_load_path",
           "taken; the AWS script knows --save_ckpt_path and --load_ckpt_path only and ignores these");
-    const std::string directory = text("ckpt_save_path", "runs/fms");
+    const std::string directory = path("ckpt_save_path", "runs/fms");
     set("ckpt_save_path", "output.dir", yaml_text(directory),
         "checkpoints below checkpoints/; the newest whole one is resumed by the same command");
-    if (const std::string from = text("ckpt_load_path", directory); from == directory)
+    if (const std::string from = path("ckpt_load_path", directory); from == directory)
       no_key("ckpt_load_path", "the same directory: resuming needs no key");
     else
       refuse("ckpt_load_path",

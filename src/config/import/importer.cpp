@@ -163,6 +163,12 @@ std::vector<std::string> Importer::list(const std::string& name) {
   return {};
 }
 
+std::string Importer::absolute(const std::string& path) const {
+  const bool kept = path.empty() || path.front() == '~' || path.front() == '/' ||
+                    path.find("${") != std::string::npos || path.find("://") != std::string::npos;
+  return base_.empty() || kept ? path : (base_ / path).lexically_normal().string();
+}
+
 void Importer::put(const std::string& key, const std::string& value, const std::string& from) {
   const size_t dot = key.find('.');
   TRIREME_CHECK(dot != std::string::npos, "'", key, "' is no section.key");

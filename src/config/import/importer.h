@@ -40,9 +40,9 @@ class Importer {
   };
 
   /// `source`: what is imported, for the first line of the YAML and for errors; `names`: the trainer's column of the
-  /// description. `known` is kept as a reference.
-  Importer(std::string source, const char* OptionNames::* names, const KnownOptions& known)
-      : source_(std::move(source)), names_(names), known_(known) {}
+  /// description; `base`: as NemoImport's. `known` is kept as a reference.
+  Importer(std::string source, const char* OptionNames::* names, const KnownOptions& known, std::filesystem::path base)
+      : source_(std::move(source)), names_(names), known_(known), base_(std::move(base)) {}
   virtual ~Importer() = default;
 
   /// Unknown options get a line of the report instead of a problem.
@@ -73,6 +73,13 @@ class Importer {
   virtual double number(const std::string& name, double otherwise);
   virtual bool flag(const std::string& name, bool otherwise);
   std::vector<std::string> list(const std::string& name);
+
+  /// A path as the other trainer means it, relative to where it is started. URLs, ~ and variables stay as they are.
+  std::string absolute(const std::string& path) const;
+  /// That of an option. `otherwise` stays as it is: our own, beside the configuration.
+  std::string path(const std::string& option, const std::string& otherwise) {
+    return given(option) ? absolute(text(option, otherwise)) : otherwise;
+  }
 
   /// `key`: "section.key"; `value`: YAML text; `from`: the option that it comes from, with its place, for errors.
   void put(const std::string& key, const std::string& value, const std::string& from = "");
@@ -132,6 +139,7 @@ class Importer {
   std::string source_;
   const char* OptionNames::* names_;
   const KnownOptions& known_;
+  std::filesystem::path base_;
   bool ignore_unknown_ = false;
   std::set<std::string> read_;
   mutable std::set<std::string> shown_;  // have a line, or are named in a problem

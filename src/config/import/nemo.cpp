@@ -14,7 +14,7 @@ namespace {
 class NemoImporter : Importer {
  public:
   NemoImporter(const ConfNode& training, const std::string& source, const NemoImport& import)
-      : Importer(source, &OptionNames::nemo, nemo_options()), import_(import) {
+      : Importer(source, &OptionNames::nemo, nemo_options(), import.base), import_(import) {
     if (import.ignore_unknown) ignore_unknown();
     if (const ConfNode* model = training.find("model"); model != nullptr && model->find("bert_binary_head") != nullptr)
       throw ConfigError(source +
@@ -74,12 +74,6 @@ class NemoImporter : Importer {
     expect(option, flag(option, wanted) == wanted, why, "always");
   }
 
-  std::string absolute(const std::string& path) const {
-    const std::filesystem::path given = path;
-    if (import_.base.empty() || given.is_absolute()) return path;
-    return (import_.base / given).lexically_normal().string();
-  }
-
   void refused() {
     const std::string remedy =
         "parallelism is not there; parallel.policy (none, optimizer, gradients, full) divides memory among the ranks: "
@@ -129,7 +123,7 @@ class NemoImporter : Importer {
     const std::string vocabulary = text("model.tokenizer.vocab_file", ""), model = text("model.tokenizer.model", "");
     (void)text("model.tokenizer.merge_file", "");
     const std::string path = library == "sentencepiece" ? model : library == "huggingface" ? type : vocabulary;
-    return path.empty() ? "" : absolute(path);
+    return absolute(path);
   }
 
   int64_t vocabulary() {

@@ -43,8 +43,9 @@ ConfNode conf_node(const toml::node& node) {
 
 class TitanImporter : Importer {
  public:
-  TitanImporter(const std::filesystem::path& file, int64_t ranks, const TokenizerReader& tokenizer)
-      : Importer(file.string(), &OptionNames::torchtitan, torchtitan_options()),
+  TitanImporter(const std::filesystem::path& file, int64_t ranks, const std::filesystem::path& base,
+                const TokenizerReader& tokenizer)
+      : Importer(file.string(), &OptionNames::torchtitan, torchtitan_options(), base),
         ranks_(ranks),
         read_tokenizer_(tokenizer) {
     read_file(file);
@@ -139,13 +140,13 @@ class TitanImporter : Importer {
 
   void model() {
     const std::string flavor = text("model.flavor", "debugmodel");
-    const std::string assets = text("model.hf_assets_path", text("model.tokenizer_path", "model"));
-    if (read_tokenizer_) tokenizer_ = read_tokenizer_(assets);
+    const std::string assets = path("model.hf_assets_path", path("model.tokenizer_path", ""));
+    if (read_tokenizer_ && !assets.empty()) tokenizer_ = read_tokenizer_(assets);
     const bool from_hf = flag("checkpoint.initial_load_in_hf", false);
     if (text("model.name", "llama3") != "llama3") refuse("model.name", "only llama3 can be imported");
-    const std::string initial = text("checkpoint.initial_load_path", "");
+    const std::string initial = path("checkpoint.initial_load_path", "");
     if (from_hf) {
-      const std::string path = initial.empty() ? assets : initial;
+      const std::string path = !initial.empty() ? initial : !assets.empty() ? assets : "model";
       put("model.path", yaml_text(path));
       put("model.init", "checkpoint");
       const bool loads = flag("checkpoint.enable", flag("checkpoint.enable_checkpoint", false));
@@ -235,9 +236,16 @@ class TitanImporter : Importer {
     take<int64_t>("train.max_steps", 10000);
   }
 
+  /// What is no directory is a name of the Hub to load_dataset(): that stays.
+  std::string dataset_path(const std::string& option) {
+    const std::string path = text(option, ""), whole = absolute(path);
+    const bool name = !path.starts_with('.') && std::count(path.begin(), path.end(), '/') <= 1;
+    return name && !std::filesystem::exists(whole) ? path : whole;
+  }
+
   void data() {
     const std::string name = text("training.dataset", "c4_test");
-    const std::string path = text("training.dataset_path", "");
+    const std::string path = dataset_path("training.dataset_path");
     set(path.empty() ? "training.dataset" : "training.dataset_path", "data.train",
         yaml_text(path.empty() ? "data/" + name : path),
         path.empty()
@@ -394,7 +402,8 @@ class TitanImporter : Importer {
   }
 
   void checkpoint() {
-    take<std::string>("output.dir", "outputs");
+    const std::string folder = option_of("output.dir");
+    set(folder, "output.dir", yaml_text(absolute(text(folder, "outputs"))));
     const std::string enable =
         given("checkpoint.enable_checkpoint") ? "checkpoint.enable_checkpoint" : "checkpoint.enable";
     const bool enabled = flag("checkpoint.enable", flag("checkpoint.enable_checkpoint", false)),
@@ -428,9 +437,10 @@ class TitanImporter : Importer {
 
   void validation() {
     if (!flag("validation.enable", flag("validation.enabled", false))) return;
-    const std::string path = text("validation.dataset_path", "data/" + text("validation.dataset", "c4_validation"));
-    set(given("validation.dataset_path") ? "validation.dataset_path" : "validation.dataset", "data.valid",
-        yaml_text(path));
+    const std::string path = dataset_path("validation.dataset_path"),
+                      name = text("validation.dataset", "c4_validation");
+    set(path.empty() ? "validation.dataset" : "validation.dataset_path", "data.valid",
+        yaml_text(path.empty() ? "data/" + name : path));
     const int64_t every = integer("validation.freq", 10);
     set("validation.freq", "eval.every_samples", std::to_string(product("validation.freq", {every, global_})),
         fmt::format("{} steps; torchtitan also validates after the first step", every));
@@ -489,8 +499,9 @@ class TitanImporter : Importer {
 
 }  // namespace
 
-ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks, const TokenizerReader& tokenizer) {
-  return TitanImporter(file, ranks, tokenizer).run();
+ImportedConfig import_torchtitan(const std::filesystem::path& file, int64_t ranks, const std::filesystem::path& base,
+                                 const TokenizerReader& tokenizer) {
+  return TitanImporter(file, ranks, base, tokenizer).run();
 }
 
 }  // namespace trireme
