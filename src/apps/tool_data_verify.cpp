@@ -6,6 +6,7 @@
 #include "data/rows.h"
 #include "models/bert/files.h"
 #include "models/decoder/config.h"
+#include "models/decoder/vocabulary.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
@@ -74,7 +75,8 @@ std::vector<RowSet> open_all(const VerifyArguments& arguments) {
     if (!arguments.files.empty() || !arguments.model.empty() || arguments.seq_length || arguments.vocab_size)
       throw ConfigError("--config names the files, their length and the model: give no other option except --set");
     const Config config = load_config(arguments.config, arguments.overrides);
-    const Shape shape = shape_of(config.model.path, arguments.bert);
+    Shape shape = shape_of(config.model.path, arguments.bert);
+    if (!shape.bert) shape.vocab_size = resized_vocab(shape.vocab_size, config.model.vocab_size, std::nullopt);
     std::vector<RowSet> sets;
     for (const Split split : {Split::kTrain, Split::kValid}) {
       const SplitKeys keys = split_keys(config, split);

@@ -129,6 +129,9 @@ def checks(site):
         return done
 
     assert "all 47 rows are good" in verify("--config", f"{work}/run.yaml").stdout
+    larger = f"model.vocab_size={VOCAB + 1}"
+    site.run(*late, larger, extra=["--dry-run"])
+    assert "all 47 rows are good" in verify("--config", f"{work}/run.yaml", "--set", late[0], "--set", larger).stdout
     rows[3, 3] = -1
     np.save(f"{work}/late.npy", rows)
     done = verify("--model", f"{work}/base", "--seq-length", str(SEQ), f"{work}/train.npy", f"{work}/late.npy", expect=3)
