@@ -78,7 +78,7 @@ std::vector<RowSet> open_all(const VerifyArguments& arguments) {
     Shape shape = shape_of(config.model.path, arguments.bert);
     if (!shape.bert) shape.vocab_size = resized_vocab(shape.vocab_size, config.model.vocab_size, std::nullopt);
     std::vector<RowSet> sets;
-    for (const Split split : {Split::kTrain, Split::kValid}) {
+    for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
       const SplitKeys keys = split_keys(config, split);
       if (keys.files.empty() || (split != Split::kTrain && config.data.splits)) continue;
       for (RowSet& set : contents({keys.key, keys.files, config.data.seq_length, shape.vocab_size, config.model.path,
@@ -128,7 +128,7 @@ void add_data_verify_tool(CLI::App& data) {
   CLI::App* command = data.add_subcommand(
       "verify", "Read every row of data sets as training would: lengths, token ids, masks, sequence starts");
   command->add_option("files", arguments->files, "Data files, or directories of BERT shards");
-  command->add_option("--config", arguments->config, "A run's configuration: its data.train and data.valid");
+  command->add_option("--config", arguments->config, "A run's configuration: its data.train, data.valid and data.test");
   command->add_option("--set", arguments->overrides, "With --config: override one key, section.key=value")
       ->allow_extra_args(false);
   command->add_option("--model", arguments->model, "Model directory: token ids must be in its vocabulary");

@@ -132,6 +132,7 @@ def checks(site):
     larger = f"model.vocab_size={VOCAB + 1}"
     site.run(*late, larger, extra=["--dry-run"])
     assert "all 47 rows are good" in verify("--config", f"{work}/run.yaml", "--set", late[0], "--set", larger).stdout
+    assert "late.npy: row 39, position 7" in verify("--config", f"{work}/run.yaml", "--set", "data.test=late.npy", expect=3).stdout
     rows[3, 3] = -1
     np.save(f"{work}/late.npy", rows)
     done = verify("--model", f"{work}/base", "--seq-length", str(SEQ), f"{work}/train.npy", f"{work}/late.npy", expect=3)
