@@ -40,16 +40,21 @@ struct VerifyArguments {
 /// The limits that rows are checked against.
 struct Shape {
   bool bert = false;
-  int64_t vocab_size = 0;
+  int64_t vocab_size = 0, segments = 2;
 };
 
+Shape bert_shape_of(const fs::path& model) {
+  const BertConfig config = read_bert_config(bert_config_path(model));
+  return {true, config.vocab_size, config.type_vocab_size};
+}
+
 Shape shape_of(const fs::path& model, bool bert) {
-  if (bert) return {true, read_bert_config(bert_config_path(model)).vocab_size};
+  if (bert) return bert_shape_of(model);
   try {
     return {false, read_model_shape(model).vocab_size};
   } catch (const ModelError&) {
     try {
-      return {true, read_bert_config(bert_config_path(model)).vocab_size};
+      return bert_shape_of(model);
     } catch (const ModelError&) {
       // not BERT either: report the first error
     }
@@ -58,11 +63,12 @@ Shape shape_of(const fs::path& model, bool bert) {
 }
 
 /// What is to be checked, said on the way.
-std::vector<RowSet> contents(const ContentsRequest& request, bool bert) {
+std::vector<RowSet> contents(const ContentsRequest& request, const Shape& shape) {
   const RowContents found = [&]() -> RowContents {
-    if (!bert || request.entries.front() == "mock") return row_format(request.name, request.entries).contents(request);
+    if (!shape.bert || request.entries.front() == "mock")
+      return row_format(request.name, request.entries).contents(request);
     const std::shared_ptr<const BertDataset> data =
-        open_bert_dataset(to_paths(request.entries), request.seq_length, request.vocab_size);
+        open_bert_dataset(to_paths(request.entries), request.seq_length, shape.vocab_size, shape.segments);
     return {{{request.name, data->size(), data->shard_rows(), [data](int64_t row) { (void)data->read(row); }}},
             {data->description()}};
   }();
@@ -83,7 +89,7 @@ std::vector<RowSet> open_all(const VerifyArguments& arguments) {
       if (keys.files.empty() || (split != Split::kTrain && config.data.splits)) continue;
       for (RowSet& set : contents({keys.key, keys.files, config.data.seq_length, shape.vocab_size, config.model.path,
                                    config.data.column.value_or("")},
-                                  shape.bert))
+                                  shape))
         sets.push_back(std::move(set));
     }
     return sets;
@@ -94,7 +100,7 @@ std::vector<RowSet> open_all(const VerifyArguments& arguments) {
         "verify --help)");
   const Shape shape = arguments.model.empty() ? Shape{arguments.bert, *arguments.vocab_size}
                                               : shape_of(arguments.model, arguments.bert);
-  return contents({"files", arguments.files, *arguments.seq_length, shape.vocab_size, arguments.model, ""}, shape.bert);
+  return contents({"files", arguments.files, *arguments.seq_length, shape.vocab_size, arguments.model, ""}, shape);
 }
 
 void verify(const VerifyArguments& arguments) {

@@ -93,6 +93,9 @@ def exit_codes(s):
     # Models: a vocabulary smaller than the data's is the data's fault as far as the run can tell; another than the weights' is the model's.
     site.write_config(f"{work}/smaller", vocab_size=60)
     s.train("model.path=smaller", "output.dir=d", expect=3)
+    site.write_config(f"{work}/sentence", type_vocab_size=1)
+    for done in (s.train("model.path=sentence", "output.dir=d", expect=3), s.tool("data", "verify", "--config", "run.yaml", "--set", "model.path=sentence", expect=3)):
+        assert "segment 1, and type_vocab_size of the model is 1" in last_line(done.stderr), done.stderr
     s.train("train.max_steps=1", "output.dir=first")
     base = f"{work}/first/model"
     config = json.load(open(f"{base}/config.json"))
