@@ -22,50 +22,44 @@ namespace fs = std::filesystem;
 constexpr size_t kMaxPath = 4096;
 constexpr size_t kMaxValues = 200'000;  // in `configs`, of thousands of languages
 
-/// Whether the line from `at` on begins with this key: bare or quoted, then a colon, or behind "? ".
+/// Whether the line from `at` on begins with this key: bare or quoted, then a colon.
 bool is_key(const std::string& text, size_t at, std::string_view key) {
-  const bool is_explicit = text.compare(at, 2, "? ") == 0;
-  if (is_explicit) at = std::min(text.find_first_not_of(' ', at + 2), text.size());
   const char quote = text[at] == '"' || text[at] == '\'' ? text[at] : '\0';
   if (quote != '\0') ++at;
   if (text.compare(at, key.size(), key) != 0) return false;
   at += key.size();
   if (quote != '\0' && text[at++] != quote) return false;
   at = text.find_first_not_of(' ', at);
-  return at != std::string::npos && text[at] == (is_explicit ? '\n' : ':');
+  return at != std::string::npos && text[at] == ':';
 }
 
-/// The block "configs" of the YAML between the first line "---" and the next one. An empty line stands for each line
-/// before it, so that errors name the card's lines. The rest of the card may be long.
-std::string configs_of_card(const fs::path& card) {
+/// text[begin, end) behind an empty line for each line before it, so that errors name the card's lines.
+std::string in_place(const std::string& text, size_t begin, size_t end) {
+  const auto lines = static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(begin), '\n'));
+  return std::string(lines, '\n') + text.substr(begin, end - begin);
+}
+
+/// The YAML between the first line "---" and the next one.
+std::string head_of_card(const fs::path& card) {
   constexpr size_t kMaxHead = 16 << 20;
   std::string text = file_head(card, kMaxHead);
   std::erase(text, '\r');
   const size_t head = text.find_first_not_of(" \t\n", text.starts_with("\xEF\xBB\xBF") ? 3 : 0);
   if (head == std::string::npos || text.compare(head, 4, "---\n") != 0) return "";
-  const size_t close = text.find("\n---", head + 3);
-  if (close == std::string::npos) return "";
-  // All keys of the card are indented alike. A card in flow form is read whole.
-  size_t begin = head + 3, first = begin;
-  while (first < close && (text[first + 1] == '\n' || text[first + 1] == '#')) first = text.find('\n', first + 1);
-  const size_t key = text.find_first_not_of(' ', first + 1), indent = key - first - 1;
-  const bool whole = text[key] == '{';
-  const auto is_configs = [&](size_t line) {
-    return text.find_first_not_of(' ', line) == line + indent && is_key(text, line + indent, "configs");
-  };
-  while (!whole && begin < close && !is_configs(begin + 1)) begin = text.find('\n', begin + 1);
-  if (begin >= close) return "";
+  const size_t close = text.find("\n---", head + 4);
+  return close == std::string::npos ? "" : in_place(text, head + 4, close + 1);
+}
+
+/// The block "configs" of a card's head; empty without one.
+std::string configs_of(const std::string& head) {
+  size_t begin = 0;
+  while (begin < head.size() && !is_key(head, begin, "configs")) begin = head.find('\n', begin) + 1;
+  if (begin == head.size()) return "";
   size_t end = begin;
-  const auto goes_on = [&](size_t line) {
-    const size_t from = std::min(text.find_first_not_of(' ', line), line + indent);
-    return whole || std::string_view(" -#\n[]{}:").find(text[from]) != std::string_view::npos;
-  };
   do {
-    end = text.find('\n', end + 1);
-  } while (end < close && goes_on(end + 1));
-  const auto lines =
-      static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(begin + 1), '\n'));
-  return std::string(lines, '\n') + text.substr(begin + 1, end - begin);
+    end = head.find('\n', end) + 1;
+  } while (end < head.size() && std::string_view(" -#\n]}").find(head[end]) != std::string_view::npos);
+  return in_place(head, begin, end);
 }
 
 std::string text_at(const YamlNode& map, const char* key) {
@@ -131,16 +125,29 @@ bool matches(const std::string& pattern, const std::string& file) {
 }  // namespace
 
 std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
-  const std::string text = configs_of_card(directory / "README.md");
-  if (text.empty()) return {};
-  Problems problems((directory / "README.md").string(), {});
-  check_raw_text(text, {}, problems, kMaxValues);
-  const YamlNode card = problems.empty() ? parse_yaml(text, {}, problems, kMaxValues) : YamlNode();
-  if (!problems.empty())
+  const std::string head = head_of_card(directory / "README.md");
+  if (head.empty()) return {};
+  const std::string name = (directory / "README.md").string();
+  std::string problem;
+  const auto parsed = [&](const std::string& text) {
+    Problems problems(name, {});
+    check_raw_text(text, {}, problems, kMaxValues);
+    YamlNode node = problems.empty() ? parse_yaml(text, {}, problems, kMaxValues) : YamlNode();
+    problem = problems.empty() ? "" : problems.lines()[0];
+    return node;
+  };
+  YamlNode card = parsed(head);
+  // The rest of a card may be long, and hold what no configuration may.
+  if (!problem.empty()) {
+    const std::string configs = configs_of(head);
+    if (configs.empty() && head.find("configs") == std::string::npos) return {};
+    if (!configs.empty()) card = parsed(configs);
+  }
+  if (!problem.empty())
     throw DataError(
         fmt::format("{}: `configs` of this card cannot be read, so which of the files belong together is "
                     "unknown: name the files, or the folder of one part",
-                    problems.lines()[0]));
+                    problem));
   const YamlEntry* configs = card.find("configs");
   if (configs == nullptr) return {};
   std::vector<YamlNode> configurations = configs->value.items;

@@ -86,7 +86,8 @@ std::vector<RowSet> open_all(const VerifyArguments& arguments) {
     std::vector<RowSet> sets;
     for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
       const SplitKeys keys = split_keys(config, split);
-      if (keys.files.empty() || (split != Split::kTrain && config.data.splits)) continue;
+      if (keys.files.empty() || (split != Split::kTrain && (config.data.splits || keys.files.front() == "mock")))
+        continue;
       for (RowSet& set : contents({keys.key, keys.files, config.data.seq_length, shape.vocab_size, config.model.path,
                                    config.data.column.value_or("")},
                                   shape))

@@ -52,8 +52,8 @@ void AppendFile::follow_path() {
   if (made < 0) return;
   log_warn(elsewhere() + ". The next ones are in a new file of the name");
   close(std::exchange(descriptor_, made));
-  const bool head_waits = !waiting_.empty() && waiting_.front() == head_;
-  if (!head_.empty() && !head_waits) waiting_.push_front(head_);
+  const bool empty = lseek(descriptor_, 0, SEEK_END) == 0, head_waits = !waiting_.empty() && waiting_.front() == head_;
+  if (empty && !head_.empty() && !head_waits) waiting_.push_front(head_);
 }
 
 void AppendFile::write(std::string record) {

@@ -224,7 +224,9 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   for (const std::string& card : std::vector<std::string>{
            "  tags:\n  - a\n  configs:\n  - " + one + "\n  license: mit\n", "{tags: [a],\nconfigs: [" + one + "]}\n",
            "? tags\n: a\n? configs\n: - " + one + "\n? license\n: mit\n", "configs: [\n" + one + "\n]\nlicense: mit\n",
-           "\n# all\nconfigs:\n  - ? config_name\n    : x\n    ? data_files\n    : data/c.arrow\n"}) {
+           "\n# all\nconfigs:\n  - ? config_name\n    : x\n    ? data_files\n    : data/c.arrow\n",
+           "  # all\nconfigs:\n- " + one + "\n", "  \nconfigs:\n- " + one + "\n", "---\nconfigs:\n- " + one + "\n",
+           "? configs # all\n: - " + one + "\n", "a: &b c\nd: *b\nconfigs:\n- " + one + "\n"}) {
     write_file_atomic(folder / "README.md", "---\n" + card + "---\n");
     EXPECT_NE(complaint(folder).find("x: train (data/c.arrow)"), std::string::npos) << card << complaint(folder);
   }
@@ -236,6 +238,8 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
             std::string::npos);
   EXPECT_NE(with_card("configs: [\n").find("not valid YAML"), std::string::npos);
+  EXPECT_NE(with_card("!!str configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("name the files"),
+            std::string::npos);
   // The block "configs" alone is read, however long the rest is.
   std::string info = "dataset_info:\n", configs = "configs:\n";
   for (int i = 0; i < 1500; ++i) {

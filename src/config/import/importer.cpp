@@ -32,7 +32,7 @@ void set_ends(ImportedModel& model, const std::optional<ImportedTokenizer>& toke
     model.bos = tokenizer->bos;
     model.eos = tokenizer->eos;
   } else if (model.gpt) {
-    model.bos = model.eos = model.vocab_size - 1;  // <|endoftext|> is the last token of GPT-2's vocabulary
+    model.bos = model.eos = std::min<int64_t>(model.vocab_size - 1, 50256);  // GPT-2's <|endoftext|>, its last token
   } else if (model.vocab_size == 128256) {
     model.bos = 128000;
     model.eos = 128001;
@@ -166,7 +166,9 @@ std::vector<std::string> Importer::list(const std::string& name) {
 std::string Importer::absolute(const std::string& path) const {
   const bool kept = path.empty() || path.front() == '~' || path.front() == '/' ||
                     path.find("${") != std::string::npos || path.find("://") != std::string::npos;
-  return base_.empty() || kept ? path : (base_ / path).lexically_normal().string();
+  if (base_.empty() || kept) return path;
+  const std::filesystem::path whole = base_ / path;
+  return (path.find("..") == std::string::npos ? whole.lexically_normal() : whole).string();  // links before ".."
 }
 
 void Importer::put(const std::string& key, const std::string& value, const std::string& from) {
