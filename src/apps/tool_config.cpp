@@ -47,6 +47,16 @@ void finish(const ImportedConfig& imported, const ImportCommand& command) {
     if (!command.force && std::filesystem::exists(file))
       throw WriteError(
           fmt::format("config import: {} is there already; choose another --output or add --force", file.string()));
+  // Of two tokenizers the earlier one might be read.
+  const auto is_ours = [&](const std::filesystem::path& file) {
+    return std::ranges::any_of(imported.tokenizer->files,
+                               [&](const auto& ours) { return file.filename() == ours.second; });
+  };
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.json"})
+    if (const auto file = output / "model" / name;
+        imported.tokenizer && std::filesystem::exists(file) && !is_ours(file))
+      throw WriteError(
+          fmt::format("config import: {} is another tokenizer beside the one to be written: remove it", file.string()));
   for (const auto& [file, content] : files) make_directories(file.parent_path());
   for (const auto& [file, content] : files) write_file_atomic(file, content);
   std::fprintf(stderr, "wrote %s%s\n", (output / "config.yaml").c_str(),

@@ -282,6 +282,11 @@ def check_torchtitan(site):
         done = site.run("trireme", "config", "import", "torchtitan", "--output", lay, site.work / "titan.toml", code=73)
         assert f"{lay}/model/{name} is there already" in done.stderr, done.stderr
         assert [(path, path.read_text()) for path in lay.rglob("*") if path.is_file()] == [(lay / "model" / name, "mine")], list(lay.rglob("*"))
+    lay = site.work / "other"
+    (lay / "model").mkdir(parents=True)
+    (lay / "model/tokenizer.json").write_text("{}")
+    done = site.run("trireme", "config", "import", "torchtitan", "--force", "--output", lay, site.work / "titan.toml", code=73)
+    assert "tokenizer.json is another tokenizer" in done.stderr and not (lay / "config.yaml").exists(), done.stderr
     shutil.copytree(site.work / "titan_assets", site.work / "own/model")
     site.run("trireme", "config", "import", "torchtitan", "--output", "own", toml('[model]\nhf_assets_path = "own/model"\n'))
 

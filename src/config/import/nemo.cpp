@@ -325,7 +325,8 @@ class NemoImporter : Importer {
       const std::string option = std::string("model.data.") + name;
       const bool on = flag(option, false);
       // NeMo's end of a document is the tokenizer's EOS; GPT-2's vocabulary ends with it.
-      const std::optional<int64_t> eos = tokenizer_ || gpt_ ? model_->eos : std::nullopt;
+      const bool of_gpt2 = gpt_ && model_->vocab_size > 50256;
+      const std::optional<int64_t> eos = tokenizer_ || of_gpt2 ? model_->eos : std::nullopt;
       if (on && eos)
         put("data.eos_token", std::to_string(*eos));
       else if (on)
