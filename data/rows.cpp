@@ -115,13 +115,19 @@ void refuse_texts(const Config& config, const SplitKeys& keys) {
                                       {"label", "completion", "judged answers", "preference --unpaired"},
                                       {"completion", "prompt", "prompts and completions", "chat"},
                                       {"instruction", "output", "instructions", "chat"}};
-    std::vector<std::string> fields = {"text"};
+    std::vector<std::string> fields = {"text", "tokens", "input_ids"};
     for (const Kind& kind : kKinds) fields.insert(fields.end(), {kind.field, kind.beside});
     const std::set<std::string> there = fields_there(file, fields);
     const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& each) {
       return there.contains(each.field) && there.contains(each.beside);
     });
-    if (there.contains("text") || kind == std::end(kKinds)) continue;
+    if (there.contains("text")) continue;
+    for (const char* ids : {"tokens", "input_ids"})
+      if (kind == std::end(kKinds) && is_json(file) && there.contains(ids))
+        throw DataError(fmt::format(
+            "{}: holds token ids ('{}'), which are read from Parquet and Arrow, not from JSON: write them as Parquet",
+            file, ids));
+    if (kind == std::end(kKinds)) continue;
     const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
     throw DataError(fmt::format(
         "{}: holds {} ('{}'). Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output "

@@ -55,6 +55,13 @@ class RowsOfSplits : public ::testing::Test {
   Config config_;
 };
 
+TEST_F(RowsOfSplits, TokenIdsInJsonAreToldApartFromTexts) {
+  config_.data.weights = {};
+  config_.data.train = {path("ids.jsonl")};
+  std::ofstream(path("ids.jsonl")) << R"({"tokens": [1, 2]})" << "\n";
+  EXPECT_NE(refusal(Split::kTrain).find("holds token ids ('tokens')"), std::string::npos) << refusal(Split::kTrain);
+}
+
 TEST_F(RowsOfSplits, MockRowsEvaluateABlend) {
   config_.data.valid = {"mock"};
   config_.eval.samples = 3;
