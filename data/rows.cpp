@@ -122,12 +122,14 @@ void refuse_texts(const Config& config, const SplitKeys& keys) {
       return there.contains(each.field) && there.contains(each.beside);
     });
     if (there.contains("text")) continue;
-    for (const char* ids : {"tokens", "input_ids"})
-      if (kind == std::end(kKinds) && is_json(file) && there.contains(ids))
-        throw DataError(fmt::format(
-            "{}: holds token ids ('{}'), which are read from Parquet and Arrow, not from JSON: write them as Parquet",
-            file, ids));
-    if (kind == std::end(kKinds)) continue;
+    if (kind == std::end(kKinds)) {
+      for (const char* ids : {"tokens", "input_ids"})
+        if (is_json(file) && there.contains(ids))
+          throw DataError(fmt::format(
+              "{}: holds token ids ('{}'), which are read from Parquet and Arrow, not from JSON: write them as Parquet",
+              file, ids));
+      continue;
+    }
     const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
     throw DataError(fmt::format(
         "{}: holds {} ('{}'). Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output "

@@ -68,8 +68,9 @@ std::optional<ImportedTokenizer> read_imported_tokenizer(const std::filesystem::
   found.bos = tokenizer.bos_id();
   found.eos = tokenizer.eos_id();
   found.files.emplace_back(*file, name == "tokenizer.json" ? name : "tokenizer.model");
-  for (const char* beside : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                             "generation_config.json", "chat_template.jinja", "chat_template.json"})
+  for (const std::filesystem::path& beside : tokenizer_files(*file))
+    if (beside != *file) found.files.emplace_back(beside, beside.filename().string());
+  for (const char* beside : {"generation_config.json", "chat_template.jinja", "chat_template.json"})
     if (std::filesystem::is_regular_file(file->parent_path() / beside))
       found.files.emplace_back(file->parent_path() / beside, beside);
   return found;

@@ -187,13 +187,6 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
   return library_attention(heads, sequences, options);
 }
 
-template <class T>
-at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device device) {
-  const at::Tensor host = at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions(type).pinned_memory(true));
-  std::copy(values.begin(), values.end(), host.mutable_data_ptr<T>());
-  return copy_to_device(host, device);
-}
-
 }  // namespace
 
 at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
@@ -225,8 +218,8 @@ Sequences make_sequences(std::vector<int32_t> boundaries, std::vector<int64_t> k
   result.needed = std::move(needed);
   if constexpr (kCudaBuild) {
     if (device.is_cuda()) {
-      result.boundaries_device = on_device(result.boundaries, at::kInt, device);
-      if (!result.keys.empty()) result.keys_device = on_device(result.keys, at::kLong, device);
+      result.boundaries_device = copy_to_device(result.boundaries, device);
+      if (!result.keys.empty()) result.keys_device = copy_to_device(result.keys, device);
       result.work = std::make_shared<AttentionWork>();
     }
   }

@@ -153,8 +153,8 @@ at::Tensor copy_to_device(const at::Tensor& host, at::Device device) {
   if (!device.is_cuda() || host.numel() == 0) return host.to(device);
   const c10::impl::VirtualGuardImpl guard(device.type());
   thread_local std::map<c10::DeviceIndex, c10::Stream> streams;
-  const c10::Stream current = guard.getStream(device),
-                    copies = streams.try_emplace(device.index(), guard.getStreamFromGlobalPool(device)).first->second;
+  if (!streams.contains(device.index())) streams.emplace(device.index(), guard.getStreamFromGlobalPool(device));
+  const c10::Stream current = guard.getStream(device), copies = streams.at(device.index());
   at::Tensor copy;
   {
     const c10::StreamGuard on(copies);

@@ -26,7 +26,7 @@ TokenPack two_pairs() {
 
 at::Tensor log_probs(const TokenPack& pack, const PreferenceLoss& loss) {
   const at::Tensor values = -at::arange(1, 33, at::kFloat) / 40;
-  return (values * to_tensor(loss.counted(pack), at::kCPU)).requires_grad_();
+  return (values * copy_to_device(loss.counted(pack), at::kCPU)).requires_grad_();
 }
 
 double sigmoid_loss(double x) { return std::log1p(std::exp(-x)); }
@@ -131,7 +131,7 @@ TEST(PreferenceLoss, KtoFollowsItsFormulas) {
     EXPECT_EQ(loss.counts(pack), (std::vector<double>{3, 3, 2, 1}));
     // Position t of the pack has -(t + 1) / 40, and predicts token t + 1.
     const at::Tensor given =
-        (-at::arange(1, 25, at::kFloat) / 40 * to_tensor(loss.counted(pack), at::kCPU)).requires_grad_();
+        (-at::arange(1, 25, at::kFloat) / 40 * copy_to_device(loss.counted(pack), at::kCPU)).requires_grad_();
     const auto log_p = [](std::initializer_list<int> tokens) {
       double sum = 0;
       for (const int token : tokens) sum -= token / 40.0;
@@ -151,7 +151,7 @@ TEST(PreferenceLoss, KtoFollowsItsFormulas) {
     sums.loss.backward();
     EXPECT_EQ(given.grad()[10].item<double>(), 0) << "the KL term has a gradient";
     EXPECT_NE(given.grad()[8].item<double>(), 0);
-    const at::Tensor means = loss.means(sums.metrics, to_tensor(loss.counts(pack), at::kCPU));
+    const at::Tensor means = loss.means(sums.metrics, copy_to_device(loss.counts(pack), at::kCPU));
     const double chosen = 0.4 * (ratios[0] + ratios[2]) / 2, rejected = 0.4 * ratios[1];
     const double expected[] = {chosen,     rejected, chosen - rejected, (answers[0] + answers[2]) / 2,
                                answers[1], kl[0] / 3};

@@ -2,11 +2,14 @@
 // The device of a rank: GPU or CPU, its memory and its peak rate. Only device_cuda.cpp calls CUDA.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -46,6 +49,15 @@ std::string memory_state(at::Device device);
 /// A copy of a host tensor, pinned where the device is a GPU. The host does not wait. The copy runs on a stream of its
 /// own, beside what the current stream has queued; what is queued there afterwards waits for it.
 at::Tensor copy_to_device(const at::Tensor& host, at::Device device);
+/// The same of host values. [n], of their type.
+template <class T>
+at::Tensor copy_to_device(const std::vector<T>& values, at::Device device) {
+  const at::Tensor host =
+      at::empty({static_cast<int64_t>(values.size())},
+                at::TensorOptions(c10::CppTypeToScalarType<T>::value).pinned_memory(device.is_cuda()));
+  std::copy(values.begin(), values.end(), host.template mutable_data_ptr<T>());
+  return copy_to_device(host, device);
+}
 
 /// Waits for the GPU, then cudaProfilerStart() and cudaProfilerStop(), which `nsys profile
 /// --capture-range=cudaProfilerApi` and `ncu --profile-from-start off` wait for.

@@ -92,8 +92,7 @@ class TensorsReader {
     else if (!is_targeted(lora, module) && suffix->kind == Kind::kA)
       problem(
           "tensor {} is of an adapter that ensure_weight_tying puts on the embedding and the output matrix, which is "
-          "not "
-          "supported: train the adapter without them in target_modules, or with modules_to_save",
+          "not supported: train the adapter without them in target_modules, or with modules_to_save",
           name);
     AdapterPair& pair = adapter_.modules[module];
     const std::vector<int64_t>& shape = entry.info.shape;

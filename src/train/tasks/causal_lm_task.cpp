@@ -85,13 +85,13 @@ TokenBatch token_batch_on(at::Device device, const TokenPack& pack, const std::v
   const std::vector<int64_t> shape = {pack.rows, pack.length};
   batch.cu_seqlens = pack.boundaries;
   batch.sequence_keys = pack.sequence_keys;
-  batch.tokens_BS = to_tensor(pack.tokens, device).view(shape);
-  if (!pack.labels.empty()) batch.labels_BS = to_tensor(pack.labels, device).view(shape);
-  batch.positions_BS = to_tensor(pack.positions, device).view(shape);
-  batch.loss_weight_BS = to_tensor(loss_weights, device).view(shape);
+  batch.tokens_BS = copy_to_device(pack.tokens, device).view(shape);
+  if (!pack.labels.empty()) batch.labels_BS = copy_to_device(pack.labels, device).view(shape);
+  batch.positions_BS = copy_to_device(pack.positions, device).view(shape);
+  batch.loss_weight_BS = copy_to_device(loss_weights, device).view(shape);
   if (const std::vector<int64_t> rows = rows_with_loss(loss_weights, row_multiple(device)); !rows.empty())
-    batch.loss_rows_R = to_tensor(rows, device);
-  batch.sample_ids_B = to_tensor(pack.sample_ids, device);
+    batch.loss_rows_R = copy_to_device(rows, device);
+  batch.sample_ids_B = copy_to_device(pack.sample_ids, device);
   return batch;
 }
 
@@ -296,7 +296,7 @@ std::vector<SampledText> CausalLmTask::sample(ShardedUnits& units, Communicator&
   options.ends = ends;
   GenerationSteps steps;
   steps.agree = [&](std::vector<int64_t>& ids) {
-    const at::Tensor tensor = to_tensor(ids, rank_.device);
+    const at::Tensor tensor = copy_to_device(ids, rank_.device);
     comm.broadcast(tensor, 0)->wait();
     const at::Tensor host = tensor.to(at::kCPU);
     std::copy_n(host.const_data_ptr<int64_t>(), ids.size(), ids.begin());

@@ -25,17 +25,17 @@ struct BertMicroBatch final : MicroBatch {
 
 BertBatch bert_batch_on(at::Device device, const BertPack& pack) {
   BertBatch batch;
-  batch.ids_T = to_tensor(pack.ids, device);
-  batch.positions_T = to_tensor(pack.positions, device);
-  batch.types_T = to_tensor(pack.types, device);
-  batch.token_keys_T = to_tensor(pack.keys, device);
+  batch.ids_T = copy_to_device(pack.ids, device);
+  batch.positions_T = copy_to_device(pack.positions, device);
+  batch.types_T = copy_to_device(pack.types, device);
+  batch.token_keys_T = copy_to_device(pack.keys, device);
   batch.sequences = make_sequences(pack.boundaries, pack.sequence_keys, device, pack.needed);
-  batch.masked_rows_P = to_tensor(pack.masked_rows, device);
-  batch.masked_ids_P = to_tensor(pack.masked_ids, device);
-  batch.masked_weights_P = to_tensor(pack.masked_weights, device);
-  batch.first_rows_M = to_tensor(pack.first_rows, device);
-  batch.next_labels_M = to_tensor(pack.next_labels, device);
-  batch.next_weights_M = to_tensor(pack.next_weights, device);
+  batch.masked_rows_P = copy_to_device(pack.masked_rows, device);
+  batch.masked_ids_P = copy_to_device(pack.masked_ids, device);
+  batch.masked_weights_P = copy_to_device(pack.masked_weights, device);
+  batch.first_rows_M = copy_to_device(pack.first_rows, device);
+  batch.next_labels_M = copy_to_device(pack.next_labels, device);
+  batch.next_weights_M = copy_to_device(pack.next_weights, device);
   return batch;
 }
 
@@ -160,7 +160,7 @@ StepBatch MaskedLmTask::to_device(const std::vector<BertPack>& passes) const {
   step.denominator = 1.0 / rank_.grid.data.size;                         // the losses come normalised
   const bool own = config_.train.loss == TrainSection::Loss::kRankMean;  // every rank's mean weighs the same
   const double share = own ? rank_.grid.data.size : 1;
-  const at::Tensor counts = to_tensor<double>({words * share, sequences * share}, rank_.device);
+  const at::Tensor counts = copy_to_device<double>({words * share, sequences * share}, rank_.device);
   for (const BertPack& pack : passes) {
     auto batch = std::make_unique<BertMicroBatch>();
     batch->batch = bert_batch_on(rank_.device, pack);

@@ -63,7 +63,7 @@ at::Tensor PreferenceLoss::means(const at::Tensor& sums_K, const at::Tensor& cou
   const bool kto = objective_ == Objective::kKto;
   if (kto) over = {kDesirable, kUndesirable, kPairs, kDesirable, kUndesirable, kPairs};
   if (nll_weight() > 0) over.back() = kTokens;
-  at::Tensor means = sums_K / counts.index_select(0, to_tensor(over, counts.device()));
+  at::Tensor means = sums_K / counts.index_select(0, copy_to_device(over, counts.device()));
   if (kto) means.select(0, 2).copy_(means[0] - means[1]);
   return means;
 }
@@ -157,14 +157,14 @@ PairBatch pair_batch_on(at::Device device, const TokenPack& pack) {
   std::vector<int64_t> lengths;
   for (size_t s = 0; s + 1 < pack.boundaries.size(); ++s)
     lengths.push_back(pack.boundaries[s + 1] - pack.boundaries[s]);
-  return {to_tensor(pack.loss_weights, device),
-          to_tensor(lengths, device),
-          to_tensor(pack.chosen, device),
-          to_tensor(pack.rejected, device),
-          to_tensor(pack.chosen_targets, device),
-          to_tensor(pack.rejected_targets, device),
-          to_tensor(pack.desirable, device),
-          to_tensor(pack.row_pairs, device),
+  return {copy_to_device(pack.loss_weights, device),
+          copy_to_device(lengths, device),
+          copy_to_device(pack.chosen, device),
+          copy_to_device(pack.rejected, device),
+          copy_to_device(pack.chosen_targets, device),
+          copy_to_device(pack.rejected_targets, device),
+          copy_to_device(pack.desirable, device),
+          copy_to_device(pack.row_pairs, device),
           {}};
 }
 

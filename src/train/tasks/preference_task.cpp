@@ -127,7 +127,7 @@ StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const 
     step.samples += static_cast<double>(pack.rows);
     std::ranges::transform(counts, loss_.counts(pack), counts.begin(), std::plus());
   }
-  step.counts = to_tensor(counts, rank_.device);
+  step.counts = copy_to_device(counts, rank_.device);
   step.metrics = at::zeros({static_cast<int64_t>(facts_.metrics.size())}, step.counts.options());
   for (const TokenPack& pack : passes) {
     auto batch = std::make_unique<PairMicroBatch>();
@@ -148,7 +148,7 @@ StepBatch PreferenceTask::to_device(const std::vector<TokenPack>& passes) const 
         reference.insert(reference.end(), found->second.begin(), found->second.end());
       }
       batch->pairs.reference_P2 =
-          to_tensor(reference, rank_.device).view({static_cast<int64_t>(pack.chosen.size()), 2});
+          copy_to_device(reference, rank_.device).view({static_cast<int64_t>(pack.chosen.size()), 2});
     }
     step.micro_batches.push_back(std::move(batch));
   }
@@ -164,7 +164,7 @@ EvalSums PreferenceTask::counts(const TokenPack& pack) const { return loss_.coun
 
 EvalResult PreferenceTask::eval_result(const EvalSums& sums) const {
   const size_t count = facts_.metrics.size();
-  const at::Tensor all = to_tensor(sums, at::kCPU),
+  const at::Tensor all = copy_to_device(sums, at::kCPU),
                    counts = all.narrow(0, 2 + static_cast<int64_t>(count), PreferenceLoss::kCounts);
   const double pairs = sums.at(2 + count), tokens = sums.at(3 + count);
   if (pairs == 0) throw without_targets(config_, Split::kValid, rows().without_target);

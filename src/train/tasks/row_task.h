@@ -54,15 +54,6 @@ class ReadAhead {
   int64_t step_ = -1;
 };
 
-/// Host values on `device`, of the same type; through pinned memory and without waiting where it is a GPU. [n]
-template <class T>
-at::Tensor to_tensor(const std::vector<T>& values, at::Device device) {
-  at::Tensor host = at::empty({static_cast<int64_t>(values.size())},
-                              at::TensorOptions(c10::CppTypeToScalarType<T>::value).pinned_memory(device.is_cuda()));
-  std::copy(values.begin(), values.end(), host.template mutable_data_ptr<T>());
-  return copy_to_device(host, device);
-}
-
 /// For a split (`files`) without any target: its evaluation would be 0 / 0, training on it changes nothing. `why`:
 /// "every loss_mask is 0".
 inline DataError without_targets(const std::vector<std::string>& files, const char* why, Split split = Split::kValid) {
