@@ -91,7 +91,6 @@ bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTi
 AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows,
                              const int32_t* needed) {
   AttentionPlan plan;
-  plan.tokens = cu_seqlens[count];
   const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d, causal);
   std::vector<AttentionTile> whole;  // one tile for each sequence
   const auto rows_of = [&](int64_t i) { return needed != nullptr ? needed[i] : cu_seqlens[i + 1] - cu_seqlens[i]; };

@@ -66,7 +66,7 @@ struct AttentionPlan {
   std::vector<AttentionTile> sequences;
   std::vector<AttentionBlock> blocks;
   int64_t short_blocks = 0;
-  int64_t tokens = 0, longest = 0;  // of all sequences; of the longest one
+  int64_t longest = 0;  // tokens of the longest sequence
 
   int64_t padded_rows() const { return static_cast<int64_t>(blocks.size()) * 64; }
 };

@@ -46,6 +46,8 @@ void read_common_fields(ConfigReader& reader, DecoderConfig& config) {
     else
       reader.lacking("quantization_config.quant_method", method);
   }
+  // transformers takes null for false.
+  if (json.contains("is_causal") && json["is_causal"] != true) reader.lacking("is_causal", json["is_causal"]);
   config.bos_token_id = reader.token_id("bos_token_id", config.bos_token_id);
   config.eos_token_ids = reader.token_ids("eos_token_id", config.eos_token_ids);
   config.pad_token_id = reader.token_id("pad_token_id", config.pad_token_id, /*lowest=*/-1);

@@ -123,6 +123,13 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
     for (const char* key : {"window_size", "softmax_scale", "activation_func_clamp_value", "attention_chunk_size"})
       refuse(key, {"null"});
     refuse("nope_layer_interval", {"null", "0"});
+    refuse("no_rope_freq", {"null"});
+    refuse("hidden_dropout", {"0", "0.0"});
+    refuse("attention_dropout", {"0", "0.0"});
+    refuse("apply_residual_connection_post_layernorm", {"false"});
+    refuse("softmax_type", {"vanilla"});
+    refuse("normalize_attention_scores", {"true"});
+    refuse("transformer_block_type", {"pre_ln"});
     if (const YAML::Node activation = node["activation_func"]; activation && activation.IsMap())
       if (const YAML::Node target = activation["_target_"];
           target && target.IsScalar() && !target.Scalar().ends_with(".silu"))

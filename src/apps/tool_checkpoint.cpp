@@ -32,6 +32,12 @@ fs::path checkpoint_collection(const fs::path& path) {
   return path;
 }
 
+fs::path run_of_checkpoints(const fs::path& path) {
+  if (const fs::path collection = checkpoint_collection(path); collection != path) return fs::weakly_canonical(path);
+  const fs::path named = fs::absolute(path).lexically_normal();
+  return fs::weakly_canonical((named.has_filename() ? named : named.parent_path()).parent_path());
+}
+
 std::vector<fs::path> selected_checkpoints(const fs::path& path) {
   if (is_checkpoint(path)) return {path};
   std::vector<fs::path> found;
@@ -113,15 +119,15 @@ void verify(const fs::path& path) {
 /// Refuses while a run trains there: the run removes old checkpoints itself.
 class IdleRun {
  public:
-  explicit IdleRun(const fs::path& checkpoints) {
-    const fs::path lock = checkpoints.parent_path() / ".lock";
+  explicit IdleRun(const fs::path& run) {
+    const fs::path lock = run / ".lock";
     if (!fs::exists(lock)) return;
     fd_ = open(lock.c_str(), O_RDWR | O_CLOEXEC);
     if (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       close(fd_);
       throw WriteError(fmt::format(
           "a run is training in {}: wait for its end (it keeps the newest output.keep_last checkpoints itself)",
-          checkpoints.parent_path().string()));
+          run.string()));
     }
   }
   ~IdleRun() {
@@ -139,7 +145,8 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
     throw ConfigError(
         fmt::format("{} is one checkpoint: prune takes a run's output.dir or its checkpoints", path.string()));
   const fs::path checkpoints = checkpoint_collection(path);
-  const IdleRun idle(fs::weakly_canonical(checkpoints));
+  const fs::path run = run_of_checkpoints(path);
+  const IdleRun idle(run);
   std::vector<fs::path> removed;
   std::map<std::string, int64_t> kept;  // by run: each run keeps its own newest checkpoints
   int64_t whole = 0;
@@ -172,7 +179,6 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
   }
   fmt::print("{} whole kept, {} director{} {}\n", whole, removed.size(), removed.size() == 1 ? "y" : "ies",
              dry_run ? "to remove" : "removed");
-  const fs::path run = fs::weakly_canonical(checkpoints).parent_path();
   size_t files = 0;
   if (!dry_run)
     for (const fs::path& folder : {run, run / "adapter", run / "model"}) files += remove_dead_temporaries(folder);

@@ -119,7 +119,7 @@ void warn_of_changed_files(const CheckpointManifest& manifest, const Config& con
 /// A finished run whose last step has no whole checkpoint: what the user most likely wants lies there already.
 void refuse_older_than_final(const fs::path& asked, const fs::path& checkpoint, int64_t step) {
   if (is_checkpoint(asked)) return;
-  const fs::path run = fs::weakly_canonical(checkpoint_collection(asked)).parent_path();
+  const fs::path run = run_of_checkpoints(asked);
   const auto finished = finished_run(run);
   if (!finished || finished->step <= step) return;
   const fs::path final_model = run / (fs::exists(run / "adapter") ? "adapter" : "model");

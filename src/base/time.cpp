@@ -6,9 +6,15 @@
 
 namespace trireme {
 
+namespace {
+const double kProcessBegin = steady_seconds();
+}  // namespace
+
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+
+double process_begin() { return kProcessBegin; }
 
 int64_t unix_milliseconds() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())

@@ -296,7 +296,7 @@ Section schedule_section() {
         "cosine: the last steps of the run, which have the rate min_lr. Above 0 the schedule is NeMo's "
         "CosineAnnealing, whose warm-up is lr * t / warmup_steps up to step warmup_steps",
         {.min = 0, .max = kMaxCount, .option = {.nemo = "model.optim.sched.constant_steps"}});
-  s.key("min_lr", &S::min_lr, "cosine, linear: learning rate at the last step",
+  s.key("min_lr", &S::min_lr, "cosine, linear: learning rate that the schedule reaches after the last step",
         {.min = 0, .option = {.nemo = "model.optim.sched.min_lr"}, .elsewhere = {"min_learning_rate"}});
   s.key("min_lr_factor", &S::min_lr_factor,
         "wsd, fms_cosine: the decay ends at this share of optimizer.lr; null = 0 for wsd, 0.1 for fms_cosine",

@@ -38,6 +38,10 @@ double CheckpointSaver::ready() const {
   return 0;
 }
 
+double CheckpointSaver::seconds_to_save() const {
+  return phase_ == Phase::kIdle ? longest_ : 2 * std::max(longest_, steady_seconds() - started_);
+}
+
 void CheckpointSaver::start(const std::vector<StateTensor>& state, const LoopState& loop) {
   const int64_t step = loop.progress.completed;
   if (phase_ != Phase::kIdle) {
@@ -163,8 +167,9 @@ void CheckpointSaver::end_commit() {
   phase_ = Phase::kIdle;
   failures_ = 0;
   committed_step_ = loop_.progress.completed;
-  if (comm_.rank() != 0) return;
   const double seconds = steady_seconds() - started_;
+  longest_ = std::max(longest_, seconds);
+  if (comm_.rank() != 0) return;
   log_info(fmt::format("saved checkpoints/{}: {}, written in {}, complete after {}; training waited {}",
                        checkpoint_name(committed_step_), format_bytes(static_cast<double>(committed_bytes_)),
                        format_duration(write_seconds_), format_duration(seconds), format_duration(pause_)));

@@ -46,6 +46,9 @@ class CheckpointSaver {
   bool holds(int64_t step);
   /// The step of the newest checkpoint that this process has committed or gone on from; -1: none.
   int64_t committed() const { return committed_step_; }
+  /// The most that a stop may wait for its save, as far as is known: the longest save of this process so far, from its
+  /// begin to its commit; twice that while one is under way, which ends first. 0 before the first save.
+  double seconds_to_save() const;
   /// The run goes on from the checkpoint of this step.
   void resumed(int64_t step) { committed_step_ = step; }
 
@@ -78,6 +81,7 @@ class CheckpointSaver {
   /// Seconds: when the save under way began (steady clock), how long training waited for it, how long the slowest rank
   /// wrote.
   double started_ = 0, pause_ = 0, write_seconds_ = 0;
+  double longest_ = 0;  // seconds of a save, from its begin to its commit
   uint64_t committed_bytes_ = 0;
 };
 

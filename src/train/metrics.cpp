@@ -44,22 +44,26 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
     std::ifstream in(path);
     std::string kept, text;
     int64_t foreign = 0;
+    bool later = false;
     while (std::getline(in, text)) {
       int64_t step = 0;
       std::optional<EvalMetrics> evaluation;
-      bool repeated = false, other = false;  // repeated: with the evaluation
+      bool repeated = false, other = false, save = false;  // repeated: with the evaluation
       try {
         const auto object = nlohmann::json::parse(text);
         step = object.value("step", int64_t{0});
         const std::string event = object.value("event", "");
         other = event == kOtherEvaluation;
+        save = event == "save";
         if (event == "eval") evaluation = read_evaluation(object);
         repeated = evaluation || event == "sample";
       } catch (const nlohmann::json::exception&) {
         ++foreign;  // the lines after it are those of the run
         continue;
       }
-      if (step > *resume_step) break;
+      later = later || step > *resume_step;
+      // A save ends some steps after its own.
+      if (later && !(save && step <= *resume_step)) continue;
       if (!evaluated && step == *resume_step && repeated) continue;
       if (evaluation) earlier_.push_back(*evaluation);
       if (other) earlier_.clear();

@@ -200,19 +200,30 @@ void Profiler::stop() {
   if (!history) set_range_sink(nullptr);
   recording_ = false;
   if (gpu) stop_device_capture();
-  if (history) {
-    const auto snapshot = folder_ / fmt::format("rank{}.{}.memory.pickle", world_.communicator().rank(), cycle_);
-    write_memory_snapshot(snapshot);
-    log_info(fmt::format("allocator's snapshot: {} (pytorch.org/memory_viz)", snapshot.string()));
-  }
-  if (external_) return;
-  const auto result = profiler::disableProfiler();
-  make_directories(folder_);
+  const auto result = external_ ? nullptr : profiler::disableProfiler();
   const auto plain = folder_ / fmt::format(".rank{}.{}.json", world_.communicator().rank(), cycle_);
-  result->save(plain.string());
-  if (!std::filesystem::exists(plain))
-    throw WriteError(fmt::format("the profiler wrote no trace to {}", plain.string()));
-  write_trace(plain, has_kernels(*result));
+  const auto not_written = [&](const std::exception& error) {
+    log_warn(fmt::format("the profile of {} is not written: {}. The run goes on", steps_text(), error.what()));
+    std::error_code ignored;
+    for (const char* end : {"", ".tmp"}) std::filesystem::remove(plain.string() + end, ignored);  // .tmp: Kineto's
+  };
+  try {
+    if (history) {
+      const auto snapshot = folder_ / fmt::format("rank{}.{}.memory.pickle", world_.communicator().rank(), cycle_);
+      write_memory_snapshot(snapshot);
+      log_info(fmt::format("allocator's snapshot: {} (pytorch.org/memory_viz)", snapshot.string()));
+    }
+    if (!result) return;
+    make_directories(folder_);
+    result->save(plain.string());
+    if (!std::filesystem::exists(plain))
+      throw WriteError(fmt::format("the profiler wrote no trace to {}", plain.string()));
+    write_trace(plain, has_kernels(*result));
+  } catch (const WriteError& error) {
+    not_written(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    not_written(error);
+  }
 }
 
 void Profiler::write_trace(const std::filesystem::path& plain, bool kernels) {
@@ -232,9 +243,11 @@ void Profiler::write_trace(const std::filesystem::path& plain, bool kernels) {
   else
     describe(plain);
   std::filesystem::remove(plain);
-  const std::string steps =
-      first_ == last_ ? fmt::format("step {}", last_) : fmt::format("steps {} to {}", first_, last_);
-  log_info(fmt::format("timeline of {}: {}", steps, trace.string()));
+  log_info(fmt::format("timeline of {}: {}", steps_text(), trace.string()));
+}
+
+std::string Profiler::steps_text() const {
+  return first_ == last_ ? fmt::format("step {}", last_) : fmt::format("steps {} to {}", first_, last_);
 }
 
 void Profiler::describe(const std::filesystem::path& plain) const {

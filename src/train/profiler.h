@@ -58,6 +58,7 @@ class Profiler {
   void write_trace(const std::filesystem::path& plain, bool kernels);
   void describe(const std::filesystem::path& plain) const;
   void write_memory_state() const;
+  std::string steps_text() const;  // "steps 4 to 6", those of the recording
 
   World& world_;
   std::filesystem::path folder_;

@@ -21,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace trireme {
 
@@ -344,7 +345,11 @@ void restore(const RunParts& run, const ResumedRun& resumed, TrainStep& step, Ru
   const bool extended = resumed.config && resumed.config->train.max_steps < run.config.train.max_steps;
   progress = loop.progress;
   if (!loop.has_samples) progress.samples = BatchSizes(run.config.batch).before(progress.completed);
-  progress.reached_target = progress.reached_target && !extended;
+  const auto targets = [](const Config& config) {
+    return std::pair(config.eval.target_loss, config.eval.target_accuracy);
+  };
+  const bool other_target = resumed.config && targets(*resumed.config) != targets(run.config);
+  progress.reached_target = progress.reached_target && !extended && !other_target;
   if (!resumed.evaluation_change.empty() && progress.best_step >= 0) forget_evaluations(resumed, progress);
   progress.out_of_patience = run.config.train.patience && progress.evaluations_since_best >= *run.config.train.patience;
   step.guard().restore(loop.guard);

@@ -20,14 +20,14 @@ constexpr double kRatio = 2, kShareOfStep = 0.25;
 }  // namespace
 
 RunClock::RunClock(const Config& config, std::optional<double> nominal_samples_per_step, at::Device device,
-                   std::function<double()> now)
+                   std::function<double()> now, double process_begin)
     : config_(config),
       batches_(config.batch),
       nominal_samples_per_step_(nominal_samples_per_step),
       device_(device),
       now_(std::move(now)),
-      process_begin_(now_()),
-      run_begin_(process_begin_),
+      process_begin_(process_begin),
+      run_begin_(now_()),
       last_save_time_(run_begin_) {
   if (config.train.max_time) max_seconds_ = parse_day_time(*config.train.max_time);
 }
@@ -86,7 +86,6 @@ bool RunClock::minutes_passed() const {
 void RunClock::saved(int64_t step, double seconds) {
   ++saves_;
   save_seconds_ += seconds;
-  longest_save_ = std::max(longest_save_, seconds);
   last_saved_step_ = step;
   last_save_time_ = now_();
   save_requested_ = false;
@@ -97,10 +96,10 @@ void RunClock::evaluated(double seconds) {
   evaluation_seconds_ += seconds;
 }
 
-bool RunClock::time_is_up() const {
+bool RunClock::time_is_up(double save_seconds) const {
   if (!max_seconds_) return false;
   const double longest_step = newest_.empty() ? 0 : *std::max_element(newest_.begin(), newest_.end());
-  return now_() - process_begin_ + 2 * longest_step + longest_save_ >= static_cast<double>(*max_seconds_);
+  return now_() - process_begin_ + 2 * longest_step + save_seconds >= static_cast<double>(*max_seconds_);
 }
 
 double RunClock::remaining_seconds(int64_t step) const {

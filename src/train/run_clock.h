@@ -29,9 +29,10 @@ struct TimePoint {
 /// on a host clock (minutes_passed()) is decided by rank 0 and comes back to all ranks as request_save().
 class RunClock {
  public:
-  /// `nominal_samples_per_step`: TrainingTask::nominal_samples_per_step(). `now`: the host clock in seconds.
+  /// `nominal_samples_per_step`: TrainingTask::nominal_samples_per_step(). `now`: the host clock in seconds;
+  /// `process_begin`: its time from which train.max_time counts.
   RunClock(const Config& config, std::optional<double> nominal_samples_per_step, at::Device device,
-           std::function<double()> now = steady_seconds);
+           std::function<double()> now = steady_seconds, double process_begin = trireme::process_begin());
 
   /// The run goes on after step `step` (0: from the start), with `samples` seen by all ranks so far.
   void start_run(int64_t step, int64_t samples);
@@ -65,9 +66,9 @@ class RunClock {
   /// If the ranks' section times are compared after step `step`, the number of steps that the times span.
   std::optional<int64_t> take_straggler_interval(int64_t step);
 
-  /// Whether the run must stop now to have its state saved before train.max_time has passed since this clock was made:
-  /// when less is left than two of the longest recent steps and the longest save take. By this host's clock.
-  bool time_is_up() const;
+  /// Whether the run must stop now to have its state saved before train.max_time has passed since the process began:
+  /// when less is left than two of the longest recent steps and `save_seconds` take. By this host's clock.
+  bool time_is_up(double save_seconds) const;
   /// The remaining time after step `step`: steps, and the evaluations and saves between and after them, each as long as
   /// those so far took on average. At least one step was timed.
   double remaining_seconds(int64_t step) const;
@@ -112,7 +113,7 @@ class RunClock {
   int64_t first_step_ = 0, first_samples_ = 0;
   double process_begin_ = 0, run_begin_ = 0;
   std::optional<int64_t> max_seconds_;  // train.max_time
-  double longest_save_ = 0, save_seconds_ = 0, evaluation_seconds_ = 0;
+  double save_seconds_ = 0, evaluation_seconds_ = 0;
   int64_t saves_ = 0, evaluations_ = 0;
   bool save_requested_ = false;
   int64_t last_saved_step_ = -1;  // or the step that the run started from

@@ -5,6 +5,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/config/keys.h"
@@ -34,6 +35,14 @@ std::string common_configuration(const Config& config) {
   for (const auto& [key, value] : flatten_config(config))
     if (!key_traits(key).path) text += key + "=" + value + "\n";
   return hex64(xxh3_64(text.data(), text.size()));
+}
+
+/// The environment variables that decide which collectives a rank issues.
+std::string common_environment() {
+  std::string text;
+  for (const char* name : {"TRIREME_PEER_MEMORY", "TRIREME_PRODUCTS"})
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, environment(name));
+  return text;
 }
 
 /// The parts of a plan that all ranks must share, as text, and a hash of all its numbers.
@@ -160,6 +169,15 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
                       "{} and {} run different configurations: give every rank the same file and the same --set",
                       others, first);
                 });
+
+  require_equal(
+      comm.all_gather_host(common_environment()), world.hosts(),
+      [](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
+        return fmt::format(
+            "{} and {} have different environments: {}, and {}: give every rank the same (mpirun passes a variable to "
+            "other hosts with -x)",
+            others, first, theirs, its);
+      });
 
   const auto hosts =
       comm.all_gather_host(std::to_string(pinnable_memory(available_host_memory(), world.launch().local_world_size)));

@@ -166,7 +166,9 @@ void Trainer::evaluate() {
   clock_.start_step();
 }
 
-bool Trainer::asked_to_stop() const { return stop_signal() != 0 || (comm_.rank() == 0 && clock_.time_is_up()); }
+bool Trainer::asked_to_stop() const {
+  return stop_signal() != 0 || (comm_.rank() == 0 && clock_.time_is_up(checkpoints_.seconds_to_save()));
+}
 
 void Trainer::profiled_step() {
   const int64_t step = progress_.completed + 1;
@@ -314,28 +316,37 @@ std::string Trainer::state_problem() {
   return step_.guard().consecutive_skips() == 0 ? "" : find_nonfinite_state(step_.state(), comm_);
 }
 
-void Trainer::save_last_step() {
-  const bool regular = config_.output.save_every_samples || config_.output.save_every_minutes;
-  if (!regular && checkpoints_.committed() < 0) return;
-  std::string problem;
+std::string Trainer::save_last_step() {
   try {
     if (clock_.last_saved_step() == progress_.completed) {
       checkpoints_.complete();
-      if (checkpoints_.holds(progress_.completed)) return;
+      if (checkpoints_.holds(progress_.completed)) return "";
     }
-    problem = state_problem();
-    if (problem.empty()) {
-      save_checkpoint();
-      checkpoints_.complete();
-    }
+    if (const std::string problem = state_problem(); !problem.empty()) return problem;
+    save_checkpoint();
+    checkpoints_.complete();
   } catch (const CollectiveError& error) {
-    problem = error.what();
+    return error.what();
   }
-  if (problem.empty() && checkpoints_.holds(progress_.completed)) return;
-  log_info(
-      fmt::format("warning: step {} is the last and has no checkpoint{}{}; the run cannot be extended from it. What "
-                  "was trained is written all the same",
-                  progress_.completed, problem.empty() ? "" : ": ", problem));
+  return checkpoints_.holds(progress_.completed) ? "" : "its save failed";
+}
+
+void Trainer::save_artefact() {
+  try {
+    collective_check(comm_, [&] { run_.task.save_artefact(step_.units(), directory_.path()); });
+  } catch (const CollectiveError& error) {
+    if (error.code() != ExitCode::kCannotWrite) throw;
+    const std::string problem = checkpoints_.holds(progress_.completed) ? "" : save_last_step();
+    throw CollectiveError(
+        error.code(),
+        fmt::format(
+            "{}; {}", error.what(),
+            problem.empty()
+                ? fmt::format("the state after step {} is saved, the same command writes what was trained",
+                              progress_.completed)
+                : fmt::format("the state after step {} has no checkpoint either: {}", progress_.completed, problem)));
+  }
+  log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
 }
 
 void Trainer::finish() {
@@ -344,11 +355,15 @@ void Trainer::finish() {
   report_.end_training(!has_target || progress_.reached_target ? "success" : "aborted");
   const ProgressSection section("save", kStorageAllowance);
   directory_.claim();
-  save_last_step();
+  const bool saves = config_.output.save_every_samples || config_.output.save_every_minutes;
+  if (saves || checkpoints_.committed() >= 0)
+    if (const std::string problem = save_last_step(); !problem.empty())
+      log_info(
+          fmt::format("warning: step {} is the last and has no checkpoint: {}; the run cannot be extended from it. "
+                      "What was trained is written all the same",
+                      progress_.completed, problem));
   const RunSummary trained = report_.summary();  // the time of the artefact is not training's
-  run_.task.save_artefact(step_.units(), directory_.path());
-  comm_.barrier();
-  log_info(fmt::format("wrote {}", (directory_.path() / (config_.lora ? "adapter" : "model")).string()));
+  save_artefact();
   report_.prediction();
   report_.end(progress_.reached_target    ? RunEnd::kTarget
               : progress_.out_of_patience ? RunEnd::kPatience

@@ -63,8 +63,10 @@ class Trainer {
   ExitCode stop();
   ExitCode stop_without_saving(int signal);
   void finish();
-  /// The last step of a run that has checkpoints is one, too; a failure is a warning.
-  void save_last_step();
+  /// Saves the state after the last step, if no checkpoint has it; why there is none, empty: there is one.
+  std::string save_last_step();
+  /// Where the artefact cannot be written, a checkpoint keeps what was trained.
+  void save_artefact();
   /// Why the state must not be saved; empty: nothing. Collective.
   std::string state_problem();
   std::string newest_checkpoint() const;  // a part of a sentence

@@ -3,6 +3,7 @@
 Exit code 77 = skipped."""
 import argparse
 import glob
+import json
 import os
 import shutil
 import subprocess
@@ -124,13 +125,18 @@ def changed_data(site):
 
 def races(site):
     """F33: a second run in the same directory; a reader while checkpoints are created and removed."""
+    # The checkpoints may lie elsewhere: they are still those of the run that names them.
+    os.makedirs(f"{site.work}/shared")
+    os.makedirs(f"{site.work}/fast/checkpoints")
+    os.symlink(f"{site.work}/fast/checkpoints", f"{site.work}/shared/checkpoints")
     process = site.start(EVERY, "output.dir=shared", ranks=2, faults="sigstop@step:step6")
     begin = time.time()
     while not site.whole("shared"):
         assert process.poll() is None and time.time() - begin < 60, process.communicate()[1]
         time.sleep(0.05)
-    pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", f"{site.work}/shared"], capture_output=True, text=True)
-    assert pruned.returncode == 73 and "a run is training in" in pruned.stderr, (process.poll(), pruned.stdout, pruned.stderr)
+    for path in (f"{site.work}/shared", f"{site.work}/shared/checkpoints", f"{site.work}/shared/checkpoints/"):
+        pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", path], capture_output=True, text=True)
+        assert pruned.returncode == 73 and "a run is training in" in pruned.stderr, (path, process.poll(), pruned.stdout, pruned.stderr)
     second = site.run(EVERY, "output.dir=shared", ranks=2, expect=73)
     owner = "in use by another run (run "
     assert owner in second.err and "on host" in second.err and "process" in second.err, second.err
@@ -225,6 +231,27 @@ def extend(site):
     assert f"resuming after step {STEPS}" in done.err and os.path.exists(f"{site.work}/ended/finished.json"), done.err
     assert open(f"{site.work}/ended/adapter/adapter_model.safetensors", "rb").read() == written
     site.same("ended")
+    # The target that a checkpoint's evaluation reached is not that of a run with another target.
+    target = ("output.dir=target", "eval.every_samples=16")
+    site.run(*target, "eval.target_loss=100", faults="sigkill@save:after_latest:step2", expect="killed")
+    site.run(*target, "eval.target_loss=0.1")
+    assert len(site.numbers("target")) == STEPS, site.numbers("target")
+    assert json.load(open(f"{site.work}/target/summary.json"))["outcome"] == "done"
+    # Without regular checkpoints, and with what was trained not writable: a checkpoint keeps it for the next start.
+    single = ("output.dir=single", "output.save_every_samples=null")
+    process = site.start(*single, faults="sleep@step:0.2s")
+    while not os.path.exists(f"{site.work}/single/metrics.jsonl"):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    open(f"{site.work}/single/adapter", "w").close()
+    error = process.communicate()[1]
+    assert process.returncode == 73 and f"the state after step {STEPS} is saved" in error, error
+    os.remove(f"{site.work}/single/adapter")
+    site.run(*single)
+    for run in ("single", "reference0"):
+        assert len(site.numbers(run)) == STEPS
+    read = lambda run: open(f"{site.work}/{run}/adapter/adapter_model.safetensors", "rb").read()
+    assert read("single") == read("reference0")
     constant = ("schedule.name=constant", "output.dir=constant")
     site.run(*constant, "train.max_steps=6")
     assert "the constant schedule" in site.run(*constant).err

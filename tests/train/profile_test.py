@@ -133,6 +133,12 @@ def schedules(site):
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NSYS_PROFILING_SESSION_ID": "7"})
     assert done.returncode == 0 and "Nsight Systems traces this process" in done.stdout + done.stderr, done.stderr
     assert site.files("nsight") is None
+    # A trace that cannot be written does not end the run.
+    blocked = ("output.dir=blocked", "output.save_every_samples=8")
+    site.train("train.max_steps=2", *blocked)
+    open(f"{site.work}/blocked/profile", "w").close()
+    done = site.train("profile.wait=0", "profile.warmup=0", "profile.active=2", *blocked)
+    assert "warning: the profile of steps 3 to 4 is not written: " in done.stdout + done.stderr and os.path.isdir(f"{site.work}/blocked/model"), done.stderr
     # A failure in a recorded step leaves the trace up to it and the state of memory.
     done = site.train("optimizer.lr=1e30", "optimizer.grad_clip=0", "profile.wait=0", "profile.warmup=0", "profile.active=8", "profile.memory=true",
                       "output.dir=fails", expect=70)

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import sys
+import time
 
 from run_test import Site, np
 from run_site import main
@@ -169,6 +170,11 @@ def max_time(site):
     lines = [json.loads(line) for line in open(f"{site.work}/run/metrics.jsonl")]
     assert [line["outcome"] for line in lines if line["event"] == "end"] == ["max_time", "done"]
     assert [line["step"] for line in lines if line["event"] == "train"] == list(range(1, 21))
+    # A save under way and the one of the stop are within the time.
+    begin = time.time()
+    site.train("train.max_steps=200", "train.max_time=00:00:00:08", "output.dir=slow", "output.save_every_samples=40",
+               TRIREME_FAULT="sleep@step:0.1s,sleep@save:write:1.5s")
+    assert time.time() - begin < 8 and json.load(open(f"{site.work}/slow/summary.json"))["outcome"] == "max_time", time.time() - begin
     print("train.max_time stops a run with its state saved")
 
 

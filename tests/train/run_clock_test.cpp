@@ -226,22 +226,21 @@ TEST(RunClock, StopsBeforeTheMaximumTimeAsLongStepsAndSavesTake) {
   Config config = config_of(100, 8);
   config.train.max_time = "00:00:01:40";
   double now = 5;
-  RunClock clock(config, std::nullopt, at::kCPU, [&] { return now; });
+  RunClock clock(config, std::nullopt, at::kCPU, [&] { return now; }, /*process_begin=*/5);
   now = 25;  // what comes before the first step counts
   clock.start_run(0, 0);
   clock.start_step();
   now = 35;
   EXPECT_EQ(clock.end_step(clock.mark()), 10);
   now = 84.9;
-  EXPECT_FALSE(clock.time_is_up()) << "two steps of ten seconds are left of the 100 since 5";
+  EXPECT_FALSE(clock.time_is_up(0)) << "two steps of ten seconds are left of the 100 since 5";
   now = 85.1;
-  EXPECT_TRUE(clock.time_is_up());
+  EXPECT_TRUE(clock.time_is_up(0));
   now = 80.1;
-  EXPECT_FALSE(clock.time_is_up());
-  clock.saved(1, 5);
-  EXPECT_TRUE(clock.time_is_up()) << "a save takes five seconds";
+  EXPECT_FALSE(clock.time_is_up(0));
+  EXPECT_TRUE(clock.time_is_up(5)) << "a save takes five seconds";
   config.train.max_time = std::nullopt;
-  EXPECT_FALSE(RunClock(config, std::nullopt, at::kCPU, [&] { return 1e9; }).time_is_up());
+  EXPECT_FALSE(RunClock(config, std::nullopt, at::kCPU, [&] { return 1e9; }).time_is_up(0));
 }
 
 TEST(RunClock, WhatIsLeftHasEvaluationsAndSaves) {

@@ -9,6 +9,7 @@
 namespace trireme {
 
 double steady_seconds();      // monotonic, arbitrary origin
+double process_begin();       // steady_seconds() when this process began
 int64_t unix_milliseconds();  // wall clock
 std::string utc_timestamp();  // "2026-11-21T07:00:05Z"
 
