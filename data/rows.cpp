@@ -104,37 +104,26 @@ namespace {
 /// Texts that a tool makes rows of.
 void refuse_texts(const Config& config, const SplitKeys& keys) {
   if (config.data.column) return;
-  for (const std::string& file : keys.files) {
-    // The fields by which it is known: the first, or both.
-    struct Kind {
-      const char *field, *beside, *what, *tool;
-    };
-    static constexpr Kind kKinds[] = {{"messages", "messages", "conversations", "chat"},
-                                      {"conversations", "conversations", "conversations", "chat"},
-                                      {"chosen", "rejected", "pairs of answers", "preference"},
-                                      {"label", "completion", "judged answers", "preference --unpaired"},
-                                      {"completion", "prompt", "prompts and completions", "chat"},
-                                      {"instruction", "output", "instructions", "chat"}};
-    std::vector<std::string> fields = {"text", "tokens", "input_ids"};
-    for (const Kind& kind : kKinds) fields.insert(fields.end(), {kind.field, kind.beside});
-    const std::set<std::string> there = fields_there(file, fields);
-    const auto* kind = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& each) {
-      return there.contains(each.field) && there.contains(each.beside);
-    });
-    if (there.contains("text")) continue;
-    if (kind == std::end(kKinds)) {
-      for (const char* ids : {"tokens", "input_ids"})
-        if (is_json(file) && there.contains(ids))
-          throw DataError(fmt::format(
-              "{}: holds token ids ('{}'), which are read from Parquet and Arrow, not from JSON: write them as Parquet",
-              file, ids));
+  for (const std::string& entry : keys.files) {
+    const std::vector<std::string> files = row_format(entry).files(entry);
+    if (files.empty()) continue;
+    const std::string& file = files.front();
+    const std::set<std::string> there = fields_there(file);
+    const bool ids_there = there.contains("tokens") || there.contains("input_ids");
+    if (there.contains("text") || (ids_there && !is_json(file))) continue;
+    const RowTool* tool = find_row_tool([&](const char* field) { return there.contains(field); });
+    if (!tool) {
+      if (ids_there)
+        throw DataError(fmt::format(
+            "{}: holds token ids ('{}'), which are read from Parquet and Arrow, not from JSON: write them as Parquet",
+            file, there.contains("tokens") ? "tokens" : "input_ids"));
       continue;
     }
-    const std::string rows = std::filesystem::path(file).stem().string() + ".npy";
+    const std::string rows = std::filesystem::path(entry).stem().string() + ".npy";
     throw DataError(fmt::format(
         "{}: holds {} ('{}'). Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output "
         "{}; then set {} to {}",
-        file, kind->what, kind->field, kind->tool, config.model.path, file, config.data.seq_length, rows, keys.key,
+        entry, tool->what, tool->field, tool->name, config.model.path, entry, config.data.seq_length, rows, keys.key,
         rows));
   }
 }

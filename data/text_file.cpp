@@ -212,11 +212,11 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
   if (found == object.end()) {
     std::vector<std::string> names;
     for (const auto& item : object.items()) names.push_back(item.key());
-    const bool chat = object.contains("messages") || object.contains("conversations");
-    fail(fmt::format(
-        "no field '{}' (name it with --field, or data.column of a run); the object has: {}.{}", field,
-        join(names, ", "),
-        chat ? " Conversations become training rows with `trireme data chat`." : did_you_mean(field, names)));
+    const RowTool* tool = find_row_tool([&](const char* each) { return object.contains(each); });
+    fail(fmt::format("no field '{}' (name it with --field, or data.column of a run); the object has: {}.{}", field,
+                     join(names, ", "),
+                     tool ? fmt::format(" `trireme data {}` makes rows of {}.", tool->name, tool->what)
+                          : did_you_mean(field, names)));
   }
   if (found->is_null()) return "";
   if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
@@ -336,6 +336,18 @@ class JsonLines final : public TextFile {
 };
 
 }  // namespace
+
+const RowTool* find_row_tool(const std::function<bool(const char* field)>& has) {
+  static constexpr RowTool kTools[] = {{"messages", "messages", "conversations", "chat"},
+                                       {"conversations", "conversations", "conversations", "chat"},
+                                       {"chosen", "rejected", "pairs of answers", "preference"},
+                                       {"label", "completion", "judged answers", "preference --unpaired"},
+                                       {"completion", "prompt", "prompts and completions", "chat"},
+                                       {"instruction", "output", "instructions", "chat"}};
+  const auto* found =
+      std::ranges::find_if(kTools, [&](const RowTool& tool) { return has(tool.field) && has(tool.beside); });
+  return found == std::end(kTools) ? nullptr : found;
+}
 
 std::optional<std::string> json_line_text(const fs::path& path, int64_t number, std::string_view line,
                                           const std::string& field) {
@@ -461,25 +473,20 @@ void for_each_line(const fs::path& path,
   }
 }
 
-std::set<std::string> fields_there(const fs::path& path, const std::vector<std::string>& fields) {
-  std::set<std::string> there;
-  const auto keep = [&](const auto& has) {
-    for (const std::string& field : fields)
-      if (has(field)) there.insert(field);
-  };
-  if (looks_like_parquet(path)) {
-    const ParquetFile file(path);
-    keep([&](const std::string& field) { return file.has_column(field); });
-    return there;
-  }
+std::set<std::string> fields_there(const fs::path& path) {
+  const auto set_of = [](const std::vector<std::string>& names) { return std::set(names.begin(), names.end()); };
+  if (looks_like_arrow(path)) return set_of(arrow_columns(path));
+  if (looks_like_parquet(path)) return set_of(ParquetFile(path).columns());
   std::error_code error;
-  if (!is_json(path) || !fs::is_regular_file(path, error)) return there;
+  if (!is_json(path) || !fs::is_regular_file(path, error)) return {};
   const MappedFile file(path, ExitCode::kData);
   const std::string_view head = text_of(file).substr(0, size_t{16} << 20);
   size_t begin = 0;
   while (begin < head.size() && (is_skipped(head[begin]) || head[begin] == '[')) ++begin;
   const Json object = Json::parse(first_object(head.substr(begin)), nullptr, /*allow_exceptions=*/false);
-  keep([&](const std::string& field) { return object.is_object() && object.contains(field); });
+  std::set<std::string> there;
+  if (object.is_object())
+    for (const auto& item : object.items()) there.insert(item.key());
   return there;
 }
 

@@ -99,9 +99,16 @@ using ObjectVisitor =
 void for_each_object(const std::filesystem::path& path, const ParquetFile::JsonColumns& columns,
                      const ObjectVisitor& visit);
 
-/// Those of `fields` that the first object of a file of JSON (lines, or a list), or a Parquet file, has. The rest is
+/// The fields of the first object of a file of JSON (lines, or a list), or the columns of Parquet or Arrow. The rest is
 /// not read. None for other files, for what is no JSON, and where the object is longer than 16 MiB.
-std::set<std::string> fields_there(const std::filesystem::path& path, const std::vector<std::string>& fields);
+std::set<std::string> fields_there(const std::filesystem::path& path);
+
+/// What a tool makes rows of, known by two of its fields.
+struct RowTool {
+  const char *field, *beside, *what, *name;  // name: of `trireme data NAME`
+};
+/// nullptr where no tool is known for the fields.
+const RowTool* find_row_tool(const std::function<bool(const char* field)>& has);
 
 using TextGroups = RowGroups<std::string>;
 

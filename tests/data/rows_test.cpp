@@ -123,6 +123,14 @@ TEST_F(RowsOfSplits, ConversationsAreKnownByTheirFirstObject) {
   EXPECT_FALSE(refused("a.json", R"({"messages": "no end)"));
   EXPECT_FALSE(refused("a.json", ""));
   EXPECT_FALSE(refused("a.txt", talk));
+  std::filesystem::create_directory(path("talks"));
+  write_file_atomic(path("talks/a.jsonl"), talk);
+  for (const std::string& saved :
+       {path("talks"), std::string(TRIREME_SOURCE_DIR "/tests/data/fixtures/stream/talks")}) {
+    config_.data.train = {saved};
+    const std::string said = refusal(Split::kTrain);
+    EXPECT_NE(said.find("trireme data chat --model '' --input '" + saved + "'"), std::string::npos) << said;
+  }
 }
 
 TEST_F(RowsOfSplits, SharesOfPackedFilesAreThoseOfTheWeights) {

@@ -27,6 +27,9 @@ void read_arrow_text(const std::filesystem::path& path, const std::string& colum
 /// True if the file starts like an Arrow IPC file or stream; false for absent and unreadable files too.
 bool looks_like_arrow(const std::filesystem::path& path);
 
+/// The names of the columns. DataError for a damaged file.
+std::vector<std::string> arrow_columns(const std::filesystem::path& path);
+
 class ArrowTable {
  public:
   /// `column`: empty = the first of `tokens`, `input_ids` and `text` that exists. Maps the file and keeps no document

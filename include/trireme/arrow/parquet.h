@@ -47,6 +47,7 @@ class ParquetFile {
   /// Two columns of integer lists (list, large_list or fixed-size list of any integer type).
   void read_integer_lists(const std::string& first, const std::string& second, const ListsVisitor& visit) const;
   bool has_column(const std::string& column) const;
+  std::vector<std::string> columns() const;
   /// Whether a column holds lists of integers, and not text. DataError where it is absent or holds anything else.
   bool has_integer_lists(const std::string& column) const;
   /// A file has a member of one row in all rows, so null members of structs are absent: of a column in

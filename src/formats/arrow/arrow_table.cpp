@@ -343,6 +343,18 @@ void read_arrow_text(const std::filesystem::path& path, const std::string& colum
   });
 }
 
+std::vector<std::string> arrow_columns(const std::filesystem::path& path) {
+  const MappedFile map(path, ExitCode::kData);
+  const auto file = reader_of(map);
+  const auto names = [&](const auto& reader, const char* where) {
+    if (!reader.ok())
+      throw DataError(fmt::format("{}: {}: damaged: {}", path.string(), where, reader.status().message()));
+    return (*reader)->schema()->field_names();
+  };
+  return has_footer(map) ? names(arrow::ipc::RecordBatchFileReader::Open(file), "footer")
+                         : names(arrow::ipc::RecordBatchStreamReader::Open(file), "schema");
+}
+
 #else
 
 namespace {
@@ -363,6 +375,8 @@ void read_arrow_json(const std::filesystem::path& path, const ParquetFile::JsonC
 void read_arrow_text(const std::filesystem::path& path, const std::string&, const ParquetFile::TextVisitor&) {
   refuse(path);
 }
+
+std::vector<std::string> arrow_columns(const std::filesystem::path& path) { refuse(path); }
 
 struct ArrowTable::State {
   std::string column;

@@ -172,6 +172,8 @@ bool ParquetFile::has_column(const std::string& column) const {
   return state_->schema->GetFieldByName(column) != nullptr;
 }
 
+std::vector<std::string> ParquetFile::columns() const { return state_->schema->field_names(); }
+
 bool ParquetFile::has_integer_lists(const std::string& column) const {
   const auto field = field_named(state_->path, *state_->schema, column);
   const bool lists = is_integer_list(*field->type());
@@ -254,6 +256,7 @@ std::vector<std::string> ParquetFile::read_text_group(const std::string&, int64_
 void ParquetFile::read_text(const std::string&, const TextVisitor&) const {}
 void ParquetFile::read_integer_lists(const std::string&, const std::string&, const ListsVisitor&) const {}
 bool ParquetFile::has_column(const std::string&) const { return false; }
+std::vector<std::string> ParquetFile::columns() const { return {}; }
 bool ParquetFile::has_integer_lists(const std::string&) const { return false; }
 std::vector<std::vector<int64_t>> ParquetFile::read_list_group(const std::string&, int64_t) const { return {}; }
 void ParquetFile::read_messages(const std::string&, const MessagesVisitor&) const {}
