@@ -244,6 +244,7 @@ int64_t create_bert_eval(const fs::path& text, const fs::path& vocab_path, const
                          int64_t count, const fs::path& output) {
   options.check();
   if (count < 1) throw ConfigError(fmt::format("--count {}: expected 1 or more", count));
+  check_replaceable({output});
   const BertVocab vocab(vocab_path);
   BertTokenizer tokenizer(vocab, options.cased);
   const BertInstances instances = make_bert_instances(read_bert_documents(text, tokenizer), vocab, options);

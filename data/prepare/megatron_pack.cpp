@@ -211,11 +211,21 @@ void check_options(const DocumentEncoder& encoder, const MegatronPackOptions& op
                                   options.output_prefix.string()));
 }
 
+/// ConfigError where a file that is there is not Megatron's. `continued`: a stopped run has left the file of tokens.
+void check_outputs(const fs::path& prefix, bool continued = false) {
+  const std::string bin = prefix.string() + ".bin", idx = prefix.string() + ".idx";
+  const bool indexed = !file_head(idx, 1).empty();
+  if (indexed ? !megatron_index_path(idx) : !continued && !file_head(bin, 1).empty())
+    throw ConfigError(
+        fmt::format("{} is there and is no file of Megatron's: choose another --output-prefix", indexed ? idx : bin));
+}
+
 }  // namespace
 
 MegatronPackReport pack_megatron(const DocumentEncoder& encoder, const MegatronPackOptions& options) {
   check_options(encoder, options);
   const fs::path prefix = fmt::format("{}_{}_document", options.output_prefix.string(), options.text_key);
+  check_outputs(prefix, fs::exists(prefix.string() + ".parts"));
   Packer packer(encoder, options, prefix);
   Progress progress("tokenising", total_size(options.inputs), "MB", 1e6);
   double before = 0;
@@ -242,6 +252,7 @@ int64_t merge_megatron(const std::vector<fs::path>& prefixes, const fs::path& ou
       throw ConfigError(fmt::format("{} is an input and the output of --merge", output.string()));
   }
   check_packed_alike(prefixes);
+  check_outputs(output);
   MegatronWriter writer(output, files.at(0)->type());
   for (const auto& file : files) writer.append(*file);
   writer.commit();

@@ -1,6 +1,7 @@
 #include "data/prepare/mlperf.h"
 
 #include "data/prepare/md5.h"
+#include "data/prepare/outputs.h"
 #include "data/prepare/progress.h"
 #include "trireme/arrow/parquet.h"
 #include "trireme/base/error.h"
@@ -57,10 +58,13 @@ MlperfFile convert(const std::filesystem::path& parquet, const std::filesystem::
 
 MlperfReport convert_mlperf(const std::filesystem::path& train, const std::filesystem::path& valid,
                             const std::filesystem::path& output_directory) {
+  const std::filesystem::path train_npy = output_directory / "train.npy",
+                              valid_npy = output_directory / "validation.npy";
+  check_replaceable({train_npy, valid_npy});
   make_directories(output_directory);
   MlperfReport report;
-  report.train = convert(train, output_directory / "train.npy");
-  report.valid = convert(valid, output_directory / "validation.npy");
+  report.train = convert(train, train_npy);
+  report.valid = convert(valid, valid_npy);
   report.directory_md5 = md5_of_digests({report.train.md5, report.valid.md5});
   report.is_benchmark = report.train.rows == 3901 && report.valid.rows == 173;
   return report;

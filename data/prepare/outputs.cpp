@@ -33,6 +33,16 @@ bool may_be_replaced(const std::filesystem::path& path) {
 
 }  // namespace
 
+void check_replaceable(const std::vector<std::filesystem::path>& outputs) {
+  for (const std::filesystem::path& path : outputs) {
+    std::error_code error;
+    if (std::filesystem::is_fifo(path, error))
+      throw ConfigError(fmt::format("{} is there and is a FIFO: name a file", path.string()));
+    if (!may_be_replaced(path))
+      throw ConfigError(fmt::format("{} is there and holds no rows: name another file", path.string()));
+  }
+}
+
 bool is_hdf5_name(const std::filesystem::path& path) {
   return path.extension() == ".h5" || path.extension() == ".hdf5";
 }
@@ -48,13 +58,7 @@ void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const s
     if (!path.empty() && path.extension() != ".npy" && !is_hdf5_name(path))
       throw ConfigError(
           fmt::format("{}: the output's name ends in .npy, .h5 or .hdf5, which chooses the format", path.string()));
-  for (const std::filesystem::path& path : {output, valid_output}) {
-    std::error_code error;
-    if (std::filesystem::is_fifo(path, error))
-      throw ConfigError(fmt::format("{} is there and is a FIFO: name a file", path.string()));
-    if (!may_be_replaced(path))
-      throw ConfigError(fmt::format("{} is there and holds no rows: name another file", path.string()));
-  }
+  check_replaceable({output, valid_output});
   if (valid_output.empty() != (valid_fraction == 0))
     throw ConfigError("--valid-output and --valid-fraction belong together: give both or neither");
   if (!(valid_fraction >= 0 && valid_fraction < 1))

@@ -13,6 +13,8 @@
 
 namespace trireme {
 
+/// ConfigError where a file that is there is neither empty nor rows.
+void check_replaceable(const std::vector<std::filesystem::path>& outputs);
 /// ConfigError unless the names end in .npy, .h5 or .hdf5, what is there is npy or HDF5, no file is named twice, inputs
 /// included, and a second file and its fraction are both given or neither. Makes the folders.
 void check_row_outputs(const std::vector<std::filesystem::path>& inputs, const std::filesystem::path& output,

@@ -1,5 +1,6 @@
 #include "data/prepare/ultrachat.h"
 
+#include "data/prepare/outputs.h"
 #include "data/prepare/progress.h"
 #include "data/prepare/python_random.h"
 #include "trireme/base/error.h"
@@ -135,15 +136,14 @@ UltrachatReport convert_ultrachat(Tokenizer& tokenizer, const UltrachatOptions& 
   }
   if (report.train.files.empty())
     throw DataError(fmt::format("no {} file among the inputs", options.sft_only ? "train_sft" : "train"));
-  make_directories(options.output_directory);
   report.train.output = options.output_directory / "train.npy";
+  if (!report.valid.files.empty()) report.valid.output = options.output_directory / "validation.npy";
+  check_replaceable({report.train.output, report.valid.output});
+  make_directories(options.output_directory);
   PythonRandom random(options.seed);
   const auto train = pack_split(tokenizer, options, random, report.train);
   std::vector<int32_t> valid;
-  if (!report.valid.files.empty()) {
-    report.valid.output = options.output_directory / "validation.npy";
-    valid = pack_split(tokenizer, options, random, report.valid);
-  }
+  if (!report.valid.files.empty()) valid = pack_split(tokenizer, options, random, report.valid);
   write_npy_int32(report.train.output, train, report.train.rows, options.seq_length);
   if (!valid.empty()) write_npy_int32(report.valid.output, valid, report.valid.rows, options.seq_length);
   for (int64_t i = 0; i < std::min<int64_t>(3, report.train.rows); ++i)

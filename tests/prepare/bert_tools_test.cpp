@@ -140,6 +140,7 @@ TEST_F(BertTools, ExitCodesAndLastWords) {
       {"export --input inst --output x --shuffle-seed 3", 2, "--shuffle-seed needs --shards"},
       {eval + "x.hdf5 --count 100000", 2, "fewer than --count 100000"},
       {eval + "vocab.txt/x.hdf5 --count 5", 73, "vocab.txt"},
+      {eval + "vocab.txt --count 5", 2, "vocab.txt is there and holds no rows"},
       {"verify --input part_text", 3, "part_text cannot be opened as HDF5"},
       {"verify --input part_short", 3, "part_short cannot be opened as HDF5: it is truncated"},
       {"verify --input packed --seq-length 64 --vocab-size 20", 3, "outside the vocabulary of 20"},

@@ -175,6 +175,13 @@ TEST_F(MegatronPack, Refusals) {
   fs::resize_file(path("e.jsonl.gz"), fs::file_size(path("e.jsonl.gz")) / 2);
   EXPECT_NE(complaint(path("e.jsonl.gz")).find("the packed bytes are damaged or end early"), std::string::npos);
   EXPECT_FALSE(fs::exists(path("out_text_document.bin")));
+  write("model.bin", "weights");
+  (void)pack_megatron(bytes_encoder(), options({path("e.jsonl")}, "e"));
+  EXPECT_THROW((void)merge_megatron({path("e_text_document")}, path("model")), ConfigError);
+  EXPECT_EQ(slurp("model.bin"), "weights");
+  write("e_text_document.idx", "notes");
+  EXPECT_THROW((void)pack_megatron(bytes_encoder(), options({path("e.jsonl")}, "e")), ConfigError);
+  EXPECT_EQ(slurp("e_text_document.idx"), "notes");
   DocumentEncoder endless = bytes_encoder();
   endless.eod.reset();
   MegatronPackOptions chosen = options({path("a.jsonl")}, "out");

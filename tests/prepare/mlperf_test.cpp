@@ -121,6 +121,10 @@ TEST_F(Mlperf, BadRowsAreNamed) {
     const std::string message = complaint(file);
     for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << file << ": " << message;
   }
+  std::filesystem::create_directory(path("notes"));
+  write("notes/validation.npy", "notes");
+  EXPECT_THROW(convert_mlperf(path("train.parquet"), path("valid.parquet"), path("notes")), ConfigError);
+  EXPECT_EQ(slurp("notes/validation.npy"), "notes");
 }
 
 }  // namespace

@@ -140,6 +140,12 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
   EXPECT_NE(complaint({path("train_text.parquet")}).find("expected a list of structs"), std::string::npos);
   EXPECT_NE(complaint({path("train_null.parquet")}).find("expected a list of structs"), std::string::npos);
   EXPECT_NE(complaint({path("train_null2.parquet")}).find("row 1: messages[0] has a null"), std::string::npos);
+  options.inputs = {path("data")};
+  options.seq_length = 16;
+  std::filesystem::create_directories(path("out"));
+  write("out/validation.npy", "notes");
+  EXPECT_THROW(convert_ultrachat(tokenizer, options), ConfigError);
+  EXPECT_EQ(slurp("out/validation.npy"), "notes");
 }
 
 TEST(Chatml, RendersRoleContentAndEnd) {
