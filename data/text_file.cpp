@@ -225,11 +225,40 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
   return found->get<std::string>();
 }
 
+/// The JSON object that `text` begins with; empty where it does not, or the object does not end.
+std::string_view first_object(std::string_view text) {
+  if (!text.starts_with('{')) return {};
+  bool quoted = false;
+  for (size_t i = 0, depth = 0; i < text.size(); ++i) {
+    if (text[i] == '"')
+      quoted = !quoted;
+    else if (quoted)
+      i += text[i] == '\\' ? 1 : 0;
+    else if (text[i] == '{')
+      ++depth;
+    else if (text[i] == '}' && --depth == 0)
+      return text.substr(0, i + 1);
+  }
+  return {};
+}
+
+/// The text of a file that is_one_json(), objects as a list of them. Line numbers stay.
+std::string as_list(std::string_view text) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  std::string list;
+  for (std::string_view rest = text;;) {
+    const size_t begin = std::min(rest.find_first_not_of(" \t\r\n"), rest.size());
+    const std::string_view object = first_object(rest.substr(begin));
+    if (object.empty()) return begin < rest.size() || list.empty() ? std::string(text) : list + ']';
+    list += list.empty() ? '[' : ',';
+    list += rest.substr(0, begin + object.size());
+    rest.remove_prefix(begin + object.size());
+  }
+}
+
 void visit_json_list(const fs::path& path, const std::string& field, const Visit& visit) {
   const TextBytes bytes(path);
-  PythonJson list = parse_python_json(bytes.text(), path.string());
-  for (nlohmann::json* each : {&list.value, &list.other})
-    if (each->is_object()) *each = nlohmann::json::array({std::move(*each)});
+  const PythonJson list = parse_python_json(as_list(bytes.text()), path.string());
   const size_t size = list.value.size();
   for (size_t i = 0; i < size; ++i) {
     const auto text = object_text(list.value[i], list.other.is_null() ? list.other : list.other[i], field,
@@ -246,23 +275,6 @@ void visit_json_lines(const fs::path& path, const std::string& field, const Visi
     const auto value = json_line_text(path, number, line, field);
     visit({value ? std::string_view(*value) : kNotUtf8, number, false, done});
   });
-}
-
-/// The JSON object that `text` begins with; empty where it does not, or the object does not end.
-std::string_view first_object(std::string_view text) {
-  if (!text.starts_with('{')) return {};
-  bool quoted = false;
-  for (size_t i = 0, depth = 0; i < text.size(); ++i) {
-    if (text[i] == '"')
-      quoted = !quoted;
-    else if (quoted)
-      i += text[i] == '\\' ? 1 : 0;
-    else if (text[i] == '{')
-      ++depth;
-    else if (text[i] == '}' && --depth == 0)
-      return text.substr(0, i + 1);
-  }
-  return {};
 }
 
 class ArrowTexts final : public TextFile {
@@ -304,7 +316,7 @@ class JsonLines final : public TextFile {
     refuse_non_text(path_, text_of(file_));
     if (is_one_json(path_))
       throw DataError(path_.string() +
-                      ": a JSON list, or an object over several lines, whose items cannot be read in any order: write "
+                      ": a JSON list, or objects over several lines, whose items cannot be read in any order: write "
                       "one object a line into a .jsonl "
                       "file, or make rows with `trireme data pack`");
     LineReader lines(text_of(file_));
@@ -406,8 +418,8 @@ bool is_one_json(const fs::path& path) {
   char c = ' ';
   while (is_skipped(c) && reader.stream().get(c)) {
   }
-  std::string line;  // the rest of it, of a printed object
-  return c == '[' || (c == '{' && std::getline(reader.stream(), line) && is_blank(line));
+  std::string line;
+  return c == '[' || (c == '{' && std::getline(reader.stream(), line) && first_object(c + line).empty());
 }
 
 TextKind text_kind(const fs::path& path, const std::string& field) {
@@ -531,8 +543,7 @@ void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& colum
   const TextBytes bytes(path);
   const std::string_view text = bytes.text();
   if (is_one_json(path)) {
-    Json list = parse_objects(text, path.string());
-    if (list.is_object()) list = Json::array({std::move(list)});
+    const Json list = parse_objects(as_list(text), path.string());
     for (size_t i = 0; i < list.size(); ++i)
       visit(fmt::format("{}: item {}", path.string(), i), bytes.bytes_done(text.size() * (i + 1) / list.size()),
             [&] { return list[i]; }, {});

@@ -52,8 +52,8 @@ std::optional<std::string> json_line_text(const std::filesystem::path& path, int
 std::string unpacked_extension(const std::filesystem::path& path);
 /// By the name alone: .jsonl, .ndjson or .json, in any case, also with .gz, .gzip, .bgz, .zst, .zstd or .bz2.
 bool is_json(const std::filesystem::path& path);
-/// Whether a .json file, perhaps packed, is read whole: a list, or one object over several lines, which is one item as
-/// in datasets. Others have an object a line.
+/// Whether a .json file, perhaps packed, is read whole: a list, or objects over several lines one after the other, as
+/// datasets reads them. Others have an object a line.
 bool is_one_json(const std::filesystem::path& path);
 
 enum class TextKind { kPlain, kJson, kParquet, kArrow };

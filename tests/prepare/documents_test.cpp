@@ -78,10 +78,13 @@ TEST_F(Documents, TheNameOfJsonIsReadInAnyCase) {
       {R"([{"text": "a"}, "b"])", "c.json: item 1: a JSON string, expected an object"},
       {R"([{"text": "a"}, {"texts": "b"}])", "c.json: item 1: no field 'text'"},
       {R"([{"text": "a"}, {])", "c.json: not JSON"},
-      {"{\n\"text\": \"a\"\n}\n{\n\"text\": \"b\"\n}", "c.json: not JSON"},
-      {"{\"text\":\n\"a\"}", "c.json:1: not JSON"}};
+      {"{\n\"text\": \"a\"\n}, {\n\"text\": \"b\"\n}", "c.json: not JSON"},
+      {"{\n\"text\": \"a\"\n}\n{\n\"text\": \"b\"\n", "c.json: not JSON"}};
   for (const auto& [content, says] : wrong)
     EXPECT_NE(complaint(write("c.json", content)).find(says), std::string::npos) << complaint(path("c.json"));
+  for (const char* printed : {"{\n\"text\": \"one\"\n}\n{\n\"text\": \"two\"\n}\n",
+                              "\xEF\xBB\xBF\n{\"text\": \"one\",\n\"n\": {}}{\"text\": \"two\"}"})
+    EXPECT_EQ(documents(write("printed.json", printed), DocumentUnit::kParagraph), (Found{{"one", 0}, {"two", 1}}));
   const auto one = write("one.json", "{\n\"text\": \"a\",\n\"n\": NaN\n}");
   EXPECT_EQ(documents(one, DocumentUnit::kParagraph), (Found{{"a", 0}}));
   std::string rows;
