@@ -31,7 +31,9 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
   if (!file)
     throw DataError(fmt::format("{}: {}: a tokenizer is {}", path.string(),
                                 fs::exists(path, error) ? "no tokenizer there" : "not there", kTokenizerFiles));
-  if (const std::string line = lower(first_line(*file)); line.starts_with("<!") || line.starts_with("<html"))
+  std::string head = lower(file_head(*file, 64));
+  head.erase(0, head.find_first_not_of(" \t\r\n\xEF\xBB\xBF"));
+  if (head.starts_with("<!") || head.starts_with("<html"))
     throw DataError(fmt::format("{}: a web page, not a tokenizer: download the file itself", file->string()));
   const bool json = MappedFile(*file, ExitCode::kData).bytes().size() > 0 && file->extension() == ".json";
   if (json) try {

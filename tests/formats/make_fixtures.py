@@ -264,7 +264,7 @@ save("tokenizer_id_2_to_63.json", tokenizer({"a": 0, "b": 2 ** 63, "ab": 1}))
 save("tokenizer_merge_unknown.json", tokenizer(merges=(("a", "c"),)))
 save("tokenizer_added_twice.json", tokenizer(added=[{"id": 4, "content": "<x>"}, {"id": 4, "content": "<y>"}]))
 save("tokenizer_sentencepiece.json", content.replace('"type": "BPE"', '"type": "BPE", "byte_fallback": true'))
-save("tokenizer_web_page.json", "<!DOCTYPE html>\n<html></html>\n")
+save("tokenizer_web_page.json", "\n \n<!DOCTYPE html>\n<html></html>\n")
 save("tokenizer_wordpiece.json", content.replace('"type": "BPE"', '"type": "WordPiece"'))
 save("tokenizer_pattern.json", tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [
     {"type": "Split", "pattern": {"Regex": "(((("}, "behavior": "Isolated", "invert": False}, {"type": "ByteLevel", "use_regex": False}]}))
