@@ -38,20 +38,26 @@ bool AppendFile::is_elsewhere() const {
 }
 
 std::string AppendFile::elsewhere() const {
-  struct stat status{};
-  const bool removed = fstat(descriptor_, &status) == 0 && status.st_nlink == 0;
-  return fmt::format("{} was {} while the run wrote it: {}", path_.string(), removed ? "removed" : "moved",
-                     removed ? fmt::format("the {} up to here are lost", records_)
-                             : fmt::format("the {} up to here are in the moved file", records_));
+  struct stat open{}, there{};
+  const bool removed = fstat(descriptor_, &open) == 0 && open.st_nlink == 0;
+  const bool replaced = removed && ::stat(path_.c_str(), &there) == 0 && there.st_size > 0;  // as sed -i does
+  return fmt::format("{} was {} while the run wrote it: {}", path_.string(),
+                     replaced  ? "replaced"
+                     : removed ? "removed"
+                               : "moved",
+                     replaced  ? fmt::format("of the {} up to here those are left that the new file has", records_)
+                     : removed ? fmt::format("the {} up to here are lost", records_)
+                               : fmt::format("the {} up to here are in the moved file", records_));
 }
 
-/// As a log that is rotated: the file is made again. Where that fails, the open one takes the records.
+/// As a log that is rotated: the file is made again, and an empty one gets its head. Where that fails, the open one
+/// takes the records.
 void AppendFile::follow_path() {
-  if (!is_elsewhere()) return;
-  const int made = ::open(path_.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0644);
-  if (made < 0) return;
-  log_warn(elsewhere() + ". The next ones are in a new file of the name");
-  close(std::exchange(descriptor_, made));
+  const int made = is_elsewhere() ? ::open(path_.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0644) : -1;
+  if (made >= 0) {
+    log_warn(elsewhere() + ". The next ones are in the file of the name");
+    close(std::exchange(descriptor_, made));
+  }
   const bool empty = lseek(descriptor_, 0, SEEK_END) == 0, head_waits = !waiting_.empty() && waiting_.front() == head_;
   if (empty && !head_.empty() && !head_waits) waiting_.push_front(head_);
 }

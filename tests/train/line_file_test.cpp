@@ -94,6 +94,15 @@ TEST_F(LineFileTest, AFileThatIsMovedOrRemovedIsMadeAgain) {
   std::filesystem::remove(path_);
   headed.write("six");
   EXPECT_EQ(lines(), (std::vector<std::string>{"head", "six"}));
+  std::filesystem::resize_file(path_, 0);  // as logrotate's copytruncate
+  headed.write("seven");
+  EXPECT_EQ(lines(), (std::vector<std::string>{"head", "seven"}));
+  write_file_atomic(path_, "head\n");  // as sed -i
+  testing::internal::CaptureStderr();
+  headed.write("eight");
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("was replaced"), std::string::npos) << told;
+  EXPECT_EQ(lines(), (std::vector<std::string>{"head", "eight"}));
 }
 
 TEST_F(LineFileTest, AppendingCutsALineThatAKilledProcessLeftHalf) {

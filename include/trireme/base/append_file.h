@@ -16,7 +16,7 @@ namespace trireme {
 class AppendFile {
  public:
   /// `records`: what messages call them, "lines".
-  /// `headed`: a file that is made again, and is empty, begins with the first record of this object.
+  /// `headed`: a file that is made again or cut to nothing begins with the first record of this object.
   explicit AppendFile(std::string records = "records", bool headed = false)
       : records_(std::move(records)), headed_(headed) {}
   /// Call it once. `append`: the file's content stays. WriteError when the file cannot be opened.
