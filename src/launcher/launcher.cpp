@@ -240,13 +240,7 @@ Launcher::JobParts Launcher::job_parts(const ConfNode& training, const std::stri
     parts.setup.push_back("export TRIREME_NUMA_MAPPING=" + mapping);
   const ConfNode* manager = training.find("exp_manager");
   const ConfNode* resume = manager == nullptr ? nullptr : manager->find("resume_if_exists");
-  std::string log_dir = manager == nullptr ? "" : text_of(*manager, "explicit_log_dir");
-  if (const std::string parent = manager == nullptr ? "" : text_of(*manager, "exp_dir");
-      log_dir.empty() && !parent.empty()) {
-    const std::string name = text_of(*manager, "name");
-    log_dir = (std::filesystem::path(parent) / (name.empty() ? "default" : name)).string();
-  }
-  const std::string results = shell_quote(log_dir.empty() ? (parts.folder / "results").string() : absolute(log_dir));
+  const std::string results = shell_quote(imported_.output_dir);
   if (resume != nullptr && resume->is(Kind::kBool) && resume->boolean) {
     if (continues)
       parts.setup.insert(parts.setup.end(),

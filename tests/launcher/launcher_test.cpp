@@ -171,6 +171,13 @@ TEST(Launcher, NsysAndFreshRuns) {
   EXPECT_TRUE(has_line(text, "results=/site/results/gpt3_126m/results"));
   EXPECT_EQ(script({"training=gpt3/126m"}, settings()).find("run_"), std::string::npos)
       << "resumed runs keep their files";
+  const LaunchStage stage = Launcher(kConfig,
+                                     {"training=gpt3/126m", "training.exp_manager.explicit_log_dir=null",
+                                      "training.exp_manager.resume_if_exists=False"},
+                                     settings())
+                                .stage(0, "");
+  EXPECT_NE(stage.imported.yaml.find("dir: \"" + stage.imported.output_dir + "\""), std::string::npos);
+  EXPECT_TRUE(has_line(stage.files.back().second, "results=" + stage.imported.output_dir)) << stage.imported.output_dir;
 }
 
 TEST(Launcher, Interactive) {

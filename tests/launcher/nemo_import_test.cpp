@@ -280,6 +280,8 @@ TEST(NemoImport, TheFolderOfARun) {
   EXPECT_NE(line_of(fresh, "exp_manager.exp_dir").find("date and time"), std::string::npos);
   EXPECT_NE(imported({none}).yaml.find("dir: \"results\""), std::string::npos);
   EXPECT_EQ(config(imported({base})).output.dir, "/site/results/gpt3_126m/results");
+  EXPECT_NE(import_refusal({"training.exp_manager.explicit_log_dir=s3://runs/1"}).find("the address of a service"),
+            std::string::npos);
 }
 
 TEST(NemoImport, StepsOfARampAreNoSamples) {

@@ -45,6 +45,7 @@ struct ImportedConfig {
   std::vector<std::pair<std::string, std::string>> report;  // option as given (or "default"), what it became
   std::string program = "train_llama";                      // the trainer of the configuration
   std::optional<ImportedTokenizer> tokenizer = {};          // to be copied beside the model's config.json
+  std::string output_dir = {};                              // of NeMo's: output.dir
 };
 
 enum class FmsDialect { kHead, kMarch2024, kAws };

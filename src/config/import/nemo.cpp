@@ -44,6 +44,7 @@ class NemoImporter : Importer {
     ImportedConfig imported = finish();
     imported.program = gpt_ ? "train_gpt" : "train_llama";
     imported.tokenizer = std::move(tokenizer_);
+    imported.output_dir = output_dir_;
     return imported;
   }
 
@@ -600,16 +601,20 @@ class NemoImporter : Importer {
   void experiment() {
     const std::string folder = "exp_manager.explicit_log_dir", base = "exp_manager.exp_dir", name = "exp_manager.name";
     const bool resumes = flag("exp_manager.resume_if_exists", false);
+    const auto set_folder = [&](const std::string& option, const std::string& path, const std::string& note = "") {
+      output_dir_ = absolute(path);
+      set(option, "output.dir", yaml_text(output_dir_), note);
+    };
     if (given(folder)) {
-      set(folder, "output.dir", yaml_text(absolute(text(folder, ""))));
+      set_folder(folder, text(folder, ""));
       for (const std::string& option : {base, name}) no_key(option, "nothing: explicit_log_dir is the folder");
     } else if (!given(base)) {
-      set(folder, "output.dir", yaml_text(absolute("results")), "NeMo: nemo_experiments/, and name, where it starts");
+      set_folder(folder, "results", "NeMo: nemo_experiments/, and name, where it starts");
       no_key(name, "no key: output.dir");
     } else {
       const std::filesystem::path within = text(base, "");
-      set(base, "output.dir", yaml_text(absolute((within / text(name, "default")).string())),
-          resumes ? "" : "NeMo makes a folder below it for each start: its date and time");
+      set_folder(base, (within / text(name, "default")).string(),
+                 resumes ? "" : "NeMo makes a folder below it for each start: its date and time");
       no_key(name, "the last part of output.dir");
     }
     if (flag("exp_manager.create_checkpoint_callback", true))
@@ -695,6 +700,7 @@ class NemoImporter : Importer {
   NemoImport import_;
   ConfNode prefix_;  // model.data.data_prefix
   std::optional<ImportedTokenizer> tokenizer_;
+  std::string output_dir_;
   bool gpt_ = true, mock_ = false, splits_ = false, ramps_ = false, validates_ = false;
   int64_t ranks_ = 1, readers_ = 1, micro_ = 1, global_ = 1, layers_ = 1, steps_ = 1;
 };
