@@ -43,10 +43,13 @@ void finish(const ImportedConfig& imported, const ImportCommand& command) {
   const std::filesystem::path output = command.output;
   auto files = imported_model_files(imported, output / "model");
   files.emplace_back(output / "config.yaml", imported.yaml);
-  for (const auto& [file, content] : files)
+  for (const auto& [file, content] : files) {
+    if (std::filesystem::is_directory(file))
+      throw WriteError(fmt::format("config import: {} is a directory; choose another --output", file.string()));
     if (!command.force && std::filesystem::exists(file))
       throw WriteError(
           fmt::format("config import: {} is there already; choose another --output or add --force", file.string()));
+  }
   // Of two tokenizers the earlier one might be read.
   const auto is_ours = [&](const std::filesystem::path& file) {
     return std::ranges::any_of(imported.tokenizer->files,
