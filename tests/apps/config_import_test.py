@@ -139,6 +139,8 @@ def check_fms_refusals(site):
                        "'--seed=1' and '--seed=2' set the same option", "'stray' is no option", "problems in fms-fsdp's options",
                        "strategies are fsdp, hsdp and ddp"])
     site.refused("fms", "--", "--model_name=llama2_7b", "--model_variant=llama2_7b", says=["set the same option"])
+    config, _, _ = site.imported("fms", "--", "--data_path=/tokens/", "--datasets=a,/other/b", "--weights=1,2")
+    assert [stream["path"] for stream in config["data"]["train"]] == ["/tokens/a", "/other/b"], config["data"]["train"]
     site.refused("fms", "--", "--datasets=a,b", "--weights=1", says=["--datasets has 2 names and --weights 1 numbers"])
     site.refused("fms", "--", "--datasets=a,b", "--weights=1,0", says=["--weights: '0' of b is no weight above 0"])
     site.refused("fms", "--", "--datasets=a,b", says=["--datasets has 2 names and --weights 13 numbers"])
@@ -150,6 +152,10 @@ def check_fms_refusals(site):
     site.run("trireme", "config", "import", "fms", "--output", folder, "--", "--model_variant=7b")
     assert "is there already" in site.run("trireme", "config", "import", "fms", "--output", folder, "--", "--model_variant=7b", code=73).stderr
     site.run("trireme", "config", "import", "fms", "--output", folder, "--force", "--", "--model_variant=7b")
+    (site.work / "taken/config.yaml").mkdir(parents=True)
+    done = site.run("trireme", "config", "import", "fms", "--output", site.work / "taken", "--force", "--", "--model_variant=7b", code=73)
+    assert "config.yaml is a directory" in done.stderr, done.stderr
+    assert not (site.work / "taken/model").exists()
 
 
 def check_aws(site):

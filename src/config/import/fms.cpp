@@ -3,6 +3,7 @@
 #include "trireme/base/text.h"
 
 #include <algorithm>
+#include <filesystem>
 
 namespace trireme {
 
@@ -340,7 +341,7 @@ class FmsImporter : Importer {
     }
     std::string streams;
     for (size_t i = 0; i < names.size(); ++i) {
-      const std::string path = yaml_text(root + (root.empty() || root.ends_with('/') ? "" : "/") + names[i]);
+      const std::string path = yaml_text((std::filesystem::path(root) / names[i]).string());  // as os.path.join
       if (const auto weight = parse_fraction(weights[i]); !weight || !(*weight > 0))
         problem(
             fmt::format("--weights: '{}' of {} is no weight above 0 (fms-fsdp stops, too): leave it out of --datasets "
