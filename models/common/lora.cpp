@@ -45,8 +45,7 @@ void refuse_all(const std::vector<std::string>& problems) {
 
 /// The options against what the model has. `named`: the paths of its modules, the fused ones too.
 void check_options(const std::string& family, const LoraOptions& lora, const std::vector<std::string>& names,
-                   const std::vector<std::string>& named, size_t blocks) {
-  std::vector<std::string> problems;
+                   const std::vector<std::string>& named, size_t blocks, std::vector<std::string> problems) {
   const auto problem = [&]<class... Args>(fmt::format_string<Args...> text, Args&&... args) {
     problems.push_back(fmt::format(text, std::forward<Args>(args)...));
   };
@@ -110,7 +109,8 @@ void check_parts(const LoraOptions& lora, const std::string& prefix, const LoraT
 
 std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const std::string& family,
                                                   const LoraOptions& lora, const std::vector<std::string>& prefixes,
-                                                  const std::vector<std::string>& others) {
+                                                  const std::vector<std::string>& others,
+                                                  const std::vector<std::string>& found_before) {
   const std::vector<LoraTarget> all = all_targets(block);
   std::vector<std::string> names, named;
   for (const std::string& prefix : prefixes)
@@ -119,7 +119,7 @@ std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const
       named.push_back(prefix + target.module);
     }
   named.insert(named.end(), others.begin(), others.end());
-  check_options(family, lora, names, named, prefixes.size());
+  check_options(family, lora, names, named, prefixes.size(), found_before);
   std::vector<std::vector<LoraTarget>> blocks;
   std::vector<std::string> adapted;
   for (const std::string& module : others)

@@ -36,10 +36,12 @@ struct TrainedBias {
 /// The targets of each block, in the order of the table. `prefixes`: of the modules of each block,
 /// "model.layers.3."; `family` begins messages. ConfigError: a name, a pattern, a key of a pattern or a block that no
 /// module has (`others` are its modules that are not in blocks), a name twice, a fused target beside one of its parts
-/// or over parts of different strength, no target, r or dropout out of range.
+/// or over parts of different strength, no target, r or dropout out of range; and the problems that were
+/// `found_before`.
 std::vector<std::vector<LoraTarget>> lora_targets(const BlockTable& block, const std::string& family,
                                                   const LoraOptions& lora, const std::vector<std::string>& prefixes,
-                                                  const std::vector<std::string>& others);
+                                                  const std::vector<std::string>& others,
+                                                  const std::vector<std::string>& found_before);
 /// The trained biases of a block with these targets, as lora.bias says.
 std::vector<TrainedBias> trained_biases(const BlockTable& block, const LoraOptions& lora,
                                         const std::vector<LoraTarget>& targets);

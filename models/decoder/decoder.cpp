@@ -153,8 +153,15 @@ void DecoderModel::add_lora_units() {
                     names.head, names.head));
   std::vector<std::string> prefixes;
   for (int64_t block = 0; block < config_.num_hidden_layers; ++block) prefixes.push_back(names.block(block));
-  BlockAdapters adapters{.targets = lora_targets(*block_, config_.family, *lora_, prefixes, {names.embedding}),
-                         .dora = lora_->use_dora};
+  std::vector<std::string> problems;
+  for (const std::string& name : lora_->modules_to_save)
+    if (const LoraOptions one{.modules_to_save = {name}}; !is_saved(one, names.embedding) && !is_saved(one, names.head))
+      problems.push_back(fmt::format("lora.modules_to_save: a {} has no module '{}', only {} and {}", config_.family,
+                                     name, names.embedding, names.head));
+  choose_token_rows(problems);
+  BlockAdapters adapters{
+      .targets = lora_targets(*block_, config_.family, *lora_, prefixes, {names.embedding}, problems),
+      .dora = lora_->use_dora};
   for (const std::vector<LoraTarget>& of_block : adapters.targets)
     adapters.biases.push_back(trained_biases(*block_, *lora_, of_block));
   block_adapters_ = std::make_shared<const BlockAdapters>(std::move(adapters));
@@ -168,11 +175,12 @@ void DecoderModel::add_lora_units() {
       throw ConfigError(
           fmt::format("lora.ensure_weight_tying is not supported with an adapter of {}", names.embedding));
   }
-  for (const std::string& name : lora_->modules_to_save)
-    if (const LoraOptions one{.modules_to_save = {name}}; !is_saved(one, names.embedding) && !is_saved(one, names.head))
-      throw ConfigError(fmt::format("lora.modules_to_save: a {} has no module '{}', only {} and {}", config_.family,
-                                    name, names.embedding, names.head));
-  choose_token_rows();
+  if (embedding_adapter_ && token_rows_.contains(names.embedding))
+    throw ConfigError(fmt::format(
+        "lora.target_modules has {0}, of which rows are trained, too (lora.trainable_token_indices, or rows "
+        "that were added to the vocabulary): peft does not have both; leave it out, or train it whole by "
+        "lora.modules_to_save: [{0}]",
+        last_part(names.embedding)));
   units_.push_back(adapters_unit());
   adapters_.matrices = static_cast<int>(units_.size()) - 1;
   if (UnitSpec vectors = vectors_unit(); !vectors.parameters.empty()) {
@@ -183,33 +191,29 @@ void DecoderModel::add_lora_units() {
   }
 }
 
-void DecoderModel::choose_token_rows() {
+void DecoderModel::choose_token_rows(std::vector<std::string>& problems) {
   const std::vector<std::string> modules = token_modules(config_);
   for (const auto& [name, ids] : lora_->trainable_token_indices) {
     const auto found = std::ranges::find_if(modules, [&](const std::string& module) {
       return name.empty() || module == name || module.ends_with("." + name);
     });
-    const auto fail = [&](const std::string& why) {
-      throw ConfigError(fmt::format("lora.trainable_token_indices{}{}: {}", name.empty() ? "" : ".", name, why));
+    const auto problem = [&](const std::string& why) {
+      problems.push_back(fmt::format("lora.trainable_token_indices{}{}: {}", name.empty() ? "" : ".", name, why));
     };
-    if (found == modules.end())
-      fail(fmt::format("a {} has rows for tokens in {}{}", config_.family, join(modules, " and "),
-                       config_.tie_word_embeddings ? ", which is its output matrix, too" : ""));
+    if (found == modules.end()) {
+      problem(fmt::format("a {} has rows for tokens in {}{}", config_.family, join(modules, " and "),
+                          config_.tie_word_embeddings ? ", which is its output matrix, too" : ""));
+      continue;
+    }
     std::vector<int64_t>& rows = token_rows_[*found];
     rows.insert(rows.end(), ids.begin(), ids.end());
     std::ranges::sort(rows);
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     if (!rows.empty() && (rows.front() < 0 || rows.back() >= config_.vocab_size))
-      fail(fmt::format("it names row {}, the vocabulary has {}", rows.front() < 0 ? rows.front() : rows.back(),
-                       config_.vocab_size));
+      problem(fmt::format("it names row {}, the vocabulary has {}", rows.front() < 0 ? rows.front() : rows.back(),
+                          config_.vocab_size));
     if (rows.empty()) token_rows_.erase(*found);
   }
-  if (const std::string& embedding = modules.front(); embedding_adapter_ && token_rows_.contains(embedding))
-    throw ConfigError(fmt::format(
-        "lora.target_modules has {0}, of which rows are trained, too (lora.trainable_token_indices, or rows "
-        "that were added to the vocabulary): peft does not have both; leave it out, or train it whole by "
-        "lora.modules_to_save: [{0}]",
-        last_part(embedding)));
 }
 
 UnitSpec DecoderModel::adapters_unit() const {

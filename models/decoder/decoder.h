@@ -118,7 +118,7 @@ class DecoderModel {
   template <class F>
   at::Tensor with_head(UnitStore& store, const TokenBatch& batch, const ForwardOptions& options, const F& f) const;
   void add_lora_units();
-  void choose_token_rows();
+  void choose_token_rows(std::vector<std::string>& problems);
   UnitSpec adapters_unit() const;
   UnitSpec vectors_unit() const;
   TrainedRows trained_rows(UnitStore& store, const std::string& module) const;

@@ -126,6 +126,14 @@ TEST(Adapter, OptionsThatNameNothingAreRefused) {
       {[](auto& l) { l.modules_to_save = {"embed_tokens"}, l.trainable_token_indices = {{"", {5}}}; },
        "trains all rows of embed_tokens"},
       {[](auto& l) { l.trainable_token_indices = {{"", {5000}}}; }, "names row 5000"},
+      {[](auto& l) {
+         l.modules_to_save = {"wte", "wpe"}, l.trainable_token_indices = {{"norm", {1}}, {"lm_head", {5000}}};
+         l.target_modules = {{"c_attn"}};
+       },
+       "no module 'wte', only model.embed_tokens and lm_head; lora.modules_to_save: a llama has no module 'wpe', only "
+       "model.embed_tokens and lm_head; lora.trainable_token_indices.norm: a llama has rows for tokens in "
+       "model.embed_tokens and lm_head; lora.trainable_token_indices.lm_head: it names row 5000, the vocabulary has "},
+      {[](auto& l) { l.modules_to_save = {"wte"}, l.target_modules = {{"c_attn"}}; }, "lora.target_modules: a llama"},
       {[](auto& l) { l.trainable_token_indices = {{"norm", {1}}}; }, "has rows for tokens in"}};
   for (const auto& [change, said] : cases)
     EXPECT_NE(refused(change).find(said), std::string::npos) << said << ": " << refused(change);
