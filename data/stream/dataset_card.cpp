@@ -132,7 +132,7 @@ std::vector<CardSplit> read_dataset_card(const fs::path& directory) {
   const auto parsed = [&](const std::string& text) {
     Problems problems(name, {});
     check_raw_text(text, {}, problems, kMaxValues);
-    YamlNode node = problems.empty() ? parse_yaml(text, {}, problems, kMaxValues) : YamlNode();
+    YamlNode node = problems.empty() ? parse_yaml(text, {}, problems, kMaxValues, /*aliases=*/true) : YamlNode();
     problem = problems.empty() ? "" : problems.lines()[0];
     return node;
   };

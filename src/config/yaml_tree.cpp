@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <sstream>
 
 #include "trireme/base/text.h"
@@ -19,8 +20,8 @@ constexpr size_t kMaxDepth = 16;
 
 class TreeBuilder : public YAML::EventHandler {
  public:
-  TreeBuilder(std::string_view text, const Place& origin, Problems& problems, size_t max_values)
-      : text_(text), origin_(origin), problems_(problems), max_values_(max_values) {
+  TreeBuilder(std::string_view text, const Place& origin, Problems& problems, size_t max_values, bool aliases)
+      : text_(text), origin_(origin), problems_(problems), max_values_(max_values), aliases_(aliases) {
     root_.place = origin;  // an empty document has no event of its own
   }
 
@@ -34,9 +35,13 @@ class TreeBuilder : public YAML::EventHandler {
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     YamlNode node = make(YamlNode::Kind::kNull, mark, "", anchor);
     node.empty = !says_null(mark);
-    finish(std::move(node));
+    finish(std::move(node), anchor);
   }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    if (const auto found = anchored_.find(anchor); found != anchored_.end()) {
+      count(values_of(found->second), mark);
+      return finish(found->second);
+    }
     YamlNode node = make(YamlNode::Kind::kNull, mark, "", 0);
     problems_.add(node.place, "an alias (*name); write the value out");
     is_alias_ = true;
@@ -47,16 +52,16 @@ class TreeBuilder : public YAML::EventHandler {
     YamlNode node = make(YamlNode::Kind::kScalar, mark, tag, anchor);
     node.text = value;
     node.quoted = tag == "!";
-    finish(std::move(node));
+    finish(std::move(node), anchor);
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value) override {
-    open(make(YamlNode::Kind::kList, mark, tag, anchor), mark);
+    open(make(YamlNode::Kind::kList, mark, tag, anchor), mark, anchor);
   }
   void OnSequenceEnd() override { close(); }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                   YAML::EmitterStyle::value) override {
-    open(make(YamlNode::Kind::kMap, mark, tag, anchor), mark);
+    open(make(YamlNode::Kind::kMap, mark, tag, anchor), mark, anchor);
   }
   void OnMapEnd() override { close(); }
 
@@ -65,14 +70,27 @@ class TreeBuilder : public YAML::EventHandler {
     YamlNode node;
     std::optional<YamlEntry> entry;  // a key whose value comes next
     bool ignored = false;            // that key has been refused
+    YAML::anchor_t anchor = 0;
   };
 
+  static size_t values_of(const YamlNode& node) {
+    size_t values = 1 + node.entries.size();
+    for (const YamlNode& item : node.items) values += values_of(item);
+    for (const YamlEntry& entry : node.entries) values += values_of(entry.value);
+    return values;
+  }
+
+  void count(size_t values, const YAML::Mark& mark) {
+    nodes_ += values;
+    if (nodes_ > max_values_) throw YAML::ParserException(mark, fmt::format("more than {} values", max_values_));
+  }
+
   YamlNode make(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
-    if (++nodes_ > max_values_) throw YAML::ParserException(mark, fmt::format("more than {} values", max_values_));
+    count(1, mark);
     YamlNode node;
     node.kind = kind;
     node.place = place(mark);
-    if (anchor != 0) problems_.add(node.place, "an anchor (&name); aliases are not supported");
+    if (anchor != 0 && !aliases_) problems_.add(node.place, "an anchor (&name); aliases are not supported");
     if (!tag.empty() && tag != "?" && tag != "!")
       problems_.add(node.place, fmt::format("a tag '{}'; the type follows from the key", shown(tag)));
     return node;
@@ -97,19 +115,21 @@ class TreeBuilder : public YAML::EventHandler {
     return result;
   }
 
-  void open(YamlNode node, const YAML::Mark& mark) {
+  void open(YamlNode node, const YAML::Mark& mark, YAML::anchor_t anchor) {
     if (frames_.size() >= kMaxDepth)
       throw YAML::ParserException(mark, fmt::format("nested more than {} levels deep", kMaxDepth));
-    frames_.push_back({std::move(node), std::nullopt, false});
+    frames_.push_back({std::move(node), std::nullopt, false, anchor});
   }
 
   void close() {
     YamlNode node = std::move(frames_.back().node);
+    const YAML::anchor_t anchor = frames_.back().anchor;
     frames_.pop_back();
-    finish(std::move(node));
+    finish(std::move(node), anchor);
   }
 
-  void finish(YamlNode node) {
+  void finish(YamlNode node, YAML::anchor_t anchor = 0) {
+    if (anchor != 0 && aliases_) anchored_[anchor] = node;
     const bool is_alias = std::exchange(is_alias_, false);
     if (frames_.empty()) {
       root_ = std::move(node);
@@ -153,7 +173,9 @@ class TreeBuilder : public YAML::EventHandler {
   std::vector<Frame> frames_;
   size_t nodes_ = 0, max_values_;
   int documents_ = 0;
-  bool is_alias_ = false;
+  bool is_alias_ = false;  // a refused one
+  bool aliases_;
+  std::map<YAML::anchor_t, YamlNode> anchored_;
 };
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -319,8 +341,8 @@ void check_raw_text(std::string_view text, const Place& origin, Problems& proble
   }
 }
 
-YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems, size_t max_values) {
-  TreeBuilder builder(text, origin, problems, max_values);
+YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems, size_t max_values, bool aliases) {
+  TreeBuilder builder(text, origin, problems, max_values, aliases);
   try {
     // yaml-cpp takes the end of the text for a missing closing quote; the end marker inside a quoted scalar is an
     // error to it.

@@ -58,8 +58,8 @@ void check_raw_text(std::string_view text, const Place& origin, Problems& proble
 
 /// Parses one document. Syntax errors end the parse; other problems are collected. `origin` is the place of override
 /// values (override_index >= 0), else line and column come from the text. An empty document is a null. Its
-/// values, keys among them, are at most `max_values`.
+/// values, keys among them, are at most `max_values`. `aliases`: they are copies of what their anchors name.
 YamlNode parse_yaml(const std::string& text, const Place& origin, Problems& problems,
-                    size_t max_values = kMaxYamlValues);
+                    size_t max_values = kMaxYamlValues, bool aliases = false);
 
 }  // namespace trireme

@@ -232,9 +232,15 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   }
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: {train: data/c.arrow, test: data/en/*}}\n"), "");
   EXPECT_EQ(with_card("configs: [\n  {config_name: x, data_files: '**'}\n]\n"), "");
-  EXPECT_NE(with_card("configs: &all\n- {config_name: x, data_files: '**'}\nothers: *all\n"), "");
-  EXPECT_NE(with_card("configs:\n- &one {config_name: x, data_files: '**'}\n- *one\n").find("README.md:4:"),
+  EXPECT_EQ(with_card("configs: &all\n- {config_name: x, data_files: '**'}\nothers: *all\n"), "");
+  EXPECT_NE(with_card("files: &files\n  en: data/en/*\n  rest: &rest data/*\nconfigs:\n- config_name: x\n  data_files: "
+                      "*files\n- &y {config_name: y, data_files: *rest}\n- *y\n")
+                .find("x: en (data/en/a.arrow), x: rest ("),
             std::string::npos);
+  std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 9; ++i)
+    bomb += fmt::format("a{0}: &a{0} [{1}, {1}, {1}, {1}, {1}]\n", i, fmt::format("*a{}", i - 1));
+  EXPECT_NE(with_card(bomb + "configs: *a8\n").find("cannot be read"), std::string::npos);
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
             std::string::npos);
   EXPECT_NE(with_card("configs: [\n").find("not valid YAML"), std::string::npos);
