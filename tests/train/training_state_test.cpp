@@ -168,6 +168,13 @@ TEST_F(RunInputs, OfTextsAreTheTokenizer) {
   EXPECT_EQ(hashes(), before) << "a template makes no tokens of these texts";
   write("tokenizer_config.json", R"({"chat_template": "", "legacy": false})");
   EXPECT_NE(hashes(), before);
+  write("tokenizer_config.json", R"({"legacy": true, "extra_special_tokens": {}})");
+  EXPECT_EQ(hashes(), before);
+  for (const char* named :
+       {R"("extra_special_tokens": ["<x>"])", R"("additional_special_tokens": ["<x>"])", R"("unk_token": "<x>")"}) {
+    write("tokenizer_config.json", std::string(R"({"legacy": true, )") + named + "}");
+    EXPECT_NE(hashes(), before) << named << " is one token of a text";
+  }
   std::filesystem::remove(directory_ / "tokenizer.model");
   write("vocab.json", "{}");
   write("merges.txt", "");

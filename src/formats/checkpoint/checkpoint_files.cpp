@@ -378,9 +378,10 @@ Fingerprint fingerprint_tokenizer(const std::filesystem::path& path) {
     return {path.string(), fingerprint_file(path, ExitCode::kModel)};
   return fingerprint_json(path, [](nlohmann::json& json) {
     nlohmann::json read = nlohmann::json::object();  // what the tokenizer reads there
-    for (const char* key :
-         {"tokenizer_class", "legacy", "add_prefix_space", "added_tokens_decoder", "bos_token", "eos_token"})
-      if (json.contains(key)) read[key] = json[key];
+    for (const char* key : {"tokenizer_class", "legacy", "add_prefix_space", "added_tokens_decoder", "bos_token",
+                            "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+                            "extra_special_tokens", "additional_special_tokens"})
+      if (json.contains(key) && (json[key].is_null() || !json[key].empty())) read[key] = json[key];
     json = std::move(read);
   });
 }
