@@ -1,11 +1,16 @@
 #include "models/decoder/model_directory.h"
 
+#include "models/decoder/vocabulary.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/formats/huggingface/byte_level_model.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
+#include "trireme/formats/json.h"
 
+#include <nlohmann/json.hpp>
+
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +25,16 @@ constexpr const char* kTokenizerCompanions[] = {
     "chat_template.jinja",     "chat_template.json", "merges.txt"};
 
 const std::filesystem::path kTemplateFolder = "additional_chat_templates";
+
+/// `written` with what another config.json has beside it, but what that says of its own weights and code.
+std::string with_other_keys(const std::string& written, const std::filesystem::path& other) {
+  static const std::set<std::string> kOfItsFiles = {"dtype", "quantization_config", "auto_map", kAddedRowsKey};
+  auto json = nlohmann::json::parse(written);
+  const auto from = read_json_if_there(other, ExitCode::kModel);
+  for (const auto& [key, value] : from.items())
+    if (!json.contains(key) && !kOfItsFiles.contains(key)) json[key] = value;
+  return json.dump(2) + "\n";
+}
 
 }  // namespace
 
@@ -47,6 +62,7 @@ void ModelDirectoryWriter::copy_companions(const std::filesystem::path& from) {
   copy_tokenizer(from);
   constexpr const char* kGeneration[] = {"generation_config.json"};
   copy_files(from, kGeneration, ExitCode::kModel);
+  source_config_ = from / "config.json";
 }
 
 void ModelDirectoryWriter::seal(const DecoderConfig& config) {
@@ -75,7 +91,7 @@ void ModelDirectoryWriter::seal(const DecoderConfig& config) {
       log_info(std::string("no tokenizer_config.json is written: ") + error.what());
     }
   }
-  write_companion("config.json", decoder_config_json(config));
+  write_companion("config.json", with_other_keys(decoder_config_json(config), source_config_));
 }
 
 void ModelDirectoryWriter::finish(const DecoderConfig& config) {

@@ -14,13 +14,16 @@ class ModelDirectoryWriter : public ModelWriter {
   /// Copies the tokenizer that `from` is or holds: tokenizer.model, or all files of its directory for a tokenizer.json
   /// or vocab.json.
   void copy_tokenizer(const std::filesystem::path& from);
-  /// Copies tokenizer and generation files that `from` has.
+  /// Copies tokenizer and generation files that `from` has; seal() keeps the keys of its config.json that ours lacks.
   void copy_companions(const std::filesystem::path& from);
   /// Writes what is left: the index, config.json, and for a tokenizer without tokenizer_config.json one with the
   /// model's own special pieces.
   void seal(const DecoderConfig& config);
   /// seal() and commit().
   void finish(const DecoderConfig& config);
+
+ private:
+  std::filesystem::path source_config_;  // empty: of no model
 };
 
 }  // namespace trireme

@@ -461,13 +461,16 @@ def origins(site):
     np.save(f"{work}/other/rows.npy", np.zeros((9, SEQ), np.int32))
     assert packed("data.train=other/rows.npy") == []
 
-    # Positions beyond the model's: said, and what is trained says them.
+    # Positions beyond the model's: said, and what is trained says them, beside what the base says of itself.
+    shape = json.load(open(f"{work}/base/config.json"))
+    json.dump({**shape, "dtype": "float32", "pretraining_tp": 1, "notes": {"of": "mine"}}, open(f"{work}/base/config.json", "w"))
     full = ("data.train=one/rows.npy", "lora=null", "optimizer.lr=1e-4", "train.max_steps=2", "output.save_every_samples=8")
     line, = about("max_position_embeddings", said(*full, "output.dir=full", extra=()))
     assert f"data.seq_length {SEQ} is beyond the model's max_position_embeddings 32" in line and f"model/config.json will say {SEQ}" in line, line
     site.tool("checkpoint", "export", "full/checkpoints", "--output", "exported")
     for folder in ("full/model", "exported"):
-        assert json.load(open(f"{work}/{folder}/config.json"))["max_position_embeddings"] == SEQ, folder
+        written = json.load(open(f"{work}/{folder}/config.json"))
+        assert written["max_position_embeddings"] == SEQ and written["notes"] == {"of": "mine"} and "dtype" not in written, folder
     # (The rows were packed for this length; a model that has the positions says nothing.)
     assert not about("max_position", said(*full, "model.path=full/model", "output.dir=none"))
 
