@@ -49,6 +49,14 @@ TEST_F(MegatronFiles, EveryTypeKeepsItsExtremes) {
   }
 }
 
+TEST_F(MegatronFiles, AWriteThatFailsLeavesNoIndexOfOtherTokens) {
+  write("pair", MegatronType::kU16, {{1, 2}});
+  std::filesystem::remove(root_ / "pair.bin");
+  std::filesystem::create_directory(root_ / "pair.bin");
+  EXPECT_THROW(write("pair", MegatronType::kU16, {{3}}), WriteError);
+  EXPECT_FALSE(std::filesystem::exists(root_ / "pair.idx"));
+}
+
 TEST_F(MegatronFiles, TypeOfAVocabulary) {
   EXPECT_EQ(megatron_type_for(65499), MegatronType::kU16);
   EXPECT_EQ(megatron_type_for(65500), MegatronType::kI32);

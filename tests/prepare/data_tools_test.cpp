@@ -85,6 +85,9 @@ TEST_F(DataTools, EncodeAndDecodeAreInverse) {
             "1 " + ids + " 2\n1 2\n");
   EXPECT_EQ(run("tokenizer decode --model tok.model -", ids + "\n" + ids + "\n").out,
             "Rower 7 looked at the storm.\nRower 7 looked at the storm.\n");
+  const Outcome directory = run("tokenizer encode --model tok.model - </ 2>err #");
+  EXPECT_EQ(directory.code, 3);
+  EXPECT_NE(last_line(directory.err).find("the standard input cannot be read"), std::string::npos) << directory.err;
 }
 
 TEST_F(DataTools, ByteLevelBpeIsTrainedAndPacked) {

@@ -66,9 +66,11 @@ TEST_F(Documents, TheNameOfJsonIsReadInAnyCase) {
   for (const char* name : {"a.json", "a.JSON", "a.JSONL", "a.NdJson"}) {
     std::filesystem::copy_file(lines, path(name));
     EXPECT_EQ(documents(path(name), DocumentUnit::kParagraph), (Found{{"one", 1}, {"two", 2}})) << name;
-    const auto packed = path(std::string(name) + ".GZ");
-    gzip_file(lines, packed);
-    EXPECT_EQ(documents(packed, DocumentUnit::kParagraph), (Found{{"one", 1}, {"two", 2}})) << packed;
+    for (const char* suffix : {".GZ", ".gzip", ".bgz"}) {
+      const auto packed = path(std::string(name) + suffix);
+      gzip_file(lines, packed);
+      EXPECT_EQ(documents(packed, DocumentUnit::kParagraph), (Found{{"one", 1}, {"two", 2}})) << packed;
+    }
   }
   for (const char* name : {"b.json", "b.JSON", "b.json.gz"}) {
     name == std::string("b.json.gz") ? gzip_file(list, path(name)) : std::filesystem::copy(list, path(name));

@@ -141,13 +141,19 @@ TEST_F(MegatronPack, GoesOnAfterAStop) {
     fs::remove(path("out_text_document.bin"));
     fs::remove(path("out_text_document.idx"));
   }
-  // Parts of other options are made again.
+  // Parts of another tokenizer, or of other options, are made again.
   std::atomic<int> encoded = 0;
   DocumentEncoder stopping = bytes_encoder();
   stopping.encode = [&](std::string_view text) {
     if (++encoded == 99) throw std::runtime_error("stopped");
     return bytes_encoder().encode(text);
   };
+  EXPECT_THROW((void)pack_megatron(stopping, options({a, b}, "out")), std::runtime_error);
+  DocumentEncoder another = bytes_encoder();
+  another.fingerprint = 2;
+  EXPECT_EQ(pack_megatron(another, options({a, b}, "out")).kept_parts, 0);
+  EXPECT_TRUE(both("out") == both("whole"));
+  encoded = 0;
   EXPECT_THROW((void)pack_megatron(stopping, options({a, b}, "out")), std::runtime_error);
   MegatronPackOptions other = options({a, b}, "out");
   other.append_eod = true;

@@ -96,6 +96,9 @@ def exit_codes(s):
     site.write_config(f"{work}/sentence", type_vocab_size=1)
     for done in (s.train("model.path=sentence", "output.dir=d", expect=3), s.tool("data", "verify", "--config", "run.yaml", "--set", "model.path=sentence", expect=3)):
         assert "segment 1, and type_vocab_size of the model is 1" in last_line(done.stderr), done.stderr
+    os.makedirs(f"{work}/alone")
+    copy_shard(f"{work}/packed/part_00000", f"{work}/alone/part_00000", lambda name, rows: [0 * row for row in rows] if name == "segment_ids" else rows)
+    s.train("model.path=sentence", "model.init=random", "data.train=alone", "data.valid=alone", "train.max_steps=1", "output.dir=alone_run")
     s.train("train.max_steps=1", "output.dir=first")
     base = f"{work}/first/model"
     config = json.load(open(f"{base}/config.json"))
