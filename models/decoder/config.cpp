@@ -17,9 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxLayers = 10'000;
-constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
-
 /// The family that model_type names, or architectures where there is no model_type.
 const Family* named_family(ConfigReader& reader) {
   const bool typed = reader.has("model_type");

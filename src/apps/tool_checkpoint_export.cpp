@@ -108,7 +108,7 @@ void warn_of_changed_files(const CheckpointManifest& manifest, const Config& con
     if (!fs::exists(now, error)) continue;
     const bool configuration = i == 0 && !config.lora && then.extension() == ".json";
     const Fingerprint print = configuration ? fingerprint_configuration(now) : fingerprint_tokenizer(now);
-    if (print.hash != manifest.inputs[i].hash)
+    if (!print.same_content(manifest.inputs[i]))
       log_warn(
           fmt::format("{} is not what {} was in the run: the exported model has it as it is now; name with "
                       "--model a directory that has the old one if that is not meant",

@@ -1,6 +1,7 @@
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -49,6 +50,8 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   const auto nearest = nearest_word(word, candidates);
   return nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "";
 }
+
+std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 std::string format_bytes(double bytes) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};

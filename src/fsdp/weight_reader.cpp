@@ -1,6 +1,7 @@
 #include "weight_reader.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/formats/huggingface/stored_nf4.h"
 #include "trireme/fsdp/sharded_units.h"
 #include "trireme/nn/scalar_type.h"
@@ -27,8 +28,6 @@ namespace {
 
 /// Bytes of one task: small enough for several tasks per thread even in a small unit, and for little pinned memory.
 constexpr int64_t kTaskBytes = int64_t{16} << 20;
-
-std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 /// The problem of a matrix that files have in NF4; empty: nothing.
 std::string nf4_problem(const StoredNf4& stored, const ParameterSpec& parameter, const std::vector<int64_t>& expected) {

@@ -19,9 +19,9 @@ namespace {
 struct EvaluationInterrupted {};
 
 /// The sums include all ranks, so every rank finds the same error in them.
-EvalResult evaluation_result(const TrainingTask& task, const EvalSums& sums) {
+EvalResult evaluation_result(const TrainingTask& task, const EvalSums& sums, Split split) {
   try {
-    return task.eval_result(sums);
+    return task.eval_result(sums, split);
   } catch (const Error& error) {
     throw CollectiveError(error.code(), error.what());
   }
@@ -127,7 +127,8 @@ std::optional<EvalMetrics> Evaluation::run_passes(bool over_test) {
     units_.release();
     return std::nullopt;
   }
-  const EvalResult result = evaluation_result(run_.task, comm.all_reduce_host(local));
+  const EvalResult result =
+      evaluation_result(run_.task, comm.all_reduce_host(local), over_test ? Split::kTest : Split::kValid);
   EvalMetrics metrics{progress_.completed,      progress_.samples,   result.loss,
                       steady_seconds() - begin, result.mlm_accuracy, passes};
   for (size_t i = 0; i < result.metrics.size(); ++i)

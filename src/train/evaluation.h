@@ -34,7 +34,6 @@ class Evaluation {
  private:
   /// The passes (`over_test`: over data.test) on all ranks; nothing: interrupted, the same on all ranks.
   std::optional<EvalMetrics> run_passes(bool over_test);
-  /// Answers to eval.prompts, for people; a signal interrupts them, and they are left out.
   /// Answers to eval.prompts; nullopt: interrupted.
   std::optional<std::vector<SampledText>> answer_prompts();
   /// Compares the evaluation with the best before it.

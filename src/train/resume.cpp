@@ -27,10 +27,8 @@ namespace trireme {
 
 namespace {
 
-std::string shape_text(const CheckpointTensor& tensor) {
-  std::string text;
-  for (const int64_t extent : tensor.shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
-  return fmt::format("[{}] at {}", text, tensor.offset);
+std::string place_text(const CheckpointTensor& tensor) {
+  return fmt::format("{} at {}", shape_text(tensor.shape), tensor.offset);
 }
 
 void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, std::vector<std::string>& differences) {
@@ -42,7 +40,7 @@ void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, s
       differences.push_back(fmt::format("{} is missing", tensor.name));
     else if (!(*found->second == tensor))
       differences.push_back(
-          fmt::format("{} has shape {}, the run's is {}", tensor.name, shape_text(*found->second), shape_text(tensor)));
+          fmt::format("{} has shape {}, the run's is {}", tensor.name, place_text(*found->second), place_text(tensor)));
     if (found != there.end()) there.erase(found);
   }
   for (const auto& [name, tensor] : there) differences.push_back(fmt::format("{} is there, which the run lacks", name));
@@ -139,7 +137,7 @@ void Loader::check_inputs(const CheckpointManifest& manifest) const {
                          fresh == now.end() ? "" : ", and with " + fresh->path);
     }
     for (size_t i = 0; i < now.size(); ++i)
-      if (now[i].hash != then[i].hash)
+      if (!now[i].same_content(then[i]))
         return fmt::format("{} is not what {} was (fingerprints {} and {})", now[i].path, then[i].path, now[i].hash,
                            then[i].hash);
     return std::string();

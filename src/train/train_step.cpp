@@ -76,6 +76,13 @@ std::string list_ranks(const std::vector<std::string>& found, const std::vector<
   return text;
 }
 
+/// A host pins about a gibibyte a second for each rank.
+void announce_pinning(int64_t bytes, const char* what, at::Device device) {
+  constexpr int64_t kLong = int64_t{8} << 30;
+  if (device.is_cuda() && bytes >= kLong)
+    log_info(fmt::format("allocating {} of pinned host memory for {}", format_bytes(static_cast<double>(bytes)), what));
+}
+
 }  // namespace
 
 TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& progress,
@@ -92,12 +99,15 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
       recomputation_{run.plan.recompute, run.plan.tile_tokens, nullptr, loss_head_logits(run.plan.device_memory)} {
   const at::Device device = run.world.device();
   if (run.plan.offloaded > 0) {
+    announce_pinning(run.plan.host, "activations", device);
     offload_ = std::make_unique<OffloadStore>(OffloadStore::Options{.device = device, .blocks = run.plan.offloaded});
     collective_check(comm_, [&] { offload_->reserve(run.plan.host); });
     recomputation_.offload = offload_.get();
   }
-  if (run.plan.host_units > 0)
+  if (run.plan.host_units > 0) {
+    announce_pinning(run.plan.host_state, "master weights and moments", device);
     host_state_ = std::make_unique<HostState>(HostState::Options{.device = device, .bytes = run.plan.host_state});
+  }
   const bool narrow = config_.optimizer.gradients == OptimizerSection::Gradients::kBf16;
   const bool bf16_masters = config_.optimizer.masters == OptimizerSection::Masters::kBf16;
   const bool reduces_narrow = narrow || config_.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute;

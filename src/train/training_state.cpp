@@ -90,8 +90,7 @@ const char* stored_kind(StateKind kind) {
 }
 
 std::string stored_name(const StateTensor& state) {
-  const std::string kind = stored_kind(state.kind);
-  return state.shard == nullptr ? kind : kind + "." + state.shard->name;
+  return checkpoint_tensor_name(stored_kind(state.kind), state.shard == nullptr ? "" : state.shard->name);
 }
 
 std::map<std::string, std::vector<double>> LoopState::numbers() const {

@@ -174,6 +174,9 @@ TEST_F(RunInputs, OfTextsAreTheTokenizer) {
        {R"("extra_special_tokens": ["<x>"])", R"("additional_special_tokens": ["<x>"])", R"("unk_token": "<x>")"}) {
     write("tokenizer_config.json", std::string(R"({"legacy": true, )") + named + "}");
     EXPECT_NE(hashes(), before) << named << " is one token of a text";
+    const std::string now = hashes().back();
+    EXPECT_TRUE(Fingerprint({}, now).same_content({"", now.substr(0, now.find('+'))})) << "of an earlier version";
+    EXPECT_FALSE(Fingerprint({}, now).same_content({"", before.back()}));
   }
   std::filesystem::remove(directory_ / "tokenizer.model");
   write("vocab.json", "{}");

@@ -21,8 +21,9 @@ std::optional<std::string> nearest_word(std::string_view word, const std::vector
 /// " Did you mean 'x'?" or an empty string.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-std::string format_bytes(double bytes);   // "12.3 GiB"
-std::string format_count(int64_t count);  // "6,738,415,616"
+std::string shape_text(const std::vector<int64_t>& shape);  // "[4096, 11008]"
+std::string format_bytes(double bytes);                     // "12.3 GiB"
+std::string format_count(int64_t count);                    // "6,738,415,616"
 /// "1 row", "1,024 rows"; `plural` where it is not the noun with an s.
 std::string counted(int64_t count, const std::string& noun, const std::string& plural = "");
 std::string format_short(double value);       // "6.74G", "65.5k"

@@ -18,12 +18,6 @@ namespace {
 
 constexpr const char* kManifestNameV1 = "manifest.json";
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
-  return text + "]";
-}
-
 uint64_t header_bytes(const SafetensorsFile& file, uint64_t file_size) {
   uint64_t data = 0;
   for (const auto& [name, entry] : file.entries()) data = std::max(data, entry.end);
@@ -230,23 +224,17 @@ const SafetensorsFile& CheckpointReader::open(size_t file) {
   return *files_[file];
 }
 
-namespace {
-std::string vector_name(const std::string& kind, const std::string& unit) {
-  return unit.empty() ? kind : kind + "." + unit;
-}
-}  // namespace
-
 DType CheckpointReader::dtype(const std::string& kind, const std::string& unit) const {
-  const auto found = pieces_.find(vector_name(kind, unit));
-  if (found == pieces_.end())
-    throw ModelError(fmt::format("{} has no {}", directory_.string(), vector_name(kind, unit)));
+  const std::string name = checkpoint_tensor_name(kind, unit);
+  const auto found = pieces_.find(name);
+  if (found == pieces_.end()) throw ModelError(fmt::format("{} has no {}", directory_.string(), name));
   const auto [file, piece] = found->second.front();
   return manifest_.files[file].pieces[piece].dtype;
 }
 
 std::vector<ElementSpan> CheckpointReader::read(const std::string& kind, const std::string& unit, int64_t begin,
                                                 int64_t end) {
-  const std::string name = vector_name(kind, unit);
+  const std::string name = checkpoint_tensor_name(kind, unit);
   std::vector<ElementSpan> spans;
   int64_t next = begin;
   if (const auto found = pieces_.find(name); found != pieces_.end()) {
@@ -376,14 +364,22 @@ Fingerprint fingerprint_tokenizer(const std::filesystem::path& path) {
   const std::string name = path.filename().string();
   if (name != "tokenizer_config.json" && name != "special_tokens_map.json")
     return {path.string(), fingerprint_file(path, ExitCode::kModel)};
-  return fingerprint_json(path, [](nlohmann::json& json) {
-    nlohmann::json read = nlohmann::json::object();  // what the tokenizer reads there
-    for (const char* key : {"tokenizer_class", "legacy", "add_prefix_space", "added_tokens_decoder", "bos_token",
-                            "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
-                            "extra_special_tokens", "additional_special_tokens"})
-      if (json.contains(key) && (json[key].is_null() || !json[key].empty())) read[key] = json[key];
-    json = std::move(read);
-  });
+  const auto of = [&](std::initializer_list<const char*> keys, bool empty_ones) {
+    return fingerprint_json(path, [&](nlohmann::json& json) {
+      nlohmann::json read = nlohmann::json::object();
+      for (const char* key : keys)
+        if (json.contains(key) && (empty_ones || !json[key].empty())) read[key] = json[key];
+      json = std::move(read);
+    });
+  };
+  // What the tokenizer reads there; earlier versions hashed the first keys alone.
+  Fingerprint print =
+      of({"tokenizer_class", "legacy", "add_prefix_space", "added_tokens_decoder", "bos_token", "eos_token"}, true);
+  print.hash += '+' + of({"unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "extra_special_tokens",
+                          "additional_special_tokens"},
+                         false)
+                          .hash;
+  return print;
 }
 
 }  // namespace trireme

@@ -13,9 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxLayers = 10'000;
-constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
-
 bool read_activation(ConfigReader& reader, bool tensorflow) {
   const Json act = reader.has("hidden_act") ? reader.json()["hidden_act"] : Json("gelu");
   if (act == "gelu") return tensorflow;

@@ -171,9 +171,10 @@ void LoraPart::measure(const Weight& weight) {
   }
   // |v_j|^2 = |w_j|^2 + 2 s (W A^T)_j . b_j + s^2 b_j A A^T b_j: no matrix of the weight's size is made.
   const at::ScalarType type = squares.scalar_type(), dtype = slots_[0].a.value.scalar_type();
-  at::Tensor products = at::empty({weight.matrix.size(0), stack_rows(slots_).size(0)}, squares.options());
+  const at::Tensor rows_of_a = stack_rows(slots_);
+  at::Tensor products = at::empty({weight.matrix.size(0), rows_of_a.size(0)}, squares.options());
   for_values(weight, dtype, [&](int64_t row, const at::Tensor& values) {
-    products.narrow(0, row, values.size(0)).copy_(wide_product(values, stack_rows(slots_), type));
+    products.narrow(0, row, values.size(0)).copy_(wide_product(values, rows_of_a, type));
   });
   if (weight.quantized()) products.mul_(weight.state.inverse_scale);
   factors_ = at::ones_like(squares);

@@ -309,8 +309,8 @@ std::vector<SampledText> CausalLmTask::sample(ShardedUnits& units, Communicator&
   return prompts_ ? prompts_->texts(answers) : std::vector<SampledText>();
 }
 
-EvalResult CausalLmTask::eval_result(const EvalSums& sums) const {
-  if (sums.at(1) == 0) throw without_targets(config_, Split::kValid, rows().without_target);
+EvalResult CausalLmTask::eval_result(const EvalSums& sums, Split split) const {
+  if (sums.at(1) == 0) throw without_targets(config_, split, rows().without_target);
   return {sums.at(0) / sums.at(1), {}};
 }
 

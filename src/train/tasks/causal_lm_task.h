@@ -26,7 +26,7 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
   std::vector<SampledText> sample(ShardedUnits& units, Communicator& comm,
                                   const std::function<void(int64_t, int64_t)>& progress) override;
-  EvalResult eval_result(const EvalSums& sums) const override;  // {loss, denominator}
+  EvalResult eval_result(const EvalSums& sums, Split split) const override;  // {loss, denominator}
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
   void complete_weights(ShardedUnits& units) override;
 

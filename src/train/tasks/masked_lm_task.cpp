@@ -191,9 +191,9 @@ at::Tensor MaskedLmTask::score(UnitStore& units, const MicroBatch& batch) {
   return at::stack({score.masked_loss, score.next_loss, score.hits});
 }
 
-EvalResult MaskedLmTask::eval_result(const EvalSums& sums) const {
+EvalResult MaskedLmTask::eval_result(const EvalSums& sums, Split split) const {
   const double words = sums.at(3), sequences = std::max(1.0, sums.at(4));
-  if (words == 0) throw without_targets(config_.data.valid, rows().without_target);
+  if (words == 0) throw without_targets(split_keys(config_, split).files, rows().without_target);
   return {sums[0] / words + sums[1] / sequences, sums[2] / words};
 }
 

@@ -23,7 +23,7 @@ class MaskedLmTask final : public RowTask<BertRow, BertPack> {
   RunFiles files() const override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
   /// {masked loss, next-sentence loss, words found, masked words, sequences}
-  EvalResult eval_result(const EvalSums& sums) const override;
+  EvalResult eval_result(const EvalSums& sums, Split split) const override;
   void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) override;
 
  private:

@@ -162,12 +162,12 @@ at::Tensor PreferenceTask::score(UnitStore& units, const MicroBatch& batch) {
 
 EvalSums PreferenceTask::counts(const TokenPack& pack) const { return loss_.counts(pack); }
 
-EvalResult PreferenceTask::eval_result(const EvalSums& sums) const {
+EvalResult PreferenceTask::eval_result(const EvalSums& sums, Split split) const {
   const size_t count = facts_.metrics.size();
   const at::Tensor all = copy_to_device(sums, at::kCPU),
                    counts = all.narrow(0, 2 + static_cast<int64_t>(count), PreferenceLoss::kCounts);
   const double pairs = sums.at(2 + count), tokens = sums.at(3 + count);
-  if (pairs == 0) throw without_targets(config_, Split::kValid, rows().without_target);
+  if (pairs == 0) throw without_targets(config_, split, rows().without_target);
   EvalResult result = {sums[0] / pairs, {}};
   if (loss_.nll_weight() > 0) result.loss += loss_.nll_weight() * sums[1] / tokens;
   const at::Tensor means = loss_.means(all.narrow(0, 2, static_cast<int64_t>(count)), counts);

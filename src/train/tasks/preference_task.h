@@ -24,7 +24,7 @@ class PreferenceTask final : public CausalLmTask {
   ModelShape model_shape(const Config& config, int64_t element_size) const override;
   void prepare(ShardedUnits& units, const BeforeSteps& before) override;
   at::Tensor loss(UnitStore& units, const MicroBatch& batch, const Recomputation& recompute, bool train) override;
-  EvalResult eval_result(const EvalSums& sums) const override;
+  EvalResult eval_result(const EvalSums& sums, Split split) const override;
 
  private:
   void weights_loaded(ShardedUnits& units, const WeightSource* source) override;

@@ -2,6 +2,7 @@
 // What the Trainer trains: the meeting point of a model family and its data. The Trainer knows steps, ranks and
 // weights; the task knows what a batch is and what its loss is.
 
+#include "data/dataset.h"
 #include "data/row_scan.h"
 #include "trireme/comm/rank_grid.h"
 #include "trireme/config/config.h"
@@ -178,8 +179,8 @@ class TrainingTask : public PlannedModel {
                                           const std::function<void(int64_t, int64_t)>& /*progress*/) {
     return {};
   }
-  /// From sums over all ranks. DataError where no row of data.valid has a target.
-  virtual EvalResult eval_result(const EvalSums& sums) const = 0;
+  /// From sums over all ranks and rows of `split`. DataError where none of these has a target.
+  virtual EvalResult eval_result(const EvalSums& sums, Split split) const = 0;
 
   /// Writes the final artefact (adapter/ or model/) below `directory`; collective, rank 0 writes. WriteError.
   virtual void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) = 0;

@@ -36,6 +36,11 @@ struct CheckpointUnit {
   std::vector<CheckpointTensor> tensors;
 };
 
+/// The tensor's name in a file: "kind.unit".
+inline std::string checkpoint_tensor_name(const std::string& kind, const std::string& unit) {
+  return unit.empty() ? kind : kind + "." + unit;
+}
+
 /// Elements [begin, begin + count) of the vector `kind` of `unit`, stored as the tensor "kind.unit" of a file. A scalar
 /// of the loop has no unit and count 1.
 struct CheckpointPiece {
@@ -43,7 +48,7 @@ struct CheckpointPiece {
   DType dtype = DType::kF32;
   int64_t begin = 0, count = 0;
   uint64_t xxh3 = 0;  // of the piece's bytes; version 1 has none
-  std::string tensor_name() const { return unit.empty() ? kind : kind + "." + unit; }
+  std::string tensor_name() const { return checkpoint_tensor_name(kind, unit); }
 };
 
 struct CheckpointFile {
@@ -57,6 +62,11 @@ struct CheckpointFile {
 struct Fingerprint {
   std::string path, hash;
   bool operator==(const Fingerprint&) const = default;
+  /// Whether the content was the same `then`. Earlier versions hashed less of some files: what they have is the part of
+  /// such a hash before its "+".
+  bool same_content(const Fingerprint& then) const {
+    return hash == then.hash || hash.substr(0, hash.find('+')) == then.hash;
+  }
 };
 
 struct CheckpointManifest {
@@ -138,7 +148,8 @@ std::string fingerprint_names(const std::filesystem::path& directory);
 std::vector<Fingerprint> fingerprint_model(const std::filesystem::path& path, bool with_weights);
 /// Of a model's configuration in JSON, without what decides nothing: its layout, transformers_version, _name_or_path.
 Fingerprint fingerprint_configuration(const std::filesystem::path& path);
-/// Of a file of a tokenizer: of tokenizer_config.json and special_tokens_map.json what is read there, of others all.
+/// Of a file of a tokenizer: of tokenizer_config.json and special_tokens_map.json what is read there, as two hashes
+/// with a "+" between, of others all.
 Fingerprint fingerprint_tokenizer(const std::filesystem::path& path);
 
 }  // namespace trireme

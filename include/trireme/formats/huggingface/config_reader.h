@@ -11,6 +11,10 @@
 
 namespace trireme {
 
+/// Beyond these a configuration is taken for damaged.
+constexpr int64_t kMaxLayers = 10'000;
+constexpr double kMaxParameters = 1125899906842624.0;  // 2^50
+
 /// Reads fields of one config.json and collects missing, ill-typed and unsupported fields. A null field counts as
 /// absent.
 class ConfigReader {
