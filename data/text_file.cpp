@@ -418,8 +418,12 @@ bool is_one_json(const fs::path& path) {
   char c = ' ';
   while (is_skipped(c) && reader.stream().get(c)) {
   }
-  std::string line;
-  return c == '[' || (c == '{' && std::getline(reader.stream(), line) && first_object(c + line).empty());
+  if (c != '{') return c == '[';
+  std::string line, next;
+  if (!std::getline(reader.stream(), line) || !first_object(c + line).empty()) return false;
+  while (std::getline(reader.stream(), next) && is_blank(next)) {
+  }
+  return !next.starts_with('{');  // of lines, whose first one is damaged
 }
 
 TextKind text_kind(const fs::path& path, const std::string& field) {

@@ -215,9 +215,13 @@ void check_options(const DocumentEncoder& encoder, const MegatronPackOptions& op
 void check_outputs(const fs::path& prefix, bool continued = false) {
   const std::string bin = prefix.string() + ".bin", idx = prefix.string() + ".idx";
   const bool indexed = !file_head(idx, 1).empty();
-  if (indexed ? !megatron_index_path(idx) : !continued && !file_head(bin, 1).empty())
+  if (indexed && !megatron_index_path(idx))
+    throw ConfigError(fmt::format("{} is there and is no file of Megatron's: choose another --output-prefix", idx));
+  if (!indexed && !continued && !file_head(bin, 1).empty())
     throw ConfigError(
-        fmt::format("{} is there and is no file of Megatron's: choose another --output-prefix", indexed ? idx : bin));
+        fmt::format("{} is there without an index, so it may be no file of Megatron's: remove it, or choose another "
+                    "--output-prefix",
+                    bin));
 }
 
 }  // namespace

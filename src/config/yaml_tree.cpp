@@ -73,8 +73,9 @@ class TreeBuilder : public YAML::EventHandler {
     YAML::anchor_t anchor = 0;
   };
 
+  /// Its values; a long text counts as several.
   static size_t values_of(const YamlNode& node) {
-    size_t values = 1 + node.entries.size();
+    size_t values = 1 + node.entries.size() + node.text.size() / 64;
     for (const YamlNode& item : node.items) values += values_of(item);
     for (const YamlEntry& entry : node.entries) values += values_of(entry.value);
     return values;

@@ -241,6 +241,9 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   for (int i = 1; i < 9; ++i)
     bomb += fmt::format("a{0}: &a{0} [{1}, {1}, {1}, {1}, {1}]\n", i, fmt::format("*a{}", i - 1));
   EXPECT_NE(with_card(bomb + "configs: *a8\n").find("cannot be read"), std::string::npos);
+  bomb = "configs:\n- &x {config_name: " + std::string(400'000, 'x') + ", data_files: '**'}\n";
+  for (int i = 0; i < 20'000; ++i) bomb += "- *x\n";  // 8 GB
+  EXPECT_NE(with_card(bomb).find("cannot be read"), std::string::npos);
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
             std::string::npos);
   EXPECT_NE(with_card("configs: [\n").find("not valid YAML"), std::string::npos);

@@ -81,7 +81,8 @@ TEST_F(Documents, TheNameOfJsonIsReadInAnyCase) {
       {R"([{"text": "a"}, {"texts": "b"}])", "c.json: item 1: no field 'text'"},
       {R"([{"text": "a"}, {])", "c.json: not JSON"},
       {"{\n\"text\": \"a\"\n}, {\n\"text\": \"b\"\n}", "c.json: not JSON"},
-      {"{\n\"text\": \"a\"\n}\n{\n\"text\": \"b\"\n", "c.json: not JSON"}};
+      {"{\n\"text\": \"a\"\n}\n{\n\"text\": \"b\"\n", "c.json: not JSON"},
+      {"{\"text\": \"a\n{\"text\": \"b\"}\n", "c.json:1: not JSON"}};
   for (const auto& [content, says] : wrong)
     EXPECT_NE(complaint(write("c.json", content)).find(says), std::string::npos) << complaint(path("c.json"));
   for (const char* printed : {"{\n\"text\": \"one\"\n}\n{\n\"text\": \"two\"\n}\n",
