@@ -205,13 +205,15 @@ void DecoderModel::choose_token_rows(std::vector<std::string>& problems) {
                           config_.tie_word_embeddings ? ", which is its output matrix, too" : ""));
       continue;
     }
+    if (const auto wrong = std::ranges::find_if(ids, [&](int64_t id) { return id < 0 || id >= config_.vocab_size; });
+        wrong != ids.end()) {
+      problem(fmt::format("it names row {}, the vocabulary has {}", *wrong, config_.vocab_size));
+      continue;
+    }
     std::vector<int64_t>& rows = token_rows_[*found];
     rows.insert(rows.end(), ids.begin(), ids.end());
     std::ranges::sort(rows);
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-    if (!rows.empty() && (rows.front() < 0 || rows.back() >= config_.vocab_size))
-      problem(fmt::format("it names row {}, the vocabulary has {}", rows.front() < 0 ? rows.front() : rows.back(),
-                          config_.vocab_size));
     if (rows.empty()) token_rows_.erase(*found);
   }
 }

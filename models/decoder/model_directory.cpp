@@ -8,6 +8,7 @@
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 #include "trireme/formats/json.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <set>
@@ -30,9 +31,13 @@ const std::filesystem::path kTemplateFolder = "additional_chat_templates";
 std::string with_other_keys(const std::string& written, const std::filesystem::path& other) {
   static const std::set<std::string> kOfItsFiles = {"dtype", "quantization_config", "auto_map", kAddedRowsKey};
   auto json = nlohmann::json::parse(written);
-  const auto from = read_json_if_there(other, ExitCode::kModel);
-  for (const auto& [key, value] : from.items())
-    if (!json.contains(key) && !kOfItsFiles.contains(key)) json[key] = value;
+  try {
+    const auto from = read_json_if_there(other, ExitCode::kModel);
+    for (const auto& [key, value] : from.items())
+      if (!json.contains(key) && !kOfItsFiles.contains(key)) json[key] = value;
+  } catch (const Error& error) {
+    log_warn(fmt::format("config.json is written without the other keys of the base's: {}", error.what()));
+  }
   return json.dump(2) + "\n";
 }
 

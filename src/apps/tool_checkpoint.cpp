@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <list>
 #include <map>
 #include <memory>
 
@@ -32,10 +33,10 @@ fs::path checkpoint_collection(const fs::path& path) {
   return path;
 }
 
-fs::path run_of_checkpoints(const fs::path& path) {
-  if (const fs::path collection = checkpoint_collection(path); collection != path) return fs::weakly_canonical(path);
-  const fs::path named = fs::absolute(path).lexically_normal();
-  return fs::weakly_canonical((named.has_filename() ? named : named.parent_path()).parent_path());
+std::set<fs::path> runs_of_checkpoints(const fs::path& path) {
+  const fs::path collection = checkpoint_collection(path), named = fs::absolute(collection).lexically_normal();
+  return {fs::weakly_canonical(collection).parent_path(),
+          fs::weakly_canonical((named.has_filename() ? named : named.parent_path()).parent_path())};
 }
 
 std::vector<fs::path> selected_checkpoints(const fs::path& path) {
@@ -116,11 +117,13 @@ void verify(const fs::path& path) {
 
 // --- prune ---------------------------------------------------------------------------------------
 
+constexpr const char* kLockName = ".lock";
+
 /// Refuses while a run trains there: the run removes old checkpoints itself.
 class IdleRun {
  public:
   explicit IdleRun(const fs::path& run) {
-    const fs::path lock = run / ".lock";
+    const fs::path lock = run / kLockName;
     if (!fs::exists(lock)) return;
     fd_ = open(lock.c_str(), O_RDWR | O_CLOEXEC);
     if (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0) {
@@ -145,8 +148,9 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
     throw ConfigError(
         fmt::format("{} is one checkpoint: prune takes a run's output.dir or its checkpoints", path.string()));
   const fs::path checkpoints = checkpoint_collection(path);
-  const fs::path run = run_of_checkpoints(path);
-  const IdleRun idle(run);
+  const std::set<fs::path> runs = runs_of_checkpoints(path);
+  std::list<IdleRun> idle;
+  for (const fs::path& run : runs) idle.emplace_back(run);
   std::vector<fs::path> removed;
   std::map<std::string, int64_t> kept;  // by run: each run keeps its own newest checkpoints
   int64_t whole = 0;
@@ -180,8 +184,9 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
   fmt::print("{} whole kept, {} director{} {}\n", whole, removed.size(), removed.size() == 1 ? "y" : "ies",
              dry_run ? "to remove" : "removed");
   size_t files = 0;
-  if (!dry_run)
-    for (const fs::path& folder : {run, run / "adapter", run / "model"}) files += remove_dead_temporaries(folder);
+  for (const fs::path& run : runs)
+    if (!dry_run && fs::exists(run / kLockName))
+      for (const fs::path& folder : {run, run / "adapter", run / "model"}) files += remove_dead_temporaries(folder);
   if (files > 0) fmt::print("removed {} of interrupted writes\n", counted(static_cast<int64_t>(files), "file"));
 }
 

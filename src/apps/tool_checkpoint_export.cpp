@@ -119,14 +119,15 @@ void warn_of_changed_files(const CheckpointManifest& manifest, const Config& con
 /// A finished run whose last step has no whole checkpoint: what the user most likely wants lies there already.
 void refuse_older_than_final(const fs::path& asked, const fs::path& checkpoint, int64_t step) {
   if (is_checkpoint(asked)) return;
-  const fs::path run = run_of_checkpoints(asked);
-  const auto finished = finished_run(run);
-  if (!finished || finished->step <= step) return;
-  const fs::path final_model = run / (fs::exists(run / "adapter") ? "adapter" : "model");
-  throw ModelError(
-      fmt::format("the run in {} finished after step {}, and its newest whole checkpoint is of step {}: what it "
-                  "trained in the end is {}; name {} to export step {}",
-                  run.string(), finished->step, step, final_model.string(), checkpoint.string(), step));
+  for (const fs::path& run : runs_of_checkpoints(asked)) {
+    const auto finished = finished_run(run);
+    if (!finished || finished->step <= step) continue;
+    const fs::path final_model = run / (fs::exists(run / "adapter") ? "adapter" : "model");
+    throw ModelError(
+        fmt::format("the run in {} finished after step {}, and its newest whole checkpoint is of step {}: what it "
+                    "trained in the end is {}; name {} to export step {}",
+                    run.string(), finished->step, step, final_model.string(), checkpoint.string(), step));
+  }
 }
 
 }  // namespace

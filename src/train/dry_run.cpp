@@ -161,9 +161,9 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   text += "data: " + report.summary() + '\n';
   if (const auto found = list_checkpoints(checkpoints); !found.empty())
     text += fmt::format(
-        "output.dir holds this run: it goes on from the newest whole of {} checkpoint{} up to step {}, "
-        "which a dry run does not read\n",
-        found.size(), found.size() == 1 ? "" : "s", found.front().first);
+        "output.dir holds this run: it goes on from the newest whole of {}, the last of step {}, which a dry run does "
+        "not read\n",
+        counted(static_cast<int64_t>(found.size()), "checkpoint"), found.front().first);
   text += disk;
   std::fputs(text.c_str(), stdout);
   return 0;

@@ -58,7 +58,7 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
         if (event == "eval") evaluation = read_evaluation(object);
         repeated = evaluation || event == "sample";
       } catch (const nlohmann::json::exception&) {
-        ++foreign;  // the lines after it are those of the run
+        foreign += later ? 0 : 1;  // the lines after it are those of the run
         continue;
       }
       later = later || step > *resume_step;

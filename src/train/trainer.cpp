@@ -335,7 +335,6 @@ void Trainer::save_artefact() {
   try {
     collective_check(comm_, [&] { run_.task.save_artefact(step_.units(), directory_.path()); });
   } catch (const CollectiveError& error) {
-    if (error.code() != ExitCode::kCannotWrite) throw;
     const std::string problem = checkpoints_.holds(progress_.completed) ? "" : save_last_step();
     throw CollectiveError(
         error.code(),

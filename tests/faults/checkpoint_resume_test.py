@@ -134,7 +134,8 @@ def races(site):
     while not site.whole("shared"):
         assert process.poll() is None and time.time() - begin < 60, process.communicate()[1]
         time.sleep(0.05)
-    for path in (f"{site.work}/shared", f"{site.work}/shared/checkpoints", f"{site.work}/shared/checkpoints/"):
+    os.symlink(f"{site.work}/shared", f"{site.work}/named")
+    for path in (f"{site.work}/shared", f"{site.work}/shared/checkpoints", f"{site.work}/shared/checkpoints/", f"{site.work}/named", f"{site.work}/named/checkpoints"):
         pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", path], capture_output=True, text=True)
         assert pruned.returncode == 73 and "a run is training in" in pruned.stderr, (path, process.poll(), pruned.stdout, pruned.stderr)
     second = site.run(EVERY, "output.dir=shared", ranks=2, expect=73)
@@ -250,6 +251,9 @@ def extend(site):
     site.run(*single)
     for run in ("single", "reference0"):
         assert len(site.numbers(run)) == STEPS
+    gone = ("output.dir=gone", "output.save_every_samples=null")
+    site.run(*gone, faults="sigkill@step:step5", expect="killed")
+    assert "an earlier start of this run ended after step" in site.run(*gone).err
     read = lambda run: open(f"{site.work}/{run}/adapter/adapter_model.safetensors", "rb").read()
     assert read("single") == read("reference0")
     constant = ("schedule.name=constant", "output.dir=constant")

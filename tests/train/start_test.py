@@ -187,7 +187,7 @@ def stops(site):
     assert "resuming after step" in done.stderr, done.stderr
     text = stopped("saved", expect=75)
     done = site.run("output.dir=saved", "train.max_steps=12", extra=["--dry-run"])
-    assert "it goes on from the newest whole of 1 checkpoint up to step" in done.stdout, done.stdout
+    assert "it goes on from the newest whole of 1 checkpoint, the last of step" in done.stdout, done.stdout
     done = site.run("output.dir=saved", "train.max_steps=11", extra=["--dry-run"], expect=73)
     assert "train.max_steps was 12, is 11" in last_line(done.stderr), done.stderr
 
