@@ -2,11 +2,13 @@
 #include "data/megatron/megatron_dataset.h"
 #include "data/rows.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/rounding.h"
 #include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 
@@ -75,10 +77,29 @@ std::shared_ptr<const MegatronDataset> open_evaluated_files(const Config& config
                                options);
 }
 
+/// Where no document ends with data.eos_token, Megatron's flags change nothing.
+void warn_of_absent_ends(const DataSection& data) {
+  if (!data.eos_token || !(data.reset_position_ids || data.reset_attention_mask || data.eod_mask_loss)) return;
+  constexpr int64_t kRead = 1000;
+  for (const std::string& path : data.train) {
+    const MegatronFile file(path);
+    std::vector<int64_t> ends;
+    for (int64_t s = 0; s < std::min(kRead, file.sequences()); ++s)
+      if (file.length(s) > 0) file.read(s, file.length(s) - 1, 1, ends);
+    if (ends.empty() || std::ranges::find(ends, *data.eos_token) != ends.end()) continue;
+    log_info(
+        fmt::format("warning: {}: none of the first {} ends with data.eos_token {}, so data.reset_position_ids, "
+                    "data.reset_attention_mask and data.eod_mask_loss change nothing there: is it another id, or were "
+                    "the files made without --append-eod?",
+                    path, counted(std::ssize(ends), "document"), *data.eos_token));
+  }
+}
+
 SplitRows<Sample> open_megatron_rows(const Config& config, Split split, const RowReader& reader) {
   const bool train = split == Split::kTrain;
   const auto files =
       train ? open_train_files(config, reader.vocab_size) : open_evaluated_files(config, split, reader.vocab_size);
+  if (train) warn_of_absent_ends(config.data);
   SplitRows<Sample> rows;
   rows.read = [files](int64_t index) { return files->read(index); };
   rows.rows = rows.samples = train ? files->rows_per_epoch() : rows_to_evaluate(config, split, files->size());

@@ -48,6 +48,8 @@ void pack(PackArguments& arguments) {
   fmt::print("read {} ({}) in {}; vocabulary {}\n", counted(report.documents, "document"),
              format_bytes(static_cast<double>(report.bytes)), format_duration(steady_seconds() - start),
              format_count(tokenizer.vocab_size()));
+  if (!options.bos && !options.eos && !options.separate_documents && report.documents > 1)
+    fmt::print("no token stands between documents: --bos or --eos puts one there\n");
   if (report.invalid_utf8 > 0)
     fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(report.invalid_utf8, "document"),
                report.first_invalid);

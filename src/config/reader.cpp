@@ -392,7 +392,11 @@ std::optional<std::string> Reader::item(const std::string& name, const Key& key,
     case Type::kText:
       if (words) break;
       if (plain_type(node) != Plain::kString)
-        return refuse(name, node, expected, fmt::format(" If it is one, write it in quotes: \"{}\"", shown(node.text)));
+        return refuse(name, node, expected,
+                      fmt::format(" If it is one, write it in quotes: \"{}\"{}", shown(node.text),
+                                  key.path && name.starts_with("data.") && node.text.find('.') != std::string::npos
+                                      ? ". The weight of a file is written {path: …, weight: 0.5}"
+                                      : ""));
       if (!key.path || (node.text == key.not_path && !node.text.empty())) return node.text;
       return path(name, node);
   }

@@ -89,8 +89,11 @@ def kinds(site):
     """Ends of documents, blends, mock, a dry run, and what is refused."""
     site.train("output.dir=plain", "eval.every_samples=null")
     for run, keys in (("positions", ["data.reset_position_ids=true"]), ("attention", ["data.reset_attention_mask=true"]), ("loss", ["data.eod_mask_loss=true"])):
-        site.train(f"output.dir={run}", "data.eos_token=2", "eval.every_samples=null", *keys)
+        done = site.train(f"output.dir={run}", "data.eos_token=2", "eval.every_samples=null", *keys)
         assert site.losses(run)[0] != site.losses("plain")[0], run
+        assert "ends with data.eos_token" not in done.stderr, done.stderr
+    done = site.train("output.dir=other-end", "data.eos_token=399", "eval.every_samples=null", "data.reset_attention_mask=true")
+    assert "none of the first 60 documents ends with data.eos_token 399" in done.stderr, done.stderr
     still = ["train.max_steps=1", "optimizer.lr=1e-12", "model.path=plain/model", "model.init=checkpoint"]
     for run, keys in (("drawn", []), ("drawn-2", ["train.seed=2"]), ("first", ["eval.shuffle=false"]), ("first-2", ["eval.shuffle=false", "train.seed=2"])):
         site.train(f"output.dir={run}", "eval.every_samples=null", "eval.samples=2", *still, *keys)

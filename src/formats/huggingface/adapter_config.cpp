@@ -257,7 +257,10 @@ std::map<std::string, std::vector<int64_t>> token_indices(const Json& value, Pro
 AdapterConfig read_adapter_config(const std::filesystem::path& directory) {
   const auto path = directory / "adapter_config.json";
   if (!std::filesystem::exists(path))
-    throw ModelError(fmt::format("{} is not a PEFT directory: adapter_config.json is missing", directory.string()));
+    throw ModelError(fmt::format("{} is not a PEFT directory: adapter_config.json is missing{}", directory.string(),
+                                 std::filesystem::exists(directory / "adapter" / path.filename())
+                                     ? fmt::format("; {} is one", (directory / "adapter").string())
+                                     : ""));
   const Json json = read_json_object(path);
   Problems problems;
   if (const Json type = member(json, "peft_type"); type != Json("LORA"))

@@ -164,7 +164,10 @@ void require_model_directory(const std::filesystem::path& path) {
         path.string(), pickle_advice(path.filename().string())));
   if (!std::filesystem::is_directory(path))
     throw ModelError(fmt::format("model directory {} {}", path.string(),
-                                 std::filesystem::exists(path) ? "is no directory" : "does not exist"));
+                                 std::filesystem::exists(path)
+                                     ? "is no directory"
+                                     : "does not exist (a model of the Hugging Face Hub is downloaded first: hf "
+                                       "download NAME --local-dir PATH)"));
 }
 
 bool has_safetensors(const std::filesystem::path& directory) {
