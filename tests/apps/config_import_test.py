@@ -146,7 +146,7 @@ def check_fms_refusals(site):
     site.refused("fms", "--", "--datasets=a,b", says=["--datasets has 2 names and --weights 13 numbers"])
     site.refused("fms", "--", "--eos_token=99999999999999", says=["--eos_token=99999999999999' must be an integer from 0"])
     site.refused("fms", "--", "--ckpt_load_path=/l/other", "--ckpt_save_path=/l/ckpt", says=["--ckpt_load_path=/l/other", "export it to Hugging Face's format"])
-    site.refused("fms", "--", "--use_dummy_dataset=True", says=["there is no dummy data"])
+    site.refused("fms", "--", "--use_dummy_dataset=True", says=["data.train: mock has random ones"])
     site.refused("fms", "--", "--low_cpu_fsdp=perhaps", says=["must be true or false"])
     folder = site.work / "twice"
     site.run("trireme", "config", "import", "fms", "--output", folder, "--", "--model_variant=7b")

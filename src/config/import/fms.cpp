@@ -294,7 +294,7 @@ class FmsImporter : Importer {
   void data() {
     const bool is_text = text("file_type", "arrow") == "hf_parquet";
     if (flag("use_dummy_dataset", false))
-      refuse("use_dummy_dataset", "there is no dummy data; `trireme data pack` makes rows from any text");
+      refuse("use_dummy_dataset", "its counted tokens are not there; data.train: mock has random ones");
     else
       no_key("use_dummy_dataset", "data.train has the data");
     if (aws() && spellings_.contains("data_path"))
