@@ -38,10 +38,10 @@ void warn_of_lost_steps(const std::filesystem::path& metrics) {
   for (std::string line; std::getline(in, line);)
     if (line.starts_with(kTrain)) steps = std::strtoll(line.c_str() + kTrain.size(), nullptr, 10);
   if (steps > 0)
-    log_warn(
-        fmt::format("an earlier start of this run ended after step {} and left no checkpoint: the run starts again. "
-                    "output.save_every_samples or output.save_every_minutes keeps what was trained",
-                    steps));
+    log_warn(fmt::format(
+        "an earlier start of this run ended after step {} and left no checkpoint to go on from: the run starts again. "
+        "output.save_every_samples or output.save_every_minutes keeps what was trained",
+        steps));
 }
 
 }  // namespace
