@@ -242,14 +242,13 @@ std::string_view first_object(std::string_view text) {
   return {};
 }
 
-/// The text of a file that is_one_json(), objects as a list of them. Line numbers stay.
-std::string as_list(std::string_view text) {
+/// The text of a file that is_one_json(), objects as a list of them, which `list` holds. Line numbers stay.
+std::string_view as_list(std::string_view text, std::string& list) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
-  std::string list;
   for (std::string_view rest = text;;) {
     const size_t begin = std::min(rest.find_first_not_of(" \t\r\n"), rest.size());
     const std::string_view object = first_object(rest.substr(begin));
-    if (object.empty()) return begin < rest.size() || list.empty() ? std::string(text) : list + ']';
+    if (object.empty()) return begin < rest.size() || list.empty() ? text : list += ']';
     list += list.empty() ? '[' : ',';
     list += rest.substr(0, begin + object.size());
     rest.remove_prefix(begin + object.size());
@@ -258,7 +257,8 @@ std::string as_list(std::string_view text) {
 
 void visit_json_list(const fs::path& path, const std::string& field, const Visit& visit) {
   const TextBytes bytes(path);
-  const PythonJson list = parse_python_json(as_list(bytes.text()), path.string());
+  std::string objects;
+  const PythonJson list = parse_python_json(as_list(bytes.text(), objects), path.string());
   const size_t size = list.value.size();
   for (size_t i = 0; i < size; ++i) {
     const auto text = object_text(list.value[i], list.other.is_null() ? list.other : list.other[i], field,
@@ -547,7 +547,8 @@ void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& colum
   const TextBytes bytes(path);
   const std::string_view text = bytes.text();
   if (is_one_json(path)) {
-    const Json list = parse_objects(as_list(text), path.string());
+    std::string objects;
+    const Json list = parse_objects(as_list(text, objects), path.string());
     for (size_t i = 0; i < list.size(); ++i)
       visit(fmt::format("{}: item {}", path.string(), i), bytes.bytes_done(text.size() * (i + 1) / list.size()),
             [&] { return list[i]; }, {});

@@ -120,12 +120,11 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
     refuse("seq_len_interpolation_factor", {"null"});
     refuse("num_moe_experts", {"null"});
     refuse("multi_latent_attention", {"false"});
-    for (const char* key : {"window_size", "softmax_scale", "activation_func_clamp_value", "attention_chunk_size"})
+    for (const char* key :
+         {"window_size", "softmax_scale", "activation_func_clamp_value", "attention_chunk_size", "no_rope_freq"})
       refuse(key, {"null"});
+    for (const char* key : {"hidden_dropout", "attention_dropout"}) refuse(key, {"0", "0.0"});
     refuse("nope_layer_interval", {"null", "0"});
-    refuse("no_rope_freq", {"null"});
-    refuse("hidden_dropout", {"0", "0.0"});
-    refuse("attention_dropout", {"0", "0.0"});
     refuse("apply_residual_connection_post_layernorm", {"false"});
     refuse("softmax_type", {"vanilla"});
     refuse("normalize_attention_scores", {"true"});

@@ -41,13 +41,13 @@ std::string AppendFile::elsewhere() const {
   struct stat open{}, there{};
   const bool removed = fstat(descriptor_, &open) == 0 && open.st_nlink == 0;
   const bool replaced = removed && ::stat(path_.c_str(), &there) == 0 && there.st_size > 0;  // as sed -i does
-  return fmt::format("{} was {} while the run wrote it: {}", path_.string(),
-                     replaced  ? "replaced"
-                     : removed ? "removed"
-                               : "moved",
-                     replaced  ? fmt::format("of the {} up to here those are left that the new file has", records_)
-                     : removed ? fmt::format("the {} up to here are lost", records_)
-                               : fmt::format("the {} up to here are in the moved file", records_));
+  const auto told = [&](const char* what, const std::string& left) {
+    return fmt::format("{} was {} while the run wrote it: {}", path_.string(), what, left);
+  };
+  if (replaced)
+    return told("replaced", fmt::format("of the {} up to here those are left that the new file has", records_));
+  if (removed) return told("removed", fmt::format("the {} up to here are lost", records_));
+  return told("moved", fmt::format("the {} up to here are in the moved file", records_));
 }
 
 /// As a log that is rotated: the file is made again, and an empty one gets its head. Where that fails, the open one

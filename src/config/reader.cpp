@@ -413,12 +413,13 @@ std::optional<std::string> Reader::path(const std::string& name, const YamlNode&
   if (node.text == "~" || node.text.starts_with("~/"))
     return fail("begins with ~, which a shell expands and this file does not: write the whole path");
   std::filesystem::path path = tidy_path(base_ / node.text);
-  std::error_code error;
-  const bool there = std::filesystem::exists(path.parent_path(), error);
-  if (!there && node.text.find("${") != std::string::npos)
-    return fail("holds ${, which a shell expands and this file does not: write the whole path");
-  if (!there && node.text.find("://") != std::string::npos)
-    return fail("is the address of a service: write a path of a file system");
+  // A folder may have such a name.
+  const auto is_foreign = [&](const char* mark) {
+    std::error_code error;
+    return node.text.find(mark) != std::string::npos && !std::filesystem::exists(path.parent_path(), error);
+  };
+  if (is_foreign("${")) return fail("holds ${, which a shell expands and this file does not: write the whole path");
+  if (is_foreign("://")) return fail("is the address of a service: write a path of a file system");
   if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
   const std::string text = path.string();
   if (text.size() > kMaxPath) return fail(fmt::format("is longer than {} bytes", kMaxPath));

@@ -8,8 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <string_view>
 
 namespace trireme {
 
@@ -34,6 +36,20 @@ EvalMetrics read_evaluation(const nlohmann::json& object) {
                       read_number(object, "loss"), read_number(object, "eval_time_s")};
   if (object.contains("mlm_accuracy")) metrics.mlm_accuracy = read_number(object, "mlm_accuracy");
   return metrics;
+}
+
+/// Where a start goes on from no checkpoint, the steps of the one before are lost: say how many.
+void warn_of_lost_steps(const std::filesystem::path& path) {
+  constexpr std::string_view kTrain = R"({"event":"train","step":)";
+  std::ifstream in(path);
+  int64_t steps = 0;
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(kTrain)) steps = std::strtoll(line.c_str() + kTrain.size(), nullptr, 10);
+  if (steps > 0)
+    log_warn(
+        fmt::format("an earlier start of this run ended after step {} and left no checkpoint to go on from: the run "
+                    "starts again. output.save_every_samples or output.save_every_minutes keeps what was trained",
+                    steps));
 }
 }  // namespace
 
@@ -72,6 +88,8 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
     if (foreign > 0)
       log_warn(fmt::format("{}: removed {} that could not be read", path.string(), counted(foreign, "line")));
     write_file_atomic(path, kept);
+  } else if (!resume_step) {
+    warn_of_lost_steps(path);
   }
   lines_.open(path, /*append=*/resumes);
 }

@@ -14,9 +14,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <fstream>
-#include <string_view>
 
 namespace trireme {
 
@@ -28,30 +25,11 @@ Report::Report(const RunParts& run, RunClock& clock, const TrainStep& step, cons
       progress_(progress),
       writes_(run.comm().rank() == 0) {}
 
-namespace {
-
-/// Where a start goes on from no checkpoint, the steps of the one before are lost: say how many.
-void warn_of_lost_steps(const std::filesystem::path& metrics) {
-  constexpr std::string_view kTrain = R"({"event":"train","step":)";
-  std::ifstream in(metrics);
-  int64_t steps = 0;
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(kTrain)) steps = std::strtoll(line.c_str() + kTrain.size(), nullptr, 10);
-  if (steps > 0)
-    log_warn(fmt::format(
-        "an earlier start of this run ended after step {} and left no checkpoint to go on from: the run starts again. "
-        "output.save_every_samples or output.save_every_minutes keeps what was trained",
-        steps));
-}
-
-}  // namespace
-
 void Report::open() {
   if (!writes_) return;
   // Temporary files that a killed process of this run has left; output.dir is locked, so nobody else writes there.
   const std::filesystem::path& output = run_.directory.path();
   for (const char* folder : {"", "adapter", "model", "checkpoints"}) remove_dead_temporaries(output / folder);
-  if (progress_.completed == 0) warn_of_lost_steps(output / "metrics.jsonl");
   metrics_file_ = std::make_unique<MetricsFile>(
       output / "metrics.jsonl", progress_.completed > 0 ? std::optional(progress_.completed) : std::nullopt,
       /*evaluated=*/!progress_.evaluation_open);
