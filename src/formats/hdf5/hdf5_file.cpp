@@ -78,28 +78,46 @@ herr_t set_end_of_addresses(H5FD_t* file, H5FD_mem_t, haddr_t end) {
 }
 haddr_t end_of_file(const H5FD_t* file, H5FD_mem_t) { return of(file)->size; }
 
-herr_t read(H5FD_t* opened, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) {
-  const ReadFile& file = *of(opened);
-  if (address > file.size || size > file.size - address) return -1;
+bool read_range(const ReadFile& file, haddr_t address, size_t size, void* buffer) {
+  if (address > file.size || size > file.size - address) return false;
   for (size_t done = 0; done < size;) {
     const ssize_t count =
         pread(file.descriptor, static_cast<char*>(buffer) + done, size - done, static_cast<off_t>(address + done));
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return -1;  // an error, or the file has become shorter
+    if (count <= 0) return false;  // an error, or the file has become shorter
     done += static_cast<size_t>(count);
   }
+  return true;
+}
+
+constexpr size_t kLocalHeapHeader = 32;
+
+/// Source of the layout: File Format Specification, section III.D. libhdf5 1.10 adds a local heap's header to the size
+/// of its data, and copies that size although the sum overflows; it never ends at a list of free blocks with a cycle.
+bool is_sound_local_heap(const ReadFile& file, const void* header) {
+  struct {
+    uint64_t size, first_free, address;  // of the data, which lie at `address`; the list's offsets are in the data
+  } data{};
+  std::memcpy(&data, static_cast<const char*>(header) + 8, sizeof data);
+  if (data.size == 0) return true;
+  if (data.size > file.size || data.address > file.size) return false;
+  constexpr uint64_t kEnd = 1, kFreeBlock = 16;  // what ends the list; the smallest free block
+  uint64_t left = data.size / kFreeBlock;
+  for (uint64_t at = data.first_free; at != kEnd; --left)
+    if (left == 0 || at > data.size || !read_range(file, file.common.base_addr + data.address + at, sizeof at, &at))
+      return false;
+  return true;
+}
+
+herr_t read(H5FD_t* opened, H5FD_mem_t type, hid_t, haddr_t address, size_t size, void* buffer) {
+  const ReadFile& file = *of(opened);
+  if (!read_range(file, address, size, buffer)) return -1;
   // libhdf5 reads heap collections as if they were data. No row of tokens or masks begins like one.
   const std::span<const std::byte> bytes(static_cast<const std::byte*>(buffer), size);
   const bool is_heap = type == H5FD_MEM_DRAW && size >= 5 && std::memcmp(buffer, "GCOL\1", 5) == 0;
   if (is_heap && heap_collection_fault(bytes) != nullptr) return -1;
-  // A group's local heap: libhdf5 1.10 adds its header to the size of its data, and copies that size although the sum
-  // overflows.
-  uint64_t data_size = 0;
-  constexpr size_t kDataSizeAt = 8;
-  if (type == H5FD_MEM_LHEAP && size >= kDataSizeAt + sizeof data_size && std::memcmp(buffer, "HEAP", 4) == 0) {
-    std::memcpy(&data_size, bytes.data() + kDataSizeAt, sizeof data_size);
-    if (data_size > file.size) return -1;
-  }
+  const bool is_local_heap = type == H5FD_MEM_LHEAP && size >= kLocalHeapHeader && std::memcmp(buffer, "HEAP", 4) == 0;
+  if (is_local_heap && !is_sound_local_heap(file, buffer)) return -1;
   return 0;
 }
 
