@@ -14,14 +14,14 @@ struct alignas(sizeof(T) * kWidth) Vec {
   T value[kWidth];
 };
 
-/// Load of data that is read once: not cached in L1.
+/// Load of data that is read once: not cached in L1. Volatile: stays behind await_kernel_before().
 template <class T, int kWidth>
 __device__ inline Vec<T, kWidth> load_stream(const T* from) {
   if constexpr (sizeof(T) * kWidth == 16) {
     int4 raw;
-    asm("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-        : "l"(from));
+    asm volatile("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+                 : "l"(from));
     return __builtin_bit_cast(Vec<T, kWidth>, raw);
   } else {
     static_assert(kWidth == 1);
@@ -294,12 +294,6 @@ __device__ inline void row_sum(float (&v)[kCount], int threads, float* scratch) 
 __device__ inline void copy_async16(void* shared, const void* global) {
   asm volatile(
       "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-      "l"(global)
-      : "memory");
-}
-__device__ inline void copy_async8(void* shared, const void* global) {
-  asm volatile(
-      "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
       "l"(global)
       : "memory");
 }

@@ -40,9 +40,9 @@ struct RowCursor {
   }
 };
 
-/// One input, with packs of kBytes (8 or 16) bytes, whose row r starts at from + r * row_bytes. kStages (1 or 2) rows
-/// are in flight: two where one does not keep the memory busy.
-template <int kPacks, int kBytes, int kStages>
+/// One input, with packs of 16 bytes, whose row r starts at from + r * row_bytes. kStages (1 or 2) rows are in flight:
+/// two where one does not keep the memory busy.
+template <int kPacks, int kStages>
 class RowPrefetch {
  public:
   /// Takes bytes_of_thread() of shared memory for each thread of the block; nothing if `used` is false.
@@ -73,15 +73,13 @@ class RowPrefetch {
   }
 
  private:
+  static constexpr int kBytes = 16;
   __device__ char* slot(int stage, int p) const { return slot_ + (stage * kPacks + p) * block_threads_ * kBytes; }
   template <class Cursor>
   __device__ void fetch(char* to, int p, const Cursor& cursor, int64_t row) {
     if (row >= cursor.rows || !cursor.holds(p)) return;
     const char* from = from_ + row * row_bytes_ + static_cast<int64_t>(cursor.index(p)) * kBytes;
-    if constexpr (kBytes == 16)
-      copy_async16(to, from);
-    else
-      copy_async8(to, from);
+    copy_async16(to, from);
   }
   const char* from_;
   char* slot_;

@@ -88,10 +88,9 @@ bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTi
 
 }  // namespace
 
-AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows,
-                             const int32_t* needed) {
+AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, const int32_t* needed) {
   AttentionPlan plan;
-  const int rows = forward_rows > 0 ? forward_rows : attention_forward_rows(d, causal);
+  const int rows = attention_forward_rows(d, causal);
   std::vector<AttentionTile> whole;  // one tile for each sequence
   const auto rows_of = [&](int64_t i) { return needed != nullptr ? needed[i] : cu_seqlens[i + 1] - cu_seqlens[i]; };
   int32_t padded = 0;

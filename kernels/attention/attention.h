@@ -77,12 +77,11 @@ constexpr int kAttentionBackwardKeys = 128;
 /// For head size 64 and q_heads == kv_heads, sequences up to this length need no sums of dQ in global memory.
 constexpr int kAttentionWholeSequence = 512;
 
-/// cu_seqlens: `count` + 1 ascending token offsets from 0 to tokens. forward_rows: rows of a forward tile, 0:
-/// attention_forward_rows(). needed: of each sequence how many rows from its first have a result that is read, at
-/// least one; null: all. Forward writes o and lse of the other rows or leaves them as they are. Backward reads neither
-/// and counts their gradients as zero, but their d_o must be finite. Where sums stay on chip it may leave their dq as
-/// it is.
-AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, int forward_rows = 0,
+/// cu_seqlens: `count` + 1 ascending token offsets from 0 to tokens. needed: of each sequence how many rows from its
+/// first have a result that is read, at least one; null: all. Forward writes o and lse of the other rows or leaves them
+/// as they are. Backward reads neither and counts their gradients as zero, but their d_o must be finite. Where sums
+/// stay on chip it may leave their dq as it is.
+AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal,
                              const int32_t* needed = nullptr);
 
 /// Strides in elements.

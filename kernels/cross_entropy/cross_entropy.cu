@@ -12,13 +12,6 @@ constexpr int kThreads = 512, kStages = 4, kSumThreads = 1024;
 constexpr size_t kStagedBytes = 72 * 1024;
 constexpr float kLog2E = 1.4426950408889634f;
 
-/// 2^x for x <= 0; results below 2^-126 become 0.
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// Largest value and sum of exp(value - largest) of a set of logits.
 struct Partition {
   float top, sum;
@@ -58,12 +51,12 @@ __device__ inline void extend(Partition& v, const float (&logits)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) top = fmaxf(top, logits[i]);
   if (top > v.top) {
-    v.sum *= exp2_fast((v.top - top) * kLog2E);  // 0 at the first call, where v.top is -inf
+    v.sum *= fast_exp2((v.top - top) * kLog2E);  // 0 at the first call, where v.top is -inf
     v.top = top;
   }
   const float offset = top == -INFINITY ? 0.0f : top * kLog2E;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) v.sum += exp2_fast(logits[i] * kLog2E - offset);
+  for (int i = 0; i < kCount; ++i) v.sum += fast_exp2(logits[i] * kLog2E - offset);
 }
 
 struct Token {
@@ -216,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, 3) row_kernel(const CrossEntropy a) 
       float values[kWidth];
       take(loaded[k], column, values);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] = share * exp2_fast(values[i] * kLog2E - offset);
+      for (int i = 0; i < kWidth; ++i) values[i] = share * fast_exp2(values[i] * kLog2E - offset);
       if constexpr (kSmooth) {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)

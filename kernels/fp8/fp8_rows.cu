@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMaxima ? 2 : 0) rows_kernel(cons
   constexpr int kWidth = 16 / sizeof(T);
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)));
+  RowPrefetch<kPacks, kStages> input(free, a.x, a.columns * static_cast<int64_t>(sizeof(T)));
   start_inputs<kStages>(cursor, input);
   ColumnMaxima<T, kPacks, kMaxima> maxima;
   for (; cursor.active(); cursor.advance()) {

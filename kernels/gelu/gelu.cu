@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const GeluBackwar
   RowCursor<kWhole ? kPacks : 0> cursor(a.rows, static_cast<int>(a.columns / kWidth));
   char* free = shared;
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.x, row_bytes);
+  RowPrefetch<kPacks, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.x, row_bytes);
   start_inputs<kStages>(cursor, gradients, inputs);
   float sums[1][kPacks][kWidth] = {};
   for (; cursor.active(); cursor.advance()) {

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_kernel(const LayerNormBa
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.sum, row_bytes),
+  RowPrefetch<kPacks, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.sum, row_bytes),
       others(free, a.d_sum, row_bytes, more);
   start_inputs<kStages>(cursor, gradients, inputs, others);
   const RowVector<T, kPacks> gammas(a.gamma, cursor);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kPacks == kFewPacks ? kFewThreads : kMaxThread
   RowCursor cursor(a.rows, static_cast<int>(a.columns / kWidth));
   const int64_t row_bytes = a.columns * static_cast<int64_t>(sizeof(T));
   char* free = shared;
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.x, row_bytes),
+  RowPrefetch<kPacks, kStages> gradients(free, a.dy, row_bytes), inputs(free, a.x, row_bytes),
       more(free, a.d_residual, row_bytes, residual);
   start_inputs<kStages>(cursor, gradients, inputs, more);
   const RowVector<T, kPacks> weight(a.weight, cursor);

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kMaxima ? kMaximaThreads : kMaxThreads) backwa
   RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
   char* free = shared;
   const T* gate_up = static_cast<const T*>(a.gate_up);
-  RowPrefetch<kPacks, 16, kStages> gradients(free, a.dy, 2 * a.f), gates(free, gate_up, 4 * a.f),
+  RowPrefetch<kPacks, kStages> gradients(free, a.dy, 2 * a.f), gates(free, gate_up, 4 * a.f),
       ups(free, gate_up + a.f, 4 * a.f);
   start_inputs<kStages>(cursor, gradients, gates, ups);
   ColumnMaxima<T, kPacks, kMaxima> gate_maxima, up_maxima;

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kForwardThreads<kPacks, kMaxima>, kForwardBloc
   RowCursor cursor(a.tokens, static_cast<int>(a.f / kWidth));
   char* free = shared;
   const T* gate_up = static_cast<const T*>(a.gate_up);
-  RowPrefetch<kPacks, 16, kStages> gates(free, gate_up, 4 * a.f), ups(free, gate_up + a.f, 4 * a.f);
+  RowPrefetch<kPacks, kStages> gates(free, gate_up, 4 * a.f), ups(free, gate_up + a.f, 4 * a.f);
   start_inputs<kStages>(cursor, gates, ups);
   ColumnMaxima<T, kPacks, kMaxima> maxima;
   for (; cursor.active(); cursor.advance()) {

@@ -280,7 +280,10 @@ at::Tensor attention_of_packed(const at::Tensor& qkv, int64_t kv_heads, const Se
 
 namespace {
 
-at::Tensor times(const at::Tensor& x, const at::Tensor& factors) { return factors.defined() ? x * factors : x; }
+/// Multiplies in the factors' type; the result has that of x.
+at::Tensor times(const at::Tensor& x, const at::Tensor& factors) {
+  return factors.defined() ? (x * factors).to(x.scalar_type()) : x;
+}
 
 struct ComposedAttention {
   HeadInputs inputs;
@@ -292,7 +295,7 @@ struct ComposedAttention {
   struct Part {
     at::Tensor q, k, v;
     int64_t begin, length;
-    at::Tensor factors;  // dropout factors [N, S, S]; undefined: no dropout
+    at::Tensor factors;  // dropout factors [N, S, S], at least fp32; undefined: no dropout
   };
 
   Part part(const Heads& heads, int64_t sequence) const {
@@ -310,7 +313,7 @@ struct ComposedAttention {
     for (int64_t head = 0; head < q.size(1); ++head)
       attention_keeps(key, sequences.keys[sequence], static_cast<uint32_t>(options.first_head + head), length,
                       threshold, keeps.mutable_data_ptr<bool>() + head * length * length);
-    return keeps.to(q.options()).mul_(128.0 / (128 - threshold));
+    return keeps.to(q.options().dtype(accumulate_type(q))).mul_(128.0 / (128 - threshold));
   }
 
   /// Softmax in at least fp32, then converted to the dtype of the products.

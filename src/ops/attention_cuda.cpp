@@ -67,9 +67,9 @@ AttentionWork::Lists& lists_of(const Sequences& sequences, const at::Tensor& q, 
       sequences.work->lists.try_emplace({d, options.causal, leaves_rows_out(sequences, options)});
   AttentionWork::Lists& lists = found->second;
   if (!inserted) return lists;
-  const kernels::AttentionPlan plan = kernels::plan_attention(
-      sequences.boundaries.data(), sequences.count(), static_cast<int>(d), options.causal,
-      /*forward_rows=*/0, leaves_rows_out(sequences, options) ? sequences.needed.data() : nullptr);
+  const kernels::AttentionPlan plan =
+      kernels::plan_attention(sequences.boundaries.data(), sequences.count(), static_cast<int>(d), options.causal,
+                              leaves_rows_out(sequences, options) ? sequences.needed.data() : nullptr);
   lists.forward = to_device(plan.forward, q.device());
   lists.backward = to_device(plan.backward, q.device());
   lists.sequences = to_device(plan.sequences, q.device());

@@ -194,6 +194,7 @@ at::Tensor bert_embedding(const BertTables& tables, const BertTokens& tokens, do
           .needs(contiguous_and_alike(tables), "the tables are not contiguous, aligned and of one dtype")
           .needs(width % (16 / tables.word.element_size()) == 0 && width <= kWidestRow,
                  "the width is above 2,048 or not a multiple of 16 bytes")
+          .needs(dropout.sample_rows == 0, "dropout is of a slice of samples")
           .choice();
   if constexpr (kCudaBuild) {
     if (choice.kernel()) {

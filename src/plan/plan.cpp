@@ -181,11 +181,13 @@ std::string context_problem(const PlanQuestion& question, int64_t size) {
                        config.data.seq_length);
   const ModelShape shape = question.model.model_shape(config, 1);
   const BlockTable& block = *shape.block;
-  if (block.heads % size != 0)
+  if (block.heads % size != 0) {
+    const int64_t common = std::gcd(block.heads, question.ranks);
     return fmt::format(
-        "does not divide the model's {} query heads, of which each rank takes its part: take a divisor of {}; for more "
-        "ranks than heads keys and values would have to be divided by tokens as well, which is not there",
-        block.heads, std::gcd(block.heads, question.ranks));
+        "does not divide the model's {} query heads, of which each rank takes its part: take {}; for more ranks than "
+        "heads keys and values would have to be divided by tokens as well, which is not there",
+        block.heads, common == 1 ? "1" : fmt::format("a divisor of {}", common));
+  }
   if (question.ranks_per_host > 0 && question.ranks_per_host % size != 0)
     return fmt::format(
         "reaches over hosts of {}: heads are exchanged between ranks of one host; between hosts keys and values would "
