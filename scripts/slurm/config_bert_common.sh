@@ -1,4 +1,5 @@
 # Common settings of all MLPerf BERT configurations; config_*_pack.sh source this file first and override.
+# DATADIR_PHASE2_PACKED and EVALDIR name folders of rows other than packed_data and eval_varlength of DATADIR.
 # shellcheck shell=bash
 
 # The training configuration; the variables below override it with --set (run_and_time_bert.sh).

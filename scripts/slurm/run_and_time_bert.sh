@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One rank of one MLPerf BERT run; run.sub starts it with srun; it can also be started by hand. Variables: see
 # config_bert_common.sh and env.sh; DATADIR holds packed_data and eval_varlength, MODEL the checkpoint's directory.
+# DATADIR_PHASE2_PACKED and EVALDIR name other folders of training and evaluation rows, as in MLPerf's scripts.
 set -euo pipefail
 
 : "${DATADIR:?}" "${MODEL:?}" "${LOGDIR:?}" "${TRIREME_BUILD:?}"

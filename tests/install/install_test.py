@@ -115,6 +115,11 @@ def check_run_sub(scripts, work):
     text = run("bash", copy / "run.sub", env=environment)
     assert ":::GITCOMMITID 0123456789ab\n" in (logs / "now_1.log").read_text(), (logs / "now_1.log").read_text()
     assert "is not checked: mlperf_logging is not installed" in text, text
+    # NEXP=2 after a config_*.sh has computed WALLTIME for one run.
+    left = {**environment, "NEXP": "2", "WALLTIME_RUNANDTIME": "60", "SLURM_JOB_END_TIME": str(int(time.time()) + 70 * 60)}
+    text = run("bash", copy / "run.sub", env=left)
+    assert "the job ends in" in text and "NEXP=2 runs of up to 60 minutes need 135: set NEXP before" in text and "sbatch -t 135" in text, text
+    assert "the job ends in" not in run("bash", copy / "run.sub", env={**left, "NEXP": "1"})
     assert "unchecked" not in run("bash", copy / "run.sub", env={**environment, "CHECK_COMPLIANCE": "0"})
 
 
