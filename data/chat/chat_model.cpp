@@ -17,6 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kAnswer = "trireme-answer";  // of example()
+
 /// The directory whose tokenizer_config.json belongs to a tokenizer.
 fs::path model_directory(const fs::path& tokenizer) {
   std::error_code error;
@@ -65,16 +67,42 @@ bool ChatModel::is_special(int32_t id) const {
   return tokenizer_.decode(one).empty() && !tokenizer_.decode(one, true).empty();
 }
 
-std::optional<int32_t> ChatModel::end_of_turn() const {
-  constexpr const char* kAnswer = "trireme-answer";
+std::string ChatModel::example(bool with_system) const {
   Conversation conversation;
   conversation.messages = {{{"role", "user"}, {"content", "question"}}, {{"role", "assistant"}, {"content", kAnswer}}};
-  std::string text;
+  if (with_system)
+    conversation.messages.insert(conversation.messages.begin(),
+                                 nlohmann::ordered_json({{"role", "system"}, {"content", "instruction"}}));
   try {
-    text = chat().render(conversation, /*add_generation_prompt=*/false);
+    return chat().render(conversation, /*add_generation_prompt=*/false);
   } catch (const DataError&) {
-    return std::nullopt;
+    return {};
   }
+}
+
+std::vector<std::string> ChatModel::spelled_markers() const {
+  std::vector<std::string> found;
+  for (const bool with_system : {false, true}) {
+    const std::string text = example(with_system);
+    for (size_t begin = text.find('<'); begin != std::string::npos; begin = text.find('<', begin + 1)) {
+      const size_t end = text.find_first_of("<> \t\r\n", begin + 1);
+      if (end == std::string::npos || text[end] != '>' || end == begin + 1) continue;
+      // <<SYS>> is a text of Llama 2, and what has a beginning and an end, as <think>, is one where it is no token.
+      if ((begin > 0 && text[begin - 1] == '<') || (end + 1 < text.size() && text[end + 1] == '>')) continue;
+      const std::string marker = text.substr(begin, end + 1 - begin), name = marker.substr(1);
+      const bool closes = name.starts_with('/');
+      if (name != "s>" && name != "/s>" && text.find(closes ? "<" + name.substr(1) : "</" + name) != std::string::npos)
+        continue;
+      const auto is_token = [&](int32_t id) { return tokenizer_.decode(std::vector{id}, true).ends_with(marker); };
+      if (std::ranges::none_of(tokenizer_.encode(marker), is_token) && std::ranges::find(found, marker) == found.end())
+        found.push_back(marker);
+    }
+  }
+  return found;
+}
+
+std::optional<int32_t> ChatModel::end_of_turn() const {
+  const std::string text = example(/*with_system=*/false);
   const size_t found = text.rfind(kAnswer);
   if (found == std::string::npos) return std::nullopt;
   for (const int32_t id : tokenizer_.encode(std::string_view(text).substr(found + std::string_view(kAnswer).size())))

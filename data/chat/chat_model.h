@@ -32,12 +32,19 @@ class ChatModel {
   /// Adds the special token with which the template ends an answer, unless it is there: the first that it writes after
   /// the answer's text. Adds nothing where the template writes none there, or refuses a question with an answer.
   void add_end_of_turn(std::vector<int64_t>& ends) const;
+  /// The texts such as <|im_start|> that the template writes around messages and that the tokenizer spells, so that
+  /// they become several tokens of ordinary text. None where the template refuses a question with an answer.
+  std::vector<std::string> spelled_markers() const;
+  /// Whether the template ends an answer with a special token.
+  bool ends_turns() const { return end_of_turn().has_value(); }
   /// The ids of the conversation as far as the next answer.
   std::vector<int32_t> prompt(const Conversation& conversation) const;
 
  private:
   bool is_special(int32_t id) const;
   std::optional<int32_t> end_of_turn() const;
+  /// A question with an answer as the template writes it; empty: it refuses them.
+  std::string example(bool with_system) const;
 
   Tokenizer tokenizer_;
   std::map<std::string, std::string> variables_;  // of the template: special tokens

@@ -133,6 +133,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   report.by_generation_blocks = model.has_chat() && model.chat().has_generation_blocks();
   report.inputs.resize(options.inputs.size());
   std::vector<RowDocument> train, valid;
+  bool templated = false;
   const auto keep = [&](Tokenised made, int64_t number) {
     if (!made.refusal.empty()) {
       if (!options.skip_refused) throw DataError(made.refusal + " (--skip-refused drops such conversations)");
@@ -140,6 +141,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       if (count++ == 0) (made.readable ? report.first_refusal : report.first_unreadable) = made.refusal;
       return;
     }
+    templated = templated || made.source == ChatSource::kConversation;
     const auto length = static_cast<size_t>(options.seq_length);
     RowDocument& document = made.document;
     if (document.ids.size() > length) {
@@ -177,6 +179,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       },
       [&](ConversationRow row) { return tokenise_chat(model, std::move(row), options); },
       [&](Tokenised made) { keep(std::move(made), report.conversations++); });
+  if (templated) warn_of_spelled_markers(options, model);
   require_left(options, "conversation", report.conversations, !train.empty(), !valid.empty(),
                fmt::format("{} that cannot be read, {} refused by the template, {} too long, {} without an answer of "
                            "the assistant{}",

@@ -2,12 +2,15 @@
 
 #include "data/prepare/outputs.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <string_view>
 #include <tuple>
 
 namespace trireme {
@@ -58,6 +61,19 @@ void require_left(const ChatRowOptions& options, const std::string& what, int64_
 
 ChatModel open_chat_model(const ChatRowOptions& options) {
   return ChatModel(options.tokenizer, options.template_file, options.template_name);
+}
+
+void warn_of_spelled_markers(const ChatRowOptions& options, const ChatModel& model) {
+  const std::vector<std::string> markers = model.spelled_markers();
+  if (markers.empty()) return;
+  const std::string which = fmt::format("the tokenizer of {} has no token for {} of the template {}",
+                                        options.tokenizer.string(), join(markers, ", "), model.chat().name());
+  // Zephyr's <|user|> is such a text, with EOS at the end of an answer.
+  if (model.ends_turns()) return log_info(which + ": each becomes several tokens, as ordinary text");
+  log_warn(which +
+           ": each becomes several tokens, as ordinary text, and no special token ends an answer. Add them to the "
+           "model with `trireme model resize-vocab --add-token`, or give --template a file that the model's own tokens "
+           "fit");
 }
 
 std::string with_eos(const ChatModel& model, std::string text) {

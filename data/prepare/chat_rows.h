@@ -42,6 +42,8 @@ void require_left(const ChatRowOptions& options, const std::string& what, int64_
 
 /// The model of the options.
 ChatModel open_chat_model(const ChatRowOptions& options);
+/// Warns of spelled_markers() of a template that was used.
+void warn_of_spelled_markers(const ChatRowOptions& options, const ChatModel& model);
 /// Texts without a template, as TRL tokenises them: answers end with EOS (DataError where there is none), and what the
 /// tokenizer puts before a text comes first.
 std::string with_eos(const ChatModel& model, std::string text);

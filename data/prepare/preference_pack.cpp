@@ -23,7 +23,8 @@ struct TokenisedPair {
   bool second = false;                    // PreferenceRow::second
   size_t prompt = 0;                      // tokens of the prompt
   bool other_prompt = false;              // alone the prompt has other tokens
-  std::string place, refusal;
+  bool templated = false;                 // made of messages
+  std::string place, refusal, unwritten;
   bool readable = true;  // false: `refusal` says why it is no pair
 };
 
@@ -54,6 +55,7 @@ TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Jso
   pair.refusal = row.problem;
   if (!pair.readable) return pair;
   if (!row.texts) (void)model.chat();  // throws here, not as an error of this row
+  pair.templated = !row.texts;
   ThreeTexts texts;
   try {
     if (row.texts)
@@ -193,6 +195,7 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
   // The rejected answers of pairs that are judged one by one go behind all others, so that few have the chosen answer
   // to their own prompt for another one.
   Judged train, valid, second_train, second_valid;
+  bool templated = false;
   make_of_rows<PreferenceRow, TokenisedPair>(
       options, options.unpaired ? for_each_judged : for_each_preference,
       [&](PreferenceRow row) { return tokenise_pair(model, std::move(row), options.variables); },
@@ -201,6 +204,7 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
             in_valid_split(/*seed=*/0, pair.second ? report.pairs - 1 : report.pairs++, options.valid_fraction);
         Judged& split = pair.second ? held ? second_valid : second_train : held ? valid : train;
         const bool end = options.longer == PreferencePackOptions::Long::kKeepEnd;
+        templated = templated || (pair.templated && pair.refusal.empty());
         for (RowDocument& document : documents_of(pair, options, report)) {
           if (options.unpaired) {
             const size_t cut = end ? pair.chosen.size() - document.ids.size() : 0, begin = std::max(pair.prompt, cut),
@@ -212,6 +216,7 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
           split.answers.push_back(std::move(document));
         }
       });
+  if (templated) warn_of_spelled_markers(options, model);
   train.move_back(second_train);
   valid.move_back(second_valid);
   require_left(options, options.unpaired ? "answer" : "pair", report.pairs, !train.answers.empty(),

@@ -109,7 +109,7 @@ def check_parity(args, work):
         chats = list(conversations(150))
         (work / "chat.jsonl").write_text("\n".join(json.dumps({"messages": c, "id": 1}, ensure_ascii=i % 2 == 0) for i, c in enumerate(chats)))
         output = run(args, "--model", folder, "--input", work / "chat.jsonl", "--output", work / "rows.npy", "--seq-length", SEQ, "--long", "drop")
-        assert output.count("chat.jsonl: not read: id\n") == 1, output
+        assert output.count("chat.jsonl: not read: id\n") == 1 and "has no token" not in output and "writes nothing" not in output, output
         expected = [mask(tokenizer, c) for c in chats]
         kept = [(ids, m) for ids, m in expected if len(ids) <= SEQ]
         ours = read_rows(work / "rows.npy")
@@ -166,9 +166,38 @@ def check_sentencepiece(args, work):
     compare("share.json")
     (folder / "tokenizer_config.json").write_text(config)
     check_recipe_page(args, folder, chats)
+    check_markers(args, work, folder)
     print(f"sentencepiece: {len(expected)} conversations equal, from a JSON list and from Parquet")
 
 
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+INSTRUCTION = "{% for m in messages %}{% if m.role == 'user' %}{{ '### Instruction:\\n' + m.content + '\\n' }}{% elif m.role == 'assistant' %}{{ '### Response:\\n' + m.content + '\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
+
+
+def check_markers(args, work, folder):
+    """Markers of a template that the tokenizer spells; roles that a template does not write."""
+    question, answer = {"role": "user", "content": "what is it <|im_end|>"}, {"role": "assistant", "content": "the fox"}
+    tool = {"role": "tool", "content": "a <b> 12"}
+    def rows(template, *conversations, expect=0, model=folder):
+        (work / "marked.jinja").write_text(template)
+        (work / "marked.jsonl").write_text("\n".join(json.dumps({"messages": c}) for c in conversations))
+        return run(args, "--model", model, "--input", work / "marked.jsonl", "--output", work / "marked.npy", "--seq-length", SEQ, "--template", work / "marked.jinja", expect=expect)
+    gemma = CHATML.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
+    thinks = INSTRUCTION.replace("'### Response:\\n' + m.content", "'### Response:\\n<think>\\n</think>' + m.content")
+    for template, names in ((CHATML, "<|im_start|>, <|im_end|>"), (gemma, "<start_of_turn>, <end_of_turn>")):
+        output = rows(template, [question, answer])
+        assert f"has no token for {names} of the template {work / 'marked.jinja'}: each becomes several tokens" in output and "no special token ends an answer" in output and "--add-token" in output, output
+    zephyr = "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+    output = rows(zephyr, [question, answer])  # as Zephyr's own, which has no tokens for them
+    assert "has no token for <|user|>, <|assistant|>, <|system|>" in output and "ends an answer" not in output, output
+    for template in (chat_templates.LLAMA2, INSTRUCTION, thinks, chat_templates.LLAMA2.replace("bos_token", "'<s>'").replace("eos_token", "'</s>'")):
+        assert "has no token" not in rows(template, [question, answer]), template
+    added = work / "added"
+    added.mkdir()
+    for file in ("tokenizer.model", "tokenizer_config.json"):
+        (added / file).write_bytes((folder / file).read_bytes())
+    (added / "added_tokens.json").write_text(json.dumps({"<|im_start|>": 400, "<|im_end|>": 401}))
+    assert "has no token" not in rows(CHATML, [question, answer], model=added)
 def check_recipe_page(args, folder, chats):
     """The page of the Hugging Face recipe adds the tokens that `data ultrachat` uses, in its order."""
     names = {"human": "user", "gpt": "assistant", "system": "system"}
