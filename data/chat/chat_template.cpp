@@ -309,6 +309,10 @@ ChatText ChatTemplate::training_text(const Conversation& conversation) const {
 }
 
 const std::string& ChatTemplate::name() const { return state_->name; }
+bool ChatTemplate::mentions(std::string_view text) const {
+  return state_->source.find(text) != std::string::npos ||
+         (state_->with_tools != nullptr && state_->with_tools->mentions(text));
+}
 bool ChatTemplate::has_generation_blocks() const { return state_->generates; }
 
 }  // namespace trireme

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,8 @@ class ChatTemplate {
   ChatText training_text(const Conversation& conversation) const;
 
   const std::string& name() const;
+  /// Whether the template's source has this text.
+  bool mentions(std::string_view text) const;
   bool has_generation_blocks() const;
 
  private:

@@ -19,10 +19,11 @@ namespace fs = std::filesystem;
 constexpr double kMostCopies = 1000;
 
 struct Tokenised {
-  RowDocument document;  // mask 1: the token is a target
-  std::string place;     // of a conversation
-  std::string refusal;   // of the template; empty: none
-  bool readable = true;  // false: `refusal` says why it is no conversation
+  RowDocument document;   // mask 1: the token is a target
+  std::string place;      // of a conversation
+  std::string refusal;    // of the template; empty: none
+  std::string unwritten;  // a message of which the template writes nothing
+  bool readable = true;   // false: `refusal` says why it is no conversation
   ChatSource source = ChatSource::kConversation;
   size_t input = 0;  // number of the file
 };
@@ -83,11 +84,13 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
     nlohmann::ordered_json variables = options.variables;
     if (!row.conversation.variables.is_null()) variables.update(row.conversation.variables);
     row.conversation.variables = std::move(variables);
+    check_roles(model.chat(), row.conversation.messages);
     text = model.chat().training_text(row.conversation);
   } catch (const DataError& error) {
     result.refusal = fmt::format("{}: {}", row.place, error.what());
     return result;
   }
+  result.unwritten = unwritten_message(model.chat(), row.conversation, text.text);
   TextMarks marks;
   for (const auto& [begin, end] : text.assistant) {
     marks.places.push_back(begin);
@@ -142,6 +145,8 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       return;
     }
     templated = templated || made.source == ChatSource::kConversation;
+    if (!made.unwritten.empty() && report.unwritten++ == 0)
+      report.first_unwritten = fmt::format("{}: {}", made.place, made.unwritten);
     const auto length = static_cast<size_t>(options.seq_length);
     RowDocument& document = made.document;
     if (document.ids.size() > length) {
@@ -182,9 +187,10 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   if (templated) warn_of_spelled_markers(options, model);
   require_left(options, "conversation", report.conversations, !train.empty(), !valid.empty(),
                fmt::format("{} that cannot be read, {} refused by the template, {} too long, {} without an answer of "
-                           "the assistant{}",
+                           "the assistant{}{}",
                            report.unreadable, report.refused, report.dropped_long, report.untrained,
-                           report.untrained > 0 ? ", the first: " + report.first_untrained : ""));
+                           report.untrained > 0 ? ", the first: " + report.first_untrained : "",
+                           report.unwritten > 0 ? "; the template writes nothing of " + report.first_unwritten : ""));
   const auto write = [&](const fs::path& path, const std::vector<RowDocument>& chats) {
     return write_whole_rows(path, chats, /*together=*/1, options.seq_length, options.one_per_row, model.padding());
   };

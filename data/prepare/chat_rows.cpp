@@ -63,6 +63,52 @@ ChatModel open_chat_model(const ChatRowOptions& options) {
   return ChatModel(options.tokenizer, options.template_file, options.template_name);
 }
 
+void check_roles(const ChatTemplate& chat, const nlohmann::ordered_json& messages) {
+  for (const auto& message : messages) {
+    const auto& role = message.at("role").get_ref<const std::string&>();
+    const std::string usual = lower(role);
+    if (role != usual && (usual == "user" || usual == "assistant" || usual == "system" || usual == "tool") &&
+        !chat.mentions("'" + role + "'") && !chat.mentions('"' + role + '"'))
+      throw DataError(
+          fmt::format("a message has the role '{}', which {} does not name: write '{}'", role, chat.name(), usual));
+  }
+}
+
+std::string unwritten_message(const ChatTemplate& chat, const Conversation& conversation, const std::string& text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const auto content_of = [&](const nlohmann::ordered_json& message) -> std::string_view {
+    const auto found = message.find("content");
+    if (found == message.end() || !found->is_string()) return {};
+    const std::string_view all = found->get_ref<const std::string&>();
+    const size_t first = all.find_first_not_of(kSpace);
+    return first == std::string_view::npos ? "" : all.substr(first, all.find_last_not_of(kSpace) + 1 - first);
+  };
+  size_t at = 0;
+  const bool in_order = std::ranges::all_of(conversation.messages, [&](const auto& message) {
+    const std::string_view content = content_of(message);
+    const size_t found = text.find(content, at);
+    if (found != std::string::npos) at = found + content.size();
+    return found != std::string::npos;
+  });
+  if (in_order) return {};
+  // The template may write texts in another way, such as without their reasoning: other texts show which it writes.
+  Conversation other = conversation;
+  const auto name = [](size_t i) { return fmt::format("trireme-message-{}.", i); };
+  for (size_t i = 0; i < other.messages.size(); ++i)
+    if (!content_of(other.messages[i]).empty()) other.messages[i]["content"] = name(i);
+  std::string written;
+  try {
+    written = chat.render(other, /*add_generation_prompt=*/false);
+  } catch (const DataError&) {
+    return {};  // it reads the texts
+  }
+  for (size_t i = 0; i < other.messages.size(); ++i)
+    if (const auto content = content_of(conversation.messages[i]);
+        !content.empty() && written.find(name(i)) == std::string::npos)
+      return fmt::format("{}: {}", conversation.messages[i].at("role").get<std::string>(), content);
+  return {};
+}
+
 void warn_of_spelled_markers(const ChatRowOptions& options, const ChatModel& model) {
   const std::vector<std::string> markers = model.spelled_markers();
   if (markers.empty()) return;

@@ -31,10 +31,12 @@ struct TokenisedPair {
 /// prompt, prompt and chosen, prompt and rejected
 using ThreeTexts = std::array<std::string, 3>;
 
-ThreeTexts render(const ChatTemplate& chat, const PreferenceRow& row, const Json& variables) {
+/// `unwritten`: unwritten_message() of the conversation with either answer.
+ThreeTexts render(const ChatTemplate& chat, const PreferenceRow& row, const Json& variables, std::string& unwritten) {
   Conversation conversation = row.prompt;
   conversation.variables = variables.is_null() ? Json::object() : variables;
   if (!row.prompt.variables.is_null()) conversation.variables.update(row.prompt.variables);
+  for (const Json* messages : {&row.prompt.messages, &row.chosen, &row.rejected}) check_roles(chat, *messages);
   ThreeTexts texts;
   texts[0] = chat.render(conversation, /*add_generation_prompt=*/true);
   for (const auto& [answer, text] : {std::pair{&row.chosen, &texts[1]}, {&row.rejected, &texts[2]}}) {
@@ -42,6 +44,7 @@ ThreeTexts render(const ChatTemplate& chat, const PreferenceRow& row, const Json
     conversation.messages = row.prompt.messages;
     for (const Json& message : *answer) conversation.messages.push_back(message);
     *text = chat.render(conversation, /*add_generation_prompt=*/false);
+    if (unwritten.empty()) unwritten = unwritten_message(chat, conversation, *text);
   }
   return texts;
 }
@@ -62,7 +65,7 @@ TokenisedPair tokenise_pair(const ChatModel& model, PreferenceRow row, const Jso
       texts = {row.prompt_text, row.prompt_text + with_eos(model, row.chosen),
                row.label ? "" : row.prompt_text + with_eos(model, row.rejected)};
     else
-      texts = render(model.chat(), row, variables);
+      texts = render(model.chat(), row, variables, pair.unwritten);
   } catch (const DataError& error) {
     pair.refusal = fmt::format("{}: {}", row.place, error.what());
     return pair;
@@ -127,6 +130,7 @@ std::vector<RowDocument> documents_of(const TokenisedPair& pair, const Preferenc
     return {};
   }
   report.cut += cut ? 1 : 0;
+  if (!pair.unwritten.empty()) count(report.unwritten, fmt::format("{}: {}", pair.place, pair.unwritten));
   if (pair.other_prompt) count(report.other_prompts, pair.place);
   return documents;
 }

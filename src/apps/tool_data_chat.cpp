@@ -5,6 +5,7 @@
 #include "data/prepare/preference_pack.h"
 #include "data/tokenizer/packed_with.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 
@@ -30,6 +31,11 @@ void print_chat_split(const std::string& path, const RowCounts& split, int64_t s
              format_count(split.targets),
              100.0 * static_cast<double>(split.targets) / static_cast<double>(split.tokens),
              format_count(split.padding), 100.0 * static_cast<double>(split.padding) / places);
+}
+
+void warn_of_unwritten(int64_t count, const std::string& what, const std::string& first) {
+  log_warn(fmt::format("{} with a message of which the template writes nothing, the first: {}", counted(count, what),
+                       excerpt(first, 120)));
 }
 
 void write_origin(const ChatRowOptions& options) {
@@ -80,6 +86,7 @@ void chat(ChatArguments& arguments) {
   if (report.untrained > 0)
     fmt::print("dropped {} without an answer of the assistant inside a row, the first: {}\n",
                counted(report.untrained, "conversation"), report.first_untrained);
+  if (report.unwritten > 0) warn_of_unwritten(report.unwritten, "conversation", report.first_unwritten);
   if (report.cut > 0) fmt::print("cut {} at the end of a row\n", counted(report.cut, "conversation"));
   if (report.dropped_long > 0)
     fmt::print("dropped {} longer than a row\n", counted(report.dropped_long, "conversation"));
@@ -128,6 +135,7 @@ void preference(PreferenceArguments& arguments) {
   dropped(report.long_prompts, "whose prompt fills --max-length");
   dropped(report.too_long, "that are too long");
   dropped(report.without_answer, options.unpaired ? "of no tokens" : "with an answer of no tokens");
+  if (report.unwritten.count > 0) warn_of_unwritten(report.unwritten.count, what, report.unwritten.first);
   if (report.cut > 0)
     fmt::print("cut {} at the {} of an answer\n", counted(report.cut, what),
                options.longer == Long::kKeepEnd ? "start" : "end");

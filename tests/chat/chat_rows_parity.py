@@ -198,6 +198,22 @@ def check_markers(args, work, folder):
         (added / file).write_bytes((folder / file).read_bytes())
     (added / "added_tokens.json").write_text(json.dumps({"<|im_start|>": 400, "<|im_end|>": 401}))
     assert "has no token" not in rows(CHATML, [question, answer], model=added)
+    # What a template leaves out, what it writes in another way, roles that it names.
+    output = rows(INSTRUCTION, [question, answer], [question, answer], [question, tool, answer], [tool, question, answer])
+    assert f"2 conversations with a message of which the template writes nothing, the first: {work / 'marked.jsonl'}:3: tool: a <b> 12" in output, output
+    output = rows(INSTRUCTION, [question, tool], expect=3)
+    assert "without an answer of the assistant" in output and "the template writes nothing of" in output and "tool: a <b> 12" in output, output
+    other = INSTRUCTION.replace("+ m.content +", "+ (m.content | tojson) +")
+    assert "writes nothing" not in rows(other, [{**question, "content": "two\nlines"}, answer])
+    short = INSTRUCTION.replace("m.content + '\\n' }}{% endif %}", "m.content.split('</think>')[-1] + '\\n' }}{% endif %}")
+    assert "writes nothing" not in rows(short, [question, {**answer, "content": "<think>so</think>the fox"}])
+    for name, usual in (("User", "user"), ("ASSISTANT", "assistant"), ("System", "system")):
+        output = rows(CHATML, [question, answer], [{**question, "role": name}, answer], expect=3)
+        assert f"marked.jsonl:2: a message has the role '{name}', which {work / 'marked.jinja'} does not name: write '{usual}'" in output, output
+    output = rows(INSTRUCTION.replace("'user'", "'User'"), [{**question, "role": "User"}, answer])
+    assert "writes nothing" not in output and "does not name" not in output, output
+
+
 def check_recipe_page(args, folder, chats):
     """The page of the Hugging Face recipe adds the tokens that `data ultrachat` uses, in its order."""
     names = {"human": "user", "gpt": "assistant", "system": "system"}
@@ -490,7 +506,9 @@ def check_errors(args, work):
         assert reason in output, (reason, output)
     wide = json.dumps({"id": 2**64 - 1, "low": -2**63} | json.loads(good))
     caps = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "Assistant", "content": "b"}]})
-    output = refused([wide, caps], expect=0)
+    output = refused([wide, caps])
+    assert "bad.jsonl:2: a message has the role 'Assistant'" in output and "write 'assistant'" in output, output
+    output = refused([wide, json.dumps({"messages": [{"role": "user", "content": "a"}]})], expect=0)
     assert "the first: " + str(work / "bad.jsonl") + ":2" in output, output
     assert "--long: x not in {cut,drop}" in refused([good], "--long", "x", expect=2)
 
