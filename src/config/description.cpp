@@ -93,7 +93,7 @@ Section lora_section() {
          .max = kMaxCount,
          .may_be_absent = true,
          .elsewhere = {"peft_trainable_token_indices"}});
-  s.key("adapter", &S::adapter, "PEFT directory to start from", {.path = true});
+  s.key("adapter", &S::adapter, "PEFT directory to start from", {.path = true, .elsewhere = {"lora_model_dir"}});
   return s.section;
 }
 
@@ -121,7 +121,7 @@ Section data_section() {
          .one_or_more = true,
          .may_be_absent = true,
          .not_path = "mock",
-         .elsewhere = {"validation_file", "data.validation", "data.eval"}});
+         .elsewhere = {"validation_file", "data.validation", "data.eval", "test_datasets"}});
   s.key("test", &S::test, "test rows, evaluated once, after the last step",
         {.path = true, .one_or_more = true, .may_be_absent = true, .not_path = "mock"});
   s.key("seq_length", &S::seq_length, "tokens in a row",
@@ -130,7 +130,8 @@ Section data_section() {
          .required = true,
          .option = {.fms = "seq_length", .torchtitan = "training.seq_len", .nemo = "model.data.seq_length"},
          .elsewhere = {"max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len", "sequence_len"}});
-  s.key("shuffle", &S::shuffle, "shuffle the rows; false = the order of the file");
+  s.key("shuffle", &S::shuffle, "shuffle the rows; false = the order of the file",
+        {.elsewhere = {"shuffle_dataset", "shuffle_merged_datasets"}});
   s.key("column", &S::column,
         "documents: column or field that holds them; null = tokens, input_ids or text, whichever is there",
         {.data = kDocumentData, .option = {.fms = "col_name"}});
@@ -326,11 +327,13 @@ Section train_section() {
         {.min = 0,
          .max = 4294967295.0,
          .option = {.fms = "seed", .torchtitan = "training.seed", .nemo = "model.seed"},
-         .elsewhere = {"random_seed"}});
+         .elsewhere = {"random_seed", "data_seed"}});
   s.key("deterministic", &S::deterministic,
         "on GPUs: every run of the same configuration on the same kind of GPU has the same bits, a resumed one too; "
         "attention's backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
-        {.may_change = true, .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"}});
+        {.may_change = true,
+         .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"},
+         .elsewhere = {"full_determinism"}});
   s.key(
       "objective", &S::objective,
       "sft: predict the targets; dpo, orpo: prefer the chosen to the rejected answer of each pair (section "
@@ -459,7 +462,7 @@ Section precision_section() {
   described::SectionKeys<S> s(&Config::precision, "precision", "number formats");
   s.key("compute", &S::compute, "arithmetic; null = bf16 on a GPU, fp32 on a CPU",
         {.choices = {{"fp32", S::Compute::kFp32}, {"bf16", S::Compute::kBf16}, {"fp16", S::Compute::kFp16}},
-         .elsewhere = {"dtype", "torch_dtype", "mixed_precision", "bf16", "fp16"},
+         .elsewhere = {"dtype", "torch_dtype", "mixed_precision", "bf16", "fp16", "bfloat16", "float16"},
          .words_elsewhere = {{"float16", "fp16"},
                              {"half", "fp16"},
                              {"bfloat16", "bf16"},
@@ -536,7 +539,10 @@ Section parallel_section() {
                              {"no_shard", "none"},
                              {"NO_SHARD", "none"}}});
   s.key("shard_size", &S::shard_size, "number of ranks in a shard group",
-        {.choices = {{"auto", S::kAutoSize}, {"world", S::kWorldSize}}, .min = 1, .max = 1048576});
+        {.choices = {{"auto", S::kAutoSize}, {"world", S::kWorldSize}},
+         .min = 1,
+         .max = 1048576,
+         .elsewhere = {"dp_shard_size"}});
   s.key("context_size", &S::context_size,
         "number of ranks that share a row, each with a part of its tokens, for long sequences; auto = 1, or more where "
         "a row does not fit on one rank, or there are more ranks than rows of a global batch",
@@ -546,7 +552,7 @@ Section parallel_section() {
          .feature = Feature::kContext,
          .instead = "leave it out",
          .option = {.torchtitan = "parallelism.context_parallel_degree", .nemo = "model.context_parallel_size"},
-         .elsewhere = {"cp_size"}});
+         .elsewhere = {"cp_size", "sequence_parallel_degree"}});
   s.key(
       "recompute", &S::recompute,
       "what backward recomputes: full = every block; a share such as 1/3 = that part of the blocks",
@@ -579,7 +585,8 @@ Section parallel_section() {
                    {"activations", S::Offload::kActivations},
                    {"optimizer", S::Offload::kOptimizer},
                    {"all", S::Offload::kAll}},
-       .elsewhere = {"activation_offloading", "cpu_offloading", "cpu_offload", "offload_optimizer"}});
+       .elsewhere = {"activation_offloading", "cpu_offloading", "cpu_offload", "offload_optimizer",
+                     "layer_offloading"}});
   s.key("reduce_dtype", &S::reduce_dtype,
         "type in which gradients are summed over ranks; compute = that of precision.compute",
         {.choices = {{"fp32", S::ReduceDtype::kFp32}, {"compute", S::ReduceDtype::kCompute}}});
@@ -638,7 +645,7 @@ Section logging_section() {
   s.key("mlperf", &S::mlperf, ":::MLLOG lines on stdout and in mllog.log", {.feature = Feature::kMlperfLog});
   s.key("tensorboard", &S::tensorboard,
         "TensorBoard event files in output.dir/tensorboard; with logging.style: nemo only those that it writes",
-        {.option = {.torchtitan = "metrics.enable_tensorboard"}});
+        {.option = {.torchtitan = "metrics.enable_tensorboard"}, .elsewhere = {"use_tensorboard"}});
   s.key("profile_step", &S::profile_step,
         "one step to profile, the same as the section profile with active 1 and warmup 1; null = none",
         {.min = 1, .max = kMaxCount});

@@ -15,12 +15,14 @@ def main():
     expected = {name: ours for *names, ours in rows for name in names if name}
     assert len(rows) > 30 and len(expected) > 50, (len(rows), len(expected))
     expected.pop("optimizer")  # the name of a section here
+    names, said = list(expected), {}
     with tempfile.TemporaryDirectory() as work:
         config = pathlib.Path(work, "a.yaml")
-        config.write_text("".join(f"{name}: 1\n" for name in expected))
-        done = subprocess.run([sys.argv[1], "--config", config, "--print-config"], capture_output=True, text=True)
-    assert done.returncode == 2, done
-    said = dict(re.findall(r"a\.yaml:\d+:\d+: unknown section '(\w+)'\.(.*)", done.stderr))
+        for begin in range(0, len(names), 50):  # the program suggests nothing after its first hundred problems
+            config.write_text("".join(f"{name}: 1\n" for name in names[begin:begin + 50]))
+            done = subprocess.run([sys.argv[1], "--config", config, "--print-config"], capture_output=True, text=True)
+            assert done.returncode == 2, done
+            said |= dict(re.findall(r"a\.yaml:\d+:\d+: unknown section '(\w+)'\.(.*)", done.stderr))
     wrong = [f"{name}: the page says {ours}, the program:{said.get(name)}" for name, ours in expected.items() if ours not in said.get(name, "")]
     assert not wrong, "\n".join(wrong)
     print(f"{len(expected)} names are answered")
