@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
+#include "trireme/base/time.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -76,6 +77,31 @@ std::string numa_mapping_text(const ConfNode& root, ConfProblems& problems) {
     problems.add(section->place, error.what());
     return "";
   }
+}
+
+/// Seconds of sbatch's --time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS; nullopt: no limit, or another
+/// text.
+std::optional<int64_t> slurm_seconds(const std::string& text) {
+  const size_t dash = text.find('-');
+  const bool days = dash != std::string::npos;
+  std::vector<int64_t> parts;
+  for (const std::string& part : split(days ? std::string_view(text).substr(dash + 1) : text, ':')) {
+    if (part.empty() || part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos)
+      return std::nullopt;
+    parts.push_back(std::stoll(part));
+  }
+  if (days) {
+    const std::string count = text.substr(0, dash);
+    if (count.empty() || count.size() > 6 || count.find_first_not_of("0123456789") != std::string::npos)
+      return std::nullopt;
+    parts.front() += 24 * std::stoll(count);
+  } else if (parts.size() < 3) {
+    parts.insert(parts.begin(), 0);
+  }
+  if (parts.size() > 3) return std::nullopt;
+  parts.resize(3);
+  const int64_t seconds = (parts[0] * 60 + parts[1]) * 60 + parts[2];
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;
 }
 
 std::string program_tree(const std::filesystem::path& program) {
@@ -156,6 +182,7 @@ Launcher::Launcher(const std::filesystem::path& config, const std::vector<std::s
   import.vocab_size = settings_.vocab_size;
   import.tokenizer = settings_.tokenizer;
   imported_ = import_nemo(training_, source_, import);
+  note_time_limit();
   if (settings_.tokenizer && imported_.model && !imported_.tokenizer)
     notes_.push_back(
         fmt::format("the tokenizer's files are not here: the model has {} tokens, and the results have no tokenizer",
@@ -179,6 +206,23 @@ void Launcher::check_cluster(ConfProblems& problems) {
                                      entry.place.text(), entry.key));
   if (!text_of(root_, "wandb_api_key_file").empty())
     notes_.push_back("wandb_api_key_file means nothing here: nothing is sent anywhere");
+}
+
+void Launcher::note_time_limit() {
+  const ConfNode *run = training_.find("run"), *trainer = training_.find("trainer"), *cluster = root_.find("cluster");
+  if (text_of(root_, "cluster_type") != "bcm" || trainer == nullptr) return;
+  std::string limit = text_of(*run, "time_limit");
+  const auto seconds = slurm_seconds(limit);
+  if (!seconds || !text_of(*cluster, "signal").empty()) return;
+  const std::string max_time = text_of(*trainer, "max_time");
+  const auto most = parse_day_time(max_time);
+  if (most && *most < *seconds) return;
+  notes_.push_back(fmt::format(
+      "training.run.time_limit {} {}: Slurm stops the job with SIGTERM, and kills it after KillWait, by default 30 s, "
+      "in which a checkpoint may not fit. Set training.trainer.max_time (days:hours:minutes:seconds) below it, or "
+      "+cluster.signal=TERM@300",
+      limit,
+      most ? fmt::format("is not above training.trainer.max_time {}", max_time) : "without training.trainer.max_time"));
 }
 
 std::string Launcher::absolute(const std::string& path) const {

@@ -213,6 +213,27 @@ TEST(Launcher, RefusesWithAllProblems) {
   EXPECT_EQ(noted.notes().size(), 3u);
 }
 
+TEST(Launcher, NotesATimeLimitThatKills) {
+  const auto notes = [](const std::vector<std::string>& overrides) {
+    std::vector<std::string> all = {"training=gpt3/126m"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return join(Launcher(kConfig, all, settings()).notes(), "\n");
+  };
+  EXPECT_EQ(notes({}), "");
+  const std::string above = notes({"training.run.time_limit='23:00:00'"});
+  EXPECT_NE(above.find("time_limit 23:00:00 is not above training.trainer.max_time 00:23:30:00"), std::string::npos)
+      << above;
+  for (const char* limit : {"1410", "'1410:00'", "'23:30:00'", "0-23", "'0-23:30'"})
+    EXPECT_NE(notes({std::string("training.run.time_limit=") + limit}).find("is not above"), std::string::npos)
+        << limit;
+  for (const char* limit : {"1411", "'1410:01'", "'23:30:01'", "1-0", "'0-23:31'", "0", "UNLIMITED", "null"})
+    EXPECT_EQ(notes({std::string("training.run.time_limit=") + limit}), "") << limit;
+  const std::string without = notes({"training.trainer.max_time=null"});
+  EXPECT_NE(without.find("1-00:00:00 without training.trainer.max_time: Slurm stops"), std::string::npos) << without;
+  EXPECT_EQ(notes({"training.trainer.max_time=null", "+cluster.signal=TERM@300"}).find("KillWait"), std::string::npos);
+  EXPECT_EQ(notes({"training.trainer.max_time=null", "cluster=interactive", "cluster_type=interactive"}), "");
+}
+
 TEST(Launcher, QuotesForTheShell) {
   EXPECT_EQ(shell_quote("a/b-c_1.2:3@x%y+z=,"), "a/b-c_1.2:3@x%y+z=,");
   EXPECT_EQ(shell_quote(""), "''");

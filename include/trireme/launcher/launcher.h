@@ -56,6 +56,8 @@ class Launcher {
   /// `continues`: an earlier stage may have finished the run.
   JobParts job_parts(const ConfNode& training, const std::string& dependency, bool continues) const;
   void check_cluster(ConfProblems& problems);
+  /// Notes a time limit of Slurm that ends the run before it stops by itself.
+  void note_time_limit();
   std::string mounts(const std::filesystem::path& program) const;
   std::string absolute(const std::string& path) const;
 
