@@ -84,8 +84,12 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
       const YAML::Node found = node[key];
       if (!found.IsDefined() || found.IsNull() || (found.IsScalar() && found.Scalar() == "None")) return;
       const std::string text = found.IsScalar() ? found.Scalar() : YAML::Dump(found);
-      for (const char* word : allowed)
-        if (lower(text) == word) return;
+      for (const char* word : allowed) {
+        double given = 0, wanted = 0;  // 0.00 is 0
+        const bool numbers = YAML::convert<double>::decode(found, given) &&
+                             YAML::convert<double>::decode(YAML::Node(std::string(word)), wanted);
+        if (lower(text) == word || (numbers && given == wanted)) return;
+      }
       problems.push_back(fmt::format("{}: {} is not supported", key, text));
     };
     config.num_hidden_layers = integer("num_layers", std::nullopt);
@@ -115,15 +119,15 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml) {
     refuse("layernorm_zero_centered_gamma", {"false"});
     refuse("position_embedding_type", {"rope"});
     refuse("rotary_interleaved", {"false"});
-    refuse("rotary_percent", {"1.0", "1"});
-    refuse("rotary_percentage", {"1.0", "1"});
+    refuse("rotary_percent", {"1"});
+    refuse("rotary_percentage", {"1"});
     refuse("seq_len_interpolation_factor", {"null"});
     refuse("num_moe_experts", {"null"});
     refuse("multi_latent_attention", {"false"});
     for (const char* key :
          {"window_size", "softmax_scale", "activation_func_clamp_value", "attention_chunk_size", "no_rope_freq"})
       refuse(key, {"null"});
-    for (const char* key : {"hidden_dropout", "attention_dropout"}) refuse(key, {"0", "0.0"});
+    for (const char* key : {"hidden_dropout", "attention_dropout"}) refuse(key, {"0"});
     refuse("nope_layer_interval", {"null", "0"});
     refuse("apply_residual_connection_post_layernorm", {"false"});
     refuse("softmax_type", {"vanilla"});

@@ -158,6 +158,8 @@ TEST_F(DecoderConfigFile, NemoConfigsAreBoundedInWork) {
       "num_query_groups: 2\n";
   write("context/model.yaml", good);
   EXPECT_EQ(read_model_config(root_).vocab_size, 96);
+  write("context/model.yaml", good + "  hidden_dropout: 0.00\n  attention_dropout: 0e0\n  rotary_percent: 1.00\n");
+  EXPECT_EQ(read_model_config(root_).vocab_size, 96);
   std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
   for (int i = 1; i < 12; ++i) {
     bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [";
@@ -171,6 +173,7 @@ TEST_F(DecoderConfigFile, NemoConfigsAreBoundedInWork) {
       {good + "  rotary_base: .nan\n", "rotary_base is .nan"},
       {good + "  kv_channels: 3\n", "head_dim 3 is odd"},
       {good + "  hidden_dropout: 0.1\n  attention_dropout: 0.0\n", "hidden_dropout: 0.1 is not supported"},
+      {good + "  attention_dropout: 0.001\n", "attention_dropout: 0.001 is not supported"},
       {good + "  softmax_type: learnable\n", "softmax_type: learnable is not supported"},
       {"config: {num_layers: 2147483647, hidden_size: 16, ffn_hidden_size: 48, num_attention_heads: 4}",
        "at most 10000"},
