@@ -7,6 +7,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/formats/checkpoint/finished_run.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -116,8 +117,6 @@ void verify(const fs::path& path) {
 }
 
 // --- prune ---------------------------------------------------------------------------------------
-
-constexpr const char* kLockName = ".lock";
 
 /// Refuses while a run trains there: the run removes old checkpoints itself.
 class IdleRun {

@@ -242,7 +242,7 @@ std::string lock_owner(const std::filesystem::path& lock_path) {
 
 [[noreturn]] void refuse_locked(const std::filesystem::path& path) {
   throw WriteError(fmt::format("output.dir {} is in use by another run ({}): wait for it or choose another output.dir",
-                               path.string(), lock_owner(path / ".lock")));
+                               path.string(), lock_owner(path / kLockName)));
 }
 
 [[noreturn]] void refuse_foreign(const std::filesystem::path& path, const std::string& name) {
@@ -253,9 +253,9 @@ std::string lock_owner(const std::filesystem::path& lock_path) {
 
 /// Whether an earlier start, which was not refused, has left its lock file.
 bool started_before(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path / ".lock")) return false;
-  const std::string text = read_text_file(path / ".lock", ExitCode::kCannotWrite, 4096);
-  if (!text.empty() && !text.starts_with("run ")) refuse_foreign(path, ".lock");
+  if (!std::filesystem::exists(path / kLockName)) return false;
+  const std::string text = read_text_file(path / kLockName, ExitCode::kCannotWrite, 4096);
+  if (!text.empty() && !text.starts_with("run ")) refuse_foreign(path, kLockName);
   return true;
 }
 
@@ -342,7 +342,7 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
     // profile_logs: nsys writes there from before the start on (`trireme launch`).
-    if (name == ".lock" || name == "run.json" || name == "profile_logs" || name == kLostAndFound) continue;
+    if (name == kLockName || name == "run.json" || name == "profile_logs" || name == kLostAndFound) continue;
     if (name == "checkpoints" && holds_nothing(entry)) continue;  // a mount point, or a link to a faster file system
     if (!ours || !is_leftover(entry)) refuse_foreign(path, name);
     state.leftovers.push_back(entry.path());
@@ -416,7 +416,7 @@ RunDirectory::~RunDirectory() {
 }
 
 void RunDirectory::take_lock(const std::string& run_id) {
-  const std::filesystem::path lock_path = path_ / ".lock";
+  const std::filesystem::path lock_path = path_ / kLockName;
   lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   if (lock_ < 0)
     throw WriteError(fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
@@ -451,7 +451,7 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
     state = inspect(path_, config, choices_.nulls, ours);
   } catch (const Error&) {
     // Otherwise the next start would take the files of the directory for what this one left, and remove them.
-    if (!ours) unlink((path_ / ".lock").c_str());
+    if (!ours) unlink((path_ / kLockName).c_str());
     throw;
   }
   if (!state.run_id.empty()) run_id_ = state.run_id;
@@ -481,8 +481,8 @@ void RunDirectory::look_from_another_rank() const {
     if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     if (const int fd = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) close(fd);
     std::error_code error;
-    if (std::filesystem::exists(path_ / ".lock", error))
-      owner = read_text_file(path_ / ".lock", ExitCode::kCannotWrite, 4096);
+    if (std::filesystem::exists(path_ / kLockName, error))
+      owner = read_text_file(path_ / kLockName, ExitCode::kCannotWrite, 4096);
     if (!owner.starts_with(fmt::format("run {} ", run_id_))) continue;
     if (access(path_.c_str(), W_OK | X_OK) == 0) return;
     throw WriteError(fmt::format("output.dir {} cannot be written here ({}): choose one that every host can write",
@@ -504,7 +504,7 @@ void RunDirectory::claim() {
 }
 
 void check_run_directory(const Config& config, const NullValues& nulls) {
-  const std::filesystem::path path = config.output.dir, lock_path = path / ".lock";
+  const std::filesystem::path path = config.output.dir, lock_path = path / kLockName;
   check_can_be_made(path);
   if (!std::filesystem::exists(path)) return;
   const int lock = open(lock_path.c_str(), O_RDONLY | O_CLOEXEC);

@@ -8,6 +8,9 @@
 
 namespace trireme {
 
+/// The file in output.dir that a run holds locked while it trains there.
+inline constexpr const char* kLockName = ".lock";
+
 struct FinishedRun {
   int64_t step = 0;       // the last step: max_steps, or the step that reached the target
   int64_t max_steps = 0;  // train.max_steps
