@@ -1,6 +1,7 @@
 #include "collectives.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
@@ -54,6 +55,15 @@ bool checking_collectives() {
     return value != nullptr && std::strcmp(value, "0") != 0;
   }();
   return on;
+}
+
+void check_same_checking(const std::function<std::vector<std::string>(const std::string&)>& all_gather) {
+  std::vector<std::string> with, without;
+  const std::vector<std::string> all = all_gather(checking_collectives() ? "1" : "0");
+  for (size_t rank = 0; rank < all.size(); ++rank) (all[rank] == "1" ? with : without).push_back(std::to_string(rank));
+  if (!with.empty() && !without.empty())
+    throw ConfigError("TRIREME_CHECK_COLLECTIVES is set on rank " + join(with, ", ") + " and not on rank " +
+                      join(without, ", ") + ": set it on all ranks, as with mpirun -x, or on none");
 }
 
 void check_same_collective(const std::vector<std::string>& all, uint64_t sequence) {

@@ -58,6 +58,12 @@ def plan_differs(site):
         assert done.returncode == 2 and said and all(word in said[-1] for word in words), (done.returncode, done.stderr[-2000:])
         assert "step 1/" not in done.stdout and not os.path.exists(f"{site.work}/run/config.yaml")
 
+    one = site.command(ranks=1)
+    for here, there, rank in (([], ["env", "TRIREME_CHECK_COLLECTIVES=1"], 1), (["env", "TRIREME_CHECK_COLLECTIVES=1"], [], 0)):
+        launcher = one[:one.index(site.command()[0])]
+        done = subprocess.run([*launcher, *here, *site.command(), ":", "-n", "1", *there, *site.command()], capture_output=True, text=True, timeout=site.limit_s)
+        said = f"TRIREME_CHECK_COLLECTIVES is set on rank {rank} and not on rank {1 - rank}: set it on all ranks"
+        assert done.returncode == 2 and said in done.stderr, (done.returncode, done.stderr[-2000:])
     refused([], ["eval.every_samples=16"], "run different configurations")
     write_llama(f"{site.work}/deeper", VOCAB, layers=3)
     refused([], ["model.path=deeper"], "come to different memory plans", "model or data differ")

@@ -46,6 +46,7 @@ class GpuWorld final : public JoinedWorld {
         exchange = exchange->renumber(launch_.rank);
       }
     }
+    check_same_checking([&](const std::string& text) { return exchange->all_gather(text); });
     check_own_gpu(*exchange, choose_device());
     hosts_ = exchange->all_gather(host_name());
     if (watchdog != nullptr) {
