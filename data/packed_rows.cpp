@@ -149,7 +149,7 @@ std::string describe_unknown_content(const fs::path& path, std::span<const std::
   if (bytes.empty()) return "an empty file: write it again";
   if (is("PAR1")) return std::string("Parquet: ") + kPack + " (or `trireme data mlperf`, `trireme data ultrachat`)";
   if (std::string archive =
-          archive_of({reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 16)});
+          archive_of({reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kArchiveHead)});
       !archive.empty())
     return archive;
   if (is("ARROW1")) return "an Arrow file, which holds documents, not rows: train_llama reads it as it is";

@@ -369,8 +369,16 @@ std::optional<std::string> json_line_text(const fs::path& path, int64_t number, 
 }
 
 std::string archive_of(std::string_view bytes) {
-  if (bytes.starts_with("PK\x03\x04"))
-    return "a zip archive (perhaps an .npz or a PyTorch checkpoint): unpack it first";
+  const bool zip = bytes.starts_with("PK\x03\x04");
+  const auto byte = [&](size_t i) { return static_cast<size_t>(static_cast<unsigned char>(bytes[i])); };
+  // The name of a zip archive's first file; torch.save before 1.6 wrote pickles.
+  const bool named = zip && bytes.size() > 30;
+  const std::string_view name = named ? bytes.substr(30, byte(26) | byte(27) << 8) : std::string_view();
+  if (name.ends_with("/data.pkl") ||
+      bytes.starts_with(std::string_view("\x80\x02\x8a\nl\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14)))
+    return "an archive of torch.save, a pickle, which could run code and is never opened: save ids of tokens with "
+           "numpy.save as an integer array [N, S], and texts as plain text, JSON lines, Parquet or Arrow";
+  if (zip) return "a zip archive (perhaps an .npz): unpack it first";
   if (bytes.starts_with("\x1f\x8b")) return "a gzip archive: unpack it first";
   if (bytes.size() > 4 && bytes.starts_with("BZh") && bytes.substr(4).starts_with("1AY&SY"))
     return "a bzip2 archive: unpack it first";
@@ -380,7 +388,7 @@ std::string archive_of(std::string_view bytes) {
 }
 
 void refuse_non_text(const fs::path& path, std::string_view text) {
-  if (const std::string archive = archive_of(text.substr(0, 16)); !archive.empty())
+  if (const std::string archive = archive_of(text.substr(0, kArchiveHead)); !archive.empty())
     throw DataError(fmt::format("{}: {}", path.string(), archive));
   const std::string_view head = text.substr(0, 64);
   const bool marked = head.starts_with("\xFF\xFE") || head.starts_with("\xFE\xFF") ||

@@ -36,7 +36,8 @@ struct Document {
 /// "corpus.txt:17", "corpus.parquet: row 17" or "corpus.json: item 17".
 std::string document_place(const std::filesystem::path& path, const Document& document);
 
-/// "a zstd archive: unpack it first", of the first bytes of a file; empty for what is no archive.
+/// "a zstd archive: unpack it first", of the first kArchiveHead bytes of a file; empty for what is no archive.
+inline constexpr size_t kArchiveHead = 256;
 std::string archive_of(std::string_view bytes);
 
 /// DataError when `text` is an archive, or UTF-16 or UTF-32, recognised by its byte order mark or its zero bytes.

@@ -6,6 +6,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/huggingface/weight_source.h"
 
 #include <fmt/format.h>
 
@@ -29,8 +30,9 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
   std::error_code error;
   const auto file = find_tokenizer(path);
   if (!file)
-    throw DataError(fmt::format("{}: {}: a tokenizer is {}", path.string(),
-                                fs::exists(path, error) ? "no tokenizer there" : "not there", kTokenizerFiles));
+    throw DataError(fmt::format("{}: {}: a tokenizer is {}{}", path.string(),
+                                fs::exists(path, error) ? "no tokenizer there" : "not there", kTokenizerFiles,
+                                hub_cache_text(path)));
   std::string head = lower(file_head(*file, 64));
   head.erase(0, head.find_first_not_of(" \t\r\n\xEF\xBB\xBF"));
   if (head.starts_with("<!") || head.starts_with("<html"))

@@ -151,6 +151,16 @@ TEST_F(DecoderConfigFile, AllMissingFieldsComeAtOnce) {
                   "appears twice");
 }
 
+TEST_F(DecoderConfigFile, FoldersOfTheHubsCacheNameTheirSnapshot) {
+  write("refs/main", "0abc");
+  for (const char* revision : {"0abc", "fedc"}) write(std::string("snapshots/") + revision + "/config.json", "{}");
+  const auto says = [&] { return failure(ExitCode::kModel, [&] { read_model_config(root_); }); };
+  expect_contains(says(), "has no config.json; it is a folder of the Hugging Face Hub's cache: the files are in");
+  expect_contains(says(), "/snapshots/0abc");
+  write("refs/main", "1111");  // was removed
+  expect_contains(says(), "/snapshots/fedc");
+}
+
 TEST_F(DecoderConfigFile, NemoConfigsAreBoundedInWork) {
   write("weights/module.embedding.word_embeddings.weight/.zarray", R"({"shape": [96, 16]})");
   const std::string good =

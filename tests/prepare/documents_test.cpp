@@ -120,6 +120,8 @@ TEST_F(Documents, BinaryFilesAreNoText) {
   };
   const std::vector<std::pair<std::string, std::string>> files = {
       {"PK\x03\x04rest", "a zip archive"},
+      {std::string("PK\x03\x04") + std::string(26, '\1') + "rows/data.pkl", "an archive of torch.save, a pickle"},
+      {"\x80\x02\x8a\nl\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", "an archive of torch.save, a pickle"},
       {std::string("\xFD\x37zXZ\0rest", 10), "an xz archive: unpack it first"},
       packed("BZh91AY&SYrest", "a bzip2 archive: unpack it first"),
       packed("\x28\xB5\x2F\xFDrest", "a zstd archive: unpack it first")};

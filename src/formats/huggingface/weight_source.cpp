@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 namespace trireme {
@@ -156,6 +157,22 @@ std::string training_checkpoint_text(const std::filesystem::path& directory) {
   return "";
 }
 
+std::string hub_cache_text(const std::filesystem::path& directory) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path snapshots = directory / "snapshots";
+  if (!fs::is_directory(snapshots, error) || !fs::is_directory(directory / "refs", error)) return "";
+  fs::path snapshot;
+  for (const auto& entry : fs::directory_iterator(snapshots, error)) snapshot = std::max(snapshot, entry.path());
+  if (const fs::path main = directory / "refs" / "main"; fs::is_regular_file(main, error)) {
+    const std::string revision = file_head(main, 64);
+    const fs::path named = snapshots / revision.substr(0, revision.find_first_of("/\n"));
+    if (fs::is_directory(named, error)) snapshot = named;
+  }
+  if (snapshot.empty()) return "; it is a folder of the Hugging Face Hub's cache, whose snapshots/ is empty";
+  return fmt::format("; it is a folder of the Hugging Face Hub's cache: the files are in {}", snapshot.string());
+}
+
 void require_model_directory(const std::filesystem::path& path) {
   if (std::filesystem::is_regular_file(path))
     throw ModelError(fmt::format(
@@ -168,6 +185,8 @@ void require_model_directory(const std::filesystem::path& path) {
                                      ? "is no directory"
                                      : "does not exist (a model of the Hugging Face Hub is downloaded first: hf "
                                        "download NAME --local-dir PATH)"));
+  if (const std::string cache = hub_cache_text(path); !cache.empty())
+    throw ModelError(fmt::format("{} has no config.json{}", path.string(), cache));
 }
 
 bool has_safetensors(const std::filesystem::path& directory) {

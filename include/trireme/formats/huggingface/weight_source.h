@@ -55,7 +55,9 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& director
 
 /// "; it has mp_rank_00: …", what a directory of another trainer's checkpoint is and what to do; empty for others.
 std::string training_checkpoint_text(const std::filesystem::path& directory);
-/// ModelError for what is not there or is no directory; for a file, with advice.
+/// "; it is a folder of the Hugging Face Hub's cache …", with the snapshot to give in its place; empty for others.
+std::string hub_cache_text(const std::filesystem::path& directory);
+/// ModelError for what is not there or is no directory, for a file and for a folder of the Hub's cache, with advice.
 void require_model_directory(const std::filesystem::path& path);
 
 }  // namespace trireme
