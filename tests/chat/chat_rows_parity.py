@@ -535,6 +535,12 @@ output: {{dir: run}}
 """)
     done = subprocess.run([f"{args.bin}/train_llama", "--config", work / "run.yaml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "loss: sample_mean: each row has the same weight" in done.stderr, done.stderr
+    for more, says in (("train.loss=token_mean", False), ("data.train=one.npy", False), ("output.dir=other", True)):
+        if "one.npy" in more:
+            run(args, "--model", model, "--input", work / "train.jsonl", "--output", work / "one.npy", "--seq-length", SEQ, "--one-per-row")
+        dry = subprocess.run([f"{args.bin}/train_llama", "--config", work / "run.yaml", "--set", "output.dir=other", "--set", more, "--dry-run"], capture_output=True, text=True, check=True)
+        assert ("loss: sample_mean: each row" in dry.stdout + dry.stderr) == says, (more, dry.stdout, dry.stderr)
     losses = [json.loads(line)["loss"] for line in (work / "run" / "metrics.jsonl").read_text().splitlines() if '"event":"train"' in line]
     assert losses[-1] < 0.8 * losses[0], losses
     from peft import PeftModel

@@ -151,6 +151,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
     open_rows();
     if (rank.grid.world.rank == 0) {
       warn_of_tokenizers();
+      if (packs_samples())
+        facts_.description.emplace_back(
+            "loss: sample_mean: each row has the same weight, however many sequences are packed in it and however few "
+            "targets they have; train.loss: token_mean gives each target the same");
       if (!config.eval.prompts.empty())
         facts_.description.push_back(prompts_.emplace(config, shape, tokens_at_once()).description());
     }
@@ -212,6 +216,32 @@ void CausalLmTask::open_rows() {
   }
   rows.whole_passes = true;  // one shape for all of them
   set_rows(std::move(rows));
+}
+
+bool CausalLmTask::packs_samples() const {
+  // MLPerf's rules: no data is read before the run starts.
+  const SplitRows<Sample>& train = rows().train;
+  if (config_.train.loss != TrainSection::Loss::kSampleMean || config_.logging.mlperf || !train.of_files ||
+      config_.train.objective != TrainSection::Objective::kSft)
+    return false;
+  constexpr int64_t kRows = 8;
+  for (int64_t row = 0; row < std::min(kRows, train.there); ++row) {
+    Sample sample;
+    try {
+      sample = train.of_files(row);
+    } catch (const DataError&) {
+      return false;  // the check of all rows says it
+    }
+    int64_t with_targets = 0;
+    for (size_t i = 0; i < sample.sequence_starts.size(); ++i) {
+      const auto begin = sample.loss_mask.begin() + sample.sequence_starts[i];
+      const auto end = i + 1 < sample.sequence_starts.size() ? sample.loss_mask.begin() + sample.sequence_starts[i + 1]
+                                                             : sample.loss_mask.end();
+      with_targets += std::any_of(begin, end, [](uint8_t target) { return target != 0; }) ? 1 : 0;
+    }
+    if (with_targets > 1) return true;
+  }
+  return false;
 }
 
 void CausalLmTask::warn_of_tokenizers() const {

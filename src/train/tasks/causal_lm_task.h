@@ -50,6 +50,8 @@ class CausalLmTask : public RowTask<Sample, TokenPack> {
   int64_t tokens_at_once() const { return config_.data.seq_length / rank_.grid.context.size; }
   /// Warns about rows that are packed with another tokenizer than the model's.
   void warn_of_tokenizers() const;
+  /// Whether the first rows of data.train hold several sequences with targets, which sample_mean weighs as one.
+  bool packs_samples() const;
   void save_adapter(ShardedUnits& units, const std::filesystem::path& directory);
 
   std::optional<Prompts> prompts_;               // rank 0, where there are eval.prompts
