@@ -130,6 +130,7 @@ std::vector<RowDocument> documents_of(const TokenisedPair& pair, const Preferenc
     return {};
   }
   report.cut += cut ? 1 : 0;
+  report.same += !pair.label && documents.front().ids == documents.back().ids ? 1 : 0;
   if (!pair.unwritten.empty()) count(report.unwritten, fmt::format("{}: {}", pair.place, pair.unwritten));
   if (pair.other_prompt) count(report.other_prompts, pair.place);
   return documents;

@@ -177,6 +177,13 @@ SplitRows<Sample> open_document_rows(const Config& config, Split split, const Ro
     rows.description = fmt::format("{}, about {} rows", describe_stream(*stream), format_count(rows.rows));
     if (const std::string unread = unread_rests(config, *stream, rows.rows, reader.readers); !unread.empty())
       log_info(unread);
+    int64_t documents = 0;
+    for (const StreamPart& part : stream->parts()) documents += part.documents->size();
+    if (!config.data.bos_token && !config.data.eos_token && documents > 1 &&
+        hold_texts(to_paths(config.data.train), config.data.column.value_or("")))
+      log_info(
+          "warning: no token stands between documents, as data.bos_token and data.eos_token are null: give one of them "
+          "the id that the model's tokenizer has for it");
     return rows;
   }
   options.logical_shards = 1;

@@ -10,6 +10,8 @@
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -150,6 +152,12 @@ void ultrachat(UltrachatArguments& arguments) {
                counted(static_cast<int64_t>(split->files.size()), "file"), format_count(split->tokens),
                format_count(split->tail_tokens), counted(split->buffers, "buffer"));
   }
+  const auto generated = std::ranges::count_if(report.train.files, [](const std::filesystem::path& file) {
+    return file.filename().string().find("train_gen") != std::string::npos;
+  });
+  if (generated > 0)
+    fmt::print("{} of train_gen among the training files, as in the recipe; --splits sft takes train_sft alone\n",
+               counted(generated, "file"));
   std::vector<std::string> names;
   for (const auto& [text, id] : report.specials) names.push_back(fmt::format("{} = {}", text, id));
   fmt::print("special tokens: {}\n", join(names, ", "));

@@ -136,6 +136,9 @@ void preference(PreferenceArguments& arguments) {
   dropped(report.too_long, "that are too long");
   dropped(report.without_answer, options.unpaired ? "of no tokens" : "with an answer of no tokens");
   if (report.unwritten.count > 0) warn_of_unwritten(report.unwritten.count, what, report.unwritten.first);
+  if (report.same > 0)
+    fmt::print("note: {} with equal answers{}, kept as TRL keeps them: they have no gradient with dpo\n",
+               counted(report.same, "pair"), report.cut > 0 ? " (perhaps after the cut)" : "");
   if (report.cut > 0)
     fmt::print("cut {} at the {} of an answer\n", counted(report.cut, what),
                options.longer == Long::kKeepEnd ? "start" : "end");

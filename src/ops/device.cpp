@@ -45,20 +45,22 @@ int visible_gpus() {
   const int found = 0;
   const bool installed = false;
 #endif
-  if (const auto problem = gpu_visibility_problem(std::getenv("CUDA_VISIBLE_DEVICES"), found, installed, reason))
+  const bool job_without = !environment("SLURM_JOB_ID").empty() && environment("SLURM_JOB_GPUS").empty() &&
+                           environment("SLURM_STEP_GPUS").empty() && environment("SLURM_GPUS_ON_NODE").empty();
+  if (const auto problem =
+          gpu_visibility_problem(std::getenv("CUDA_VISIBLE_DEVICES"), found, installed, reason, job_without))
     throw ConfigError(*problem);
   return found;
 }
 
 std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
-                                                  const std::string& reason) {
+                                                  const std::string& reason, bool job_without) {
   const std::string why = reason.empty() ? "" : fmt::format(" ({})", reason);
   if (visible == nullptr) {
     if (found > 0 || !installed) return std::nullopt;
-    return fmt::format(
-        "this machine has NVIDIA GPUs and CUDA shows none of them{}: see what nvidia-smi says, or set "
-        "TRIREME_DEVICE=cpu",
-        why);
+    return fmt::format("this machine has NVIDIA GPUs and CUDA shows none of them{}: {}, or set TRIREME_DEVICE=cpu", why,
+                       job_without ? "the Slurm job asked for no GPU; give sbatch or salloc --gpus-per-node=N"
+                                   : "see what nvidia-smi says");
   }
   // These values hide every GPU on purpose. CUDA ignores the entries from the first that names no GPU.
   if (const std::string_view text = visible; text.empty() || text == "-1" || text == "NoDevFiles") return std::nullopt;

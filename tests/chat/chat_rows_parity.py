@@ -218,9 +218,11 @@ def check_recipe_page(args, folder, chats):
     """The page of the Hugging Face recipe adds the tokens that `data ultrachat` uses, in its order."""
     names = {"human": "user", "gpt": "assistant", "system": "system"}
     table = pa.table({"messages": [[{"role": names[m["from"]], "content": m["value"]} for m in chat] for chat in chats]})
-    pyarrow.parquet.write_table(table, folder / "train_sft.parquet")
-    done = subprocess.run([args.tools, "data", "ultrachat", "--input", folder / "train_sft.parquet", "--tokenizer", folder / "tokenizer.model", "--output", folder / "ultrachat",
+    for name in ("train_sft.parquet", "train_gen.parquet"):
+        pyarrow.parquet.write_table(table, folder / name)
+    done = subprocess.run([args.tools, "data", "ultrachat", "--input", folder / "train_sft.parquet", folder / "train_gen.parquet", "--tokenizer", folder / "tokenizer.model", "--output", folder / "ultrachat",
                            "--seq-length", "64"], capture_output=True, text=True, check=True)
+    assert "1 file of train_gen among the training files, as in the recipe; --splits sft" in done.stdout, done.stdout
     used = re.findall(r"(\S+) = \d+", done.stdout.split("special tokens: ")[1].split("\n")[0])[3:]
     page = (Path(__file__).parents[2] / "docs/howto/train-lora.md").read_text().split("data ultrachat")[0].split("resize-vocab")[-1]
     assert used == re.findall(r"--add-token '([^']*)'", page), (used, page)

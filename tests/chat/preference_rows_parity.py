@@ -194,6 +194,10 @@ def check_inputs(args, work):
     texts = {"prompt": "Why is it so?", "chosen": "good", "rejected": "bad"}
     beside = {"history": [], "messages": [], "input": 0, "question": "it", "instruction": "", "system": None}
     assert make(args, work, folder, [texts | beside])[0] == make(args, work, folder, [texts])[0]
+    # Equal answers are kept, as by TRL, and told; a role of another case is refused.
+    ours, output = make(args, work, folder, [messages, {**messages, "rejected": messages["chosen"]}])
+    assert len(ours) == 2 and "note: 1 pair with equal answers, kept as TRL keeps them" in output, output
+    assert "equal answers" not in make(args, work, folder, [messages])[1]
     (work / "caps.jsonl").write_text(json.dumps({**messages, "chosen": [{**answer, "role": "Assistant"}]}))
     output = run(args, "--model", folder, "--input", work / "caps.jsonl", "--output", work / "caps.npy", "--seq-length", SEQ, expect=3)
     assert "caps.jsonl:1: a message has the role 'Assistant'" in output, output

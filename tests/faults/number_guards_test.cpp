@@ -102,6 +102,10 @@ TEST(GpuVisibility, TheCpuIsNeverTakenInSilence) {
   EXPECT_NE(
       problem(nullptr, 0, "system not yet initialized").find("CUDA shows none of them (system not yet initialized)"),
       std::string::npos);
+  EXPECT_NE(gpu_visibility_problem(nullptr, 0, true, "", /*job_without=*/true)
+                .value_or("")
+                .find("none of them: the Slurm job asked for no GPU; give sbatch or salloc --gpus-per-node=N"),
+            std::string::npos);
   EXPECT_NE(problem("7", 0, "no CUDA-capable device is detected")
                 .find("CUDA_VISIBLE_DEVICES='7' names 1 GPU, and CUDA shows 0 (no CUDA"),
             std::string::npos);

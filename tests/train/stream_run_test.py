@@ -204,6 +204,10 @@ def text(site):
         run = f"of_{data}"
         site.train(f"output.dir={run}", f"data.train={data}", "train.max_steps=4", ranks=2 if data == "lines" else 0)
         site.assert_equal(run, "ids_run", bound=2e-6)
+    # Documents that no token divides.
+    for keys, said in ((["data.bos_token=null", "data.eos_token=null"], True), (["data.bos_token=null", "data.eos_token=2"], False)):
+        done = site.train("output.dir=x0", "data.train=lines", *keys, extra=["--dry-run"])
+        assert ("warning: no token stands between documents" in done.stdout + done.stderr) == said, done.stderr
     # A field of another name, a line without it, a text that is not UTF-8, no tokenizer.
     with open(f"{work}/body.jsonl", "w") as out:
         out.writelines(json.dumps({"body": line}) + "\n" for line in texts)

@@ -19,9 +19,9 @@ int visible_gpus();
 
 /// The error if GPUs are named and absent, or installed and not usable; empty if the CPU may be used. `visible`:
 /// CUDA_VISIBLE_DEVICES, null when unset; `found`: GPUs that CUDA reports; `installed`: this machine has NVIDIA GPUs;
-/// `reason`: CUDA's error message when it reports none.
+/// `reason`: CUDA's error message when it reports none; `job_without`: in a job of Slurm that has no GPU.
 std::optional<std::string> gpu_visibility_problem(const char* visible, int found, bool installed,
-                                                  const std::string& reason);
+                                                  const std::string& reason, bool job_without = false);
 
 struct DeviceInfo {
   std::string name;                  // "NVIDIA H200", or the processor's
