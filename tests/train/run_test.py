@@ -78,6 +78,11 @@ def exit_codes(site):
     environment = dict(os.environ, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29999")
     done = subprocess.run(site.command("output.dir=i"), capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "mpirun" in done.stderr, done.stderr
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2",
+             "SLURM_STEP_NODELIST": "localhost", "CUDA_VISIBLE_DEVICES": ""}
+    for device, said in (("", True), ("cpu", False)):
+        done = subprocess.run(site.command("output.dir=i"), capture_output=True, text=True, env={**os.environ, **slurm, "TRIREME_DEVICE": device})
+        assert done.returncode == 2 and "2 ranks on CPUs need MPI" in done.stderr and ("ask for them (sbatch --gpus-per-node=N)" in done.stderr) == said, done.stderr
     environment["RANK"] = "x"
     for arguments, code, where in ((["--version"], 0, "stdout"), (["--help"], 0, "stdout"), (["--config", f"{work}/none.yaml"], 2, "stderr")):
         done = subprocess.run([site.command()[0], *arguments], capture_output=True, text=True, env=environment)

@@ -134,8 +134,11 @@ std::unique_ptr<World> World::join(const Launch& launch, bool use_gpu, Watchdog*
   }
   if (launch.world_size > 1 && launch.kind != Launch::Kind::kMpi)
     throw ConfigError(
-        fmt::format("{} ranks on CPUs need MPI, and this start is {}: use mpirun -n {} or srun --mpi=pmix",
-                    launch.world_size, launch.description(), launch.world_size));
+        fmt::format("{} ranks on CPUs need MPI, and this start is {}: use mpirun -n {} or srun --mpi=pmix{}",
+                    launch.world_size, launch.description(), launch.world_size,
+                    launch.kind == Launch::Kind::kSlurm && environment("TRIREME_DEVICE") != "cpu"
+                        ? "; if they are for GPUs, this job shows them none: ask for them (sbatch --gpus-per-node=N)"
+                        : ""));
   return std::make_unique<CpuWorld>(launch, watchdog);
 }
 
