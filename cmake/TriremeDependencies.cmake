@@ -115,7 +115,7 @@ if(NOT TARGET yaml-cpp::yaml-cpp)
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
 endif()
 
-# Arrow C++ and Parquet come inside the pyarrow wheel; only the trireme tool links them.
+# Arrow C++ and Parquet come inside the pyarrow wheel; trireme_data links them.
 set(TRIREME_WITH_PARQUET OFF)
 if(TRIREME_PYTHON_EXECUTABLE)
   execute_process(

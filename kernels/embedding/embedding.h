@@ -7,7 +7,7 @@
 //
 // table, d_table: [vocab, columns]; y, dy: [tokens, columns]; ids: int64 [tokens]; device pointers. An id outside the
 // table gives a row of NaN in y and adds nothing to d_table. Without accumulate only rows whose id occurs are written;
-// the caller zeroes the others. The gradient sorts the tokens by id (stable; with embedding_sort.h for up to 524,288
+// the caller zeroes the others. The gradient sorts the tokens by id (stable; with embedding.cuh for up to 524,288
 // tokens if token number and id fit into 32 bits together, otherwise with CUB), sums runs of equal ids in fp32 and
 // rounds once: deterministic, no atomics on floats. A table of at most two rows, such as BERT's token types, needs no
 // sort. workspace: embedding_backward_workspace() bytes, 256-byte aligned. No allocation, no synchronisation. Any width

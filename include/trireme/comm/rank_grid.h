@@ -4,7 +4,7 @@
 // The ranks are numbered host by host (topology.h), and the groups are formed by these numbers:
 //
 //   data      ranks that read different rows. Rank `data.rank` of `data.size` reads every data.size-th row.
-//   context   `context.size` neighbouring ranks that share their rows. No run divides rows yet: the size is 1.
+//   context   `context.size` neighbouring ranks that share their rows (parallel.context_size).
 //   shard     `shard.size` neighbouring ranks that together hold one copy of the units, a slice each. Ranks that share
 //             rows hold different slices: the context is part of it.
 //   replica   the ranks that hold the same slice, one of each shard group.

@@ -22,8 +22,9 @@ struct RowMemory {
   /// Codes of a block's matrices that forward makes and keeps for backward, which a block that is recomputed makes
   /// again; for any number of rows.
   int64_t kept_codes = 0;
-  /// The same of a block that is recomputed in tiles: for its rows, without attention's output; bytes a token of a tile
-  /// (0: the recipe has no tiles); fp32 sums of weight gradients that are reduced in 16 bits, for any number of rows.
+  /// What backward needs in addition where a block is recomputed in tiles: for its rows, without attention's output;
+  /// bytes a token of a tile (0: the recipe has no tiles); fp32 sums of weight gradients that are reduced in 16 bits,
+  /// for any number of rows.
   int64_t working_whole = 0, tile_token = 0, tile_sums = 0;
   HeadMemory head;
 };

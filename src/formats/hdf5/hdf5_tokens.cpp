@@ -3,6 +3,7 @@
 #include "hdf5_dataset.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/formats/numpy/npy.h"
 
 #include <fmt/format.h>
 
@@ -94,8 +95,9 @@ void Hdf5TokenFile::read_loss_mask(int64_t row, std::span<uint8_t> mask) const {
   std::vector<int64_t> values(mask.size());
   state_->loss_mask.read(row, H5T_NATIVE_INT64, values.data());
   for (size_t i = 0; i < values.size(); ++i) {
-    if (values[i] < 0 || values[i] > 3)  // 2: the target of a rejected answer; 3: of an answer to another prompt
-      state_->loss_mask.fail(fmt::format("row {}, column {}: {} is not from 0 to 3", row, i, values[i]));
+    if (values[i] < 0 || values[i] > kMostLossMask)
+      state_->loss_mask.fail(
+          fmt::format("row {}, column {}: {} is not from 0 to {}", row, i, values[i], kMostLossMask));
     mask[i] = static_cast<uint8_t>(values[i]);
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
 // Token rows in HDF5: input_ids [N, S] (any integer type); optional loss_mask [N, S]; optional seq_start_id,
-// variable-length rows. loss_mask is 0, 1 or 2 (the target of a rejected answer). External links and external raw files
+// variable-length rows. loss_mask is 0 to kMostLossMask (npy.h). External links and external raw files
 // are refused; the writer uses chunks of whole rows, with Fletcher-32 checksums for tokens and masks (HDF5 has none for
 // variable-length rows). DataError with file, dataset and row.
 

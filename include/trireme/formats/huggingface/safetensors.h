@@ -48,12 +48,12 @@ class SafetensorsWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Splits tensors over files of at most `max_file_bytes` as transformers does (model-0000i-of-0000n.safetensors +
-/// index) or into one model.safetensors, in the given order. Returns per file: name and the tensors it holds.
 struct ShardPlan {
-  std::vector<std::pair<std::string, std::vector<size_t>>> files;
+  std::vector<std::pair<std::string, std::vector<size_t>>> files;  // name, and the numbers of the tensors it holds
   int64_t total_bytes = 0;
 };
+/// Splits tensors over files of at most `max_file_bytes` as transformers does (model-0000i-of-0000n.safetensors +
+/// index) or into one model.safetensors, in the given order.
 ShardPlan plan_safetensors_shards(const std::vector<std::pair<std::string, TensorInfo>>& tensors,
                                   int64_t max_file_bytes);
 /// model.safetensors.index.json of a plan with several files.

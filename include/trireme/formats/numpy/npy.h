@@ -48,7 +48,7 @@ class NpyIntegerArray {
 /// 1: a target; 2: the target of a rejected answer; 3: of an answer to another prompt (data/dataset.h).
 inline constexpr uint8_t kMostLossMask = 3;
 
-/// One element of MLPerf's 1-D object array of dicts. Views into the mapped file or into the reader's own storage.
+/// One element of MLPerf's 1-D object array of dicts: copies of its values.
 struct PackedRecord {
   std::vector<int32_t> input_ids;
   std::vector<uint8_t> loss_mask;     // as stored: aligned with input_ids, 0 to kMostLossMask
