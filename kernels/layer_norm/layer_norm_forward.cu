@@ -187,13 +187,13 @@ cudaError_t launch(const LayerNormForward& a, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T), kPacks = kElements<T> / kWidth;
   // The kWhole variants gain where arithmetic limits the kernel. With bias, dropout, residual or sum, memory limits it,
   // and many small blocks are faster.
-  constexpr bool kMayBeWhole = sizeof(T) == 2;
+  constexpr bool kMayBeWhole = sizeof(T) == 2, kWholeFp8 = kMayBeWhole && kFp8;
   const int64_t packs = a.columns / kWidth;
   const bool whole = kMayBeWhole && whole_rows(packs, kPacks);
   if (a.bias != nullptr || a.dropout.ids != nullptr || a.residual != nullptr || a.sum != nullptr ||
       (kFp8 && a.y != nullptr))
-    return whole && kFp8                     ? launch < T, kPacks, kFp8, true,
-           kMayBeWhole && kFp8 > (a, stream) : launch<T, kPacks, kFp8, true, false>(a, stream);
+    return whole && kFp8 ? launch<T, kPacks, kFp8, true, kWholeFp8>(a, stream)
+                         : launch<T, kPacks, kFp8, true, false>(a, stream);
   if constexpr (kFp8 && __is_same(T, __nv_bfloat16)) {
     // With four packs a third of a thread's instructions are its once-a-row work.
     if (whole_rows(packs, 8)) return launch<T, 8, kFp8, false, true>(a, stream);

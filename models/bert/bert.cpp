@@ -9,7 +9,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <string>
 
 namespace trireme {

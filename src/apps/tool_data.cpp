@@ -5,7 +5,6 @@
 #include "data/prepare/pack.h"
 #include "data/prepare/ultrachat.h"
 #include "data/tokenizer/packed_with.h"
-#include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 

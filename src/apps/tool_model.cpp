@@ -38,7 +38,7 @@ struct ResizeOptions {
   bool force = false;
 };
 
-Json read_json(const fs::path& path) {
+Json read_ordered(const fs::path& path) {
   try {
     return Json::parse(read_text_file(path, ExitCode::kModel, size_t{512} << 20));
   } catch (const nlohmann::json::exception& error) {
@@ -72,7 +72,7 @@ class TokenizerFiles {
  public:
   TokenizerFiles(const fs::path& directory, int64_t max_length) : directory_(directory) {
     for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
-      if (fs::is_regular_file(directory / name)) json_[name] = read_json(directory / name);
+      if (fs::is_regular_file(directory / name)) json_[name] = read_ordered(directory / name);
     if (const fs::path path = directory / "tokenizer.json"; fs::is_regular_file(path))
       json_["tokenizer.json"] = read_tokenizer_json(path);
     folder_.emplace(directory);
@@ -287,7 +287,7 @@ void resize_vocab(const ResizeOptions& options) {
   writer.seal(config);
   // Nothing else in it changes for a Hugging Face model; of a NeMo checkpoint it is new.
   const fs::path own = model / "config.json";
-  Json json = read_json(fs::is_regular_file(own) ? own : writer.path() / "config.json");
+  Json json = read_ordered(fs::is_regular_file(own) ? own : writer.path() / "config.json");
   json["vocab_size"] = config.vocab_size;
   Json& added = json[kAddedRowsKey];  // what LoRA trains beside its adapters
   if (!added.contains("first")) added["first"] = stored.vocab_size;
@@ -300,7 +300,8 @@ void resize_vocab(const ResizeOptions& options) {
     ends.insert(ends.begin(), *eos);
     json["eos_token_id"] = *eos;
     const fs::path generation = model / "generation_config.json";
-    Json other = fs::is_regular_file(generation) ? read_json(generation) : Json::parse(generation_config_json(stored));
+    Json other =
+        fs::is_regular_file(generation) ? read_ordered(generation) : Json::parse(generation_config_json(stored));
     other["eos_token_id"] = ends;
     writer.write_companion("generation_config.json", other.dump(2) + "\n");
   }

@@ -44,7 +44,7 @@ void raise_descriptor_limit() {
 
 /// The addresses at which ranks that resolve `host` may connect; see KeyServer().
 std::vector<std::string> addresses_to_serve(const std::string& host) {
-  if (const auto chosen = listen_override()) return {chosen->address};
+  if (const auto chosen = listen_override()) return {*chosen};
   const std::vector<std::string> found = addresses_of(host), own = own_addresses();
   const auto is_own = [&own](const std::string& address) {
     return std::find(own.begin(), own.end(), address) != own.end();

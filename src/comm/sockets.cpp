@@ -229,13 +229,13 @@ std::string address_towards(const std::string& other) {
   return own;
 }
 
-std::optional<ListenOverride> listen_override() {
+std::optional<std::string> listen_override() {
   const std::string text = environment("TRIREME_LISTEN");
   if (text.empty()) return std::nullopt;
-  if (text == "all") return ListenOverride{};
+  if (text == "all") return "";
   std::vector<std::string> known = {"all"};
   for (const InterfaceAddress& at : interface_addresses()) {
-    if (at.interface == text || at.address == text) return ListenOverride{at.address};
+    if (at.interface == text || at.address == text) return at.address;
     known.push_back(fmt::format("{} ({})", at.interface, at.address));
   }
   throw ConfigError(fmt::format("TRIREME_LISTEN='{}' is no interface or address of {}: it may be one of {}", text,

@@ -8,7 +8,6 @@
 #include "trireme/base/time.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,4 +1,3 @@
-#include "trireme/base/error.h"
 #include "trireme/base/rounding.h"
 #include "trireme/optim/optimizer.h"
 

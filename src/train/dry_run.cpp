@@ -7,6 +7,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
+#include "trireme/config/keys.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/plan/devices.h"

@@ -13,7 +13,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cmath>
 
 namespace trireme {
 
@@ -33,7 +32,8 @@ void Report::open() {
   metrics_file_ = std::make_unique<MetricsFile>(
       output / "metrics.jsonl", progress_.completed > 0 ? std::optional(progress_.completed) : std::nullopt,
       /*evaluated=*/!progress_.evaluation_open);
-  event(description());
+  const nlohmann::json run = description();
+  event(run.dump());
   if (progress_.other_evaluation) {
     event(nlohmann::json{{"event", kOtherEvaluation}, {"step", progress_.completed}}.dump());
   } else {
@@ -49,8 +49,7 @@ void Report::open() {
                       progress_.best_step));
   }
   if (!TensorboardLog::folder(config_).empty())
-    tensorboard_ =
-        std::make_unique<TensorboardLog>(config_, progress_.completed, nlohmann::json::parse(description()).dump(2));
+    tensorboard_ = std::make_unique<TensorboardLog>(config_, progress_.completed, run.dump(2));
 }
 
 void Report::start_run() {
@@ -65,27 +64,25 @@ void Report::start_run() {
   start_block();
 }
 
-std::string Report::description() const {
+nlohmann::json Report::description() const {
   nlohmann::json devices = nlohmann::json::array();
   for (int rank = 0; rank < run_.comm().size(); ++rank) devices.push_back(run_.device_info.name);
-  const nlohmann::json run = {
-      {"event", "run"},
-      {"time", utc_timestamp()},
-      {"commit", kCommit},
-      {"version", kVersion},
-      {"world_size", run_.comm().size()},
-      {"launch", run_.world.launch().description()},
-      {"hosts", run_.world.hosts()},
-      {"devices", devices},
-      {"device_type", run_.world.device().is_cuda() ? "gpu" : "cpu"},
-      {"compute_dtype", type_name(run_.compute_dtype)},
-      {"context_size", run_.plan.context_size},
-      {"shard_size", run_.plan.shard_size},
-      {"parameters", run_.task.num_parameters()},
-      {"trained_parameters", run_.task.num_trained_parameters()},
-      {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions() + nccl_version_text()}}},
-      {"resumed_after_step", progress_.completed}};
-  return run.dump();
+  return {{"event", "run"},
+          {"time", utc_timestamp()},
+          {"commit", kCommit},
+          {"version", kVersion},
+          {"world_size", run_.comm().size()},
+          {"launch", run_.world.launch().description()},
+          {"hosts", run_.world.hosts()},
+          {"devices", devices},
+          {"device_type", run_.world.device().is_cuda() ? "gpu" : "cpu"},
+          {"compute_dtype", type_name(run_.compute_dtype)},
+          {"context_size", run_.plan.context_size},
+          {"shard_size", run_.plan.shard_size},
+          {"parameters", run_.task.num_parameters()},
+          {"trained_parameters", run_.task.num_trained_parameters()},
+          {"libraries", {{"libtorch", TORCH_VERSION}, {"gpu", gpu_library_versions() + nccl_version_text()}}},
+          {"resumed_after_step", progress_.completed}};
 }
 
 void Report::event(const std::string& json_object) {
@@ -98,12 +95,12 @@ int64_t Report::memory_in_use() const {
 
 TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const {
   const BatchSizes& batches = clock_.batches();
-  const auto rows = static_cast<double>(batches.of(record.step - 1));
   TrainMetrics metrics;
   metrics.step = record.step;
   metrics.max_steps = config_.train.max_steps;
   metrics.samples = progress_.samples;
   metrics.step_rows = batches.of(record.step - 1);
+  const auto rows = static_cast<double>(metrics.step_rows);
   metrics.rows = batches.before(record.step);
   metrics.epoch = run_.task.facts().epochs(metrics.rows);
   metrics.skipped_steps = step_.guard().steps_skipped() + (record.skipped() ? 1 : 0);

@@ -7,6 +7,8 @@
 #include "run_summary.h"
 #include "train_step.h"
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -51,7 +53,7 @@ class Report {
   void prediction() const;
 
  private:
-  std::string description() const;
+  nlohmann::json description() const;
   TrainMetrics metrics_of(const StepRecord& record, double seconds) const;
   int64_t memory_in_use() const;
 

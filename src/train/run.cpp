@@ -13,6 +13,7 @@
 #include "trireme/base/stack.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/comm/launch.h"
+#include "trireme/config/keys.h"
 #include "trireme/ops/attention.h"
 #include "trireme/ops/dispatch.h"
 #include "trireme/plan/precision.h"
@@ -32,7 +33,6 @@
 #include <optional>
 #include <string_view>
 #include <thread>
-#include <utility>
 
 namespace trireme {
 

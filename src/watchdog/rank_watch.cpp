@@ -91,7 +91,7 @@ std::vector<Endpoint> RankWatch::listen(const std::vector<std::string>& places) 
   const std::vector<std::string> own = words_of(places[static_cast<size_t>(rank_)]);
   std::vector<std::string> addresses = {"127.0.0.1"};
   if (const auto chosen = listen_override()) {
-    if (chosen->address != addresses[0]) addresses.push_back(chosen->address);
+    if (*chosen != addresses[0]) addresses.push_back(*chosen);
   } else {
     const auto elsewhere = std::find_if(places.begin(), places.end(),
                                         [&](const std::string& text) { return words_of(text)[0] != own[0]; });

@@ -1,4 +1,5 @@
 #include "config_testing.h"
+#include "trireme/config/keys.h"
 #include "trireme/config/mlperf_rules.h"
 
 namespace trireme {

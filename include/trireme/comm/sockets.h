@@ -49,11 +49,8 @@ std::vector<std::string> own_addresses();
 /// The address from which the kernel's routes let this host reach `other`; "" when there is no route. Sends nothing.
 std::string address_towards(const std::string& other);
 
-/// TRIREME_LISTEN: where the sockets of this process listen instead of the job's interface. `address` is "" for `all`.
+/// TRIREME_LISTEN: where the sockets of this process listen instead of the job's interface; "" for `all`.
 /// ConfigError when its value is neither `all` nor an address or interface of this machine.
-struct ListenOverride {
-  std::string address;
-};
-std::optional<ListenOverride> listen_override();
+std::optional<std::string> listen_override();
 
 }  // namespace trireme

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <initializer_list>
 #include <limits>
 #include <optional>
@@ -126,12 +125,6 @@ std::optional<double> decimal_number(std::string_view text) {
   return value && text[0] == '-' ? -*value : value;
 }
 
-std::string in_lower_case(std::string text) {
-  for (char& c : text)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return text;
-}
-
 bool is_decimal(std::string_view body) {
   return !body.empty() && (body == "0" || (body[0] != '0' && body[0] != '_')) && all_of(body, kDigits);
 }
@@ -161,7 +154,7 @@ ConfNode yaml_scalar(const std::string& text, const ConfPlace& place) {
 }
 
 ConfNode override_scalar(const std::string& text, const ConfPlace& place) {
-  const std::string lower = in_lower_case(text);
+  const std::string lower = trireme::lower(text);
   if (lower == "null") return ConfNode(ConfNode::Kind::kNull, place);
   if (lower == "true" || lower == "false") return ConfNode(lower == "true", place);
   const std::string_view body = magnitude(text);

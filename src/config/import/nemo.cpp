@@ -4,7 +4,6 @@
 #include "trireme/base/text.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace trireme {

@@ -177,10 +177,6 @@ NpyIntegerArray::NpyIntegerArray(MappedFile file, const NpyHeader& header) : fil
                                 bytes, there));
 }
 
-size_t NpyIntegerArray::row_offset(int64_t row) const {
-  return data_offset_ + static_cast<size_t>((fortran_ ? row : row * columns_) * item_size_);
-}
-
 void NpyIntegerArray::read_row(int64_t row, std::span<int64_t> out) const {
   TRIREME_CHECK(row >= 0 && row < rows_ && static_cast<int64_t>(out.size()) == columns_, "row ", row, " of ", rows_,
                 " into ", out.size(), " places of ", columns_);

@@ -35,7 +35,6 @@ class NpyIntegerArray {
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
   void read_row(int64_t row, std::span<int64_t> out) const;
-  size_t row_offset(int64_t row) const;  // byte offset of a row in the file, for messages
 
  private:
   MappedFile file_;
