@@ -22,8 +22,7 @@ ConversationRow completion_of(const Json& object, const std::string& place) {
   row.columns = {"prompt", "completion"};
   require_filled(object, place, {"prompt", "completion"});
   if (row.texts && completion.is_string()) {
-    if (!text_of(field_of(object, "system"), "system", place).empty())
-      throw DataError(place + ": 'system' is not read beside texts: write it into 'prompt'");
+    refuse_beside_texts(object, {prompt.get<std::string>()}, place);
     row.prompt_text = prompt, row.completion_text = completion;
     return row;
   }
@@ -167,8 +166,17 @@ void for_each_conversation(const std::filesystem::path& path, const std::string&
                                           "history"};
   std::vector<std::string> columns = {"tools", "chat_template_kwargs", "system", field};
   if (field.empty() || field == "input_ids") columns = kTokenColumns;
-  if (field.empty()) columns.insert(columns.end(), texts.begin(), texts.end());
-  for_each_row<ConversationRow>(path, columns, field.empty() ? kTokenColumns : std::vector<std::string>(), visit,
+  std::vector<std::string> optional;
+  if (field.empty()) {
+    columns.insert(columns.end(), texts.begin(), texts.end());
+    optional = kTokenColumns;
+    for (const std::string& name : kBesideTexts)
+      if (std::ranges::find(texts, name) == texts.end()) {
+        columns.push_back(name);
+        optional.push_back(name);
+      }
+  }
+  for_each_row<ConversationRow>(path, columns, optional, visit,
                                 [&](const SourceRow& source) { return conversation_of(source, field); });
 }
 

@@ -41,6 +41,8 @@ Json calls_of(const Json& value, const std::string& place) {
   return calls;
 }
 
+bool is_filled(const Json& value) { return !value.empty() && value != ""; }
+
 /// `list` must be a list of objects, which may be texts.
 Json objects_of(const Json& list, const std::string& name, const std::string& place) {
   if (!list.is_array())
@@ -122,12 +124,39 @@ std::vector<std::string> SourceRow::names() const {
   return names;
 }
 
-void SourceRow::say_unread(const std::filesystem::path& path, const std::vector<std::string>& columns) const {
+void SourceRow::count_unread(const std::vector<std::string>& columns, std::map<std::string, int64_t>& counts) const {
   std::vector<std::string> others = unread;
   for (const auto& entry : object.items())
-    if (!entry.value().is_null()) others.push_back(entry.key());
-  std::erase_if(others, [&](const std::string& name) { return std::ranges::find(columns, name) != columns.end(); });
-  if (!others.empty()) log_info(fmt::format("{}: not read: {}", path.string(), join(others, ", ")));
+    if (is_filled(entry.value())) others.push_back(entry.key());
+  for (const std::string& name : others)
+    if (std::ranges::find(columns, name) == columns.end()) ++counts[name];
+}
+
+void say_unread(const std::filesystem::path& path, const std::map<std::string, int64_t>& counts) {
+  std::vector<std::string> names;
+  for (const auto& [name, count] : counts) names.push_back(fmt::format("{} of {}", name, counted(count, "row")));
+  if (!names.empty()) log_info(fmt::format("{}: not read: {}", path.string(), join(names, ", ")));
+}
+
+void refuse_media(const Json& object, const std::string& place) {
+  for (const std::string& name : kMediaColumns)
+    if (is_filled(field_of(object, name.c_str())))
+      throw DataError(fmt::format("{}: '{}' is filled, and Trireme trains text models: drop such rows, or the column",
+                                  place, name));
+}
+
+void refuse_beside_texts(const Json& object, std::initializer_list<std::string> texts, const std::string& place,
+                         std::initializer_list<std::string_view> known) {
+  for (const std::string& name : kBesideTexts) {
+    if (std::ranges::find(known, name) != known.end()) continue;
+    const Json other = field_of(object, name.c_str());
+    const bool is_known = other.is_string() && std::ranges::any_of(texts, [&](const std::string& text) {
+                            return text.find(other.get_ref<const std::string&>()) != std::string::npos;
+                          });
+    if ((other.is_string() && !is_known) || (other.is_array() && !other.empty()))
+      throw DataError(
+          fmt::format("{}: '{}' is not read beside texts: write it into 'prompt', or remove it", place, name));
+  }
 }
 
 Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
@@ -210,6 +239,10 @@ void read_extras(const Json& object, const std::string& place, Conversation& con
     return object.contains(key) ? unwrapped(object.at(key), key, place) : Json();
   };
   if (const Json tools = found("tools"); !tools.is_null()) conversation.tools = objects_of(tools, "tools", place);
+  for (Json& tool : conversation.tools)  // LLaMA-Factory's; Cohere's have parameter_definitions
+    if (tool.contains("name") && !tool.contains("type") && !tool.contains("function") &&
+        !tool.contains("parameter_definitions"))
+      tool = Json({{"type", "function"}, {"function", tool}});
   conversation.variables = found("chat_template_kwargs");
   if (!conversation.variables.is_null() && !conversation.variables.is_object())
     throw DataError(fmt::format("{}: \"chat_template_kwargs\" is a JSON {}, expected an object", place,

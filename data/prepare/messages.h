@@ -10,7 +10,9 @@
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,9 +25,25 @@ struct SourceRow {
   const std::vector<std::string>& unread;
 
   std::vector<std::string> names() const;
-  /// Names what the row has beside `columns`, because it may be meant for the loss.
-  void say_unread(const std::filesystem::path& path, const std::vector<std::string>& columns) const;
+  /// Counts what is filled beside `columns`, and columns that are not read in each row.
+  void count_unread(const std::vector<std::string>& columns, std::map<std::string, int64_t>& counts) const;
 };
+
+/// Names what rows have that is not read, with the number of rows, because it may be meant for the loss.
+void say_unread(const std::filesystem::path& path, const std::map<std::string, int64_t>& counts);
+
+/// Columns of pictures and sounds, and those where other programs have the question, or a part of it.
+inline const std::vector<std::string> kMediaColumns = {"images", "image", "videos", "video", "audios", "audio"},
+                                      kBesideTexts = {"question",      "query",    "instruction",  "input",
+                                                      "conversations", "messages", "system",       "history",
+                                                      "system_prompt", "context",  "conversation", "trajectory"};
+
+/// DataError where a column of kMediaColumns is filled.
+void refuse_media(const nlohmann::ordered_json& object, const std::string& place);
+/// DataError where a column of kBesideTexts is filled with what none of the texts holds, which are what is read.
+/// `known`: the columns that are read, too.
+void refuse_beside_texts(const nlohmann::ordered_json& object, std::initializer_list<std::string> texts,
+                         const std::string& place, std::initializer_list<std::string_view> known = {});
 
 /// Null where the field is absent.
 nlohmann::ordered_json field_of(const nlohmann::ordered_json& object, const char* name);
@@ -57,7 +75,7 @@ nlohmann::ordered_json question_of(const nlohmann::ordered_json& object, const s
 /// The assistant's message with the text of field `name`.
 nlohmann::ordered_json answer_of(const nlohmann::ordered_json& object, const char* name, const std::string& place);
 
-/// Reads the fields tools and chat_template_kwargs.
+/// Reads the fields tools, of which a bare function becomes {type, function}, and chat_template_kwargs.
 void read_extras(const nlohmann::ordered_json& object, const std::string& place, Conversation& conversation);
 
 /// Visits what `read` makes of each object of a file; a DataError of it is the row's problem.
@@ -65,19 +83,23 @@ template <class Row>
 void for_each_row(const std::filesystem::path& path, const std::vector<std::string>& columns,
                   const std::vector<std::string>& optional, const std::function<void(Row)>& visit,
                   const std::function<Row(const SourceRow&)>& read) {
+  std::vector<std::string> names = columns, without_form = optional;
+  for (auto* list : {&names, &without_form}) list->insert(list->end(), kMediaColumns.begin(), kMediaColumns.end());
   double before = 0;
-  bool first = true;
+  std::map<std::string, int64_t> unread_counts;
   for (const std::filesystem::path& file :
        std::filesystem::is_directory(path) ? document_files(path) : std::vector<std::filesystem::path>{path}) {
-    for_each_object(file, {.names = columns, .without_nulls = {"tools", "chat_template_kwargs"}, .optional = optional},
+    for_each_object(file,
+                    {.names = names, .without_nulls = {"tools", "chat_template_kwargs"}, .optional = without_form},
                     [&](const std::string& place, double bytes_done,
                         const std::function<nlohmann::ordered_json()>& object, const std::vector<std::string>& unread) {
                       Row row;
                       try {
                         const nlohmann::ordered_json value = object();
+                        refuse_media(value, place);
                         const SourceRow source{value, place, unread};
                         row = read(source);
-                        if (std::exchange(first, false)) source.say_unread(path, row.columns);
+                        source.count_unread(row.columns, unread_counts);
                       } catch (const Error& error) {
                         if (error.code() != ExitCode::kData) throw;
                         row.problem = error.what();
@@ -88,6 +110,7 @@ void for_each_row(const std::filesystem::path& path, const std::vector<std::stri
                     });
     before += total_size({file});
   }
+  say_unread(path, unread_counts);
 }
 
 }  // namespace trireme

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,28 +46,9 @@ Json rest_of(const Json& list, size_t first) {
   return rest;
 }
 
-/// Where other programs have the question, or a part of it.
-const std::vector<std::string> kBesideTexts = {"question",      "query",    "instruction",  "input",
-                                               "conversations", "messages", "system",       "history",
-                                               "system_prompt", "context",  "conversation", "trajectory"};
 const std::vector<std::string> kTextColumns = {"prompt", "chosen", "rejected", "completion", "label"},
                                kListColumns = {"prompt", "chosen", "rejected", "completion",
                                                "label",  "system", "tools",    "chat_template_kwargs"};
-
-/// `texts`: what is read. `known`: the columns that are read, too.
-void refuse_beside_texts(const Json& object, std::initializer_list<std::string> texts, const std::string& place,
-                         std::initializer_list<std::string_view> known = {}) {
-  for (const std::string& name : kBesideTexts) {
-    if (std::ranges::find(known, name) != known.end()) continue;
-    const Json other = field_of(object, name.c_str());
-    const bool is_known = other.is_string() && std::ranges::any_of(texts, [&](const std::string& text) {
-                            return text.find(other.get_ref<const std::string&>()) != std::string::npos;
-                          });
-    if ((other.is_string() && !is_known) || (other.is_array() && !other.empty()))
-      throw DataError(
-          fmt::format("{}: '{}' is not read beside texts: write it into 'prompt', or remove it", place, name));
-  }
-}
 
 PreferenceRow preference_of(const SourceRow& source) {
   const auto& [object, place, unread] = source;

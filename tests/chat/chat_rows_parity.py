@@ -109,7 +109,7 @@ def check_parity(args, work):
         chats = list(conversations(150))
         (work / "chat.jsonl").write_text("\n".join(json.dumps({"messages": c, "id": 1}, ensure_ascii=i % 2 == 0) for i, c in enumerate(chats)))
         output = run(args, "--model", folder, "--input", work / "chat.jsonl", "--output", work / "rows.npy", "--seq-length", SEQ, "--long", "drop")
-        assert output.count("chat.jsonl: not read: id\n") == 1 and "has no token" not in output and "writes nothing" not in output, output
+        assert output.count("chat.jsonl: not read: id of 150 rows\n") == 1 and "has no token" not in output and "writes nothing" not in output, output
         expected = [mask(tokenizer, c) for c in chats]
         kept = [(ids, m) for ids, m in expected if len(ids) <= SEQ]
         ours = read_rows(work / "rows.npy")
@@ -353,6 +353,35 @@ def check_fields(args, work):
         (several_files / name).unlink()
     output = run(args, "--model", folder, "--input", several_files, "--output", work / "fields.npy", "--seq-length", SEQ)
     assert "read 3 conversations" in output, output
+    # A bare function among the tools is one as in a call.
+    bare = rows([{"messages": calls, "tools": [TOOLS[0]["function"]]}, {"messages": calls, "tools": TOOLS}])[0]
+    assert bare[0] == bare[1], bare
+    other_tools = {"messages": calls, "tools": [{"name": "f", "parameter_definitions": {}}]}
+    assert '"type": "function"' not in text(rows([other_tools])[0][0]), text(rows([other_tools])[0][0])
+    # What is not read, of all rows; pictures and what is beside texts.
+    good, texts = {"messages": [question, answer]}, {"prompt": "q", "completion": "a"}
+    beside = [good, {**good, "system_prompt": "s", "label": False}, {**good, "label": True, "images": [], "audio": ""}]
+    table = pa.Table.from_pylist([{"images": None, "label": None, "system_prompt": None} | row for row in beside])
+    pyarrow.parquet.write_table(table, work / "beside.parquet")
+    with pa.ipc.new_file(str(work / "beside.arrow"), table.schema) as out:
+        out.write_table(table)
+    for name, label in (("beside.jsonl", 2), ("beside.parquet", 3), ("beside.arrow", 3)):  # of a column that is not read nulls are not known
+        output = rows(beside, name=name)[1]
+        assert f"{name}: not read: label of {label} rows, system_prompt of 1 row\n" in output, output
+    pictured = [{"bytes": b"\x89PNG", "path": None}]
+    for name in ("images", "image", "videos", "video", "audios", "audio"):
+        lines = [good, {**good, name: ["a.png"]}]
+        kept, output = rows(lines, "--skip-refused")
+        assert len(kept) == 1 and f"fields.jsonl:2: '{name}' is filled, and Trireme trains text models" in output, output
+        pyarrow.parquet.write_table(pa.Table.from_pylist([{**good, name: []}, {**good, name: pictured}]), work / "media.parquet")
+        kept, output = rows(None, "--skip-refused", name="media.parquet")
+        assert len(kept) == 1 and f"media.parquet: row 1: '{name}' is filled" in output, output
+    for name, value in (("history", [["a", "b"]]), ("input", "more"), ("system_prompt", "s"), ("system", "s")):
+        kept, output = rows([texts, {**texts, name: value}, {**texts, name: type(value)()}], "--skip-refused")
+        assert len(kept) == 2 and f"fields.jsonl:2: '{name}' is not read beside texts" in output, output
+        pyarrow.parquet.write_table(pa.Table.from_pylist([{**texts, name: type(value)()}, {**texts, name: value}]), work / "media.parquet")
+        kept, output = rows(None, "--skip-refused", name="media.parquet")
+        assert len(kept) == 1 and f"media.parquet: row 1: '{name}' is not read beside texts" in output, output
     # Variables: of the row, of the command line, with their types.
     for row in (rows([{"messages": [question, answer], "chat_template_kwargs": {"enable_thinking": False}}]), rows([{"messages": [question, answer]}], "--variable", "enable_thinking=false")):
         assert text(row[0][0]).startswith("quiet"), text(row[0][0])

@@ -201,6 +201,7 @@ def check_inputs(args, work):
     (work / "caps.jsonl").write_text(json.dumps({**messages, "chosen": [{**answer, "role": "Assistant"}]}))
     output = run(args, "--model", folder, "--input", work / "caps.jsonl", "--output", work / "caps.npy", "--seq-length", SEQ, expect=3)
     assert "caps.jsonl:1: a message has the role 'Assistant'" in output, output
+    assert "pairs.jsonl: not read: other of 1 row\n" in make(args, work, folder, [messages, {**messages, "other": 1}])[1]
     # A column that is not needed may have values that JSON has not.
     odd = pa.Table.from_pylist(rows).append_column("question", pa.array([datetime.datetime(2024, 1, 1)] * len(rows)))
     pyarrow.parquet.write_table(odd, work / "pairs.parquet", row_group_size=6)

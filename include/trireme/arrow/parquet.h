@@ -55,7 +55,7 @@ class ParquetFile {
   struct JsonColumns {
     std::vector<std::string> names;
     std::vector<std::string> without_nulls{};  // some of the names
-    std::vector<std::string> optional{};       // some of the names: null where a value has no JSON form
+    std::vector<std::string> optional{};       // some of the names: true where a value has no JSON form
   };
   using JsonVisitor =
       std::function<void(int64_t row, nlohmann::ordered_json object, const std::vector<std::string>& unread)>;

@@ -209,7 +209,7 @@ inline nlohmann::ordered_json json_row(const arrow::RecordBatch& batch, const Pa
                                  is_in(columns.without_nulls, column) ? 2 : 0);
       } catch (const DataError&) {
         if (!is_in(columns.optional, column)) throw;
-        object[column] = nullptr;
+        object[column] = true;
       }
     else if (batch.schema()->GetAllFieldIndices(column).size() > 1)
       throw DataError(fmt::format("{}: several columns have the name '{}': rename all but one", place, column));
