@@ -22,7 +22,7 @@ struct Tokenised {
   RowDocument document;   // mask 1: the token is a target
   std::string place;      // of a conversation
   std::string refusal;    // of the template; empty: none
-  std::string unwritten;  // a message of which the template writes nothing
+  std::string unwritten;  // unwritten_message()
   bool readable = true;   // false: `refusal` says why it is no conversation
   ChatSource source = ChatSource::kConversation;
   size_t input = 0;  // number of the file
@@ -84,13 +84,13 @@ Tokenised tokenise_chat(const ChatModel& model, ConversationRow row, const ChatP
     nlohmann::ordered_json variables = options.variables;
     if (!row.conversation.variables.is_null()) variables.update(row.conversation.variables);
     row.conversation.variables = std::move(variables);
-    check_roles(model.chat(), row.conversation.messages);
+    fit_messages(model.chat(), row.conversation.messages);
     text = model.chat().training_text(row.conversation);
+    result.unwritten = unwritten_message(model.chat(), row.conversation, text.text);
   } catch (const DataError& error) {
     result.refusal = fmt::format("{}: {}", row.place, error.what());
     return result;
   }
-  result.unwritten = unwritten_message(model.chat(), row.conversation, text.text);
   TextMarks marks;
   for (const auto& [begin, end] : text.assistant) {
     marks.places.push_back(begin);

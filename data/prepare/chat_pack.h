@@ -27,7 +27,7 @@ struct ChatPackReport {
   int64_t conversations = 0;  // read
   int64_t unreadable = 0, refused = 0, untrained = 0, cut = 0, dropped_long = 0;
   std::string first_unreadable, first_refusal, first_untrained;
-  int64_t unwritten = 0;         // with a message of which the template writes nothing
+  int64_t unwritten = 0;         // with what unwritten_message() says
   std::string first_unwritten;   // its place, and unwritten_message()
   std::set<ChatSource> sources;  // of the training rows
   std::string template_name;     // empty: there is none, which texts need not

@@ -1,5 +1,6 @@
 #include "data/prepare/chat_rows.h"
 
+#include "data/prepare/messages.h"
 #include "data/prepare/outputs.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -63,50 +64,120 @@ ChatModel open_chat_model(const ChatRowOptions& options) {
   return ChatModel(options.tokenizer, options.template_file, options.template_name);
 }
 
-void check_roles(const ChatTemplate& chat, const nlohmann::ordered_json& messages) {
-  for (const auto& message : messages) {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+bool quotes(const ChatTemplate& chat, const std::string& word) {
+  return chat.mentions("'" + word + "'") || chat.mentions('"' + word + '"');
+}
+
+void fit_parts(const ChatTemplate& chat, Json& content) {
+  std::vector<std::string> texts;
+  for (const Json& part : content) {
+    const Json type = part.is_object() ? field_of(part, "type") : Json();
+    const Json text = part.is_object() ? field_of(part, "text") : part;
+    if (type.is_string() && type != "text") {
+      const auto& name = type.get_ref<const std::string&>();
+      const bool medium = std::ranges::any_of(std::vector{"image", "video", "audio", "file"},
+                                              [&](const char* each) { return name.find(each) != std::string::npos; });
+      if (medium || !quotes(chat, name))
+        throw DataError(
+            fmt::format("a part of \"content\" has the type '{}', which {}: drop such rows, or write them as texts",
+                        name, medium ? "no text model reads" : chat.name() + " does not name"));
+    } else if (text.is_string()) {
+      texts.push_back(text);
+    }
+  }
+  if (texts.size() == content.size() && !chat.mentions("['text']") && !chat.mentions("[\"text\"]") &&
+      !chat.mentions(".text"))
+    content = join(texts, "\n");
+}
+
+/// The text under `key` without white space at its ends.
+std::string_view trimmed_text(const Json& message, const char* key) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const auto found = message.find(key);
+  if (found == message.end() || !found->is_string()) return {};
+  const std::string_view all = found->get_ref<const std::string&>();
+  const size_t first = all.find_first_not_of(kSpace);
+  return first == std::string_view::npos ? "" : all.substr(first, all.find_last_not_of(kSpace) + 1 - first);
+}
+
+}  // namespace
+
+void fit_messages(const ChatTemplate& chat, Json& messages) {
+  for (Json& message : messages) {
     const auto& role = message.at("role").get_ref<const std::string&>();
     const std::string usual = lower(role);
     if (role != usual && (usual == "user" || usual == "assistant" || usual == "system" || usual == "tool") &&
-        !chat.mentions("'" + role + "'") && !chat.mentions('"' + role + '"'))
+        !quotes(chat, role))
       throw DataError(
           fmt::format("a message has the role '{}', which {} does not name: write '{}'", role, chat.name(), usual));
+    if (field_of(message, "content").is_array()) fit_parts(chat, message["content"]);
   }
 }
 
 std::string unwritten_message(const ChatTemplate& chat, const Conversation& conversation, const std::string& text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const auto content_of = [&](const nlohmann::ordered_json& message) -> std::string_view {
-    const auto found = message.find("content");
-    if (found == message.end() || !found->is_string()) return {};
-    const std::string_view all = found->get_ref<const std::string&>();
-    const size_t first = all.find_first_not_of(kSpace);
-    return first == std::string_view::npos ? "" : all.substr(first, all.find_last_not_of(kSpace) + 1 - first);
-  };
+  const Json& messages = conversation.messages;
   size_t at = 0;
-  const bool in_order = std::ranges::all_of(conversation.messages, [&](const auto& message) {
-    const std::string_view content = content_of(message);
+  const bool in_order = std::ranges::all_of(messages, [&](const Json& message) {
+    const std::string_view content = trimmed_text(message, "content");
     const size_t found = text.find(content, at);
     if (found != std::string::npos) at = found + content.size();
     return found != std::string::npos;
   });
-  if (in_order) return {};
+  const bool calls = std::ranges::any_of(messages, [](const Json& message) { return message.contains("tool_calls"); });
+  size_t last = messages.size();  // message, of the reasoning
+  const char* reasoning = nullptr;
+  while (last > 0 && messages[last - 1]["role"] != "assistant") --last;
+  for (const char* key : {"reasoning_content", "thinking", "reasoning"})
+    if (reasoning == nullptr && last > 0 && text.find(trimmed_text(messages[last - 1], key)) == std::string::npos)
+      reasoning = key;
+  if (in_order && !calls && reasoning == nullptr && conversation.tools.empty()) return {};
   // The template may write texts in another way, such as without their reasoning: other texts show which it writes.
   Conversation other = conversation;
-  const auto name = [](size_t i) { return fmt::format("trireme-message-{}.", i); };
-  for (size_t i = 0; i < other.messages.size(); ++i)
-    if (!content_of(other.messages[i]).empty()) other.messages[i]["content"] = name(i);
+  std::vector<std::string> names;
+  const auto mark = [&](Json& value) {
+    const std::string was = value;
+    value = names.emplace_back(fmt::format("trireme{}mark", names.size()));
+    return was;
+  };
+  const auto named = [](Json& object) {
+    Json& function = field_of(object, "function").is_object() ? object["function"] : object;
+    return field_of(function, "name").is_string() ? &function["name"] : nullptr;
+  };
+  std::vector<std::string> called, said, offered;
+  for (Json& message : other.messages)
+    if (message.contains("tool_calls"))
+      for (Json& call : message["tool_calls"])
+        if (Json* name = named(call)) called.push_back(mark(*name));
+  for (Json& message : other.messages)
+    if (const std::string content(trimmed_text(message, "content")); !in_order && !content.empty()) {
+      (void)mark(message["content"]);
+      said.push_back(fmt::format("{}: {}", message["role"].get<std::string>(), content));
+    }
+  if (reasoning != nullptr) said.push_back("the assistant's reasoning: " + mark(other.messages[last - 1][reasoning]));
+  for (Json& tool : other.tools)
+    if (Json* name = named(tool)) offered.push_back(mark(*name));
   std::string written;
   try {
     written = chat.render(other, /*add_generation_prompt=*/false);
   } catch (const DataError&) {
     return {};  // it reads the texts
   }
-  for (size_t i = 0; i < other.messages.size(); ++i)
-    if (const auto content = content_of(conversation.messages[i]);
-        !content.empty() && written.find(name(i)) == std::string::npos)
-      return fmt::format("{}: {}", conversation.messages[i].at("role").get<std::string>(), content);
-  return {};
+  const auto is_there = [&](size_t i) { return written.find(names[i]) != std::string::npos; };
+  for (size_t i = 0; i < called.size(); ++i)
+    if (!is_there(i))
+      throw DataError(
+          fmt::format("{} writes nothing of a call of '{}': give --template one that writes tool calls, or drop such "
+                      "rows",
+                      chat.name(), called[i]));
+  for (size_t i = 0; i < said.size(); ++i)
+    if (!is_there(called.size() + i)) return said[i];
+  for (size_t i = called.size() + said.size(); i < names.size(); ++i)
+    if (is_there(i)) return {};
+  return offered.empty() ? "" : "tools: " + offered[0];
 }
 
 void warn_of_spelled_markers(const ChatRowOptions& options, const ChatModel& model) {

@@ -42,10 +42,13 @@ void require_left(const ChatRowOptions& options, const std::string& what, int64_
 
 /// The model of the options.
 ChatModel open_chat_model(const ChatRowOptions& options);
-/// DataError for a role that is user, assistant, system or tool but for its case, unless the template has it as it is.
-void check_roles(const ChatTemplate& chat, const nlohmann::ordered_json& messages);
-/// The role and the text of the first message of whose text the template writes nothing; empty: there is none. `text`
-/// is what it wrote for the conversation.
+/// DataError for a role that is user, assistant, system or tool but for its case, unless the template has it as it is,
+/// and for parts of a content that are no texts. Parts that are texts become one, on lines of their own, where the
+/// template reads no parts, as in vLLM.
+void fit_messages(const ChatTemplate& chat, nlohmann::ordered_json& messages);
+/// The role and the text of the first message of whose text the template writes nothing, or the reasoning of the last
+/// answer, or the first tool, if it writes none; empty: there is none. `text` is what it wrote for the conversation.
+/// DataError for a call of a tool of which it writes nothing.
 std::string unwritten_message(const ChatTemplate& chat, const Conversation& conversation, const std::string& text);
 /// Warns of spelled_markers() of a template that was used.
 void warn_of_spelled_markers(const ChatRowOptions& options, const ChatModel& model);

@@ -1,5 +1,6 @@
 #include "data/prepare/preference_pack.h"
 
+#include "data/prepare/messages.h"
 #include "data/prepare/outputs.h"
 #include "data/prepare/preferences.h"
 #include "trireme/base/text.h"
@@ -32,17 +33,24 @@ struct TokenisedPair {
 using ThreeTexts = std::array<std::string, 3>;
 
 /// `unwritten`: unwritten_message() of the conversation with either answer.
-ThreeTexts render(const ChatTemplate& chat, const PreferenceRow& row, const Json& variables, std::string& unwritten) {
+ThreeTexts render(const ChatTemplate& chat, PreferenceRow& row, const Json& variables, std::string& unwritten) {
   Conversation conversation = row.prompt;
   conversation.variables = variables.is_null() ? Json::object() : variables;
   if (!row.prompt.variables.is_null()) conversation.variables.update(row.prompt.variables);
-  for (const Json* messages : {&row.prompt.messages, &row.chosen, &row.rejected}) check_roles(chat, *messages);
+  for (Json* messages : {&row.prompt.messages, &row.chosen, &row.rejected}) fit_messages(chat, *messages);
+  conversation.messages = row.prompt.messages;
   ThreeTexts texts;
   texts[0] = chat.render(conversation, /*add_generation_prompt=*/true);
   for (const auto& [answer, text] : {std::pair{&row.chosen, &texts[1]}, {&row.rejected, &texts[2]}}) {
     if (answer == &row.rejected && row.label) continue;
     conversation.messages = row.prompt.messages;
-    for (const Json& message : *answer) conversation.messages.push_back(message);
+    for (const Json& message : *answer) {
+      if (message["role"] == "assistant" && field_of(message, "weight") == 0)
+        throw DataError(
+            "an answer has \"weight\" 0, or a \"loss\" that is false, and here each answer has a loss: remove the key, "
+            "or the row");
+      conversation.messages.push_back(message);
+    }
     *text = chat.render(conversation, /*add_generation_prompt=*/false);
     if (unwritten.empty()) unwritten = unwritten_message(chat, conversation, *text);
   }

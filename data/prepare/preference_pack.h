@@ -29,7 +29,7 @@ struct FirstAnswer {
 struct PreferencePackReport {
   int64_t pairs = 0;  // read; judged answers: prompts with the answers of one row of the file
   DroppedPairs unreadable, refused, long_prompts, too_long, without_answer;
-  DroppedPairs unwritten;      // kept: the template writes nothing of a message, which stands behind the place
+  DroppedPairs unwritten;      // kept: unwritten_message() says what is behind the place
   int64_t same = 0;            // pairs kept whose answers are equal
   int64_t cut = 0;             // pairs of which an answer was cut
   DroppedPairs other_prompts;  // kept: the tokens of the prompt alone are not the first ones of prompt and answer

@@ -200,13 +200,41 @@ def check_markers(args, work, folder):
     assert "has no token" not in rows(CHATML, [question, answer], model=added)
     # What a template leaves out, what it writes in another way, roles that it names.
     output = rows(INSTRUCTION, [question, answer], [question, answer], [question, tool, answer], [tool, question, answer])
-    assert f"2 conversations with a message of which the template writes nothing, the first: {work / 'marked.jsonl'}:3: tool: a <b> 12" in output, output
+    assert f"2 conversations with a message, reasoning or tools of which the template writes nothing, the first: {work / 'marked.jsonl'}:3: tool: a <b> 12" in output, output
     output = rows(INSTRUCTION, [question, tool], expect=3)
     assert "without an answer of the assistant" in output and "the template writes nothing of" in output and "tool: a <b> 12" in output, output
     other = INSTRUCTION.replace("+ m.content +", "+ (m.content | tojson) +")
     assert "writes nothing" not in rows(other, [{**question, "content": "two\nlines"}, answer])
     short = INSTRUCTION.replace("m.content + '\\n' }}{% endif %}", "m.content.split('</think>')[-1] + '\\n' }}{% endif %}")
     assert "writes nothing" not in rows(short, [question, {**answer, "content": "<think>so</think>the fox"}])
+    # Calls, reasoning and tools that a template leaves out.
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "the", "arguments": {}}}]}
+    output = rows(INSTRUCTION, [question, answer], [question, call, tool, answer], expect=3)
+    assert f"marked.jsonl:2: {work / 'marked.jinja'} writes nothing of a call of 'the': give --template one that writes tool calls" in output, output
+    calls = INSTRUCTION.replace("+ m.content + '\\n' }}{% endif %}", "+ m.content + '\\n' }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endif %}")
+    assert calls != INSTRUCTION and "writes nothing" not in rows(calls, [question, call, answer])
+    reasons = INSTRUCTION.replace("'### Response:\\n' + m.content", "'### Response:\\n' + (m.reasoning_content or '') + m.content")
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        thought = {**answer, name: "so"}
+        output = rows(INSTRUCTION, [question, {**thought, name: "not told"}, question, answer], [question, thought])
+        assert f"1 conversation with a message, reasoning or tools of which the template writes nothing, the first: {work / 'marked.jsonl'}:2: the assistant's reasoning: so" in output, output
+        assert reasons != INSTRUCTION and "writes nothing" not in rows(reasons, [question, thought])
+    (work / "tools.jsonl").write_text(json.dumps({"messages": [question, answer], "tools": [{"type": "function", "function": {"name": "the"}}]}))
+    for template, says in ((INSTRUCTION, True), ("{{ tools[0].function.name }}" + INSTRUCTION, False)):
+        (work / "marked.jinja").write_text(template)
+        output = run(args, "--model", folder, "--input", work / "tools.jsonl", "--output", work / "marked.npy", "--seq-length", SEQ, "--template", work / "marked.jinja")
+        assert ("the template writes nothing, the first: " + str(work / "tools.jsonl") + ":1: tools: the" in output) == says, output
+    # Contents of parts: one text where the template reads no parts.
+    parts = lambda *texts: {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}  # noqa: E731
+    reads = CHATML.replace("m.content", "(m.content if m.content is string else m.content[1]['text'])")
+    for template, taken in ((INSTRUCTION, "one\ntwo"), (reads, "two")):
+        rows(template, [{**question, "content": taken}, answer])
+        expected = read_rows(work / "marked.npy")
+        rows(template, [parts("one", "two"), answer])
+        assert read_rows(work / "marked.npy") == expected, template
+    for kind, template, says in (("image_url", reads + "{# 'image_url' #}", "which no text model reads"), ("tool_use", INSTRUCTION, "does not name"), ("tool_use", INSTRUCTION + "{# 'tool_use' #}", "")):
+        output = rows(template, [question, answer], [{**question, "content": [{"type": kind, kind: "x"}]}, answer], expect=3)
+        assert not says or (f"marked.jsonl:2: a part of \"content\" has the type '{kind}'" in output and says in output), output
     for name, usual in (("User", "user"), ("ASSISTANT", "assistant"), ("System", "system")):
         output = rows(CHATML, [question, answer], [{**question, "role": name}, answer], expect=3)
         assert f"marked.jsonl:2: a message has the role '{name}', which {work / 'marked.jinja'} does not name: write '{usual}'" in output, output
@@ -271,12 +299,12 @@ def check_fields(args, work):
         assert rows(None, name=name)[0] == lines, name
     # A null content is an absent one; so is a null member of a function.
     (work / "none.jinja").write_text("{{ tools | tojson if tools else '' }}{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% else %}{% generation %}"
-                                     "{{ 'called' if m.content is not defined else m.content }}{% endgeneration %}{% endif %}{% endfor %}")
+                                     "{{ 'called ' + m.tool_calls[0].function.name if m.content is not defined else m.content }}{% endgeneration %}{% endif %}{% endfor %}")
     strict = [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}, "strict": True}]
     pyarrow.parquet.write_table(pa.table({"messages": [plain], "tools": [strict]}), work / "none.parquet")
     by_lines = rows([{"messages": plain, "tools": strict}], "--template", work / "none.jinja")[0]
     by_columns = rows(None, "--template", work / "none.jinja", name="none.parquet")[0]
-    assert trained(by_lines[0]) == "calleda" and by_columns == by_lines, (text(by_lines[0]), text(by_columns[0]))
+    assert trained(by_lines[0]) == "called fa" and by_columns == by_lines, (text(by_lines[0]), text(by_columns[0]))
     other = table.select(["tools", "other"])
     pyarrow.parquet.write_table(other, work / "other.parquet")
     with pa.ipc.new_file(str(work / "other.arrow"), table.schema.remove(0)) as out:

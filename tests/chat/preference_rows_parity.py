@@ -201,6 +201,19 @@ def check_inputs(args, work):
     (work / "caps.jsonl").write_text(json.dumps({**messages, "chosen": [{**answer, "role": "Assistant"}]}))
     output = run(args, "--model", folder, "--input", work / "caps.jsonl", "--output", work / "caps.npy", "--seq-length", SEQ, expect=3)
     assert "caps.jsonl:1: a message has the role 'Assistant'" in output, output
+    # Weights, calls, reasoning and parts of answers; pictures beside them.
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    for row, says in (({**messages, "chosen": [{**answer, "weight": 0}]}, 'an answer has "weight" 0'), ({**messages, "rejected": [{**answer, "loss": False}]}, 'an answer has "weight" 0'),
+                      ({**messages, "chosen": [call]}, "writes nothing of a call of 'f'"), ({**messages, "images": ["a.png"]}, "'images' is filled")):
+        (work / "bad.jsonl").write_text("\n".join(map(json.dumps, [messages, row])))
+        options = ("--model", work / "chatml", "--input", work / "bad.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ)
+        output = run(args, *options, expect=3)
+        assert f"bad.jsonl:2: " in output and says in output, (says, output)
+        assert "from 1 pair" in run(args, *options, "--skip-refused")
+    output = make(args, work, work / "chatml", [{name: [{**m, "reasoning_content": "because"} if m["role"] == "assistant" else m for m in messages[name]] for name in messages}])[1]
+    assert "the template writes nothing, the first: " + str(work / "pairs.jsonl") + ":1: the assistant's reasoning: because" in output, output
+    parts = {name: [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages[name]] for name in messages}
+    assert make(args, work, folder, [parts])[0] == make(args, work, folder, [messages])[0]
     assert "pairs.jsonl: not read: other of 1 row\n" in make(args, work, folder, [messages, {**messages, "other": 1}])[1]
     # A column that is not needed may have values that JSON has not.
     odd = pa.Table.from_pylist(rows).append_column("question", pa.array([datetime.datetime(2024, 1, 1)] * len(rows)))
