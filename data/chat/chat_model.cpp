@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/huggingface/config_reader.h"
 #include "trireme/formats/huggingface/folder_tokens.h"
 #include "trireme/formats/json.h"
 
@@ -28,11 +29,11 @@ fs::path model_directory(const fs::path& tokenizer) {
 }  // namespace
 
 ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const std::string& template_name)
-    : tokenizer_(path) {
+    : directory_(model_directory(path)), tokenizer_(path) {
   std::set<std::string> specials;
   for (const auto& [name, id] : {std::pair{"bos_token", tokenizer_.bos_id()}, {"eos_token", tokenizer_.eos_id()}})
     if (id) specials.insert(variables_[name] = tokenizer_.decode(std::vector<int32_t>{*id}, true));
-  const TokenizerFolder folder(model_directory(path));
+  const TokenizerFolder folder(directory_);
   for (const auto& [name, text] : folder.named_tokens())
     if (text) specials.insert(variables_[name] = *text);
   specials.erase("");  // as files of Llama 1 name theirs
@@ -45,7 +46,7 @@ ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const 
     return;
   }
   try {
-    chat_.emplace(ChatTemplate::open(model_directory(path), template_name, variables_));
+    chat_.emplace(ChatTemplate::open(directory_, template_name, variables_));
   } catch (const DataError& error) {
     without_chat_ = error.what();
   }
@@ -112,6 +113,14 @@ std::optional<int32_t> ChatModel::end_of_turn() const {
 
 void ChatModel::add_end_of_turn(std::vector<int64_t>& ends) const {
   if (const auto end = end_of_turn(); end && std::ranges::find(ends, *end) == ends.end()) ends.push_back(*end);
+}
+
+std::string ChatModel::unlisted_end() const {
+  const auto end = end_of_turn();
+  if (!end || *end == tokenizer_.eos_id() || !fs::is_regular_file(directory_ / "config.json")) return {};
+  for (const char* name : {"generation_config.json", "config.json"})
+    if (std::ranges::count(eos_ids_of(directory_ / name), *end) > 0) return {};
+  return tokenizer_.decode(std::vector{*end}, true);
 }
 
 std::vector<int32_t> ChatModel::prompt(const Conversation& conversation) const {

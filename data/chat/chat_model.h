@@ -37,6 +37,9 @@ class ChatModel {
   std::vector<std::string> spelled_markers() const;
   /// Whether the template ends an answer with a special token.
   bool ends_turns() const { return end_of_turn().has_value(); }
+  /// The special token with which the template ends an answer, where the files of the model name others alone as ends:
+  /// programs that follow them do not stop at it. Empty: one of them, or there is no config.json. ModelError.
+  std::string unlisted_end() const;
   /// The ids of the conversation as far as the next answer.
   std::vector<int32_t> prompt(const Conversation& conversation) const;
 
@@ -46,6 +49,7 @@ class ChatModel {
   /// A question with an answer as the template writes it; empty: it refuses them.
   std::string example(bool with_system) const;
 
+  std::filesystem::path directory_;
   Tokenizer tokenizer_;
   std::map<std::string, std::string> variables_;  // of the template: special tokens
   std::optional<ChatTemplate> chat_;

@@ -184,7 +184,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
       },
       [&](ConversationRow row) { return tokenise_chat(model, std::move(row), options); },
       [&](Tokenised made) { keep(std::move(made), report.conversations++); });
-  if (templated) warn_of_spelled_markers(options, model);
+  if (templated) warn_of_template(options, model);
   require_left(options, "conversation", report.conversations, !train.empty(), !valid.empty(),
                fmt::format("{} that cannot be read, {} refused by the template, {} too long, {} without an answer of "
                            "the assistant{}{}",

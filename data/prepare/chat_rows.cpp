@@ -180,7 +180,13 @@ std::string unwritten_message(const ChatTemplate& chat, const Conversation& conv
   return offered.empty() ? "" : "tools: " + offered[0];
 }
 
-void warn_of_spelled_markers(const ChatRowOptions& options, const ChatModel& model) {
+void warn_of_template(const ChatRowOptions& options, const ChatModel& model) {
+  if (const std::string end = model.unlisted_end(); !end.empty())
+    log_warn(fmt::format(
+        "the template ends an answer with {0}, which is no EOS of the tokenizer, config.json or generation_config.json "
+        "of {1}: transformers and vLLM do not stop there. Make it one before the training: `trireme model "
+        "resize-vocab --model {1} --eos-token '{0}' --output DIRECTORY`",
+        end, options.tokenizer.string()));
   const std::vector<std::string> markers = model.spelled_markers();
   if (markers.empty()) return;
   const std::string which = fmt::format("the tokenizer of {} has no token for {} of the template {}",

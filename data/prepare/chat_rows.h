@@ -50,8 +50,8 @@ void fit_messages(const ChatTemplate& chat, nlohmann::ordered_json& messages);
 /// answer, or the first tool, if it writes none; empty: there is none. `text` is what it wrote for the conversation.
 /// DataError for a call of a tool of which it writes nothing.
 std::string unwritten_message(const ChatTemplate& chat, const Conversation& conversation, const std::string& text);
-/// Warns of spelled_markers() of a template that was used.
-void warn_of_spelled_markers(const ChatRowOptions& options, const ChatModel& model);
+/// Warns of unlisted_end() and spelled_markers() of a template that was used.
+void warn_of_template(const ChatRowOptions& options, const ChatModel& model);
 /// Texts without a template, as TRL tokenises them: answers end with EOS (DataError where there is none), and what the
 /// tokenizer puts before a text comes first.
 std::string with_eos(const ChatModel& model, std::string text);

@@ -229,7 +229,7 @@ PreferencePackReport pack_preferences(const PreferencePackOptions& given) {
           split.answers.push_back(std::move(document));
         }
       });
-  if (templated) warn_of_spelled_markers(options, model);
+  if (templated) warn_of_template(options, model);
   train.move_back(second_train);
   valid.move_back(second_valid);
   require_left(options, options.unpaired ? "answer" : "pair", report.pairs, !train.answers.empty(),

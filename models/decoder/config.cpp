@@ -158,12 +158,7 @@ int64_t padding_row(const DecoderConfig& config) {
 }
 
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config) {
-  const auto path = directory / "generation_config.json";
-  if (!std::filesystem::is_regular_file(path)) return config.eos_token_ids;
-  const Json json = read_json_object(path, 1 << 20);
-  ConfigReader reader(json, path.string());
-  const std::vector<int64_t> ids = reader.token_ids("eos_token_id", {});
-  reader.finish();
+  const std::vector<int64_t> ids = eos_ids_of(directory / "generation_config.json");
   return ids.empty() ? config.eos_token_ids : ids;
 }
 

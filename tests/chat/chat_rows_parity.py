@@ -198,6 +198,23 @@ def check_markers(args, work, folder):
         (added / file).write_bytes((folder / file).read_bytes())
     (added / "added_tokens.json").write_text(json.dumps({"<|im_start|>": 400, "<|im_end|>": 401}))
     assert "has no token" not in rows(CHATML, [question, answer], model=added)
+    # The end of an answer is none of those in the model's files, as in base models with the template of a chat.
+    base = work / "base"
+    write_model(base, "qwen2", CHATML)
+    def ends(tokenizer, config, generation=None):
+        (base / "tokenizer_config.json").write_text(json.dumps({"eos_token": tokenizer}))
+        for file, ids in (("config.json", config), ("generation_config.json", generation)):
+            (base / file).write_text(json.dumps({} if ids is None else {"eos_token_id": ids}))
+        return rows(CHATML, [question, answer], model=base)
+    other, end = (json.loads((base / "tokenizer.json").read_text())["added_tokens"][i]["id"] for i in (0, 2))
+    says = f"the template ends an answer with <|im_end|>, which is no EOS of the tokenizer, config.json or generation_config.json of {base}"
+    for files in (("<|endoftext|>", other, [other]), ("<|endoftext|>", None)):
+        output = ends(*files)
+        assert says in output and f"trireme model resize-vocab --model {base} --eos-token '<|im_end|>'" in output, output
+    for files in (("<|im_end|>", other, other), ("<|endoftext|>", [other, end]), ("<|endoftext|>", other, [end, other])):
+        assert says not in ends(*files), files
+    (base / "config.json").unlink()
+    assert says not in rows(CHATML, [question, answer], model=base)  # a tokenizer alone
     # What a template leaves out, what it writes in another way, roles that it names.
     output = rows(INSTRUCTION, [question, answer], [question, answer], [question, tool, answer], [tool, question, answer])
     assert f"2 conversations with a message, reasoning or tools of which the template writes nothing, the first: {work / 'marked.jsonl'}:3: tool: a <b> 12" in output, output

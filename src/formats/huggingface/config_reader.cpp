@@ -104,4 +104,13 @@ void ConfigReader::finish() const {
   if (!problems_.empty()) throw ModelError(fmt::format("{}: {}", path_, join(problems_, "; ")));
 }
 
+std::vector<int64_t> eos_ids_of(const std::filesystem::path& path) {
+  if (!std::filesystem::is_regular_file(path)) return {};
+  const nlohmann::json json = read_json_object(path);
+  ConfigReader reader(json, path.string());
+  std::vector<int64_t> ids = reader.token_ids("eos_token_id", {});
+  reader.finish();
+  return ids;
+}
+
 }  // namespace trireme

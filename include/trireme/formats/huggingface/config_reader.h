@@ -4,6 +4,7 @@
 #include "trireme/formats/json.h"
 
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -55,5 +56,8 @@ class ConfigReader {
   std::string path_;
   std::vector<std::string> problems_;
 };
+
+/// The ids under eos_token_id of config.json or generation_config.json; none where there is no such file. ModelError.
+std::vector<int64_t> eos_ids_of(const std::filesystem::path& path);
 
 }  // namespace trireme
