@@ -315,4 +315,15 @@ bool ChatTemplate::mentions(std::string_view text) const {
 }
 bool ChatTemplate::has_generation_blocks() const { return state_->generates; }
 
+void ChatTemplate::check_variables(const nlohmann::ordered_json& variables) const {
+  std::vector<std::string> names;
+  for (const ChatTemplate* one = this; one != nullptr; one = one->state_->with_tools.get())
+    for (const jinja::Token& token : jinja::tokenise(one->state_->source))
+      if (token.kind == jinja::TokenKind::kName) names.push_back(token.text);
+  for (const auto& [name, value] : variables.items())
+    if (std::ranges::find(names, name) == names.end())
+      throw ConfigError(
+          fmt::format("--variable {}: {} has no such variable.{}", name, state_->name, did_you_mean(name, names)));
+}
+
 }  // namespace trireme

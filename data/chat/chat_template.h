@@ -62,6 +62,8 @@ class ChatTemplate {
   /// Whether the template's source has this text.
   bool mentions(std::string_view text) const;
   bool has_generation_blocks() const;
+  /// ConfigError for a variable of --variable that the template does not name.
+  void check_variables(const nlohmann::ordered_json& variables) const;
 
  private:
   struct State;

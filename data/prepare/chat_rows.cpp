@@ -61,7 +61,9 @@ void require_left(const ChatRowOptions& options, const std::string& what, int64_
 }
 
 ChatModel open_chat_model(const ChatRowOptions& options) {
-  return ChatModel(options.tokenizer, options.template_file, options.template_name);
+  ChatModel model(options.tokenizer, options.template_file, options.template_name);
+  if (model.has_chat()) model.chat().check_variables(options.variables);
+  return model;
 }
 
 namespace {

@@ -40,7 +40,7 @@ void check_row_options(const ChatRowOptions& options);
 void require_left(const ChatRowOptions& options, const std::string& what, int64_t read, bool train, bool valid,
                   const std::string& dropped);
 
-/// The model of the options.
+/// The model of the options. ConfigError for variables that its template has not.
 ChatModel open_chat_model(const ChatRowOptions& options);
 /// DataError for a role that is user, assistant, system or tool but for its case, unless the template has it as it is,
 /// and for parts of a content that are no texts. Parts that are texts become one, on lines of their own, where the

@@ -157,6 +157,7 @@ class Generator {
     chat_.emplace(directory, options_.template_file, options_.template_name);
     if (!options_.system.empty()) messages_.messages.push_back({{"role", "system"}, {"content", options_.system}});
     messages_.variables = template_variables(options_.variables);
+    chat_->chat().check_variables(messages_.variables);
     chat_->add_end_of_turn(ends_);
     log_info(fmt::format("template {}; {}", chat_->chat().name(), ends_of_answers(tokenizer(), ends_)));
   }
