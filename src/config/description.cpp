@@ -93,7 +93,8 @@ Section lora_section() {
          .max = kMaxCount,
          .may_be_absent = true,
          .elsewhere = {"peft_trainable_token_indices"}});
-  s.key("adapter", &S::adapter, "PEFT directory to start from", {.path = true, .elsewhere = {"lora_model_dir"}});
+  s.key("adapter", &S::adapter, "PEFT directory to start from",
+        {.path = true, .elsewhere = {"lora_model_dir", "adapter_name_or_path"}});
   return s.section;
 }
 
@@ -121,7 +122,7 @@ Section data_section() {
          .one_or_more = true,
          .may_be_absent = true,
          .not_path = "mock",
-         .elsewhere = {"validation_file", "data.validation", "data.eval", "test_datasets"}});
+         .elsewhere = {"validation_file", "data.validation", "data.eval", "test_datasets", "eval_dataset"}});
   s.key("test", &S::test, "test rows, evaluated once, after the last step",
         {.path = true, .one_or_more = true, .may_be_absent = true, .not_path = "mock"});
   s.key("seq_length", &S::seq_length, "tokens in a row",
@@ -246,7 +247,7 @@ Section optimizer_section() {
   s.key("grad_clip", &S::grad_clip, "largest L2 norm of the gradient over all trained parameters; 0 = off",
         {.min = 0,
          .option = {.fms = "grad_clip_thresh", .torchtitan = "training.max_norm", .nemo = "trainer.gradient_clip_val"},
-         .elsewhere = {"max_grad_norm", "clip_grad", "gradient_clipping"}});
+         .elsewhere = {"max_grad_norm", "clip_grad", "clip_grad_norm", "gradient_clipping"}});
   s.key("clip", &S::clip,
         "global: the gradient summed over all ranks is clipped; local: each rank's own, before the sum",
         {.choices = {{"global", S::Clip::kGlobal}, {"local", S::Clip::kLocal}}, .feature = Feature::kRankMeans});
@@ -327,7 +328,7 @@ Section train_section() {
         {.min = 0,
          .max = 4294967295.0,
          .option = {.fms = "seed", .torchtitan = "training.seed", .nemo = "model.seed"},
-         .elsewhere = {"random_seed", "data_seed"}});
+         .elsewhere = {"random_seed", "data_seed", "random_state"}});
   s.key("deterministic", &S::deterministic,
         "on GPUs: every run of the same configuration on the same kind of GPU has the same bits, a resumed one too; "
         "attention's backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
@@ -566,7 +567,8 @@ Section parallel_section() {
                     {},
                     "; attention = everything but attention, whose output is kept beside each block's input"},
                    {"full", S::Recompute::kFull}},
-       .elsewhere = {"gradient_checkpointing", "activation_checkpointing"}});
+       .elsewhere = {"gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing",
+                     "enable_activation_checkpointing"}});
   s.key(
       "tile_tokens", &S::tile_tokens,
       "blocks that are recomputed whole, or but for attention, go through so many tokens at a time in their norms and "

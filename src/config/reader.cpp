@@ -214,7 +214,16 @@ const std::map<std::string_view, const char*> kNoKeys = {
     {"curriculum_sampling", " data.shuffle: false reads rows in the order of the file."},
     {"device_map", kSharding},
     {"trust_remote_code", " No code of a model is ever run."},
-    {"ignore_data_skip", kResumes}};
+    {"ignore_data_skip", kResumes},
+    {"neat_packing", kPacking},
+    {"max_samples", " A run of fewer rows has fewer train.max_steps, or a train.epochs below 1."},
+    {"default_system", " trireme data chat reads the system message of each row, or its field system."},
+    {"enable_thinking", " trireme data chat --variable enable_thinking=false sets a variable of the template."},
+    {"apply_lora_to_mlp", " lora.target_modules names the MLP's matrices too: gate_proj, up_proj, down_proj."},
+    {"do_train", " A run trains, and evaluates data.valid where it is given."},
+    {"do_eval", " A run trains, and evaluates data.valid where it is given."},
+    {"loss_scale",
+     " precision.loss_scale is the factor of fp16's gradients; trireme data chat decides which tokens have a loss."}};
 
 /// What to write in place of a key that has another name now; "": it never was a key.
 std::string retired_advice(const Section& section, const YamlEntry& entry) {
