@@ -86,7 +86,10 @@ class Collector {
   static constexpr size_t kBatchBytes = size_t{2} << 20;
 
   void append(int64_t number, const std::vector<int32_t>& ids) {
-    const int64_t length = static_cast<int64_t>(ids.size()) + options_.bos + options_.eos;
+    // Texts with a template's BOS and EOS in them get no second ones.
+    const bool bos = options_.bos && (ids.empty() || ids.front() != tokenizer_.bos_id()),
+               eos = options_.eos && (ids.empty() || ids.back() != tokenizer_.eos_id());
+    const int64_t length = static_cast<int64_t>(ids.size()) + bos + eos;
     if (length < options_.min_tokens) {
       ++report_.too_short;
       report_.short_tokens += length;
@@ -94,9 +97,9 @@ class Collector {
     }
     TokenisedDocuments& split =
         in_valid_split(options_.shuffle_seed.value_or(0), number, options_.valid_fraction) ? valid : train;
-    if (options_.bos) split.tokens.push_back(*tokenizer_.bos_id());
+    if (bos) split.tokens.push_back(*tokenizer_.bos_id());
     split.tokens.insert(split.tokens.end(), ids.begin(), ids.end());
-    if (options_.eos) split.tokens.push_back(*tokenizer_.eos_id());
+    if (eos) split.tokens.push_back(*tokenizer_.eos_id());
     split.ends.push_back(split.tokens.size());
     split.numbers.push_back(number);
   }

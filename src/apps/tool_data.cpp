@@ -77,8 +77,8 @@ void add_pack(CLI::App& tool) {
       ->check(CLI::IsMember({"paragraph", "line", "file"}));
   command->add_option("--field", options.field,
                       "Field or column that holds the text (JSON, Parquet, Arrow; default text)");
-  command->add_flag("--bos", options.bos, "BOS before every document");
-  command->add_flag("--eos", options.eos, "EOS after every document");
+  command->add_flag("--bos", options.bos, "BOS before every document that does not begin with it");
+  command->add_flag("--eos", options.eos, "EOS after every document that does not end with it");
   command->add_flag("--separate-documents", options.separate_documents,
                     "Record where documents start: attention does not cross them (.h5, or an object .npy as MLPerf's)");
   command->add_option("--valid-output", options.valid_output, "Second token file, for validation");

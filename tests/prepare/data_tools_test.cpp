@@ -106,6 +106,15 @@ TEST_F(DataTools, ByteLevelBpeIsTrainedAndPacked) {
     EXPECT_EQ(run("tokenizer decode --special " + option + ids).out, "Rower 7<|endoftext|> looks\n");
   }
   ASSERT_EQ(run("data pack --tokenizer bytes --input text.txt --seq-length 64 --output bytes.npy --eos").code, 0);
+  // A text that has EOS in it gets no second one.
+  std::ofstream(directory_ / "ends.jsonl") << R"({"text": "Rower 7<|endoftext|>"})" << '\n' << R"({"text": "Rower"})";
+  std::ofstream(directory_ / "plain.jsonl") << R"({"text": "Rower 7"})" << '\n' << R"({"text": "Rower"})";
+  for (const char* name : {"ends", "plain"})
+    ASSERT_EQ(
+        run(fmt::format("data pack --tokenizer bytes --input {0}.jsonl --seq-length 4 --output {0}.npy --eos", name))
+            .code,
+        0);
+  EXPECT_EQ(slurp("ends.npy"), slurp("plain.npy"));
   const auto dataset = open_token_dataset({directory_ / "bytes.npy"}, 64, 330);
   EXPECT_GT(dataset->size(), 20);
 }
