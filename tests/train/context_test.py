@@ -111,7 +111,7 @@ def shared_rows(site):
     done = site.train("output.dir=auto", "batch.global_batch_size=2", ranks=4)
     assert "context: 2 ranks share a row" in done.stdout + done.stderr, done.stdout
     site.compare("auto", want, 1e-6, "four ranks, two rows")
-    for setting, ranks, text in (("parallel.context_size=3", 3, "divisor of 1"), ("parallel.context_size=3", 4, "does not divide the 4 ranks"),
+    for setting, ranks, text in (("parallel.context_size=3", 3, "takes its part: take 1;"), ("parallel.context_size=3", 4, "does not divide the 4 ranks"),
                                  ("batch.micro_batch_size=12", 3, "batch.global_batch_size 12 does not divide over 3 ranks x batch.micro_batch_size 12")):
         done = site.train("output.dir=refused", setting, "batch.global_batch_size=12", ranks=ranks, expect=2)
         assert text in done.stderr, done.stderr
