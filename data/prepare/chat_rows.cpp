@@ -78,21 +78,19 @@ void fit_parts(const ChatTemplate& chat, Json& content) {
   std::vector<std::string> texts;
   for (const Json& part : content) {
     const Json type = part.is_object() ? field_of(part, "type") : Json();
-    const Json text = part.is_object() ? field_of(part, "text") : part;
+    const Json text = part.is_object() ? field_of(part, "text") : Json();  // texts alone are left as they are
     if (type.is_string() && type != "text") {
       const auto& name = type.get_ref<const std::string&>();
       const bool medium = std::ranges::any_of(std::vector{"image", "video", "audio", "file"},
                                               [&](const char* each) { return name.find(each) != std::string::npos; });
-      if (medium || !quotes(chat, name))
+      if (medium || (!text.is_string() && !quotes(chat, name)))
         throw DataError(
             fmt::format("a part of \"content\" has the type '{}', which {}: drop such rows, or write them as texts",
                         name, medium ? "no text model reads" : chat.name() + " does not name"));
-    } else if (text.is_string()) {
-      texts.push_back(text);
     }
+    if (text.is_string()) texts.push_back(text);
   }
-  if (texts.size() == content.size() && !chat.mentions("['text']") && !chat.mentions("[\"text\"]") &&
-      !chat.mentions(".text"))
+  if (!texts.empty() && texts.size() == content.size() && !quotes(chat, "text") && !chat.mentions(".text"))
     content = join(texts, "\n");
 }
 

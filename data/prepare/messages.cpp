@@ -43,6 +43,12 @@ Json calls_of(const Json& value, const std::string& place) {
 
 bool is_filled(const Json& value) { return !value.empty() && value != ""; }
 
+/// Lists and objects of nothing are none: `datasets` writes {bytes: null, path: null} for a picture that is not there.
+bool holds_medium(const Json& value) {
+  if (value.is_structured()) return std::any_of(value.begin(), value.end(), holds_medium);
+  return is_filled(value) && value != false;
+}
+
 /// `list` must be a list of objects, which may be texts.
 Json objects_of(const Json& list, const std::string& name, const std::string& place) {
   if (!list.is_array())
@@ -140,18 +146,24 @@ void say_unread(const std::filesystem::path& path, const std::map<std::string, i
 
 void refuse_media(const Json& object, const std::string& place) {
   for (const std::string& name : kMediaColumns)
-    if (is_filled(field_of(object, name.c_str())))
+    if (holds_medium(field_of(object, name.c_str())))
       throw DataError(fmt::format("{}: '{}' is filled, and Trireme trains text models: drop such rows, or the column",
                                   place, name));
 }
 
 void refuse_beside_texts(const Json& object, std::initializer_list<std::string> texts, const std::string& place,
                          std::initializer_list<std::string_view> known) {
+  const auto holds = [](const std::string& text, const std::string& part) {
+    constexpr const char* kSpace = " \t\r\n";
+    const size_t first = part.find_first_not_of(kSpace);
+    return first == std::string::npos ||
+           text.find(part.substr(first, part.find_last_not_of(kSpace) + 1 - first)) != std::string::npos;
+  };
   for (const std::string& name : kBesideTexts) {
     if (std::ranges::find(known, name) != known.end()) continue;
     const Json other = field_of(object, name.c_str());
     const bool is_known = other.is_string() && std::ranges::any_of(texts, [&](const std::string& text) {
-                            return text.find(other.get_ref<const std::string&>()) != std::string::npos;
+                            return holds(text, other.get_ref<const std::string&>());
                           });
     if ((other.is_string() && !is_known) || (other.is_array() && !other.empty()))
       throw DataError(
@@ -239,9 +251,8 @@ void read_extras(const Json& object, const std::string& place, Conversation& con
     return object.contains(key) ? unwrapped(object.at(key), key, place) : Json();
   };
   if (const Json tools = found("tools"); !tools.is_null()) conversation.tools = objects_of(tools, "tools", place);
-  for (Json& tool : conversation.tools)  // LLaMA-Factory's; Cohere's have parameter_definitions
-    if (tool.contains("name") && !tool.contains("type") && !tool.contains("function") &&
-        !tool.contains("parameter_definitions"))
+  for (Json& tool : conversation.tools)  // LLaMA-Factory's; Cohere's and Anthropic's have no parameters
+    if (tool.contains("name") && tool.contains("parameters") && !tool.contains("type") && !tool.contains("function"))
       tool = Json({{"type", "function"}, {"function", tool}});
   conversation.variables = found("chat_template_kwargs");
   if (!conversation.variables.is_null() && !conversation.variables.is_object())

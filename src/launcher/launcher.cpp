@@ -311,7 +311,7 @@ Launcher::JobParts Launcher::job_parts(const ConfNode& training, const std::stri
     std::vector<std::string> traces;
     if (const ConfNode* trace = nsys->find("trace"))
       for (const ConfNode& item : trace->items) traces.push_back(item.str());
-    const std::string output = in_double_quotes((parts.folder / "results" / "profile_logs").string());
+    const std::string output = in_double_quotes(shell_quote((parts.folder / "results" / "profile_logs").string()));
     words.push_back(fmt::format(
         "nsys profile -s none -t {} -o {}/profile_\\${{SLURM_JOB_ID}}_node\\${{SLURM_NODEID}}_rank\\${{SLURM_PROCID}} "
         "--force-overwrite true --capture-range=cudaProfilerApi --capture-range-end=stop",
@@ -349,10 +349,14 @@ LaunchStage Launcher::stage(size_t index, const std::string& dependency) const {
     script.setup.insert(script.setup.begin(), "export OMPI_MCA_hwloc_base_binding_policy=none");
     script.command = parts.command;
     script.log = (parts.folder / fmt::format("log-{}_{}.out", parts.name, settings_.time_tag)).string();
-    if (settings_.in_allocation)
+    if (settings_.in_allocation) {
       script.launcher = {"srun", "--nodes=" + parts.nodes.str(), "--ntasks-per-node=" + parts.tasks.str()};
-    else if (parts.tasks.is(Kind::kInteger) && parts.tasks.integer > 1)
+      // Otherwise salloc's SLURM_NTASKS is the number, and --ntasks-per-node only a limit.
+      if (parts.nodes.is(Kind::kInteger) && parts.tasks.is(Kind::kInteger))
+        script.launcher.push_back(fmt::format("--ntasks={}", parts.nodes.integer * parts.tasks.integer));
+    } else if (parts.tasks.is(Kind::kInteger) && parts.tasks.integer > 1) {
       script.launcher = {"mpirun", "-n", parts.tasks.str()};
+    }
     if (const ConfNode* cluster = root_.find("cluster"); cluster != nullptr && settings_.in_allocation)
       if (const ConfNode* args = cluster->find("srun_args"))
         for (const ConfNode& arg : args->items)

@@ -188,7 +188,8 @@ TEST(Launcher, Interactive) {
   EXPECT_NE(alone.find("2>&1 | tee -a /site/results/gpt3_126m/log-gpt3_126m_1122_224310.out"), std::string::npos);
   LauncherSettings with = settings();
   with.in_allocation = true;
-  EXPECT_TRUE(has_line(script(overrides, with), "srun --nodes=1 --ntasks-per-node=2 --kill-on-bad-exit=1 bash -c \""));
+  EXPECT_TRUE(has_line(script(overrides, with),
+                       "srun --nodes=1 --ntasks-per-node=2 --ntasks=2 --kill-on-bad-exit=1 bash -c \""));
   std::vector<std::string> two = overrides;
   two[3] = "training.trainer.num_nodes=2";
   EXPECT_THROW(script(two, settings()), ConfigError);
