@@ -96,12 +96,8 @@ void fit_parts(const ChatTemplate& chat, Json& content) {
 
 /// The text under `key` without white space at its ends.
 std::string_view trimmed_text(const Json& message, const char* key) {
-  constexpr std::string_view kSpace = " \t\r\n";
   const auto found = message.find(key);
-  if (found == message.end() || !found->is_string()) return {};
-  const std::string_view all = found->get_ref<const std::string&>();
-  const size_t first = all.find_first_not_of(kSpace);
-  return first == std::string_view::npos ? "" : all.substr(first, all.find_last_not_of(kSpace) + 1 - first);
+  return found == message.end() || !found->is_string() ? "" : trimmed(found->get_ref<const std::string&>());
 }
 
 }  // namespace

@@ -153,22 +153,22 @@ void refuse_media(const Json& object, const std::string& place) {
 
 void refuse_beside_texts(const Json& object, std::initializer_list<std::string> texts, const std::string& place,
                          std::initializer_list<std::string_view> known) {
-  const auto holds = [](const std::string& text, const std::string& part) {
-    constexpr const char* kSpace = " \t\r\n";
-    const size_t first = part.find_first_not_of(kSpace);
-    return first == std::string::npos ||
-           text.find(part.substr(first, part.find_last_not_of(kSpace) + 1 - first)) != std::string::npos;
-  };
   for (const std::string& name : kBesideTexts) {
     if (std::ranges::find(known, name) != known.end()) continue;
     const Json other = field_of(object, name.c_str());
     const bool is_known = other.is_string() && std::ranges::any_of(texts, [&](const std::string& text) {
-                            return holds(text, other.get_ref<const std::string&>());
+                            return text.find(trimmed(other.get_ref<const std::string&>())) != std::string::npos;
                           });
     if ((other.is_string() && !is_known) || (other.is_array() && !other.empty()))
       throw DataError(
           fmt::format("{}: '{}' is not read beside texts: write it into 'prompt', or remove it", place, name));
   }
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = text.find_first_not_of(kSpace);
+  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
 }
 
 Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }

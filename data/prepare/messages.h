@@ -45,6 +45,9 @@ void refuse_media(const nlohmann::ordered_json& object, const std::string& place
 void refuse_beside_texts(const nlohmann::ordered_json& object, std::initializer_list<std::string> texts,
                          const std::string& place, std::initializer_list<std::string_view> known = {});
 
+/// Without blanks, tabs and line ends at both ends.
+std::string_view trimmed(std::string_view text);
+
 /// Null where the field is absent.
 nlohmann::ordered_json field_of(const nlohmann::ordered_json& object, const char* name);
 
