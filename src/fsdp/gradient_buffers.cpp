@@ -164,10 +164,10 @@ void GradientBuffers::parameter_done(Unit& unit, size_t parameter) {
 
 void GradientBuffers::clip_and_reduce() {
   if (unclipped_.empty()) return;
-  at::Tensor square = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(options_.device));
-  for (const Unit* unit : unclipped_)
-    square.add_(at::linalg_vector_norm(unit->gradient, 2, {}, false, at::kFloat).to(at::kDouble).square());
-  const at::Tensor factor = clip_(square);
+  std::vector<at::Tensor> gradients;
+  for (const Unit* unit : unclipped_) gradients.push_back(unit->gradient);
+  const at::Tensor factor = clip_(gradients);
+  gradients.clear();
   for (Unit* unit : unclipped_) {
     unit->gradient.mul_(factor);
     start_reduction(*unit, shards_);

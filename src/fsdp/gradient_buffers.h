@@ -56,9 +56,11 @@ class GradientBuffers {
   void observe(std::function<void(const ParameterSpec&, const at::Tensor&)> observer) {
     observer_ = std::move(observer);
   }
-  /// From now on reductions start at the end of backward, after all gradients were multiplied by `factor` of their
-  /// squared L2 norm.
-  void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor) { clip_ = std::move(factor); }
+  /// From now on reductions start at the end of backward, after all gradients, one for each unit, were multiplied by
+  /// their `factor`.
+  void clip_before_reduction(std::function<at::Tensor(const std::vector<at::Tensor>& gradients)> factor) {
+    clip_ = std::move(factor);
+  }
 
   /// Call before each micro-batch's forward. `last`: it is the step's last one.
   void begin_micro_batch(bool last);
@@ -111,7 +113,7 @@ class GradientBuffers {
   Communicator *shards_, *narrow_, *replicas_;
   Options options_;
   std::function<void(const ParameterSpec&, const at::Tensor&)> observer_;
-  std::function<at::Tensor(const at::Tensor&)> clip_;
+  std::function<at::Tensor(const std::vector<at::Tensor>&)> clip_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Unit*> reducing_;   // units whose whole gradient is being reduced, oldest first
   std::vector<Unit*> unclipped_;  // units whose gradients are not clipped yet

@@ -328,7 +328,7 @@ void ShardedUnits::observe_gradients(std::function<void(const ParameterSpec&, co
   gradients_->observe(std::move(observer));
 }
 
-void ShardedUnits::clip_before_reduction(std::function<at::Tensor(const at::Tensor&)> factor) {
+void ShardedUnits::clip_before_reduction(std::function<at::Tensor(const std::vector<at::Tensor>&)> factor) {
   gradients_->clip_before_reduction(std::move(factor));
 }
 

@@ -42,23 +42,33 @@ std::vector<StateTensor> Optimizer::moment_state(const std::vector<TrainedShard>
   return state;
 }
 
-at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
-  TRIREME_CHECK(!shards.empty(), "the optimizer got no trained units");
+at::Tensor sum_of_squares(const std::vector<GradientPart>& parts) {
+  TRIREME_CHECK(!parts.empty(), "there are no gradients");
+  const at::ScalarType type = parts[0].gradient.scalar_type();
+  for (const GradientPart& part : parts)
+    TRIREME_CHECK(part.gradient.scalar_type() == type && part.gradient.is_contiguous(), "one gradient is ",
+                  part.gradient.scalar_type(), ", another ", type);
   at::NoGradGuard no_grad;
-  if (shard_kernels::kernels_serve(shards[0])) return shard_kernels::gradient_square(shards);
-  at::Tensor sum = at::zeros({}, shards[0].gradient.options().dtype(at::kDouble));
+  if (shard_kernels::kernels_run_on(parts[0].gradient.device())) return shard_kernels::sum_of_squares(parts);
+  at::Tensor sum = at::zeros({}, parts[0].gradient.options().dtype(at::kDouble));
   // A plain fp32 sum loses precision with its length, so rows of a fixed length are summed in fp32 and their sums in
   // fp64.
   constexpr int64_t kRow = int64_t{1} << 16;
-  for (const TrainedShard& shard : shards) {
-    const int64_t length = shard.gradient.numel(), whole = length / kRow * kRow;
-    const at::Tensor rows = shard.gradient.narrow(0, 0, whole).view({-1, kRow}),
-                     rest = shard.gradient.narrow(0, whole, length - whole);
+  for (const auto& [gradient, copies] : parts) {
+    const int64_t length = gradient.numel(), whole = length / kRow * kRow;
+    const at::Tensor rows = gradient.narrow(0, 0, whole).view({-1, kRow}),
+                     rest = gradient.narrow(0, whole, length - whole);
     for (const at::Tensor& part : {at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat),
                                    at::linalg_vector_norm(rest, 2, {}, false, at::kFloat)})
-      sum.add_(part.to(at::kDouble).square().sum(), 1.0 / shard.copies);
+      sum.add_(part.to(at::kDouble).square().sum(), 1.0 / copies);
   }
   return sum;
+}
+
+at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards) {
+  std::vector<GradientPart> parts;
+  for (const TrainedShard& shard : shards) parts.push_back({shard.gradient, shard.copies});
+  return sum_of_squares(parts);
 }
 
 }  // namespace trireme

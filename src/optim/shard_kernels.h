@@ -4,6 +4,7 @@
 
 #include "trireme/config/config.h"
 #include "trireme/nn/trained_shard.h"
+#include "trireme/optim/optimizer.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -30,6 +31,7 @@ struct Step {
 };
 
 #ifdef TRIREME_WITH_CUDA
+bool kernels_run_on(at::Device device);
 bool kernels_serve(const TrainedShard& shard);
 Tables make_tables(const TrainedShard& shard, bool decay_norms, int first_tensor = 0);
 /// Writes TrainedShard::amax as well, where the shard has it, or raises what is in it.
@@ -38,15 +40,15 @@ void adamw(const Step& step, const OptimizerSection& options, bool clears_amax =
 /// columns of its tensors. `steps` of one step, not empty; squares: fp64 [2, number of tensors of all shards].
 void lamb_moments(const std::vector<Step>& steps, const OptimizerSection& options, const at::Tensor& squares);
 void lamb_apply(const std::vector<Step>& steps, const OptimizerSection& options, const at::Tensor& squares);
-/// Sum over the shards of their gradients' squares / copies: fp64 scalar.
-at::Tensor gradient_square(const std::vector<TrainedShard>& shards);
+at::Tensor sum_of_squares(const std::vector<GradientPart>& parts);
 #else
+inline bool kernels_run_on(at::Device) { return false; }
 inline bool kernels_serve(const TrainedShard&) { return false; }
 inline Tables make_tables(const TrainedShard&, bool, int = 0) { return {}; }
 inline void adamw(const Step&, const OptimizerSection&, bool = true) {}
 inline void lamb_moments(const std::vector<Step>&, const OptimizerSection&, const at::Tensor&) {}
 inline void lamb_apply(const std::vector<Step>&, const OptimizerSection&, const at::Tensor&) {}
-inline at::Tensor gradient_square(const std::vector<TrainedShard>&) { return {}; }
+inline at::Tensor sum_of_squares(const std::vector<GradientPart>&) { return {}; }
 #endif
 
 }  // namespace trireme::shard_kernels

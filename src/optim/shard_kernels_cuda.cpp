@@ -58,8 +58,10 @@ std::vector<kernels::Lamb> lamb_shards(const std::vector<Step>& steps, const Opt
 
 }  // namespace
 
+bool kernels_run_on(at::Device device) { return kernel_class(device) != KernelClass::kNone; }
+
 bool kernels_serve(const TrainedShard& shard) {
-  return kernel_class(shard.device()) != KernelClass::kNone && shard.master.is_contiguous() &&
+  return kernels_run_on(shard.device()) && shard.master.is_contiguous() &&
          (!shard.compute.defined() || shard.compute.is_contiguous());
 }
 
@@ -104,16 +106,12 @@ void lamb_apply(const std::vector<Step>& steps, const OptimizerSection& options,
            "lamb_apply");
 }
 
-at::Tensor gradient_square(const std::vector<TrainedShard>& shards) {
-  const at::Tensor& first = shards[0].gradient;
+at::Tensor sum_of_squares(const std::vector<GradientPart>& parts) {
+  const at::Tensor& first = parts[0].gradient;
   const c10::cuda::CUDAGuard guard(first.device());
   std::vector<kernels::GradientBuffer> buffers;
-  for (const TrainedShard& shard : shards) {
-    TRIREME_CHECK(shard.gradient.scalar_type() == first.scalar_type() && shard.gradient.is_contiguous(),
-                  "gradient of unit ", shard.name, " is ", shard.gradient.scalar_type(), ", that of ", shards[0].name,
-                  " ", first.scalar_type());
-    buffers.push_back({shard.gradient.const_data_ptr(), shard.gradient.numel(), 1.0 / shard.copies});
-  }
+  for (const auto& [gradient, copies] : parts)
+    buffers.push_back({gradient.const_data_ptr(), gradient.numel(), 1.0 / copies});
   const auto options = first.options().dtype(at::kDouble);
   at::Tensor square = at::empty({}, options), workspace = at::empty({kernels::global_norm_workspace()}, options);
   launched(

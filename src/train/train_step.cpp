@@ -146,7 +146,8 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
   if (!units_->gather_path().empty()) log_info("frozen shards are " + units_->gather_path());
   guard_ = std::make_unique<StepGuard>(config_, run.compute_dtype, device, std::move(event));
   observe_faults();
-  if (clips_locally()) units_->clip_before_reduction([this](const at::Tensor& square) { return local_clip(square); });
+  if (clips_locally())
+    units_->clip_before_reduction([this](const std::vector<at::Tensor>& gradients) { return local_clip(gradients); });
 }
 
 void TrainStep::train_step(int64_t step) {
@@ -256,9 +257,12 @@ bool TrainStep::clips_locally() const {
          comm_.size() > 1;
 }
 
-at::Tensor TrainStep::local_clip(const at::Tensor& square) const {
+at::Tensor TrainStep::local_clip(const std::vector<at::Tensor>& gradients) const {
+  std::vector<GradientPart> parts;
+  for (const at::Tensor& gradient : gradients) parts.push_back({gradient});
   // A rank's part of the loss is its mean divided by the number of ranks; what is clipped is the norm of its own mean.
-  const at::Tensor norm = square.sqrt() * (task_.nominal_denominator() * run_.grid.world.size) / guard_->loss_scale();
+  const at::Tensor norm =
+      sum_of_squares(parts).sqrt() * (task_.nominal_denominator() * run_.grid.world.size) / guard_->loss_scale();
   const at::Tensor factor = (config_.optimizer.grad_clip / (norm + 1e-6)).clamp_max(1.0);
   return at::where(factor.isfinite(), factor, 1.0).to(at::kFloat);
 }

@@ -91,8 +91,8 @@ class TrainStep {
   double step_learning_rate(int64_t step) const;
   /// Whether optimizer.clip local means anything here: with one rank its own gradient is the sum.
   bool clips_locally() const;
-  /// optimizer.clip local: what a rank multiplies its own gradients with, given their squared norm.
-  at::Tensor local_clip(const at::Tensor& square) const;
+  /// optimizer.clip local: what a rank multiplies its own gradients with.
+  at::Tensor local_clip(const std::vector<at::Tensor>& gradients) const;
   /// For tests of faults: with TRIREME_FAULT gradients pass through the fault points gradient:NAME.
   void observe_faults();
 

@@ -108,9 +108,10 @@ TEST_F(GradientBuffersTest, AnObserverDoesNotChangeTheTypeOfASum) {
 
 TEST_F(GradientBuffersTest, ClippingReadsTheWholeSumOnce) {
   int calls = 0;
-  buffers_->clip_before_reduction([&](const at::Tensor& square) {
+  buffers_->clip_before_reduction([&](const std::vector<at::Tensor>& gradients) {
     ++calls;
-    EXPECT_NEAR(square.item<double>(), 6 * 16 + 3 * 36, 1e-3);
+    EXPECT_EQ(gradients.size(), 1U);
+    EXPECT_NEAR(gradients.at(0).square().sum().item<double>(), 6 * 16 + 3 * 36, 1e-3);
     return at::full({}, 0.5f);
   });
   for (const bool last : {false, true}) {

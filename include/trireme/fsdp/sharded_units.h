@@ -145,9 +145,9 @@ class ShardedUnits : public UnitStore {
   /// From now on `observer` gets every gradient of this rank before it is reduced, and may change it: of a matrix the
   /// sum over the micro-batches so far, of others one micro-batch's. Empty: none.
   void observe_gradients(std::function<void(const ParameterSpec&, const at::Tensor&)> observer);
-  /// From now on reductions start at the end of backward: each rank first multiplies all its gradients by `factor` of
-  /// their squared L2 norm (fp64 device scalar to fp32 device scalar).
-  void clip_before_reduction(std::function<at::Tensor(const at::Tensor& square)> factor);
+  /// From now on reductions start at the end of backward: each rank first multiplies all its gradients, one for each
+  /// unit, by their `factor` (fp32 device scalar).
+  void clip_before_reduction(std::function<at::Tensor(const std::vector<at::Tensor>& gradients)> factor);
   /// Frees the step's gradients.
   void clear_gradients();
   /// Ends a forward without backward (evaluation); afterwards no unit is in use.

@@ -88,6 +88,13 @@ at::Tensor orthogonalised(at::Tensor matrices, int64_t symmetric_from = 2048);
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<TrainedShard>& shards,
                                           Communicator& world);
 
+struct GradientPart {
+  at::Tensor gradient;
+  int copies = 1;  // ranks that have it
+};
+/// The squares of all elements, each divided by its copies, summed in fp64 (runs of elements in fp32): fp64 device
+/// scalar. Gradients of several dtypes, or none, are an internal error.
+at::Tensor sum_of_squares(const std::vector<GradientPart>& parts);
 /// This rank's part of the squared L2 norm of all gradients: fp64 device scalar. The sum over the ranks is the global
 /// square.
 at::Tensor local_gradient_square(const std::vector<TrainedShard>& shards);
