@@ -164,6 +164,29 @@ batch bash -c 'source "$0/scripts/slurm/config_H200_1x4x2.sh" && export DGXNGPU=
   EXTRA_SET="exit_rank=1 exit_code=3 how=abort" sbatch --parsable --output="$LOGDIR.log" -N 1 --ntasks-per-node=2 -t 30 "$0/scripts/slurm/run.sub"' "$root"
 check "run.sub: a run's exit code is the job's" ends_with 3
 check "run.sub: bad data is not tried again" test ! -e "$LOGDIR/bad_2.log"
+# --- job arrays: the last task's SLURM_JOB_ID names the whole array, and scontrol shows all tasks under it
+array_of_two() {  # FILE ARGUMENTS…
+  rm -f "$work"/task_?.log
+  sed -i '/^#SBATCH --exclusive/d' "$1"  # both tasks at once
+  run env -C "$work" sbatch --parsable --array=0-1 --output="$work/task_%a.log" -N 1 --ntasks-per-node=2 --gpus-per-node=0 -t 30 "$@"
+  array=$(tr -dc '0-9' <"$out") out=$work/task_1.log
+  check "array: both tasks wait for SIGTERM" wait_until 60 both_tasks_wait
+}
+both_tasks_wait() { [[ $(grep -c 'rank . of 2' "$work/task_0.log" 2>/dev/null) == 2 && $(grep -c 'rank . of 2' "$work/task_1.log" 2>/dev/null) == 2 ]]; }
+once_more() { [[ $(job=${array}_1 requeues) == 1 ]]; }
+sibling_runs() { [[ $(job=${array}_0 && echo "$(state) $(requeues)") == "RUNNING 0" ]] && ! grep -q 'got SIGTERM' "$work/task_0.log"; }
+TRIREME_REQUEUE=1 array_of_two "$work/a folder/slurm/pretrain/01.pretrain.sbatch" llama.yaml --set wait_for_term=100
+scancel --signal=TERM "${array}_1"
+check "array: the task that got SIGTERM is queued again" wait_until 60 once_more
+check "array: it said so" wait_until 60 says 'queued again as job'
+check "array: the other task runs on" sibling_runs
+scancel --quiet "$array"
+EXTRA_SET=wait_for_term=100 WALLTIME_RUNANDTIME=5 DGXSYSTEM=test DGXNGPU=2 CLEAR_CACHES=0 array_of_two "$work/a folder/slurm/run.sub"
+scancel --batch --signal=TERM "${array}_1"
+check "array, run.sub: SIGTERM to a task's shell ends its ranks" wait_until 60 says 'experiment 1 ended with exit code 75'
+check "array, run.sub: the other task runs on" sibling_runs
+scancel --quiet "$array"
+
 # The result of dropping the caches reaches the trainer, and the checker's verdict is printed.
 printf '#!/bin/bash\n[[ $* == *--print-config* ]] || echo "caches cleared: ${TRIREME_CACHES_CLEARED:-nobody knows}"\n' >"$work/say_caches"
 chmod +x "$work/say_caches"
