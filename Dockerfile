@@ -1,12 +1,13 @@
 # Trireme in an image: `build` compiles it, `runtime` has the unpacked archive and nothing to compile with.
 #
-#   docker build -t trireme .                     # or: buildah bud -t trireme .
-#   docker build --build-arg CUDA=OFF -t trireme:cpu .
+#   docker build -t trireme:cpu .                 # or: buildah bud -t trireme:cpu .
+#   docker build --build-arg BUILDER=nvidia/cuda:13.0.1-devel-ubuntu24.04 --build-arg DEBIAN=ubuntu:24.04 -t trireme .
 #   enroot import -o trireme.sqsh dockerd://trireme
 #
 # The build context is the project's tree with its .git, which names the commit; .dockerignore leaves build results out.
 ARG DEBIAN=debian:12
-# The image of the build stage: one with CUDA's compiler 13.0, such as nvidia/cuda:13.0.1-devel-ubuntu24.04; debian:12 with CUDA=OFF.
+# The image of the build stage, of the same distribution. For GPUs one with CUDA's compiler 13.0: debian:12 has none, and
+# CUDA=AUTO then builds for CPUs alone.
 ARG BUILDER=${DEBIAN}
 
 FROM ${BUILDER} AS build
