@@ -45,6 +45,13 @@ std::string text_of(const ConfNode& root, const std::string& key) {
   return node == nullptr || node->is(Kind::kNull) ? "" : node->str();
 }
 
+/// A path in a pattern of sbatch's and srun's --output.
+std::string in_pattern(const std::filesystem::path& path) {
+  std::string result;
+  for (const char c : path.string()) result += c == '%' ? "%%" : std::string(1, c);
+  return result;
+}
+
 /// A text inside of the double quotes of bash -c "…".
 std::string in_double_quotes(const std::string& text) {
   std::string result;
@@ -379,8 +386,8 @@ LaunchStage Launcher::stage(size_t index, const std::string& dependency) const {
   script.parameters["time"] = parts.time;
   script.parameters["dependency"] = text(parts.dependency);
   const bool together = text_of(cluster, "stderr_to_stdout") == "True";
-  const std::string log = (parts.folder / ("log-" + stage.job_name + "_%j")).string();
-  script.output = settings_.ci ? (parts.folder / "slurm_%j.out").string() : log + ".out";
+  const std::string log = in_pattern(parts.folder / ("log-" + stage.job_name)) + "_%j";
+  script.output = settings_.ci ? in_pattern(parts.folder) + "/slurm_%j.out" : log + ".out";
   script.error = settings_.ci ? script.output : log + ".err";
   script.parameters["output"] = text(script.output);
   if (!together || settings_.ci) script.parameters["error"] = text(script.error);

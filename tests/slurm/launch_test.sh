@@ -88,6 +88,12 @@ check "again: its own steps" test "$(grep -c '"event": *"train"' "$results/resul
 check "again: the first run's files are in run_0" test "$(grep -c '"event": *"train"' "$results/run_0/metrics.jsonl")" = 4
 check "again: the hydra file is the new one" grep -q 'max_steps: 3' "$results/gpt3_126m_hydra.yaml"
 
+# --- Slurm's patterns
+launch training.run.name=5%j
+third=$(sed -n 's/^Submitted batch job //p' "$site/results/5%j/launcher.log")
+wait_for_jobs
+check "%: the logs are in the folder" has_files "$site/results/5%j" "log-nemo-megatron-5%j_$third.out" "log-nemo-megatron-5%j_$third.err" results/metrics.jsonl
+
 # --- stages depend on each other, jobs of one name wait for each other. The first must not have ended when the second is looked at.
 control scontrol update PartitionName=main State=DOWN
 run "$bin/trireme" launch "$root/scripts/launch/conf/config.yaml" "stages=[training,training]" "${size[@]}" "${cluster[@]}" "${data[@]}" \
