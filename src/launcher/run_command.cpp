@@ -1,17 +1,42 @@
 #include "trireme/base/error.h"
 #include "trireme/launcher/launcher.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
 extern char** environ;
 
 namespace trireme {
+
+namespace {
+
+std::atomic<pid_t> g_group = 0;  // of the child; 0: none runs
+std::atomic<bool> g_stop = false;
+void stop_group(int /*signal*/) {
+  g_stop = true;
+  if (const pid_t group = g_group; group != 0) (void)kill(-group, SIGUSR1);
+}
+
+/// Signals that would end this process become SIGUSR1 of g_group, which mpirun and srun pass on to the ranks; of
+/// SIGTERM they kill them.
+void pass_signals_on() {
+  struct sigaction action{}, before{};
+  action.sa_handler = stop_group;
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1})
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
+      (void)sigaction(signal, &action, nullptr);
+}
+
+}  // namespace
 
 CommandResult run_command(const std::vector<std::string>& arguments, bool capture) {
   std::vector<char*> argv;
@@ -26,9 +51,22 @@ CommandResult run_command(const std::vector<std::string>& arguments, bool captur
     posix_spawn_file_actions_addclose(&actions, ends[0]);
     posix_spawn_file_actions_addclose(&actions, ends[1]);
   }
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  if (!capture) {
+    pass_signals_on();
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    // Reading from the terminal would stop a group in the background.
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  }
   pid_t child = 0;
-  const int error = posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environ);
+  const int error = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (!capture && error == 0) {
+    g_group = child;
+    if (g_stop) stop_group(0);
+  }
   if (capture) close(ends[1]);
   CommandResult result;
   if (capture && error == 0) {
@@ -42,6 +80,7 @@ CommandResult run_command(const std::vector<std::string>& arguments, bool captur
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
+  g_group = 0;
   result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;
 }

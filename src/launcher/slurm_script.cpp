@@ -81,16 +81,18 @@ std::string slurm_script(const SlurmScript& job) {
 }
 
 std::string interactive_script(const InteractiveScript& job) {
-  std::vector<std::string> lines = {"#!/bin/bash", "set -o pipefail"};
+  std::vector<std::string> lines = {"#!/bin/bash"};
   if (!job.setup.empty()) {
     lines.insert(lines.end(), {"", "# setup"});
     lines.insert(lines.end(), job.setup.begin(), job.setup.end());
   }
   std::vector<std::string> start = job.launcher;
   start.insert(start.end(), {"bash", "-c"});
-  lines.insert(lines.end(),
-               {"", "# command 1", quoted(start) + " \"",
-                fmt::format("  {} \" 2>&1 | tee -a {}", join(job.command, ";\n  "), shell_quote(job.log))});
+  // Signals are for the ranks; shell and log end after them.
+  lines.insert(lines.end(), {"", "# command 1", "trap : HUP INT QUIT TERM USR1", quoted(start) + " \"",
+                             fmt::format("  {} \" 2>&1 | (trap '' HUP INT PIPE QUIT TERM USR1; exec tee -a {})",
+                                         join(job.command, ";\n  "), shell_quote(job.log)),
+                             "exit $((PIPESTATUS[0] ? PIPESTATUS[0] : PIPESTATUS[1]))"});
   return join(lines, "\n") + "\n";
 }
 

@@ -5,6 +5,7 @@
 #include "trireme/base/text.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <cstdlib>
 
@@ -185,7 +186,7 @@ TEST(Launcher, Interactive) {
                                               "training.trainer.num_nodes=1", "training.trainer.devices=2"};
   const std::string alone = script(overrides, settings());
   EXPECT_TRUE(has_line(alone, "mpirun -n 2 bash -c \"")) << alone;
-  EXPECT_NE(alone.find("2>&1 | tee -a /site/results/gpt3_126m/log-gpt3_126m_1122_224310.out"), std::string::npos);
+  EXPECT_NE(alone.find("exec tee -a /site/results/gpt3_126m/log-gpt3_126m_1122_224310.out"), std::string::npos);
   LauncherSettings with = settings();
   with.in_allocation = true;
   EXPECT_TRUE(has_line(script(overrides, with),
@@ -247,6 +248,11 @@ TEST(Launcher, RunsCommands) {
   EXPECT_EQ(said.code, 3);
   EXPECT_EQ(run_command({"sh", "-c", "kill -9 $$"}, false).code, 137);
   EXPECT_THROW(run_command({"no-such-program-of-trireme"}, true), WriteError);
+  // A signal to this process: the command and what it started get SIGUSR1 and are waited for. The last test: no further
+  // command starts.
+  const char* script = "trap 'wait; exit 75' USR1; (trap 'exit 0' USR1; sleep 60 & wait) & kill -TERM $PPID; wait";
+  EXPECT_EQ(run_command({"sh", "-c", script}, false).code, 75);
+  EXPECT_EQ(run_command({"sleep", "60"}, false).code, 128 + SIGUSR1);
 }
 
 }  // namespace trireme

@@ -142,4 +142,30 @@ check "interactive: the log" has_files "$site/results/here" 'log-here_*.out' her
 foreground training.exp_manager.resume_if_exists=True training.model.optim.lr=1.0
 check "interactive: the run's exit code is the launcher's" ends_with 73
 
+# A signal to `trireme launch` alone: the ranks save, and it ends after them.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+stopped() {  # SIGNAL RANKS LAUNCHER…
+  local name=$1-$2-${3:-} signal=$1 ranks=$2
+  shift 2
+  out=$work/out
+  TRIREME_FAULT=sleep@step:rank0:0.3s "$@" bash -c 'echo $$ >pid; exec "$@"' - "$bin/trireme" launch "$root/scripts/launch/conf/config.yaml" \
+    cluster=interactive cluster_type=interactive 'cluster.srun_args=[--mpi=pmix]' "${size[@]}" "${data[@]}" training.run.name="$name" training.trainer.devices="$ranks" \
+    training.trainer.max_steps=10000 training.trainer.val_check_interval=10000 training.exp_manager.create_checkpoint_callback=True >"$out" 2>&1 &
+  check "$name: it trains" wait_until 60 grep -qs '"event": *"train"' "$site/results/$name/results/metrics.jsonl"
+  kill -"$signal" "$(cat pid)"
+  check "$name: it ends" wait_until 60 gone $!
+  wait $!
+  code=$?
+  check "$name: with the ranks' exit code" ends_with 75
+  pgrep -af "$site/results/$name/" >"$out"
+  check "$name: no process is left" test ! -s "$out"
+  pkill -KILL -f "$site/results/$name/"
+  cat "$site/results/$name"/log-*.out >"$out"
+  check "$name: the log is whole" says 'state saved'
+}
+gone() { ! kill -0 "$1" 2>/dev/null; }
+stopped TERM 1
+stopped TERM 2
+stopped HUP 2 salloc -n 2
+
 exit $((failures > 0))

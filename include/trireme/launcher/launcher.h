@@ -76,7 +76,8 @@ struct CommandResult {
   int code = 0;  // 128 + the signal that ended it
   std::string output;
 };
-/// Runs a program with this process's stderr and, if `capture` is false, its stdout. WriteError if it cannot start.
+/// Runs a program with this process's stderr and, if `capture` is false, its stdout, no stdin, and a process group of
+/// its own that gets SIGUSR1 for signals that would have ended this process. WriteError if it cannot start.
 CommandResult run_command(const std::vector<std::string>& arguments, bool capture);
 
 }  // namespace trireme
