@@ -7,7 +7,8 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 config=${TRIREME_CONFIG:-mlperf_llama2_70b_lora.yaml}
 [[ $config == /* ]] || config=$here/$config
-rank=${SLURM_PROCID:-0}
+# shellcheck source=scripts/slurm/run_rank.sh
+source "$here/run_rank.sh"
 
 if [[ -n ${FROZEN_PRECISION:-} ]]; then
   echo "FROZEN_PRECISION is now LINEAR_PRECISION: compute (was bf16) or fp8" >&2
@@ -44,6 +45,4 @@ settings+=(${EXTRA_SET:-})
 arguments=()
 for setting in "${settings[@]}"; do arguments+=(--set "$setting"); done
 
-# shellcheck source=scripts/slurm/run_rank.sh
-source "$here/run_rank.sh"
 run_rank "${RESULT_NAME:-LLM_FINETUNING}" "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_llama}" --config "$config" "${arguments[@]}"

@@ -8,8 +8,8 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 config=${TRIREME_CONFIG:-mlperf_bert.yaml}
 [[ $config == /* ]] || config=$here/$config
-rank=${SLURM_PROCID:-0}
-ranks=${SLURM_NTASKS:-1}
+# shellcheck source=scripts/slurm/run_rank.sh
+source "$here/run_rank.sh"
 
 settings=(
   model.path="$MODEL"
@@ -46,6 +46,4 @@ for setting in "${settings[@]}"; do arguments+=(--set "$setting"); done
 extra=(${EXTRA_SET:-})
 for setting in "${extra[@]}"; do arguments+=(--set "$setting"); done
 
-# shellcheck source=scripts/slurm/run_rank.sh
-source "$here/run_rank.sh"
 run_rank BERT "${TRIREME_PROGRAM:-$TRIREME_BUILD/bin/train_bert}" --config "$config" "${arguments[@]}"

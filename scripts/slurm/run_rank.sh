@@ -1,5 +1,10 @@
-# The end of run_and_time.sh and run_and_time_bert.sh, which source it.
+# What run_and_time.sh and run_and_time_bert.sh share; they source it.
 # shellcheck shell=bash
+
+# As the trainer finds them: torchrun's variables, mpirun's, srun's.
+rank=${RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${SLURM_PROCID:-0}}}}
+# shellcheck disable=SC2034  # for run_and_time_bert.sh
+ranks=${WORLD_SIZE:-${OMPI_COMM_WORLD_SIZE:-${SLURM_STEP_NUM_TASKS:-1}}}
 
 # run_rank NAME PROGRAM [argument …]   runs the trainer of this rank and exits with its code; rank 0 prints the times and
 # a RESULT line with NAME. A signal to this shell reaches the trainer, and the shell waits until it has saved.

@@ -105,7 +105,7 @@ def check_run_sub(scripts, work):
     stub(tools / "srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
     stub(tools / "scontrol", "echo localhost\n")
     stub(tools / "python3", "exit 1\n")  # a Python without mlperf_logging
-    stub(tools / "trainer", 'if [[ $1 == --version ]]; then echo "train_llama 0.1.0 (0123456789ab)"; fi\n')
+    stub(tools / "trainer", 'if [[ $1 == --version ]]; then echo "train_llama 0.1.0 (0123456789ab)"; else echo "$@"; fi\n')
     # Another repository around the copy: its commit is not the program's.
     run("git", "init", "-q", work)
     run("git", "-C", work, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty", "-m", "another")
@@ -121,6 +121,9 @@ def check_run_sub(scripts, work):
     assert "the job ends in" in text and "NEXP=2 runs of up to 60 minutes need 135: set NEXP before" in text and "sbatch -t 135" in text, text
     assert "the job ends in" not in run("bash", copy / "run.sub", env={**left, "NEXP": "1"})
     assert "unchecked" not in run("bash", copy / "run.sub", env={**environment, "CHECK_COMPLIANCE": "0"})
+    # By hand under mpirun.
+    text = run("bash", copy / "run_and_time_bert.sh", env={**environment, "TRIREME_BUILD": "/b", "BATCHSIZE": "3", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+    assert "batch.global_batch_size=6" in text and "RESULT" not in text, text
 
 
 def check_container(scripts, work):
