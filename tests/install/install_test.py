@@ -121,6 +121,14 @@ def check_run_sub(scripts, work):
     assert "the job ends in" in text and "NEXP=2 runs of up to 60 minutes need 135: set NEXP before" in text and "sbatch -t 135" in text, text
     assert "the job ends in" not in run("bash", copy / "run.sub", env={**left, "NEXP": "1"})
     assert "unchecked" not in run("bash", copy / "run.sub", env={**environment, "CHECK_COMPLIANCE": "0"})
+    # In a container: a build's tree, an installation, nothing of an image with its own program.
+    stub(tools / "srun", f'echo "$@" >>{work}/asked\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n')
+    project, rest = work / "project", f"/d:/d:ro,/m:/m:ro,{logs}:{logs}:rw,{copy}:{copy}:ro"
+    (project / "build/release").mkdir(parents=True)
+    for build, more, mounts in ((project / "build/release", {}, f"{project}:{project}:ro,{rest}"), (scripts.parents[2], {}, f"{scripts.parents[2]}:{scripts.parents[2]}:ro,{rest}"),
+                                (project, {"TRIREME_IN_IMAGE": "1"}, rest)):
+        run("bash", copy / "run.sub", env=environment | more | {"TRIREME_BUILD": str(build), "CONT_FILE": "image.sqsh"})
+        assert f" --container-mounts={mounts} {copy}/run_and_time.sh\n" in (work / "asked").read_text(), (mounts, (work / "asked").read_text())
     # By hand under mpirun.
     text = run("bash", copy / "run_and_time_bert.sh", env={**environment, "TRIREME_BUILD": "/b", "BATCHSIZE": "3", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
     assert "batch.global_batch_size=6" in text and "RESULT" not in text, text

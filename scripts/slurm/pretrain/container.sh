@@ -18,7 +18,7 @@ else
   : "${TRIREME_BUILD:=$submit_dir/build/release}"
   tree=$TRIREME_BUILD
   if [[ ! -d $tree/share/trireme ]]; then tree=$(cd "$TRIREME_BUILD/../.." && pwd) || return; fi
-  if [[ $tree != "$submit_dir" ]]; then mounts+=,$tree:$tree:ro; fi
+  if [[ $tree != "$submit_dir" ]]; then mounts=$tree:$tree:ro,$mounts; fi  # in front of folders below it
 fi
 IFS=, read -ra folders <<<"${TRIREME_MOUNTS:-}"
 for folder in "${folders[@]}"; do
