@@ -180,7 +180,18 @@ create_venv() {
   "$base" -m venv --clear .venv || fail "could not create .venv"
 }
 
+# Only a .venv whose Python does not run is made anew; one without pip (`uv venv`) keeps its packages.
+working_venv() {
+  if .venv/bin/python -m pip --version >/dev/null 2>&1; then return; fi
+  if ! .venv/bin/python -c '' 2>/dev/null; then
+    create_venv
+  elif ! .venv/bin/python -m ensurepip >/dev/null 2>&1 || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    fail "$PWD/.venv has no pip that works, and ensurepip could not install it: remove this folder"
+  fi
+}
+
 pip_install() {
+  working_venv
   # Overrides pip settings that install to another place; the sources of packages (index, mirrors, wheel folders) stay
   # as the user set them. --no-compile: byte code of thousands of modules takes longer than the rest; Python makes that of
   # what it imports.
@@ -205,7 +216,7 @@ setup_python() {
   done
   local own=$PWD/.venv/bin/python
   if [ -z "$trireme_python" ]; then
-    if ! "$own" -m pip --version >/dev/null 2>&1; then create_venv; fi
+    working_venv
     trireme_python=$own
   fi
   lacking=$(missing_requirements "$trireme_python") || fail "$trireme_python does not run"
@@ -249,7 +260,6 @@ setup_tools() {
   trireme_ninja=$(find_tool ninja working_ninja)
   if [ -z "$trireme_cmake" ] || [ -z "$trireme_ninja" ]; then
     progress "tools: installing CMake and Ninja into .venv"
-    if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then create_venv; fi
     local pins=()
     mapfile -t pins < <(grep -E '^(cmake|ninja)==' scripts/requirements.txt)
     pip_install "${pins[@]}"
