@@ -46,7 +46,7 @@ run() {
   # ctest ends what still runs at that time.
   if [ "$SECONDS" -ge $((end - 1)) ]; then none+='|Timeout'; fi
   late=$(grep -cE '\*\*\*Not Run|^ *[0-9]+/.*\*\*\*Timeout' "$log" || true)
-  if grep -E '^ *[0-9]+/[0-9]+ Test .*\*\*\*' "$log" | grep -Ev "\*\*\*($none)"; then
+  if grep -E '^Could not find executable|^ *[0-9]+/[0-9]+ Test .*\*\*\*' "$log" | grep -Ev "\*\*\*($none)"; then
     status=1
     progress "$preset: $name: failures above, output in $log"
   elif ! grep -q 'Passed' "$log"; then
