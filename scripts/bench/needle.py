@@ -17,6 +17,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import h5py
@@ -94,9 +95,11 @@ def found(model, path, count):
 def main():
     begin = time.time()
     binary = pathlib.Path(os.environ.get("BIN", "build/release/bin")).resolve() / "train_llama"
-    work = pathlib.Path(ARGS.work).resolve()
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    work = pathlib.Path(ARGS.work or tempfile.mkdtemp(prefix="needle-")).resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    if any(work.iterdir()):
+        sys.exit(f"needle.py: --work {work} is not empty")
+    print(f"files: {work}", file=sys.stderr)
     long = ARGS.short * ARGS.factor
     for length, batch, steps in ARGS.stages:
         write(work / f"train_{length}.h5", batch * min(steps, 400), length, 5 + length)
@@ -154,6 +157,6 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16, help="rows of a step at the short length")
     parser.add_argument("--rows", type=int, default=32, help="rows of validation")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--work", default="/tmp/needle")
+    parser.add_argument("--work", help="a new or empty folder; default: a new one for temporary files, which stays")
     ARGS = parser.parse_args()
     sys.exit(main())
