@@ -11,7 +11,7 @@ that differ in benchmark, organisation, division, platform or a hyper-parameter,
 evaluation size that is not the benchmark's, a run that says success without an evaluation at the target, a seed that
 occurs twice, a folder that has results. What makes a submission invalid
 but not unreadable is a warning: fewer than ten runs, caches that were not dropped, more than one run that missed its
-target, a description of the system with open fields or of another division.
+target, a description of the system with open fields, of another division or of other numbers of nodes and accelerators.
 """
 import argparse
 import json
@@ -134,19 +134,24 @@ def read_run(log):
     return run
 
 
+def platform_fields(run):
+    """The platform of a log is <nodes>x<accelerators per node>x<accelerator>."""
+    platform = re.fullmatch(r"(\d+)x(\d+)x(.+)", run["submission_platform"])
+    return zip(("number_of_nodes", "accelerators_per_node", "accelerator_model_name"), platform.groups() if platform else ())
+
+
 def system_description(run, system):
-    """The fields of systems/SYSTEM.json. The platform of a log is <nodes>x<accelerators per node>x<accelerator>."""
+    """The fields of systems/SYSTEM.json."""
     known = {field: value for field, value in run["system"].items() if value}
     known |= {"submitter": run["submission_org"], "division": run["submission_division"], "system_name": system, "framework": known.get("framework", "Trireme")}
-    platform = re.fullmatch(r"(\d+)x(\d+)x(.+)", run["submission_platform"])
-    if platform:
-        for field, value in zip(("number_of_nodes", "accelerators_per_node", "accelerator_model_name"), platform.groups()):
-            known.setdefault(field, value)
+    for field, value in platform_fields(run):
+        known.setdefault(field, value)
     return {field: known.get(field, FILL_IN) for field in SYSTEM_FIELDS}
 
 
-def description_warnings(path, division):
+def description_warnings(path, run):
     """(whether it applies, sentence) of the description of the system."""
+    division = run["submission_division"]
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         absent = [field for field in SYSTEM_FIELDS if field not in fields]
@@ -156,7 +161,9 @@ def description_warnings(path, division):
     return [(absent, f"{path} lacks {', '.join(absent)}"),
             (filled, f"{path}: {len(filled)} fields say {FILL_IN}; status is one of 'Available on-premise', 'Available cloud', "
                      "'Preview', 'Research, Development, or Internal (RDI)'"),
-            (fields.get("division") != division, f"{path}: division is {fields.get('division')!r}, the logs say {division!r}")]
+            (fields.get("division") != division, f"{path}: division is {fields.get('division')!r}, the logs say {division!r}"),
+            *((str(fields.get(field, FILL_IN)) not in (value, FILL_IN), f"{path}: {field} is {fields.get(field)}, submission_platform of the logs has {value}")
+              for field, value in platform_fields(run) if field != "accelerator_model_name")]
 
 
 def main():
@@ -206,7 +213,7 @@ def main():
     warnings = [(len(runs) != RUNS, f"the rules ask for {RUNS} runs, here are {len(runs)}"),
                 (missed > 1, f"{missed} runs missed the target; the rules allow one"),
                 (warm > 0, f"{warm} of the logs do not say that the caches were dropped; the rules ask for it"),
-                *description_warnings(description, runs[0]["submission_division"])]
+                *description_warnings(description, runs[0])]
     for applies, sentence in warnings:
         if applies:
             print(f"make_submission.py: warning: {sentence}", file=sys.stderr)

@@ -115,10 +115,11 @@ def main():
         assert "".join(re.findall(r'"([^"]+)"', re.search(r"kSystemFields =(.*?);", source, re.S)[1])).split() == list(fields), list(fields)
 
         # What doctor found stands in the logs.
-        found = {"host_memory_capacity": "2 TiB", "accelerator_model_name": "NVIDIA H200", "cooling": "", "framework": "Trireme 3"}
+        found = {"host_memory_capacity": "2 TiB", "accelerator_model_name": "NVIDIA H200", "cooling": "", "framework": "Trireme 3", "number_of_nodes": "2"}
         out = make([text(seed, benchmark="bert", system=found) for seed in range(10)], "described")
         fields = json.loads((work / "described/Trireme/systems/8xH200.json").read_text())
         assert out.returncode == 0 and all(fields[key] == (value or "FILL IN") for key, value in found.items()) and fields["system_name"] == "8xH200", out
+        assert "number_of_nodes is 2, submission_platform of the logs has 1" in out.stderr and "per_node" not in out.stderr, out
         # Another division, and a run that missed its target, may have any value.
         assert make([text(1, division="open", max_steps=4, reached=9.0)], "open").returncode == 0
         assert make([text(1, status="aborted", reached=9.0)], "missed").returncode == 0
