@@ -198,7 +198,10 @@ def main():
     if list(folder.glob("result_*.txt")):
         refuse(f"{folder} has results: remove them first, or name another --output")
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse(f"{folder} cannot be made: {error.strerror}")
     for number, run in enumerate(sorted(runs, key=lambda run: (len(run["seed"]), run["seed"]))):
         shutil.copyfile(run["log"], folder / f"result_{number}.txt")
         notes = "" if run["reached"] else ", the target was not reached"

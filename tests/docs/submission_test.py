@@ -129,6 +129,8 @@ def main():
         for sentence in ("10 runs, here are 2", "2 runs missed the target", "1 of the logs do not say", "26 fields say FILL IN"):
             assert sentence in out.stderr, out
         assert make(ten, "named", system="8x H200").returncode == 2
+        out = make(ten, "a.log")
+        assert out.returncode == 2 and "cannot be made: Not a directory" in out.stderr, out
     print(f"make_submission.py: {len(REFUSED)} kinds of wrong logs are refused, ten good ones are in order")
 
 
