@@ -44,7 +44,7 @@ import json, statistics, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
 ranks, warmup = int(sys.argv[2]), int(sys.argv[3])
 train = [line for line in lines if line["event"] == "train"]
-steps = train[warmup:]
+steps = train[min(warmup, len(train) - 1):]
 step = statistics.median(line["step_time_s"] for line in steps)
 tokens = (train[-1]["tokens"] - train[0]["tokens"]) / (len(train) - 1)
 print(f"summary: {len(steps)} steps, median step {step * 1e3:.1f} ms, {tokens / step / ranks:.0f} tokens/s/GPU, "

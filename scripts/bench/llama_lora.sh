@@ -46,10 +46,11 @@ if [ -n "${METRICS:-}" ]; then cp "$work/run/metrics.jsonl" "$METRICS"; fi
 import json, statistics, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
 ranks, warmup = int(sys.argv[2]), int(sys.argv[3])
-steps = [l for l in lines if l["event"] == "train"][warmup:]
+train = [l for l in lines if l["event"] == "train"]
+steps = train[min(warmup, len(train) - 1):]
 median = lambda key: statistics.median(l[key] for l in steps)
 mfu = f"{median('mfu'):.3f}" if steps and steps[0]["mfu"] is not None else "n/a"
 print(f"summary: {len(steps)} steps, median step {median('step_time_s') * 1e3:.1f} ms, {median('tokens_per_s') / ranks:.0f} tokens/s/GPU, "
       f"{median('samples_per_s') / ranks:.4f} samples/s/GPU, mfu {mfu}, peak {max(l['memory_gib'] for l in steps):.1f} GiB, "
-      f"loss {lines[1]['loss']:.4f} -> {steps[-1]['loss']:.4f}")
+      f"loss {train[0]['loss']:.4f} -> {steps[-1]['loss']:.4f}")
 PY
