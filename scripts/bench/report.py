@@ -25,6 +25,7 @@ import re
 import sys
 from decimal import Decimal
 from html import escape
+from itertools import count
 from pathlib import Path
 
 HIGHER = {"TB/s", "TFLOP/s", "GiB/s", "MiB/s", "tokens/s", "sequences/s", "samples/s"}
@@ -288,8 +289,7 @@ def speedup(row):
 
 
 def ticks(most):
-    step = next(s for s in map(Decimal, ("0.1", "0.2", "0.25", "0.5", "1", "2", "5", "10", "20", "50", "100", "1000"))
-                if most / s <= 7)
+    step = next(s for k in count(-1) for s in (Decimal(d).scaleb(k) for d in ("1", "2", "2.5", "5")) if most / s <= 7)
     return [step * i for i in range(int(most / step) + 1)]
 
 
@@ -311,7 +311,7 @@ def chart(group):
     labels = [label_of(row, kind) for row in rows]
     left = max(LETTER * max(map(len, labels)) + 16, 330)
     width = left + PLOT + LETTER * max(map(len, texts)) + 12
-    most = max([v for pair in values for v in pair if v is not None] + ([reference["value"]] if reference else []))
+    most = max([v for pair in values for v in pair if v is not None] + ([reference["value"]] if reference else [])) or 1
 
     def x(value):
         return (left + PLOT * Decimal(value) / most).quantize(Decimal("0.1"))

@@ -74,6 +74,10 @@ def main():
         assert out.returncode == 1 and "kernels.svg does not match" in out.stderr and "benchmarks.md" in out.stderr, out
         assert page == (docs / "benchmarks.md").read_bytes(), "--check writes"
 
+        # Charts of large figures and of zeros.
+        for ours in (600000, 0):
+            write(docs, json.dumps(changed(rows=[{**ROW, "ours": ours, "best": None, "best_source": None}])))
+            assert run(docs).returncode == 0 and run(docs, "--check").returncode == 0, run(docs)
         # README.md has the rows that a group names.
         readme = docs.parent / "README.md"
         write(docs, json.dumps(changed(readme=["norm"])))
