@@ -10,6 +10,7 @@ FILE.json: title; bounds {any: percent at any 100 steps, end: percent at the las
 [{name, seed, gaps}]. Standard library only; the same JSON gives the same bytes.
 """
 import json
+import math
 import sys
 from html import escape
 from pathlib import Path
@@ -25,7 +26,9 @@ text{font:12px sans-serif;fill:#1f2328}.s{fill:#59636e;font-size:11px}.p{fill:#f
 
 def means(path):
     lines = [json.loads(line) for line in open(path)]
-    losses = [line["loss"] for line in lines if line["event"] == "train"]
+    losses = [float(line["loss"]) for line in lines if line["event"] == "train"]
+    if len(losses) < WINDOW or not all(map(math.isfinite, losses)):
+        sys.exit(f"curves.py: {path}: needs {WINDOW} steps or more, each with a finite loss")
     return [sum(losses[i:i + WINDOW]) / WINDOW for i in range(0, len(losses) - WINDOW + 1, WINDOW)]
 
 
