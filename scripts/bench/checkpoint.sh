@@ -9,6 +9,7 @@
 # binaries (default build/release/bin), TMPDIR the disk.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. scripts/bench/ranks.sh
 ranks=${1:-4} hidden=${2:-512} layers=${3:-8} steps=${4:-60}
 shift $(( $# < 4 ? $# : 4 ))
 bin=${BIN:-build/release/bin}
@@ -35,11 +36,8 @@ parallel: {shard_size: world}
 train: {max_steps: $steps}
 output: {dir: run}
 YAML
-launch=(mpirun -n "$ranks" --oversubscribe --bind-to none)
-if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-if [ "$ranks" -eq 1 ]; then launch=(); fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-train() { "${launch[@]}" "$bin/train_llama" --config "$work/run.yaml" "$@" >> "$work/log" 2>&1; }
+train() { run_ranks "$ranks" "$bin/train_llama" --config "$work/run.yaml" "$@" >> "$work/log" 2>&1; }
 cold() { find "$1" -type f -exec dd if={} iflag=nocache count=0 status=none \; ; }
 
 for round in 1 2; do

@@ -12,9 +12,9 @@ run_ranks() {
       RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$@" &
       pids+=($!)
     done
-    for pid in "${pids[@]}"; do wait "$pid"; done
+    for pid in "${pids[@]}"; do wait "$pid" || return; done
   else
     if [ "$(id -u)" -eq 0 ]; then root=(--allow-run-as-root); fi
-    mpirun -n "$ranks" --bind-to none "${root[@]}" "$@"
+    mpirun -n "$ranks" --oversubscribe --bind-to none "${root[@]}" "$@"
   fi
 }
