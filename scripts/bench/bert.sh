@@ -10,17 +10,14 @@
 # steps but the first five, peak memory) and the profile of one step by kind of kernel. BIN names the folder of the binaries (default
 # build/release/bin). PROFILE=0 omits the profile.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. scripts/bench/ranks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 shape=$1 steps=$2 ranks=${3:-1} rows=${4:-48}
 shift $(( $# < 4 ? $# : 4 ))
-bin=${BIN:-build/release/bin}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/bert.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 # DATA: a directory made by make_bert_rows.py on another machine, for machines without h5py.
-if [ -n "${DATA:-}" ]; then cp -r "$DATA/." "$work"; else "$python" scripts/bench/make_bert_rows.py "$shape" "$((rows * ranks * 4))" "$work"; fi
+if [ -n "${DATA:-}" ]; then cp -r "$DATA/." "$work"; else "$python" "$root/scripts/bench/make_bert_rows.py" "$shape" "$((rows * ranks * 4))" "$work"; fi
 cat > "$work/run.yaml" <<YAML
 model: {path: config.json, init: random}
 data: {train: packed, seq_length: $([ "$shape" = tiny ] && echo 64 || echo 512)}

@@ -8,12 +8,9 @@
 # tenth step, twice in alternation; then the newest checkpoint is loaded with cold and with warm page cache. BIN names the folder of the
 # binaries (default build/release/bin), TMPDIR the disk.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. scripts/bench/ranks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 ranks=${1:-4} hidden=${2:-512} layers=${3:-8} steps=${4:-60}
 shift $(( $# < 4 ? $# : 4 ))
-bin=${BIN:-build/release/bin}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/checkpoint.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 

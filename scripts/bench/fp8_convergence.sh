@@ -8,12 +8,10 @@
 # BIN names the folder of the binaries (default build/release/bin), PRETRAIN_STEPS (300) and STEPS (240) the lengths. Meant for a GPU, where it
 # takes about a minute: some 27 million parameters, 32 rows of 256 tokens a step. WORK keeps the files.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 if [ $# -lt 2 ]; then sed -n '6p' "${BASH_SOURCE[0]}" >&2; exit 2; fi
 pretrain=$1 tune=$2 steps=${STEPS:-240}
 shift 2
-bin=${BIN:-build/release/bin}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 if [ -n "${WORK:-}" ]; then work=$WORK; mkdir -p "$work"
 else work=$(mktemp -d "${TMPDIR:-/tmp}/fp8_convergence.XXXXXX"); trap 'rm -rf "$work"' EXIT; fi
 

@@ -10,13 +10,10 @@
 # tokens/s per GPU of all steps but the first WARMUP (4), peak memory, first and last loss. BIN names the folder of the binaries (default
 # build/release/bin). LAUNCH=env: see ranks.sh.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. scripts/bench/ranks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 if [ $# -lt 4 ]; then sed -n '4p' "${BASH_SOURCE[0]}" >&2; exit 2; fi
 size=$1 micro=$2 global=$3 steps=$4 ranks=${5:-1}
 shift $(( $# < 5 ? $# : 5 ))
-bin=${BIN:-build/release/bin}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpt.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 

@@ -8,8 +8,8 @@
 # build in BUILD, default build/release; without it the kernels build on their own in build/kernels, for which nvcc and
 # GoogleTest suffice). --filter: operations whose name contains TEXT. FILE defaults to build/kernels.json.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-json=build/kernels.json
+root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
+json=$root/build/kernels.json
 filter=()
 torch=0
 while (( $# )); do
@@ -20,15 +20,15 @@ while (( $# )); do
     *) sed -n '4p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
   esac
 done
-cmake=$(if [ -x .venv/bin/cmake ]; then echo .venv/bin/cmake; else command -v cmake; fi)
+cmake=$(if [ -x "$root/.venv/bin/cmake" ]; then echo "$root/.venv/bin/cmake"; else command -v cmake; fi)
 if (( torch )); then
-  build=${BUILD:-build/release}
+  build=${BUILD:-$root/build/release}
   target=kernel_bench_torch
   [ -f "$build/CMakeCache.txt" ] || { echo "kernels.sh: no build in $build: run scripts/setup.sh first, or set BUILD" >&2; exit 2; }
 else
-  build=build/kernels
+  build=$root/build/kernels
   target=kernel_bench
-  [ -f "$build/CMakeCache.txt" ] || "$cmake" -S kernels -B "$build" -G Ninja -DTRIREME_TESTS=OFF
+  [ -f "$build/CMakeCache.txt" ] || "$cmake" -S "$root/kernels" -B "$build" -G Ninja -DTRIREME_TESTS=OFF
 fi
 "$cmake" --build "$build" --target "$target"
 "$build/bin/$target" --json "$json" "${filter[@]}"

@@ -6,7 +6,6 @@
 # ROW: fp8-8192 | bf16-8192 | bf16-2048 | 7b | communication (default: all that GPUS GPUs can run). STEPS (default 13, of which the first
 # WARMUP, three, do not count) and ACCUMULATION (bf16-2048: micro-batches a step, default 4) may be set. Each row ends with a summary line.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 gpus=${1:-$(nvidia-smi --list-gpus | wc -l)}
 shift $(( $# < 1 ? $# : 1 ))
 steps=${STEPS:-13} accumulation=${ACCUMULATION:-4}
@@ -22,7 +21,7 @@ run() {
   local row=$1
   shift
   echo "== $row on $gpus GPUs"
-  scripts/bench/llama_lora.sh "$@" 2>&1 | grep -E "units:|total|available|frozen shards|^step|plan|summary|%|kernels of|train_llama:"
+  "$(dirname "${BASH_SOURCE[0]}")/llama_lora.sh" "$@" 2>&1 | grep -E "units:|total|available|frozen shards|^step|plan|summary|%|kernels of|train_llama:"
 }
 
 for row in "${rows[@]}"; do

@@ -8,12 +8,9 @@
 # steps but the first WARMUP (3), peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin); METRICS
 # a file to copy metrics.jsonl to.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. scripts/bench/ranks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 shape=$1 seq=$2 micro=$3 global=$4 steps=$5 ranks=${6:-1}
 shift $(( $# < 6 ? $# : 6 ))
-bin=${BIN:-build/release/bin}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/llama_lora.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 

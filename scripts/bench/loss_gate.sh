@@ -9,13 +9,11 @@
 # either end in bf16. BIN names the folder of the binaries (default build/release/bin), STEPS (2000) the length, WORK
 # keeps the files. Prints a line a run; prints and writes WORK/SEED.json for scripts/bench/curves.py.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 if [ $# -lt 1 ]; then sed -n '6p' "${BASH_SOURCE[0]}" >&2; exit 2; fi
-rows=$(realpath "$1") seed=${2:-1234} steps=${STEPS:-2000}
+rows=$1 seed=${2:-1234} steps=${STEPS:-2000}
 shift $(( $# < 2 ? $# : 2 ))
 [ $# -gt 0 ] || set -- bf16-again rowwise tensorwise delayed
-bin=${BIN:-build/release/bin}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 if [ -n "${WORK:-}" ]; then work=$WORK; mkdir -p "$work"
 else work=$(mktemp -d "${TMPDIR:-/tmp}/loss_gate.XXXXXX"); trap 'rm -rf "$work"' EXIT; fi
 
@@ -52,4 +50,4 @@ for run in bf16 "$@"; do
   "$bin/train_llama" --config "$work/run.yaml" "${options[@]}" > "$work/$seed-$run.log" 2>&1 ||
     { tail -n 5 "$work/$seed-$run.log" >&2; exit 1; }
 done
-"$python" scripts/bench/curves.py gaps "$work" "$seed" bf16 "$@" | tee "$work/$seed.json"
+"$python" "$root/scripts/bench/curves.py" gaps "$work" "$seed" bf16 "$@" | tee "$work/$seed.json"

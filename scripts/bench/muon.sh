@@ -7,12 +7,11 @@
 # Without TEXT.jsonl the text is that of Python files, of the standard library and of the packages of TRIREME_PYTHON. RATES ("6e-4 1.2e-3 2.4e-3") and
 # STEPS (288) change the runs. BIN names the folder of the binaries (default build/release/bin).
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 if [ $# -lt 2 ] || { [ "$1" != prepare ] && [ "$1" != run ]; }; then sed -n '4,5p' "${BASH_SOURCE[0]}" >&2; exit 2; fi
 action=$1 folder=$2
 shift 2
-bin=${BIN:-build/release/bin} steps=${STEPS:-288}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
+steps=${STEPS:-288}
 work=$(mktemp -d "${TMPDIR:-/tmp}/muon.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 

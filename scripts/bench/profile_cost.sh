@@ -6,9 +6,8 @@
 # Prints the median step without a profile, before and after the active steps, and in them. Ends with 1 where the steps outside the active ones are
 # slower than those without a profile by more than MOST percent (3). Options of the runs: SETTINGS="lora=null …".
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 shape=${1:-7b} seq=${2:-4096} steps=${3:-24} ranks=${4:-1} rounds=${5:-2}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/profile_cost.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 settings=()
@@ -20,7 +19,7 @@ for round in $(seq "$rounds"); do
     if [ "$kind" = on ]; then
       profile=(--set "profile.wait=$wait" --set profile.warmup=1 --set profile.active=2 --set profile.ranks=all)
     fi
-    METRICS=$work/$kind.$round.jsonl scripts/bench/llama_lora.sh "$shape" "$seq" 1 "$ranks" "$steps" "$ranks" \
+    METRICS=$work/$kind.$round.jsonl "$root/scripts/bench/llama_lora.sh" "$shape" "$seq" 1 "$ranks" "$steps" "$ranks" \
       ${settings[@]+"${settings[@]}"} ${profile[@]+"${profile[@]}"} > "$work/$kind.$round.log" 2>&1 || { tail -20 "$work/$kind.$round.log"; exit 1; }
   done
 done

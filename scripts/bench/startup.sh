@@ -5,12 +5,9 @@
 #
 # The directory may come from scripts/bench/make_checkpoint.py. BIN names the folder of the binaries (default build/release/bin).
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-. scripts/bench/ranks.sh
+. "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"
 model=$(realpath "$1") ranks=${2:-1}
 shift $(( $# < 2 ? $# : 2 ))
-bin=${BIN:-build/release/bin}
-python=${TRIREME_PYTHON:-$(if [ -x .venv/bin/python ]; then echo .venv/bin/python; else command -v python3; fi)}
 work=$(mktemp -d "${TMPDIR:-/tmp}/startup.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 "$python" -c "import numpy as np, sys; np.save(sys.argv[1], np.random.default_rng(0).integers(3, 32000, size=(16, 2048)).astype(np.int32))" "$work/train.npy"
