@@ -49,7 +49,7 @@ echo "== pre-training"
 grep -E "^eval" "$work/pretrain.log" | tail -n 2
 for frozen in compute fp8 nf4; do
   echo "== precision.frozen: $frozen"
-  "$bin/train_llama" --config "$work/lora.yaml" --set "output.dir=$work/$frozen" --set "precision.frozen=$frozen" "$@" > "$work/$frozen.log" 2>&1 ||
+  "$bin/train_llama" --config "$work/lora.yaml" --set "output.dir=$frozen" --set "precision.frozen=$frozen" "$@" > "$work/$frozen.log" 2>&1 ||
     { tail -n 5 "$work/$frozen.log" >&2; exit 1; }
   grep -E "^eval" "$work/$frozen.log"
 done

@@ -38,7 +38,7 @@ eval: {every_samples: $(( 24 * steps / 4 ))}
 output: {dir: unused, save_on_stop: false}
 YAML
 for run in bf16 "$@"; do
-  options=(--set "output.dir=$work/$seed-$run")
+  options=(--set "output.dir=$seed-$run")
   case $run in
     bf16) ;;
     bf16-again) options+=(--set batch.micro_batch_size=8) ;;
