@@ -2,7 +2,7 @@
 # Measures packed BERT on random weights and random tokens with the row statistics of the MLPerf data (rows of 512, one
 # to three sequences a row, two on average, rows nearly full), 48 rows per GPU and step.
 #
-#   scripts/bench/bert.sh SHAPE STEPS [RANKS] [ROWS] [--set key=value …]
+#   scripts/bench/bert.sh SHAPE STEPS [RANKS [ROWS [--set key=value …]]]
 #
 #   scripts/bench/bert.sh large 60 1 48 --set precision.compute=fp16 --set precision.loss_scale=1024 --set precision.linear=fp8
 #

@@ -2,7 +2,7 @@
 # Measures the cost of asynchronous checkpoints per step, and their write and read speed compared with dd on the same
 # disk.
 #
-#   scripts/bench/checkpoint.sh [RANKS] [HIDDEN] [LAYERS] [STEPS] [--set key=value …]
+#   scripts/bench/checkpoint.sh [RANKS [HIDDEN [LAYERS [STEPS [--set key=value …]]]]]
 #
 # Full-parameter training on random weights and tokens, fp32, sharded over all ranks. The same run without saves and with one save every
 # tenth step, twice in alternation; then the newest checkpoint is loaded with cold and with warm page cache. BIN names the folder of the

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures GPT-3 pre-training on random weights and Megatron's mock data, dropout 0.1, rows of 2,048 tokens.
 #
-#   scripts/bench/gpt.sh SIZE MICRO_BATCH GLOBAL_BATCH STEPS [RANKS] [--set key=value …]
+#   scripts/bench/gpt.sh SIZE MICRO_BATCH GLOBAL_BATCH STEPS [RANKS [--set key=value …]]
 #
 #   scripts/bench/gpt.sh 126m 32 256 20 2
 #   scripts/bench/gpt.sh 5b 8 16 12 2 --set precision.linear=fp8

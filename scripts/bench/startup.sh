@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Seconds from exec to the end of the first step, weights read from a warm page cache.
 #
-#   scripts/bench/startup.sh MODEL_DIRECTORY [RANKS] [--set key=value …]
+#   scripts/bench/startup.sh MODEL_DIRECTORY [RANKS [--set key=value …]]
 #
 # The directory may come from scripts/bench/make_checkpoint.py. BIN names the folder of the binaries (default build/release/bin).
 set -euo pipefail
