@@ -34,7 +34,7 @@ train: {max_steps: $steps}
 output: {dir: run}
 YAML
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-train() { run_ranks "$ranks" "$bin/train_llama" --config "$work/run.yaml" "$@" >> "$work/log" 2>&1; }
+train() { run_ranks "$ranks" "$bin/train_llama" --config "$work/run.yaml" "$@" >> "$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; exit 1; }; }
 cold() { find "$1" -type f -exec dd if={} iflag=nocache count=0 status=none \; ; }
 
 for round in 1 2; do

@@ -15,7 +15,8 @@ shift 2
 if [ -n "${WORK:-}" ]; then work=$WORK; mkdir -p "$work"
 else work=$(mktemp -d "${TMPDIR:-/tmp}/fp8_convergence.XXXXXX"); trap 'rm -rf "$work"' EXIT; fi
 
-"$bin/trireme" tokenizer train --input "$pretrain" --vocab-size 4096 --output "$work/tokenizer.model" 2> "$work/tokenizer.log"
+"$bin/trireme" tokenizer train --input "$pretrain" --vocab-size 4096 --output "$work/tokenizer.model" 2> "$work/tokenizer.log" ||
+  { tail -n 5 "$work/tokenizer.log" >&2; exit 1; }
 pack() { "$bin/trireme" data pack --tokenizer "$work/tokenizer.model" --input "$1" --seq-length 256 --bos --output "$work/$2.npy" \
   --valid-output "$work/$2-valid.npy" --valid-fraction 0.1; }
 pack "$pretrain" pretrain
