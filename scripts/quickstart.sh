@@ -18,7 +18,7 @@ refuse() {
 
 # The mark of a folder that belongs to the quick start.
 mark=.trireme-quickstart
-out=runs/quickstart
+out=$PWD/runs/quickstart
 if [ $# -gt 0 ]; then
   case $1 in
     -h | --help)
@@ -55,7 +55,7 @@ setup_all
 # The one program and its names, completions and man pages: all that cmake --install copies.
 build_release trireme_tool interface
 
-bin=build/release/bin
+bin=$PWD/build/release/bin
 licences=/usr/share/common-licenses
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 
