@@ -1,4 +1,4 @@
-# Set-up and build, shared by setup.sh, test.sh and quickstart.sh. Source it from the project's root; bash only.
+# Set-up and build, shared by setup.sh, test.sh, quickstart.sh and nightly.sh. Source it from the project's root; bash only.
 #
 #   setup_all       packages of the distribution, a Python with LibTorch, CMake and Ninja: installs only what is missing
 #   build_release [target …]   configures build/release and builds the targets in it (none named: everything, tests included)

@@ -5,6 +5,6 @@
 #   scripts/bench/attention.sh [--torch] [--json FILE]
 #
 # Rows named "(TFLOP/s)" count 4 S^2 d of every sequence and head forward, 2.5 times that backward, half when causal, side kernels included.
-# kMeasured in src/ops/attention.cpp lists the fastest choices of this table.
+# kKernelsFaster in src/ops/attention.cpp lists the causal shapes in which they are the fastest.
 set -euo pipefail
 exec "$(dirname "${BASH_SOURCE[0]}")/kernels.sh" --filter attention "$@"

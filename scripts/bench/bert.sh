@@ -7,7 +7,7 @@
 #   scripts/bench/bert.sh large 60 1 48 --set precision.compute=fp16 --set precision.loss_scale=1024 --set precision.linear=fp8
 #
 # SHAPE: large | base | tiny; ROWS: rows per GPU and step (48). Prints the run's log, one summary line (median sequences/s per GPU of all
-# steps but the first five, peak memory) and the profile of one step by kind of kernel. BIN names the folder of the binaries (default
+# steps but the first five and the last two, peak memory) and the profile of one step by kind of kernel. BIN names the folder of the binaries (default
 # build/release/bin). PROFILE=0 omits the profile.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"

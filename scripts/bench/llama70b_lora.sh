@@ -30,7 +30,7 @@ for row in "${rows[@]}"; do
     fp8-8192) run "$row" 70b 8192 1 "$(( gpus > 1 ? 8 : 1 ))" "$steps" "$gpus" "${mlperf[@]}" --set precision.linear=fp8 ;;
     bf16-8192) run "$row" 70b 8192 1 8 "$steps" "$gpus" "${mlperf[@]}" ;;
     bf16-2048) run "$row" 70b 2048 8 "$(( 8 * accumulation * gpus ))" "$steps" "$gpus" "${seven[@]}" --set lora.r=8 --set lora.alpha=16 ;;
-    7b) run "$row" 7b 4096 1 1 "$steps" 1 "${seven[@]}" --set parallel.recompute=none ;;
+    7b) gpus=1 run "$row" 7b 4096 1 1 "$steps" 1 "${seven[@]}" --set parallel.recompute=none ;;
     # Half of the blocks fit without sharding: the same work without gathers, with peer-memory gathers and with NCCL
     # gathers.
     communication)

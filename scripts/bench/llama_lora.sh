@@ -5,7 +5,7 @@
 #   scripts/bench/llama_lora.sh SHAPE SEQ MICRO_BATCH GLOBAL_BATCH STEPS [RANKS [--set key=value …]]
 #
 # SHAPE: 7b | 13b | 34b | 70b | 70b40 (half its blocks) | 8b (Llama 3) | qwen14b (Qwen2.5) | tiny. Prints the run's log and one summary line: median tokens/s and samples/s per GPU of all
-# steps but the first WARMUP (3), peak memory and the plan's figure. BIN names the folder of the binaries (default build/release/bin); METRICS
+# steps but the first WARMUP (3), peak memory. BIN names the folder of the binaries (default build/release/bin); METRICS
 # a file to copy metrics.jsonl to.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/ranks.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokens per second of byte-level BPE on one core: Trireme and Hugging Face `tokenizers` in turn, on the same texts with the same files, which are trained on the spot. Prints a table in MB/s.
+"""Speed of byte-level BPE on one core: Trireme and Hugging Face `tokenizers` in turn, on the same texts with the same files, which are trained on the spot. Prints a table in MB/s.
 
 usage: scripts/bench/tokenizer.py [--build build/release] [--megabytes 10] [--vocab-size 32000] [--tokenizer tokenizer.json]"""
 import argparse
