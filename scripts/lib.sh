@@ -37,7 +37,7 @@ slurm_packages=(slurm-wlm munge 'libpmix2|libpmix2t64')
 
 package_installed() {
   local status
-  status=$(dpkg-query -W -f='${db:Status-Status}\n' "${1//|/ }" 2>/dev/null) || true
+  status=$(dpkg-query -W -f='${db:Status-Status}\n' "$1" 2>/dev/null) || true
   case $'\n'"$status"$'\n' in *$'\ninstalled\n'*) return 0 ;; esac
   return 1
 }

@@ -44,7 +44,7 @@ done
 newest=$(find "$work/saving2/checkpoints" -maxdepth 1 -name 'step-????????' | sort | tail -n 1)
 bytes=$(du -sb "$newest" | cut -f1)
 rm -rf "$work/saving2/model"
-cp "$work/log" "$work/log.saving"; : > "$work/log"
+: > "$work/log"
 cold "$newest"
 # The last saved step is ten before the end: resuming from it trains ten more.
 train --set output.dir=saving2 --set output.save_every_samples=$(( 10 * ranks )) "$@"
