@@ -1,6 +1,7 @@
 #include "run_plan.h"
 
 #include "memory_snapshot.h"
+#include "training_state.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/hash.h"
@@ -204,6 +205,19 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
             "{} and {} come to different memory plans: {}, and {}: the files of model or data differ between "
             "the hosts",
             others, first, theirs, its);
+      });
+  if (comm.size() == 1) return;
+  std::vector<Fingerprint> files;
+  collective_check(comm, [&] { files = files_of_all_ranks(config, task.files()); });
+  std::string hashes;
+  for (const Fingerprint& file : files) hashes += file.hash + ' ';
+  require_equal(
+      comm.all_gather_host(hashes), world.hosts(),
+      [&](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
+        const auto place = std::ranges::mismatch(theirs, its).in1 - theirs.begin();
+        const auto file = static_cast<size_t>(std::count(theirs.begin(), theirs.begin() + place, ' '));
+        return fmt::format("{} and {} read files of different contents: {}; copies on several hosts must be equal",
+                           others, first, file < files.size() ? files[file].path : "one has more");
       });
 }
 

@@ -22,8 +22,8 @@ int run_context_size(const Config& config, const TrainingProgram& program, World
 class RunPlan {
  public:
   /// Collective. Plans with the smallest device memory of all ranks. CollectiveError (kConfig) when nothing fits, and
-  /// naming ranks and hosts when they run different configurations or come to different plans, as model or data files
-  /// that differ between hosts make them. Config, task and world outlive it.
+  /// naming ranks and hosts when they run different configurations, come to different plans or read different files.
+  /// Config, task and world outlive it.
   RunPlan(const Config& config, const TrainingTask& task, World& world, const RankGrid& grid,
           at::ScalarType compute_dtype);
   const TrainingPlan& plan() const { return plan_; }

@@ -62,6 +62,10 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles
   return inputs;
 }
 
+std::vector<Fingerprint> base_fingerprints(const Config& config) {
+  return fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
+}
+
 std::vector<Fingerprint> former_data(const std::vector<std::string>& entries) {
   std::vector<Fingerprint> prints;
   for (const std::string& entry : entries) {
@@ -141,6 +145,16 @@ LoopState loop_state(const CheckpointManifest& manifest) {
   return loop;
 }
 
+std::vector<Fingerprint> files_of_all_ranks(const Config& config, const RunFiles& files) {
+  constexpr size_t kBlocks = 4;
+  std::vector<Fingerprint> all = fingerprint_files(files.data, ExitCode::kData, kBlocks);
+  const auto add = [&](const std::vector<Fingerprint>& more) { all.insert(all.end(), more.begin(), more.end()); };
+  add(fingerprint_inputs(config, files));
+  if (config.lora) add(base_fingerprints(config));
+  if (files.evaluation != files.data) add(fingerprint_files(files.evaluation, ExitCode::kData, kBlocks));
+  return all;
+}
+
 CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,
                            const std::vector<UnitSpec>& units, at::ScalarType compute_dtype,
                            const std::optional<RunFiles>& files) {
@@ -159,8 +173,7 @@ CheckpointRun describe_run(const Config& config, const std::string& run_id, cons
   if (!files) return run;
   manifest.data = fingerprint_files(files->data, ExitCode::kData);
   run.former_data = [entries = config.data.train] { return former_data(entries); };
-  if (config.lora)
-    manifest.base = fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
+  if (config.lora) manifest.base = base_fingerprints(config);
   manifest.inputs = fingerprint_inputs(config, *files);
   run.evaluation_rows = files->evaluation_rows;
   manifest.evaluation =

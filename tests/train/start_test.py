@@ -4,6 +4,7 @@ read, devices, disk space, stops without a save. Exit code 77 = skipped."""
 import json
 import os
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -67,6 +68,18 @@ def plan_differs(site):
     refused([], ["eval.every_samples=16"], "run different configurations")
     write_llama(f"{site.work}/deeper", VOCAB, layers=3)
     refused([], ["model.path=deeper"], "come to different memory plans", "model or data differ")
+    rows = np.load(f"{site.work}/train.npy")
+    np.save(f"{site.work}/copy.npy", rows)
+    np.save(f"{site.work}/other.npy", rows[::-1])
+    refused([], ["data.train=other.npy"], "read files of different contents", "train.npy; copies")
+    shutil.copytree(f"{site.work}/base", f"{site.work}/other")
+    with open(f"{site.work}/other/model.safetensors", "r+b") as weights:
+        weights.seek(-4, os.SEEK_END)
+        weights.write(struct.pack("<f", 0.5))
+    refused([], ["model.path=other"], "read files of different contents", "model.safetensors; copies")
+    equal = subprocess.run([*site.command("output.dir=copies", ranks=1), ":", "-n", "1", *site.command("output.dir=copies", "data.train=copy.npy")],
+                           capture_output=True, text=True, timeout=site.limit_s)
+    assert equal.returncode == 0, equal.stderr[-2000:]
 
 
 def claim(site):
