@@ -1,4 +1,5 @@
 #include "trireme/base/file.h"
+#include "base_testing.h"
 
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -70,8 +71,8 @@ TEST_F(FileTest, WithoutCommitNothingStays) {
 
 TEST_F(FileTest, MissingDirectoryAndTakenNameAreWriteErrors) {
   const std::string missing = error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "none" / "a", "x"); });
-  EXPECT_NE(missing.find((dir_ / "none" / "a").string()), std::string::npos) << missing;
-  EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
+  EXPECT_TRUE(contains(missing, (dir_ / "none" / "a").string()));
+  EXPECT_TRUE(contains(missing, "No such file"));
   fs::create_directory(dir_ / "taken");
   error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "taken", "x"); });
   EXPECT_EQ(entries(), 1U);  // no temporary file remains
@@ -112,15 +113,15 @@ TEST_F(FileTest, FullAndReadOnlyFileSystems) {
   write_file_atomic(mount_point / "kept", "kept");
   const std::string full =
       error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "big", std::string(200'000, 'x')); });
-  EXPECT_NE(full.find("No space left"), std::string::npos) << full;
-  EXPECT_NE(full.find("free some space"), std::string::npos) << full;
+  EXPECT_TRUE(contains(full, "No space left"));
+  EXPECT_TRUE(contains(full, "free some space"));
   EXPECT_EQ(text(mount_point / "kept"), "kept");
   EXPECT_FALSE(fs::exists(mount_point / "big"));
   EXPECT_EQ(std::distance(fs::directory_iterator(mount_point), fs::directory_iterator()), 1);
   EXPECT_EQ(mount("", mount_point.c_str(), "", MS_REMOUNT | MS_RDONLY, "size=64k"), 0);
   const std::string read_only =
       error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "kept", "new"); });
-  EXPECT_NE(read_only.find("Read-only"), std::string::npos) << read_only;
+  EXPECT_TRUE(contains(read_only, "Read-only"));
   error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(mount_point / "sub"); });
   EXPECT_EQ(umount(mount_point.c_str()), 0);
 }
@@ -137,9 +138,9 @@ TEST_F(FileTest, MapsFilesAndNamesWhatCannotBeMapped) {
   EXPECT_TRUE(second.bytes().empty());
 
   const std::string missing = error_of(ExitCode::kModel, [&] { MappedFile(dir_ / "no", ExitCode::kModel); });
-  EXPECT_NE(missing.find("No such file"), std::string::npos) << missing;
+  EXPECT_TRUE(contains(missing, "No such file"));
   const std::string folder = error_of(ExitCode::kData, [&] { MappedFile(dir_, ExitCode::kData); });
-  EXPECT_NE(folder.find("directory"), std::string::npos) << folder;
+  EXPECT_TRUE(contains(folder, "directory"));
   ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
   error_of(ExitCode::kData, [&] { MappedFile(dir_ / "fifo", ExitCode::kData); });
   EXPECT_EQ(file_head(dir_ / "fifo", 3), "");
@@ -150,7 +151,7 @@ TEST_F(FileTest, ReadTextFileBoundsTheSize) {
   write_file_atomic(dir_ / "a", std::string(100, 'x'));
   EXPECT_EQ(read_text_file(dir_ / "a", ExitCode::kModel, 100).size(), 100U);
   const std::string text = error_of(ExitCode::kModel, [&] { read_text_file(dir_ / "a", ExitCode::kModel, 99); });
-  EXPECT_NE(text.find("100 bytes"), std::string::npos) << text;
+  EXPECT_TRUE(contains(text, "100 bytes"));
 }
 
 TEST_F(FileTest, SafeJoinStaysUnderItsRoot) {

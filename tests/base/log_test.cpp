@@ -10,7 +10,7 @@
 #include <functional>
 #include <string>
 
-#include "trireme/base/error.h"
+#include "base_testing.h"
 
 namespace trireme {
 namespace {
@@ -40,7 +40,7 @@ TEST(RunMain, MapsEveryErrorToItsExitCode) {
 TEST(RunMain, EndsWithOneSentence) {
   EXPECT_EQ(run([]() -> int { throw DataError("row 3 is short"); }).text, "prog: row 3 is short\n");
   EXPECT_EQ(run([] { return 0; }).text, "");
-  EXPECT_NE(run([]() -> int { throw std::bad_alloc(); }).text.find("prog: internal error: "), std::string::npos);
+  EXPECT_TRUE(contains(run([]() -> int { throw std::bad_alloc(); }).text, "prog: internal error: "));
 }
 
 TEST(RunMain, PutsALibrarysStackBeforeTheSentence) {
@@ -76,10 +76,10 @@ TEST(Log, OnlyRankZeroInformsAndOthersWarnWithTheirRank) {
   log_info("shown");
   log_warn("alone");
   const std::string text = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(text.find("hidden"), std::string::npos);
-  EXPECT_NE(text.find(" rank 3: warning: disk {} is slow\n"), std::string::npos) << text;
-  EXPECT_NE(text.find(" shown\n"), std::string::npos);
-  EXPECT_NE(text.find(" warning: alone\n"), std::string::npos);
+  EXPECT_FALSE(contains(text, "hidden"));
+  EXPECT_TRUE(contains(text, " rank 3: warning: disk {} is slow\n"));
+  EXPECT_TRUE(contains(text, " shown\n"));
+  EXPECT_TRUE(contains(text, " warning: alone\n"));
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
 
@@ -91,8 +91,8 @@ TEST(Check, CarriesPlaceConditionAndValues) {
   } catch (const InternalError& error) {
     const std::string text = error.what();
     EXPECT_EQ(text.find("log_test.cpp:"), 0U) << text;
-    EXPECT_NE(text.find("shard has 3 elements, unit expects 4"), std::string::npos);
-    EXPECT_NE(text.find("have == want"), std::string::npos);
+    EXPECT_TRUE(contains(text, "shard has 3 elements, unit expects 4"));
+    EXPECT_TRUE(contains(text, "have == want"));
   }
 }
 

@@ -2,8 +2,8 @@
 // variables).
 #include "trireme/comm/launch.h"
 
+#include "../base/base_testing.h"
 #include "store_world.h"
-#include "trireme/base/error.h"
 #include "trireme/comm/communicator.h"
 
 #include <gtest/gtest.h>
@@ -39,8 +39,7 @@ void expect_refused(const Environment& environment, const std::vector<std::strin
     const Launch launch = detect(environment);
     FAIL() << "accepted as " << launch.description();
   } catch (const ConfigError& error) {
-    for (const std::string& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    for (const std::string& word : words) EXPECT_TRUE(contains(error.what(), word));
   }
 }
 
@@ -166,7 +165,7 @@ TEST(DetectLaunch, SrunWithoutPmixIsSlurm) {
   EXPECT_EQ(launch.master_address, "node004");
   EXPECT_GE(launch.master_port, 20000);
   EXPECT_LT(launch.master_port, 32768);
-  EXPECT_NE(launch.description().find("SLURM_PROCID 5 of 8"), std::string::npos);
+  EXPECT_TRUE(contains(launch.description(), "SLURM_PROCID 5 of 8"));
 }
 
 TEST(DetectLaunch, LocalSizeIsThisNodesEntry) {
@@ -289,8 +288,8 @@ TEST(World, SeveralCpuRanksNeedMpi) {
       FAIL() << launch.description();
     } catch (const ConfigError& error) {
       const std::string text = error.what();
-      EXPECT_NE(text.find("mpirun -n " + std::to_string(launch.world_size)), std::string::npos) << text;
-      EXPECT_NE(text.find("srun --mpi=pmix"), std::string::npos) << text;
+      EXPECT_TRUE(contains(text, "mpirun -n " + std::to_string(launch.world_size)));
+      EXPECT_TRUE(contains(text, "srun --mpi=pmix"));
     }
   }
 }

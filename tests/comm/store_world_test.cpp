@@ -2,8 +2,8 @@
 // connection.
 #include "store_world.h"
 
+#include "../base/base_testing.h"
 #include "reserved_port.h"
-#include "trireme/base/error.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -60,8 +60,7 @@ std::vector<std::string> on_ranks(int size, const std::function<void(int)>& body
 
 void expect_words(const std::string& text, const std::vector<std::string>& words) {
   EXPECT_FALSE(text.starts_with("not a ConfigError") || text.starts_with("another error")) << text;
-  for (const std::string& word : words)
-    EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in: " << text;
+  for (const std::string& word : words) EXPECT_TRUE(contains(text, word));
 }
 
 class StoreWorldTest : public testing::Test {

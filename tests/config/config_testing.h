@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/base_testing.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"

@@ -173,7 +173,7 @@ TEST_P(Fixture, IsRefusedWithExactlyTheseLines) {
   std::vector<std::string> wanted;
   for (const std::string& text : expected) wanted.push_back(file + ":" + text);
   EXPECT_EQ(lines, wanted);
-  EXPECT_NE(last.find("the configuration " + file + " has "), std::string::npos) << last;
+  EXPECT_TRUE(contains(last, "the configuration " + file + " has "));
 }
 
 INSTANTIATE_TEST_SUITE_P(Config, Fixture, testing::ValuesIn(kExpected),

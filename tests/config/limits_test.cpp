@@ -70,7 +70,7 @@ TEST(Limits, FilesOverOneMebibyteAreNotRead) {
   const TextFile file(repeat("# comment\n", 10 << 20));
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
-  EXPECT_NE(lines[0].find(":1:1: the file has 10485760 bytes"), std::string::npos) << lines[0];
+  EXPECT_TRUE(contains(lines[0], ":1:1: the file has 10485760 bytes"));
 }
 
 TEST(Limits, ProblemsPastTheHundredthAreCounted) {
@@ -80,7 +80,7 @@ TEST(Limits, ProblemsPastTheHundredthAreCounted) {
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 102U);
   EXPECT_EQ(lines[100], "… and 900 more");
-  EXPECT_NE(lines[101].find("has 1000 problems"), std::string::npos);
+  EXPECT_TRUE(contains(lines[101], "has 1000 problems"));
 }
 
 TEST(Limits, LongValuesAreCutInMessages) {
@@ -95,7 +95,7 @@ TEST(Limits, PathsOver4096BytesAreRefused) {
                       "output: {dir: /o}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
-  EXPECT_NE(lines[0].find("longer than 4096 bytes"), std::string::npos) << lines[0];
+  EXPECT_TRUE(contains(lines[0], "longer than 4096 bytes"));
 }
 
 TEST(Limits, MissingAndUnreadableFilesAreNamed) {

@@ -128,9 +128,8 @@ TEST(Override, KeysOfOtherTrainersNameOurs) {
            {"lora_modules_to_save=[lm_head]", "Did you mean 'lora.modules_to_save'?"},
            {"lora.lora_target_linear=true", "lora.target_modules: all-linear"},
            {"lora.init_lora_weights=pissa", "lora.adapter starts from an adapter"}})
-    EXPECT_NE(problem_with(override).find(hint), std::string::npos) << problem_with(override);
-  EXPECT_NE(problem_with("train.num_train_epochs=3").find("Did you mean 'epochs'"), std::string::npos)
-      << problem_with("train.num_train_epochs=3");
+    EXPECT_TRUE(contains(problem_with(override), hint));
+  EXPECT_TRUE(contains(problem_with("train.num_train_epochs=3"), "Did you mean 'epochs'"));
 }
 
 /// What is offered must be there: a suggestion that is followed leads to no second message about the same key.
@@ -158,12 +157,12 @@ TEST(Override, ASuggestionThatIsFollowedIsTaken) {
                                                         {"optimizer.name=adam", "adamw"}}) {
     const size_t equals = setting.find('='), dot = setting.find('.');
     const std::string said = problem_with(setting), key = setting.substr(0, equals);
-    ASSERT_NE(said.find("Did you mean '" + offered + "'?"), std::string::npos) << said;
+    ASSERT_TRUE(contains(said, "Did you mean '" + offered + "'?"));
     const bool unknown = said.find("unknown key") != std::string::npos;
     const std::string name = offered.find('.') == std::string::npos ? key.substr(0, dot + 1) + offered : offered;
     const std::string followed = unknown ? name + setting.substr(equals) : key + "=" + offered;
     for (const std::string& line : problems_with({followed, "data.valid=/v", "data.test=/t"}))
-      EXPECT_EQ(line.find(followed + ": "), std::string::npos) << line;
+      EXPECT_FALSE(contains(line, followed + ": "));
   }
 }
 
@@ -202,16 +201,12 @@ TEST(Override, LoraChoosesModulesAsPeft) {
            {"trainable_token_indices={lm_head: []}", "has no id for lm_head"},
            {"alpha=1e300", "lora.alpha must be a number > 0 and <= 65536, not '1e300'"},
            {"modules_to_save=[norm]", "must be embed_tokens, lm_head or wte, not 'norm'"}})
-    EXPECT_NE(problems_with({"lora." + setting}).front().find(said), std::string::npos)
-        << problems_with({"lora." + setting}).front();
-  EXPECT_NE(problems_with({"lora.modules_to_save=[embed_tokens]", "lora.trainable_token_indices=[3]"})
-                .front()
-                .find("lora.modules_to_save trains all rows of embed_tokens"),
-            std::string::npos);
-  EXPECT_NE(problems_with({"lora.target_modules=.*q_proj", "lora.layers_to_transform=[0]"})
-                .front()
-                .find("target_modules that are a list"),
-            std::string::npos);
+    EXPECT_TRUE(contains(problems_with({"lora." + setting}).front(), said));
+  EXPECT_TRUE(
+      contains(problems_with({"lora.modules_to_save=[embed_tokens]", "lora.trainable_token_indices=[3]"}).front(),
+               "lora.modules_to_save trains all rows of embed_tokens"));
+  EXPECT_TRUE(contains(problems_with({"lora.target_modules=.*q_proj", "lora.layers_to_transform=[0]"}).front(),
+                       "target_modules that are a list"));
 }
 
 TEST(Override, MalformedOnesAreAllReported) {

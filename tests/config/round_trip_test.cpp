@@ -175,11 +175,10 @@ TEST(Help, NamesEveryKeyThatIsPrinted) {
     if (colon == std::string::npos) continue;
     const bool key = line.starts_with("  ");
     keys += key ? 1 : 0;
-    EXPECT_NE(help.find(key ? "\n" + line.substr(0, colon) + " " : line.substr(0, colon + 1)), std::string::npos)
-        << line;
+    EXPECT_TRUE(contains(help, key ? "\n" + line.substr(0, colon) + " " : line.substr(0, colon + 1))) << line;
   }
   EXPECT_GE(keys, 42) << "every key of every section is looked at";
-  EXPECT_NE(help.find("adamw, lamb or muon; default adamw"), std::string::npos);
+  EXPECT_TRUE(contains(help, "adamw, lamb or muon; default adamw"));
 }
 
 }  // namespace

@@ -171,10 +171,10 @@ TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {
   } catch (const ConfigError& error) {
     const auto lines = split(error.what(), '\n');
     ASSERT_EQ(lines.size(), 5U) << error.what();
-    EXPECT_NE(lines[0].find(":4:28: batch.global_batch_size 10 does not divide over 4 ranks"), std::string::npos);
-    EXPECT_NE(lines[1].find(":5:24: parallel.shard_size 3 does not divide the 4 ranks"), std::string::npos);
-    EXPECT_NE(lines[2].find(":6:15: train.loss"), std::string::npos);
-    EXPECT_NE(lines[3].find("--set optimizer.lr=-1"), std::string::npos);
+    EXPECT_TRUE(contains(lines[0], ":4:28: batch.global_batch_size 10 does not divide over 4 ranks"));
+    EXPECT_TRUE(contains(lines[1], ":5:24: parallel.shard_size 3 does not divide the 4 ranks"));
+    EXPECT_TRUE(contains(lines[2], ":6:15: train.loss"));
+    EXPECT_TRUE(contains(lines[3], "--set optimizer.lr=-1"));
   }
 }
 
@@ -211,11 +211,11 @@ TEST(TrainParts, ProblemsStandWhereTheyAre) {
   for (const auto& [train, problem] : cases) {
     const TextFile file(with_train(train));
     const std::string all = join(problems_of(file.path()), "\n");
-    EXPECT_NE(all.find(problem), std::string::npos) << train << "\n" << all;
+    EXPECT_TRUE(contains(all, problem)) << train;
   }
   const TextFile file(
       "model: {path: /m}\ndata: {train: /a, seq_length: 2, bol_token: 1, eol_token: 2}\noutput: {dir: /o}\n");
-  EXPECT_NE(join(problems_of(file.path()), "\n").find("2:31: data.seq_length 2 has no room beside"), std::string::npos);
+  EXPECT_TRUE(contains(join(problems_of(file.path()), "\n"), "2:31: data.seq_length 2 has no room beside"));
 }
 
 TEST(Rules, LimitsThemselvesAreAllowed) {
@@ -233,7 +233,7 @@ TEST(Rules, NoRuleSpeaksOfAValueThatCouldNotBeRead) {
   const TextFile file(std::string(kMinimal) + "batch: {global_batch_size: x, micro_batch_size: 3}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U) << join(lines, "\n");
-  EXPECT_NE(lines[0].find("must be an integer"), std::string::npos);
+  EXPECT_TRUE(contains(lines[0], "must be an integer"));
 }
 
 TEST(Rules, TokensOfARunMustBeCountable) {
@@ -241,7 +241,7 @@ TEST(Rules, TokensOfARunMustBeCountable) {
                       "train: {max_steps: 2147483647}\nbatch: {global_batch_size: 2147483647}\n");
   const auto lines = problems_of(file.path());
   ASSERT_EQ(lines.size(), 2U);
-  EXPECT_NE(lines[0].find("more tokens than can be counted"), std::string::npos) << lines[0];
+  EXPECT_TRUE(contains(lines[0], "more tokens than can be counted"));
 }
 
 /// The problems of a file that a program refuses; empty: it takes it.
@@ -257,34 +257,29 @@ std::string refused(const std::string& text, const ProgramKeys& program = {}) {
 
 TEST(Rules, ADropoutThatWouldDropNothingIsRefused) {
   const std::string problem = refused("lora: {dropout: 7e-06}\n");
-  EXPECT_NE(problem.find(":4:17: lora.dropout 7e-06 is less than half a step of 1/65536 and would drop nothing: "
-                         "nearest are 0 and 1.52587890625e-05"),
-            std::string::npos)
-      << problem;
-  EXPECT_NE(refused("lora: {dropout: 0.999995}\n").find("would drop everything"), std::string::npos);
+  EXPECT_TRUE(contains(problem,
+                       ":4:17: lora.dropout 7e-06 is less than half a step of 1/65536 and would drop nothing: "
+                       "nearest are 0 and 1.52587890625e-05"));
+  EXPECT_TRUE(contains(refused("lora: {dropout: 0.999995}\n"), "would drop everything"));
   EXPECT_EQ(refused("lora: {dropout: 8e-06}\n"), "");
 }
 
 TEST(Rules, AProfiledStepIsOneOfTheRun) {
-  EXPECT_NE(refused("train: {max_steps: 10}\nlogging: {profile_step: 11}\n")
-                .find(":5:25: logging.profile_step 11 comes after the last step, train.max_steps 10"),
-            std::string::npos);
+  EXPECT_TRUE(contains(refused("train: {max_steps: 10}\nlogging: {profile_step: 11}\n"),
+                       ":5:25: logging.profile_step 11 comes after the last step, train.max_steps 10"));
   EXPECT_EQ(refused("train: {max_steps: 10}\nlogging: {profile_step: 10}\n"), "");
 }
 
 TEST(Rules, AProfileRecordsStepsAndRanksOfTheRun) {
-  EXPECT_NE(refused("train: {max_steps: 10}\nprofile: {wait: 8, warmup: 2}\n")
-                .find("its first active step is wait + warmup + 1 = 11"),
-            std::string::npos);
+  EXPECT_TRUE(contains(refused("train: {max_steps: 10}\nprofile: {wait: 8, warmup: 2}\n"),
+                       "its first active step is wait + warmup + 1 = 11"));
   EXPECT_EQ(refused("train: {max_steps: 10}\nprofile: {wait: 8, warmup: 1}\n"), "");
-  EXPECT_NE(refused("profile: {ranks: [0, all]}\n").find("profile.ranks has 'all' beside single ranks"),
-            std::string::npos);
-  EXPECT_NE(refused("profile: {ranks: first}\n").find("profile.ranks must be all, or a list of integers"),
-            std::string::npos);
-  EXPECT_NE(refused("logging: {profile_step: 2}\nprofile: {ranks: all}\n").find("is a short form of section 'profile'"),
-            std::string::npos);
-  EXPECT_NE(refused("profile: {stacks: true}\n", {.name = "train_x"}).find("profile.stacks: true is not available"),
-            std::string::npos);
+  EXPECT_TRUE(contains(refused("profile: {ranks: [0, all]}\n"), "profile.ranks has 'all' beside single ranks"));
+  EXPECT_TRUE(contains(refused("profile: {ranks: first}\n"), "profile.ranks must be all, or a list of integers"));
+  EXPECT_TRUE(
+      contains(refused("logging: {profile_step: 2}\nprofile: {ranks: all}\n"), "is a short form of section 'profile'"));
+  EXPECT_TRUE(
+      contains(refused("profile: {stacks: true}\n", {.name = "train_x"}), "profile.stacks: true is not available"));
   EXPECT_EQ(refused("profile: {ranks: 3}\n"), "");
 }
 
@@ -293,13 +288,11 @@ TEST(Rules, AMaximumTimeHasFourParts) {
     EXPECT_EQ(refused(std::string("train: {max_time: \"") + good + "\"}\n"), "") << good;
   for (const char* bad : {"23:30:00", "00:24:00:00", "00:00:60:00", "00:00:00:60", "00:00:00:00", "0x:00:00:10",
                           "00:00:00:1", "-1:00:00:10", "1234567:00:00:00"})
-    EXPECT_NE(refused(std::string("train: {max_time: \"") + bad + "\"}\n").find("train.max_time is '"),
-              std::string::npos)
-        << bad;
+    EXPECT_TRUE(contains(refused(std::string("train: {max_time: \"") + bad + "\"}\n"), "train.max_time is '")) << bad;
 }
 
 TEST(Rules, ATestNeedsItsRows) {
-  EXPECT_NE(refused("eval: {test_samples: 8}\n").find("eval.test_samples needs data.test"), std::string::npos);
+  EXPECT_TRUE(contains(refused("eval: {test_samples: 8}\n"), "eval.test_samples needs data.test"));
   const TextFile file(std::string(kMinimal) + "eval: {test_samples: 8}\n");
   EXPECT_THROW(load_config(file.path(), {"data.valid=v"}), ConfigError);
   EXPECT_NO_THROW(load_config(file.path(), {"data.valid=v", "data.test=t"}));
@@ -426,21 +419,20 @@ TEST(Rules, AnMlperfRunHasTheValuesOfItsClosedDivision) {
     };
     for (const std::string& change : benchmark.allowed) EXPECT_EQ(problems(change), "") << benchmark.name;
     for (const std::string& wrong : benchmark.refused)
-      EXPECT_NE(problems(wrong).find(std::string(" is not what MLPerf's ") + benchmark.name + " has"),
-                std::string::npos)
-          << benchmark.name << ": " << wrong << problems(wrong);
+      EXPECT_TRUE(contains(problems(wrong), std::string(" is not what MLPerf's ") + benchmark.name + " has"))
+          << benchmark.name << ": " << wrong;
     const std::string& wrong = benchmark.refused.front();
-    EXPECT_NE(problems(wrong).find("--set " + wrong + ": " + wrong.substr(0, wrong.find('='))), std::string::npos);
+    EXPECT_TRUE(contains(problems(wrong), "--set " + wrong + ": " + wrong.substr(0, wrong.find('='))));
     setenv("MLPERF_SUBMISSION_DIVISION", "open", 1);
     for (const std::string& change : benchmark.refused) EXPECT_EQ(problems(change), "") << benchmark.name;
     setenv("MLPERF_SUBMISSION_DIVISION", "Open", 1);
-    EXPECT_NE(problems("train.seed=5").find("MLPERF_SUBMISSION_DIVISION is 'Open'"), std::string::npos);
+    EXPECT_TRUE(contains(problems("train.seed=5"), "MLPERF_SUBMISSION_DIVISION is 'Open'"));
     EXPECT_EQ(problems("logging.mlperf=false"), "");
     unsetenv("MLPERF_SUBMISSION_DIVISION");
     EXPECT_EQ(problems(wrong).empty(), benchmark.name != std::string("llama31_8b")) << wrong;
     setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
     setenv("MLPERF_SUBMISSION_BENCHMARK", "resnet", 1);
-    EXPECT_NE(problems("train.seed=5").find("MLPERF_SUBMISSION_BENCHMARK is 'resnet'"), std::string::npos);
+    EXPECT_TRUE(contains(problems("train.seed=5"), "MLPERF_SUBMISSION_BENCHMARK is 'resnet'"));
     unsetenv("MLPERF_SUBMISSION_BENCHMARK");
     EXPECT_EQ(problems("logging.mlperf=false"), "");
     unsetenv("MLPERF_SUBMISSION_DIVISION");
@@ -466,16 +458,16 @@ TEST(Rules, AnMlperfRunHasItsBenchmarksModelAndRows) {
     FAIL();
   } catch (const ConfigError& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("num_hidden_layers 2 is not what MLPerf's llama2_70b_lora has in the closed division: 80; rows "
-                        "of data.valid 100 is not"),
-              std::string::npos)
-        << text;
+    EXPECT_TRUE(
+        contains(text,
+                 "num_hidden_layers 2 is not what MLPerf's llama2_70b_lora has in the closed division: 80; rows "
+                 "of data.valid 100 is not"));
   }
   unsetenv("MLPERF_SUBMISSION_DIVISION");
 }
 
 TEST(Rules, ALossScaleNeedsFp16) {
-  EXPECT_NE(refused("precision: {loss_scale: 1024}\n").find("precision.loss_scale"), std::string::npos);
+  EXPECT_TRUE(contains(refused("precision: {loss_scale: 1024}\n"), "precision.loss_scale"));
   EXPECT_EQ(refused("precision: {loss_scale: 1024, compute: fp16}\n"), "");
 }
 
@@ -484,13 +476,12 @@ TEST(Rules, FrozenMatricesAreBeneathAdaptersAndHaveOneFormat) {
     EXPECT_EQ(refused("lora: {r: 4}\nprecision: {frozen: " + format + "}\n"), "");
   EXPECT_EQ(refused("lora: {r: 4}\nprecision: {linear: fp8, frozen: fp8}\n"), "");
   for (const std::string format : {"compute", "nf4"})
-    EXPECT_NE(refused("lora: {r: 4}\nprecision: {linear: fp8, frozen: " + format + "}\n")
-                  .find(":5:34: precision.frozen " + format + " contradicts precision.linear fp8"),
-              std::string::npos);
-  EXPECT_NE(refused("precision: {frozen: nf4}\n").find(":4:21: precision.frozen nf4 is for matrices beneath adapters"),
-            std::string::npos);
-  EXPECT_NE(refused("lora: {r: 4}\nprecision: {frozen: bf16}\n").find("Did you mean 'compute'"), std::string::npos);
-  EXPECT_NE(refused("lora: {r: 4}\nprecision: {frozen: fp4}\n").find("precision.frozen"), std::string::npos);
+    EXPECT_TRUE(contains(refused("lora: {r: 4}\nprecision: {linear: fp8, frozen: " + format + "}\n"),
+                         ":5:34: precision.frozen " + format + " contradicts precision.linear fp8"));
+  EXPECT_TRUE(
+      contains(refused("precision: {frozen: nf4}\n"), ":4:21: precision.frozen nf4 is for matrices beneath adapters"));
+  EXPECT_TRUE(contains(refused("lora: {r: 4}\nprecision: {frozen: bf16}\n"), "Did you mean 'compute'"));
+  EXPECT_TRUE(contains(refused("lora: {r: 4}\nprecision: {frozen: fp4}\n"), "precision.frozen"));
 }
 
 TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
@@ -498,7 +489,7 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
   EXPECT_EQ(refused("precision: {linear: fp8, fp8_recipe: delayed}\n"), "");
   EXPECT_EQ(refused("precision: {linear: fp8}\nlora: {r: 4}\n"), "");
   const auto expect = [](const std::string& text, const std::string& problem) {
-    EXPECT_NE(refused(text).find(problem), std::string::npos) << text << refused(text);
+    EXPECT_TRUE(contains(refused(text), problem)) << text;
   };
   expect("precision: {fp8_recipe: rowwise}\n", ":4:25: precision.fp8_recipe rowwise needs precision.linear: fp8");
   for (const std::string recipe : {"rowwise", "tensorwise"})
@@ -513,9 +504,8 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
          ":4:38: precision.fp8_recipe delayed is for trained matrices");
   // A program that trains in the compute type only.
   const ProgramKeys plain{.name = "train_x", .features = FeatureSet(Feature::kAdapters)};
-  EXPECT_NE(refused("precision: {linear: fp8}\n", plain)
-                .find(":4:21: precision.linear fp8 without a 'lora' section is not for train_x"),
-            std::string::npos);
+  EXPECT_TRUE(contains(refused("precision: {linear: fp8}\n", plain),
+                       ":4:21: precision.linear fp8 without a 'lora' section is not for train_x"));
   EXPECT_EQ(refused("precision: {linear: fp8}\nlora: {r: 4}\n", plain), "");
 }
 
@@ -525,7 +515,7 @@ TEST(Rules, AScheduleTakesTheKeysOfItsFormulaOnly) {
     if (what.empty())
       EXPECT_EQ(text, "") << schedule;
     else
-      EXPECT_NE(text.find(what), std::string::npos) << schedule << ": " << text;
+      EXPECT_TRUE(contains(text, what)) << schedule;
   };
   says("name: wsd, warmup_steps: 10, decay_ratio: 0.5, decay_type: sqrt, min_lr_factor: 0.1", "");
   says("name: fms_cosine, warmup_steps: 5, min_lr_factor: 0", "");
@@ -572,8 +562,8 @@ TEST(Rules, RecomputeIsAWordOrAShare) {
   EXPECT_EQ(recompute("mlp"), Recompute{Recompute::kMlp});
   for (const char* fine : {"1/3", "0.25", "0", "1", "2/2"}) EXPECT_EQ(recompute(fine).share, fine);
   for (const char* bad : {"4/3", "1.5", "1/0", "1/", "/", "-1", "1/3/2", "third", "1/-3", "[1/3]"})
-    EXPECT_NE(refused(std::string("parallel: {recompute: ") + bad + "}\n").find("a share from 0 to 1 such as 1/3, not"),
-              std::string::npos)
+    EXPECT_TRUE(
+        contains(refused(std::string("parallel: {recompute: ") + bad + "}\n"), "a share from 0 to 1 such as 1/3, not"))
         << bad;
 }
 

@@ -27,8 +27,8 @@ TEST(RunLength, TwoWaysToSayItAreRefused) {
             "train.epochs and train.max_steps both say how long the run is: leave one of them out");
   EXPECT_EQ(only("schedule: {warmup_ratio: 0.1, warmup_steps: 3}\n"),
             "schedule.warmup_ratio and schedule.warmup_steps both say how long the warm-up is: leave one of them out");
-  EXPECT_NE(only("train: {epochs: 0}\n").find("train.epochs"), std::string::npos);
-  EXPECT_NE(only("schedule: {warmup_ratio: 1.5}\n").find("schedule.warmup_ratio"), std::string::npos);
+  EXPECT_TRUE(contains(only("train: {epochs: 0}\n"), "train.epochs"));
+  EXPECT_TRUE(contains(only("schedule: {warmup_ratio: 1.5}\n"), "schedule.warmup_ratio"));
   EXPECT_EQ(only("train: {epochs: 2}\nlogging: {mlperf: true}\n"),
             "train.epochs is not for logging.mlperf, whose log has steps: give train.max_steps");
 }
@@ -54,7 +54,7 @@ TEST(RunLength, RulesThatCountStepsWaitForThem) {
 
 TEST(RunLength, ThePrintedConfigurationHasOneOfTheTwo) {
   const Config epochs = load_text(std::string(kMinimal) + "train: {epochs: 2}\nschedule: {warmup_ratio: 0.5}\n");
-  EXPECT_EQ(print_config(epochs).find("max_steps"), std::string::npos);
+  EXPECT_FALSE(contains(print_config(epochs), "max_steps"));
   EXPECT_EQ(load_text(print_config(epochs)), epochs);
   const Config steps = with_steps(epochs, 10, {}, 1);
   EXPECT_EQ(load_text(print_config(steps)), steps);

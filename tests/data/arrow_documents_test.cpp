@@ -1,9 +1,9 @@
 // Arrow files as documents: the layouts of fms-fsdp and datasets.save_to_disk, and damaged files.
 
+#include "../base/base_testing.h"
 #include "data/stream/documents.h"
 #include "data/text_file.h"
 #include "trireme/arrow/arrow_table.h"
-#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
 #include <fmt/format.h>
@@ -80,7 +80,7 @@ TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
       (void)open_text_file(folder / name, "text", groups);
       ADD_FAILURE() << name;
     } catch (const DataError& error) {
-      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+      EXPECT_TRUE(contains(error.what(), says));
     }
   }
   EXPECT_TRUE(holds_documents(folder / "c.ndjson.gz"));
@@ -104,8 +104,7 @@ TEST(ArrowDocuments, HiddenFilesAndFoldersAreLeftOut) {
   ASSERT_TRUE(user != 0 || seteuid(65534) == 0);
   const std::string message = complaint(folder);
   ASSERT_EQ(seteuid(user), 0);
-  EXPECT_NE(message.find((folder / "e").string() + ": cannot be listed: Permission denied"), std::string::npos)
-      << message;
+  EXPECT_TRUE(contains(message, (folder / "e").string() + ": cannot be listed: Permission denied"));
   fs::permissions(folder / "e", fs::perms::owner_all);
   fs::remove_all(folder);
 }
@@ -127,7 +126,7 @@ TEST(ArrowDocuments, ListsOfTheFileFormatNullsAndCompression) {
 }
 
 TEST(ArrowDocuments, TextGoesToTheTokenizer) {
-  EXPECT_NE(complaint(stream_fixture("texts.arrow")).find("texts.arrow holds text"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(stream_fixture("texts.arrow")), "texts.arrow holds text"));
   const ArrowTable table(stream_fixture("texts.arrow"));
   ASSERT_EQ(table.documents(), 3);
   std::string text;
@@ -144,9 +143,9 @@ TEST(ArrowDocuments, TextGoesToTheTokenizer) {
 
 TEST(ArrowDocuments, PlacesNameBatchRowAndByte) {
   const auto set = open_documents({stream_fixture("saved")}, "", no_text);
-  EXPECT_NE(set->place(4).find("data-00001-of-00002.arrow: batch 0, row 1 (batch at byte "), std::string::npos);
+  EXPECT_TRUE(contains(set->place(4), "data-00001-of-00002.arrow: batch 0, row 1 (batch at byte "));
   const auto fms = open_documents({stream_fixture("fms/lang=en/dataset=a/one.arrow")}, "", no_text);
-  EXPECT_NE(fms->place(3).find("one.arrow: batch 3 (byte "), std::string::npos) << fms->place(3);
+  EXPECT_TRUE(contains(fms->place(3), "one.arrow: batch 3 (byte "));
 }
 
 TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
@@ -160,16 +159,16 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   };
   for (const auto& [name, words] : cases) {
     const std::string message = complaint(stream_fixture(name));
-    EXPECT_NE(message.find(name), std::string::npos) << name << ": " << message;
-    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << name << ": " << message;
+    EXPECT_TRUE(contains(message, name));
+    for (const char* word : words) EXPECT_TRUE(contains(message, word)) << name;
   }
   const fs::path folder = fs::path(testing::TempDir()) / ("splits_of_files" + std::to_string(getpid()));
   fs::remove_all(folder);
   fs::create_directories(folder / "data");
   for (const char* name : {"train-0.arrow", "train-1.arrow", "test-0.arrow"})
     fs::copy_file(stream_fixture("lists.arrow"), folder / "data" / name, fs::copy_options::overwrite_existing);
-  EXPECT_NE(complaint(folder).find("holds several splits: test (data/test-0.arrow), train (data/train-0.arrow)"),
-            std::string::npos);
+  EXPECT_TRUE(
+      contains(complaint(folder), "holds several splits: test (data/test-0.arrow), train (data/train-0.arrow)"));
   fs::remove(folder / "data/test-0.arrow");
   fs::copy_file(stream_fixture("lists.arrow"), folder / "data/cache-0123.arrow", fs::copy_options::overwrite_existing);
   EXPECT_EQ(complaint(folder), "");
@@ -177,15 +176,12 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   for (const char* name : {"train-0.arrow", "train-1.arrow"})
     fs::rename(folder / "data" / name, folder / "data" / (name + 6));
   fs::copy_file(stream_fixture("lists.arrow"), folder / "data/test.arrow", fs::copy_options::overwrite_existing);
-  EXPECT_NE(complaint(folder).find("holds several splits: test (data/test.arrow), no split (data/1.arrow)"),
-            std::string::npos);
+  EXPECT_TRUE(contains(complaint(folder), "holds several splits: test (data/test.arrow), no split (data/1.arrow)"));
   fs::rename(folder / "data/test.arrow", folder / "data/train_sft-00000-of-00001.arrow");
   fs::rename(folder / "data/1.arrow", folder / "data/c4-train_gen.00000-of-00002.arrow");
   fs::remove(folder / "data/0.arrow");
-  EXPECT_NE(
-      complaint(folder).find("several splits: train_gen (data/c4-train_gen.00000-of-00002.arrow), train_sft (data"),
-      std::string::npos)
-      << complaint(folder);
+  EXPECT_TRUE(contains(complaint(folder),
+                       "several splits: train_gen (data/c4-train_gen.00000-of-00002.arrow), train_sft (data"));
   // The card of a data set divides files whose names do not.
   fs::remove_all(folder);
   fs::create_directories(folder / "data/en");
@@ -199,25 +195,24 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(with_card("configs:\n- config_name: all\n  data_files: '**/*.arrow'\n"), "");
   EXPECT_EQ(with_card("configs:\n- {config_name: a, data_files: data/en/*}\n- {config_name: b, data_files: '**'}\n"),
             "");
-  EXPECT_NE(with_card("configs:\n- config_name: en\n  data_dir: ./data/en/\n- config_name: all\n  data_files: data/*\n")
-                .find("all: train (data/c.arrow), en: all (data/en/a.arrow)"),
-            std::string::npos);
+  EXPECT_TRUE(contains(
+      with_card("configs:\n- config_name: en\n  data_dir: ./data/en/\n- config_name: all\n  data_files: data/*\n"),
+      "all: train (data/c.arrow), en: all (data/en/a.arrow)"));
   EXPECT_EQ(with_card("configs:\n- config_name: en\n  data_files: data/en/*\n- config_name: all\n  default: true\n  "
                       "data_files: ['data/*.arrow', './data/en/?.arrow']\n"),
             "");
-  EXPECT_NE(with_card("configs:\n- config_name: x\n  data_files:\n  - {split: train, path: [data/c.arrow, "
-                      "data/en/a.arrow]}\n  - {split: test, path: 'data/**/[b].arrow'}\n")
-                .find("x: test (data/en/b.arrow), x: train (data/c.arrow)"),
-            std::string::npos);
+  EXPECT_TRUE(contains(with_card("configs:\n- config_name: x\n  data_files:\n  - {split: train, path: [data/c.arrow, "
+                                 "data/en/a.arrow]}\n  - {split: test, path: 'data/**/[b].arrow'}\n"),
+                       "x: test (data/en/b.arrow), x: train (data/c.arrow)"));
   const std::string apart =
       "configs:\n- {config_name: x, data_files: data/c.arrow}\n- {config_name: y, data_files: data/en/*}\n";
   for (const char* before : {"", "\n", "\xEF\xBB\xBF", "\xEF\xBB\xBF \n\n"}) {
     write_file_atomic(folder / "README.md", before + ("---\r\n" + apart) + "---\n");
-    EXPECT_NE(complaint(folder).find("x: train (data/c.arrow)"), std::string::npos) << before;
+    EXPECT_TRUE(contains(complaint(folder), "x: train (data/c.arrow)")) << before;
   }
   for (const char* key : {"\"configs\"", "configs ", "'configs' "}) {
     write_file_atomic(folder / "README.md", std::string("---\n") + key + apart.substr(7) + "---\n");
-    EXPECT_NE(complaint(folder).find("x: train (data/c.arrow)"), std::string::npos) << key;
+    EXPECT_TRUE(contains(complaint(folder), "x: train (data/c.arrow)")) << key;
   }
   // A card whose keys are indented, in flow form, with explicit keys.
   const std::string one = "{config_name: x, data_files: data/c.arrow}";
@@ -228,27 +223,26 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
            "  # all\nconfigs:\n- " + one + "\n", "  \nconfigs:\n- " + one + "\n", "---\nconfigs:\n- " + one + "\n",
            "? configs # all\n: - " + one + "\n", "a: &b c\nd: *b\nconfigs:\n- " + one + "\n"}) {
     write_file_atomic(folder / "README.md", "---\n" + card + "---\n");
-    EXPECT_NE(complaint(folder).find("x: train (data/c.arrow)"), std::string::npos) << card << complaint(folder);
+    EXPECT_TRUE(contains(complaint(folder), "x: train (data/c.arrow)")) << card;
   }
   EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: {train: data/c.arrow, test: data/en/*}}\n"), "");
   EXPECT_EQ(with_card("configs: [\n  {config_name: x, data_files: '**'}\n]\n"), "");
   EXPECT_EQ(with_card("configs: &all\n- {config_name: x, data_files: '**'}\nothers: *all\n"), "");
-  EXPECT_NE(with_card("files: &files\n  en: data/en/*\n  rest: &rest data/*\nconfigs:\n- config_name: x\n  data_files: "
-                      "*files\n- &y {config_name: y, data_files: *rest}\n- *y\n")
-                .find("x: en (data/en/a.arrow), x: rest ("),
-            std::string::npos);
+  EXPECT_TRUE(contains(
+      with_card("files: &files\n  en: data/en/*\n  rest: &rest data/*\nconfigs:\n- config_name: x\n  data_files: "
+                "*files\n- &y {config_name: y, data_files: *rest}\n- *y\n"),
+      "x: en (data/en/a.arrow), x: rest ("));
   std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
   for (int i = 1; i < 9; ++i)
     bomb += fmt::format("a{0}: &a{0} [{1}, {1}, {1}, {1}, {1}]\n", i, fmt::format("*a{}", i - 1));
-  EXPECT_NE(with_card(bomb + "configs: *a8\n").find("cannot be read"), std::string::npos);
+  EXPECT_TRUE(contains(with_card(bomb + "configs: *a8\n"), "cannot be read"));
   bomb = "configs:\n- &x {config_name: " + std::string(400'000, 'x') + ", data_files: '**'}\n";
   for (int i = 0; i < 20'000; ++i) bomb += "- *x\n";  // 8 GB
-  EXPECT_NE(with_card(bomb).find("cannot be read"), std::string::npos);
-  EXPECT_NE(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("not listed (data/en/a.arrow)"),
-            std::string::npos);
-  EXPECT_NE(with_card("configs: [\n").find("not valid YAML"), std::string::npos);
-  EXPECT_NE(with_card("!!str configs:\n- {config_name: x, data_files: data/c.arrow}\n").find("name the files"),
-            std::string::npos);
+  EXPECT_TRUE(contains(with_card(bomb), "cannot be read"));
+  EXPECT_TRUE(
+      contains(with_card("configs:\n- {config_name: x, data_files: data/c.arrow}\n"), "not listed (data/en/a.arrow)"));
+  EXPECT_TRUE(contains(with_card("configs: [\n"), "not valid YAML"));
+  EXPECT_TRUE(contains(with_card("!!str configs:\n- {config_name: x, data_files: data/c.arrow}\n"), "name the files"));
   // The block "configs" alone is read, however long the rest is.
   std::string info = "dataset_info:\n", configs = "configs:\n";
   for (int i = 0; i < 1500; ++i) {
@@ -258,9 +252,8 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
         i, std::string(200, 'x'));
     configs += fmt::format("- config_name: c{0}\n  data_files:\n  - {{split: train, path: data/{0}/*}}\n", i);
   }
-  EXPECT_NE(with_card(info + configs + "- {config_name: en, data_files: data/en/a.arrow}\ntags:\n- x\n")
-                .find("en: train (data/en/a.arrow)"),
-            std::string::npos);
+  EXPECT_TRUE(contains(with_card(info + configs + "- {config_name: en, data_files: data/en/a.arrow}\ntags:\n- x\n"),
+                       "en: train (data/en/a.arrow)"));
   const auto lists = [&](const std::string& pattern) {  // of the three files
     const std::string message = with_card("configs:\n- {config_name: x, data_files: '" + pattern + "'}\n");
     return std::array{message.empty() || message.find("x: train (data/c.arrow") != std::string::npos,
@@ -276,7 +269,7 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(lists(std::string(20000, '*')), (Lists{true, true}));  // too long, so no file is listed apart
   EXPECT_EQ(lists("*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b"), (Lists{true, true}));
   fs::remove_all(folder);
-  EXPECT_NE(complaint(stream_fixture("lists.arrow"), "input_id").find("Did you mean 'input_ids'?"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(stream_fixture("lists.arrow"), "input_id"), "Did you mean 'input_ids'?"));
 }
 
 TEST(ArrowDocuments, ContentIsRecognised) {
@@ -299,7 +292,7 @@ void read_damaged(const std::string& fixture) {
     const std::string message = complaint(path);
     refused += !message.empty();
     if (!message.empty()) {
-      EXPECT_NE(message.find(path.string()), std::string::npos) << message;
+      EXPECT_TRUE(contains(message, path.string()));
     }
   };
   for (size_t i = 0; i < good.size(); ++i) {

@@ -1,9 +1,9 @@
 // BERT's shards through the trainer's interface: rows, errors with file, dataset, row and value, order by seed and
 // epoch.
 
+#include "../base/base_testing.h"
 #include "data/bert/bert_pack.h"
 #include "data/bert/bert_rows.h"
-#include "trireme/base/error.h"
 #include "trireme/formats/hdf5/hdf5_rows.h"
 
 #include <fmt/format.h>
@@ -133,7 +133,7 @@ TEST_F(BertData, PackedRowsComeBackWhole) {
   EXPECT_EQ(row.sequence_lengths, (std::vector<int32_t>{5, 6}));
   EXPECT_EQ(row.next_sentence_labels, (std::vector<int32_t>{1, 0}));
   EXPECT_EQ(dataset->read(3).input_ids[0], 1);
-  EXPECT_NE(dataset->description().find("3 packed files, 8 rows"), std::string::npos) << dataset->description();
+  EXPECT_TRUE(contains(dataset->description(), "3 packed files, 8 rows"));
 }
 
 TEST_F(BertData, VariableLengthFilesAreOneSequenceARow) {
@@ -155,14 +155,13 @@ TEST_F(BertData, VariableLengthFilesAreOneSequenceARow) {
     open_bert_dataset({path("part_other"), path("part_eval.hdf5")}, 512, 1000);
     ADD_FAILURE();
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("of one kind"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "of one kind"));
   }
 }
 
 TEST_F(BertData, DamageIsNamed) {
   const auto has = [](const std::string& message, std::initializer_list<const char*> words) {
-    for (const char* word : words)
-      EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' in: " << message;
+    for (const char* word : words) EXPECT_TRUE(contains(message, word));
   };
   EXPECT_EQ(spoiled([](Packed&) {}), "");
   has(spoiled([](Packed& s) { s.leave_out = "masked_lm_ids"; }), {"part_spoiled has no dataset masked_lm_ids"});
@@ -210,7 +209,7 @@ TEST_F(BertData, FixedLengthRowsAreSentToTheConverter) {
   writer.write_table("input_ids", std::vector<int16_t>(20, 1), 10);
   writer.write_table("input_mask", std::vector<int8_t>(20, 1), 10);
   writer.commit();
-  EXPECT_NE(complaint(path("part_fixed")).find("--layout varlength"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(path("part_fixed")), "--layout varlength"));
 }
 
 TEST_F(BertData, DamagedBytesEndInDataErrorsOnly) {
@@ -262,7 +261,7 @@ TEST_F(BertData, AStaleIndexIsFound) {
     stale->read(3);
     ADD_FAILURE();
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("part_00001 holds 2 rows, expected 9"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "part_00001 holds 2 rows, expected 9"));
   }
 }
 

@@ -1,8 +1,8 @@
 // Token files through the trainer's interface: contents of rows, and messages for invalid files.
 
 #include "data/dataset.h"
+#include "../base/base_testing.h"
 #include "data/prepare/outputs.h"
-#include "trireme/base/error.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -77,8 +77,8 @@ TEST(Dataset, FilesAreConcatenatedInTheGivenOrder) {
   EXPECT_EQ(dataset->read(7).num_targets(), 3);
   EXPECT_EQ(dataset->read(8).input_ids, counting(16));
   const std::string text = dataset->description();
-  EXPECT_NE(text.find("rows.h5 (HDF5, 3 rows)"), std::string::npos) << text;
-  EXPECT_NE(text.find("records.npy (MLPerf records, 3 rows)"), std::string::npos) << text;
+  EXPECT_TRUE(contains(text, "rows.h5 (HDF5, 3 rows)"));
+  EXPECT_TRUE(contains(text, "records.npy (MLPerf records, 3 rows)"));
   EXPECT_THROW(dataset->read(9), InternalError);
   EXPECT_THROW(dataset->read(-1), InternalError);
 }
@@ -110,8 +110,8 @@ TEST(Dataset, BadRowsAreNamedWithPlaceAndValue) {
   };
   for (const Case& item : cases) {
     const std::string message = complaint(item.file);
-    EXPECT_NE(message.find(item.file), std::string::npos) << item.file << ": " << message;
-    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+    EXPECT_TRUE(contains(message, item.file));
+    for (const char* word : item.says) EXPECT_TRUE(contains(message, word)) << item.file;
   }
 }
 
@@ -129,7 +129,7 @@ TEST(Dataset, OtherFormatsAreNamedByTheirContent) {
   };
   for (const Case& item : cases) {
     const std::string message = complaint(item.file);
-    for (const char* word : item.says) EXPECT_NE(message.find(word), std::string::npos) << item.file << ": " << message;
+    for (const char* word : item.says) EXPECT_TRUE(contains(message, word)) << item.file;
   }
 }
 
@@ -170,7 +170,7 @@ TEST_P(Pairs, AlternateAndMayEndWithPadding) {
   EXPECT_EQ(first.loss_mask, (Bytes{0, 1, 1, 0, 0, 1, 1, 0}));
   EXPECT_EQ(second.pairs, 2);
   EXPECT_EQ(second.loss_mask, (Bytes{0, 1, 0, 1, 0, 1, 0, 1}));
-  EXPECT_NE(data_->description().find("2 rows) of pairs"), std::string::npos) << data_->description();
+  EXPECT_TRUE(contains(data_->description(), "2 rows) of pairs"));
   EXPECT_EQ(problem({{{0, 1, 1, 0, 0, 1, 1, 0}, {0, 3, 7}}}), "");
   EXPECT_EQ(data_->answers(), Answers::kNone);
 }
@@ -185,15 +185,15 @@ TEST_P(Pairs, MayBeJudgedAnswersBesideOthers) {
   EXPECT_EQ(first.loss_mask, (Bytes{0, 1, 1, 0, 1, 1, 0, 0}));
   EXPECT_EQ(second.pairs, 2);
   EXPECT_EQ(second.desirable, (Bytes{0, 1}));  // the last answer's other one has no target
-  EXPECT_NE(data_->description().find("2 rows) of judged answers"), std::string::npos) << data_->description();
+  EXPECT_TRUE(contains(data_->description(), "2 rows) of judged answers"));
   const auto bad = [&](const Mask& mask) { return problem({{{0, 1, 1, 0, 3, 3, 0, 0}, starts}, {mask, starts}}); };
-  EXPECT_NE(bad({0, 1, 2, 0, 3, 3, 0, 0}).find("sequence 0 has targets of both"), std::string::npos);
-  EXPECT_NE(bad({0, 3, 0, 0, 3, 3, 0, 0}).find("sequence 0 has targets of an answer to another"), std::string::npos);
-  EXPECT_NE(bad({0, 0, 0, 0, 3, 3, 0, 0}).find("sequence 0 has no target"), std::string::npos);
-  EXPECT_NE(bad({0, 1, 0, 0, 2, 0, 0, 0}).find("sequence 1 has targets of a rejected"), std::string::npos);
-  EXPECT_NE(bad({0, 1, 0, 0, 3, 0, 0, 1}).find("has no sequence with another answer"), std::string::npos);
-  EXPECT_NE(bad({0, 1, 0, 0, 0, 0, 0, 0}).find("sequence 1 has no target"), std::string::npos);
-  EXPECT_NE(bad({0, 4, 0, 0, 3, 0, 0, 0}).find("0 to 3"), std::string::npos);
+  EXPECT_TRUE(contains(bad({0, 1, 2, 0, 3, 3, 0, 0}), "sequence 0 has targets of both"));
+  EXPECT_TRUE(contains(bad({0, 3, 0, 0, 3, 3, 0, 0}), "sequence 0 has targets of an answer to another"));
+  EXPECT_TRUE(contains(bad({0, 0, 0, 0, 3, 3, 0, 0}), "sequence 0 has no target"));
+  EXPECT_TRUE(contains(bad({0, 1, 0, 0, 2, 0, 0, 0}), "sequence 1 has targets of a rejected"));
+  EXPECT_TRUE(contains(bad({0, 1, 0, 0, 3, 0, 0, 1}), "has no sequence with another answer"));
+  EXPECT_TRUE(contains(bad({0, 1, 0, 0, 0, 0, 0, 0}), "sequence 1 has no target"));
+  EXPECT_TRUE(contains(bad({0, 4, 0, 0, 3, 0, 0, 0}), "0 to 3"));
 }
 
 TEST_P(Pairs, AreCheckedInEveryRow) {
@@ -202,8 +202,8 @@ TEST_P(Pairs, AreCheckedInEveryRow) {
     return problem({good, {mask, starts}});
   };
   const auto has = [](const std::string& text, const char* part) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
-    EXPECT_NE(text.find("row 1"), std::string::npos) << text;
+    EXPECT_TRUE(contains(text, part));
+    EXPECT_TRUE(contains(text, "row 1"));
   };
   has(bad({0, 1, 1, 0, 2, 2, 0, 1}, {0, 3, 6}), "the last chosen answer has no rejected one beside it");
   has(bad({0, 1, 1, 1, 1, 1, 1, 1}, {0}), "no rejected one");
@@ -216,7 +216,7 @@ TEST_P(Pairs, AreCheckedInEveryRow) {
   has(bad({0, 1, 1, 1, 0, 1, 1, 1}, {0, 4}), "sequence 1 has targets of a chosen answer");
   const std::string mixed = problem({{{0, 1, 1, 1, 1, 1, 1, 1}, {0}}, good});
   has(mixed, "loss_mask[5] is 2, expected 0 or 1: a rejected answer in rows without pairs");
-  EXPECT_NE(problem({good}, Answers::kNone).find("is 2, expected 0 or 1"), std::string::npos);
+  EXPECT_TRUE(contains(problem({good}, Answers::kNone), "is 2, expected 0 or 1"));
 }
 
 }  // namespace

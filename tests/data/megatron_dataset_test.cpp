@@ -1,7 +1,7 @@
 // Rows of Megatron's indexed files: labels, ends of documents, and index maps of other files.
 #include "data/megatron/megatron_dataset.h"
+#include "../base/base_testing.h"
 #include "data/token_pack.h"
-#include "trireme/base/error.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -114,20 +114,16 @@ TEST_F(MegatronRows, BadIdsAreToldWithTheirByte) {
                 "to 9): was the data made with another tokenizer?");
   const auto data = open(path, in_order(6));
   data->check_document(0);
-  EXPECT_NE(complaint([&] { data->check_document(1); }).find("token id 77"), std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { data->check_document(1); }), "token id 77"));
 }
 
 TEST_F(MegatronRows, TooLittleText) {
-  EXPECT_NE(complaint([&] {
-              (void)open(write("short", {{1, 2}, {3}}), in_order(3), 0);
-            }).find("3 tokens in 2 documents, and a row of data.seq_length 3 reads 4"),
-            std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { (void)open(write("short", {{1, 2}, {3}}), in_order(3), 0); }),
+                       "3 tokens in 2 documents, and a row of data.seq_length 3 reads 4"));
   MegatronOptions options = in_order(3);
   options.splits = "98,1,1";
-  EXPECT_NE(complaint([&] {
-              (void)open_megatron_dataset({{small()}, {}}, Split::kTest, 1, options);
-            }).find("data.splits '98,1,1' gives test none of the 3 documents"),
-            std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { (void)open_megatron_dataset({{small()}, {}}, Split::kTest, 1, options); }),
+                       "data.splits '98,1,1' gives test none of the 3 documents"));
   for (const char* splits : {"1,2", "a,1,1", "0,0,0", "-1,1,1", "", "1,1,1,1", "inf,1,1"}) {
     options.splits = splits;
     EXPECT_THROW((void)open(small(), options), ConfigError) << splits;
@@ -163,7 +159,7 @@ TEST_F(MegatronRows, CachesOfOtherFilesAreBuiltAgain) {
   std::vector<int32_t> others(static_cast<size_t>(shape[0]));
   for (size_t i = 0; i < others.size(); ++i) others[i] = 60 + static_cast<int32_t>(i % 40);
   NpyValues(others, shape).save(order);
-  EXPECT_NE(complaint([&] { rows(); }).find("doc_idx.npy: row "), std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { rows(); }), "doc_idx.npy: row "));
   open(path, options, 100)->fill_cache();
   EXPECT_EQ(rows(), expected);
   // Places that no sample can have.
@@ -174,7 +170,7 @@ TEST_F(MegatronRows, CachesOfOtherFilesAreBuiltAgain) {
     std::vector<int32_t> damaged = places;
     damaged[2] = damaged[5] = wrong;
     NpyValues(damaged, good.shape()).save(samples);
-    EXPECT_NE(complaint([&] { rows(); }).find("sample_idx.npy: row "), std::string::npos) << wrong;
+    EXPECT_TRUE(contains(complaint([&] { rows(); }), "sample_idx.npy: row ")) << wrong;
   }
   NpyValues(places, NpyValues(samples).shape()).save(samples);
   EXPECT_EQ(rows(), expected);

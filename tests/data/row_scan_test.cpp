@@ -1,6 +1,6 @@
 #include "data/row_scan.h"
 
-#include "trireme/base/error.h"
+#include "../base/base_testing.h"
 #include "trireme/base/time.h"
 
 #include <gtest/gtest.h>
@@ -94,7 +94,7 @@ TEST(RowScan, EndsInTimeAndHasLookedEverywhere) {
   EXPECT_EQ(report.checked, static_cast<int64_t>(seen.size()));
   EXPECT_LT(report.checked, report.rows);
   ASSERT_GT(report.checked, 64 * 20);
-  EXPECT_NE(report.summary().find("trireme data verify"), std::string::npos);
+  EXPECT_TRUE(contains(report.summary(), "trireme data verify"));
   // Chunks of 64 rows, in every tenth of the file.
   std::set<int64_t> tenths;
   for (const int64_t row : seen) tenths.insert(row / (64 * 1000));

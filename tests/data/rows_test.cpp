@@ -1,7 +1,7 @@
 // The rows of a configuration's splits.
 #include "data/rows.h"
+#include "../base/base_testing.h"
 #include "data/megatron/megatron_dataset.h"
-#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/formats/hdf5/hdf5_tokens.h"
 
@@ -59,7 +59,7 @@ TEST_F(RowsOfSplits, TokenIdsInJsonAreToldApartFromTexts) {
   config_.data.weights = {};
   config_.data.train = {path("ids.jsonl")};
   std::ofstream(path("ids.jsonl")) << R"({"tokens": [1, 2]})" << "\n";
-  EXPECT_NE(refusal(Split::kTrain).find("holds token ids ('tokens')"), std::string::npos) << refusal(Split::kTrain);
+  EXPECT_TRUE(contains(refusal(Split::kTrain), "holds token ids ('tokens')"));
 }
 
 TEST_F(RowsOfSplits, MockRowsEvaluateABlend) {
@@ -68,20 +68,19 @@ TEST_F(RowsOfSplits, MockRowsEvaluateABlend) {
   EXPECT_GT(open(Split::kTrain).rows, 0);
   EXPECT_EQ(open(Split::kValid).rows, 3);
   config_.data.valid = {"mock", "mock"};
-  EXPECT_NE(refusal(Split::kValid).find("mock stands for random ids"), std::string::npos);
+  EXPECT_TRUE(contains(refusal(Split::kValid), "mock stands for random ids"));
   config_.data.weights = {};
   config_.data.train = {"mock"};
   config_.data.valid = {path("absent")};
-  EXPECT_NE(refusal(Split::kTrain).find("data.valid: " + path("absent") + " is not there"), std::string::npos);
+  EXPECT_TRUE(contains(refusal(Split::kTrain), "data.valid: " + path("absent") + " is not there"));
   config_.data.valid = {path("rows.npy")};
   std::ofstream(path("rows.npy")) << "rows";
-  EXPECT_NE(refusal(Split::kTrain).find("is no file of Megatron's: set it to mock too"), std::string::npos)
-      << refusal(Split::kTrain);
+  EXPECT_TRUE(contains(refusal(Split::kTrain), "is no file of Megatron's: set it to mock too"));
   config_.data.valid = {path("a")};
   EXPECT_GT(open(Split::kTrain).rows, 0);
   config_.data.train = {path("a")};
   config_.data.valid = {path("a"), "mock"};
-  EXPECT_NE(refusal(Split::kValid).find("data.valid has"), std::string::npos);
+  EXPECT_TRUE(contains(refusal(Split::kValid), "data.valid has"));
 }
 
 TEST_F(RowsOfSplits, PartsOfDividedFilesAreCalledSo) {
@@ -93,16 +92,16 @@ TEST_F(RowsOfSplits, PartsOfDividedFilesAreCalledSo) {
   config_.data.splits = "100,0,0";
   EXPECT_FALSE(open(Split::kValid).read) << "nor for these";
   config_.eval.every_samples = 1;
-  EXPECT_NE(refusal(Split::kValid).find("data.splits '100,0,0' gives valid none of the "), std::string::npos);
+  EXPECT_TRUE(contains(refusal(Split::kValid), "data.splits '100,0,0' gives valid none of the "));
   config_.eval.every_samples.reset();
   config_.data.splits = "8,1,1";
   config_.eval.samples = config_.eval.test_samples = 2;
   EXPECT_EQ(open(Split::kValid).sets[0].name, "the validation part of data.train");
   EXPECT_EQ(open(Split::kTest).sets[0].name, "the test part of data.train");
   config_.eval.samples = config_.eval.test_samples = 1000;
-  EXPECT_NE(refusal(Split::kValid).find("eval.samples 1000 is more than the "), std::string::npos);
-  EXPECT_NE(refusal(Split::kValid).find(" rows of the validation part of data.train"), std::string::npos);
-  EXPECT_NE(refusal(Split::kTest).find(" rows of the test part of data.train"), std::string::npos);
+  EXPECT_TRUE(contains(refusal(Split::kValid), "eval.samples 1000 is more than the "));
+  EXPECT_TRUE(contains(refusal(Split::kValid), " rows of the validation part of data.train"));
+  EXPECT_TRUE(contains(refusal(Split::kTest), " rows of the test part of data.train"));
   EXPECT_EQ(row_files(config_.data.train), (std::vector<std::string>{path("a.idx"), path("a.bin")}));
 }
 
@@ -129,7 +128,7 @@ TEST_F(RowsOfSplits, ConversationsAreKnownByTheirFirstObject) {
        {path("talks"), std::string(TRIREME_SOURCE_DIR "/tests/data/fixtures/stream/talks")}) {
     config_.data.train = {saved};
     const std::string said = refusal(Split::kTrain);
-    EXPECT_NE(said.find("trireme data chat --model '' --input '" + saved + "'"), std::string::npos) << said;
+    EXPECT_TRUE(contains(said, "trireme data chat --model '' --input '" + saved + "'"));
   }
 }
 

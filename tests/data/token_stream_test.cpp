@@ -1,9 +1,9 @@
 // Document streams: which documents, tokens and delimiters rows are made of, and in which order. These cases and those
 // of stream_loader_test.cpp follow the data loader contract of fms-fsdp's tests.
 
+#include "../base/base_testing.h"
 #include "data/stream/permutation.h"
 #include "stream_testing.h"
-#include "trireme/base/error.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -234,8 +234,8 @@ TEST(TokenStream, ShortDocumentsAreSkipped) {
     none->next_row(0, state);
     FAIL() << "rows of documents that are all too short";
   } catch (const DataError& error) {
-    EXPECT_NE(std::string(error.what()).find("tiny"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("data.min_length 3"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "tiny"));
+    EXPECT_TRUE(contains(error.what(), "data.min_length 3"));
   }
 }
 

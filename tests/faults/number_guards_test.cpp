@@ -1,4 +1,5 @@
 // Functions for loss spikes, stragglers, and GPUs that must be visible.
+#include "../base/base_testing.h"
 #include "run_clock.h"
 #include "step_guard.h"
 #include "trireme/ops/device.h"
@@ -99,17 +100,13 @@ TEST(GpuVisibility, TheCpuIsNeverTakenInSilence) {
   const auto problem = [](const char* visible, int found, const char* reason = "") {
     return gpu_visibility_problem(visible, found, true, reason).value_or("");
   };
-  EXPECT_NE(
-      problem(nullptr, 0, "system not yet initialized").find("CUDA shows none of them (system not yet initialized)"),
-      std::string::npos);
-  EXPECT_NE(gpu_visibility_problem(nullptr, 0, true, "", /*job_without=*/true)
-                .value_or("")
-                .find("none of them: the Slurm job asked for no GPU; give sbatch or salloc --gpus-per-node=N"),
-            std::string::npos);
-  EXPECT_NE(problem("7", 0, "no CUDA-capable device is detected")
-                .find("CUDA_VISIBLE_DEVICES='7' names 1 GPU, and CUDA shows 0 (no CUDA"),
-            std::string::npos);
-  EXPECT_NE(problem("0,9,1", 1).find("'0,9,1' names 3 GPUs, and CUDA shows 1: name each once"), std::string::npos)
+  EXPECT_TRUE(contains(problem(nullptr, 0, "system not yet initialized"),
+                       "CUDA shows none of them (system not yet initialized)"));
+  EXPECT_TRUE(contains(gpu_visibility_problem(nullptr, 0, true, "", /*job_without=*/true).value_or(""),
+                       "none of them: the Slurm job asked for no GPU; give sbatch or salloc --gpus-per-node=N"));
+  EXPECT_TRUE(contains(problem("7", 0, "no CUDA-capable device is detected"),
+                       "CUDA_VISIBLE_DEVICES='7' names 1 GPU, and CUDA shows 0 (no CUDA"));
+  EXPECT_TRUE(contains(problem("0,9,1", 1), "'0,9,1' names 3 GPUs, and CUDA shows 1: name each once"))
       << "CUDA stops at the first it lacks";
   EXPECT_NE(problem("all", 0), "");
   for (const char* hidden : {"", "-1", "NoDevFiles"}) EXPECT_EQ(problem(hidden, 0), "") << hidden;
@@ -120,8 +117,7 @@ TEST(GpuVisibility, TheCpuIsNeverTakenInSilence) {
       << "a machine without GPUs runs on its CPU";
   EXPECT_FALSE(gpu_visibility_problem("NoDevFiles", 0, /*installed=*/false, "no driver"));
   const std::string asked = gpu_visibility_problem("0", 0, /*installed=*/false, "no driver").value_or("");
-  EXPECT_NE(asked.find("CUDA_VISIBLE_DEVICES='0' names 1 GPU, and CUDA shows 0 (no driver)"), std::string::npos)
-      << asked;
+  EXPECT_TRUE(contains(asked, "CUDA_VISIBLE_DEVICES='0' names 1 GPU, and CUDA shows 0 (no driver)"));
 }
 
 TEST(CpuThreads, RanksOfAHostShareItsCores) {
@@ -158,8 +154,7 @@ TEST(Stragglers, SmallAndCommonDelaysAreNone) {
 TEST(Stragglers, ASectionThatOnlyOneRankHas) {
   const auto found = find_stragglers({"", "save 10 ", "", ""}, kHosts, 10, 0.3);
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_NE(found[0].find("rank 1 on a is slow in section save: 1 s a step, the others need none"), std::string::npos)
-      << found[0];
+  EXPECT_TRUE(contains(found[0], "rank 1 on a is slow in section save: 1 s a step, the others need none"));
 }
 
 TEST(Stragglers, ComparedAfterTenStepsThenEveryFifty) {

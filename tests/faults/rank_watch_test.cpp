@@ -1,11 +1,11 @@
 // Ranks that die, hang or issue different collectives, without MPI: processes of this test that join through the key
 // store, as GPU ranks do under `srun --mpi=none`. And the hang report as a function of the ranks' views.
 #include "rank_watch.h"
+#include "../base/base_testing.h"
 #include "../comm/reserved_port.h"
 #include "hang_report.h"
 #include "progress_ring.h"
 #include "store_world.h"
-#include "trireme/base/error.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -62,12 +62,10 @@ TEST(HangReport, NamesTheRankThatNeverCame) {
             "rank 1 on node0 never reached #2 all_reduce[1024] on world (step 7, section data since 61 s)");
   EXPECT_EQ(report.responsible, std::vector<int>{1});
   EXPECT_FALSE(report.excused);
-  EXPECT_NE(report.positions.find("rank 1 on node0: step 7, data, last finished #1 all_gather[8] on world, 62 s"),
-            std::string::npos)
-      << report.positions;
-  EXPECT_NE(report.positions.find("ranks 0, 2-3 on 2 hosts: step 7, waiting in #2 all_reduce[1024] on world, 61 s"),
-            std::string::npos)
-      << report.positions;
+  EXPECT_TRUE(
+      contains(report.positions, "rank 1 on node0: step 7, data, last finished #1 all_gather[8] on world, 62 s"));
+  EXPECT_TRUE(
+      contains(report.positions, "ranks 0, 2-3 on 2 hosts: step 7, waiting in #2 all_reduce[1024] on world, 61 s"));
 }
 
 TEST(HangReport, GivesSlowStorageItsTime) {
@@ -98,7 +96,7 @@ TEST(HangReport, HostValuesMayDifferInLength) {
   std::vector<RankView> views = {view(0, {{"all_gather_host", 5}, {"barrier", 0}}, true),
                                  view(1, {{"all_gather_host", 9}, {"barrier", 0}}, true)};
   EXPECT_EQ(find_desync(views), "");
-  EXPECT_NE(analyse(views).sentence.find("every rank reached #2 barrier[0] on world"), std::string::npos);
+  EXPECT_TRUE(contains(analyse(views).sentence, "every rank reached #2 barrier[0] on world"));
 }
 
 TEST(HangReport, SilentAndUnreachable) {
@@ -108,8 +106,7 @@ TEST(HangReport, SilentAndUnreachable) {
   views[1].stopped = false;
   views[2].answered = false;
   views[2].history.clear();
-  EXPECT_NE(analyse(views).sentence.find("rank 2 on node1 did not answer"), std::string::npos)
-      << analyse(views).sentence;
+  EXPECT_TRUE(contains(analyse(views).sentence, "rank 2 on node1 did not answer"));
 }
 
 TEST(HangReport, AStoppedRankHasFinishedWhatOthersHave) {
@@ -122,9 +119,7 @@ TEST(HangReport, AStoppedRankHasFinishedWhatOthersHave) {
   EXPECT_EQ(analyse(views).responsible, std::vector<int>{1});
   // A collective that no rank has finished is its position; for a rank that runs, its own record is valid.
   views[0] = view(0, kTwo, true);
-  EXPECT_NE(analyse(views).sentence.find("rank 1 on node0 stopped inside #2 all_reduce[1024] on world"),
-            std::string::npos)
-      << analyse(views).sentence;
+  EXPECT_TRUE(contains(analyse(views).sentence, "rank 1 on node0 stopped inside #2 all_reduce[1024] on world"));
 }
 
 // --- processes -----------------------------------------------------------------------------------
@@ -271,7 +266,7 @@ TEST(RankWatch, ADeadRankTakesAllWithIt) {
               outcomes[static_cast<size_t>(r)].text.find("rank " + std::to_string(dead) + " on ") != std::string::npos;
     }
     EXPECT_TRUE(named) << all_text(outcomes);
-    EXPECT_NE(all_text(outcomes).find("died in step 2"), std::string::npos) << all_text(outcomes);
+    EXPECT_TRUE(contains(all_text(outcomes), "died in step 2"));
   }
 }
 
@@ -292,9 +287,9 @@ TEST(RankWatch, AStoppedRankIsNamedAndEnded) {
     EXPECT_EQ(outcomes[static_cast<size_t>(r)].code, 71) << text;
     EXPECT_LT(outcomes[static_cast<size_t>(r)].seconds, kAtOnce) << text;
   }
-  EXPECT_NE(text.find("rank 2 on"), std::string::npos) << text;
-  EXPECT_NE(text.find("never reached #5 all_gather[8] on world (step 2, stopped)"), std::string::npos) << text;
-  EXPECT_NE(text.find("ranks 0-1, 3 on"), std::string::npos) << text;
+  EXPECT_TRUE(contains(text, "rank 2 on"));
+  EXPECT_TRUE(contains(text, "never reached #5 all_gather[8] on world (step 2, stopped)"));
+  EXPECT_TRUE(contains(text, "ranks 0-1, 3 on"));
 }
 
 TEST(RankWatch, ASleepingRankIsNamed) {
@@ -314,7 +309,7 @@ TEST(RankWatch, ASleepingRankIsNamed) {
   const std::string text = all_text(outcomes);
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 71) << text;
   EXPECT_LT(outcomes[0].seconds, kAtOnce) << "the sleeper goes too";
-  EXPECT_NE(text.find("never reached #3 all_reduce[1024] on world (step 3, section data"), std::string::npos) << text;
+  EXPECT_TRUE(contains(text, "never reached #3 all_reduce[1024] on world (step 3, section data"));
 }
 
 TEST(RankWatch, DifferentCollectivesAreNamed) {
@@ -332,8 +327,7 @@ TEST(RankWatch, DifferentCollectivesAreNamed) {
   // Rank 1 is one collective ahead of its peers and ends; they detect that it is missing.
   EXPECT_EQ(outcomes[0].code, 71) << text;
   EXPECT_EQ(outcomes[2].code, 71) << text;
-  EXPECT_NE(text.find("at #5 all_reduce[1024] on world, others at #5 all_gather[8] on world"), std::string::npos)
-      << text;
+  EXPECT_TRUE(contains(text, "at #5 all_reduce[1024] on world, others at #5 all_gather[8] on world"));
 }
 
 TEST(RankWatch, AFailureCarriesItsCodeAndReason) {
@@ -344,8 +338,8 @@ TEST(RankWatch, AFailureCarriesItsCodeAndReason) {
     }
   });
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 3) << all_text(outcomes);
-  EXPECT_NE(outcomes[0].text.find("ending because rank 2 on"), std::string::npos) << all_text(outcomes);
-  EXPECT_NE(outcomes[2].text.find("the data are damaged"), std::string::npos);
+  EXPECT_TRUE(contains(outcomes[0].text, "ending because rank 2 on")) << all_text(outcomes);
+  EXPECT_TRUE(contains(outcomes[2].text, "the data are damaged"));
 }
 
 TEST(RankWatch, ASectionWithAnAllowanceIsWaitedFor) {
@@ -361,7 +355,7 @@ TEST(RankWatch, ASectionWithAnAllowanceIsWaitedFor) {
       },
       "2");
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 0) << all_text(outcomes);
-  EXPECT_NE(all_text(outcomes).find("it is given more time"), std::string::npos) << all_text(outcomes);
+  EXPECT_TRUE(contains(all_text(outcomes), "it is given more time"));
 }
 
 }  // namespace

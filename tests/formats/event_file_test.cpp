@@ -3,7 +3,7 @@
 #include "trireme/formats/tensorboard/event_file.h"
 #include "trireme/formats/tensorflow/tf_checkpoint.h"
 
-#include "temporary.h"
+#include "../base/base_testing.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -98,7 +98,7 @@ std::vector<std::string> payloads(const std::filesystem::path& path) {
   return found;
 }
 
-class EventFileTest : public TemporaryDirectory {};
+class EventFileTest : public DirectoryTest {};
 
 TEST(EventRecord, OfKnownBytes) {
   // CRC-32C of "123456789" is e3069283.

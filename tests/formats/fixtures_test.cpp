@@ -9,8 +9,8 @@
 #include "trireme/formats/huggingface/weight_source.h"
 #include "trireme/formats/megatron/indexed_file.h"
 
+#include "../base/base_testing.h"
 #include "limited_child.h"
-#include "temporary.h"
 
 #include <algorithm>
 #include <map>
@@ -183,7 +183,7 @@ ExitCode code_of(const std::string& name) {
   return name.ends_with(".safetensors") || name.ends_with(".json") ? ExitCode::kModel : ExitCode::kData;
 }
 
-class Fixtures : public TemporaryDirectory {
+class Fixtures : public DirectoryTest {
  protected:
   /// Reads every row or tensor.
   void load(const std::string& name) const {
@@ -211,7 +211,7 @@ class Fixtures : public TemporaryDirectory {
     }
   }
   void SetUp() override {
-    TemporaryDirectory::SetUp();
+    DirectoryTest::SetUp();
     std::filesystem::create_directory(root_ / "model");
     std::filesystem::copy_file(kFolder / "valid.safetensors", root_ / "model" / "valid.safetensors");
     std::filesystem::copy_file(kFolder / "valid.safetensors", root_ / "outside.safetensors");
@@ -227,11 +227,11 @@ TEST_P(Refused, WithItsSentenceInLittleTimeAndMemory) {
   const size_t size = std::filesystem::file_size(kFolder / name);
   const ChildResult result = run_limited(kMaxMemory, [&, &file = name] { load(file); });
   EXPECT_EQ(result.exit_code, static_cast<int>(code_of(name))) << result.message;
-  EXPECT_NE(result.message.find(sentence), std::string::npos) << result.message;
+  EXPECT_TRUE(contains(result.message, sentence));
   // For a model directory the message contains the file; every other message begins with the path.
   const bool index = name.ends_with(".json") && !is_tokenizer(name);
   const std::string file = index ? "model" : name;
-  EXPECT_NE(result.message.find(file), std::string::npos) << result.message;
+  EXPECT_TRUE(contains(result.message, file));
   EXPECT_LT(result.message.size(), 600u) << "one sentence";
   EXPECT_LE(result.largest_allocation, std::max(size, kMaxAllocation));
   EXPECT_LT(result.seconds, kMaxSeconds);
@@ -308,7 +308,7 @@ TEST_F(Fixtures, OurHdf5CarriesChecksums) {
 TEST_F(Fixtures, AFileInThePlaceOfAModelDirectoryIsNotOpened) {
   for (const std::string name : {"model.pt", "pytorch_model.bin"}) {
     std::filesystem::copy_file(kFolder / "torch_zip.safetensors", root_ / name);
-    expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_ / name); }), "convert it once");
+    EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { open_weights(root_ / name); }), "convert it once"));
   }
 }
 

@@ -1,11 +1,11 @@
 #include "trireme/formats/hdf5/hdf5_tokens.h"
 
-#include "temporary.h"
+#include "../base/base_testing.h"
 
 namespace trireme {
 namespace {
 
-using Hdf5 = TemporaryDirectory;
+using Hdf5 = DirectoryTest;
 
 std::filesystem::path make(const std::filesystem::path& path, int rows) {
   Hdf5TokenWriter writer(path, 4, {.loss_mask = true, .seq_start_id = true});
@@ -52,7 +52,7 @@ TEST_F(Hdf5, FlippedTokensAreNoticed) {
   file.close();
   const Hdf5TokenFile damaged(path);
   std::vector<int64_t> ids(4);
-  expect_contains(failure(ExitCode::kData, [&] { damaged.read_row(0, ids); }), "row 0 cannot be read");
+  EXPECT_TRUE(contains(failure(ExitCode::kData, [&] { damaged.read_row(0, ids); }), "row 0 cannot be read"));
 }
 
 TEST_F(Hdf5, CutAndForeignFilesAreRefused) {
@@ -60,9 +60,10 @@ TEST_F(Hdf5, CutAndForeignFilesAreRefused) {
   std::ifstream in(path, std::ios::binary);
   const std::string whole((std::istreambuf_iterator<char>(in)), {});
   for (const size_t size : {size_t{0}, size_t{8}, size_t{100}, whole.size() / 2, whole.size() - 1})
-    expect_contains(failure(ExitCode::kData, [&] { Hdf5TokenFile(write("cut.h5", whole.substr(0, size))); }), "cut.h5");
-  expect_contains(failure(ExitCode::kData, [&] { Hdf5TokenFile(write("text.h5", "hello")); }),
-                  "cannot be opened as HDF5");
+    EXPECT_TRUE(
+        contains(failure(ExitCode::kData, [&] { Hdf5TokenFile(write("cut.h5", whole.substr(0, size))); }), "cut.h5"));
+  EXPECT_TRUE(contains(failure(ExitCode::kData, [&] { Hdf5TokenFile(write("text.h5", "hello")); }),
+                       "cannot be opened as HDF5"));
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include "trireme/base/error.h"
 #include "trireme/formats/megatron/indexed_file.h"
 
-#include "temporary.h"
+#include "../base/base_testing.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace trireme {
 namespace {
 
-class MegatronFiles : public TemporaryDirectory {
+class MegatronFiles : public DirectoryTest {
  protected:
   void write(const std::string& prefix, MegatronType type, const std::vector<std::vector<int32_t>>& documents) const {
     MegatronWriter writer(root_ / prefix, type);
@@ -105,8 +105,8 @@ TEST_F(MegatronFiles, PathsOfAPrefix) {
   for (const char* name : {"name.with.dots", "name.with.dots.idx", "name.with.dots.bin"})
     EXPECT_EQ(MegatronFile(root_ / name).token_path(), root_ / "name.with.dots.bin");
   std::filesystem::remove(root_ / "name.with.dots.bin");
-  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "name.with.dots"); }),
-                  "both files of the prefix");
+  EXPECT_TRUE(contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "name.with.dots"); }),
+                       "both files of the prefix"));
   for (const char* end : {".bin", ".idx"}) write(std::string("name.with.dots") + end, MegatronType::kU16, {{1}});
   EXPECT_EQ(megatron_index_path(root_ / "name.with.dots.bin"), root_ / "name.with.dots.bin.idx")
       << "a prefix that ends in .bin";
@@ -115,9 +115,9 @@ TEST_F(MegatronFiles, PathsOfAPrefix) {
   write_file_atomic(root_ / "old.bin", "");
   for (const char* name : {"old", "old.idx", "old.bin"})
     EXPECT_EQ(megatron_index_path(root_ / name), root_ / "old.idx");
-  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "old"); }), "--dataset-impl mmap");
-  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent.bin"); }), "/absent.idx");
-  expect_contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent"); }), "absent.idx");
+  EXPECT_TRUE(contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "old"); }), "--dataset-impl mmap"));
+  EXPECT_TRUE(contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent.bin"); }), "/absent.idx"));
+  EXPECT_TRUE(contains(failure(ExitCode::kData, [&] { MegatronFile file(root_ / "absent"); }), "absent.idx"));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include "trireme/formats/huggingface/safetensors.h"
 
-#include "temporary.h"
+#include "../base/base_testing.h"
 
 #include <cstring>
 #include <set>
@@ -8,7 +8,7 @@
 namespace trireme {
 namespace {
 
-using Safetensors = TemporaryDirectory;
+using Safetensors = DirectoryTest;
 
 std::string with_header(const std::string& header, const std::string& data, uint64_t length = UINT64_MAX) {
   if (length == UINT64_MAX) length = header.size();
@@ -118,8 +118,8 @@ TEST_F(Safetensors, DamagedFilesAreRefusedWithTheirReason) {
     SCOPED_TRACE(bad.name);
     const auto path = write("bad.safetensors", bad.content);
     const std::string message = failure(ExitCode::kModel, [&] { SafetensorsFile file(path); });
-    expect_contains(message, bad.expected);
-    expect_contains(message, "bad.safetensors");
+    EXPECT_TRUE(contains(message, bad.expected));
+    EXPECT_TRUE(contains(message, "bad.safetensors"));
   }
 }
 
@@ -138,22 +138,22 @@ TEST_F(Safetensors, IndexesAreCheckedAgainstTheirShards) {
   const auto source = open_weights(root_);
   EXPECT_EQ(source->names(), (std::vector<std::string>{"a", "b"}));
   index(R"("a": "one.safetensors", "c": "two.safetensors")");
-  expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "tensor c is not in two.safetensors");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "tensor c is not in two.safetensors"));
   index(R"("a": "three.safetensors")");
-  expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "three.safetensors is missing");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "three.safetensors is missing"));
   tensor_file("two.safetensors", "a");
   index(R"("a": "one.safetensors", "b": "two.safetensors")");
-  expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "two files");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "two files"));
   for (const std::string name : {"../one.safetensors", "/etc/passwd", "sub/../../one.safetensors"}) {
     index("\"a\": \"" + name + "\"");
-    expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "refused");
+    EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "refused"));
   }
 }
 
 TEST_F(Safetensors, PicklesAreRefusedByNameAndNotOpened) {
   write("pytorch_model.bin", "\x80\x02.");
-  expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "safe_serialization=True");
-  expect_contains(failure(ExitCode::kModel, [&] { open_weights(root_ / "nowhere"); }), "does not exist");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { open_weights(root_); }), "safe_serialization=True"));
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { open_weights(root_ / "nowhere"); }), "does not exist"));
 }
 
 TEST_F(Safetensors, ShardPlansFillFilesInOrder) {

@@ -1,7 +1,7 @@
 // Submission scripts of scripts/launch/conf, and what is refused.
 #include "trireme/launcher/launcher.h"
 
-#include "trireme/base/error.h"
+#include "../base/base_testing.h"
 #include "trireme/base/text.h"
 
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ TEST(Launcher, NullsAndFalseAreLeftOut) {
   EXPECT_TRUE(has_line(text, "#SBATCH --ntasks-per-node=4"));
   for (const char* absent :
        {"exclusive", "--error", "dependency", "partition", "TRIREME_NUMA_MAPPING", "container", "None"})
-    EXPECT_EQ(text.find(absent), std::string::npos) << absent << "\n" << text;
+    EXPECT_FALSE(contains(text, absent));
   EXPECT_TRUE(has_line(text, "srun --output /site/results/gpt3_5b/log-my-gpt3_5b_%j.out --mpi=pmix bash -c \""))
       << text;
 }
@@ -108,7 +108,7 @@ TEST(Launcher, StagesDependOnEachOther) {
   ASSERT_EQ(launcher.stages(), 2u);
   const LaunchStage second = launcher.stage(1, "afterany:17");
   EXPECT_EQ(second.files.front().first, "/site/results/gpt3_126m/gpt3_126m_hydra.yaml");
-  EXPECT_NE(second.files.front().second.find("  dependency: afterany:17\n"), std::string::npos);
+  EXPECT_TRUE(contains(second.files.front().second, "  dependency: afterany:17\n"));
   EXPECT_TRUE(has_line(script(overrides, settings(), 1, "afterany:17"), "#SBATCH --dependency=afterany:17"));
 }
 
@@ -122,13 +122,13 @@ TEST(Launcher, TheRestOfAChainHasNothingToDo) {
 TEST(Launcher, AcceleratorCpu) {
   const std::string text = script({"training=gpt3/126m", "training.trainer.accelerator=cpu"}, settings());
   EXPECT_TRUE(has_line(text, "export TRIREME_DEVICE=cpu")) << text;
-  EXPECT_EQ(text.find("CUDA_VISIBLE_DEVICES"), std::string::npos);
+  EXPECT_FALSE(contains(text, "CUDA_VISIBLE_DEVICES"));
 }
 
 TEST(Launcher, TheHydraFileIsInterpolated) {
   const LaunchStage stage = Launcher(kConfig, {"training=gpt3/126m"}, settings()).stage(0, "");
   const std::string& text = stage.files.front().second;
-  EXPECT_EQ(text.find("${"), std::string::npos);
+  EXPECT_FALSE(contains(text, "${"));
   for (const char* line :
        {"  name: gpt3_126m", "  time_limit: 1-00:00:00", "  explicit_log_dir: /site/results/gpt3_126m/results",
         "  ffn_hidden_size: 3072", "    lr: 0.0006", "      min_lr: 6.0e-05", "    seq_length: 2048", "    - 0.95"})
@@ -147,37 +147,32 @@ TEST(Launcher, EnvironmentOfTheLauncher) {
   with = settings();
   with.memory_measure = true;
   const std::string memory = script({"training=gpt3/126m"}, with);
-  EXPECT_NE(memory.find("srun --ntasks=1 --ntasks-per-node=1 --output "
-                        "/site/results/gpt3_126m/log-nemo-megatron-gpt3_126m_mem_%j.out"),
-            std::string::npos)
-      << memory;
+  EXPECT_TRUE(contains(memory,
+                       "srun --ntasks=1 --ntasks-per-node=1 --output "
+                       "/site/results/gpt3_126m/log-nemo-megatron-gpt3_126m_mem_%j.out"));
   EXPECT_EQ(split(memory, '\n').size(), split(script({"training=gpt3/126m"}, settings()), '\n').size() + 4);
   with = settings();
   with.program = "/bin/o'clock $1";
-  EXPECT_NE(script({"training=gpt3/126m"}, with).find("'/bin/o'\\\"'\\\"'clock \\$1' --config"), std::string::npos)
-      << script({"training=gpt3/126m"}, with);
+  EXPECT_TRUE(contains(script({"training=gpt3/126m"}, with), "'/bin/o'\\\"'\\\"'clock \\$1' --config"));
 }
 
 TEST(Launcher, NsysAndFreshRuns) {
   const std::string text = script(
       {"training=gpt3/126m", "training.model.nsys_profile.enabled=True", "training.exp_manager.resume_if_exists=False"},
       settings());
-  EXPECT_NE(
-      text.find(
-          "nsys profile -s none -t nvtx,cuda -o /site/results/gpt3_126m/results/profile_logs/profile_\\${SLURM_JOB_ID}_"
-          "node\\${SLURM_NODEID}_rank\\${SLURM_PROCID} --force-overwrite true --capture-range=cudaProfilerApi "
-          "--capture-range-end=stop /opt/trireme"),
-      std::string::npos)
-      << text;
+  EXPECT_TRUE(contains(
+      text,
+      "nsys profile -s none -t nvtx,cuda -o /site/results/gpt3_126m/results/profile_logs/profile_\\${SLURM_JOB_ID}_"
+      "node\\${SLURM_NODEID}_rank\\${SLURM_PROCID} --force-overwrite true --capture-range=cudaProfilerApi "
+      "--capture-range-end=stop /opt/trireme"));
   EXPECT_TRUE(has_line(text, "results=/site/results/gpt3_126m/results"));
-  EXPECT_EQ(script({"training=gpt3/126m"}, settings()).find("run_"), std::string::npos)
-      << "resumed runs keep their files";
+  EXPECT_FALSE(contains(script({"training=gpt3/126m"}, settings()), "run_")) << "resumed runs keep their files";
   const LaunchStage stage = Launcher(kConfig,
                                      {"training=gpt3/126m", "training.exp_manager.explicit_log_dir=null",
                                       "training.exp_manager.resume_if_exists=False"},
                                      settings())
                                 .stage(0, "");
-  EXPECT_NE(stage.imported.yaml.find("dir: \"" + stage.imported.output_dir + "\""), std::string::npos);
+  EXPECT_TRUE(contains(stage.imported.yaml, "dir: \"" + stage.imported.output_dir + "\""));
   EXPECT_TRUE(has_line(stage.files.back().second, "results=" + stage.imported.output_dir)) << stage.imported.output_dir;
 }
 
@@ -186,7 +181,7 @@ TEST(Launcher, Interactive) {
                                               "training.trainer.num_nodes=1", "training.trainer.devices=2"};
   const std::string alone = script(overrides, settings());
   EXPECT_TRUE(has_line(alone, "mpirun -n 2 bash -c \"")) << alone;
-  EXPECT_NE(alone.find("exec tee -a /site/results/gpt3_126m/log-gpt3_126m_1122_224310.out"), std::string::npos);
+  EXPECT_TRUE(contains(alone, "exec tee -a /site/results/gpt3_126m/log-gpt3_126m_1122_224310.out"));
   LauncherSettings with = settings();
   with.in_allocation = true;
   EXPECT_TRUE(has_line(script(overrides, with),
@@ -203,13 +198,12 @@ TEST(Launcher, RefusesWithAllProblems) {
        {"stage 'evaluation' is not there", "there is no stage 'trainng', only training. Did you mean 'training'?",
         "cluster_type must be bcm (Slurm) or interactive, not 'bcp'", "mode is one of",
         "training.model.hidden_size: ??? must be set", "has 5 problems"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
-  EXPECT_NE(refusal({"training=gpt3/126n"}).find("Did you mean 'gpt3/126m'?"), std::string::npos)
-      << refusal({"training=gpt3/126n"});
-  EXPECT_NE(refusal({"stages=[]"}).find("'stages' is empty"), std::string::npos);
-  EXPECT_NE(refusal({"~training"}).find("training"), std::string::npos);
-  EXPECT_NE(refusal({"training=gpt3/126m", "training.model.tensor_model_parallel_size=2"}).find("parallel.policy"),
-            std::string::npos);
+    EXPECT_TRUE(contains(text, part));
+  EXPECT_TRUE(contains(refusal({"training=gpt3/126n"}), "Did you mean 'gpt3/126m'?"));
+  EXPECT_TRUE(contains(refusal({"stages=[]"}), "'stages' is empty"));
+  EXPECT_TRUE(contains(refusal({"~training"}), "training"));
+  EXPECT_TRUE(
+      contains(refusal({"training=gpt3/126m", "training.model.tensor_model_parallel_size=2"}), "parallel.policy"));
   const Launcher noted(kConfig, {"training=gpt3/126m", "+cluster.foo=1", "+wandb_api_key_file=x", "hydra.run.dir=."},
                        settings());
   EXPECT_EQ(noted.notes().size(), 3u);
@@ -223,16 +217,14 @@ TEST(Launcher, NotesATimeLimitThatKills) {
   };
   EXPECT_EQ(notes({}), "");
   const std::string above = notes({"training.run.time_limit='23:00:00'"});
-  EXPECT_NE(above.find("time_limit 23:00:00 is not above training.trainer.max_time 00:23:30:00"), std::string::npos)
-      << above;
+  EXPECT_TRUE(contains(above, "time_limit 23:00:00 is not above training.trainer.max_time 00:23:30:00"));
   for (const char* limit : {"1410", "'1410:00'", "'23:30:00'", "0-23", "'0-23:30'"})
-    EXPECT_NE(notes({std::string("training.run.time_limit=") + limit}).find("is not above"), std::string::npos)
-        << limit;
+    EXPECT_TRUE(contains(notes({std::string("training.run.time_limit=") + limit}), "is not above")) << limit;
   for (const char* limit : {"1411", "'1410:01'", "'23:30:01'", "1-0", "'0-23:31'", "0", "UNLIMITED", "null"})
     EXPECT_EQ(notes({std::string("training.run.time_limit=") + limit}), "") << limit;
   const std::string without = notes({"training.trainer.max_time=null"});
-  EXPECT_NE(without.find("1-00:00:00 without training.trainer.max_time: Slurm stops"), std::string::npos) << without;
-  EXPECT_EQ(notes({"training.trainer.max_time=null", "+cluster.signal=TERM@300"}).find("KillWait"), std::string::npos);
+  EXPECT_TRUE(contains(without, "1-00:00:00 without training.trainer.max_time: Slurm stops"));
+  EXPECT_FALSE(contains(notes({"training.trainer.max_time=null", "+cluster.signal=TERM@300"}), "KillWait"));
   EXPECT_EQ(notes({"training.trainer.max_time=null", "cluster=interactive", "cluster_type=interactive"}), "");
 }
 

@@ -1,5 +1,5 @@
 // NeMo's training configurations: what every key becomes.
-#include "trireme/base/error.h"
+#include "../base/base_testing.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
 #include "trireme/config_import/import.h"
@@ -125,7 +125,7 @@ TEST(NemoImport, The126m) {
   // Live, or waiting as comments for a version that has the keys.
   for (const char* line : {"splits: \"99990,8,2\"", "constant_steps: 100000", "max_time: \"00:23:30:00\"",
                            "every_samples: 512000", "samples: 12800", "style: nemo"})
-    EXPECT_NE(from.yaml.find(line), std::string::npos) << line << "\n" << from.yaml;
+    EXPECT_TRUE(contains(from.yaml, line));
 }
 
 TEST(NemoImport, TheBenchmarksOfAws) {
@@ -141,7 +141,7 @@ TEST(NemoImport, TheBenchmarksOfAws) {
   EXPECT_FALSE(c.output.save_on_stop);
   EXPECT_EQ(c.parallel.recompute.share, "1/24");
   EXPECT_EQ(c.parallel.policy, ParallelSection::Policy::kOptimizer) << "64 micro-batches a step";
-  EXPECT_NE(from.yaml.find("  train: mock\n"), std::string::npos);
+  EXPECT_TRUE(contains(from.yaml, "  train: mock\n"));
 }
 
 TEST(NemoImport, Choices) {
@@ -186,9 +186,9 @@ TEST(NemoImport, Choices) {
       config(imported({"training.model.data.data_prefix=[0.3,a,0.7,/b]"}, {false, "/base", std::nullopt}));
   EXPECT_EQ(blend.data.train, (std::vector<std::string>{"/base/a", "/b"}));
   EXPECT_EQ(blend.data.weights, (std::vector<double>{0.3, 0.7}));
-  EXPECT_NE(imported({"training.model.rampup_batch_size=[64,64,1000]", "training.trainer.val_check_interval=null"})
-                .yaml.find("rampup: [64, 64, 1000]"),
-            std::string::npos);
+  EXPECT_TRUE(contains(
+      imported({"training.model.rampup_batch_size=[64,64,1000]", "training.trainer.val_check_interval=null"}).yaml,
+      "rampup: [64, 64, 1000]"));
 }
 
 TEST(NemoImport, Llama) {
@@ -203,7 +203,7 @@ TEST(NemoImport, Llama) {
                                           "training.model.tokenizer.type=null",
                                           "+training.model.num_query_groups=4",
                                           "training.model.ffn_hidden_size=2048"};
-  EXPECT_NE(import_refusal(llama).find("add --vocab-size N"), std::string::npos) << import_refusal(llama);
+  EXPECT_TRUE(contains(import_refusal(llama), "add --vocab-size N"));
   const ImportedConfig from = imported(llama, {false, {}, 32000});
   EXPECT_EQ(from.program, "train_llama");
   EXPECT_FALSE(from.model->gpt);
@@ -219,7 +219,7 @@ TEST(NemoImport, Llama) {
   EXPECT_EQ(imported(llama, {false, {}, 128256}).model->vocab_size, 128256);
   std::vector<std::string> half = llama;
   half.front() = "+training.model.normalization=layernorm1p";
-  EXPECT_NE(import_refusal(half).find("neither a GPT-3"), std::string::npos) << import_refusal(half);
+  EXPECT_TRUE(contains(import_refusal(half), "neither a GPT-3"));
 }
 
 TEST(NemoImport, LightningsNumbersOfBatches) {
@@ -235,8 +235,7 @@ TEST(NemoImport, LightningsNumbersOfBatches) {
   EXPECT_EQ(mock.data.test, (std::vector<std::string>{"mock"}));
   EXPECT_EQ(mock.eval.samples, 768);
   EXPECT_EQ(mock.eval.test_samples, 50 * 256);
-  EXPECT_NE(import_refusal(with_mock({"training.trainer.limit_val_batches=1.0"})).find("mock data has no end"),
-            std::string::npos);
+  EXPECT_TRUE(contains(import_refusal(with_mock({"training.trainer.limit_val_batches=1.0"})), "mock data has no end"));
 }
 
 TEST(NemoImport, Checkpoints) {
@@ -249,8 +248,7 @@ TEST(NemoImport, Checkpoints) {
   const ImportedConfig steps = imported(with({"every_n_train_steps=100", "every_n_epochs=0"}));
   EXPECT_EQ(config(steps).output.save_every_samples, 25600);
   EXPECT_EQ(config(steps).eval.every_samples, 512000);
-  EXPECT_NE(line_of(steps, "exp_manager.checkpoint_callback_params.every_n_train_steps").find("100 steps"),
-            std::string::npos);
+  EXPECT_TRUE(contains(line_of(steps, "exp_manager.checkpoint_callback_params.every_n_train_steps"), "100 steps"));
   EXPECT_EQ(config(imported(with({"every_n_train_steps=100", "training.trainer.val_check_interval=null"})))
                 .output.save_every_samples,
             25600);
@@ -261,11 +259,9 @@ TEST(NemoImport, Checkpoints) {
   EXPECT_FALSE(config(imported({})).output.keep_best);
   const ImportedConfig newest = imported(with({"save_best_model=True", "monitor=step", "mode=max"}));
   EXPECT_FALSE(config(newest).output.keep_best);
-  EXPECT_NE(line_of(newest, "exp_manager.checkpoint_callback_params.save_best_model").find("model/"),
-            std::string::npos);
+  EXPECT_TRUE(contains(line_of(newest, "exp_manager.checkpoint_callback_params.save_best_model"), "model/"));
   EXPECT_EQ(line_of(newest, "exp_manager.checkpoint_callback_params.save_top_k"), "output.keep_last: 10; the newest");
-  EXPECT_NE(line_of(imported({}), "exp_manager.checkpoint_callback_params.save_top_k").find("best by val_loss"),
-            std::string::npos);
+  EXPECT_TRUE(contains(line_of(imported({}), "exp_manager.checkpoint_callback_params.save_top_k"), "best by val_loss"));
   EXPECT_EQ(config(imported({"~training.exp_manager.checkpoint_callback_params.save_top_k"})).output.keep_last, 3);
   const ImportedConfig off =
       imported(with({"every_n_train_steps=100", "training.exp_manager.create_checkpoint_callback=False"}));
@@ -277,11 +273,11 @@ TEST(NemoImport, TheFolderOfARun) {
   EXPECT_EQ(config(imported({none, base, "+training.exp_manager.name=mine"})).output.dir, "/exp/mine");
   const ImportedConfig fresh = imported({none, base, "training.exp_manager.resume_if_exists=False"});
   EXPECT_EQ(config(fresh).output.dir, "/exp/default");
-  EXPECT_NE(line_of(fresh, "exp_manager.exp_dir").find("date and time"), std::string::npos);
-  EXPECT_NE(imported({none}).yaml.find("dir: \"results\""), std::string::npos);
+  EXPECT_TRUE(contains(line_of(fresh, "exp_manager.exp_dir"), "date and time"));
+  EXPECT_TRUE(contains(imported({none}).yaml, "dir: \"results\""));
   EXPECT_EQ(config(imported({base})).output.dir, "/site/results/gpt3_126m/results");
-  EXPECT_NE(import_refusal({"training.exp_manager.explicit_log_dir=s3://runs/1"}).find("the address of a service"),
-            std::string::npos);
+  EXPECT_TRUE(
+      contains(import_refusal({"training.exp_manager.explicit_log_dir=s3://runs/1"}), "the address of a service"));
 }
 
 TEST(NemoImport, StepsOfARampAreNoSamples) {
@@ -289,11 +285,11 @@ TEST(NemoImport, StepsOfARampAreNoSamples) {
   const std::string both = import_refusal({ramp});
   for (const char* text : {"trainer.val_check_interval = 2000: with rampup_batch_size", "eval.every_samples in the",
                            "output.save_every_samples in the"})
-    EXPECT_NE(both.find(text), std::string::npos) << text << "\n" << both;
+    EXPECT_TRUE(contains(both, text));
   const std::string none = "training.trainer.val_check_interval=null";
-  EXPECT_NE(import_refusal({ramp, none, "+training.exp_manager.checkpoint_callback_params.every_n_train_steps=10"})
-                .find("every_n_train_steps = 10: with rampup_batch_size"),
-            std::string::npos);
+  EXPECT_TRUE(
+      contains(import_refusal({ramp, none, "+training.exp_manager.checkpoint_callback_params.every_n_train_steps=10"}),
+               "every_n_train_steps = 10: with rampup_batch_size"));
   const Config c = config(imported({ramp, none}));
   EXPECT_FALSE(c.eval.every_samples);
   EXPECT_EQ(c.output.save_every_samples, 600000 * 256) << "the last step saves";
@@ -366,8 +362,7 @@ TEST(NemoImport, Refusals) {
       {"+training.exp_manager.checkpoint_callback_params.every_n_epochs=2", "a run is one epoch"},
       {"+training.exp_manager.checkpoint_callback_params.train_time_interval=01:00:00", "output.save_every_minutes"},
   };
-  for (const auto& [one, text] : cases)
-    EXPECT_NE(import_refusal({one}).find(text), std::string::npos) << one << "\n" << import_refusal({one});
+  for (const auto& [one, text] : cases) EXPECT_TRUE(contains(import_refusal({one}), text)) << one;
   const std::vector<std::pair<std::vector<std::string>, std::string>> together = {
       {{"training.model.rampup_batch_size=[64,100,1000]", "training.trainer.val_check_interval=1.0"},
        "override 'training.model.rampup_batch_size=[64,100,1000]': model.rampup_batch_size"},
@@ -382,15 +377,13 @@ TEST(NemoImport, Refusals) {
         "+training.exp_manager.checkpoint_callback_params.mode=max"},
        "set monitor to val_loss and mode to min"},
   };
-  for (const auto& [some, text] : together)
-    EXPECT_NE(import_refusal(some).find(text), std::string::npos) << some.front() << "\n" << import_refusal(some);
+  for (const auto& [some, text] : together) EXPECT_TRUE(contains(import_refusal(some), text)) << some.front();
   for (const char* name : {"fp32", "torch.float32", "32"})
-    EXPECT_NE(line_of(imported({std::string("+training.model.optim.dtype=") + name}), "model.optim.dtype")
-                  .find("fp32, the default"),
-              std::string::npos);
+    EXPECT_TRUE(contains(line_of(imported({std::string("+training.model.optim.dtype=") + name}), "model.optim.dtype"),
+                         "fp32, the default"));
   const std::string two = import_refusal({"training.trainer.max_steps=ten", "+training.model.hiden_size=3"});
-  EXPECT_NE(two.find("override 'training.trainer.max_steps=ten': "), std::string::npos) << two;
-  EXPECT_NE(two.find("2 problems in test.yaml"), std::string::npos) << two;
+  EXPECT_TRUE(contains(two, "override 'training.trainer.max_steps=ten': "));
+  EXPECT_TRUE(contains(two, "2 problems in test.yaml"));
   const ImportedConfig ignored = imported({"+training.model.hiden_size=3"}, {true, {}, std::nullopt});
   EXPECT_NE(line_of(ignored, "model.hiden_size"), "no line");
 }

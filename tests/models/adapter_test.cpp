@@ -1,8 +1,8 @@
 #include "models/decoder/adapter.h"
+#include "../base/base_testing.h"
 #include "models/decoder/family.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
-#include "trireme/base/error.h"
 
 #include "../ops/gradient_check.h"
 
@@ -69,25 +69,23 @@ TEST(Adapter, SeparatePairsCannotBecomeFused) {
   const DecoderModel separate = model_with({"q_proj", "k_proj", "v_proj"}), fused = model_with({"qkv_proj"});
   const Adapter adapter = export_adapter(random_adapters(separate), separate, "");
   const std::string message = message_of([&] { import_adapter(adapter, fused); });
-  EXPECT_NE(message.find("lora_A of its own"), std::string::npos) << message;
-  EXPECT_NE(message.find("[q_proj, k_proj, v_proj]"), std::string::npos) << message;
+  EXPECT_TRUE(contains(message, "lora_A of its own"));
+  EXPECT_TRUE(contains(message, "[q_proj, k_proj, v_proj]"));
 }
 
 TEST(Adapter, MismatchesAreNamed) {
   const DecoderModel model = model_with({"q_proj"});
   const Adapter adapter = export_adapter(random_adapters(model), model, "");
-  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"q_proj"}, 4)); }).find("set lora.r to 3"),
-            std::string::npos);
-  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"q_proj", "o_proj"})); }).find("has no module"),
-            std::string::npos);
-  EXPECT_NE(message_of([&] { import_adapter(adapter, model_with({"o_proj"})); }).find("has no module"),
-            std::string::npos);
+  EXPECT_TRUE(contains(message_of([&] { import_adapter(adapter, model_with({"q_proj"}, 4)); }), "set lora.r to 3"));
+  EXPECT_TRUE(
+      contains(message_of([&] { import_adapter(adapter, model_with({"q_proj", "o_proj"})); }), "has no module"));
+  EXPECT_TRUE(contains(message_of([&] { import_adapter(adapter, model_with({"o_proj"})); }), "has no module"));
   const DecoderModel both = model_with({"q_proj", "o_proj"});
   const Adapter larger = export_adapter(random_adapters(both), both, "");
-  EXPECT_NE(message_of([&] { import_adapter(larger, model); }).find("does not cover"), std::string::npos);
+  EXPECT_TRUE(contains(message_of([&] { import_adapter(larger, model); }), "does not cover"));
   Adapter wide = adapter;
   wide.modules.begin()->second.in += 1;
-  EXPECT_NE(message_of([&] { import_adapter(wide, model); }).find("maps 129 to 128"), std::string::npos);
+  EXPECT_TRUE(contains(message_of([&] { import_adapter(wide, model); }), "maps 129 to 128"));
 }
 
 TEST(Adapter, OptionsThatNameNothingAreRefused) {
@@ -135,8 +133,7 @@ TEST(Adapter, OptionsThatNameNothingAreRefused) {
        "model.embed_tokens and lm_head; lora.trainable_token_indices.lm_head: it names row 5000, the vocabulary has "},
       {[](auto& l) { l.modules_to_save = {"wte"}, l.target_modules = {{"c_attn"}}; }, "lora.target_modules: a llama"},
       {[](auto& l) { l.trainable_token_indices = {{"norm", {1}}}; }, "has rows for tokens in"}};
-  for (const auto& [change, said] : cases)
-    EXPECT_NE(refused(change).find(said), std::string::npos) << said << ": " << refused(change);
+  for (const auto& [change, said] : cases) EXPECT_TRUE(contains(refused(change), said));
 }
 
 TEST(Adapter, OfAnotherArchitectureIsCalledSo) {
@@ -164,8 +161,7 @@ TEST(Adapter, RowsAddedToASavedMatrixAreTrainedWithIt) {
       const DecoderModel model(config, lora);
       ADD_FAILURE() << "peft cannot open its adapter";
     } catch (const ConfigError& error) {
-      EXPECT_NE(std::string(error.what()).find("add embed_tokens to lora.modules_to_save"), std::string::npos)
-          << error.what();
+      EXPECT_TRUE(contains(error.what(), "add embed_tokens to lora.modules_to_save"));
     }
     // What the message advises.
     lora.modules_to_save.emplace_back("embed_tokens");
@@ -184,7 +180,7 @@ TEST(Adapter, OfATiedModelIsTiedAsTheRunSays) {
   adapter.config = {"base", lora};
   lora.ensure_weight_tying = true;
   const std::string message = message_of([&] { import_adapter(adapter, DecoderModel(config, lora)); });
-  EXPECT_NE(message.find("set lora.ensure_weight_tying to false"), std::string::npos) << message;
+  EXPECT_TRUE(contains(message, "set lora.ensure_weight_tying to false"));
 }
 
 TEST(Adapter, EachModuleHasItsOwnStrength) {

@@ -1,6 +1,6 @@
 #include "models/bert/bert.h"
+#include "../base/base_testing.h"
 #include "models/bert/files.h"
-#include "trireme/base/error.h"
 #include "trireme/nn/init.h"
 
 #include "../ops/gradient_check.h"
@@ -221,7 +221,7 @@ TEST(Bert, MaskedLmAloneHasNoPooler) {
   config.next_sentence = false;
   const BertModel model(config, 1);
   for (const ParameterSpec& parameter : model.units().back().parameters)
-    EXPECT_EQ(parameter.parts[0].name.find("pooler"), std::string::npos);
+    EXPECT_FALSE(contains(parameter.parts[0].name, "pooler"));
   auto units = random_units(model);
   WholeUnitStore store(units);
   model.loss(store, batch_of({9, 5}, 3), {}).backward();

@@ -3,7 +3,7 @@
 
 #include "models/decoder/family.h"
 
-#include "../formats/temporary.h"
+#include "../base/base_testing.h"
 
 #include <nlohmann/json.hpp>
 
@@ -12,7 +12,7 @@
 namespace trireme {
 namespace {
 
-using DecoderConfigFile = TemporaryDirectory;
+using DecoderConfigFile = DirectoryTest;
 
 nlohmann::json llama2() {
   return {{"architectures", {"LlamaForCausalLM"}},
@@ -69,12 +69,12 @@ TEST_F(DecoderConfigFile, RopeScalingTakesThePlaceOfRopeParameters) {
   json["rope_scaling"] = nlohmann::json::object();
   EXPECT_EQ(read_decoder_config(write("config.json", json.dump())).rope.theta, 5e5);
   json["rope_scaling"] = {{"rope_type", nullptr}, {"factor", 2.0}};
-  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
-                  "rope_scaling.rope_type");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
+                       "rope_scaling.rope_type"));
   json.erase("rope_scaling");
   json["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 4.0}}}};
-  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
-                  "rope_parameters.full_attention");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
+                       "rope_parameters.full_attention"));
 }
 
 TEST_F(DecoderConfigFile, SpecialTokensAreListsNullOrAbsent) {
@@ -98,8 +98,8 @@ TEST_F(DecoderConfigFile, SpecialTokensAreListsNullOrAbsent) {
   EXPECT_EQ(read({{"pad_token_id", 0}}).pad_token_id, 0);
   auto json = llama2();
   json["eos_token_id"] = {1, "x"};
-  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
-                  "eos_token_id");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
+                       "eos_token_id"));
   // generation_config.json's list is the one that generate() takes.
   const DecoderConfig config = read({{"eos_token_id", 4}});
   EXPECT_EQ(end_of_text_ids(root_, config), Ids{4});
@@ -134,31 +134,33 @@ TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {
   for (const auto& [key, value] : cases) {
     auto json = llama2();
     json[key] = value;
-    expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), key);
+    EXPECT_TRUE(
+        contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), key));
   }
-  expect_contains(
+  EXPECT_TRUE(contains(
       failure(ExitCode::kModel,
               [&] { read_decoder_config(write("config.json", R"({"model_type": "gpt2", "rope_parameters": "x"})")); }),
-      "rope_parameters is not an object");
+      "rope_parameters is not an object"));
 }
 
 TEST_F(DecoderConfigFile, AllMissingFieldsComeAtOnce) {
   const std::string message =
       failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", R"({"model_type": "llama"})")); });
   for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"})
-    expect_contains(message, std::string(key) + " is missing");
-  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", R"({"a": 1, "a": 2})")); }),
-                  "appears twice");
+    EXPECT_TRUE(contains(message, std::string(key) + " is missing"));
+  EXPECT_TRUE(
+      contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", R"({"a": 1, "a": 2})")); }),
+               "appears twice"));
 }
 
 TEST_F(DecoderConfigFile, FoldersOfTheHubsCacheNameTheirSnapshot) {
   write("refs/main", "0abc");
   for (const char* revision : {"0abc", "fedc"}) write(std::string("snapshots/") + revision + "/config.json", "{}");
   const auto says = [&] { return failure(ExitCode::kModel, [&] { read_model_config(root_); }); };
-  expect_contains(says(), "has no config.json; it is a folder of the Hugging Face Hub's cache: the files are in");
-  expect_contains(says(), "/snapshots/0abc");
+  EXPECT_TRUE(contains(says(), "has no config.json; it is a folder of the Hugging Face Hub's cache: the files are in"));
+  EXPECT_TRUE(contains(says(), "/snapshots/0abc"));
   write("refs/main", "1111");  // was removed
-  expect_contains(says(), "/snapshots/fedc");
+  EXPECT_TRUE(contains(says(), "/snapshots/fedc"));
 }
 
 TEST_F(DecoderConfigFile, NemoConfigsAreBoundedInWork) {
@@ -194,7 +196,7 @@ TEST_F(DecoderConfigFile, NemoConfigsAreBoundedInWork) {
   };
   for (const auto& [text, part] : cases) {
     write("context/model.yaml", text);
-    expect_contains(failure(ExitCode::kModel, [&] { read_model_config(root_); }), part);
+    EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_model_config(root_); }), part));
   }
 }
 
@@ -202,20 +204,21 @@ TEST_F(DecoderConfigFile, ShapesThatNoComputerHoldsAreRefused) {
   for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "head_dim"}) {
     auto json = llama2();
     json[key] = 1099511627776;
-    expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), key);
+    EXPECT_TRUE(
+        contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), key));
   }
   auto json = llama2();
   json["hidden_size"] = 2147483584;
-  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
-                  "parameters");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
+                       "parameters"));
   json = llama2();
   json["rope_scaling"] = {{"rope_type", "llama3"},
                           {"factor", 8.0},
                           {"low_freq_factor", 1.0},
                           {"high_freq_factor", 4.0},
                           {"original_max_position_embeddings", 1e300}};
-  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
-                  "original_max_position_embeddings");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
+                       "original_max_position_embeddings"));
 }
 
 nlohmann::json config_of(const std::string& preset) {
@@ -239,17 +242,17 @@ TEST_F(DecoderConfigFile, AnUnknownFamilyIsRefusedWithTheKnownOnes) {
   const auto read = [&](const nlohmann::json& json) {
     return failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); });
   };
-  expect_contains(
-      read({{"model_type", "mixtral"}}),
-      "model_type: \"mixtral\" is not supported; known are gemma3_text, gpt2, granite, llama, mistral, olmo2, "
-      "phi3, qwen2, qwen3, smollm3");
-  expect_contains(
+  EXPECT_TRUE(
+      contains(read({{"model_type", "mixtral"}}),
+               "model_type: \"mixtral\" is not supported; known are gemma3_text, gpt2, granite, llama, mistral, olmo2, "
+               "phi3, qwen2, qwen3, smollm3"));
+  EXPECT_TRUE(contains(
       read({{"architectures", {"FalconForCausalLM"}}}),
       "known are Gemma3ForCausalLM, GPT2LMHeadModel, GraniteForCausalLM, LlamaForCausalLM, MistralForCausalLM, "
-      "Olmo2ForCausalLM, Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM");
+      "Olmo2ForCausalLM, Phi3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM"));
   auto json = config_of("mistral-7b-v0.1");
   json["architectures"] = {"MistralForSequenceClassification"};
-  expect_contains(read(json), "of a mistral it is [\"MistralForCausalLM\"]");
+  EXPECT_TRUE(contains(read(json), "of a mistral it is [\"MistralForCausalLM\"]"));
   json.erase("model_type");
   json["architectures"] = {"MistralForCausalLM"};
   EXPECT_EQ(read_decoder_config(write("config.json", json.dump())).family, "mistral");
@@ -294,7 +297,8 @@ TEST_F(DecoderConfigFile, WhatAFamilyLacksIsRefusedByName) {
     const std::string part = c.key == std::string("n_head")     ? "heads"
                              : c.key == std::string("head_dim") ? "long_factor has 48 numbers, 24 pairs"
                                                                 : c.key;
-    expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), part);
+    EXPECT_TRUE(
+        contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }), part));
   }
 }
 
@@ -324,8 +328,8 @@ TEST_F(DecoderConfigFile, DefaultsOfAbsentFieldsAreThoseOfTransformers) {
 TEST_F(DecoderConfigFile, LearnedPositionsBoundTheSequence) {
   const DecoderConfig config = decoder_preset("gpt2");
   check_sequence_length(config, 1024, "data.seq_length");
-  expect_contains(failure(ExitCode::kConfig, [&] { check_sequence_length(config, 1025, "data.seq_length"); }),
-                  "learned positions for 1024 tokens");
+  EXPECT_TRUE(contains(failure(ExitCode::kConfig, [&] { check_sequence_length(config, 1025, "data.seq_length"); }),
+                       "learned positions for 1024 tokens"));
   check_sequence_length(decoder_preset("mistral-7b-v0.1"), 100'000, "data.seq_length");
 }
 
@@ -439,8 +443,8 @@ TEST_F(DecoderConfigFile, ScaledRotaryPositions) {
   EXPECT_EQ(config.max_position_embeddings, 65536);
   EXPECT_EQ(read_decoder_config(write("config.json", decoder_config_json(config))).rope.factor, 8);
   json["rope_theta"] = 1.0;
-  expect_contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
-                  "no finite frequencies");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", json.dump())); }),
+                       "no finite frequencies"));
   json.erase("rope_theta");
   json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
   config = read(json);

@@ -1,8 +1,8 @@
 // What the choices of the families add to a decoder: biases, layer norms, learned positions, dropout.
 #include "small_models.h"
 
+#include "../base/base_testing.h"
 #include "models/decoder/family.h"
-#include "trireme/base/error.h"
 
 #include <gtest/gtest.h>
 
@@ -133,15 +133,13 @@ TEST(FamilyUnits, TargetsOfLora) {
     DecoderModel(small_gpt2(0), LoraOptions{2, 4, 0, {{"q_proj"}}});
     ADD_FAILURE() << "q_proj of a gpt2";
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("a gpt2 has no module 'q_proj'"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "a gpt2 has no module 'q_proj'"));
   }
   try {
     DecoderModel(small_gpt2(0), LoraOptions());
     ADD_FAILURE() << "the default of a gpt2";
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("has 'q_proj', and a gpt2 has no such module: choose from"),
-              std::string::npos)
-        << error.what();
+    EXPECT_TRUE(contains(error.what(), "has 'q_proj', and a gpt2 has no such module: choose from"));
   }
 }
 
@@ -284,7 +282,7 @@ TEST(Presets, UnknownNameHasASuggestion) {
     decoder_preset("llama2-7B");
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("Did you mean 'llama2-7b'?"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "Did you mean 'llama2-7b'?"));
   }
 }
 

@@ -1,11 +1,11 @@
 // Logits, loss and gradients of a tiny random model of each family against transformers and peft, in fp64 and fp32,
 // read from the files that they write; and the way back: what we write, transformers loads.
 
+#include "../base/base_testing.h"
 #include "models/decoder/adapter.h"
 #include "models/decoder/model_directory.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
-#include "trireme/base/error.h"
 
 #include "../ops/gradient_check.h"
 #include "reference.h"
@@ -268,7 +268,7 @@ TEST_F(FamilyFiles, AMissingBiasAndAFileWithoutThePrefix) {
       load(directory, at::kFloat);
       ADD_FAILURE() << "no bias " << dropped;
     } catch (const ModelError& error) {
-      EXPECT_NE(std::string(error.what()).find(dropped), std::string::npos) << error.what();
+      EXPECT_TRUE(contains(error.what(), dropped));
     }
     // Files saved from the model without its output matrix have names without the first part.
     write("", name == std::string("gpt2") ? "transformer." : "model.");

@@ -1,7 +1,7 @@
 #include "models/decoder/decoder.h"
 
+#include "../base/base_testing.h"
 #include "models/decoder/family.h"
-#include "trireme/base/error.h"
 
 #include "small_models.h"
 
@@ -70,7 +70,7 @@ TEST(LlamaUnits, BadTargetsAreRefusedByName) {
   try {
     with({"q_prj"});
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("Did you mean 'q_proj'?"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "Did you mean 'q_proj'?"));
   }
 }
 

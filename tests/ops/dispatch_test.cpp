@@ -1,7 +1,7 @@
 // Which kernels a GPU runs, by its compute capability, the build's architectures and TRIREME_KERNELS.
 #include "trireme/ops/dispatch.h"
 
-#include "trireme/base/error.h"
+#include "../base/base_testing.h"
 
 #include <gtest/gtest.h>
 
@@ -59,19 +59,19 @@ TEST(KernelClasses, TheSwitchNamesOneThatTheGpuHas) {
   EXPECT_EQ(refusal(all, 90, kHopper), "");
   EXPECT_EQ(refusal(all, 80, kPortable), "");
   EXPECT_EQ(refusal("80", 90, kPortable), "");
-  EXPECT_NE(refusal(all, 80, kHopper).find("on a GPU of compute capability 8.0"), std::string::npos);
-  EXPECT_NE(refusal("80", 90, kHopper).find("this build (for 80) has no kernels for Hopper"), std::string::npos);
-  EXPECT_NE(refusal(all, 90, kPortable).find("-DTRIREME_CUDA_ARCHITECTURES=80"), std::string::npos)
+  EXPECT_TRUE(contains(refusal(all, 80, kHopper), "on a GPU of compute capability 8.0"));
+  EXPECT_TRUE(contains(refusal("80", 90, kHopper), "this build (for 80) has no kernels for Hopper"));
+  EXPECT_TRUE(contains(refusal(all, 90, kPortable), "-DTRIREME_CUDA_ARCHITECTURES=80"))
       << "CUDA would run the image for sm_90a";
-  EXPECT_NE(refusal("90a", 80, kPortable).find("add 80 to TRIREME_CUDA_ARCHITECTURES"), std::string::npos);
+  EXPECT_TRUE(contains(refusal("90a", 80, kPortable), "add 80 to TRIREME_CUDA_ARCHITECTURES"));
 }
 
 TEST(KernelClasses, WhyThereAreNone) {
   EXPECT_EQ(missing_kernels("90a", 80),
             "this build (for 90a) has no kernels for compute capability 8.0: configure it with "
             "-DTRIREME_CUDA_ARCHITECTURES=80");
-  EXPECT_NE(missing_kernels("80-real", 90).find("-DTRIREME_CUDA_ARCHITECTURES=90a"), std::string::npos);
-  EXPECT_NE(missing_kernels("80-real", 120).find("-DTRIREME_CUDA_ARCHITECTURES=120"), std::string::npos);
+  EXPECT_TRUE(contains(missing_kernels("80-real", 90), "-DTRIREME_CUDA_ARCHITECTURES=90a"));
+  EXPECT_TRUE(contains(missing_kernels("80-real", 120), "-DTRIREME_CUDA_ARCHITECTURES=120"));
   EXPECT_EQ(missing_kernels("90a", 75),
             "the kernels are for GPUs of compute capability 8.0 and later, this one has 7.5");
   EXPECT_EQ(missing_kernels(kPortable, 80), "");

@@ -1,7 +1,7 @@
 #include "trireme/nn/offload.h"
 
+#include "../base/base_testing.h"
 #include "gradient_check.h"
-#include "trireme/base/error.h"
 #include "trireme/nn/recompute.h"
 
 #include <c10/core/StorageImpl.h>
@@ -115,7 +115,7 @@ TEST(Offload, AHostWithoutTheMemoryIsToldBeforeTheFirstStep) {
     store.reserve(int64_t{1} << 60);
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("parallel.offload: none"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "parallel.offload: none"));
   }
 }
 

@@ -1,7 +1,7 @@
 // What is said of a run that does not fit, and what comes of doing it.
 #include "trireme/plan/hints.h"
+#include "../base/base_testing.h"
 #include "models/decoder/family.h"
-#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/config/config.h"
@@ -117,8 +117,8 @@ TEST_F(Hints, TheFirstOneFollowedFitsOrLacksWhatItSays) {
       message = error.what();
     }
     fmt::print("{} on {} x {} GiB: {}\n", c.model, c.ranks, c.memory_gib, message);
-    EXPECT_EQ(message.find("saves 0 B"), std::string::npos) << message;
-    EXPECT_EQ(message.find("saves -"), std::string::npos) << message;
+    EXPECT_FALSE(contains(message, "saves 0 B"));
+    EXPECT_FALSE(contains(message, "saves -"));
     const Advice advice = first_advice(message);
     std::vector<std::string> settings = c.settings;
     settings.insert(settings.end(), advice.overrides.begin(), advice.overrides.end());
@@ -161,11 +161,11 @@ TEST_F(Hints, RowsThatDoNotFitAreShared) {
     }
     return "";
   };
-  EXPECT_NE(refusal(4096, 64, "parallel.context_size=64").find("the model's 32 query heads"), std::string::npos);
-  EXPECT_NE(refusal(4096, 16, "parallel.context_size=16").find("reaches over hosts of 8 ranks"), std::string::npos);
+  EXPECT_TRUE(contains(refusal(4096, 64, "parallel.context_size=64"), "the model's 32 query heads"));
+  EXPECT_TRUE(contains(refusal(4096, 16, "parallel.context_size=16"), "reaches over hosts of 8 ranks"));
   EXPECT_EQ(size(4096, 64, 80), 8);
-  EXPECT_NE(refusal(4096, 128, "parallel.context_size=auto").find("parallel.context_size 16 reaches over hosts of 8"),
-            std::string::npos);
+  EXPECT_TRUE(
+      contains(refusal(4096, 128, "parallel.context_size=auto"), "parallel.context_size 16 reaches over hosts of 8"));
 }
 
 TEST_F(Hints, AContextDividesActivationsAndKeepsTheStep) {
@@ -199,10 +199,8 @@ TEST_F(Hints, AccumulationIsNamedAndItsEndOffered) {
     FAIL() << "fits";
   } catch (const ConfigError& error) {
     const std::string message = error.what();
-    EXPECT_NE(message.find("whole on every rank because the gradients of 16 forward passes are summed"),
-              std::string::npos)
-        << message;
-    EXPECT_NE(message.find("batch."), std::string::npos) << message;
+    EXPECT_TRUE(contains(message, "whole on every rank because the gradients of 16 forward passes are summed"));
+    EXPECT_TRUE(contains(message, "batch."));
   }
 }
 
@@ -229,19 +227,18 @@ TEST_F(Hints, NameTheModulesOfTheModelAndFp8WhereItIsPossible) {
       text += hint.text() + '\n';
     return text;
   };
-  EXPECT_NE(all(plain).find("lora.r: 16 with lora.target_modules: [c_attn, c_proj]"), std::string::npos) << all(plain);
-  EXPECT_NE(all(plain).find("precision.linear: fp8"), std::string::npos) << all(plain);
-  EXPECT_NE(all(fp8).find("precision.fp8_recipe: rowwise"), std::string::npos) << all(fp8);
-  EXPECT_EQ(all(fp8).find("lora"), std::string::npos) << "recipes are for trained matrices: " << all(fp8);
-  EXPECT_NE(refusal(plain, *model, 2).find("; try "), std::string::npos);
+  EXPECT_TRUE(contains(all(plain), "lora.r: 16 with lora.target_modules: [c_attn, c_proj]"));
+  EXPECT_TRUE(contains(all(plain), "precision.linear: fp8"));
+  EXPECT_TRUE(contains(all(fp8), "precision.fp8_recipe: rowwise"));
+  EXPECT_FALSE(contains(all(fp8), "lora")) << "recipes are for trained matrices";
+  EXPECT_TRUE(contains(refusal(plain, *model, 2), "; try "));
 }
 
 TEST_F(Hints, ALongRowIsSaidToBeOnOneRank) {
   const Case c = {"llama2-7b", 1, 80, 262144, {kLora}};
   const Config config = load_config(write(c), c.settings, kLlama.keys, 1);
   const auto model = model_to_plan(config, kLlama);
-  EXPECT_NE(refusal(config, *model, c.memory_gib).find("a row of 262144 tokens is on one rank"), std::string::npos)
-      << refusal(config, *model, c.memory_gib);
+  EXPECT_TRUE(contains(refusal(config, *model, c.memory_gib), "a row of 262144 tokens is on one rank"));
 }
 
 TEST_F(Hints, ALongRowIsToldOfTilesAndOfTheHost) {
@@ -256,14 +253,13 @@ TEST_F(Hints, ALongRowIsToldOfTilesAndOfTheHost) {
   EXPECT_EQ(told({}, 100), "fits");
   EXPECT_EQ(told({}, 100, 50), "fits");
   const std::string none = told({"parallel.offload=none"}, 100), large = told({"parallel.tile_tokens=131072"}, 100, 50);
-  EXPECT_NE(none.find("try parallel.offload: auto (saves"), std::string::npos) << none;
-  EXPECT_NE(large.find("parallel.tile_tokens: auto (saves"), std::string::npos) << large;
+  EXPECT_TRUE(contains(none, "try parallel.offload: auto (saves"));
+  EXPECT_TRUE(contains(large, "parallel.tile_tokens: auto (saves"));
   const std::string host = told({"parallel.offload=activations"}, 20);
-  EXPECT_NE(host.find("of pinned memory for each rank, and its host has 20.0 GiB for it"), std::string::npos) << host;
-  EXPECT_NE(
-      told({"lora=null", "precision.linear=fp8", "precision.fp8_recipe=tensorwise", "parallel.tile_tokens=1024"}, 0)
-          .find("take precision.fp8_recipe: rowwise"),
-      std::string::npos);
+  EXPECT_TRUE(contains(host, "of pinned memory for each rank, and its host has 20.0 GiB for it"));
+  EXPECT_TRUE(contains(
+      told({"lora=null", "precision.linear=fp8", "precision.fp8_recipe=tensorwise", "parallel.tile_tokens=1024"}, 0),
+      "take precision.fp8_recipe: rowwise"));
 }
 
 TEST_F(Hints, AModelWithoutRoomForItsStateIsToldOfTheHost) {
@@ -278,12 +274,12 @@ TEST_F(Hints, AModelWithoutRoomForItsStateIsToldOfTheHost) {
   EXPECT_EQ(told({narrow}, 106), "fits");
   EXPECT_EQ(told({narrow, "parallel.offload=optimizer"}, 106), "fits");
   const std::string none = told({narrow, "parallel.offload=none"}, 106), few = told({}, 20);
-  EXPECT_NE(none.find("parallel.offload: auto"), std::string::npos) << none;
-  EXPECT_NE(few.find("20.0 GiB of its host hold the state of "), std::string::npos) << few;
-  EXPECT_NE(few.find("master weights and moments on the host"), std::string::npos) << few;
+  EXPECT_TRUE(contains(none, "parallel.offload: auto"));
+  EXPECT_TRUE(contains(few, "20.0 GiB of its host hold the state of "));
+  EXPECT_TRUE(contains(few, "master weights and moments on the host"));
   const std::string all = told({narrow, "parallel.offload=activations"}, 106);
-  EXPECT_NE(all.find("parallel.offload: all"), std::string::npos) << all;
-  EXPECT_NE(told({narrow, "parallel.offload=optimizer"}, 0).find("a rank's host has 0 B for it"), std::string::npos);
+  EXPECT_TRUE(contains(all, "parallel.offload: all"));
+  EXPECT_TRUE(contains(told({narrow, "parallel.offload=optimizer"}, 0), "a rank's host has 0 B for it"));
   EXPECT_NE(told({"optimizer.name=muon"}, 106), "fits") << "whole matrices stay on the GPU";
 }
 

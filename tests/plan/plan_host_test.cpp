@@ -34,8 +34,8 @@ TEST(Plan, MlpsWaitOnTheHostWhereTheirCopiesTakeLessThanTheirRecomputation) {
   EXPECT_EQ(plan.host, (plan.offloaded - 1) * input.row.projection);
   EXPECT_EQ(plan.cost.recompute, 0);
   EXPECT_TRUE(plan.fits());
-  EXPECT_NE(describe_plan(plan, units).find("backward recomputes nothing"), std::string::npos);
-  EXPECT_NE(describe_plan(plan, units).find("first projections of the MLPs of the first"), std::string::npos);
+  EXPECT_TRUE(contains(describe_plan(plan, units), "backward recomputes nothing"));
+  EXPECT_TRUE(contains(describe_plan(plan, units), "first projections of the MLPs of the first"));
   PlanInput slow = input, narrow = input, named = input;
   slow.rates.host_bytes = 1;
   EXPECT_EQ(best_plan(slow).offloaded, 0);

@@ -180,8 +180,8 @@ TEST(Plan, WhatIsTooLargeIsToldWithWhereTheMemoryGoes) {
   const std::string text = describe_need(least_plan(input));
   for (const char* part :
        {"the run needs ", "4.0 MiB of headroom, 200.0 MiB is available", "weights ", "activations 400.0 MiB"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
-  EXPECT_EQ(text.find("forward passes are summed"), std::string::npos) << text;
+    EXPECT_TRUE(contains(text, part));
+  EXPECT_FALSE(contains(text, "forward passes are summed"));
 }
 
 TEST(Plan, NamesAccumulationWhereItIsTheCause) {
@@ -195,9 +195,8 @@ TEST(Plan, NamesAccumulationWhereItIsTheCause) {
   input.policy = ShardPolicy::kOptimizer;
   const TrainingPlan least = least_plan(input);
   EXPECT_EQ(least.accumulated_passes, 4);
-  EXPECT_NE(describe_need(least).find("whole on every rank because the gradients of 4 forward passes are summed"),
-            std::string::npos)
-      << describe_need(least);
+  EXPECT_TRUE(
+      contains(describe_need(least), "whole on every rank because the gradients of 4 forward passes are summed"));
   input.micro_batches = 1;
   EXPECT_EQ(least_plan(input).accumulated_passes, 1);
   EXPECT_LT(least_plan(input).gradients, least.gradients);
@@ -395,8 +394,7 @@ TEST(Plan, TransposedCodesStayWhereMemoryIsLeft) {
   const TrainingPlan all = best_plan(input);
   EXPECT_EQ(kept(all), kBlocks) << "no adapters";
   EXPECT_EQ(all.transposed, kBlocks * 64 * kMiB);
-  EXPECT_NE(describe_plan(all, frozen).find("transposed FP8 codes     512.0 MiB"), std::string::npos)
-      << describe_plan(all, frozen);
+  EXPECT_TRUE(contains(describe_plan(all, frozen), "transposed FP8 codes     512.0 MiB"));
   // One and a half times the headroom stays free, and nothing else is given up.
   TrainingPlan without = all;
   int before = 0;
@@ -413,7 +411,7 @@ TEST(Plan, TransposedCodesStayWhereMemoryIsLeft) {
     }
   }
   EXPECT_EQ(before, kBlocks);
-  EXPECT_EQ(describe_plan(without, frozen).find("transposed"), std::string::npos);
+  EXPECT_FALSE(contains(describe_plan(without, frozen), "transposed"));
   EXPECT_EQ(least_plan(input).transposed, 0);
   input.transpose_cache = false;
   EXPECT_EQ(kept(best_plan(input)), 0);

@@ -1,5 +1,6 @@
 #pragma once
 // Models and inputs of the tests of plans.
+#include "../base/base_testing.h"
 #include "trireme/plan/search.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Files of a machine's rates.
 #include "trireme/plan/rates.h"
 
-#include "trireme/base/error.h"
+#include "../base/base_testing.h"
 #include "trireme/base/file.h"
 #include "trireme/plan/devices.h"
 
@@ -65,7 +65,7 @@ TEST_F(RatesFile, SaysWhatTheGpuRuns) {
     EXPECT_EQ(rates.capability, capability);
     EXPECT_EQ(read(rates_text(rates, {}, {})).capability, capability);
   }
-  EXPECT_NE(failure("name: x\ncompute_capability: 89\n").find("compute_capability must be"), std::string::npos);
+  EXPECT_TRUE(contains(failure("name: x\ncompute_capability: 89\n"), "compute_capability must be"));
 }
 
 TEST_F(RatesFile, WhatAFileLeavesOutIsOfTheTable) {
@@ -81,7 +81,7 @@ TEST_F(RatesFile, EverythingWrongIsSaidWithItsPlace) {
        {"rates.yaml:2:1: unknown key 'bf16_flop'. Did you mean 'bf16_flops'?",
         "rates.yaml:3:15: memory_bytes must be from 1e+10 to 1e+14, not '3.9'",
         "rates.yaml:4:13: link_bytes must be a number, not", "rates.yaml:5:15: interference must be"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\nnot in\n" << text;
+    EXPECT_TRUE(contains(text, part));
 }
 
 TEST_F(RatesFile, HostileFilesAreRefused) {
@@ -94,7 +94,7 @@ TEST_F(RatesFile, HostileFilesAreRefused) {
         std::string("name: x\nbf16_flops:\n"), std::string("name: &a x\nlink_bytes: *a\n"),
         std::string("name: x\n---\nname: y\n"), "name: " + deep, std::string("name: \0x\n", 9),
         "name: " + std::string(300, 'x'), "name: x\n# " + std::string(2 << 20, 'x')})
-    EXPECT_NE(failure(text).find("rates.yaml"), std::string::npos) << text.substr(0, 40);
+    EXPECT_TRUE(contains(failure(text), "rates.yaml")) << text.substr(0, 40);
   EXPECT_THROW((void)read_rates(root_ / "none.yaml"), ConfigError);
   EXPECT_THROW((void)read_rates(root_), ConfigError);
 }
@@ -105,12 +105,12 @@ TEST(DescribedRates, AnUnknownMachineIsToldToCalibrate) {
   EXPECT_EQ(text("NVIDIA H100 80GB HBM3"), "rates: NVIDIA H100, built-in table");
   EXPECT_EQ(text(""), "rates: NVIDIA H200, built-in table");
   const std::string unknown = text("NVIDIA B200");
-  EXPECT_NE(unknown.find("none of NVIDIA B200"), std::string::npos) << unknown;
-  EXPECT_NE(unknown.find("trireme calibrate"), std::string::npos) << unknown;
+  EXPECT_TRUE(contains(unknown, "none of NVIDIA B200"));
+  EXPECT_TRUE(contains(unknown, "trireme calibrate"));
   MachineRates file = machine_rates("NVIDIA H100");
   file.file = "r.yaml";
   EXPECT_EQ(describe_rates(file, "NVIDIA H100"), "rates: r.yaml, measured on NVIDIA H100");
-  EXPECT_NE(describe_rates(file, "NVIDIA H200").find("this is NVIDIA H200"), std::string::npos);
+  EXPECT_TRUE(contains(describe_rates(file, "NVIDIA H200"), "this is NVIDIA H200"));
 }
 
 TEST(Devices, AreScaledByTheirDatasheetsAndSaidToBeNotMeasured) {
@@ -135,9 +135,9 @@ TEST(Devices, AreScaledByTheirDatasheetsAndSaidToBeNotMeasured) {
   for (const int capability : {80, 90, 120})
     EXPECT_EQ(fp8_problem_of(traits_of(Recipe::kCompute), kNone, capability, "x"), "");
   EXPECT_EQ(fp8_problem_of(rows, kPortable, 90, "x") + fp8_problem_of(matrices, kPortable, ada.capability, "x"), "");
-  EXPECT_NE(fp8_problem_of(rows, kPortable, ada.capability, "an Ada").find("an Ada has 8.9"), std::string::npos);
+  EXPECT_TRUE(contains(fp8_problem_of(rows, kPortable, ada.capability, "an Ada"), "an Ada has 8.9"));
   EXPECT_NE(fp8_problem_of(matrices, kPortable, a100.capability, "x"), "");
-  EXPECT_NE(fp8_problem_of(matrices, kNone, 90, "x").find("TRIREME_KERNELS is none"), std::string::npos);
+  EXPECT_TRUE(contains(fp8_problem_of(matrices, kNone, 90, "x"), "TRIREME_KERNELS is none"));
 }
 
 }  // namespace

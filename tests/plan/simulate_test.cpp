@@ -1,9 +1,9 @@
 // Predicted steps on many hosts.
 #include "trireme/plan/simulate.h"
 
+#include "../base/base_testing.h"
 #include "models/decoder/config.h"
 #include "models/decoder/family.h"
-#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/train/training_program.h"
 
@@ -59,8 +59,6 @@ class Simulated : public testing::Test {
 
   std::filesystem::path root_;
 };
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST_F(Simulated, StrongScalingKeepsTheBatchAndWeakScalingTheWorkOfAGpu) {
   const Simulation strong = run(options({8, 64, 1024}));
@@ -165,18 +163,18 @@ TEST_F(Simulated, EveryTrainerNeedsNeitherDataNorWeights) {
 }
 
 TEST_F(Simulated, WhatDoesNotDivideIsSaidWithWhatWould) {
-  EXPECT_TRUE(has(failure(options({4, 8, 12, 20})), "--gpus 12, 20 do not fill hosts of 8 GPUs"));
-  EXPECT_TRUE(has(failure(options({8, 12})), "--gpus 12 does not fill"));
+  EXPECT_TRUE(contains(failure(options({4, 8, 12, 20})), "--gpus 12, 20 do not fill hosts of 8 GPUs"));
+  EXPECT_TRUE(contains(failure(options({8, 12})), "--gpus 12 does not fill"));
   const std::string batch = failure(options({8, 24, 2048}), {"parallel.context_size=1"});
-  EXPECT_TRUE(has(batch, "1024 does not divide over 24, 2048 GPUs")) << batch;
-  EXPECT_TRUE(has(batch, "--set batch.global_batch_size=6144")) << batch;
-  EXPECT_TRUE(has(batch, "--weak")) << batch;
+  EXPECT_TRUE(contains(batch, "1024 does not divide over 24, 2048 GPUs"));
+  EXPECT_TRUE(contains(batch, "--set batch.global_batch_size=6144"));
+  EXPECT_TRUE(contains(batch, "--weak"));
   (void)run(options({8, 24, 2048}), {"batch.global_batch_size=6144"});
   const std::string weak = failure(options({24, 48}, /*weak=*/true));
-  EXPECT_TRUE(has(weak, "does not divide over 24, 48 GPUs")) << weak;
-  EXPECT_TRUE(has(weak, "--set batch.global_batch_size=1032")) << weak;
+  EXPECT_TRUE(contains(weak, "does not divide over 24, 48 GPUs"));
+  EXPECT_TRUE(contains(weak, "--set batch.global_batch_size=1032"));
   (void)run(options({24, 48}, /*weak=*/true), {"batch.global_batch_size=1032"});
-  EXPECT_TRUE(has(failure(options({8}), {"parallel.shard_size=3"}), "parallel.shard_size 3 does not divide"));
+  EXPECT_TRUE(contains(failure(options({8}), {"parallel.shard_size=3"}), "parallel.shard_size 3 does not divide"));
 }
 
 TEST_F(Simulated, ContextsSideBySide) {
@@ -196,10 +194,10 @@ TEST_F(Simulated, ContextsSideBySide) {
   // A batch of fewer rows than GPUs.
   EXPECT_EQ(run(options({32}), {"batch.global_batch_size=8"}).sizes[0].plans[0].plan.context_size, 4);
   asked.contexts = {3};
-  EXPECT_NE(failure(asked).find("parallel.context_size 3 does not divide the 8 ranks"), std::string::npos);
+  EXPECT_TRUE(contains(failure(asked), "parallel.context_size 3 does not divide the 8 ranks"));
   asked.contexts = {16};
   asked.gpus = {16};
-  EXPECT_NE(failure(asked).find("reaches over hosts of 8 ranks"), std::string::npos);
+  EXPECT_TRUE(contains(failure(asked), "reaches over hosts of 8 ranks"));
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ class BertParity : public Scratch {
     words >> instances_ >> python_seconds_;
     EXPECT_GT(instances_, 100);
     const std::string md5 = result.substr(result.size() - 33, 32);
-    EXPECT_NE(eval.find("md5 of the samples " + md5), std::string::npos) << eval << result;
+    EXPECT_TRUE(contains(eval, "md5 of the samples " + md5)) << eval << result;
   }
 
   double instances_ = 0, python_seconds_ = 0;  // of the first part

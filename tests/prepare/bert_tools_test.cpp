@@ -49,7 +49,7 @@ class BertTools : public Scratch {
 
 TEST_F(BertTools, FromTextToRows) {
   prepare();
-  EXPECT_NE(slurp("out").find("rows of 3 shards"), std::string::npos) << slurp("out");
+  EXPECT_TRUE(contains(slurp("out"), "rows of 3 shards"));
   const auto dataset = open_bert_dataset({path("packed")}, 64, 62);
   int64_t sequences = 0;
   for (int64_t i = 0; i < dataset->size(); ++i)
@@ -58,26 +58,23 @@ TEST_F(BertTools, FromTextToRows) {
   EXPECT_GT(sequences, 200);
   const Outcome verified = run("verify --input packed --seq-length 64 --vocab-size 62");
   EXPECT_EQ(verified.code, 0) << verified.err;
-  EXPECT_NE(
-      verified.out.find(fmt::format("3 files, {} rows, {} sequences: no damage found", dataset->size(), sequences)),
-      std::string::npos)
-      << verified.out;
+  EXPECT_TRUE(contains(verified.out,
+                       fmt::format("3 files, {} rows, {} sequences: no damage found", dataset->size(), sequences)));
 }
 
 TEST_F(BertTools, FinishedPartsAreKeptAndOthersMadeAgain) {
   prepare();
-  EXPECT_NE(run(kInstances).out.find("6 of them finished before"), std::string::npos);
+  EXPECT_TRUE(contains(run(kInstances).out, "6 of them finished before"));
   const std::string whole = slurp("inst/part-2.instances");
   fs::remove(path("inst/part-2.instances"));
   fs::resize_file(path("inst/part-3.instances"), 100);
   write("part-4", slurp("part-4") + "One more sentence.\n");
-  EXPECT_NE(run(kInstances).out.find("3 of them finished before"), std::string::npos);
+  EXPECT_TRUE(contains(run(kInstances).out, "3 of them finished before"));
   EXPECT_EQ(slurp("inst/part-2.instances"), whole);
   // Other options remake all outputs; packing detects that its inputs changed.
-  EXPECT_EQ(run(std::string(kInstances) + " --seed 7").out.find("finished before"), std::string::npos);
-  EXPECT_EQ(run("pack --input inst --output packed --shards 3").out.find("finished before"), std::string::npos);
-  EXPECT_NE(run("pack --input inst --output packed --shards 3").out.find("3 of them finished before"),
-            std::string::npos);
+  EXPECT_FALSE(contains(run(std::string(kInstances) + " --seed 7").out, "finished before"));
+  EXPECT_FALSE(contains(run("pack --input inst --output packed --shards 3").out, "finished before"));
+  EXPECT_TRUE(contains(run("pack --input inst --output packed --shards 3").out, "3 of them finished before"));
 }
 
 TEST_F(BertTools, AKilledRunLeavesNothingHalf) {
@@ -104,7 +101,7 @@ TEST_F(BertTools, AKilledRunLeavesNothingHalf) {
     EXPECT_EQ(sums, renamed);
     for (const char* directory : {"inst2", "inst2/.done", "packed2", "packed2/.done"})
       for (const auto& entry : fs::directory_iterator(path(directory)))
-        EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
+        EXPECT_FALSE(contains(entry.path().string(), ".tmp-")) << entry.path();
     fs::remove_all(path("inst2"));
     fs::remove_all(path("packed2"));
   }
@@ -150,7 +147,7 @@ TEST_F(BertTools, ExitCodesAndLastWords) {
   for (const auto& [arguments, code, words] : cases) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, code) << arguments << ": " << outcome.err;
-    EXPECT_NE(last_line(outcome.err).find(words), std::string::npos) << arguments << ": " << outcome.err;
+    EXPECT_TRUE(contains(last_line(outcome.err), words)) << arguments << ": " << outcome.err;
   }
 }
 
@@ -197,7 +194,7 @@ write('huge', 'i8', huge)
   for (const char* name : {"plain", "big", "unsigned", "block", "chunked", "compressed", "shuffled", "block_chunked"}) {
     const Outcome outcome = run(fmt::format("verify --input part_{} --vocab-size 8", name));
     EXPECT_EQ(outcome.code, 0) << name << ": " << outcome.err;
-    EXPECT_NE(outcome.out.find("4 rows, 4 sequences, 26 tokens, 8 masked"), std::string::npos) << outcome.out;
+    EXPECT_TRUE(contains(outcome.out, "4 rows, 4 sequences, 26 tokens, 8 masked"));
   }
   const std::vector<std::pair<const char*, const char*>> refused = {
       {"floats", "does not hold variable-length rows of integers"},
@@ -210,7 +207,7 @@ write('huge', 'i8', huge)
   for (const auto& [name, words] : refused) {
     const Outcome outcome = run(fmt::format("verify --input part_{}", name));
     EXPECT_EQ(outcome.code, 3) << name << ": " << outcome.out << outcome.err;
-    EXPECT_NE(last_line(outcome.err).find(words), std::string::npos) << name << ": " << outcome.err;
+    EXPECT_TRUE(contains(last_line(outcome.err), words)) << name << ": " << outcome.err;
   }
 }
 

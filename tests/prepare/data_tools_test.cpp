@@ -30,8 +30,8 @@ class DataTools : public ::testing::Test {
     text.close();
     const Outcome outcome = run("tokenizer train --input text.txt --vocab-size 330 --output tok.model");
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    EXPECT_NE(outcome.out.find("tok.model: 330 pieces from 200 lines"), std::string::npos) << outcome.out;
-    EXPECT_EQ(outcome.err.find("trainer_interface"), std::string::npos) << "sentencepiece's own log: " << outcome.err;
+    EXPECT_TRUE(contains(outcome.out, "tok.model: 330 pieces from 200 lines"));
+    EXPECT_FALSE(contains(outcome.err, "trainer_interface")) << "sentencepiece's own log";
   }
   static void TearDownTestSuite() { fs::remove_all(directory_); }
 
@@ -87,7 +87,7 @@ TEST_F(DataTools, EncodeAndDecodeAreInverse) {
             "Rower 7 looked at the storm.\nRower 7 looked at the storm.\n");
   const Outcome directory = run("tokenizer encode --model tok.model - </ 2>err #");
   EXPECT_EQ(directory.code, 3);
-  EXPECT_NE(last_line(directory.err).find("the standard input cannot be read"), std::string::npos) << directory.err;
+  EXPECT_TRUE(contains(last_line(directory.err), "the standard input cannot be read")) << directory.err;
 }
 
 TEST_F(DataTools, ByteLevelBpeIsTrainedAndPacked) {
@@ -95,13 +95,13 @@ TEST_F(DataTools, ByteLevelBpeIsTrainedAndPacked) {
       run("tokenizer train --type bpe --input text.txt --vocab-size 310 --special '<|endoftext|>' --special '<pad>' "
           "--output bytes");
   ASSERT_EQ(trained.code, 0) << trained.err;
-  EXPECT_NE(trained.out.find("310 tokens, 52 merges"), std::string::npos) << trained.out;
+  EXPECT_TRUE(contains(trained.out, "310 tokens, 52 merges"));
   for (const char* model : {"bytes", "bytes/tokenizer.json", "bytes/vocab.json"}) {
     const std::string option = fmt::format("--model {} ", model);
     const Outcome plain = run("tokenizer encode " + option + "'Rower 7<|endoftext|> looks'");
     ASSERT_EQ(plain.code, 0) << plain.err;
     const std::string ids = plain.out.substr(0, plain.out.size() - 1);
-    EXPECT_NE((" " + ids + " ").find(" 0 "), std::string::npos) << ids;
+    EXPECT_TRUE(contains(" " + ids + " ", " 0 ")) << ids;
     EXPECT_EQ(run("tokenizer decode " + option + ids).out, "Rower 7 looks\n");
     EXPECT_EQ(run("tokenizer decode --special " + option + ids).out, "Rower 7<|endoftext|> looks\n");
   }
@@ -125,8 +125,8 @@ TEST_F(DataTools, PackReportsAndTheTrainerReads) {
           "--eos "
           "--separate-documents --shuffle-seed 1 --valid-output valid.npy --valid-fraction 0.2");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_NE(outcome.out.find("read 50 documents"), std::string::npos) << outcome.out;
-  EXPECT_NE(outcome.out.find("sample 3: "), std::string::npos) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "read 50 documents"));
+  EXPECT_TRUE(contains(outcome.out, "sample 3: "));
   const auto dataset = open_token_dataset({directory_ / "rows.h5", directory_ / "valid.npy"}, 64, 330);
   EXPECT_GT(dataset->size(), 20);
   for (int64_t row = 0; row < dataset->size(); ++row) EXPECT_NO_THROW(dataset->read(row));
@@ -186,7 +186,7 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
   for (const auto& [arguments, code, words] : cases) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, code) << arguments << ": " << outcome.err;
-    EXPECT_NE(last_line(outcome.err).find(words), std::string::npos) << arguments << ": " << outcome.err;
+    EXPECT_TRUE(contains(last_line(outcome.err), words)) << arguments << ": " << outcome.err;
   }
   EXPECT_FALSE(fs::exists(directory_ / "x.npy"));
   EXPECT_FALSE(fs::exists(directory_ / "x.model"));
@@ -195,8 +195,8 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
 TEST_F(DataTools, HelpSaysWhatTheRecipesAre) {
   const Outcome help = run("data ultrachat --help");
   EXPECT_EQ(help.code, 0);
-  EXPECT_NE(help.out.find("not reproduced"), std::string::npos) << help.out;
-  EXPECT_NE(run("data --help").out.find("mlperf"), std::string::npos);
+  EXPECT_TRUE(contains(help.out, "not reproduced"));
+  EXPECT_TRUE(contains(run("data --help").out, "mlperf"));
 }
 
 }  // namespace

@@ -83,8 +83,7 @@ TEST_F(Documents, TheNameOfJsonIsReadInAnyCase) {
       {"{\n\"text\": \"a\"\n}, {\n\"text\": \"b\"\n}", "c.json: not JSON"},
       {"{\n\"text\": \"a\"\n}\n{\n\"text\": \"b\"\n", "c.json: not JSON"},
       {"{\"text\": \"a\n{\"text\": \"b\"}\n", "c.json:1: not JSON"}};
-  for (const auto& [content, says] : wrong)
-    EXPECT_NE(complaint(write("c.json", content)).find(says), std::string::npos) << complaint(path("c.json"));
+  for (const auto& [content, says] : wrong) EXPECT_TRUE(contains(complaint(write("c.json", content)), says));
   for (const char* printed : {"{\n\"text\": \"one\"\n}\n{\n\"text\": \"two\"\n}\n",
                               "\xEF\xBB\xBF\n{\"text\": \"one\",\n\"n\": {}}{\"text\": \"two\"}"})
     EXPECT_EQ(documents(write("printed.json", printed), DocumentUnit::kParagraph), (Found{{"one", 0}, {"two", 1}}));
@@ -105,13 +104,13 @@ TEST_F(Documents, TablesOfTextAreRefused) {
   const auto table = write("a.csv", "id,text\n1,one\n");
   gzip_file(table, path("a.CSV.gz"));
   for (const auto& file : {table, path("a.CSV.gz"), write("a.tsv", "id\ttext\n1\tone\n")})
-    EXPECT_NE(complaint(file).find("to_json("), std::string::npos) << file;
+    EXPECT_TRUE(contains(complaint(file), "to_json(")) << file;
 }
 
 TEST_F(Documents, PlainTextHasNoFields) {
   const std::string says = complaint(write("a.txt", "one\n"), "text", ExitCode::kConfig);
-  EXPECT_NE(says.find("--field text: "), std::string::npos) << says;
-  EXPECT_NE(says.find("a.txt is plain text"), std::string::npos) << says;
+  EXPECT_TRUE(contains(says, "--field text: "));
+  EXPECT_TRUE(contains(says, "a.txt is plain text"));
 }
 
 TEST_F(Documents, BinaryFilesAreNoText) {
@@ -127,15 +126,15 @@ TEST_F(Documents, BinaryFilesAreNoText) {
       packed("\x28\xB5\x2F\xFDrest", "a zstd archive: unpack it first")};
   for (const auto& [content, says] : files)
     for (const char* name : {"a.txt", "a.jsonl", "a"})
-      EXPECT_NE(complaint(write(name, content)).find(says), std::string::npos) << name << ": " << complaint(path(name));
-  EXPECT_NE(complaint(write("a", std::string("some text\n\0more", 15))).find("holds zero bytes"), std::string::npos);
+      EXPECT_TRUE(contains(complaint(write(name, content)), says)) << name << ": " << complaint(path(name));
+  EXPECT_TRUE(contains(complaint(write("a", std::string("some text\n\0more", 15))), "holds zero bytes"));
   EXPECT_EQ(complaint(write("late.txt", std::string(8192, 'a') + std::string(1, '\0'))), "");
   gzip_file(write("plain", "one\n\ntwo\n"), path("plain.txt.gz"));
   EXPECT_EQ(documents(path("plain.txt.gz"), DocumentUnit::kParagraph), (Found{{"one", 1}, {"two", 3}}));
   gzip_file(path("late.txt"), path("late.gz"));
   EXPECT_EQ(documents(path("late.gz"), DocumentUnit::kFile).size(), 1u);
   gzip_file(path("a"), path("zeros.gz"));
-  EXPECT_NE(complaint(path("zeros.gz")).find("holds zero bytes"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(path("zeros.gz")), "holds zero bytes"));
 }
 
 TEST_F(Documents, ArrowColumns) {
@@ -144,20 +143,19 @@ TEST_F(Documents, ArrowColumns) {
   };
   EXPECT_EQ(documents(fixture("texts.arrow"), DocumentUnit::kParagraph),
             (Found{{"one two", 0}, {"", 1}, {"three", 2}}));
-  EXPECT_NE(complaint(fixture("texts.arrow"), "body").find("no column 'body'; it has: text"), std::string::npos);
-  EXPECT_NE(complaint(fixture("lists.arrow"), "input_ids").find("expected string"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(fixture("texts.arrow"), "body"), "no column 'body'; it has: text"));
+  EXPECT_TRUE(contains(complaint(fixture("lists.arrow"), "input_ids"), "expected string"));
 }
 
 TEST_F(Documents, BadJsonLinesAreNamedByLine) {
-  EXPECT_NE(complaint(write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": ")).find("a.jsonl:2: not JSON"),
-            std::string::npos);
-  EXPECT_NE(complaint(write("b.jsonl", "[1]")).find("b.jsonl:1: a JSON array"), std::string::npos);
-  EXPECT_NE(complaint(write("c.jsonl", "{\"text\": 3}")).find("expected a string"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": ")), "a.jsonl:2: not JSON"));
+  EXPECT_TRUE(contains(complaint(write("b.jsonl", "[1]")), "b.jsonl:1: a JSON array"));
+  EXPECT_TRUE(contains(complaint(write("c.jsonl", "{\"text\": 3}")), "expected a string"));
   const std::string missing = complaint(write("d.jsonl", "{\"contents\": \"x\"}"), "content");
-  EXPECT_NE(missing.find("has: contents"), std::string::npos) << missing;
-  EXPECT_NE(missing.find("Did you mean 'contents'?"), std::string::npos) << missing;
+  EXPECT_TRUE(contains(missing, "has: contents"));
+  EXPECT_TRUE(contains(missing, "Did you mean 'contents'?"));
   // 100,000 levels must neither crash nor be accepted as text.
-  EXPECT_NE(complaint(write("e.jsonl", std::string(100000, '['))).find("not JSON"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(write("e.jsonl", std::string(100000, '['))), "not JSON"));
 }
 
 TEST_F(Documents, JsonLinesAreWhatPythonTakes) {
@@ -177,7 +175,7 @@ TEST_F(Documents, JsonLinesAreWhatPythonTakes) {
   EXPECT_EQ(texts[4], "the last");
   for (const char* line :
        {"{\"a\": Nan, \"text\": \"x\"}", "{\"a\": 1e9e9, \"text\": \"x\"}", "{\"text\": \"\\ud8:0\"}"})
-    EXPECT_NE(complaint(write("bad.jsonl", line)).find("bad.jsonl:1: not JSON"), std::string::npos) << line;
+    EXPECT_TRUE(contains(complaint(write("bad.jsonl", line)), "bad.jsonl:1: not JSON")) << line;
 }
 
 /// What each reader of JSON lines says of the second line.
@@ -211,8 +209,8 @@ TEST_F(Documents, LinesThatEndWithACarriageReturnHaveTheSamePlacesAndReasons) {
     write("a.jsonl", good + "\r\n" + line + "\r\n" + good);
     EXPECT_EQ(complaints(path), expected);
     for (const std::string& text : expected) {
-      EXPECT_NE(text.find("a.jsonl:2"), std::string::npos) << text;
-      EXPECT_NE(text.find(says), std::string::npos) << text;
+      EXPECT_TRUE(contains(text, "a.jsonl:2"));
+      EXPECT_TRUE(contains(text, says));
     }
   }
 }
@@ -226,7 +224,7 @@ TEST_F(Documents, WideTextIsCalledByItsName) {
   }
   for (const std::string& content : {little, little.substr(2), "\xFE\xFF" + wide, wide})
     for (const char* name : {"wide.txt", "wide.jsonl"})
-      EXPECT_NE(complaint(write(name, content)).find("the text is UTF-16"), std::string::npos) << name;
+      EXPECT_TRUE(contains(complaint(write(name, content)), "the text is UTF-16")) << name;
 }
 
 /// Every file's rows as pyarrow reads them are in a file of JSON lines beside it.
@@ -305,8 +303,8 @@ keep('coded.parquet', pq.read_table('coded.parquet'))
       ADD_FAILURE() << name;
     } catch (const DataError& error) {
       const std::string says = error.what();
-      EXPECT_NE(says.find(std::string(name) + ": column 'label' is dictionary<"), std::string::npos) << says;
-      EXPECT_NE(says.find("make rows of them with `trireme data pack`"), std::string::npos) << says;
+      EXPECT_TRUE(contains(says, std::string(name) + ": column 'label' is dictionary<"));
+      EXPECT_TRUE(contains(says, "make rows of them with `trireme data pack`"));
     }
 }
 
@@ -338,16 +336,15 @@ TEST_F(Documents, ParquetColumns) {
                     });
     EXPECT_EQ(rows, "{\"view\":\"a\"} beside coded\n{\"view\":null} beside coded\n{\"view\":\"a\"} beside coded\n");
   }
-  EXPECT_NE(complaint(path("twice.parquet"), "body").find("2 columns have the name 'body'"), std::string::npos);
+  EXPECT_TRUE(contains(complaint(path("twice.parquet"), "body"), "2 columns have the name 'body'"));
   EXPECT_EQ(documents(path("a.parquet"), DocumentUnit::kLine, "body"),
             (Found{{"one", 0}, {"", 1}, {"drei \xC3\xBC", 2}}));
   EXPECT_EQ(documents(path("b.parquet"), DocumentUnit::kLine, "body").size(), 3000u);
-  EXPECT_NE(complaint(path("a.parquet"), "text").find("has: body, n"), std::string::npos);
-  EXPECT_NE(complaint(path("a.parquet"), "n").find("int64, expected string"), std::string::npos);
-  EXPECT_NE(complaint(path("cut.parquet"), "body").find("damaged"), std::string::npos);
-  EXPECT_NE(complaint(path("hurt.parquet"), "body").find("damaged"), std::string::npos);
-  EXPECT_NE(complaint(write("no.parquet", "text that has the wrong name"), "body").find("no.parquet"),
-            std::string::npos);
+  EXPECT_TRUE(contains(complaint(path("a.parquet"), "text"), "has: body, n"));
+  EXPECT_TRUE(contains(complaint(path("a.parquet"), "n"), "int64, expected string"));
+  EXPECT_TRUE(contains(complaint(path("cut.parquet"), "body"), "damaged"));
+  EXPECT_TRUE(contains(complaint(path("hurt.parquet"), "body"), "damaged"));
+  EXPECT_TRUE(contains(complaint(write("no.parquet", "text that has the wrong name"), "body"), "no.parquet"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 // Scratch directories, a tokenizer trained once per program, and Python programs as references.
 
+#include "../base/base_testing.h"
 #include "data/prepare/sentencepiece_train.h"
 #include "data/tokenizer/tokenizer.h"
 

@@ -132,22 +132,20 @@ TEST(Tokenizer, EveryTruncationOfAModelIsRefused) {
       ++accepted;
       EXPECT_GT(size + 16, model.size()) << size << " of " << model.size() << " bytes were accepted";
     } else {
-      EXPECT_NE(message.find("given.model"), std::string::npos) << message;
+      EXPECT_TRUE(contains(message, "given.model"));
     }
   }
   EXPECT_LE(accepted, 4u);
 }
 
 TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
-  EXPECT_NE(tokenizer_complaint("").find("empty"), std::string::npos);
-  EXPECT_NE(tokenizer_complaint("{\"version\": \"1.0\"}").find("tokenizer.json"), std::string::npos);
-  EXPECT_NE(tokenizer_complaint("Plain text is no model.").find("not a complete sentencepiece model"),
-            std::string::npos);
-  EXPECT_NE(tokenizer_complaint(std::string(100, '\xff')).find("byte"), std::string::npos);
+  EXPECT_TRUE(contains(tokenizer_complaint(""), "empty"));
+  EXPECT_TRUE(contains(tokenizer_complaint("{\"version\": \"1.0\"}"), "tokenizer.json"));
+  EXPECT_TRUE(contains(tokenizer_complaint("Plain text is no model."), "not a complete sentencepiece model"));
+  EXPECT_TRUE(contains(tokenizer_complaint(std::string(100, '\xff')), "byte"));
   const std::string wrong = small_model() + "\x08\x01";  // a number where a piece is expected
-  EXPECT_NE(tokenizer_complaint(wrong).find(
-                fmt::format("field 1 at byte {} has wire type 0, expected 2", small_model().size())),
-            std::string::npos);
+  EXPECT_TRUE(contains(tokenizer_complaint(wrong),
+                       fmt::format("field 1 at byte {} has wire type 0, expected 2", small_model().size())));
   EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
 }
 

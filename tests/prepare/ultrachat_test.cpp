@@ -122,12 +122,12 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
     return "";
   };
   std::filesystem::create_directories(path("nothing"));
-  EXPECT_NE(complaint({path("nothing")}).find("named *.parquet"), std::string::npos);
+  EXPECT_TRUE(contains(complaint({path("nothing")}), "named *.parquet"));
   std::filesystem::copy_file(path("data/test_sft-00000-of-00001.parquet"), path("other.parquet"));
-  EXPECT_NE(complaint({path("other.parquet")}).find("either 'train' or 'test'"), std::string::npos);
-  EXPECT_NE(complaint({path("data/test_sft-00000-of-00001.parquet")}).find("no train file"), std::string::npos);
+  EXPECT_TRUE(contains(complaint({path("other.parquet")}), "either 'train' or 'test'"));
+  EXPECT_TRUE(contains(complaint({path("data/test_sft-00000-of-00001.parquet")}), "no train file"));
   options.seq_length = 1 << 20;
-  EXPECT_NE(complaint({path("data")}).find("less than one row"), std::string::npos);
+  EXPECT_TRUE(contains(complaint({path("data")}), "less than one row"));
   python(fmt::format(
       "import pyarrow as pa, pyarrow.parquet as pq\n"
       "pq.write_table(pa.table({{'messages': ['a']}}), r'{}')\n"
@@ -137,9 +137,9 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
       "content=None)]], kind)\n"
       "pq.write_table(pa.table({{'messages': rows}}), r'{}')\n",
       path("train_text.parquet").string(), path("train_null.parquet").string(), path("train_null2.parquet").string()));
-  EXPECT_NE(complaint({path("train_text.parquet")}).find("expected a list of structs"), std::string::npos);
-  EXPECT_NE(complaint({path("train_null.parquet")}).find("expected a list of structs"), std::string::npos);
-  EXPECT_NE(complaint({path("train_null2.parquet")}).find("row 1: messages[0] has a null"), std::string::npos);
+  EXPECT_TRUE(contains(complaint({path("train_text.parquet")}), "expected a list of structs"));
+  EXPECT_TRUE(contains(complaint({path("train_null.parquet")}), "expected a list of structs"));
+  EXPECT_TRUE(contains(complaint({path("train_null2.parquet")}), "row 1: messages[0] has a null"));
   options.inputs = {path("data")};
   options.seq_length = 16;
   std::filesystem::create_directories(path("out"));

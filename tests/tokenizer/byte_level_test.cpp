@@ -1,9 +1,9 @@
 // Byte-level BPE: the files and what is refused, long words, streams of ids, hand-written splitters against PCRE2.
 
+#include "../base/base_testing.h"
 #include "data/tokenizer/byte_level_tokenizer.h"
 #include "data/tokenizer/byte_level_train.h"
 #include "data/tokenizer/tokenizer.h"
-#include "trireme/base/error.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ TEST(ByteLevel, RoundTripsEveryByteAndCharacter) {
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
   EXPECT_EQ(tokenizer.encode(""), Ids{});
   EXPECT_LT(tokenizer.encode("the trireme's crew sees").size(), 8u) << "nothing was learnt";
-  EXPECT_NE(complaint([&] { tokenizer.encode("abc\xC3("); }).find("byte 3"), std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { tokenizer.encode("abc\xC3("); }), "byte 3"));
   EXPECT_THROW(tokenizer.decode(Ids{400}), DataError);
   EXPECT_THROW(tokenizer.decode(Ids{-1}), DataError);
 }
@@ -169,7 +169,7 @@ TEST(ByteLevel, IdsWithHolesAndUnknownBytes) {
   std::string without = json;
   without.replace(without.find(R"("unk_token": "<unk>", )"), 22, "");
   const Tokenizer strict = tokenizer_of(parse_tokenizer_json(without, "strict.json"));
-  EXPECT_NE(complaint([&] { strict.encode("abx"); }).find("byte 0x78"), std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { strict.encode("abx"); }), "byte 0x78"));
 }
 
 TEST(ByteLevel, FirstSpaceStandsBeforeTheTextsFirstCharacter) {
@@ -207,8 +207,7 @@ TEST(ByteLevel, ASplitAtWhatTheNormaliserReplacesIsNone) {
   EXPECT_EQ(read(" ", " ", false), "(accepted)");
   const std::vector<std::tuple<const char*, const char*, bool>> kept = {
       {" ", " ", true}, {"  ", "  ", false}, {"  ", " ", false}};
-  for (const auto& [from, split, invert] : kept)
-    EXPECT_NE(read(from, split, invert).find("pre_tokenizer"), std::string::npos) << read(from, split, invert);
+  for (const auto& [from, split, invert] : kept) EXPECT_TRUE(contains(read(from, split, invert), "pre_tokenizer"));
 }
 
 TEST(ByteLevel, RefusesByName) {
@@ -233,7 +232,7 @@ TEST(ByteLevel, RefusesByName) {
   for (const auto& [change, words] : cases) {
     const std::string message =
         complaint([&, &change = change] { parse_tokenizer_json(changed(change.first, change.second), "bad.json"); });
-    EXPECT_NE(message.find(words), std::string::npos) << change.second << ": " << message;
+    EXPECT_TRUE(contains(message, words)) << change.second;
   }
   const std::string whole = tokenizer_json(trained());
   for (size_t size = 0; size < whole.size() - 2; size += 977)
@@ -241,21 +240,20 @@ TEST(ByteLevel, RefusesByName) {
   ByteLevelModel model = trained();
   for (const char* pattern : {"(", "[a", "\\p{N}{1,3}+", "[a-z&&[^b]]", "\\h+", "\\p{Nowhere}"}) {
     model.steps[0].pattern = pattern;
-    EXPECT_NE(complaint([&] { tokenizer_of(model); }).find("the pattern of the pre_tokenizer"), std::string::npos)
-        << pattern;
+    EXPECT_TRUE(contains(complaint([&] { tokenizer_of(model); }), "the pattern of the pre_tokenizer")) << pattern;
   }
   model.steps[0].pattern = "(a+)+$";
   const Tokenizer slow = tokenizer_of(model);
-  EXPECT_NE(complaint([&] { slow.encode(std::string(60, 'a') + "b"); }).find("match limit"), std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { slow.encode(std::string(60, 'a') + "b"); }), "match limit"));
 }
 
 TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
   const ByteLevelModel model = trained("llama3");
   const std::string text = "The trireme's 12345 rowers\n\n see it";
-  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_); }).find("tokenizer.json, or vocab.json with merges.txt"),
-            std::string::npos);
+  EXPECT_TRUE(
+      contains(complaint([&] { Tokenizer tokenizer(folder_); }), "tokenizer.json, or vocab.json with merges.txt"));
   write("vocab.json", vocab_json(model));
-  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }).find("no merges.txt"), std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }), "no merges.txt"));
   write("merges.txt", merges_txt(model));
   const Tokenizer two(folder_);  // GPT-2's words
   EXPECT_EQ(two.encode("the trireme"), Tokenizer(folder_ / "merges.txt").encode("the trireme"));
@@ -282,11 +280,11 @@ TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
   EXPECT_FALSE(longer.pad_id());
   fs::remove(folder_ / "tokenizer_config.json");
   write("merges.txt", "#version: 0.2\nt\n");
-  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }).find("merges.txt:2: expected two tokens"),
-            std::string::npos);
+  EXPECT_TRUE(
+      contains(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }), "merges.txt:2: expected two tokens"));
   write("tokenizer.model", "IQ== 0\nIg== 1\n");  // tiktoken's, as Llama 3 has it
   EXPECT_EQ(Tokenizer(folder_).encode(text), one.encode(text));
-  EXPECT_NE(complaint([&] { Tokenizer tokenizer(folder_ / "tokenizer.model"); }).find("tiktoken"), std::string::npos);
+  EXPECT_TRUE(contains(complaint([&] { Tokenizer tokenizer(folder_ / "tokenizer.model"); }), "tiktoken"));
 }
 
 TEST(ByteLevelTraining, HasItsLimits) {

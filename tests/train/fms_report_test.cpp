@@ -1,4 +1,5 @@
 // Report lines under fms-fsdp's labels.
+#include "../base/base_testing.h"
 #include "console.h"
 #include "log_styles.h"
 
@@ -30,13 +31,12 @@ TEST(ConsoleLine, FitsTheTerminal) {
   EXPECT_GT(whole.size(), 120u) << whole;
   EXPECT_EQ(console_line(metrics, 1.2e6, whole.size()), whole);
   const std::string narrow = console_line(metrics, 1.2e6, whole.size() - 1);
-  EXPECT_EQ(narrow.find("samples/s"), std::string::npos) << narrow;
-  EXPECT_NE(narrow.find("132.4 GiB"), std::string::npos) << narrow;
+  EXPECT_FALSE(contains(narrow, "samples/s"));
+  EXPECT_TRUE(contains(narrow, "132.4 GiB"));
   for (size_t columns : {140, 120, 110, 100, 90, 80}) {
     const std::string line = console_line(metrics, 1.2e6, columns);
     EXPECT_LE(line.size(), columns) << line;
-    for (const char* part : {"step 1199999/1200000", "loss 12.3456", "tok/s", "ETA"})
-      EXPECT_NE(line.find(part), std::string::npos) << line;
+    for (const char* part : {"step 1199999/1200000", "loss 12.3456", "tok/s", "ETA"}) EXPECT_TRUE(contains(line, part));
   }
 }
 
@@ -50,9 +50,9 @@ TEST(FmsReport, LabelsAndMeansOfTheHead) {
             "overall token per gpu per sec: 2048\noverall token per day: 353894400");
   report.add(step(13, 1, 5));
   const std::string second = report.lines(105.0, 0, 0);
-  EXPECT_NE(second.find("\nloss: 1\n"), std::string::npos) << "the interval's mean, not the run's: " << second;
-  EXPECT_NE(second.find("\ncurrent step time: 1\n"), std::string::npos) << second;
-  EXPECT_NE(second.find("\noverall token per gpu per sec: 2457\n"), std::string::npos) << second;
+  EXPECT_TRUE(contains(second, "\nloss: 1\n")) << "the interval's mean, not the run's";
+  EXPECT_TRUE(contains(second, "\ncurrent step time: 1\n"));
+  EXPECT_TRUE(contains(second, "\noverall token per gpu per sec: 2457\n"));
 }
 
 TEST(FmsReport, LabelsOfMarch2024) {

@@ -1,7 +1,7 @@
 // Lines that cannot be written for a while. The limit on the size of files stands for a full disk: the write that
 // crosses it is cut short, the next is refused.
+#include "../base/base_testing.h"
 #include "trireme/base/append_file.h"
-#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
@@ -101,7 +101,7 @@ TEST_F(LineFileTest, AFileThatIsMovedOrRemovedIsMadeAgain) {
   testing::internal::CaptureStderr();
   headed.write("eight");
   const std::string told = testing::internal::GetCapturedStderr();
-  EXPECT_NE(told.find("was replaced"), std::string::npos) << told;
+  EXPECT_TRUE(contains(told, "was replaced"));
   EXPECT_EQ(lines(), (std::vector<std::string>{"head", "eight"}));
 }
 

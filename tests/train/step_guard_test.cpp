@@ -1,5 +1,6 @@
 // StepGuard at its interface: what the device decides about a step, and what the host does when it reads it later.
 #include "step_guard.h"
+#include "../base/base_testing.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -140,7 +141,7 @@ TEST(StepGuard, SkipsAndEndsTheRunAfterTooManyInARow) {
   EXPECT_FALSE(run.ended);
   (void)run.step(2.0, kNan);
   ASSERT_TRUE(run.ended);
-  EXPECT_NE(run.ended->find("no parameter was changed (21 steps in a row)"), std::string::npos) << *run.ended;
+  EXPECT_TRUE(contains(*run.ended, "no parameter was changed (21 steps in a row)"));
 }
 
 TEST(StepGuard, SearchesNoParametersForAnOverflowOfFp16UntilItEndsTheRun) {
@@ -160,8 +161,8 @@ TEST(StepGuard, ReportsASpikeAndAppliesTheStep) {
   EXPECT_TRUE(run.events.empty());
   EXPECT_FALSE(run.step(50.0));
   ASSERT_EQ(run.events.size(), 1U);
-  EXPECT_NE(run.events[0].find("\"skipped\":false"), std::string::npos) << run.events[0];
-  EXPECT_NE(run.events[0].find("\"step\":41"), std::string::npos) << run.events[0];
+  EXPECT_TRUE(contains(run.events[0], "\"skipped\":false"));
+  EXPECT_TRUE(contains(run.events[0], "\"step\":41"));
   EXPECT_EQ(run.guard.steps_skipped(), 0);
 }
 
@@ -171,7 +172,7 @@ TEST(StepGuard, SkipsASpike) {
   for (int i = 0; i < 40; ++i) EXPECT_FALSE(run.step(ordinary_loss(i)));
   EXPECT_TRUE(run.step(50.0));
   ASSERT_EQ(run.events.size(), 1U);
-  EXPECT_NE(run.events[0].find("\"skipped\":true"), std::string::npos) << run.events[0];
+  EXPECT_TRUE(contains(run.events[0], "\"skipped\":true"));
   EXPECT_EQ(run.guard.steps_skipped(), 1);
   EXPECT_EQ(run.guard.consecutive_skips(), 0) << "a spike's numbers are finite";
   EXPECT_FALSE(run.step(ordinary_loss(41)));
@@ -250,8 +251,8 @@ TEST(StepGuard, NamesTheRowsOfASpike) {
   for (int i = 0; i < 30; ++i) (void)run.step(2.0);
   (void)run.step(9.0);
   const std::string err = testing::internal::GetCapturedStderr();
-  EXPECT_NE(err.find("step 31: the loss 9.0000 is a spike"), std::string::npos) << err;
-  EXPECT_NE(err.find("(rows 240 to 247 of the order)"), std::string::npos) << err;
+  EXPECT_TRUE(contains(err, "step 31: the loss 9.0000 is a spike"));
+  EXPECT_TRUE(contains(err, "(rows 240 to 247 of the order)"));
 }
 
 TEST(StepGuard, ReportsSaturatedTensorsEverMoreRarely) {
@@ -260,12 +261,11 @@ TEST(StepGuard, ReportsSaturatedTensorsEverMoreRarely) {
   for (int64_t step = 1; step <= 99; ++step)
     (void)guard.inspect(record_of(step, 2.0, 1.0, false, false, step % 2), 12, {});
   const std::string err = testing::internal::GetCapturedStderr();
-  EXPECT_NE(err.find("step 1: 1 of 12 FP8 tensors"), std::string::npos) << err;
-  EXPECT_NE(err.find("step 19: 1 of 12 FP8 tensors had values beyond their scale, which were saturated (10 such"),
-            std::string::npos)
-      << err;
-  EXPECT_EQ(err.find("step 3:"), std::string::npos) << err;
-  EXPECT_EQ(err.find("step 99:"), std::string::npos) << err;
+  EXPECT_TRUE(contains(err, "step 1: 1 of 12 FP8 tensors"));
+  EXPECT_TRUE(
+      contains(err, "step 19: 1 of 12 FP8 tensors had values beyond their scale, which were saturated (10 such"));
+  EXPECT_FALSE(contains(err, "step 3:"));
+  EXPECT_FALSE(contains(err, "step 99:"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 // Tasks of both kinds on made-up rows, shapes and weights.
 
+#include "../base/base_testing.h"
 #include "models/decoder/family.h"
 #include "task.h"
 #include "trireme/base/file.h"

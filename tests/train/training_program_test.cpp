@@ -62,19 +62,19 @@ TEST(TrainingPrograms, EachProgramHasOneEntryWithPresetsThatItTakes) {
 TEST(TrainingPrograms, HelpIsOfTheProgramsOwnKeys) {
   const std::string llama = help_of(training_program("train_llama")), bert = help_of(training_program("train_bert"));
   for (const char* key : {"\nlora:", "\n  vocab_size ", "norms, mlp,"}) {
-    EXPECT_NE(llama.find(key), std::string::npos) << key;
-    EXPECT_EQ(bert.find(key), std::string::npos) << key;
+    EXPECT_TRUE(contains(llama, key));
+    EXPECT_FALSE(contains(bert, key));
   }
   for (const char* key : {"\n  packing_rate ", "\n  target_accuracy ", "rank_mean"}) {
-    EXPECT_NE(bert.find(key), std::string::npos) << key;
-    EXPECT_EQ(llama.find(key), std::string::npos) << key;
+    EXPECT_TRUE(contains(bert, key));
+    EXPECT_FALSE(contains(llama, key));
   }
   // Lines are wrapped anywhere between two words.
   const std::regex padding("null =\\s+8");
   EXPECT_TRUE(std::regex_search(bert, padding));
   EXPECT_FALSE(std::regex_search(llama, padding));
-  EXPECT_EQ(llama.find("train_bert"), std::string::npos);
-  EXPECT_EQ(bert.find("train_llama"), std::string::npos);
+  EXPECT_FALSE(contains(llama, "train_bert"));
+  EXPECT_FALSE(contains(bert, "train_llama"));
 }
 
 class Gpt : public TaskTest {};
@@ -101,17 +101,16 @@ TEST_F(Gpt, IsOneEntryOverTheDecodersTask) {
 
   const std::string help = help_of(gpt);
   EXPECT_TRUE(help.starts_with("train_gpt trains GPT-3 family models, all parameters")) << help.substr(0, 100);
-  EXPECT_NE(help.find("default [0.9, 0.95]"), std::string::npos);
-  EXPECT_EQ(help.find("\nlora:"), std::string::npos);
-  EXPECT_EQ(help.find("MLLOG"), std::string::npos);
+  EXPECT_TRUE(contains(help, "default [0.9, 0.95]"));
+  EXPECT_FALSE(contains(help, "\nlora:"));
+  EXPECT_FALSE(contains(help, "MLLOG"));
   for (const auto& [setting, why] :
        {std::pair("lora.r=4", "trains all parameters"), {"logging.mlperf=true", "is of no benchmark of MLPerf"}}) {
     try {
       (void)load(gpt.keys, {setting});
       FAIL() << setting;
     } catch (const ConfigError& error) {
-      EXPECT_NE(std::string(error.what()).find(std::string("is not for train_gpt, which ") + why), std::string::npos)
-          << error.what();
+      EXPECT_TRUE(contains(error.what(), std::string("is not for train_gpt, which ") + why));
     }
   }
 }
