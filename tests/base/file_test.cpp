@@ -32,18 +32,6 @@ class FileTest : public testing::Test {
   fs::path dir_;
 };
 
-template <class Call>
-std::string error_of(ExitCode code, const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
 TEST_F(FileTest, CommitReplacesWholeAndLeavesNothingElse) {
   const fs::path path = dir_ / "a.bin";
   write_file_atomic(path, "old");
@@ -70,15 +58,15 @@ TEST_F(FileTest, WithoutCommitNothingStays) {
 }
 
 TEST_F(FileTest, MissingDirectoryAndTakenNameAreWriteErrors) {
-  const std::string missing = error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "none" / "a", "x"); });
+  const std::string missing = failure(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "none" / "a", "x"); });
   EXPECT_TRUE(contains(missing, (dir_ / "none" / "a").string()));
   EXPECT_TRUE(contains(missing, "No such file"));
   fs::create_directory(dir_ / "taken");
-  error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "taken", "x"); });
+  failure(ExitCode::kCannotWrite, [&] { write_file_atomic(dir_ / "taken", "x"); });
   EXPECT_EQ(entries(), 1U);  // no temporary file remains
   write_file_atomic(dir_ / "file", "x");
-  error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file" / "sub"); });
-  error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file"); });
+  failure(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file" / "sub"); });
+  failure(ExitCode::kCannotWrite, [&] { trireme::make_directories(dir_ / "file"); });
   trireme::make_directories(dir_ / "x" / "y");
   trireme::make_directories(dir_ / "x" / "y");
   EXPECT_TRUE(fs::is_directory(dir_ / "x" / "y"));
@@ -112,7 +100,7 @@ TEST_F(FileTest, FullAndReadOnlyFileSystems) {
     GTEST_SKIP() << "mounting a small tmpfs needs root: " << std::strerror(errno);
   write_file_atomic(mount_point / "kept", "kept");
   const std::string full =
-      error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "big", std::string(200'000, 'x')); });
+      failure(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "big", std::string(200'000, 'x')); });
   EXPECT_TRUE(contains(full, "No space left"));
   EXPECT_TRUE(contains(full, "free some space"));
   EXPECT_EQ(text(mount_point / "kept"), "kept");
@@ -120,9 +108,9 @@ TEST_F(FileTest, FullAndReadOnlyFileSystems) {
   EXPECT_EQ(std::distance(fs::directory_iterator(mount_point), fs::directory_iterator()), 1);
   EXPECT_EQ(mount("", mount_point.c_str(), "", MS_REMOUNT | MS_RDONLY, "size=64k"), 0);
   const std::string read_only =
-      error_of(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "kept", "new"); });
+      failure(ExitCode::kCannotWrite, [&] { write_file_atomic(mount_point / "kept", "new"); });
   EXPECT_TRUE(contains(read_only, "Read-only"));
-  error_of(ExitCode::kCannotWrite, [&] { trireme::make_directories(mount_point / "sub"); });
+  failure(ExitCode::kCannotWrite, [&] { trireme::make_directories(mount_point / "sub"); });
   EXPECT_EQ(umount(mount_point.c_str()), 0);
 }
 
@@ -137,12 +125,12 @@ TEST_F(FileTest, MapsFilesAndNamesWhatCannotBeMapped) {
   second = MappedFile(dir_ / "empty", ExitCode::kData);
   EXPECT_TRUE(second.bytes().empty());
 
-  const std::string missing = error_of(ExitCode::kModel, [&] { MappedFile(dir_ / "no", ExitCode::kModel); });
+  const std::string missing = failure(ExitCode::kModel, [&] { MappedFile(dir_ / "no", ExitCode::kModel); });
   EXPECT_TRUE(contains(missing, "No such file"));
-  const std::string folder = error_of(ExitCode::kData, [&] { MappedFile(dir_, ExitCode::kData); });
+  const std::string folder = failure(ExitCode::kData, [&] { MappedFile(dir_, ExitCode::kData); });
   EXPECT_TRUE(contains(folder, "directory"));
   ASSERT_EQ(mkfifo((dir_ / "fifo").c_str(), 0600), 0);
-  error_of(ExitCode::kData, [&] { MappedFile(dir_ / "fifo", ExitCode::kData); });
+  failure(ExitCode::kData, [&] { MappedFile(dir_ / "fifo", ExitCode::kData); });
   EXPECT_EQ(file_head(dir_ / "fifo", 3), "");
   EXPECT_EQ(file_head(dir_ / "a", 3) + file_head(dir_ / "a", 9), "helhello");
 }
@@ -150,7 +138,7 @@ TEST_F(FileTest, MapsFilesAndNamesWhatCannotBeMapped) {
 TEST_F(FileTest, ReadTextFileBoundsTheSize) {
   write_file_atomic(dir_ / "a", std::string(100, 'x'));
   EXPECT_EQ(read_text_file(dir_ / "a", ExitCode::kModel, 100).size(), 100U);
-  const std::string text = error_of(ExitCode::kModel, [&] { read_text_file(dir_ / "a", ExitCode::kModel, 99); });
+  const std::string text = failure(ExitCode::kModel, [&] { read_text_file(dir_ / "a", ExitCode::kModel, 99); });
   EXPECT_TRUE(contains(text, "100 bytes"));
 }
 
@@ -165,15 +153,15 @@ TEST_F(FileTest, SafeJoinStaysUnderItsRoot) {
 
   for (const std::string& name : {std::string(), std::string("../x"), std::string("sub/../../x"), std::string(".."),
                                   std::string("/etc/passwd"), std::string("a\0b", 3), std::string(5000, 'a')})
-    error_of(ExitCode::kModel, [&] { join(name); });
+    failure(ExitCode::kModel, [&] { join(name); });
 
   fs::create_symlink("/etc", dir_ / "out");
   fs::create_symlink("/etc/hostname", dir_ / "file_out");
   fs::create_symlink("a", dir_ / "within");
   fs::create_symlink("loop", dir_ / "loop");
-  error_of(ExitCode::kModel, [&] { join("out/passwd"); });
-  error_of(ExitCode::kModel, [&] { join("file_out"); });
-  error_of(ExitCode::kModel, [&] { join("loop"); });
+  failure(ExitCode::kModel, [&] { join("out/passwd"); });
+  failure(ExitCode::kModel, [&] { join("file_out"); });
+  failure(ExitCode::kModel, [&] { join("loop"); });
   EXPECT_EQ(join("within"), dir_ / "within");
 }
 
@@ -188,7 +176,7 @@ TEST_F(FileTest, DotsBehindALinkMeanTheParentOfItsTarget) {
   EXPECT_EQ(tidy_path(dir_ / "not" / "." / "there"), dir_ / "not" / "there");
   // Two levels up from the link's target are still inside; three are not.
   EXPECT_EQ(text(safe_join(dir_, "deep/er/../../link/../../a", ExitCode::kModel)), "beside the link");
-  error_of(ExitCode::kModel, [&] { safe_join(dir_ / "deep", "er/../../a", ExitCode::kModel); });
+  failure(ExitCode::kModel, [&] { safe_join(dir_ / "deep", "er/../../a", ExitCode::kModel); });
 }
 
 TEST_F(FileTest, SafeJoinFollowsHuggingFaceCacheLinksOnly) {
@@ -200,7 +188,7 @@ TEST_F(FileTest, SafeJoinFollowsHuggingFaceCacheLinksOnly) {
   fs::create_symlink("../../blobs/hash", snapshot / "model.safetensors");
   fs::create_symlink("../../secret", snapshot / "stolen.safetensors");
   EXPECT_EQ(text(safe_join(snapshot, "model.safetensors", ExitCode::kModel)), "weights");
-  error_of(ExitCode::kModel, [&] { safe_join(snapshot, "stolen.safetensors", ExitCode::kModel); });
+  failure(ExitCode::kModel, [&] { safe_join(snapshot, "stolen.safetensors", ExitCode::kModel); });
 }
 
 }  // namespace

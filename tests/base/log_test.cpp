@@ -85,15 +85,11 @@ TEST(Log, OnlyRankZeroInformsAndOthersWarnWithTheirRank) {
 
 TEST(Check, CarriesPlaceConditionAndValues) {
   const int have = 3, want = 4;
-  try {
-    TRIREME_CHECK(have == want, "shard has ", have, " elements, unit expects ", want);
-    FAIL();
-  } catch (const InternalError& error) {
-    const std::string text = error.what();
-    EXPECT_EQ(text.find("log_test.cpp:"), 0U) << text;
-    EXPECT_TRUE(contains(text, "shard has 3 elements, unit expects 4"));
-    EXPECT_TRUE(contains(text, "have == want"));
-  }
+  const std::string text = message_of<InternalError>(
+      [&] { TRIREME_CHECK(have == want, "shard has ", have, " elements, unit expects ", want); });
+  EXPECT_EQ(text.find("log_test.cpp:"), 0U) << text;
+  EXPECT_TRUE(contains(text, "shard has 3 elements, unit expects 4"));
+  EXPECT_TRUE(contains(text, "have == want"));
 }
 
 /// Status of a child that runs run_main() with descriptor 1 or 2 on `path`.

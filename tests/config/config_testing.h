@@ -38,13 +38,10 @@ class TextFile {
 
 /// The lines of the ConfigError; empty if there was none.
 inline std::vector<std::string> problems_of(const std::filesystem::path& file,
-                                            const std::vector<std::string>& overrides = {}) {
-  try {
-    load_config(file, overrides);
-  } catch (const ConfigError& error) {
-    return split(error.what(), '\n');
-  }
-  return {};
+                                            const std::vector<std::string>& overrides = {},
+                                            const ProgramKeys& program = {}, std::optional<int64_t> ranks = {}) {
+  const std::string message = message_of<ConfigError>([&] { load_config(file, overrides, program, ranks); });
+  return message.empty() ? std::vector<std::string>() : split(message, '\n');
 }
 
 inline Config load_text(const std::string& text, const std::vector<std::string>& overrides = {}) {

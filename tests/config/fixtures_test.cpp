@@ -204,12 +204,7 @@ TEST(Fixtures, AliasBombNamesEveryAnchorAndAlias) {
 }
 
 TEST(Fixtures, ErrorsCarryTheExitCodeOfConfiguration) {
-  try {
-    load_config(kFixtures / "octal.yaml", {});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kConfig);
-  }
+  failure(ExitCode::kConfig, [] { load_config(kFixtures / "octal.yaml", {}); });
 }
 
 TEST(Fixtures, EveryLayoutOfValidFilesMeansTheSame) {

@@ -13,16 +13,11 @@ const ProgramKeys kRich{.name = "train_rich"};
 std::vector<std::string> problems(const std::string& text, const ProgramKeys& program,
                                   const std::vector<std::string>& overrides = {}) {
   const TextFile file(std::string(kMinimal) + text);
-  try {
-    load_config(file.path(), overrides, program);
-    return {};
-  } catch (const ConfigError& error) {
-    std::vector<std::string> lines = split(error.what(), '\n');
-    lines.pop_back();
-    for (std::string& line : lines)
-      if (line.starts_with(file.path().string())) line = line.substr(file.path().string().size() + 1);
-    return lines;
-  }
+  std::vector<std::string> lines = problems_of(file.path(), overrides, program);
+  if (!lines.empty()) lines.pop_back();
+  for (std::string& line : lines)
+    if (line.starts_with(file.path().string())) line = line.substr(file.path().string().size() + 1);
+  return lines;
 }
 
 TEST(Family, KeysWordsAndSectionsOfOtherProgramsAreRefusedWhereTheyStand) {

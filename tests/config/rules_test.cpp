@@ -8,15 +8,10 @@ namespace {
 /// The problems of a configuration on so many ranks, without file and place of each, nor the closing line.
 std::vector<std::string> on_ranks(const std::string& text, int64_t ranks) {
   const TextFile file(std::string(kMinimal) + text);
-  try {
-    load_config(file.path(), {}, {}, ranks);
-    return {};
-  } catch (const ConfigError& error) {
-    std::vector<std::string> lines = split(error.what(), '\n');
-    lines.pop_back();
-    for (std::string& line : lines) line = line.substr(line.find(": ") + 2);
-    return lines;
-  }
+  std::vector<std::string> lines = problems_of(file.path(), {}, {}, ranks);
+  if (!lines.empty()) lines.pop_back();
+  for (std::string& line : lines) line = line.substr(line.find(": ") + 2);
+  return lines;
 }
 
 std::vector<std::string> with_batch(int64_t global, int64_t micro, int64_t ranks) {
@@ -165,17 +160,12 @@ TEST(Rules, OneOfTheKindsOfJudgedAnswersHasAWeight) {
 TEST(World, StandsWithItsPlaceAmongTheOtherProblems) {
   const TextFile file(std::string(kMinimal) +
                       "batch: {global_batch_size: 10}\nparallel: {shard_size: 3}\ntrain: {loss: none}\n");
-  try {
-    load_config(file.path(), {"optimizer.lr=-1"}, {}, 4);
-    FAIL() << "accepted";
-  } catch (const ConfigError& error) {
-    const auto lines = split(error.what(), '\n');
-    ASSERT_EQ(lines.size(), 5U) << error.what();
-    EXPECT_TRUE(contains(lines[0], ":4:28: batch.global_batch_size 10 does not divide over 4 ranks"));
-    EXPECT_TRUE(contains(lines[1], ":5:24: parallel.shard_size 3 does not divide the 4 ranks"));
-    EXPECT_TRUE(contains(lines[2], ":6:15: train.loss"));
-    EXPECT_TRUE(contains(lines[3], "--set optimizer.lr=-1"));
-  }
+  const auto lines = problems_of(file.path(), {"optimizer.lr=-1"}, {}, 4);
+  ASSERT_EQ(lines.size(), 5U) << join(lines, "\n");
+  EXPECT_TRUE(contains(lines[0], ":4:28: batch.global_batch_size 10 does not divide over 4 ranks"));
+  EXPECT_TRUE(contains(lines[1], ":5:24: parallel.shard_size 3 does not divide the 4 ranks"));
+  EXPECT_TRUE(contains(lines[2], ":6:15: train.loss"));
+  EXPECT_TRUE(contains(lines[3], "--set optimizer.lr=-1"));
 }
 
 std::string with_train(const std::string& train) {
@@ -247,12 +237,7 @@ TEST(Rules, TokensOfARunMustBeCountable) {
 /// The problems of a file that a program refuses; empty: it takes it.
 std::string refused(const std::string& text, const ProgramKeys& program = {}) {
   const TextFile file(std::string(kMinimal) + text);
-  try {
-    load_config(file.path(), {}, program);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
+  return message_of<ConfigError>([&] { load_config(file.path(), {}, program); });
 }
 
 TEST(Rules, ADropoutThatWouldDropNothingIsRefused) {
@@ -410,12 +395,7 @@ TEST(Rules, AnMlperfRunHasTheValuesOfItsClosedDivision) {
     const TextFile file(benchmark.text);
     setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
     const auto problems = [&](const std::string& change) {
-      try {
-        load_config(file.path(), {change}, benchmark.program);
-        return std::string();
-      } catch (const ConfigError& error) {
-        return std::string(error.what());
-      }
+      return message_of<ConfigError>([&] { load_config(file.path(), {change}, benchmark.program); });
     };
     for (const std::string& change : benchmark.allowed) EXPECT_EQ(problems(change), "") << benchmark.name;
     for (const std::string& wrong : benchmark.refused)
@@ -453,16 +433,12 @@ TEST(Rules, AnMlperfRunHasItsBenchmarksModelAndRows) {
   EXPECT_EQ(check_mlperf_model(config, lora.program, {{"num_hidden_layers", "80"}}), "open");
   unsetenv("MLPERF_SUBMISSION_BENCHMARK");
   setenv("MLPERF_SUBMISSION_DIVISION", "closed", 1);
-  try {
-    check_mlperf_model(config, lora.program, {{"num_hidden_layers", "2"}, {"rows of data.valid", "100"}});
-    FAIL();
-  } catch (const ConfigError& error) {
-    const std::string text = error.what();
-    EXPECT_TRUE(
-        contains(text,
-                 "num_hidden_layers 2 is not what MLPerf's llama2_70b_lora has in the closed division: 80; rows "
-                 "of data.valid 100 is not"));
-  }
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] {
+                         check_mlperf_model(config, lora.program,
+                                            {{"num_hidden_layers", "2"}, {"rows of data.valid", "100"}});
+                       }),
+                       "num_hidden_layers 2 is not what MLPerf's llama2_70b_lora has in the closed division: 80; rows "
+                       "of data.valid 100 is not"));
   unsetenv("MLPERF_SUBMISSION_DIVISION");
 }
 

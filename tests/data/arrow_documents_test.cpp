@@ -37,13 +37,7 @@ Documents read_all(const fs::path& path, const std::string& column = "") {
 }
 
 std::string complaint(const fs::path& path, const std::string& column = "") {
-  try {
-    (void)read_all(path, column);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
-    return error.what();
-  }
-  return "";
+  return message_of(ExitCode::kData, [&] { return read_all(path, column); });
 }
 
 TEST(ArrowDocuments, ABatchOfIntegersIsADocument) {
@@ -76,12 +70,8 @@ TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
            {"c.ndjson.gz", "\x1f\x8b\x08", "c.ndjson.gz: a gzip archive: unpack it first"},
            {"d.json", "[{\"text\": \"a\"}]", "d.json: a JSON list"}}) {
     std::ofstream(folder / name) << content;
-    try {
-      (void)open_text_file(folder / name, "text", groups);
-      ADD_FAILURE() << name;
-    } catch (const DataError& error) {
-      EXPECT_TRUE(contains(error.what(), says));
-    }
+    const auto open = [&, &name = name] { return open_text_file(folder / name, "text", groups); };
+    EXPECT_TRUE(contains(message_of<DataError>(open), says)) << name;
   }
   EXPECT_TRUE(holds_documents(folder / "c.ndjson.gz"));
   fs::remove_all(folder);

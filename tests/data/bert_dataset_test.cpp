@@ -95,14 +95,10 @@ class BertData : public ::testing::Test {
 
   /// The error of opening and reading all rows; empty when there is none.
   std::string complaint(const fs::path& file, int64_t vocab = 1000) const {
-    try {
+    return message_of(ExitCode::kData, [&] {
       const auto dataset = open_bert_dataset({file}, 512, vocab);
       for (int64_t i = 0; i < dataset->size(); ++i) dataset->read(i);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
-      return error.what();
-    }
-    return "";
+    });
   }
   std::string spoiled(const std::function<void(Packed&)>& spoil) const {
     Packed shard = Packed::make(4);
@@ -151,12 +147,8 @@ TEST_F(BertData, VariableLengthFilesAreOneSequenceARow) {
   EXPECT_EQ(dataset->read(1).sequence_lengths, std::vector<int32_t>{11});
   EXPECT_EQ(dataset->read(4).next_sentence_labels, std::vector<int32_t>{1});
   Packed::make(1).write(path("part_other"));
-  try {
-    open_bert_dataset({path("part_other"), path("part_eval.hdf5")}, 512, 1000);
-    ADD_FAILURE();
-  } catch (const DataError& error) {
-    EXPECT_TRUE(contains(error.what(), "of one kind"));
-  }
+  const auto open = [&] { return open_bert_dataset({path("part_other"), path("part_eval.hdf5")}, 512, 1000); };
+  EXPECT_TRUE(contains(message_of<DataError>(open), "of one kind"));
 }
 
 TEST_F(BertData, DamageIsNamed) {
@@ -257,12 +249,7 @@ TEST_F(BertData, AStaleIndexIsFound) {
   const auto stale = open_bert_dataset({directory}, 512, 1000);
   EXPECT_EQ(stale->size(), 12);
   EXPECT_NO_THROW(stale->read(2));
-  try {
-    stale->read(3);
-    ADD_FAILURE();
-  } catch (const DataError& error) {
-    EXPECT_TRUE(contains(error.what(), "part_00001 holds 2 rows, expected 9"));
-  }
+  EXPECT_TRUE(contains(message_of<DataError>([&] { return stale->read(3); }), "part_00001 holds 2 rows, expected 9"));
 }
 
 TEST_F(BertData, ManyThreadsReadTheSameRows) {

@@ -30,14 +30,10 @@ std::vector<int64_t> counting(int64_t first) {
 
 /// Opens the file and reads every row; returns the DataError's message, or "".
 std::string complaint(const std::string& name) {
-  try {
+  return message_of(ExitCode::kData, [&] {
     const auto dataset = open({name});
     for (int64_t row = 0; row < dataset->size(); ++row) dataset->read(row);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
-    return error.what();
-  }
-  return "";
+  });
 }
 
 using Bytes = std::vector<uint8_t>;
@@ -149,13 +145,10 @@ class Pairs : public ::testing::TestWithParam<const char*> {
       const auto& [mask, starts] = rows[static_cast<size_t>(row)];
       return PackedRecord{{1, 2, 3, 4, 5, 6, 7, 8}, mask, starts};
     });
-    try {
+    return message_of<DataError>([&] {
       data_ = open_token_dataset({path_}, 8, 100, answers);
       for (int64_t row = 0; row < data_->size(); ++row) data_->read(row);
-    } catch (const DataError& error) {
-      return error.what();
-    }
-    return "";
+    });
   }
   const fs::path path_ = fs::path(::testing::TempDir()) / fmt::format("pairs-{}{}", getpid(), GetParam());
   std::unique_ptr<TokenDataset> data_;

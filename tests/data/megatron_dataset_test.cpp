@@ -41,16 +41,6 @@ class MegatronRows : public ::testing::Test {
                                                      int64_t samples = 1) {
     return open_megatron_dataset({{path}, {}}, Split::kTrain, samples, options);
   }
-  /// The message of the DataError that `body` throws.
-  template <class Body>
-  static std::string complaint(const Body& body) {
-    try {
-      body();
-    } catch (const DataError& error) {
-      return error.what();
-    }
-    return "";
-  }
   fs::path folder_;
 };
 
@@ -108,22 +98,23 @@ TEST_F(MegatronRows, FillersAndPatternsHaveLabels) {
 
 TEST_F(MegatronRows, BadIdsAreToldWithTheirByte) {
   const fs::path path = write("bad", {{1, 2, 3}, {4, 77, 5, 6}});
-  EXPECT_EQ(complaint([&] { (void)open(path, in_order(6))->read(0); }),
+  EXPECT_EQ(message_of<DataError>([&] { (void)open(path, in_order(6))->read(0); }),
             path.string() +
                 ".bin: byte 8 (document 1, token 1): token id 77 is outside the model's vocabulary of 10 (0 "
                 "to 9): was the data made with another tokenizer?");
   const auto data = open(path, in_order(6));
   data->check_document(0);
-  EXPECT_TRUE(contains(complaint([&] { data->check_document(1); }), "token id 77"));
+  EXPECT_TRUE(contains(message_of<DataError>([&] { data->check_document(1); }), "token id 77"));
 }
 
 TEST_F(MegatronRows, TooLittleText) {
-  EXPECT_TRUE(contains(complaint([&] { (void)open(write("short", {{1, 2}, {3}}), in_order(3), 0); }),
+  EXPECT_TRUE(contains(message_of<DataError>([&] { (void)open(write("short", {{1, 2}, {3}}), in_order(3), 0); }),
                        "3 tokens in 2 documents, and a row of data.seq_length 3 reads 4"));
   MegatronOptions options = in_order(3);
   options.splits = "98,1,1";
-  EXPECT_TRUE(contains(complaint([&] { (void)open_megatron_dataset({{small()}, {}}, Split::kTest, 1, options); }),
-                       "data.splits '98,1,1' gives test none of the 3 documents"));
+  EXPECT_TRUE(
+      contains(message_of<DataError>([&] { (void)open_megatron_dataset({{small()}, {}}, Split::kTest, 1, options); }),
+               "data.splits '98,1,1' gives test none of the 3 documents"));
   for (const char* splits : {"1,2", "a,1,1", "0,0,0", "-1,1,1", "", "1,1,1,1", "inf,1,1"}) {
     options.splits = splits;
     EXPECT_THROW((void)open(small(), options), ConfigError) << splits;
@@ -159,7 +150,7 @@ TEST_F(MegatronRows, CachesOfOtherFilesAreBuiltAgain) {
   std::vector<int32_t> others(static_cast<size_t>(shape[0]));
   for (size_t i = 0; i < others.size(); ++i) others[i] = 60 + static_cast<int32_t>(i % 40);
   NpyValues(others, shape).save(order);
-  EXPECT_TRUE(contains(complaint([&] { rows(); }), "doc_idx.npy: row "));
+  EXPECT_TRUE(contains(message_of<DataError>([&] { rows(); }), "doc_idx.npy: row "));
   open(path, options, 100)->fill_cache();
   EXPECT_EQ(rows(), expected);
   // Places that no sample can have.
@@ -170,7 +161,7 @@ TEST_F(MegatronRows, CachesOfOtherFilesAreBuiltAgain) {
     std::vector<int32_t> damaged = places;
     damaged[2] = damaged[5] = wrong;
     NpyValues(damaged, good.shape()).save(samples);
-    EXPECT_TRUE(contains(complaint([&] { rows(); }), "sample_idx.npy: row ")) << wrong;
+    EXPECT_TRUE(contains(message_of<DataError>([&] { rows(); }), "sample_idx.npy: row ")) << wrong;
   }
   NpyValues(places, NpyValues(samples).shape()).save(samples);
   EXPECT_EQ(rows(), expected);

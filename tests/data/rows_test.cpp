@@ -43,12 +43,7 @@ class RowsOfSplits : public ::testing::Test {
                      {.vocab_size = 16, .stored_vocab_size = 16});
   }
   std::string refusal(Split split) const {
-    try {
-      (void)open(split);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return message_of<Error>([&] { return open(split); });
   }
 
   std::filesystem::path folder_;

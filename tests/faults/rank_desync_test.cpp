@@ -18,15 +18,6 @@ namespace {
 // Set before main() joins the world.
 const int g_checking = setenv("TRIREME_CHECK_COLLECTIVES", "1", 1);
 
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(Desync, EqualCollectivesPass) {
   ASSERT_EQ(g_checking, 0);
   Communicator& comm = test_world().communicator();
@@ -40,7 +31,7 @@ TEST(Desync, EqualCollectivesPass) {
 TEST(Desync, AnotherSizeIsToldOnEveryRank) {
   Communicator& comm = test_world().communicator();
   at::Tensor values = at::ones({comm.rank() == 1 ? 77 : 1024});
-  const std::string message = message_of([&] { comm.all_reduce(values)->wait(); });
+  const std::string message = message_of<Error>([&] { comm.all_reduce(values)->wait(); });
   EXPECT_TRUE(contains(message, "rank 1 at all_reduce[77] on world"));
   EXPECT_TRUE(contains(message, "at all_reduce[1024] on world"));
   EXPECT_TRUE(contains(message, "different collectives at #"));
@@ -49,7 +40,7 @@ TEST(Desync, AnotherSizeIsToldOnEveryRank) {
 TEST(Desync, ASkippedCollectiveIsToldOnEveryRank) {
   Communicator& comm = test_world().communicator();
   at::Tensor values = at::ones({1024}), all = at::empty({1024 * comm.size()});
-  const std::string message = message_of([&] {
+  const std::string message = message_of<Error>([&] {
     if (comm.rank() != 1) comm.all_gather(all, values)->wait();
     comm.all_reduce(values)->wait();
   });

@@ -1,9 +1,9 @@
 // A small network in ShardedUnits on 1, 2 and 4 ranks, compared with plain autograd on one rank: values, gradients and
 // updates for every shard size, with accumulation, kept units and frozen units.
 #include "trireme/fsdp/sharded_units.h"
+#include "../base/base_testing.h"
 #include "mpi_test_main.h"
 #include "network_counter.h"
-#include "trireme/base/error.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/ops/layers/norm_linear.h"
 #include "trireme/optim/optimizer.h"
@@ -342,12 +342,7 @@ TEST(Load, ARankThatCannotReadEndsAfterTheCollectivesOfTheOthers) {
   for (int shard_size = 1; shard_size <= comm().size(); shard_size *= 2) {
     // Parts of a block's bias may be read by other ranks only: one of a unit's several tensors is read by all.
     ShardedUnits units(specs, comm(), test_grid(shard_size), at::kCPU, reading(ShardPolicy::kOptimizer, true));
-    std::string problem;
-    try {
-      units.load(source, 2);
-    } catch (const ModelError& error) {
-      problem = error.what();
-    }
+    const std::string problem = message_of<ModelError>([&] { units.load(source, 2); });
     EXPECT_EQ(problem, last ? "block.1.bias is damaged" : "");
     EXPECT_EQ(comm().all_reduce_host({1.0})[0], comm().size()) << "no rank is left in a collective of load()";
   }
@@ -370,12 +365,7 @@ TEST(Load, AWeightThatIsNotFiniteIsNamedByTheRankThatReadsIt) {
           options.frozen = frozen;
           options.compute_dtype = dtype;
           ShardedUnits units(specs, comm(), test_grid(shard_size), at::kCPU, options);
-          std::string problem;
-          try {
-            units.load(source, 2);
-          } catch (const ModelError& error) {
-            problem = error.what();
-          }
+          const std::string problem = message_of<ModelError>([&] { units.load(source, 2); });
           if (!problem.empty()) {
             EXPECT_EQ(problem.find("block.2.gate in memory holds a NaN, an infinity or a number too large for "), 0)
                 << problem;

@@ -40,12 +40,7 @@ bool has_line(const std::string& text, const std::string& line) {
 }
 
 std::string refusal(const std::vector<std::string>& overrides) {
-  try {
-    Launcher(kConfig, overrides, settings());
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return message_of<ConfigError>([&] { Launcher(kConfig, overrides, settings()); });
 }
 
 }  // namespace

@@ -32,11 +32,7 @@ ImportedConfig imported(std::vector<std::string> overrides, const NemoImport& op
 Config config(const ImportedConfig& from) { return parse_config(from.yaml, "the import"); }
 
 std::string import_refusal(const std::vector<std::string>& overrides, const NemoImport& options = {}) {
-  try {
-    return "accepted:\n" + imported(overrides, options).yaml;
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
+  return message_of<ConfigError>([&] { return imported(overrides, options); });
 }
 
 /// The line of an option in the report.

@@ -264,12 +264,7 @@ TEST_F(FamilyFiles, AMissingBiasAndAFileWithoutThePrefix) {
       writer.commit();
     };
     write(dropped, "");
-    try {
-      load(directory, at::kFloat);
-      ADD_FAILURE() << "no bias " << dropped;
-    } catch (const ModelError& error) {
-      EXPECT_TRUE(contains(error.what(), dropped));
-    }
+    EXPECT_TRUE(contains(message_of<ModelError>([&] { return load(directory, at::kFloat); }), dropped));
     // Files saved from the model without its output matrix have names without the first part.
     write("", name == std::string("gpt2") ? "transformer." : "model.");
     const Loaded bare = load(directory, at::kFloat), whole = load(folder_ / name, at::kFloat);

@@ -62,16 +62,11 @@ TEST(LlamaUnits, BadTargetsAreRefusedByName) {
   const auto with = [](std::vector<std::string> targets) {
     return DecoderModel(small_config(), LoraOptions{4, 8, 0, std::move(targets)});
   };
-  EXPECT_THROW(with({"q_prj"}), ConfigError);
   EXPECT_THROW(with({}), ConfigError);
   EXPECT_THROW(with({"q_proj", "q_proj"}), ConfigError);
   EXPECT_THROW(with({"qkv_proj", "v_proj"}), ConfigError);
   EXPECT_THROW(DecoderModel(small_config(), LoraOptions{0, 8, 0, {{"q_proj"}}}), ConfigError);
-  try {
-    with({"q_prj"});
-  } catch (const ConfigError& error) {
-    EXPECT_TRUE(contains(error.what(), "Did you mean 'q_proj'?"));
-  }
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { return with({"q_prj"}); }), "Did you mean 'q_proj'?"));
 }
 
 TEST(DecoderModel, GradientEqualsDifferencesInTheWeights) {

@@ -46,13 +46,8 @@ TEST(KernelClasses, OfACapabilityAndABuild) {
 }
 
 TEST(KernelClasses, TheSwitchNamesOneThatTheGpuHas) {
-  const auto refusal = [](const char* architectures, int capability, KernelClass wanted) -> std::string {
-    try {
-      EXPECT_EQ(choose_kernel_class(architectures, capability, wanted), wanted);
-      return "";
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
+  const auto refusal = [](const char* architectures, int capability, KernelClass wanted) {
+    return message_of<ConfigError>([&] { EXPECT_EQ(choose_kernel_class(architectures, capability, wanted), wanted); });
   };
   const char* const all = "80 90a";
   for (const int capability : {70, 80, 90, 120}) EXPECT_EQ(refusal(all, capability, kNone), "");

@@ -28,14 +28,7 @@ class RatesFile : public ::testing::Test {
     return read_rates(root_ / "rates.yaml");
   }
   std::string failure(const std::string& text) const {
-    try {
-      (void)read(text);
-    } catch (const ConfigError& error) {
-      EXPECT_EQ(error.code(), ExitCode::kConfig);
-      return error.what();
-    }
-    ADD_FAILURE() << "accepted: " << text;
-    return "";
+    return message_of<ConfigError>([&] { return read(text); });
   }
 
   std::filesystem::path root_;

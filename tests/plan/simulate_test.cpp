@@ -48,13 +48,7 @@ class Simulated : public testing::Test {
     return run_as("train_llama", "run.yaml", options, overrides);
   }
   std::string failure(const SimulationOptions& options, const std::vector<std::string>& overrides = {}) const {
-    try {
-      (void)run(options, overrides);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    ADD_FAILURE() << "accepted";
-    return "";
+    return message_of<ConfigError>([&] { return run(options, overrides); });
   }
 
   std::filesystem::path root_;

@@ -51,13 +51,7 @@ TEST_F(Documents, GzipIsKnownByItsContent) {
 
 std::string complaint(const std::filesystem::path& path, const std::string& field = "",
                       ExitCode code = ExitCode::kData) {
-  try {
-    documents(path, DocumentUnit::kLine, field);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "";
+  return message_of(code, [&] { return documents(path, DocumentUnit::kLine, field); });
 }
 
 TEST_F(Documents, TheNameOfJsonIsReadInAnyCase) {
@@ -180,15 +174,7 @@ TEST_F(Documents, JsonLinesAreWhatPythonTakes) {
 
 /// What each reader of JSON lines says of the second line.
 std::vector<std::string> complaints(const std::filesystem::path& path) {
-  const auto said = [](const std::function<void()>& read) -> std::string {
-    try {
-      read();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
-      return error.what();
-    }
-    return "";
-  };
+  const auto said = [](const auto& read) { return message_of(ExitCode::kData, read); };
   return {complaint(path), said([&] { (void)open_text_file(path, "text", std::make_shared<TextGroups>())->text(1); }),
           said([&] {
             for_each_object(path, {{"text"}},
@@ -298,14 +284,11 @@ keep('coded.parquet', pq.read_table('coded.parquet'))
     return open_text_file(path(name), column, std::make_shared<TextGroups>());
   };
   EXPECT_EQ(open("nested.arrow", "text")->text(5), "two");
-  for (const char* name : {"nested.arrow", "deltaFalse-int8-string.arrow", "deltaTrue-int8-string.arrow"}) try {
-      (void)open(name, "label");
-      ADD_FAILURE() << name;
-    } catch (const DataError& error) {
-      const std::string says = error.what();
-      EXPECT_TRUE(contains(says, std::string(name) + ": column 'label' is dictionary<"));
-      EXPECT_TRUE(contains(says, "make rows of them with `trireme data pack`"));
-    }
+  for (const char* name : {"nested.arrow", "deltaFalse-int8-string.arrow", "deltaTrue-int8-string.arrow"}) {
+    const std::string says = message_of<DataError>([&] { return open(name, "label"); });
+    EXPECT_TRUE(contains(says, std::string(name) + ": column 'label' is dictionary<"));
+    EXPECT_TRUE(contains(says, "make rows of them with `trireme data pack`"));
+  }
 }
 
 TEST_F(Documents, ParquetColumns) {

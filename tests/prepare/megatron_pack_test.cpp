@@ -163,12 +163,7 @@ TEST_F(MegatronPack, GoesOnAfterAStop) {
 
 TEST_F(MegatronPack, Refusals) {
   const auto complaint = [&](const fs::path& input) {
-    try {
-      (void)pack_megatron(bytes_encoder(), options({input}, "out"));
-    } catch (const DataError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    return message_of<DataError>([&] { return pack_megatron(bytes_encoder(), options({input}, "out")); });
   };
   EXPECT_TRUE(
       contains(complaint(write("a.jsonl", "{\"text\": \"x\"}\n{\"body\": \"x\"}\n")), "a.jsonl:2: no field 'text'"));

@@ -21,13 +21,10 @@ class Mlperf : public Scratch {
   }
 
   std::string complaint(const char* train) {
-    try {
-      convert_mlperf(path(train), path("valid.parquet"), path("bad"));
-    } catch (const DataError& error) {
-      EXPECT_FALSE(std::filesystem::exists(path("bad/train.npy")));
-      return error.what();
-    }
-    return "";
+    const std::string message =
+        message_of<DataError>([&] { convert_mlperf(path(train), path("valid.parquet"), path("bad")); });
+    EXPECT_FALSE(std::filesystem::exists(path("bad/train.npy")));
+    return message;
   }
 
   static constexpr const char* kWriter = R"(

@@ -13,24 +13,8 @@ using Ids = std::vector<int32_t>;
 using TokenizerFiles = Scratch;
 using TrainingTokenizers = Scratch;
 
-/// The exit code of the action's Error; 0 without one.
-template <class Action>
-int exit_code(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return static_cast<int>(error.code());
-  }
-  return 0;
-}
-
 std::string tokenizer_complaint(const std::string& model) {
-  try {
-    Tokenizer(model, "given.model");
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
+  return message_of<DataError>([&] { Tokenizer(model, "given.model"); });
 }
 
 TEST(Tokenizer, RoundTripsAnyText) {
@@ -104,7 +88,7 @@ TEST_F(TokenizerFiles, NameEndsAndTheBosBeforeAText) {
   // transformers' class adds BOS only if its files say so.
   EXPECT_EQ(open(R"({"tokenizer_class": "LlamaTokenizer"})").leading(), Ids{});
   EXPECT_EQ(open(R"({"tokenizer_class": "LlamaTokenizer", "add_bos_token": true})").leading(), Ids{1});
-  EXPECT_EQ(exit_code([&] { open(R"({"add_bos_token": "yes"})"); }), 3);
+  failure(ExitCode::kData, [&] { open(R"({"add_bos_token": "yes"})"); });
   const Tokenizer named = open(R"({"eos_token": "<0x0A>", "bos_token": null, "pad_token": {"content": "<new>"}})");
   EXPECT_EQ(named.eos_id(), 13);
   EXPECT_FALSE(named.bos_id());
@@ -146,7 +130,7 @@ TEST(Tokenizer, OtherFilesAreRefusedWithAReason) {
   const std::string wrong = small_model() + "\x08\x01";  // a number where a piece is expected
   EXPECT_TRUE(contains(tokenizer_complaint(wrong),
                        fmt::format("field 1 at byte {} has wire type 0, expected 2", small_model().size())));
-  EXPECT_EQ(exit_code([] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); }), 3);
+  failure(ExitCode::kData, [] { Tokenizer(std::filesystem::path("/absent/tokenizer.model")); });
 }
 
 TEST(Tokenizer, DamagedBytesNeverCrash) {
@@ -170,12 +154,7 @@ TEST_F(TrainingTokenizers, ReportsLimitsOfTheVocabulary) {
   TokenizerTraining training;
   training.inputs = {write("text.txt", training_text())};
   training.vocab_size = 20000;
-  std::string message;
-  try {
-    train_tokenizer(training);
-  } catch (const ConfigError& error) {
-    message = error.what();
-  }
+  const std::string message = message_of<ConfigError>([&] { return train_tokenizer(training); });
   const auto at = message.find("at most ");
   ASSERT_NE(at, std::string::npos) << message;
   // The limit in the message works, one more does not.
@@ -214,9 +193,9 @@ TEST_F(TrainingTokenizers, CountsWhatItDrops) {
   EXPECT_EQ(trained.long_lines, 1);
   EXPECT_TRUE(trained.first_invalid.ends_with("b.txt:3")) << trained.first_invalid;
   training.inputs = {write("c.txt", "\n\n\xff\n")};
-  EXPECT_EQ(exit_code([&] { train_tokenizer(training); }), 3);
+  failure(ExitCode::kData, [&] { train_tokenizer(training); });
   training.inputs = {path("absent.txt")};
-  EXPECT_EQ(exit_code([&] { train_tokenizer(training); }), 3);
+  failure(ExitCode::kData, [&] { train_tokenizer(training); });
 }
 
 TEST(Llama2Tokenizer, EqualsTheReference) {

@@ -112,14 +112,9 @@ TEST_F(Ultrachat, RefusesWhatItCannotPlace) {
   UltrachatOptions options;
   options.output_directory = path("out");
   options.seq_length = 16;
-  const auto complaint = [&](std::vector<std::filesystem::path> inputs) -> std::string {
+  const auto complaint = [&](std::vector<std::filesystem::path> inputs) {
     options.inputs = std::move(inputs);
-    try {
-      convert_ultrachat(tokenizer, options);
-    } catch (const DataError& error) {
-      return error.what();
-    }
-    return "";
+    return message_of<DataError>([&] { convert_ultrachat(tokenizer, options); });
   };
   std::filesystem::create_directories(path("nothing"));
   EXPECT_TRUE(contains(complaint({path("nothing")}), "named *.parquet"));

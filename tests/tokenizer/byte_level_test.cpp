@@ -39,16 +39,6 @@ Tokenizer tokenizer_of(ByteLevelModel model) {
   return Tokenizer(std::make_unique<ByteLevelTokenizer>(std::move(model), "test.json"));
 }
 
-std::string complaint(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kData) << error.what();
-    return error.what();
-  }
-  return "(accepted)";
-}
-
 /// The text of a tokenizer.json with `from` replaced by `to`.
 std::string changed(const std::string& from, const std::string& to) {
   std::string json = tokenizer_json(trained());
@@ -78,7 +68,7 @@ TEST(ByteLevel, RoundTripsEveryByteAndCharacter) {
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
   EXPECT_EQ(tokenizer.encode(""), Ids{});
   EXPECT_LT(tokenizer.encode("the trireme's crew sees").size(), 8u) << "nothing was learnt";
-  EXPECT_TRUE(contains(complaint([&] { tokenizer.encode("abc\xC3("); }), "byte 3"));
+  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { tokenizer.encode("abc\xC3("); }), "byte 3"));
   EXPECT_THROW(tokenizer.decode(Ids{400}), DataError);
   EXPECT_THROW(tokenizer.decode(Ids{-1}), DataError);
 }
@@ -169,7 +159,7 @@ TEST(ByteLevel, IdsWithHolesAndUnknownBytes) {
   std::string without = json;
   without.replace(without.find(R"("unk_token": "<unk>", )"), 22, "");
   const Tokenizer strict = tokenizer_of(parse_tokenizer_json(without, "strict.json"));
-  EXPECT_TRUE(contains(complaint([&] { strict.encode("abx"); }), "byte 0x78"));
+  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { strict.encode("abx"); }), "byte 0x78"));
 }
 
 TEST(ByteLevel, FirstSpaceStandsBeforeTheTextsFirstCharacter) {
@@ -192,7 +182,7 @@ TEST(ByteLevel, FirstSpaceStandsBeforeTheTextsFirstCharacter) {
 
 TEST(ByteLevel, ASplitAtWhatTheNormaliserReplacesIsNone) {
   const auto read = [](const std::string& from, const std::string& split, bool invert) {
-    return complaint([&] {
+    return message_of(ExitCode::kData, [&] {
       const Tokenizer tokenizer = tokenizer_of(parse_tokenizer_json(
           fmt::format(R"({{"normalizer": {{"type": "Replace", "pattern": {{"String": "{}"}}, "content": "▁"}},
                            "pre_tokenizer": {{"type": "Split", "pattern": {{"String": "{}"}},
@@ -204,7 +194,7 @@ TEST(ByteLevel, ASplitAtWhatTheNormaliserReplacesIsNone) {
       EXPECT_EQ(tokenizer.encode(" a"), (Ids{3}));
     });
   };
-  EXPECT_EQ(read(" ", " ", false), "(accepted)");
+  EXPECT_EQ(read(" ", " ", false), "");
   const std::vector<std::tuple<const char*, const char*, bool>> kept = {
       {" ", " ", true}, {"  ", "  ", false}, {"  ", " ", false}};
   for (const auto& [from, split, invert] : kept) EXPECT_TRUE(contains(read(from, split, invert), "pre_tokenizer"));
@@ -227,33 +217,37 @@ TEST(ByteLevel, RefusesByName) {
       {{"\"merges\": [", "\"merges\": [[\"a\", \"nowhere\"],"}, "merge 0 ('a' 'nowhere')"},
       {{"\"merges\": [", "\"merges\": [\"a b c\","}, "merge 0 is 'a b c'"},
       {{"\"merges\": [", "\"merges\": [7,"}, "merge 0 is neither"},
-      {{"\"decoder\": {", "\"decoder\": {\"x\": 1, "}, "(accepted)"},
+      {{"\"decoder\": {", "\"decoder\": {\"x\": 1, "}, ""},
   };
   for (const auto& [change, words] : cases) {
-    const std::string message =
-        complaint([&, &change = change] { parse_tokenizer_json(changed(change.first, change.second), "bad.json"); });
+    const std::string message = message_of(ExitCode::kData, [&, &change = change] {
+      parse_tokenizer_json(changed(change.first, change.second), "bad.json");
+    });
     EXPECT_TRUE(contains(message, words)) << change.second;
   }
   const std::string whole = tokenizer_json(trained());
   for (size_t size = 0; size < whole.size() - 2; size += 977)
-    EXPECT_NE(complaint([&] { parse_tokenizer_json(whole.substr(0, size), "cut.json"); }), "(accepted)") << size;
+    EXPECT_NE(message_of(ExitCode::kData, [&] { parse_tokenizer_json(whole.substr(0, size), "cut.json"); }), "")
+        << size;
   ByteLevelModel model = trained();
   for (const char* pattern : {"(", "[a", "\\p{N}{1,3}+", "[a-z&&[^b]]", "\\h+", "\\p{Nowhere}"}) {
     model.steps[0].pattern = pattern;
-    EXPECT_TRUE(contains(complaint([&] { tokenizer_of(model); }), "the pattern of the pre_tokenizer")) << pattern;
+    EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { tokenizer_of(model); }), "the pattern of the pre_tokenizer"))
+        << pattern;
   }
   model.steps[0].pattern = "(a+)+$";
   const Tokenizer slow = tokenizer_of(model);
-  EXPECT_TRUE(contains(complaint([&] { slow.encode(std::string(60, 'a') + "b"); }), "match limit"));
+  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { slow.encode(std::string(60, 'a') + "b"); }), "match limit"));
 }
 
 TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
   const ByteLevelModel model = trained("llama3");
   const std::string text = "The trireme's 12345 rowers\n\n see it";
-  EXPECT_TRUE(
-      contains(complaint([&] { Tokenizer tokenizer(folder_); }), "tokenizer.json, or vocab.json with merges.txt"));
+  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_); }),
+                       "tokenizer.json, or vocab.json with merges.txt"));
   write("vocab.json", vocab_json(model));
-  EXPECT_TRUE(contains(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }), "no merges.txt"));
+  EXPECT_TRUE(
+      contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_ / "vocab.json"); }), "no merges.txt"));
   write("merges.txt", merges_txt(model));
   const Tokenizer two(folder_);  // GPT-2's words
   EXPECT_EQ(two.encode("the trireme"), Tokenizer(folder_ / "merges.txt").encode("the trireme"));
@@ -280,11 +274,12 @@ TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
   EXPECT_FALSE(longer.pad_id());
   fs::remove(folder_ / "tokenizer_config.json");
   write("merges.txt", "#version: 0.2\nt\n");
-  EXPECT_TRUE(
-      contains(complaint([&] { Tokenizer tokenizer(folder_ / "vocab.json"); }), "merges.txt:2: expected two tokens"));
+  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_ / "vocab.json"); }),
+                       "merges.txt:2: expected two tokens"));
   write("tokenizer.model", "IQ== 0\nIg== 1\n");  // tiktoken's, as Llama 3 has it
   EXPECT_EQ(Tokenizer(folder_).encode(text), one.encode(text));
-  EXPECT_TRUE(contains(complaint([&] { Tokenizer tokenizer(folder_ / "tokenizer.model"); }), "tiktoken"));
+  EXPECT_TRUE(
+      contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_ / "tokenizer.model"); }), "tiktoken"));
 }
 
 TEST(ByteLevelTraining, HasItsLimits) {
