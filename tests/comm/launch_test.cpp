@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <tuple>
 
 namespace trireme {
 namespace {
@@ -57,14 +58,13 @@ const Environment kStep = with(kJob, {{"SLURM_PROCID", "5"},
                                       {"SLURM_STEP_NODELIST", "node[004-005,9]"}});
 const Environment kPmixStep = with(kStep, {{"PMIX_RANK", "5"}, {"PMIX_NAMESPACE", "slurm.pmix.812.3"}});
 
-TEST(DetectLaunch, NothingMeansAlone) {
-  const Launch launch = detect({});
-  EXPECT_EQ(launch.kind, Kind::kAlone);
-  EXPECT_EQ(launch.rank, 0);
-  EXPECT_EQ(launch.world_size, 1);
-  EXPECT_EQ(launch.local_rank, 0);
-  EXPECT_EQ(launch.local_world_size, 1);
+/// Kind, rank, size, local rank and local size.
+using Place = std::tuple<Kind, int, int, int, int>;
+Place place(const Launch& launch) {
+  return {launch.kind, launch.rank, launch.world_size, launch.local_rank, launch.local_world_size};
 }
+
+TEST(DetectLaunch, NothingMeansAlone) { EXPECT_EQ(place(detect({})), (Place{Kind::kAlone, 0, 1, 0, 1})); }
 
 TEST(DetectLaunch, EmptyVariablesAreAbsent) {
   EXPECT_EQ(detect({{"RANK", ""}, {"WORLD_SIZE", ""}, {"SLURM_STEP_ID", ""}}).kind, Kind::kAlone);
@@ -72,11 +72,7 @@ TEST(DetectLaunch, EmptyVariablesAreAbsent) {
 
 TEST(DetectLaunch, ExplicitVariables) {
   const Launch launch = detect(kExplicit);
-  EXPECT_EQ(launch.kind, Kind::kEnvironment);
-  EXPECT_EQ(launch.rank, 3);
-  EXPECT_EQ(launch.world_size, 4);
-  EXPECT_EQ(launch.local_rank, 1);
-  EXPECT_EQ(launch.local_world_size, 2);
+  EXPECT_EQ(place(launch), (Place{Kind::kEnvironment, 3, 4, 1, 2}));
   EXPECT_EQ(launch.master_address, "n0");
   EXPECT_EQ(launch.master_port, 29500);
 }
@@ -128,11 +124,7 @@ TEST(DetectLaunch, ExplicitVariablesWinOverSlurmAndMpi) {
 
 TEST(DetectLaunch, MpirunIsFoundByItsOwnVariables) {
   const Launch launch = detect(kMpirun);
-  EXPECT_EQ(launch.kind, Kind::kMpi);
-  EXPECT_EQ(launch.rank, 1);
-  EXPECT_EQ(launch.world_size, 4);
-  EXPECT_EQ(launch.local_rank, 1);
-  EXPECT_EQ(launch.local_world_size, 2);
+  EXPECT_EQ(place(launch), (Place{Kind::kMpi, 1, 4, 1, 2}));
   EXPECT_TRUE(launch.master_address.empty());
 }
 
@@ -143,21 +135,11 @@ TEST(DetectLaunch, MpirunInsideASlurmStepIsMpi) {
   EXPECT_EQ(launch.world_size, 4);
 }
 
-TEST(DetectLaunch, SrunWithPmixIsMpi) {
-  const Launch launch = detect(kPmixStep);
-  EXPECT_EQ(launch.kind, Kind::kMpi);
-  EXPECT_EQ(launch.rank, 5);
-  EXPECT_EQ(launch.world_size, 8);
-  EXPECT_EQ(launch.local_rank, 1);
-  EXPECT_EQ(launch.local_world_size, 2);
-}
+TEST(DetectLaunch, SrunWithPmixIsMpi) { EXPECT_EQ(place(detect(kPmixStep)), (Place{Kind::kMpi, 5, 8, 1, 2})); }
 
 TEST(DetectLaunch, SrunWithoutPmixIsSlurm) {
   const Launch launch = detect(kStep);
-  EXPECT_EQ(launch.kind, Kind::kSlurm);
-  EXPECT_EQ(launch.rank, 5);
-  EXPECT_EQ(launch.world_size, 8);
-  EXPECT_EQ(launch.local_rank, 1);
+  EXPECT_EQ(place(launch), (Place{Kind::kSlurm, 5, 8, 1, 2}));
   EXPECT_EQ(launch.master_address, "node004");
   EXPECT_GE(launch.master_port, 20000);
   EXPECT_LT(launch.master_port, 32768);

@@ -27,8 +27,10 @@ BertConfig small_config(double dropout = 0) {
   return c;
 }
 
-std::vector<std::vector<at::Tensor>> random_units(const BertModel& model, at::ScalarType dtype = at::kDouble) {
-  std::vector<std::vector<at::Tensor>> units;
+using Units = std::vector<std::vector<at::Tensor>>;
+
+Units random_units(const BertModel& model, at::ScalarType dtype = at::kDouble) {
+  Units units;
   for (const UnitSpec& unit : model.units()) {
     units.emplace_back();
     for (const ParameterSpec& spec : unit.parameters) {
@@ -99,7 +101,7 @@ BertBatch sequence_of(const BertBatch& batch, size_t s) {
   return part;
 }
 
-std::vector<at::Tensor> all_gradients(const std::vector<std::vector<at::Tensor>>& units) {
+std::vector<at::Tensor> all_gradients(const Units& units) {
   std::vector<at::Tensor> gradients;
   for (const auto& unit : units)
     for (const at::Tensor& tensor : unit) {
@@ -107,6 +109,18 @@ std::vector<at::Tensor> all_gradients(const std::vector<std::vector<at::Tensor>>
       tensor.mutable_grad() = at::Tensor();
     }
   return gradients;
+}
+
+std::vector<at::Tensor> gradients_of(const BertModel& model, const Units& units, const BertBatch& batch,
+                                     const BertForward& options) {
+  WholeUnitStore store(units);
+  model.loss(store, batch, options).backward();
+  return all_gradients(units);
+}
+
+void expect_near(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected, double bound) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(relative_difference(found[i], expected[i]), bound) << i;
 }
 
 TEST(Bert, ThreeSequencesInAPackEqualThreeAlone) {
@@ -127,8 +141,7 @@ TEST(Bert, ThreeSequencesInAPackEqualThreeAlone) {
       sum += alone.item<double>();
     }
     EXPECT_NEAR(together.item<double>(), sum, 1e-10 * sum);
-    const auto separate = all_gradients(units);
-    for (size_t i = 0; i < packed.size(); ++i) EXPECT_LT(relative_difference(packed[i], separate[i]), 1e-9) << i;
+    expect_near(packed, all_gradients(units), 1e-9);
   }
 }
 
@@ -147,8 +160,7 @@ TEST(Bert, PaddingTokensChangeNothing) {
   const at::Tensor loss = model.loss(store, padded, {});
   loss.backward();
   EXPECT_NEAR(loss.item<double>(), plain.item<double>(), 1e-10);
-  const auto gradients = all_gradients(units);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_LT(relative_difference(gradients[i], expected[i]), 1e-9) << i;
+  expect_near(all_gradients(units), expected, 1e-9);
 }
 
 TEST(Bert, PaddedVocabularyStartsAsZerosAndIsInTheSoftmax) {
@@ -171,35 +183,27 @@ TEST(Bert, PaddedVocabularyStartsAsZerosAndIsInTheSoftmax) {
 
 TEST(Bert, RecomputationGivesTheSameGradients) {
   const BertModel model(small_config(0.25), 8);
-  auto units = random_units(model);
-  WholeUnitStore store(units);
+  const Units units = random_units(model);
   const BertBatch batch = batch_of({9, 5, 7}, 3);
   BertForward options;
   options.seed = 4;
-  model.loss(store, batch, options).backward();
-  const auto expected = all_gradients(units);
+  const auto expected = gradients_of(model, units, batch, options);
   for (const auto& blocks :
        {std::vector{Recompute::kFull, Recompute::kNone}, {Recompute::kNone, Recompute::kAttention}}) {
     options.recompute.blocks = blocks;
-    model.loss(store, batch, options).backward();
-    const auto gradients = all_gradients(units);
-    for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(max_difference(gradients[i], expected[i]), 0) << i;
+    expect_near(gradients_of(model, units, batch, options), expected, 0);
   }
 }
 
 TEST(Bert, TilesGiveTheSameGradients) {
   const BertModel model(small_config(0.25), 8);
-  auto units = random_units(model);
-  WholeUnitStore store(units);
+  const Units units = random_units(model);
   const BertBatch batch = batch_of({9, 5, 7}, 3);
   BertForward options;
   options.seed = 4;
-  model.loss(store, batch, options).backward();
-  const auto expected = all_gradients(units);
+  const auto expected = gradients_of(model, units, batch, options);
   options.recompute = {{Recompute::kFull, Recompute::kAttention}, 4};
-  model.loss(store, batch, options).backward();
-  const auto gradients = all_gradients(units);
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_LT(relative_difference(gradients[i], expected[i]), 1e-9) << i;
+  expect_near(gradients_of(model, units, batch, options), expected, 1e-9);
 }
 
 TEST(Bert, ScoreIsTheLossWithoutDropout) {

@@ -115,17 +115,6 @@ std::map<std::string, at::Tensor> read_reference(const std::filesystem::path& pa
   return tensors;
 }
 
-TokenBatch batch_of(const std::map<std::string, at::Tensor>& reference) {
-  TokenBatch batch;
-  batch.tokens_BS = reference.at("tokens");
-  batch.loss_weight_BS = reference.at("loss_weight");
-  batch.positions_BS = reference.at("positions");
-  const at::Tensor bounds = reference.at("bounds");
-  for (int64_t i = 0; i < bounds.numel(); ++i) batch.cu_seqlens.push_back(bounds[i].item<int32_t>());
-  batch.sample_ids_B = at::arange(batch.tokens_BS.size(0), at::TensorOptions(at::kLong));
-  return batch;
-}
-
 struct Loaded {
   DecoderModel model;
   std::unique_ptr<WeightSource> source;

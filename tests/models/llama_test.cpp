@@ -123,19 +123,7 @@ TEST(DecoderModel, RecomputationGivesTheSameBits) {
 }
 
 TEST(DecoderModel, DropoutDoesNotDependOnTheMicroBatchSplit) {
-  const DecoderModel model(small_config(), seven(0.3));
-  const TokenBatch batch = batch_of(4, 7, 1);
-  const ForwardOptions options{true, 99, {}};
-  const Result whole = run(model, batch, options);
-  double loss = 0;
-  std::vector<at::Tensor> sum;
-  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 2}, {3, 1}}) {
-    const Result part = run(model, rows_of(batch, first, count), options);
-    loss += part.loss;
-    for (size_t i = 0; i < part.gradients.size(); ++i) add_gradient(sum, i, part.gradients[i]);
-  }
-  EXPECT_NEAR(loss, whole.loss, 1e-10);
-  for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(sum[i], whole.gradients[i]), 1e-11);
+  expect_the_same_of_parts(DecoderModel(small_config(), seven(0.3)), batch_of(4, 7, 1));
 }
 
 TEST(DecoderModel, DropoutIsOnInTrainingOnlyAndFollowsTheSeed) {
@@ -260,18 +248,7 @@ TEST(DecoderModel, ReadsWeightsOnlyBetweenTheHooks) {
         const DecoderModel model(small_config(tie), full_training ? std::nullopt : std::optional(seven(0.1)));
         const ForwardOptions options{true, 1, {std::vector<Recompute>(3, recompute)}};
         const TokenBatch batch = batch_of(2, 5, 1);
-        const Result want = run(model, batch, options);
-        StrictStore store(model, units_of(model, at::kDouble));
-        const at::Tensor loss = model.loss(store, batch, options);
-        loss.backward();
-        EXPECT_EQ(loss.item<double>(), want.loss);
-        size_t i = 0;
-        for (size_t u = 0; u < model.units().size(); ++u)
-          for (const at::Tensor& tensor : store.parameters(static_cast<int>(u))) {
-            if (!tensor.requires_grad()) continue;
-            EXPECT_EQ(max_difference(tensor.grad(), want.gradients[i++]), 0) << u;
-          }
-        EXPECT_EQ(i, want.gradients.size());
+        expect_reads_between_the_hooks(model, batch, options);
       }
     }
   }

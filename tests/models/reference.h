@@ -24,6 +24,17 @@ inline std::filesystem::path decoder_references() {
   return folder;
 }
 
+inline TokenBatch batch_of(const std::map<std::string, at::Tensor>& tensors) {
+  TokenBatch batch;
+  batch.tokens_BS = tensors.at("tokens");
+  batch.loss_weight_BS = tensors.at("loss_weight");
+  batch.positions_BS = tensors.at("positions");
+  const at::Tensor bounds = tensors.at("bounds");
+  for (int64_t i = 0; i < bounds.numel(); ++i) batch.cu_seqlens.push_back(bounds[i].item<int32_t>());
+  batch.sample_ids_B = at::arange(batch.tokens_BS.size(0), at::TensorOptions(at::kLong));
+  return batch;
+}
+
 class Reference {
  public:
   explicit Reference(const std::filesystem::path& directory) {
@@ -78,16 +89,7 @@ class Reference {
     if (text("lora") == "-") return std::nullopt;
     return LoraOptions{3, 7, 0.0, {split(text("lora"), ',')}};
   }
-  TokenBatch batch() const {
-    TokenBatch batch;
-    batch.tokens_BS = tensors.at("tokens");
-    batch.loss_weight_BS = tensors.at("loss_weight");
-    batch.positions_BS = tensors.at("positions");
-    const at::Tensor bounds = tensors.at("bounds");
-    for (int64_t i = 0; i < bounds.numel(); ++i) batch.cu_seqlens.push_back(bounds[i].item<int32_t>());
-    batch.sample_ids_B = at::arange(batch.tokens_BS.size(0), at::TensorOptions(at::kLong));
-    return batch;
-  }
+  TokenBatch batch() const { return batch_of(tensors); }
 
   std::map<std::string, at::Tensor> tensors;
 

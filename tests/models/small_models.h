@@ -7,6 +7,8 @@
 
 #include "../ops/gradient_check.h"
 
+#include <gtest/gtest.h>
+
 #include <limits>
 
 namespace trireme::testing {
@@ -89,6 +91,22 @@ inline void add_gradient(std::vector<at::Tensor>& sum, size_t i, const at::Tenso
     sum[i] = sum[i] + gradient;
 }
 
+/// Loss and gradients of the batch's four rows with dropout are the sums over rows 0, 1 to 2 and 3.
+inline void expect_the_same_of_parts(const DecoderModel& model, const TokenBatch& batch) {
+  const ForwardOptions options{true, 99, {}};
+  const Result whole = run(model, batch, options);
+  double loss = 0;
+  std::vector<at::Tensor> sum;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {1, 2}, {3, 1}}) {
+    const Result part = run(model, rows_of(batch, first, count), options);
+    loss += part.loss;
+    for (size_t i = 0; i < part.gradients.size(); ++i) add_gradient(sum, i, part.gradients[i]);
+  }
+  EXPECT_NEAR(loss, whole.loss, 1e-10);
+  ASSERT_EQ(sum.size(), whole.gradients.size());
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_LT(relative_difference(sum[i], whole.gradients[i]), 1e-11);
+}
+
 /// Weights exist only between the hooks; anything read or kept outside is NaN.
 class StrictStore : public UnitStore {
  public:
@@ -128,5 +146,21 @@ class StrictStore : public UnitStore {
   std::vector<std::vector<at::Tensor>> values_, shown_;
   std::vector<std::vector<WeightState>> states_;
 };
+
+inline void expect_reads_between_the_hooks(const DecoderModel& model, const TokenBatch& batch,
+                                           const ForwardOptions& options) {
+  const Result want = run(model, batch, options);
+  StrictStore store(model, units_of(model, at::kDouble));
+  const at::Tensor loss = model.loss(store, batch, options);
+  loss.backward();
+  EXPECT_EQ(loss.item<double>(), want.loss);
+  size_t i = 0;
+  for (size_t u = 0; u < model.units().size(); ++u)
+    for (const at::Tensor& tensor : store.parameters(static_cast<int>(u))) {
+      if (!tensor.requires_grad()) continue;
+      EXPECT_EQ(max_difference(tensor.grad(), want.gradients[i++]), 0) << u;
+    }
+  EXPECT_EQ(i, want.gradients.size());
+}
 
 }  // namespace trireme::testing
