@@ -106,7 +106,7 @@ def check_alpaca(args, work):
         all_of, _ = ours(args, work, model, rows=[{"messages": messages} for messages in chats])
         last, output = ours(args, work, model, "--loss", "last", rows=[{"messages": messages} for messages in chats])
         assert "of the last answer alone" in output, output
-        for messages, (ids, one), (same, two) in zip(chats, all_of, last):
+        for messages, (ids, one), (same, two) in zip(chats, all_of, last, strict=True):
             runs = [i for i in range(len(one)) if one[i] and not one[i - 1]]
             assert ids == same and len(runs) == sum(m["role"] == "assistant" for m in messages)
             assert two == (0,) * runs[-1] + one[runs[-1]:], (tokenizer.decode(ids), one, two)

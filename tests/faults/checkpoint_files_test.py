@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Damaged, forged and old checkpoints: each is skipped with its reason, and the newest intact one is used. Exit code 77 = skipped."""
-import argparse
 import json
 import os
 import shutil
 import subprocess
-import tempfile
 
-from checkpoint_site import STEPS, CheckpointSite, edit_manifest, flip, read_header, write_header
+from checkpoint_site import CheckpointSite, edit_manifest, flip, read_header, write_header
+from run_site import main
 
 NEWEST, OLDER = "step-00000006", "step-00000004"
 
@@ -176,16 +175,5 @@ def upgrade(site):
     refused(site, "F37", "version 99", lambda d: edit_manifest(d, lambda m: m.update(format_version=99)), ["format version 99", "later"])
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--mpirun", required=True)
-    parser.add_argument("--case", required=True)
-    args = parser.parse_args()
-    cases = {"F10": truncated, "F11": flipped, "F12": wrong_tensors, "F31": paths, "F37": upgrade}
-    with tempfile.TemporaryDirectory() as work:
-        cases[args.case](CheckpointSite(args, work))
-
-
 if __name__ == "__main__":
-    main()
+    main({"F10": truncated, "F11": flipped, "F12": wrong_tensors, "F31": paths, "F37": upgrade}, CheckpointSite)

@@ -1,24 +1,28 @@
 #!/usr/bin/env python3
 """Resuming from a checkpoint: anywhere in an epoch, on other ranks, with other data or settings, with a concurrent run; and the tool.
 Exit code 77 = skipped."""
-import argparse
 import glob
 import json
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 
 from checkpoint_site import SAMPLES, STEPS, CheckpointSite, edit_manifest, flip, np, skip
-from run_site import go_on
+from run_site import go_on, main
 
 EVERY = f"output.save_every_samples={SAMPLES}"  # every step
+
+
+def four_ranks():
+    if (os.cpu_count() or 1) < 2:
+        skip("four ranks on one core take too long")
 
 
 def position(site):
     """F22: resuming in mid-epoch, at the last batch, at the exact end of an epoch and after the first batch of the next (5 steps an
     epoch)."""
+    four_ranks()
     for where, newest in (("mid-epoch", 2), ("before the last batch", 4), ("exact epoch end", 5), ("after the first batch", 6)):
         for before, after in ((2, 2), (2, 1), (1, 4)):
             run = f"{where.replace(' ', '-')}-{before}-{after}"
@@ -43,6 +47,7 @@ def check(site, run, before, after):
 
 def world(site):
     """The same run on 1, 2, 4 and 1 ranks, sharded and not, LoRA and full: same samples in the same order, same numbers."""
+    four_ranks()
     for kind, overrides in (("lora", ()), ("full", ("lora=null",))):
         reference = site.reference(*overrides)
         begin = time.time()
@@ -209,7 +214,9 @@ def extend(site):
     assert site.whole("run")[-1] == "step-00000008", f"the last step has no checkpoint:  {site.whole('run')}"
     out = site.checkpoint_tool("export", f"{site.work}/run", "--output", f"{site.work}/out").stdout
     assert "adapter after step 8" in out, out
-    for name in os.listdir(f"{site.work}/out"):
+    names = os.listdir(f"{site.work}/out")
+    assert sorted(names) == sorted(os.listdir(f"{site.work}/run/adapter")), names
+    for name in names:
         assert open(f"{site.work}/out/{name}", "rb").read() == open(f"{site.work}/run/adapter/{name}", "rb").read(), name
     first = site.numbers("run")
     done = site.run(*eight, expect=73)
@@ -327,18 +334,6 @@ def tool(site):
     site.checkpoint_tool("prune", f"{site.directory('full12')}/{site.whole('full12')[-1]}", expect=2)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--mpirun", required=True)
-    parser.add_argument("--case", required=True)
-    args = parser.parse_args()
-    cases = {"F22": position, "F23": changed_data, "F33": races, "world": world, "elastic": elastic, "configuration": configuration, "extend": extend, "lives": lives, "tool": tool}
-    if args.case in ("F22", "world") and (os.cpu_count() or 1) < 2:
-        skip("four ranks on one core take too long")
-    with tempfile.TemporaryDirectory() as work:
-        cases[args.case](CheckpointSite(args, work))
-
-
 if __name__ == "__main__":
-    main()
+    main({"F22": position, "F23": changed_data, "F33": races, "world": world, "elastic": elastic, "configuration": configuration, "extend": extend, "lives": lives, "tool": tool},
+         CheckpointSite)

@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
 """Faults while a checkpoint is being written: kills, full disks, failing and slow storage. Exit code 77 = skipped."""
-import argparse
 import json
 import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
 
 from checkpoint_site import STEPS, CheckpointSite, make_shim, mounted
-from run_site import go_on
+from run_site import go_on, main
 
 
 def killed_while_saving(site):
@@ -229,17 +227,6 @@ def writer_fails(site):
     site.report("F36 the commit throws", "warning and event, training went on", done.seconds)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--mpirun", required=True)
-    parser.add_argument("--case", required=True)
-    args = parser.parse_args()
-    cases = {"F02": killed_while_saving, "F03": killed_around_the_commit, "F13": disk_full, "F14": failing_storage, "F15": slow_storage,
-             "F36": writer_fails, "full": metrics_on_a_full_disk}
-    with tempfile.TemporaryDirectory() as work:
-        cases[args.case](CheckpointSite(args, work))
-
-
 if __name__ == "__main__":
-    main()
+    main({"F02": killed_while_saving, "F03": killed_around_the_commit, "F13": disk_full, "F14": failing_storage, "F15": slow_storage,
+          "F36": writer_fails, "full": metrics_on_a_full_disk}, CheckpointSite)

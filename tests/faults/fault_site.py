@@ -10,7 +10,8 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train"))
-from run_site import np  # noqa: E402
+import run_site  # noqa: E402
+from run_site import needed, np  # noqa: E402, F401  of the tests
 from tiny_llama import write_llama  # noqa: E402
 
 SEQ, VOCAB = 48, 120
@@ -144,7 +145,7 @@ output: {{dir: run}}
         assert [m["step"] for m in a] == [m["step"] for m in b], ([m["step"] for m in a], [m["step"] for m in b])
         for x, y in zip(a, b):
             assert x["loss"] == y["loss"] and x["grad_norm"] == y["grad_norm"], (x, y)
-        for x, y in zip(self.metrics(whole, "eval"), self.metrics(parts, "eval")):
+        for x, y in zip(self.metrics(whole, "eval"), self.metrics(parts, "eval"), strict=True):
             assert x["step"] == y["step"] and x["loss"] == y["loss"], (x, y)
         assert self.adapter(whole) == self.adapter(parts), "the weights differ"
 
@@ -169,14 +170,4 @@ def process_shim(work):
 
 
 def main(cases):
-    import argparse
-    import tempfile
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--mpirun", required=True)
-    parser.add_argument("--case", required=True)
-    args = parser.parse_args()
-    begin = time.time()
-    with tempfile.TemporaryDirectory() as work:
-        cases[args.case](Site(args, work))
-    print(f"{args.case}: {time.time() - begin:.1f} s")
+    run_site.main(cases, Site)

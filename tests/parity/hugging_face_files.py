@@ -240,7 +240,7 @@ def check_resize(site, base, with_tokenizer):
     assert new.config.vocab_size == 64 and new.config.my_own_field == [1]
     theirs = LlamaForCausalLM.from_pretrained(sharded, dtype=torch.bfloat16)
     theirs.resize_token_embeddings(60, pad_to_multiple_of=64)
-    for (name, ours), reference in zip(new.named_parameters(), theirs.parameters()):
+    for (name, ours), reference in zip(new.named_parameters(), theirs.parameters(), strict=True):
         assert ours.shape == reference.shape and torch.equal(ours[:60], reference[:60]), name
         # The random part is about bf16's resolution: the difference is only rounding.
         assert torch.allclose(ours.float(), reference.float(), rtol=0.01, atol=1e-3), name

@@ -273,7 +273,7 @@ precision: {{compute: fp32}}
         names = [key for key in logs[0] if key.startswith(("rewards/", "logps/"))] + (["nll_loss", "log_odds_ratio", "log_odds_chosen"] if objective == "orpo" else ["kl"] if objective == "kto" else [])
         assert len(names) >= 6, names
         assert objective != "kto" or "apo" in name or any(log["kl"] > 1e-3 for log in logs), "the KL term is never above 0"
-        for line, log in zip(steps, logs):
+        for line, log in zip(steps, logs, strict=True):
             place = f"step {line['step']}"
             differences.add("loss", f"{place} loss", line["loss"], float(log["loss"]), 2e-5)
             differences.add("grad_norm", f"{place} grad_norm", line["grad_norm"], float(log["grad_norm"]), 2e-4)

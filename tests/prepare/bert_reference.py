@@ -65,7 +65,7 @@ def check_rows(path, rows, columns):
                 same(name, np.array([row[name] for row in rows], "i1"), file[name][:])
                 continue
             assert h5py.check_vlen_dtype(file[name].dtype) == np.dtype(dtype), f"{path}: {name} is {file[name].dtype}"
-            for i, (row, stored) in enumerate(zip(rows, file[name][:])):
+            for i, (row, stored) in enumerate(zip(rows, file[name][:], strict=True)):
                 same(f"{path}: {name}[{i}]", np.asarray(row[name], dtype), stored)
 
 

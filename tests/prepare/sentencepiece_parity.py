@@ -76,7 +76,7 @@ def check_ties(tools, work, lines):
             theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
             texts = lines[:600] + ["unseen: ☃☃ and ☃ 中文", "oarsoa<sep>oars", "<sep>", "<0x41> is no byte", " two  spaces "]
             ours = [list(map(int, row.split())) for row in run(tools, "encode", "--model", path, "-", text="\n".join(texts) + "\n").splitlines()]
-            wrong = [(text, a, b) for text, a, b in zip(texts, ours, theirs.encode(texts)) if a != b]
+            wrong = [(text, a, b) for text, a, b in zip(texts, ours, theirs.encode(texts), strict=True) if a != b]
             assert not wrong, f"{name}, {grid}: {len(wrong)} of {len(texts)} differ: {wrong[0]}"
 
 

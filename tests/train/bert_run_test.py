@@ -209,7 +209,7 @@ def fp8(s):
     s.train(*fp8, "output.dir=again", "parallel.recompute=full")
     assert [m["loss"] for m in s.metrics("again")] == [m["loss"] for m in s.metrics("whole")], "what backward forms again differs"
     plain, whole, two = ([m["loss"] for m in s.metrics(name)] for name in ("plain", "whole", "two"))
-    worst = [max(abs(a / b - 1) for a, b in zip(losses, whole)) for losses in (plain, two)]
+    worst = [max(abs(a / b - 1) for a, b in zip(losses, whole, strict=True)) for losses in (plain, two)]
     print(f"losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
     assert 0 < worst[0] < 5e-3 and worst[1] < 2e-3, (plain, whole, two)
     for recipe in ("tensorwise", "rowwise"):
@@ -217,7 +217,7 @@ def fp8(s):
             s.train(*fp8, f"precision.fp8_recipe={recipe}", f"output.dir={run}", f"parallel.recompute={recompute}")
         current, again = ([m["loss"] for m in s.metrics(run)] for run in (recipe, f"{recipe}-again"))
         assert current == again, f"{recipe}: what backward forms again differs"
-        worst = max(abs(a / b - 1) for a, b in zip(plain, current))
+        worst = max(abs(a / b - 1) for a, b in zip(plain, current, strict=True))
         print(f"{recipe}: losses differ by {worst:.1e} from the compute type's")
         assert 0 < worst < 5e-3 and current != whole, (recipe, plain, current)
     # From the checkpoint of step 10: its last two steps again, with the scales that it kept.
@@ -238,7 +238,7 @@ def local_clip(s):
         s.train(f"output.dir=one-{clip}", "train.loss=rank_mean", f"optimizer.clip={clip}", "batch.micro_batch_size=8")
         s.train(f"output.dir=two-{clip}", "train.loss=rank_mean", f"optimizer.clip={clip}", "optimizer.grad_clip=0.05", ranks=2)
         s.train(f"output.dir=cut-{clip}", "train.loss=rank_mean", f"optimizer.clip={clip}", "optimizer.grad_clip=0.05", "parallel.shard_size=2", ranks=2)
-        for a, b in zip(s.metrics(f"two-{clip}"), s.metrics(f"cut-{clip}")):
+        for a, b in zip(s.metrics(f"two-{clip}"), s.metrics(f"cut-{clip}"), strict=True):
             assert abs(a["loss"] - b["loss"]) <= 5e-6 * a["loss"], (a, b)
     assert [m["loss"] for m in s.metrics("one-local")] == [m["loss"] for m in s.metrics("one-global")]
     local, together = s.metrics("two-local"), s.metrics("two-global")

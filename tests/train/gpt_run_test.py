@@ -151,7 +151,8 @@ def configuration(site):
     site.train("schedule.name=cosine", "schedule.warmup_steps=12", "schedule.constant_steps=100", "train.max_steps=3")
     done = site.train("schedule.name=cosine", "schedule.warmup_steps=0", "schedule.constant_steps=3", "train.max_steps=3", "output.dir=none", expect=2)
     assert "nothing would be trained" in done.stderr, done.stderr
-    assert all(math.isclose(m["lr"], 3e-3 * t / 12, rel_tol=1e-12) for t, m in enumerate(site.metrics("run"))), site.metrics("run")
+    for t, m in zip(range(3), site.metrics("run"), strict=True):
+        assert math.isclose(m["lr"], 3e-3 * t / 12, rel_tol=1e-12), m
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def loss(site):
     wide, narrow = losses(site, "wide"), losses(site, "narrow")
     assert wide[1:] != narrow[1:] and narrow[0] == wide[0], "the first loss is of the same weights"
     assert wide[15] < 0.9 * wide[0], wide
-    assert all(abs(a / b - 1) < 0.01 for a, b in zip(narrow, wide)), (narrow, wide)
+    assert all(abs(a / b - 1) < 0.01 for a, b in zip(narrow, wide, strict=True)), (narrow, wide)
 
 
 def seeds(site):

@@ -163,9 +163,9 @@ def resume(site):
         site.train(*long, f"output.dir={name}-parts")
         whole, parts = site.metrics(f"{name}-whole"), site.metrics(f"{name}-parts")
         assert [m["step"] for m in parts] == list(range(1, 31))
-        for a, b in zip(whole, parts):
+        for a, b in zip(whole, parts, strict=True):
             assert all(a[key] == b[key] for key in ["loss", "grad_norm", *METRICS]), (name, a, b)
-    for a, b in zip(site.metrics("lora-whole"), site.metrics("precomputed-whole")):
+    for a, b in zip(site.metrics("lora-whole"), site.metrics("precomputed-whole"), strict=True):
         assert abs(a["loss"] - b["loss"]) < 1e-6 and abs(a["rewards/margins"] - b["rewards/margins"]) < 1e-6, (a, b)
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from run_site import RunSite, main, np
+from run_site import RunSite, main, needed, np
 
 SEQ, VOCAB = 32, 96
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -263,11 +263,8 @@ def hostile(site):
 
 
 def hta(site):
-    try:
+    with needed():
         import hta.trace_analysis  # noqa: F401
-    except ImportError as error:
-        print(f"SKIPPED: {error}; scripts/setup.sh installs what this test needs")
-        sys.exit(77)
 
     def tables(folder, cycle=1):
         done = subprocess.run([sys.executable, f"{SOURCE}/scripts/hta_tables.py", f"{site.work}/{folder}", "--cycle", str(cycle)], capture_output=True, text=True)

@@ -75,5 +75,7 @@ def main(cases, site):
     parser.add_argument("--mpirun", required=True)
     parser.add_argument("--case", required=True)
     args = parser.parse_args()
+    begin = time.time()
     with tempfile.TemporaryDirectory() as work:
         cases[args.case](site(args, work))
+    print(f"{args.case}: {time.time() - begin:.1f} s")

@@ -143,7 +143,7 @@ def stop_and_resume(site):
     site.train("train.max_steps=40", "output.dir=parts")
     whole, parts = site.metrics("whole"), site.metrics("parts")
     assert [m["step"] for m in parts] == list(range(1, 41))
-    for a, b in zip(whole, parts):
+    for a, b in zip(whole, parts, strict=True):
         assert a["loss"] == b["loss"] and a["grad_norm"] == b["grad_norm"], (a, b)
     with open(f"{site.work}/whole/adapter/adapter_model.safetensors", "rb") as a, open(f"{site.work}/parts/adapter/adapter_model.safetensors", "rb") as b:
         assert a.read() == b.read(), "a stopped and resumed run ends in other weights"
@@ -215,7 +215,7 @@ def adapters(site):
     site.train("output.dir=parts", *kinds)
     assert open(f"{site.work}/parts/{adapter}", "rb").read() == whole, "a resumed run ends in other weights"
     site.train("output.dir=wider", *kinds, "parallel.policy=full", ranks=2)
-    for a, b in zip(site.metrics("wider"), site.metrics("one")):
+    for a, b in zip(site.metrics("wider"), site.metrics("one"), strict=True):
         assert abs(a["loss"] / b["loss"] - 1) < 1e-6, (a, b)
     site.tool("checkpoint", "export", f"{site.work}/parts", "--output", f"{site.work}/exported")
     tensors = [weights(f"{site.work}/{folder}/adapter_model.safetensors") for folder in ("exported", "parts/adapter")]
@@ -228,7 +228,7 @@ def adapters(site):
     # Frozen codes: DoRA measures the values that they stand for.
     for ranks in (0, 2):
         site.train(f"output.dir=fp8-{ranks}", *kinds, "precision.linear=fp8", "parallel.shard_size=world", ranks=ranks)
-    for a, b, c in zip(*(site.metrics(name) for name in ("fp8-0", "fp8-2", "one"))):
+    for a, b, c in zip(*(site.metrics(name) for name in ("fp8-0", "fp8-2", "one")), strict=True):
         assert abs(a["loss"] / b["loss"] - 1) < 2e-6 and 0 < abs(a["loss"] / c["loss"] - 1) < 0.01, (a, b, c)
 
 
@@ -248,7 +248,7 @@ def fp8(site):
     site.train("output.dir=fp8", "precision.linear=fp8", *evaluate)
     plain, quantized = ([line["loss"] for line in site.metrics(run)] for run in ("plain", "fp8"))
     assert plain != quantized, "nothing was quantized"
-    for a, b in zip(plain, quantized):
+    for a, b in zip(plain, quantized, strict=True):
         assert abs(a - b) <= 0.01 * a, (plain, quantized)
     a, b = (site.metrics(run, "eval")[-1]["loss"] for run in ("plain", "fp8"))
     assert abs(a - b) <= 0.005 * a, (a, b)
@@ -256,7 +256,7 @@ def fp8(site):
     for name, ranks, bound, overrides in [("sharded", 2, 2e-6, ["parallel.shard_size=world"]), ("mlp", 0, 1e-4, ["parallel.recompute=mlp"]),
                                           ("full", 2, 2e-6, ["parallel.recompute=full", "parallel.shard_size=2"])]:
         site.train(f"output.dir={name}", "precision.linear=fp8", *evaluate, *overrides, ranks=ranks)
-        for a, b in zip(quantized, (line["loss"] for line in site.metrics(name))):
+        for a, b in zip(quantized, (line["loss"] for line in site.metrics(name)), strict=True):
             assert abs(a - b) <= bound * a, (name, a, b)
     # A run of an earlier version goes on: its configuration has the words of that time.
     site.train("output.dir=old", "precision.linear=fp8", "output.save_every_samples=16")
@@ -290,7 +290,7 @@ def train_recipes(site, recipes):
             assert ("transposed FP8 codes" in done.stderr) == (recipe != "delayed"), done.stderr
         one, again, two = ([line["loss"] for line in site.metrics(run)] for run in (recipe, f"{recipe}-again", f"{recipe}-cut"))
         assert one == again, "what backward forms again differs"
-        worst = [max(abs(a / b - 1) for a, b in zip(losses, one)) for losses in (compute, two)]
+        worst = [max(abs(a / b - 1) for a, b in zip(losses, one, strict=True)) for losses in (compute, two)]
         print(f"all trained, {recipe}: losses differ by {worst[0]:.1e} from the compute type's, by {worst[1]:.1e} on two ranks")
         assert 0 < worst[0] < 1e-2 and worst[1] < on_ranks, (compute, one, two)
         # Stopped after step 4 and resumed: the same losses to the bit.
