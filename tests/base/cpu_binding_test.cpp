@@ -1,6 +1,6 @@
 #include "trireme/base/cpu_binding.h"
 
-#include "trireme/base/error.h"
+#include "base_testing.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -66,8 +66,8 @@ TEST(CpuBinding, RulesAreReadStrictly) {
 }
 
 TEST(CpuBinding, ReadsTheHost) {
-  std::string pattern = (std::filesystem::temp_directory_path() / "trireme-cpus-XXXXXX").string();
-  const std::filesystem::path root = mkdtemp(pattern.data());
+  const TemporaryDirectory directory;
+  const std::filesystem::path& root = directory.root();
   for (int id = 0; id < 4; ++id) {
     const auto cpu = root / "devices/system/cpu" / ("cpu" + std::to_string(id));
     std::filesystem::create_directories(cpu / "topology");
@@ -87,7 +87,6 @@ TEST(CpuBinding, ReadsTheHost) {
   EXPECT_NE(cpus[1].core, cpus[2].core) << "core 1 of each socket is another core";
   EXPECT_EQ(gpu_nodes(root, root), (std::vector<int>{0, 1}));
   EXPECT_TRUE(gpu_nodes(root / "none", root).empty());
-  std::filesystem::remove_all(root);
 }
 
 TEST(CpuBinding, BindsTheProcess) {

@@ -1,5 +1,6 @@
 #include "trireme/base/stack.h"
 
+#include "base_testing.h"
 #include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 
@@ -51,8 +51,8 @@ TEST_F(StackDeathTest, AFaultEndsTheProcessBySignalWithSentenceAndStack) {
 }
 
 TEST_F(StackDeathTest, AMappedFileThatBecameShorterIsNamed) {
-  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "becomes_shorter";
-  std::ofstream(path) << std::string(1 << 20, 'x');
+  const TemporaryDirectory directory;
+  const std::filesystem::path path = directory.write("becomes_shorter", std::string(1 << 20, 'x'));
   EXPECT_EXIT(
       {
         install_stack_handlers();
@@ -64,7 +64,6 @@ TEST_F(StackDeathTest, AMappedFileThatBecameShorterIsNamed) {
         std::exit(std::to_integer<int>(file.bytes()[1 << 19]));
       },
       testing::ExitedWithCode(3), "rank 3 on node7: cannot read .*becomes_shorter any more: it became shorter");
-  std::filesystem::remove(path);
 }
 
 TEST_F(StackDeathTest, AStackThatRanOverIsToldOf) {

@@ -1,4 +1,5 @@
 // Temporary files of several processes: names, and the removal of files of dead processes.
+#include "base_testing.h"
 #include "trireme/base/file.h"
 
 #include <fmt/format.h>
@@ -22,22 +23,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class TemporaryFileTest : public testing::Test {
+class TemporaryFileTest : public DirectoryTest {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "trireme-temporary-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(dir_); }
   std::set<std::string> names() const {
     std::set<std::string> found;
-    for (const auto& entry : fs::directory_iterator(dir_)) found.insert(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(root_)) found.insert(entry.path().filename().string());
     return found;
   }
-  void put(const std::string& name) const { std::ofstream(dir_ / name) << "half"; }
-
-  fs::path dir_;
+  void put(const std::string& name) const { std::ofstream(root_ / name) << "half"; }
 };
 
 /// Runs `body` in a child process; returns the status from waitpid().
@@ -65,19 +58,19 @@ void half_written(const fs::path& path) {
 // The process of a container always has ID 1, so names must not depend on the process ID.
 TEST_F(TemporaryFileTest, WhatAnEarlierLifeLeftNeverBlocksTheNext) {
   for (int n = 0; n < 200; ++n) put(fmt::format("model.tmp-{}-{}", getpid(), n));
-  for (int n = 0; n < 10; ++n) write_file_atomic(dir_ / "model", "whole");
-  EXPECT_EQ(read_text_file(dir_ / "model", ExitCode::kModel), "whole");
+  for (int n = 0; n < 10; ++n) write_file_atomic(root_ / "model", "whole");
+  EXPECT_EQ(read_text_file(root_ / "model", ExitCode::kModel), "whole");
 }
 
 TEST_F(TemporaryFileTest, TheDeadAreRemovedByTheNextWriterOfTheSameFile) {
   for (int life = 0; life < 3; ++life)
-    EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(dir_ / "model"); }))) << life;
+    EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(root_ / "model"); }))) << life;
   EXPECT_EQ(names().size(), 1U) << "each process removes what the one before left";
-  EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(dir_ / "other"); })));
-  write_file_atomic(dir_ / "model", "whole");
+  EXPECT_TRUE(WIFSIGNALED(in_child([&] { half_written(root_ / "other"); })));
+  write_file_atomic(root_ / "model", "whole");
   EXPECT_EQ(names().size(), 2U) << "temporary files of another target are kept";
   EXPECT_TRUE(names().contains("model"));
-  EXPECT_EQ(remove_dead_temporaries(dir_), 1U);
+  EXPECT_EQ(remove_dead_temporaries(root_), 1U);
   EXPECT_EQ(names(), std::set<std::string>{"model"});
 }
 
@@ -88,9 +81,9 @@ TEST_F(TemporaryFileTest, TheLivingKeepTheirs) {
   if (child == 0) {
     try {
       char byte = 0;
-      AtomicFile file(dir_ / "model");
+      AtomicFile file(root_ / "model");
       file.write("theirs");
-      if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 1) _exit(2);
+      if (::write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 1) _exit(2);
       file.commit();
     } catch (...) {
       _exit(1);
@@ -100,16 +93,16 @@ TEST_F(TemporaryFileTest, TheLivingKeepTheirs) {
   char byte = 0;
   ASSERT_EQ(read(ready[0], &byte, 1), 1);
   {
-    const AtomicFile mine(dir_ / "model");  // of this process
-    write_file_atomic(dir_ / "model", "ours");
-    EXPECT_EQ(remove_dead_temporaries(dir_), 0U);
+    const AtomicFile mine(root_ / "model");  // of this process
+    write_file_atomic(root_ / "model", "ours");
+    EXPECT_EQ(remove_dead_temporaries(root_), 0U);
     EXPECT_EQ(names().size(), 3U) << "the other process's, this process's, and the file";
   }
-  ASSERT_EQ(write(go[1], &byte, 1), 1);
+  ASSERT_EQ(::write(go[1], &byte, 1), 1);
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0) << "the other writer's commit failed";
-  EXPECT_EQ(read_text_file(dir_ / "model", ExitCode::kModel), "theirs");
+  EXPECT_EQ(read_text_file(root_ / "model", ExitCode::kModel), "theirs");
   EXPECT_EQ(names(), std::set<std::string>{"model"});
 }
 
@@ -118,13 +111,13 @@ TEST_F(TemporaryFileTest, OnlyTemporariesOfOursAreRemoved) {
       "model.tmp-0123", "model.tmp-0123456789ABCDEF", "model.tmp-0123456789abcdef0", ".tmp-0123456789abcdef",
       "model.tmp-",     "model0123456789abcdef"};
   for (const std::string& name : others) put(name);
-  fs::create_directory(dir_ / "model.tmp-1111111111111111");
-  fs::create_symlink(dir_ / "model.tmp-0123", dir_ / "model.tmp-2222222222222222");
+  fs::create_directory(root_ / "model.tmp-1111111111111111");
+  fs::create_symlink(root_ / "model.tmp-0123", root_ / "model.tmp-2222222222222222");
   const auto before = names();
-  EXPECT_EQ(remove_dead_temporaries(dir_), 0U);
-  EXPECT_EQ(remove_dead_temporaries(dir_, "model"), 0U);
+  EXPECT_EQ(remove_dead_temporaries(root_), 0U);
+  EXPECT_EQ(remove_dead_temporaries(root_, "model"), 0U);
   EXPECT_EQ(names(), before);
-  EXPECT_EQ(remove_dead_temporaries(dir_ / "none"), 0U);
+  EXPECT_EQ(remove_dead_temporaries(root_ / "none"), 0U);
 }
 
 TEST_F(TemporaryFileTest, WritersOfOneFileDoNotDisturbEachOther) {
@@ -133,7 +126,7 @@ TEST_F(TemporaryFileTest, WritersOfOneFileDoNotDisturbEachOther) {
   for (int writer = 0; writer < 4; ++writer)
     writers.emplace_back([&] {
       for (int n = 0; n < 100; ++n) try {
-          write_file_atomic(dir_ / "model", "whole");
+          write_file_atomic(root_ / "model", "whole");
         } catch (const Error&) {
           ++failed;
         }
@@ -154,7 +147,7 @@ TEST_F(TemporaryFileTest, OnlyFilesAreReplacedDevicesAndPipesAreWrittenTo) {
   EXPECT_THROW(write_file_atomic("/dev/full", "text"), WriteError);
   EXPECT_TRUE(fs::is_character_file("/dev/full"));
   // A pipe with more than it holds at a time.
-  const fs::path pipe = dir_ / "pipe";
+  const fs::path pipe = root_ / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   const std::string large(300'000, 'x');
   std::string read;
@@ -165,25 +158,25 @@ TEST_F(TemporaryFileTest, OnlyFilesAreReplacedDevicesAndPipesAreWrittenTo) {
   EXPECT_TRUE(fs::is_fifo(pipe));
   // A link stays, and what it stands for is replaced, or made.
   put("old");
-  fs::create_directory(dir_ / "links");
-  fs::create_symlink("../old", dir_ / "links/one");
-  fs::create_symlink("one", dir_ / "links/two");
-  fs::create_symlink("made", dir_ / "links/dangling");
-  fs::create_symlink("/dev/null", dir_ / "links/null");
-  for (const char* link : {"two", "dangling", "null"}) write_file_atomic(dir_ / "links" / link, "new");
-  EXPECT_TRUE(fs::is_symlink(dir_ / "links/two") && fs::is_symlink(dir_ / "links/one"));
-  EXPECT_TRUE(fs::is_symlink(dir_ / "links/null") && fs::is_character_file("/dev/null"));
-  EXPECT_EQ(content(dir_ / "old") + content(dir_ / "links/made"), "newnew");
+  fs::create_directory(root_ / "links");
+  fs::create_symlink("../old", root_ / "links/one");
+  fs::create_symlink("one", root_ / "links/two");
+  fs::create_symlink("made", root_ / "links/dangling");
+  fs::create_symlink("/dev/null", root_ / "links/null");
+  for (const char* link : {"two", "dangling", "null"}) write_file_atomic(root_ / "links" / link, "new");
+  EXPECT_TRUE(fs::is_symlink(root_ / "links/two") && fs::is_symlink(root_ / "links/one"));
+  EXPECT_TRUE(fs::is_symlink(root_ / "links/null") && fs::is_character_file("/dev/null"));
+  EXPECT_EQ(content(root_ / "old") + content(root_ / "links/made"), "newnew");
   // A descriptor goes on where it is: its file has no name of its own.
   EXPECT_EQ(in_child([&] {
-              if (std::freopen((dir_ / "stdout").c_str(), "w", stdout) == nullptr) _exit(2);
+              if (std::freopen((root_ / "stdout").c_str(), "w", stdout) == nullptr) _exit(2);
               std::printf("first, ");
               std::fflush(stdout);
               write_file_atomic("/dev/stdout", "second");
               write_file_atomic("/dev/fd/1", ", third");
             }),
             0);
-  EXPECT_EQ(content(dir_ / "stdout"), "first, second, third");
+  EXPECT_EQ(content(root_ / "stdout"), "first, second, third");
   EXPECT_TRUE(fs::is_symlink("/dev/stdout"));
   EXPECT_EQ(names(), (std::set<std::string>{"old", "links", "pipe", "stdout"}));
 }

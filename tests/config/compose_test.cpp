@@ -29,26 +29,16 @@ std::string refusal(const std::string& primary, const std::vector<std::string>& 
 }
 
 /// A folder of files.
-class Tree {
+class Tree : TemporaryDirectory {
  public:
   explicit Tree(std::initializer_list<std::pair<const char*, const char*>> files) {
-    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-compose-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-    for (const auto& [name, text] : files) {
-      std::filesystem::create_directories((path_ / name).parent_path());
-      std::ofstream(path_ / name) << text;
-    }
+    for (const auto& [name, text] : files) write(name, text);
   }
-  Tree(const Tree&) = delete;
-  ~Tree() { std::filesystem::remove_all(path_); }
   std::string refusal(const std::vector<std::string>& overrides = {}) const {
     ConfProblems problems;
-    const Composition composition = compose(path_ / "config.yaml", overrides, problems);
+    const Composition composition = compose(root_ / "config.yaml", overrides, problems);
     return message_of<ConfigError>([&] { problems.throw_if_any("the test"); });
   }
-
- private:
-  std::filesystem::path path_;
 };
 
 }  // namespace

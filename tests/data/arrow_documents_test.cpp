@@ -51,8 +51,8 @@ TEST(ArrowDocuments, ADirectoryIsReadRecursivelyInTheOrderOfNames) {
 }
 
 TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
-  const fs::path folder = fs::temp_directory_path() / ("texts." + std::to_string(getpid()));
-  fs::create_directories(folder);
+  const TemporaryDirectory directory;
+  const fs::path& folder = directory.root();
   const auto names = [&] {
     std::vector<std::string> found;
     for (const fs::path& file : document_files(folder)) found.push_back(file.filename().string());
@@ -74,21 +74,20 @@ TEST(ArrowDocuments, ADirectoryOfTextsTakesTheNamesOfSingleFiles) {
     EXPECT_TRUE(contains(message_of<DataError>(open), says)) << name;
   }
   EXPECT_TRUE(holds_documents(folder / "c.ndjson.gz"));
-  fs::remove_all(folder);
 }
 
 TEST(ArrowDocuments, HiddenFilesAndFoldersAreLeftOut) {
-  const fs::path folder = fs::temp_directory_path() / (".hidden." + std::to_string(getpid()));
-  for (const char* name : {"a.jsonl", "__b.jsonl", ".c.jsonl", ".cache/d.jsonl", "e/.f/g.jsonl", "e/__h/i.jsonl",
-                           "e/j.jsonl", ".k.arrow"}) {
-    fs::create_directories((folder / name).parent_path());
-    std::ofstream(folder / name) << "{\"text\": \"a\"}\n";
-  }
+  const TemporaryDirectory directory;
+  const fs::path folder = directory.path(".hidden");
+  for (const char* name :
+       {"a.jsonl", "__b.jsonl", ".c.jsonl", ".cache/d.jsonl", "e/.f/g.jsonl", "e/__h/i.jsonl", "e/j.jsonl", ".k.arrow"})
+    directory.write(std::string(".hidden/") + name, "{\"text\": \"a\"}\n");
   EXPECT_EQ(document_files(folder),
             (std::vector<fs::path>{folder / "__b.jsonl", folder / "a.jsonl", folder / "e/j.jsonl"}))
       << "the folder that is named may be hidden";
   EXPECT_EQ(document_files(folder / "e/__h").size(), 1u);
-  // Root reads everything.
+  // Root reads everything. mkdtemp()'s own directory would be closed to the other user.
+  fs::permissions(directory.root(), fs::perms::all);
   fs::permissions(folder / "e", fs::perms::none);
   const uid_t user = geteuid();
   ASSERT_TRUE(user != 0 || seteuid(65534) == 0);
@@ -96,7 +95,6 @@ TEST(ArrowDocuments, HiddenFilesAndFoldersAreLeftOut) {
   ASSERT_EQ(seteuid(user), 0);
   EXPECT_TRUE(contains(message, (folder / "e").string() + ": cannot be listed: Permission denied"));
   fs::permissions(folder / "e", fs::perms::owner_all);
-  fs::remove_all(folder);
 }
 
 TEST(ArrowDocuments, ADirectoryOfSaveToDisk) {
@@ -152,8 +150,8 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
     EXPECT_TRUE(contains(message, name));
     for (const char* word : words) EXPECT_TRUE(contains(message, word)) << name;
   }
-  const fs::path folder = fs::path(testing::TempDir()) / ("splits_of_files" + std::to_string(getpid()));
-  fs::remove_all(folder);
+  const TemporaryDirectory directory;
+  const fs::path folder = directory.path("splits_of_files");
   fs::create_directories(folder / "data");
   for (const char* name : {"train-0.arrow", "train-1.arrow", "test-0.arrow"})
     fs::copy_file(stream_fixture("lists.arrow"), folder / "data" / name, fs::copy_options::overwrite_existing);
@@ -258,7 +256,6 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(lists("data/?n/*"), (Lists{false, true}));
   EXPECT_EQ(lists(std::string(20000, '*')), (Lists{true, true}));  // too long, so no file is listed apart
   EXPECT_EQ(lists("*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b"), (Lists{true, true}));
-  fs::remove_all(folder);
   EXPECT_TRUE(contains(complaint(stream_fixture("lists.arrow"), "input_id"), "Did you mean 'input_ids'?"));
 }
 
@@ -275,15 +272,14 @@ TEST(ArrowDocuments, ContentIsRecognised) {
 /// end.
 void read_damaged(const std::string& fixture) {
   const std::string good = read_text_file(stream_fixture(fixture), ExitCode::kData);
-  const fs::path path = fs::temp_directory_path() / ("damaged." + std::to_string(getpid()) + ".arrow");
+  const TemporaryDirectory directory;
   int refused = 0;
   const auto attempt = [&](const std::string& bytes) {
-    std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    const fs::path path = directory.write("damaged.arrow", bytes);
     const std::string message = complaint(path);
-    refused += !message.empty();
-    if (!message.empty()) {
-      EXPECT_TRUE(contains(message, path.string()));
-    }
+    if (message.empty()) return;
+    ++refused;
+    EXPECT_TRUE(contains(message, path.string()));
   };
   for (size_t i = 0; i < good.size(); ++i) {
     for (const int flip : {0x01, 0xFF}) {
@@ -293,7 +289,6 @@ void read_damaged(const std::string& fixture) {
     }
   }
   for (size_t size = 0; size < good.size(); size += 3) attempt(good.substr(0, size));
-  fs::remove(path);
   EXPECT_GT(refused, static_cast<int>(good.size()) / 5);
 }
 

@@ -83,16 +83,8 @@ struct Packed {
   }
 };
 
-class BertData : public ::testing::Test {
+class BertData : public DirectoryTest {
  protected:
-  void SetUp() override {
-    directory_ = fs::temp_directory_path() / fmt::format("trireme_bert_data_{}", getpid());
-    fs::remove_all(directory_);
-    fs::create_directories(directory_);
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-  fs::path path(const std::string& name) const { return directory_ / name; }
-
   /// The error of opening and reading all rows; empty when there is none.
   std::string complaint(const fs::path& file, int64_t vocab = 1000) const {
     return message_of(ExitCode::kData, [&] {
@@ -112,8 +104,6 @@ class BertData : public ::testing::Test {
       Packed::make(rows[i], static_cast<int>(i)).write(path(fmt::format("shards/part_{:05}", i)));
     return path("shards");
   }
-
-  fs::path directory_;
 };
 
 TEST_F(BertData, PackedRowsComeBackWhole) {

@@ -4,7 +4,6 @@
 #include "../base/base_testing.h"
 #include "data/prepare/outputs.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -136,7 +135,7 @@ TEST(Dataset, VocabularyBoundIsExclusive) {
 }
 
 /// Writes rows of eight tokens, and says what is wrong with one of them.
-class Pairs : public ::testing::TestWithParam<const char*> {
+class Pairs : public ::testing::TestWithParam<const char*>, TemporaryDirectory {
  protected:
   using Mask = std::vector<uint8_t>;
   std::string problem(const std::vector<std::pair<Mask, std::vector<int32_t>>>& rows,
@@ -150,7 +149,7 @@ class Pairs : public ::testing::TestWithParam<const char*> {
       for (int64_t row = 0; row < data_->size(); ++row) data_->read(row);
     });
   }
-  const fs::path path_ = fs::path(::testing::TempDir()) / fmt::format("pairs-{}{}", getpid(), GetParam());
+  const fs::path path_ = path(std::string("pairs") + GetParam());
   std::unique_ptr<TokenDataset> data_;
 };
 INSTANTIATE_TEST_SUITE_P(Formats, Pairs, ::testing::Values(".npy", ".h5"));

@@ -3,7 +3,6 @@
 #include "../base/base_testing.h"
 #include "data/token_pack.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -18,19 +17,13 @@ using Ids = std::vector<int64_t>;
 
 constexpr int32_t kEnd = 9;
 
-class MegatronRows : public ::testing::Test {
+class MegatronRows : public DirectoryTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / fmt::format("trireme_megatron_{}", getpid());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   fs::path write(const std::string& name, const std::vector<std::vector<int32_t>>& documents) {
-    MegatronWriter writer(folder_ / name, MegatronType::kU16);
+    MegatronWriter writer(root_ / name, MegatronType::kU16);
     for (const auto& document : documents) writer.append(document);
     writer.commit();
-    return folder_ / name;
+    return root_ / name;
   }
   /// Three documents that end with kEnd: 1 2 9, 3 9, 4 5 6 9.
   fs::path small() { return write("small", {{1, 2, kEnd}, {3, kEnd}, {4, 5, 6, kEnd}}); }
@@ -41,7 +34,6 @@ class MegatronRows : public ::testing::Test {
                                                      int64_t samples = 1) {
     return open_megatron_dataset({{path}, {}}, Split::kTrain, samples, options);
   }
-  fs::path folder_;
 };
 
 TEST_F(MegatronRows, NeighboursShareAToken) {
@@ -127,7 +119,7 @@ TEST_F(MegatronRows, CachesOfOtherFilesAreBuiltAgain) {
   for (int32_t d = 0; d < 40; ++d) documents.emplace_back(static_cast<size_t>(1 + d % 7), d % 9);
   const fs::path path = write("many", documents);
   MegatronOptions options{.seq_length = 5, .vocab_size = 10, .seed = 3};
-  options.index_cache = folder_ / "cache";
+  options.index_cache = root_ / "cache";
   const auto rows = [&] {
     std::vector<Ids> all;
     const auto data = open(path, options, 100);
@@ -174,13 +166,13 @@ TEST_F(MegatronRows, CachesOfOtherFilesAreBuiltAgain) {
 TEST_F(MegatronRows, UnwritableCacheIsBuiltInMemory) {
   if (geteuid() == 0) {
     // Root writes everywhere; a file in the place of the directory refuses it too.
-    std::ofstream(folder_ / "cache") << "no directory";
+    std::ofstream(root_ / "cache") << "no directory";
   } else {
-    fs::create_directory(folder_ / "cache");
-    fs::permissions(folder_ / "cache", fs::perms::owner_read);
+    fs::create_directory(root_ / "cache");
+    fs::permissions(root_ / "cache", fs::perms::owner_read);
   }
   MegatronOptions options = in_order(4);
-  options.index_cache = folder_ / "cache" / "deeper";
+  options.index_cache = root_ / "cache" / "deeper";
   const auto data = open(small(), options);
   data->fill_cache();
   EXPECT_EQ(data->read(1).labels, (Ids{4, 5, 6, 9}));
@@ -196,8 +188,8 @@ TEST_F(MegatronRows, BlendsFollowTheirWeights) {
   EXPECT_EQ(data->rows_per_epoch(), 49 + 49);
   EXPECT_EQ(data->documents(), 2);
   MegatronOptions options = in_order(4);
-  options.index_cache = folder_;
-  fs::create_directories(folder_ / "other");
+  options.index_cache = root_;
+  fs::create_directories(root_ / "other");
   const fs::path c = write("other/a", {std::vector<int32_t>(200, 2)});
   EXPECT_THROW((void)open_megatron_dataset({{a, c}, {1, 1}}, Split::kTrain, 400, options), ConfigError);
 }

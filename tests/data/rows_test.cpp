@@ -18,14 +18,11 @@
 namespace trireme {
 namespace {
 
-class RowsOfSplits : public ::testing::Test {
+class RowsOfSplits : public DirectoryTest {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / fmt::format("trireme_rows_{}", getpid());
-    std::filesystem::remove_all(folder_);
-    make_directories(folder_);
+  RowsOfSplits() {
     for (const char* name : {"a", "b"}) {
-      MegatronWriter writer(folder_ / name, MegatronType::kU16);
+      MegatronWriter writer(root_ / name, MegatronType::kU16);
       for (int document = 0; document < 20; ++document) writer.append(std::vector<int32_t>(40, 1));
       writer.commit();
     }
@@ -35,9 +32,8 @@ class RowsOfSplits : public ::testing::Test {
     config_.data.train = {path("a"), path("b")};
     config_.data.weights = {1, 1};
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string path(const std::string& name) const { return (root_ / name).string(); }
   SplitRows<Sample> open(Split split) const {
     return open_rows(config_, split, row_format("data.train", config_.data.train),
                      {.vocab_size = 16, .stored_vocab_size = 16});
@@ -46,7 +42,6 @@ class RowsOfSplits : public ::testing::Test {
     return message_of<Error>([&] { return open(split); });
   }
 
-  std::filesystem::path folder_;
   Config config_;
 };
 

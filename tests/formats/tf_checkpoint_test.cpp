@@ -1,13 +1,13 @@
 #include "trireme/formats/tensorflow/tf_checkpoint.h"
 
 #include "../base/base_testing.h"
+#include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
 
 #include <unistd.h>
 
 #include <cstring>
-#include <fstream>
 
 namespace trireme {
 namespace {
@@ -18,32 +18,18 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-std::string slurp(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// A copy of the fixture with changed index or data.
-class Changed {
+class Changed : TemporaryDirectory {
  public:
   Changed(const std::string& index, const std::string& data) {
-    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-tf-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) ADD_FAILURE() << "no temporary directory";
-    directory_ = pattern;
-    std::ofstream(prefix().string() + ".index", std::ios::binary) << index;
-    std::ofstream(prefix().string() + ".data-00000-of-00001", std::ios::binary) << data;
+    write("model.ckpt-3.index", index);
+    write("model.ckpt-3.data-00000-of-00001", data);
   }
-  ~Changed() { std::filesystem::remove_all(directory_); }
-  Changed(const Changed&) = delete;
-  Changed& operator=(const Changed&) = delete;
-  std::filesystem::path prefix() const { return directory_ / "model.ckpt-3"; }
-
- private:
-  std::filesystem::path directory_;
+  std::filesystem::path prefix() const { return root_ / "model.ckpt-3"; }
 };
 
-const std::string kIndex = slurp(kFixtures / "model.ckpt-3.index"),
-                  kData = slurp(kFixtures / "model.ckpt-3.data-00000-of-00001");
+const std::string kIndex = read_text_file(kFixtures / "model.ckpt-3.index", ExitCode::kModel),
+                  kData = read_text_file(kFixtures / "model.ckpt-3.data-00000-of-00001", ExitCode::kModel);
 
 TEST(Crc32c, PublishedValues) {
   // RFC 3720, B.4.

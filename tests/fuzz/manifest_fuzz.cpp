@@ -1,13 +1,12 @@
 // The manifest of a training checkpoint. First byte 1: manifest.json of version 1, with the files of two ranks.
 // Otherwise MANIFEST.json. It contains its own hash, which mutations break: the input is read as it is, and again with
 // a new hash in the writer's format, so that the checks after the hash are reached.
+#include "../base/temporary_directory.h"
 #include "fuzz_target.h"
 #include "trireme/base/hash.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 
 #include <nlohmann/json.hpp>
-
-#include <fstream>
 
 namespace {
 
@@ -25,12 +24,9 @@ std::string hashed_again(std::string_view text) {
 }
 
 /// A checkpoint of version 1 whose manifest is the input.
-class VersionOne {
+class VersionOne : trireme::TemporaryDirectory {
  public:
   VersionOne() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-fuzz-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) std::abort();
-    root_ = pattern;
     for (const char* name : {"rank-00000.safetensors", "rank-00001.safetensors"}) {
       trireme::SafetensorsWriter writer(
           root_ / name, {{"master.embed", {trireme::DType::kF32, {2}}}, {"loss_scale", {trireme::DType::kF32, {1}}}});
@@ -38,20 +34,13 @@ class VersionOne {
       writer.commit();
     }
   }
-  ~VersionOne() {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
-  }
   void read(std::string_view manifest) const {
-    std::ofstream(root_ / "manifest.json", std::ios::binary | std::ios::trunc) << manifest;
+    write("manifest.json", manifest);
     const trireme::CheckpointManifest read = trireme::read_manifest(root_);
     trireme::check_checkpoint_layout(root_, read);
     trireme::CheckpointReader reader(root_, read);
     for (const trireme::CheckpointUnit& unit : read.units) reader.read("master", unit.name, 0, unit.numel);
   }
-
- private:
-  std::filesystem::path root_;
 };
 
 }  // namespace

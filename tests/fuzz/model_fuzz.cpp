@@ -1,13 +1,12 @@
 // The text files of a model directory. The first byte selects the file: c = config.json, i =
 // model.safetensors.index.json (with two valid shards), a = adapter_config.json, m = context/model.yaml and z = .zarray
 // of a NeMo checkpoint.
+#include "../base/temporary_directory.h"
 #include "fuzz_target.h"
 #include "models/decoder/family.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/formats/huggingface/safetensors.h"
 #include "trireme/formats/nemo/zarr_checkpoint.h"
-
-#include <fstream>
 
 namespace trireme {
 namespace {
@@ -23,46 +22,30 @@ constexpr const char* kEmbedding =
     R"({"zarr_format":2,"shape":[9,4],"chunks":[9,4],"dtype":"<f4","compressor":null,"filters":null,"order":"C"})";
 
 /// Model directories that are complete except for the tested file.
-class Directories {
+class Directories : public TemporaryDirectory {
  public:
   Directories() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-fuzz-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) std::abort();
-    root_ = pattern;
     std::filesystem::create_directories(root_ / "sharded");
     for (const auto& [file, tensor] : {std::pair("one.safetensors", "a"), std::pair("two.safetensors", "b")}) {
       SafetensorsWriter writer(root_ / "sharded" / file, {{tensor, {DType::kF32, {1}}}});
       writer.append("1234", 4);
       writer.commit();
     }
-    put("outside.safetensors", "not yours");
+    write("outside.safetensors", "not yours");
     for (const char* name : {"embedding.word_embeddings.weight", "decoder.layers.self_attention.linear_qkv.weight"})
-      put(std::string("zarr/weights/module.") + name + "/.zarray", kEmbedding);
-    put("nemo/weights/module.embedding.word_embeddings.weight/.zarray", kEmbedding);
+      write(std::string("zarr/weights/module.") + name + "/.zarray", kEmbedding);
+    write("nemo/weights/module.embedding.word_embeddings.weight/.zarray", kEmbedding);
     std::filesystem::create_directories(root_ / "nemo/context");
   }
-  ~Directories() {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
-  }
-  std::filesystem::path put(const std::string& name, std::string_view content) const {
-    std::filesystem::create_directories((root_ / name).parent_path());
-    std::ofstream(root_ / name, std::ios::binary | std::ios::trunc) << content;
-    return root_ / name;
-  }
-  const std::filesystem::path& root() const { return root_; }
-
- private:
-  std::filesystem::path root_;
 };
 
 void check_config(const Directories& directories, std::string_view text) {
-  const DecoderConfig config = read_decoder_config(directories.put("hf/config.json", text));
+  const DecoderConfig config = read_decoder_config(directories.write("hf/config.json", text));
   const double parameters =
       static_cast<double>(config.num_hidden_layers) * static_cast<double>(config.hidden_size) *
       static_cast<double>(config.intermediate_size + config.num_attention_heads * config.head_dim);
   fuzz::require(parameters < 1e16, "a shape whose sizes can be computed");
-  const DecoderConfig again = read_decoder_config(directories.put("hf/again.json", decoder_config_json(config)));
+  const DecoderConfig again = read_decoder_config(directories.write("hf/again.json", decoder_config_json(config)));
   fuzz::require(again.hidden_size == config.hidden_size && again.head_dim == config.head_dim &&
                     again.rope.theta == config.rope.theta,
                 "a written configuration reads as the one that was written");
@@ -82,15 +65,15 @@ void check(const Directories& directories, char kind, std::string_view text) {
   if (kind == 'c') {
     check_config(directories, text);
   } else if (kind == 'i') {
-    directories.put("sharded/model.safetensors.index.json", text);
+    directories.write("sharded/model.safetensors.index.json", text);
     read_everything(*open_weights(root / "sharded"));
   } else if (kind == 'a') {
-    read_adapter_config(directories.put("adapter/adapter_config.json", text).parent_path());
+    read_adapter_config(directories.write("adapter/adapter_config.json", text).parent_path());
   } else if (kind == 'm') {
-    directories.put("nemo/context/model.yaml", text);
+    directories.write("nemo/context/model.yaml", text);
     read_model_config(root / "nemo");
   } else if (kind == 'z') {
-    directories.put("zarr/weights/module.embedding.word_embeddings.weight/.zarray", text);
+    directories.write("zarr/weights/module.embedding.word_embeddings.weight/.zarray", text);
     read_everything(*open_zarr_checkpoint(root / "zarr", nemo_tensors(nemo_shape())));
   }
 }

@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -48,14 +47,8 @@ const std::vector<Case> kCases = {
     {"llama2-7b", 1, 80, 262144, {kLora, "batch.global_batch_size=1"}},
 };
 
-class Hints : public testing::Test {
+class Hints : public DirectoryTest {
  protected:
-  Hints() {
-    char name[] = "/tmp/plan_hints_XXXXXX";
-    root_ = mkdtemp(name);
-  }
-  ~Hints() override { std::filesystem::remove_all(root_); }
-
   /// The configuration of a case and its model's shape.
   std::filesystem::path write(const Case& c) const {
     std::filesystem::create_directories(root_ / c.model);
@@ -66,8 +59,6 @@ class Hints : public testing::Test {
                     c.seq_length));
     return root_ / "run.yaml";
   }
-
-  std::filesystem::path root_;
 };
 
 /// "the run needs …; try X (saves A: fits), or Y (…)": the settings of X, and whether X is said to fit or what lacks.

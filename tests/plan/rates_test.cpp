@@ -7,22 +7,14 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 namespace trireme {
 namespace {
 
-class RatesFile : public ::testing::Test {
+class RatesFile : public DirectoryTest {
  protected:
-  RatesFile() {
-    char name[] = "/tmp/rates_XXXXXX";
-    root_ = mkdtemp(name);
-  }
-  ~RatesFile() override { std::filesystem::remove_all(root_); }
-
   MachineRates read(const std::string& text) const {
     write_file_atomic(root_ / "rates.yaml", text);
     return read_rates(root_ / "rates.yaml");
@@ -30,8 +22,6 @@ class RatesFile : public ::testing::Test {
   std::string failure(const std::string& text) const {
     return message_of<ConfigError>([&] { return read(text); });
   }
-
-  std::filesystem::path root_;
 };
 
 TEST_F(RatesFile, WhatIsWrittenIsReadAgain) {

@@ -9,26 +9,21 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 namespace trireme {
 namespace {
 
-class Simulated : public testing::Test {
+class Simulated : public DirectoryTest {
  protected:
   Simulated() {
-    char name[] = "/tmp/simulate_XXXXXX";
-    root_ = mkdtemp(name);
     write_file_atomic(root_ / "config.json", decoder_config_json(decoder_preset("llama2-7b")));
     // Neither weights nor data are there.
     write_file_atomic(root_ / "run.yaml",
                       "model: {path: .}\ndata: {train: nowhere.npy, seq_length: 4096}\n"
                       "batch: {global_batch_size: 1024, micro_batch_size: 1}\noutput: {dir: out}\n");
   }
-  ~Simulated() override { std::filesystem::remove_all(root_); }
 
   static SimulationOptions options(std::vector<int> gpus, bool weak = false) {
     SimulationOptions options;
@@ -50,8 +45,6 @@ class Simulated : public testing::Test {
   std::string failure(const SimulationOptions& options, const std::vector<std::string>& overrides = {}) const {
     return message_of<ConfigError>([&] { return run(options, overrides); });
   }
-
-  std::filesystem::path root_;
 };
 
 TEST_F(Simulated, StrongScalingKeepsTheBatchAndWeakScalingTheWorkOfAGpu) {

@@ -28,7 +28,7 @@ class BertParity : public Scratch {
 
   /// Runs a command in the scratch directory; returns its standard output, or fails with its standard error.
   std::string run(const std::string& command) {
-    const int status = std::system(fmt::format("cd '{}' && {} >out 2>err", directory_.string(), command).c_str());
+    const int status = std::system(fmt::format("cd '{}' && {} >out 2>err", root_.string(), command).c_str());
     if (status != 0) ADD_FAILURE() << command << ": " << slurp("err");
     return slurp("out");
   }

@@ -29,9 +29,9 @@ class BertTools : public Scratch {
     }
   }
   Outcome run(const std::string& arguments, const std::string& before = "") const {
-    const int status = std::system(fmt::format("cd '{}' && {} '{}' data bert {} >out 2>err", directory_.string(),
-                                               before, TRIREME_DATA_TOOLS, arguments)
-                                       .c_str());
+    const int status = std::system(
+        fmt::format("cd '{}' && {} '{}' data bert {} >out 2>err", root_.string(), before, TRIREME_DATA_TOOLS, arguments)
+            .c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp("out"), slurp("err")};
   }
   static std::string last_line(const std::string& text) {
@@ -190,7 +190,7 @@ write('square', change=replace(square))
 def huge(file): file['input_ids'][2] = np.array([2**31] * 7, 'i8')
 write('huge', 'i8', huge)
 )",
-         directory_.string());
+         root_.string());
   for (const char* name : {"plain", "big", "unsigned", "block", "chunked", "compressed", "shuffled", "block_chunked"}) {
     const Outcome outcome = run(fmt::format("verify --input part_{} --vocab-size 8", name));
     EXPECT_EQ(outcome.code, 0) << name << ": " << outcome.err;

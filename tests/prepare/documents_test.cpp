@@ -258,7 +258,7 @@ table = pa.table({'text': coded(['', 'one'], pa.int8(), pa.string(), 20), 'label
 pq.write_table(table, 'coded.parquet')
 keep('coded.parquet', pq.read_table('coded.parquet'))
 )",
-         directory_.string());
+         root_.string());
   size_t files = 0;
   const auto objects = [&](const std::filesystem::path& file) {
     std::string rows;
@@ -267,7 +267,7 @@ keep('coded.parquet', pq.read_table('coded.parquet'))
         [&](const std::string&, double, const auto& object, const auto&) { rows += object().dump() + "\n"; });
     return rows;
   };
-  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+  for (const auto& entry : std::filesystem::directory_iterator(root_)) {
     const std::filesystem::path& file = entry.path();
     if (file.extension() != ".arrow" && file.extension() != ".parquet") continue;
     SCOPED_TRACE(file.filename());

@@ -17,7 +17,7 @@ class Mlperf : public Scratch {
     Scratch::SetUp();
     if (!python_has("numpy, pyarrow.parquet")) GTEST_SKIP() << "no Python with NumPy and pyarrow";
     static MadeOnce made;
-    made.copy_to(directory_, [this](const auto& folder) { python(kWriter, folder.string()); });
+    made.copy_to(root_, [this](const auto& folder) { python(kWriter, folder.string()); });
   }
 
   std::string complaint(const char* train) {
@@ -93,7 +93,7 @@ for name, parquet in (('train', 'train'), ('validation', 'valid')):
         assert record['seq_start_id'] == [0]
 print(*digests, hashlib.md5(''.join(sorted(digests)).encode()).hexdigest())
 )",
-                   directory_.string()),
+                   root_.string()),
             fmt::format("{} {} {}\n", report.train.md5, report.valid.md5, report.directory_md5));
   // Through the trainer's interface: the mask is not shifted, the first token is not a target.
   const auto dataset = open_token_dataset({path("out/validation.npy")}, 40, 32000);

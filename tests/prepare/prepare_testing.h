@@ -7,14 +7,12 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
-#include <sstream>
+#include <optional>
 #include <string>
 
 namespace trireme {
@@ -25,23 +23,9 @@ struct Outcome {
   std::string out, err;
 };
 
-/// A directory of the running test, empty at its start and removed at its end.
-class Scratch : public ::testing::Test {
+/// Tests that run Python programs.
+class Scratch : public DirectoryTest {
  protected:
-  void SetUp() override {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = std::filesystem::temp_directory_path() /
-                 fmt::format("trireme_{}_{}_{}", info->test_suite_name(), info->name(), getpid());
-    std::filesystem::remove_all(directory_);
-    std::filesystem::create_directories(directory_);
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  std::filesystem::path path(const std::string& name) const { return directory_ / name; }
-  std::filesystem::path write(const std::string& name, const std::string& content) const {
-    std::ofstream(path(name), std::ios::binary) << content;
-    return path(name);
-  }
-
   /// Runs a Python program with `arguments`; returns its output, or fails the test with its stderr.
   std::string python(const std::string& program, const std::string& arguments = "") const {
     write("program.py", program);
@@ -50,13 +34,6 @@ class Scratch : public ::testing::Test {
     if (std::system(command.c_str()) != 0) ADD_FAILURE() << slurp("python.err");
     return slurp("python.out");
   }
-  std::string slurp(const std::string& name) const {
-    std::ostringstream text;
-    text << std::ifstream(path(name), std::ios::binary).rdbuf();
-    return text.str();
-  }
-
-  std::filesystem::path directory_;
 };
 
 /// Each list of packages is tried once: an import takes half a second.
@@ -71,23 +48,13 @@ inline bool python_has(const std::string& packages) {
 /// A directory that a Python program fills once for all tests of the process: it gets the directory as its argument.
 class MadeOnce {
  public:
-  ~MadeOnce() {
-    std::error_code ignored;
-    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
-  }
   void copy_to(const std::filesystem::path& target, const std::function<void(const std::filesystem::path&)>& make) {
-    if (directory_.empty()) {
-      static int number = 0;
-      directory_ = std::filesystem::temp_directory_path() / fmt::format("trireme_made_{}_{}", getpid(), number++);
-      std::filesystem::remove_all(directory_);
-      std::filesystem::create_directories(directory_);
-      make(directory_);
-    }
-    std::filesystem::copy(directory_, target, std::filesystem::copy_options::recursive);
+    if (!directory_) make(directory_.emplace().root());
+    std::filesystem::copy(directory_->root(), target, std::filesystem::copy_options::recursive);
   }
 
  private:
-  std::filesystem::path directory_;
+  std::optional<TemporaryDirectory> directory_;
 };
 
 /// Enough sentences for a few hundred pieces.
@@ -107,14 +74,11 @@ inline std::string training_text() {
 /// A BPE model of 400 pieces on training_text(), trained once.
 inline const std::string& small_model() {
   static const std::string model = [] {
-    const auto file = std::filesystem::temp_directory_path() / fmt::format("trireme_training_text_{}", getpid());
-    std::ofstream(file) << training_text();
+    const TemporaryDirectory directory;
     TokenizerTraining training;
-    training.inputs = {file};
+    training.inputs = {directory.write("text.txt", training_text())};
     training.vocab_size = 400;
-    std::string result = train_tokenizer(training).serialized_model;
-    std::filesystem::remove(file);
-    return result;
+    return train_tokenizer(training).serialized_model;
   }();
   return model;
 }

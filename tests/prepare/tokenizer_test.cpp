@@ -80,7 +80,7 @@ TEST_F(TokenizerFiles, NameEndsAndTheBosBeforeAText) {
   write("tokenizer.model", small_model());
   const auto open = [&](const std::string& config) {
     write("tokenizer_config.json", config);
-    return Tokenizer(directory_);
+    return Tokenizer(root_);
   };
   const Tokenizer plain = open("{}");
   EXPECT_EQ(plain.leading(), Ids{1});

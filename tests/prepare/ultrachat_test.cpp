@@ -94,7 +94,7 @@ TEST_F(Ultrachat, EqualsTheRules) {
     EXPECT_EQ(report.valid.conversations, sft ? 60 : 110);
     EXPECT_GT(report.train.buffers, 2) << "too little text to test the buffers";
     EXPECT_EQ(report.train.tokens, report.train.rows * 16 + report.train.tail_tokens);
-    EXPECT_EQ(python(kTranscription, fmt::format("'{}' {} {}", directory_.string(), sft ? 1 : 0, sft ? 3 : 100)),
+    EXPECT_EQ(python(kTranscription, fmt::format("'{}' {} {}", root_.string(), sft ? 1 : 0, sft ? 3 : 100)),
               fmt::format("train {} test {} ", report.train.rows, report.valid.rows));
   }
 }

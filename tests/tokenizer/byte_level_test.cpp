@@ -10,8 +10,6 @@
 #include <unistd.h>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
-#include <functional>
 #include <random>
 #include <tuple>
 
@@ -47,19 +45,7 @@ std::string changed(const std::string& from, const std::string& to) {
   return at == std::string::npos ? json : json.replace(at, from.size(), to);
 }
 
-class ByteLevelFiles : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / fmt::format("trireme_byte_level_{}", getpid());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  void write(const std::string& name, const std::string& content) const {
-    std::ofstream(folder_ / name, std::ios::binary) << content;
-  }
-  fs::path folder_;
-};
+using ByteLevelFiles = DirectoryTest;
 
 TEST(ByteLevel, RoundTripsEveryByteAndCharacter) {
   const Tokenizer tokenizer = tokenizer_of(trained());
@@ -243,43 +229,43 @@ TEST(ByteLevel, RefusesByName) {
 TEST_F(ByteLevelFiles, OpensDirectoriesAndFiles) {
   const ByteLevelModel model = trained("llama3");
   const std::string text = "The trireme's 12345 rowers\n\n see it";
-  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_); }),
+  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(root_); }),
                        "tokenizer.json, or vocab.json with merges.txt"));
   write("vocab.json", vocab_json(model));
   EXPECT_TRUE(
-      contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_ / "vocab.json"); }), "no merges.txt"));
+      contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(root_ / "vocab.json"); }), "no merges.txt"));
   write("merges.txt", merges_txt(model));
-  const Tokenizer two(folder_);  // GPT-2's words
-  EXPECT_EQ(two.encode("the trireme"), Tokenizer(folder_ / "merges.txt").encode("the trireme"));
+  const Tokenizer two(root_);  // GPT-2's words
+  EXPECT_EQ(two.encode("the trireme"), Tokenizer(root_ / "merges.txt").encode("the trireme"));
   EXPECT_EQ(two.eos_id(), 0);
   EXPECT_TRUE(two.leading().empty());
   write("tokenizer_config.json", R"({"add_bos_token": true})");
-  EXPECT_EQ(Tokenizer(folder_).leading(), Ids{0});
-  fs::remove(folder_ / "tokenizer_config.json");
+  EXPECT_EQ(Tokenizer(root_).leading(), Ids{0});
+  fs::remove(root_ / "tokenizer_config.json");
   write("tokenizer.json", tokenizer_json(model));
-  const Tokenizer one(folder_);
+  const Tokenizer one(root_);
   EXPECT_EQ(one.kind(), "byte-level BPE");
   EXPECT_EQ(one.encode(text), tokenizer_of(model).encode(text));
   EXPECT_NE(one.encode(text), two.encode(text));  // 123 45, not 12345
   write("tokenizer_config.json", R"({"bos_token": null, "eos_token": {"content": "e"}, "pad_token": "<|endoftext|>"})");
-  const Tokenizer named(folder_);
+  const Tokenizer named(root_);
   EXPECT_FALSE(named.bos_id());
   EXPECT_EQ(named.decode(Ids{*named.eos_id()}, true), "e");
   EXPECT_EQ(named.decode(Ids{*named.eos_id()}), "") << "named: special";
   EXPECT_EQ(named.pad_id(), 0);
   write("tokenizer_config.json", R"({"eos_token": "<nowhere>", "pad_token": "<pad>"})");
-  const Tokenizer longer(folder_);
+  const Tokenizer longer(root_);
   EXPECT_EQ(longer.eos_id(), one.vocab_size());  // as transformers adds it
   EXPECT_EQ(longer.encode("<nowhere>"), Ids{*longer.eos_id()});
   EXPECT_FALSE(longer.pad_id());
-  fs::remove(folder_ / "tokenizer_config.json");
+  fs::remove(root_ / "tokenizer_config.json");
   write("merges.txt", "#version: 0.2\nt\n");
-  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_ / "vocab.json"); }),
+  EXPECT_TRUE(contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(root_ / "vocab.json"); }),
                        "merges.txt:2: expected two tokens"));
   write("tokenizer.model", "IQ== 0\nIg== 1\n");  // tiktoken's, as Llama 3 has it
-  EXPECT_EQ(Tokenizer(folder_).encode(text), one.encode(text));
+  EXPECT_EQ(Tokenizer(root_).encode(text), one.encode(text));
   EXPECT_TRUE(
-      contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(folder_ / "tokenizer.model"); }), "tiktoken"));
+      contains(message_of(ExitCode::kData, [&] { Tokenizer tokenizer(root_ / "tokenizer.model"); }), "tiktoken"));
 }
 
 TEST(ByteLevelTraining, HasItsLimits) {

@@ -1,5 +1,5 @@
 // MANIFEST.json and the files under it, without ranks.
-#include "trireme/base/error.h"
+#include "../base/base_testing.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
@@ -21,15 +21,6 @@ namespace trireme {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Directory {
-  Directory() : path(fs::temp_directory_path() / ("trireme-checkpoint-" + std::to_string(getpid()))) {
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~Directory() { fs::remove_all(path); }
-  fs::path path;
-};
 
 /// A checkpoint of one unit of `numel` fp32 elements (value = index), cut at random into files.
 CheckpointManifest write_checkpoint(const fs::path& directory, int64_t numel, int files, uint64_t seed) {
@@ -79,21 +70,21 @@ bool refused(std::string_view text) {
 }
 
 TEST(Manifest, ReadsBackWhatWasWritten) {
-  const Directory directory;
-  const CheckpointManifest written = write_checkpoint(directory.path, 1000, 3, 1);
-  const CheckpointManifest read = read_manifest(directory.path);
+  const TemporaryDirectory directory;
+  const CheckpointManifest written = write_checkpoint(directory.root(), 1000, 3, 1);
+  const CheckpointManifest read = read_manifest(directory.root());
   EXPECT_EQ(manifest_json(read), manifest_json(written));
   EXPECT_EQ(read.numbers.at("odd"), written.numbers.at("odd"));
   EXPECT_TRUE(std::signbit(read.numbers.at("odd")[1]));
   EXPECT_EQ(read.units[0].tensors, written.units[0].tensors);
-  EXPECT_TRUE(check_checkpoint_layout(directory.path, read).empty());
+  EXPECT_TRUE(check_checkpoint_layout(directory.root(), read).empty());
 }
 
 // Whatever bit of the manifest flips, it is not believed.
 TEST(Manifest, EveryFlippedBitIsRefused) {
-  const Directory directory;
-  const std::string good = manifest_json(write_checkpoint(directory.path, 100, 2, 2));
-  ASSERT_NO_THROW(parse_manifest(good, directory.path / kManifestName));
+  const TemporaryDirectory directory;
+  const std::string good = manifest_json(write_checkpoint(directory.root(), 100, 2, 2));
+  ASSERT_NO_THROW(parse_manifest(good, directory.path(kManifestName)));
   for (size_t at = 0; at < good.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string bad = good;
@@ -104,16 +95,16 @@ TEST(Manifest, EveryFlippedBitIsRefused) {
 }
 
 TEST(Manifest, EveryTruncationIsRefused) {
-  const Directory directory;
-  const std::string good = manifest_json(write_checkpoint(directory.path, 100, 2, 3));
+  const TemporaryDirectory directory;
+  const std::string good = manifest_json(write_checkpoint(directory.root(), 100, 2, 3));
   for (size_t length = 0; length < good.size(); ++length)
     EXPECT_TRUE(refused(std::string_view(good).substr(0, length))) << length;
 }
 
 // Forged ones, whose own hash is right.
 TEST(Manifest, WrongContentIsRefused) {
-  const Directory directory;
-  const CheckpointManifest good = write_checkpoint(directory.path, 1000, 3, 4);
+  const TemporaryDirectory directory;
+  const CheckpointManifest good = write_checkpoint(directory.root(), 1000, 3, 4);
   const auto forged = [&](const char* what, const std::function<void(CheckpointManifest&)>& forge) {
     CheckpointManifest bad = good;
     forge(bad);
@@ -139,10 +130,10 @@ TEST(Manifest, WrongContentIsRefused) {
 TEST(CheckpointReader, GivesAnyRangeWhateverTheFiles) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 20; ++round) {
-    const Directory directory;
+    const TemporaryDirectory directory;
     const int64_t numel = 7 + static_cast<int64_t>(random() % 3000);
-    write_checkpoint(directory.path, numel, 1 + static_cast<int>(random() % 9), random());
-    CheckpointReader reader(directory.path, read_manifest(directory.path));
+    write_checkpoint(directory.root(), numel, 1 + static_cast<int>(random() % 9), random());
+    CheckpointReader reader(directory.root(), read_manifest(directory.root()));
     for (int i = 0; i < 50; ++i) {
       int64_t begin = static_cast<int64_t>(random() % static_cast<uint64_t>(numel + 1)),
               end = static_cast<int64_t>(random() % static_cast<uint64_t>(numel + 1));
@@ -197,19 +188,19 @@ CheckpointFile write_rank_file(const fs::path& directory, int rank, int units, i
 double seconds_per_rank(int ranks) {
   constexpr int kUnits = 4;
   constexpr int64_t kCount = 16;
-  const Directory directory;
+  const TemporaryDirectory directory;
   CheckpointManifest manifest;
   manifest.world_size = manifest.shard_size = ranks;
   for (int unit = 0; unit < kUnits; ++unit)
     manifest.units.push_back({"layers." + std::to_string(unit), ranks * kCount, {}});
   for (int rank = 0; rank < ranks; ++rank)
-    manifest.files.push_back(write_rank_file(directory.path, rank, kUnits, kCount));
+    manifest.files.push_back(write_rank_file(directory.root(), rank, kUnits, kCount));
   const std::clock_t began = std::clock();
-  write_file_atomic(directory.path / kManifestName, manifest_json(manifest));
-  EXPECT_EQ(check_checkpoint_layout(directory.path, read_manifest(directory.path)), std::vector<std::string>{});
+  write_file_atomic(directory.path(kManifestName), manifest_json(manifest));
+  EXPECT_EQ(check_checkpoint_layout(directory.root(), read_manifest(directory.root())), std::vector<std::string>{});
   for (size_t f = 0; f < manifest.files.size(); ++f)
-    EXPECT_EQ(check_checkpoint_hashes(directory.path, manifest, f), std::vector<std::string>{});
-  CheckpointReader reader(directory.path, read_manifest(directory.path));
+    EXPECT_EQ(check_checkpoint_hashes(directory.root(), manifest, f), std::vector<std::string>{});
+  CheckpointReader reader(directory.root(), read_manifest(directory.root()));
   for (int64_t rank = 0; rank < ranks; ++rank)
     for (const char* kind : {"master", "exp_avg", "exp_avg_sq"}) {
       // Shifted by half a shard: two files hold it, as after a change of the number of ranks.
@@ -232,26 +223,26 @@ TEST(CheckpointScale, TimeGrowsWithTheNumberOfRanksNotWithItsSquare) {
 }
 
 TEST(CheckpointHashes, NameTheTensorOfAnyFlippedByte) {
-  const Directory directory;
-  const CheckpointManifest manifest = write_checkpoint(directory.path, 300, 1, 6);
-  const fs::path file = directory.path / manifest.files[0].name;
+  const TemporaryDirectory directory;
+  const CheckpointManifest manifest = write_checkpoint(directory.root(), 300, 1, 6);
+  const fs::path file = directory.path(manifest.files[0].name);
   for (uint64_t at = 8; at < manifest.files[0].bytes; at += 37) {
     std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
     char byte = 0;
     stream.seekg(static_cast<std::streamoff>(at)).read(&byte, 1);
     const char flipped = static_cast<char>(byte ^ 4);
     stream.seekp(static_cast<std::streamoff>(at)).write(&flipped, 1).flush();
-    std::vector<std::string> differences = check_checkpoint_layout(directory.path, manifest);
-    if (differences.empty()) differences = check_checkpoint_hashes(directory.path, manifest, 0);
+    std::vector<std::string> differences = check_checkpoint_layout(directory.root(), manifest);
+    if (differences.empty()) differences = check_checkpoint_hashes(directory.root(), manifest, 0);
     EXPECT_FALSE(differences.empty()) << "byte " << at;
     stream.seekp(static_cast<std::streamoff>(at)).write(&byte, 1).flush();
   }
-  EXPECT_TRUE(check_checkpoint_hashes(directory.path, manifest, 0).empty());
+  EXPECT_TRUE(check_checkpoint_hashes(directory.root(), manifest, 0).empty());
 }
 
 TEST(Fingerprint, SeesSizeAndBlocks) {
-  const Directory directory;
-  const fs::path path = directory.path / "rows";
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path("rows");
   std::ofstream(path, std::ios::binary) << std::string(size_t{5} << 20, 'x');
   const std::string all = fingerprint_file(path, ExitCode::kData), some = fingerprint_file(path, ExitCode::kData, 2);
   EXPECT_NE(all, some);
@@ -261,7 +252,7 @@ TEST(Fingerprint, SeesSizeAndBlocks) {
       .flush();
   EXPECT_NE(fingerprint_file(path, ExitCode::kData), all);
   EXPECT_NE(fingerprint_file(path, ExitCode::kData, 2), some) << "the last block is always one of them";
-  EXPECT_THROW(fingerprint_file(directory.path / "none", ExitCode::kData), Error);
+  EXPECT_THROW(fingerprint_file(directory.path("none"), ExitCode::kData), Error);
 }
 
 TEST(CheckpointNames, OnlyWholeNamesCount) {

@@ -1,26 +1,18 @@
 // Which checkpoints stay in a folder, and what a save does beside those of other runs and of dead ones.
 #include "checkpoint_folder.h"
 
-#include "trireme/base/error.h"
+#include "../base/base_testing.h"
 #include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <set>
 
 namespace trireme {
 namespace {
 
-class CheckpointFolderTest : public testing::Test {
+class CheckpointFolderTest : public DirectoryTest {
  protected:
-  CheckpointFolderTest() {
-    char name[] = "/tmp/trireme_folder_XXXXXX";
-    root_ = mkdtemp(name);
-    path_ = root_ / "checkpoints";
-  }
-  ~CheckpointFolderTest() override { std::filesystem::remove_all(root_); }
-
   static void save(const CheckpointFolder& folder, const char* run, int64_t step) {
     CheckpointManifest manifest;
     manifest.run_id = run;
@@ -34,7 +26,7 @@ class CheckpointFolderTest : public testing::Test {
     return names;
   }
 
-  std::filesystem::path root_, path_;
+  const std::filesystem::path path_ = path("checkpoints");
 };
 
 TEST_F(CheckpointFolderTest, KeepsTheNewestOfItsOwnRun) {

@@ -1,12 +1,12 @@
 // The thread that writes a checkpoint, beside a device that is not the first: a stand-in for a second GPU, registered
 // with LibTorch, that notes which device a thread has chosen when it waits for the copy.
 #include "checkpoint_writer.h"
+#include "../base/base_testing.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -61,9 +61,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 TEST(CheckpointWriter, WaitsForTheCopyOnTheDeviceOfTheTensors) {
-  std::string pattern = (std::filesystem::temp_directory_path() / "trireme-writer-XXXXXX").string();
-  ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-  const std::filesystem::path directory = pattern;
+  const TemporaryDirectory directory;
   std::vector<float> values(64, 2.5f);
   const c10::Device second(kStandIn, 1);
   const at::Tensor tensor = at::for_blob(values.data(), {64})
@@ -72,14 +70,13 @@ TEST(CheckpointWriter, WaitsForTheCopyOnTheDeviceOfTheTensors) {
                                 .make_tensor();
   CheckpointWriter writer;
   writer.snapshot({{{"master", "block", DType::kF32, 0, 64, 0}, tensor}});
-  writer.start(directory / "rank-00000.safetensors", 0, 1);
+  writer.start(directory.path("rank-00000.safetensors"), 0, 1);
   while (!writer.finished()) std::this_thread::yield();
   std::string error;
   const CheckpointFile file = writer.take(error);
   EXPECT_EQ(error, "");
   EXPECT_EQ(file.pieces.size(), 1U);
   EXPECT_EQ(g_waited_on, 1) << "on GPU 0 the wait makes a CUDA context";
-  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <fstream>
@@ -16,19 +15,13 @@
 namespace trireme {
 namespace {
 
-class LineFileTest : public testing::Test {
+class LineFileTest : public DirectoryTest {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "trireme-lines-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    path_ = std::filesystem::path(pattern) / "metrics.jsonl";
     getrlimit(RLIMIT_FSIZE, &before_);
     std::signal(SIGXFSZ, SIG_IGN);
   }
-  void TearDown() override {
-    limit(before_.rlim_cur);
-    std::filesystem::remove_all(path_.parent_path());
-  }
+  void TearDown() override { limit(before_.rlim_cur); }
   void limit(rlim_t bytes) const {
     const rlimit limit{bytes, before_.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -40,7 +33,7 @@ class LineFileTest : public testing::Test {
     return found;
   }
 
-  std::filesystem::path path_;
+  const std::filesystem::path path_ = path("metrics.jsonl");
   rlimit before_{};
 };
 

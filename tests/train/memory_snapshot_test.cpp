@@ -1,6 +1,7 @@
 // The allocator's snapshot as Python and its viewer read it, and the ranges that are its frames.
 #include "memory_snapshot.h"
 
+#include "../base/base_testing.h"
 #include "range_recorder.h"
 
 #include <gtest/gtest.h>
@@ -16,17 +17,13 @@ namespace {
 
 #ifdef TRIREME_WITH_CUDA
 TEST(MemorySnapshot, PythonReadsTheFileWithoutTorch) {
-  char name[] = "/tmp/snapshot_XXXXXX";
-  const std::filesystem::path folder = mkdtemp(name);
-  write_memory_snapshot(folder / "profile" / "rank0.pickle");
+  const TemporaryDirectory folder;
+  const std::filesystem::path file = folder.path("profile/rank0.pickle");
+  write_memory_snapshot(file);
   const std::string read =
       "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb')); assert s['segments'] == [] and "
       "s['device_traces'] == [] and 'torch' not in sys.modules";
-  EXPECT_EQ(std::system((std::string(TRIREME_TEST_PYTHON) + " -c \"" + read + "\" " +
-                         (folder / "profile" / "rank0.pickle").string())
-                            .c_str()),
-            0);
-  std::filesystem::remove_all(folder);
+  EXPECT_EQ(std::system((std::string(TRIREME_TEST_PYTHON) + " -c \"" + read + "\" " + file.string()).c_str()), 0);
 }
 #endif
 

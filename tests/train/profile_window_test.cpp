@@ -1,4 +1,5 @@
 // Outside its window a profile leaves nothing in the way of a step.
+#include "../base/base_testing.h"
 #include "profiler.h"
 #include "trireme/base/profile_range.h"
 
@@ -6,8 +7,6 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -20,8 +19,7 @@ bool records() {
 }
 
 TEST(ProfileWindow, OnlyActiveStepsHaveCallbacksAndRanges) {
-  char name[] = "/tmp/window_XXXXXX";
-  const std::filesystem::path folder = mkdtemp(name);
+  const TemporaryDirectory folder;
   const auto world = World::join(Launch{}, /*use_gpu=*/false, nullptr);
   const bool before = at::hasCallbacks();
   ASSERT_FALSE(before) << "LibTorch itself has callbacks: the test sees nothing";
@@ -30,7 +28,7 @@ TEST(ProfileWindow, OnlyActiveStepsHaveCallbacksAndRanges) {
   for (const bool memory : {false, true}) {
     config.profile.emplace();
     *config.profile = {.wait = 1, .warmup = 1, .active = 2, .repeat = 2, .memory = memory};
-    const auto profiler = Profiler::make(config, *world, folder, /*completed=*/0);
+    const auto profiler = Profiler::make(config, *world, folder.root(), /*completed=*/0);
     ASSERT_NE(profiler, nullptr);
     std::string active;
     for (int64_t step = 1; step <= 10; ++step) {
@@ -44,15 +42,14 @@ TEST(ProfileWindow, OnlyActiveStepsHaveCallbacksAndRanges) {
   }
   // Ranks that record nothing, and runs without a profile.
   config.profile->ranks = {1};
-  const auto other = Profiler::make(config, *world, folder, 0);
+  const auto other = Profiler::make(config, *world, folder.root(), 0);
   for (int64_t step = 1; step <= 4; ++step) {
     other->before_step(step);
     EXPECT_FALSE(records()) << step;
     other->after_step(step);
   }
   config.profile.reset();
-  EXPECT_EQ(Profiler::make(config, *world, folder, 0), nullptr);
-  std::filesystem::remove_all(folder);
+  EXPECT_EQ(Profiler::make(config, *world, folder.root(), 0), nullptr);
 }
 
 }  // namespace

@@ -13,8 +13,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,14 +21,8 @@ namespace trireme {
 
 inline constexpr int64_t kRows = 8, kLength = 16;
 
-class TaskTest : public testing::Test {
+class TaskTest : public DirectoryTest {
  protected:
-  TaskTest() {
-    char name[] = "/tmp/trireme_task_XXXXXX";
-    root_ = mkdtemp(name);
-  }
-  ~TaskTest() override { std::filesystem::remove_all(root_); }
-
   /// The configuration that write_decoder() or write_bert() has left, as `program` reads it.
   Config load(const ProgramKeys& program, const std::vector<std::string>& overrides) const {
     return load_config(root_ / "run.yaml", overrides, program);
@@ -70,8 +62,6 @@ class TaskTest : public testing::Test {
     writer.commit();
     write_run();
   }
-
-  std::filesystem::path root_;
 
  private:
   void write_run() const {

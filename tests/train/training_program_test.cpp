@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <regex>
 #include <set>
 #include <string>
@@ -134,11 +133,7 @@ Config changed(const std::vector<std::string>& settings) {
   const std::string text =
       "model: {path: /m}\nlora: {r: 4, adapter: /a}\ndata: {train: /t, seq_length: 8}\nbatch: {global_batch_size: 4}\n"
       "schedule: {warmup_steps: 0}\ntrain: {max_steps: 100}\noutput: {dir: /o}\n";
-  const std::filesystem::path file = std::filesystem::temp_directory_path() / fmt::format("changed-{}.yaml", getpid());
-  std::ofstream(file) << text;
-  const Config config = load_config(file, settings, every);
-  std::filesystem::remove(file);
-  return config;
+  return load_config(TemporaryDirectory().write("changed.yaml", text), settings, every);
 }
 
 TEST(SavedConfiguration, PlacesAndReportsDoNotDecideWhatIsComputed) {
@@ -243,12 +238,10 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
   EXPECT_TRUE(changed_by({fmt::format("data.train=[{0}lists.arrow, {0}fms]", fixtures)}, {"data.column=input_ids"}));
   EXPECT_TRUE(changed_by({"data.train=" + fixtures + "lists.arrow", "data.column=input_ids"}, {"data.column=tokens"}));
   // What the model's config.json decides.
-  const std::filesystem::path model = std::filesystem::temp_directory_path() / fmt::format("shape-{}", getpid());
-  std::filesystem::create_directory(model);
-  std::ofstream(model / "config.json")
-      << R"({"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64,
-             "num_hidden_layers": 2, "num_attention_heads": 4, "rms_norm_eps": 1e-5})";
-  const std::vector<std::string> at_model = {"model.path=" + model.string()};
+  const TemporaryDirectory model;
+  model.write("config.json", R"({"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64,
+                                 "num_hidden_layers": 2, "num_attention_heads": 4, "rms_norm_eps": 1e-5})");
+  const std::vector<std::string> at_model = {"model.path=" + model.root().string()};
   EXPECT_FALSE(changed_by(at_model, {"model.vocab_size=320"}));
   EXPECT_TRUE(changed_by(at_model, {"model.vocab_size=328"}));
   EXPECT_FALSE(changed_by(at_model, {"model.scaled_residual_init=false"}));
@@ -267,7 +260,6 @@ TEST(SavedConfiguration, ADefaultThatIsWrittenOutIsNoChange) {
                                          {"lora.use_rslora=true", true},
                                          {"lora.r=8", true}})
     EXPECT_EQ(changed_by(at_model, {setting}), changes) << setting;
-  std::filesystem::remove_all(model);
 }
 
 TEST(SavedConfiguration, MoreStepsOfOneWarmUpRatioAreAnExtension) {

@@ -1,14 +1,13 @@
 // The state of a run by the names that checkpoints have had from the first version on.
 #include "training_state.h"
 
+#include "../base/base_testing.h"
 #include "data/rows.h"
 #include "trireme/comm/rank_grid.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 namespace trireme {
 namespace {
@@ -84,25 +83,22 @@ TEST(TrainingState, OlderCheckpointsLackNumbers) {
 }
 
 /// What a checkpoint says of the files that a run was made from.
-class RunInputs : public ::testing::Test {
+class RunInputs : public DirectoryTest {
  protected:
-  void SetUp() override {
-    std::filesystem::create_directories(directory_ / "adapter");
+  RunInputs() {
     write("config.json", "{}");
     write("model.safetensors", "base");
     write("adapter/adapter_model.safetensors", "adapter");
     write("tokenizer.model", "tokenizer");
     write("train.npy", "rows");
     write("texts.jsonl", "{\"text\": \"a\"}\n");
-    config_.model.path = directory_.string();
-    config_.data.train = {(directory_ / "train.npy").string()};
+    config_.model.path = root_.string();
+    config_.data.train = {(root_ / "train.npy").string()};
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  void write(const std::string& name, const std::string& content) { std::ofstream(directory_ / name) << content; }
   CheckpointRun described() const {
     return describe_run(
         config_, "run", RankGrid(0, {.world = 1}), {}, at::kFloat,
-        RunFiles{to_paths(row_files(config_.data.train)), directory_ / "config.json", row_tokenizer(config_)});
+        RunFiles{to_paths(row_files(config_.data.train)), root_ / "config.json", row_tokenizer(config_)});
   }
   std::vector<std::string> hashes() const {
     std::vector<std::string> all;
@@ -116,8 +112,6 @@ class RunInputs : public ::testing::Test {
     return hashes() != before;
   }
 
-  const std::filesystem::path directory_ =
-      std::filesystem::temp_directory_path() / ("trireme-run-inputs-" + std::to_string(getpid()));
   Config config_;
   int contents_ = 0;
 };
@@ -133,7 +127,7 @@ TEST_F(RunInputs, OfAllParametersAreTheModelsConfiguration) {
 TEST_F(RunInputs, OfAPreferenceRunAreTheAdapterThatItComparesWithInEachStep) {
   config_.train.objective = TrainSection::Objective::kDpo;
   config_.lora.emplace();
-  config_.lora->adapter = (directory_ / "adapter").string();
+  config_.lora->adapter = (root_ / "adapter").string();
   EXPECT_TRUE(depends_on("adapter/adapter_model.safetensors"));
   config_.preference.emplace().precompute_ref_log_probs = true;
   EXPECT_FALSE(depends_on("adapter/adapter_model.safetensors")) << "log-probabilities are in a file of the run";
@@ -143,15 +137,13 @@ TEST_F(RunInputs, OfAPreferenceRunAreTheAdapterThatItComparesWithInEachStep) {
 }
 
 TEST_F(RunInputs, OfNemoCheckpointsAreTheirDescriptionsAndChunks) {
-  for (const char* name : {"config.json", "model.safetensors"}) std::filesystem::remove(directory_ / name);
-  std::filesystem::create_directories(directory_ / "context");
-  std::filesystem::create_directories(directory_ / "weights" / "a");
+  for (const char* name : {"config.json", "model.safetensors"}) std::filesystem::remove(root_ / name);
   for (const char* name : {"context/model.yaml", "weights/a/.zarray", "weights/a/0.0", "weights/a/0.1"})
     write(name, name);
   EXPECT_TRUE(depends_on("context/model.yaml"));
   EXPECT_TRUE(depends_on("weights/a/.zarray"));
   EXPECT_FALSE(depends_on("weights/a/0.0")) << "the checkpoint has what became of the weights";
-  const auto base = [&] { return fingerprint_model(directory_, /*with_weights=*/true); };
+  const auto base = [&] { return fingerprint_model(root_, /*with_weights=*/true); };
   const auto before = base();
   ASSERT_EQ(before.size(), 3U);
   write("weights/a/0.0", "other");
@@ -160,7 +152,7 @@ TEST_F(RunInputs, OfNemoCheckpointsAreTheirDescriptionsAndChunks) {
 
 TEST_F(RunInputs, OfTextsAreTheTokenizer) {
   EXPECT_FALSE(depends_on("tokenizer.model")) << "rows are tokens";
-  config_.data.train = {(directory_ / "texts.jsonl").string()};
+  config_.data.train = {(root_ / "texts.jsonl").string()};
   EXPECT_TRUE(depends_on("tokenizer.model"));
   write("tokenizer_config.json", R"({"legacy": true})");
   const auto before = hashes();
@@ -178,7 +170,7 @@ TEST_F(RunInputs, OfTextsAreTheTokenizer) {
     EXPECT_TRUE(Fingerprint({}, now).same_content({"", now.substr(0, now.find('+'))})) << "of an earlier version";
     EXPECT_FALSE(Fingerprint({}, now).same_content({"", before.back()}));
   }
-  std::filesystem::remove(directory_ / "tokenizer.model");
+  std::filesystem::remove(root_ / "tokenizer.model");
   write("vocab.json", "{}");
   write("merges.txt", "");
   EXPECT_TRUE(depends_on("merges.txt"));
@@ -187,13 +179,13 @@ TEST_F(RunInputs, OfTextsAreTheTokenizer) {
 }
 
 TEST_F(RunInputs, OfADirectoryAreTheFilesThatTheRunReads) {
-  std::filesystem::create_directories(directory_ / "data");
+  std::filesystem::create_directories(root_ / "data");
   write("data/a.jsonl", "{\"text\": \"a\"}\n");
-  config_.data.train = {(directory_ / "data").string()};
+  config_.data.train = {(root_ / "data").string()};
   const CheckpointRun before = described();
   ASSERT_EQ(before.manifest.data.size(), 1U);
   EXPECT_EQ(before.former_data(),
-            (std::vector<Fingerprint>{{config_.data.train[0], fingerprint_names(directory_ / "data")}}));
+            (std::vector<Fingerprint>{{config_.data.train[0], fingerprint_names(root_ / "data")}}));
   write("data/README.md", "about it");
   EXPECT_EQ(described().manifest.data, before.manifest.data);
   write("data/a.jsonl", "{\"text\": \"b\"}\n");
