@@ -109,7 +109,7 @@ RunRows::RunRows(const Config& config, World& world, const TrainingProgram& prog
   if (context_size > 1) exchange_ = std::make_unique<ContextExchange>(comm.split(grid_.context.group));
   {
     // One rank writes the index maps that all of them read.
-    const ProgressSection section("index maps", kStorageAllowance);
+    const ProgressSection section("index-maps", kStorageAllowance);
     collective_check(comm, [&] {
       if (comm.rank() == 0) fill_row_caches(config);
     });

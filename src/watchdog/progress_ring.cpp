@@ -153,7 +153,7 @@ double ProgressRing::blocked_seconds() {
 
 void begin_progress_step(int64_t step) { ProgressRing::instance().begin_step(step); }
 
-ProgressSection::ProgressSection(const char* name, double allowance_seconds) {
+ProgressSection::ProgressSection(SectionName name, double allowance_seconds) {
   ProgressRing& ring = ProgressRing::instance();
   const auto outer = ring.section();
   previous_ = outer.name;
@@ -161,7 +161,7 @@ ProgressSection::ProgressSection(const char* name, double allowance_seconds) {
   previous_allowance_ = outer.allowance;
   began_ = steady_seconds();
   blocked_ = ring.blocked_seconds();
-  ring.set_section(name, began_, allowance_seconds);
+  ring.set_section(name.text, began_, allowance_seconds);
 }
 
 ProgressSection::~ProgressSection() {

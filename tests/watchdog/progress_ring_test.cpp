@@ -119,6 +119,7 @@ TEST(RankRecord, AViewSurvivesItsText) {
   ProgressRing ring;
   ring.set_rank(3);
   ring.begin_step(7);
+  ring.set_section(SectionName("index-maps").text, 1, 1800);
   ring.end(ring.begin("all_gather_host", 5, "world"));
   ring.wait(ring.begin("reduce_scatter", 77, "part"));
   RankView view = ring.view(), back;
@@ -127,6 +128,8 @@ TEST(RankRecord, AViewSurvivesItsText) {
   EXPECT_EQ(back.rank, 3);
   EXPECT_EQ(back.host, "node7");
   EXPECT_EQ(back.step, 7);
+  EXPECT_EQ(back.section, "index-maps");
+  EXPECT_EQ(back.section_allowance, 1800);
   EXPECT_EQ(back.history.size(), 2u);
   EXPECT_EQ(back.position()->name(), "#2 reduce_scatter[77] on part");
   EXPECT_EQ(back.last_begun(), 2u);

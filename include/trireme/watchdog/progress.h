@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trireme {
@@ -12,11 +13,20 @@ namespace trireme {
 /// first step has ended, then max(60 s, 10 × the median step); TRIREME_HANG_SECONDS replaces both.
 void begin_progress_step(int64_t step);
 
-/// A section of the training thread's work: "data", "forward", "save", … (a literal). A rank inside a section with an
-/// allowance counts as hung only when so many seconds have passed since the section's start (slow storage, start-up).
+/// A literal of one word: the texts in which ranks send each other their sections separate words by blanks.
+struct SectionName {
+  consteval SectionName(const char* literal) : text(literal) {
+    const std::string_view word(literal);
+    if (word.empty() || word.find(' ') != word.npos) throw "the name of a section is one word";
+  }
+  const char* text;
+};
+
+/// A section of the training thread's work: "data", "forward", "save", … A rank inside a section with an allowance
+/// counts as hung only when so many seconds have passed since the section's start (slow storage, start-up).
 class ProgressSection {
  public:
-  explicit ProgressSection(const char* name, double allowance_seconds = 0);
+  explicit ProgressSection(SectionName name, double allowance_seconds = 0);
   ~ProgressSection();
   ProgressSection(const ProgressSection&) = delete;
   ProgressSection& operator=(const ProgressSection&) = delete;
