@@ -260,6 +260,10 @@ double RankWatch::limit() const {
   return median > 0 ? std::max(kLeastLimit, kMedianSteps * median) : kFirstStepLimit;
 }
 
+double RankWatch::longest_wait() const {
+  return std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
+}
+
 void RankWatch::watch() {
   for (int round = 1; !stop_; ++round) {
     std::this_thread::sleep_for(milliseconds(100));
@@ -268,9 +272,7 @@ void RankWatch::watch() {
       if (const std::string error = hooks_.device_error(); !error.empty())
         fail(error, static_cast<int>(ExitCode::kHang));
     }
-    const double waited =
-        std::max(ProgressRing::instance().longest_wait(), hooks_.device_wait ? hooks_.device_wait() : 0.0);
-    const double now = steady_seconds();
+    const double waited = longest_wait(), now = steady_seconds();
     ProgressRing::instance().set_overdue(waited >= limit());
     if (waited < limit() + kSettle || now < next_check_) continue;
     const double next = handle_hang(waited);
@@ -341,6 +343,8 @@ double RankWatch::handle_hang(double waited) {
   if (!pause(first < rank_ ? 4 : 0)) return 0;
   const std::string stack =
       peers_->stack_of(all[static_cast<size_t>(report.responsible.empty() ? rank_ : report.responsible[0])]);
+  // The questions have taken seconds, and the ranks may have gone on meanwhile.
+  if (longest_wait() < waited) return 1;
   claim_exit();
   const std::string sentence = fmt::format(
       "no progress for {:.0f} s in step {}: {}; run again, or give slow machines a longer TRIREME_HANG_SECONDS (now "

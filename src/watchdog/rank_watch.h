@@ -80,6 +80,8 @@ class RankWatch final : public RankGuard {
   /// Sleeps as the watchdog's thread does while it handles a hang. False when the watch ends.
   bool pause(double seconds) const;
   double limit() const;
+  /// Seconds for which this rank has waited, its host in a collective or its device.
+  double longest_wait() const;
 
   // The end of the process.
   /// Returns to one thread only, which ends the process; the others block.

@@ -156,7 +156,8 @@ constexpr double kAtOnce = 24;
 
 /// Runs `body` in `size` processes; seconds are measured from their start. Without a hang the limit is one that a busy
 /// machine does not reach.
-std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body, const char* hang_seconds = "30") {
+std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body, const char* hang_seconds = "30",
+                               const RankWatch::Hooks& hooks = {}) {
   const ReservedPort port;
   char directory[] = "/tmp/trireme-rank-watch-XXXXXX";
   EXPECT_NE(mkdtemp(directory), nullptr);
@@ -182,7 +183,7 @@ std::vector<Outcome> run_ranks(int size, const std::function<void(Rank&)>& body,
         rank.store = join_store(launch);
         rank.exchange = rank.store->exchange();
         rank.watch = std::make_unique<RankWatch>(
-            r, size, [&](const std::string& text) { return rank.exchange->all_gather(text); }, RankWatch::Hooks{});
+            r, size, [&](const std::string& text) { return rank.exchange->all_gather(text); }, hooks);
         rank.store->watched();
         try {
           body(rank);
@@ -310,6 +311,21 @@ TEST(RankWatch, ASleepingRankIsNamed) {
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 71) << text;
   EXPECT_LT(outcomes[0].seconds, kAtOnce) << "the sleeper goes too";
   EXPECT_TRUE(contains(text, "never reached #3 all_reduce[1024] on world (step 3, section data"));
+}
+
+/// The device waits beyond the limit at the first look, and not at the second.
+TEST(RankWatch, AHangThatEndsDuringTheQuestionsIsNone) {
+  RankWatch::Hooks hooks;
+  hooks.device_wait = [looks = 0]() mutable { return looks++ == 0 ? 100.0 : 0.0; };
+  const auto outcomes = run_ranks(
+      2,
+      [](Rank& rank) {
+        rank.step(1);
+        std::this_thread::sleep_for(std::chrono::seconds(4));
+        rank.step(2);
+      },
+      "30", hooks);
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.code, 0) << all_text(outcomes);
 }
 
 TEST(RankWatch, DifferentCollectivesAreNamed) {
