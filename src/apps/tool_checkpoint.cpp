@@ -14,6 +14,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <list>
 #include <map>
 #include <memory>
@@ -124,13 +126,17 @@ class IdleRun {
   explicit IdleRun(const fs::path& run) {
     const fs::path lock = run / kLockName;
     if (!fs::exists(lock)) return;
-    fd_ = open(lock.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd_ >= 0 && flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      close(fd_);
-      throw WriteError(fmt::format(
-          "a run is training in {}: wait for its end (it keeps the newest output.keep_last checkpoints itself)",
-          run.string()));
-    }
+    // To be read: another user's may not be written.
+    fd_ = open(lock.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd_ >= 0 && flock(fd_, LOCK_SH | LOCK_NB) == 0) return;
+    const int error = errno;
+    if (fd_ >= 0) close(fd_);
+    if (error != EWOULDBLOCK)
+      throw WriteError(fmt::format("a run may be training in {}: cannot lock {}: {}", run.string(), lock.string(),
+                                   std::strerror(error)));
+    throw WriteError(fmt::format(
+        "a run is training in {}: wait for its end (it keeps the newest output.keep_last checkpoints itself)",
+        run.string()));
   }
   ~IdleRun() {
     if (fd_ >= 0) close(fd_);

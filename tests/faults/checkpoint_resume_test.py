@@ -143,6 +143,14 @@ def races(site):
     for path in (f"{site.work}/shared", f"{site.work}/shared/checkpoints", f"{site.work}/shared/checkpoints/", f"{site.work}/named", f"{site.work}/named/checkpoints"):
         pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", path], capture_output=True, text=True)
         assert pruned.returncode == 73 and "a run is training in" in pruned.stderr, (path, process.poll(), pruned.stdout, pruned.stderr)
+    if os.geteuid() == 0:  # another user, who can remove files of the run and not write its lock; then not read it
+        for folder, _, _ in os.walk(f"{site.work}/shared"):
+            os.chmod(folder, 0o777)
+        os.chmod(site.work, 0o755)
+        for mode, says in ((0o644, "a run is training in"), (0o600, "a run may be training in")):
+            os.chmod(f"{site.work}/shared/.lock", mode)
+            pruned = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", "prune", f"{site.work}/shared"], capture_output=True, text=True, user=65534, group=65534, extra_groups=[])
+            assert pruned.returncode == 73 and says in pruned.stderr, (mode, pruned.stdout, pruned.stderr)
     second = site.run(EVERY, "output.dir=shared", ranks=2, expect=73)
     owner = "in use by another run (run "
     assert owner in second.err and "on host" in second.err and "process" in second.err, second.err
