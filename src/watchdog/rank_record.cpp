@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -19,11 +20,12 @@ namespace {
 std::string text_in(const char* begin, size_t size) { return {begin, strnlen(begin, size)}; }
 
 /// One state letter of /proc/<pid>/stat: R, S, D, T (stopped), Z (dead, not yet collected); 0 when there is no such
-/// process.
+/// process, '?' when this process cannot know.
 char process_state(int pid) {
+  errno = 0;
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
-  if (!std::getline(file, line)) return 0;
+  if (!std::getline(file, line)) return errno == ENOENT || errno == ESRCH ? 0 : '?';
   const size_t close = line.rfind(')');
   return close == std::string::npos || close + 2 >= line.size() ? '?' : line[close + 2];
 }

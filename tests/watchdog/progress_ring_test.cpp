@@ -2,6 +2,7 @@
 #include "progress_ring.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -135,6 +136,17 @@ TEST(RankRecord, AViewSurvivesItsText) {
   EXPECT_EQ(back.last_begun(), 2u);
   for (const char* broken : {"", "3", "x y z", "3 h 1 0 0 7 0 0 - 0 0 9999", "3 h 1 0 0 7 0 0 - 0 0 2 1 1 a b 0 0 0"})
     EXPECT_FALSE(decode(broken, back)) << broken;
+}
+
+TEST(RankRecord, NoneIsDeadForAProcessWithoutFreeFileDescriptors) {
+  ProgressRing ring;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const RankView view = ring.view();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_FALSE(view.dead);
 }
 
 /// The record of a stopped, then dead process can still be read by another process.
