@@ -20,7 +20,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 
 namespace trireme {
@@ -33,23 +32,6 @@ constexpr double kGibibyte = 1 << 30;
 std::string limit_text(rlim_t limit, bool bytes) {
   if (limit == RLIM_INFINITY) return "unlimited";
   return bytes ? format_bytes(static_cast<double>(limit)) : format_count(static_cast<int64_t>(limit));
-}
-
-/// MemTotal and MemAvailable of /proc/meminfo, bytes; less where the container's limit is lower.
-std::pair<double, double> host_memory() {
-  double total = 0, available = 0, value = 0;
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string key, unit; meminfo >> key >> value && std::getline(meminfo, unit);) {
-    if (key == "MemTotal:") total = value * 1024;
-    if (key == "MemAvailable:") available = value * 1024;
-  }
-  double limit = 0, used = 0;
-  std::ifstream most("/sys/fs/cgroup/memory.max"), now("/sys/fs/cgroup/memory.current");
-  if (most >> limit && now >> used && limit < total) {
-    total = limit;
-    available = std::min(available, limit - used);
-  }
-  return {total, available};
 }
 
 /// A file of whole blocks, removed at the end.
@@ -199,13 +181,14 @@ std::vector<DoctorCheck> machine_checks() {
                                       cores.online == 1 ? "" : "s");
   if (cores.bound < cores.online) processor += fmt::format(", {} of them for this process", cores.bound);
   if (std::isfinite(cores.quota)) processor += fmt::format(", the container's quota is {:.1f}", cores.quota);
-  const auto [total, available] = host_memory();
+  const HostMemory memory = host_memory();
+  const auto available = static_cast<double>(memory.available);
   const bool enough = available >= kLeastMemory;
   return {{State::kOk, "Trireme", fmt::format("{} ({})", kVersion, kCommit), "", 0},
           {State::kOk, "LibTorch", TORCH_VERSION, "", 0},
           {State::kOk, "processor", processor, "", 0},
           {enough ? State::kOk : State::kWarning, "memory",
-           fmt::format("{} free of {}", format_bytes(available), format_bytes(total)),
+           fmt::format("{} free of {}", format_bytes(available), format_bytes(static_cast<double>(memory.total))),
            enough ? "" : "only tiny models fit: end other programs, or take a larger machine", 0},
           limit_check("open files", RLIMIT_NOFILE, kOpenFiles, false,
                       "many ranks and shards need more: ulimit -n 65536, or LimitNOFILE of the service"),

@@ -97,14 +97,6 @@ std::string operating_system() {
   return "";
 }
 
-double memory_bytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  double value = 0;
-  for (std::string key, unit; meminfo >> key >> value && std::getline(meminfo, unit);)
-    if (key == "MemTotal:") return value * 1024;
-  return 0;
-}
-
 /// The package checker's words for the values of MLPERF_SUBMISSION_STATUS.
 std::string long_status(const std::string& status) {
   if (status == "onprem") return "Available on-premise";
@@ -119,8 +111,9 @@ std::string long_status(const std::string& status) {
 std::vector<std::pair<std::string, std::string>> system_description() {
   Fields fields;
   add_processors(fields);
-  fields["host_processor_model_name"] = describe_device(at::kCPU, at::kFloat, 1).name;
-  fields["host_memory_capacity"] = format_bytes(memory_bytes());
+  const DeviceInfo host = describe_device(at::kCPU, at::kFloat, 1);
+  fields["host_processor_model_name"] = host.name;
+  fields["host_memory_capacity"] = format_bytes(static_cast<double>(host.total_memory));
   fields["host_networking"] = rdma_adapters();
   fields["operating_system"] = operating_system();
   fields["framework"] = fmt::format("Trireme {} ({}), LibTorch {}", kVersion, kCommit, TORCH_VERSION);

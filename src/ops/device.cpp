@@ -109,11 +109,12 @@ int64_t peak_reserved_memory(at::Device device) {
   return peak_memory(device);
 }
 
-int64_t available_host_memory() {
-  int64_t available = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+HostMemory host_memory() {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  HostMemory memory{sysconf(_SC_PHYS_PAGES) * page, sysconf(_SC_AVPHYS_PAGES) * page};
   std::ifstream meminfo("/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);)
-    if (line.starts_with("MemAvailable:")) available = std::atoll(line.c_str() + line.find(':') + 1) * 1024;
+    if (line.starts_with("MemAvailable:")) memory.available = std::atoll(line.c_str() + line.find(':') + 1) * 1024;
   // Limits of a container: cgroup v2, then v1; no number, or one beyond all memory, means no limit. Its use counts
   // files, too, which make way.
   for (const auto& [limit_file, used_file, stat_file, name] :
@@ -126,10 +127,12 @@ int64_t available_host_memory() {
     if (!(std::ifstream(limit_file) >> limit) || !(std::ifstream(used_file) >> used)) continue;
     for (std::string line; std::getline(stat, line);)
       if (line.starts_with(name)) used -= std::atof(line.c_str() + std::string_view(name).size());
-    available = static_cast<int64_t>(std::min(static_cast<double>(available), std::max(0.0, limit - used)));
+    memory.total = static_cast<int64_t>(std::min(static_cast<double>(memory.total), limit));
+    memory.available =
+        static_cast<int64_t>(std::min(static_cast<double>(memory.available), std::max(0.0, limit - used)));
     break;
   }
-  return available;
+  return memory;
 }
 
 std::string memory_state(at::Device device) {

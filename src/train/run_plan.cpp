@@ -132,7 +132,7 @@ int run_context_size(const Config& config, const TrainingProgram& program, World
   if (comm.size() == 1 || config.parallel.context_size == 1 || !program.keys.features.has(Feature::kContext)) return 1;
   DeviceInfo device = describe_device(world.device(), compute_dtype, world.launch().local_world_size);
   if (const auto bytes = fault_value("device-memory", comm.rank())) device.total_memory = static_cast<int64_t>(*bytes);
-  const int64_t host = pinnable_memory(available_host_memory(), world.launch().local_world_size);
+  const int64_t host = pinnable_memory(host_memory().available, world.launch().local_world_size);
   const std::vector<double> most =
       comm.all_reduce_host({-static_cast<double>(device.total_memory), -static_cast<double>(host)}, ReduceOp::kMax);
   int size = 1;
@@ -181,7 +181,7 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
       });
 
   const auto hosts =
-      comm.all_gather_host(std::to_string(pinnable_memory(available_host_memory(), world.launch().local_world_size)));
+      comm.all_gather_host(std::to_string(pinnable_memory(host_memory().available, world.launch().local_world_size)));
   question_.host_memory = std::numeric_limits<int64_t>::max();
   for (const std::string& memory : hosts)
     question_.host_memory = std::min<int64_t>(question_.host_memory, std::stoll(memory));

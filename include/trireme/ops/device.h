@@ -39,8 +39,12 @@ int64_t peak_memory(at::Device device);
 /// GPU: the allocator's peak of reserved memory, fragmentation included; CPU: as peak_memory.
 int64_t peak_reserved_memory(at::Device device);
 
-/// Bytes that processes of this host may still allocate: free memory and file cache, within the container's limit.
-int64_t available_host_memory();
+/// Bytes of this host, or of the container where its limit is lower. Available: what processes may still allocate, free
+/// memory and file cache.
+struct HostMemory {
+  int64_t total = 0, available = 0;
+};
+HostMemory host_memory();
 
 /// The current use of memory, as a table: on a GPU the allocator's counters and its blocks by size; on a CPU the
 /// process's resident memory.
