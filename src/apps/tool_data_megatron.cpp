@@ -130,7 +130,10 @@ void add_megatron_data_tool(CLI::App& data) {
       command->add_option("--merge", arguments->merge, "Prefixes to merge, in this order, into --output-prefix");
   auto* shown = command->add_option("--show", arguments->show, "Prefix to describe: counts, type, first document");
   input->excludes(merged)->excludes(shown);
-  merged->excludes(shown);
+  merged->excludes(shown)->excludes(command->get_option("--tokenizer"));
+  shown->excludes(command->get_option("--output-prefix"));
+  for (const char* name : {"--text-key", "--append-eod", "--workers", "--split-sentences"})
+    command->get_option(name)->excludes(merged)->excludes(shown);
   command->callback([arguments] {
     if (!arguments->show.empty()) return show(*arguments);
     if (!arguments->merge.empty()) return merge(*arguments);

@@ -153,6 +153,7 @@ def check_wrong_command_lines(site):
             ("data megatron --workers x", "--workers must be an integer >= 0, not 'x'"),
             ("data megatron --input a --output-prefix", "--output-prefix needs a value"),
             ("data megatron --input a --merge b", "--input and --merge exclude each other: give one of them"),
+            ("data megatron --merge a b --output-prefix c --append-eod", "--append-eod and --merge exclude each other: give one of them"),
             ("data pack --input a", "trireme: data pack: --tokenizer, --output, --seq-length are missing (see trireme data pack --help)"),
             ("data pck", "trireme: data: unknown subcommand 'pck'. Did you mean 'pack'? (see trireme data --help)"),
             ("data", "trireme: data: a subcommand is missing: "),
