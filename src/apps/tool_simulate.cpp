@@ -184,7 +184,7 @@ std::string simulation_json(const Simulation& simulation, const SimulationOption
                                         {"network_bytes_per_s", rates.network_bytes},
                                         {"interference", rates.interference}}},
                                       {"rows", rows}};
-  return all.dump(2) + "\n";
+  return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::string series_name(const SimulatedPlan& one) {

@@ -125,6 +125,10 @@ def check_simulate(args, work):
     # A file of the same tool is replaced, and no other.
     run(args.bin, *base, "--gpus", "8", "--policy", "auto", "--output", work / "made/sim.json", "--svg", work / "made/sim.svg")
     assert len(json.loads((work / "made/sim.json").read_text())["rows"]) == 1
+    name = work / os.fsdecode(b"r\xff.yaml")
+    name.write_text((work / "run.yaml").read_text())
+    run(args.bin, "simulate", "--config", name, "--gpus", "8", "--policy", "auto", "--output", work / "made/bytes.json")
+    assert json.loads((work / "made/bytes.json").read_text())["config"] == f"{work}/r\ufffd.yaml"
     (work / "tokenizer.json").write_text('{\n  "version": "1.0",\n  "model": {}\n}\n')
     (work / "logo.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>\n')
     (work / "notes.yaml").write_text("# trireme pays\nlr: 1\n")
