@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -40,12 +41,10 @@ void write_stage(const LaunchStage& stage) {
 
 /// The number in "Submitted batch job 123".
 std::string job_number(const std::string& output) {
-  const size_t at = output.find("job ");
-  const size_t begin = at == std::string::npos ? output.size() : at + 4;
-  size_t end = begin;
-  while (end < output.size() && output[end] >= '0' && output[end] <= '9') ++end;
-  if (end == begin) throw WriteError(fmt::format("sbatch says '{}', which names no job", output));
-  return output.substr(begin, end - begin);
+  std::smatch found;
+  if (!std::regex_search(output, found, std::regex("job ([0-9]+)")))
+    throw WriteError(fmt::format("sbatch says '{}', which names no job", output));
+  return found[1];
 }
 
 /// Submits or runs the stage; the job's number, "" of an interactive one.

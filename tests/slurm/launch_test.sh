@@ -54,6 +54,11 @@ check "debug: ends well" ends_with 0
 check "debug: a fake number" says 'FAKE Job ID [0-9]{5}$'
 check "debug: the script is there" test -s "$results/nemo-megatron-gpt3_126m_submission.sh"
 check "debug: nothing was submitted" test ! -e "$results/launcher.log"
+printf '#!/bin/sh\necho "your job is in account x"\necho "Submitted batch job 123"\n' >sbatch
+chmod +x sbatch
+PATH=$site:$PATH launch training.run.name=said
+check "sbatch: the job's number, whatever a site has it say before" says 'submitted with Job ID 123$'
+rm sbatch
 
 # --- a run
 launch training.exp_manager.resume_if_exists=False
