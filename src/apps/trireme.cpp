@@ -109,7 +109,8 @@ int run_by_name(int argc, char** argv) {
   for (const std::string_view path : {started, executed})
     if (const trireme::TrainingProgram* program = trainer_of(path)) return trireme::train_main(argc, argv, *program);
   // A link of another name, such as train_lama, would be the tools and refuse what the trainer takes.
-  if (!name_of(started).starts_with("trireme") && !name_of(executed).starts_with("trireme"))
+  const std::string_view name = name_of(name_of(started).starts_with("trireme") ? started : executed);
+  if (!name.starts_with("trireme"))
     return trireme::run_main("trireme", [&]() -> int {
       std::string names = "trireme, trireme-calibrate";
       for (const trireme::TrainingProgram& program : trireme::training_programs()) names += ", " + program.keys.name;
@@ -118,7 +119,7 @@ int run_by_name(int argc, char** argv) {
     });
   std::vector<char*> words(argv, argv + argc);
   std::string calibrate = "calibrate";
-  if (started.ends_with("trireme-calibrate")) words.insert(words.begin() + 1, calibrate.data());
+  if (name == "trireme-calibrate") words.insert(words.begin() + 1, calibrate.data());
   words.push_back(nullptr);
   const int count = static_cast<int>(words.size()) - 1;
   return trireme::run_main("trireme", [&] { return run(count, words.data()); });

@@ -145,6 +145,8 @@ def check_names(site):
     assert done.returncode == 2 and "'train_lama': name it one of trireme" in done.stderr and "train_llama" in done.stderr, done
     done = subprocess.run(["anything", "--version"], executable=f"{site.bin}/trireme", capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("trireme "), done
+    done = subprocess.run(["anything", "--help"], executable=f"{site.bin}/trireme-calibrate", capture_output=True, text=True)
+    assert "trireme calibrate" in done.stdout, done
 
 
 def check_wrong_command_lines(site):
