@@ -19,8 +19,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <functional>
 #include <iostream>
+#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -41,11 +44,18 @@ void print_ids(const Tokenizer& tokenizer, const std::string& text, const Encode
   fmt::print("{}\n", fmt::join(ids, " "));
 }
 
-/// The next line of the standard input.
-bool next_line(std::string& line) {
-  if (std::getline(std::cin, line)) return true;
+/// Calls `use` with each line of the standard input; its errors name the line.
+void for_each_line(const std::function<void(const std::string&)>& use) {
+  int64_t number = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    ++number;
+    try {
+      use(line);
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("line {} of the standard input: {}", number, error.what()));
+    }
+  }
   if (std::cin.bad() || std::ferror(stdin) != 0) throw DataError("the standard input cannot be read");
-  return false;
 }
 
 void encode(const EncodeArguments& arguments) {
@@ -53,15 +63,7 @@ void encode(const EncodeArguments& arguments) {
   if (arguments.bos && !tokenizer.bos_id()) throw ConfigError("--bos: this tokenizer has no BOS token");
   if (arguments.eos && !tokenizer.eos_id()) throw ConfigError("--eos: this tokenizer has no EOS token");
   if (arguments.text != "-") return print_ids(tokenizer, arguments.text, arguments);
-  int64_t number = 0;
-  for (std::string line; next_line(line);) {
-    ++number;
-    try {
-      print_ids(tokenizer, line, arguments);
-    } catch (const DataError& error) {
-      throw DataError(fmt::format("line {} of the standard input: {}", number, error.what()));
-    }
-  }
+  for_each_line([&](const std::string& line) { print_ids(tokenizer, line, arguments); });
 }
 
 std::vector<int32_t> parse_ids(const std::vector<std::string>& words) {
@@ -80,11 +82,11 @@ void decode(const std::string& model, bool specials, const std::vector<std::stri
     fmt::print("{}\n", tokenizer.decode(parse_ids(words), specials));
     return;
   }
-  for (std::string line; next_line(line);) {
-    std::vector<std::string> parts = split(line, ' ');
-    std::erase(parts, "");
-    fmt::print("{}\n", tokenizer.decode(parse_ids(parts), specials));
-  }
+  for_each_line([&](const std::string& line) {
+    std::istringstream in(line);
+    const std::vector<std::string> ids(std::istream_iterator<std::string>(in), {});
+    fmt::print("{}\n", tokenizer.decode(parse_ids(ids), specials));
+  });
 }
 
 struct TrainArguments {

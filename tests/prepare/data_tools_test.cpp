@@ -85,6 +85,11 @@ TEST_F(DataTools, EncodeAndDecodeAreInverse) {
             "1 " + ids + " 2\n1 2\n");
   EXPECT_EQ(run("tokenizer decode --model tok.model -", ids + "\n" + ids + "\n").out,
             "Rower 7 looked at the storm.\nRower 7 looked at the storm.\n");
+  std::string tabs = ids;
+  std::replace(tabs.begin(), tabs.end(), ' ', '\t');
+  const Outcome dos = run("tokenizer decode --model tok.model -", tabs + "\r\n1 2x\n");
+  EXPECT_EQ(dos.out, "Rower 7 looked at the storm.\n");
+  EXPECT_TRUE(contains(dos.err, "line 2 of the standard input: '2x'"));
   const Outcome directory = run("tokenizer encode --model tok.model - </ 2>err #");
   EXPECT_EQ(directory.code, 3);
   EXPECT_TRUE(contains(last_line(directory.err), "the standard input cannot be read")) << directory.err;
