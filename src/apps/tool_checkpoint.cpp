@@ -42,7 +42,8 @@ std::set<fs::path> runs_of_checkpoints(const fs::path& path) {
           fs::weakly_canonical((named.has_filename() ? named : named.parent_path()).parent_path())};
 }
 
-std::vector<fs::path> selected_checkpoints(const fs::path& path) {
+std::vector<fs::path> selected_checkpoints(const fs::path& given) {
+  const fs::path path = given.has_filename() ? given : given.parent_path();  // "DIR/"
   if (is_checkpoint(path)) return {path};
   std::vector<fs::path> found;
   for (const auto& [step, directory] : list_checkpoints(checkpoint_collection(path))) found.push_back(directory);

@@ -320,7 +320,7 @@ def tool(site):
         listing = site.checkpoint_tool("ls", f"{site.work}/{kind}12").stdout
         newest = site.whole(f"{kind}12")[-1]
         assert newest in listing and "whole" in listing, listing
-        assert "whole" in site.checkpoint_tool("verify", f"{site.directory(f'{kind}12')}/{newest}").stdout
+        assert f"{newest}: whole" in site.checkpoint_tool("verify", f"{site.directory(f'{kind}12')}/{newest}/").stdout
         site.checkpoint_tool("export", f"{site.directory(f'{kind}12')}/step-00000008", "--output", f"{site.work}/{kind}-out")
         compared = 0
         for path in glob.glob(f"{site.work}/{kind}8/{artefact}/*"):
