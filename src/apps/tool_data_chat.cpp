@@ -47,8 +47,6 @@ void write_origin(const ChatRowOptions& options) {
 void chat(ChatArguments& arguments) {
   ChatPackOptions& options = arguments.options;
   options.drop_long = arguments.long_conversations == "drop";
-  if (arguments.loss != "all" && arguments.loss != "last")
-    throw ConfigError(fmt::format("--loss {}: expected all or last", arguments.loss));
   options.last_only = arguments.loss == "last";
   options.variables = template_variables(arguments.variables);
   const double start = steady_seconds();
@@ -215,8 +213,10 @@ void add_chat_data_tool(CLI::App& data) {
       ->add_option("--long", arguments->long_conversations,
                    "A conversation longer than a row: cut (loses its end, the default) or drop")
       ->check(CLI::IsMember({"cut", "drop"}));
-  command->add_option("--loss", arguments->loss,
-                      "Answers with a loss: all (the default), or the last one of a conversation");
+  command
+      ->add_option("--loss", arguments->loss,
+                   "Answers with a loss: all (the default), or the last one of a conversation")
+      ->check(CLI::IsMember({"all", "last"}));
   command->add_option("--weight", options.weights,
                       "For each --input: how often a conversation of it is in the training rows; 2 = twice, 0.25 = a "
                       "quarter of them once");

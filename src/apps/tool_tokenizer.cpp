@@ -266,7 +266,8 @@ void add_trainer(CLI::App& tool) {
       ->required();
   trainer->add_option("--format", arguments->format, "Default: sentencepiece if --output ends in .model")
       ->check(CLI::IsMember({"sentencepiece", "byte-level"}));
-  trainer->add_option("--type,--model-type", training.model_type, "bpe or unigram (default bpe)");
+  trainer->add_option("--type,--model-type", training.model_type, "Default bpe")
+      ->check(CLI::IsMember({"bpe", "unigram"}));
   trainer->add_option("--special", arguments->specials, "Byte-level: special tokens (default <|endoftext|>)")
       ->allow_extra_args(false);
   trainer

@@ -158,7 +158,7 @@ def check_refusals(args, work):
     (work / "good.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}))
     good = ("--model", folder, "--input", work / "good.jsonl", "--output", work / "bad.npy", "--seq-length", SEQ)
     for extra, says in ((("--weight", 1, 2), "--weight: 2 for 1 file"), (("--weight", 0), "--weight 0: expected a number above 0"), (("--weight", -1), "--weight -1"),
-                        (("--weight", "inf"), "--weight"), (("--loss", "first"), "--loss first: expected all or last")):
+                        (("--weight", "inf"), "--weight"), (("--loss", "first"), "--loss: first not in {all,last}")):
         assert says in chat.run(args, *good, *extra, expect=2), says
     assert "has no EOS token" in chat.run(args, "--model", bare, *good[2:], expect=3)
     (work / "chat.jsonl").write_text(json.dumps({"messages": message + [{"role": "assistant", "content": "b"}]}))

@@ -154,6 +154,8 @@ TEST_F(DataTools, ExitCodesAndLastWords) {
       {"tokenizer encode --model tok.model $(printf '\\377')", 3, "UTF-8"},
       {"tokenizer encode --model . x", 3, "tokenizer.json, or vocab.json with merges.txt"},
       {"tokenizer train --input text.txt --vocab-size 300 --type unigram --output made", 2, "bpe only"},
+      {"tokenizer train --input text.txt --vocab-size 300 --type foo --output x.model", 2,
+       "--type: foo not in {bpe,unigram}"},
       {"tokenizer train --input text.txt --vocab-size 300 --format byte-level --output x.model", 2,
        "not a .model file"},
       {"tokenizer train --input text.txt --vocab-size 300 --special x --output x.model", 2, "--special"},
