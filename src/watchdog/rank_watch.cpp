@@ -70,7 +70,8 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
     log_warn(
         fmt::format("rank {} cannot reach rank {} on {} ({}): a dead rank will be noticed late; if the hosts have "
                     "several networks, TRIREME_LISTEN names the interface of this job",
-                    rank_, (rank_ + 1) % size_, next.host, join(tried, ", ")));
+                    rank_, (rank_ + 1) % size_, next.host,
+                    tried.empty() ? "it listens at its loopback address alone" : join(tried, ", ")));
   }
   (void)eventfd_write(wake_, 1);
   watchdog_ = std::thread([this] { watch(); });
