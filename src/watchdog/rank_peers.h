@@ -74,7 +74,7 @@ class RankPeers {
   /// The answer of a rank's server thread; nullopt if it is absent or incomplete.
   std::optional<std::string> ask(int rank, wire::Request request, double seconds) const;
   /// The views of these ranks of one host, from any of them that answers; of none when the host does not answer, whose
-  /// ranks are asked again and again for kHostSeconds.
+  /// ranks are asked twice each, for at most kHostSeconds.
   std::vector<RankView> query(const std::vector<int>& ranks_of_host) const;
   /// The views of all ranks. Host `lost`, which has just not answered, is not asked.
   std::vector<RankView> views(std::optional<size_t> lost) const;
