@@ -97,8 +97,7 @@ std::string doing(const RankView& view) {
   return text;
 }
 
-}  // namespace
-
+/// "rank 1 on node7" / "ranks 1, 3-5"
 std::string rank_names(const std::vector<RankView>& views, const std::vector<int>& ranks) {
   if (ranks.size() == 1) {
     for (const RankView& view : views)
@@ -106,6 +105,8 @@ std::string rank_names(const std::vector<RankView>& views, const std::vector<int
   }
   return "ranks " + number_list(ranks);
 }
+
+}  // namespace
 
 std::string find_desync(const std::vector<RankView>& views, std::vector<int>* responsible) {
   std::map<uint64_t, std::map<std::string, std::vector<const RankView*>>> issued;

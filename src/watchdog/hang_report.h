@@ -26,7 +26,4 @@ HangReport analyse(const std::vector<RankView>& views);
 /// under which ranks issued different collectives; empty when there is none. `responsible`: the minority.
 std::string find_desync(const std::vector<RankView>& views, std::vector<int>* responsible = nullptr);
 
-/// "rank 1 on node7" / "ranks 1, 3-5"
-std::string rank_names(const std::vector<RankView>& views, const std::vector<int>& ranks);
-
 }  // namespace trireme
