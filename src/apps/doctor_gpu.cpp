@@ -230,11 +230,11 @@ std::vector<DoctorCheck> gpu_checks() {
     const int visible = visible_gpus();
     if (visible == 0) (void)planned_kernel_class(at::kCPU);  // as a run's start
     const auto wanted = static_cast<int>(count);
-    DoctorCheck check{State::kOk, "training uses", visible == 0 ? "the CPU" : fmt::format("{} GPUs", visible), "", 0};
-    if (visible == 1) check.value = "1 GPU";
+    DoctorCheck check{State::kOk, "training uses", visible == 0 ? "the CPU" : counted(visible, "GPU"), "", 0};
     if (visible < wanted) {
       check.state = State::kWarning;
-      check.advice = fmt::format("{} GPUs are there: see CUDA_VISIBLE_DEVICES and TRIREME_DEVICE", wanted);
+      check.advice =
+          fmt::format("the machine has {}: see CUDA_VISIBLE_DEVICES and TRIREME_DEVICE", counted(wanted, "GPU"));
     }
     checks.push_back(check);
   } catch (const Error& error) {

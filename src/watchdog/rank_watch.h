@@ -39,7 +39,10 @@ class RankWatch final : public RankGuard {
 
   /// False when the next rank could not be reached: then only the launcher or the time limit of a collective notices a
   /// dead rank.
-  bool connected() const override { return neighbours_[kNext].fd >= 0; }
+  bool connected() const override {
+    const std::lock_guard lock(neighbours_mutex_);
+    return neighbours_[kNext].fd >= 0;
+  }
 
   /// When the failure is a consequence of another rank's death, the report about that rank comes first and ends this
   /// process.
@@ -98,7 +101,7 @@ class RankWatch final : public RankGuard {
   std::unique_ptr<GreetingQueue> queue_;  // of the server's thread
   std::atomic<int64_t> unknown_callers_ = 0;
   std::unique_ptr<RankPeers> peers_;
-  std::mutex neighbours_mutex_;
+  mutable std::mutex neighbours_mutex_;
   Neighbour neighbours_[2];
   std::optional<std::chrono::steady_clock::time_point> previous_lost_;  // when its connection broke
   std::atomic<bool> stop_ = false, exiting_ = false;

@@ -47,7 +47,7 @@ def check_doctor(args, work):
     assert checks["Slurm"]["value"] == "slurm 23.11.4; --mpi: none, pmix", checks["Slurm"]
     assert "mpirun (Open MPI) 4.1.4" in checks["MPI"]["value"]
     # CUDA shows less than the driver has, because TRIREME_DEVICE asks for the CPU.
-    assert checks["training uses"]["state"] == "warning" and "2 GPUs are there" in checks["training uses"]["advice"]
+    assert checks["training uses"]["state"] == "warning" and "the machine has 2 GPUs" in checks["training uses"]["advice"]
     assert "on the CPU" in verdict, verdict
     assert not list(work.glob(".trireme-doctor*")), "the probe is removed"
 
