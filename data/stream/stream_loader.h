@@ -5,7 +5,6 @@
 #include "data/stream/token_stream.h"
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 

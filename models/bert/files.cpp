@@ -2,7 +2,6 @@
 
 #include "models/common/stored.h"
 #include "trireme/base/error.h"
-#include "trireme/base/text.h"
 #include "trireme/formats/tensorflow/tf_checkpoint.h"
 
 #include <fmt/format.h>

@@ -17,7 +17,6 @@
 #include <limits>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace trireme {
 

@@ -4,7 +4,6 @@
 #include "preference_loss.h"
 #include "run_directory.h"
 #include "trireme/base/error.h"
-#include "trireme/base/hash.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/fsdp/layout.h"
 #include "trireme/nn/scalar_type.h"

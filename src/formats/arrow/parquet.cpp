@@ -2,10 +2,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/text.h"
 
 #include <fmt/format.h>
-#include <cstring>
 
 #ifdef TRIREME_WITH_PARQUET
 #include "arrow_arrays.h"

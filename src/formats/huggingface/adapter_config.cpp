@@ -1,5 +1,4 @@
 // adapter_config.json of a LoRA adapter: the fields of peft 0.21's LoraConfig, and which values are supported.
-#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/formats/json.h"

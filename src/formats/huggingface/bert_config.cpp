@@ -1,7 +1,6 @@
 #include "trireme/formats/huggingface/bert_config.h"
 
 #include "trireme/base/dropout_steps.h"
-#include "trireme/base/file.h"
 #include "trireme/formats/huggingface/config_reader.h"
 #include "trireme/formats/huggingface/weight_source.h"
 

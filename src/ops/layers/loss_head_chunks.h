@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
-#include <vector>
 
 namespace trireme {
 

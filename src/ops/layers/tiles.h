@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
-#include <utility>
 #include <vector>
 
 namespace trireme {

@@ -17,7 +17,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
