@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,6 +24,10 @@ namespace trireme {
 namespace {
 
 enum class Action { kKill, kStop, kTerminate, kSleep, kFail, kNan, kCrash, kAbort, kSet };
+const std::map<std::string_view, Action> kActions = {
+    {"sigkill", Action::kKill}, {"sigstop", Action::kStop}, {"sigterm", Action::kTerminate},
+    {"sleep", Action::kSleep},  {"fail", Action::kFail},    {"nan", Action::kNan},
+    {"crash", Action::kCrash},  {"abort", Action::kAbort},  {"set", Action::kSet}};
 
 struct Fault {
   std::string text, name;
@@ -54,26 +59,10 @@ std::unique_ptr<Fault> parse(const std::string& text) {
     fault->seconds = fault->value = *number;
     action.resize(colon);
   }
-  if (action == "sigkill")
-    fault->action = Action::kKill;
-  else if (action == "sigstop")
-    fault->action = Action::kStop;
-  else if (action == "sigterm")
-    fault->action = Action::kTerminate;
-  else if (action == "sleep")
-    fault->action = Action::kSleep;
-  else if (action == "fail")
-    fault->action = Action::kFail;
-  else if (action == "nan")
-    fault->action = Action::kNan;
-  else if (action == "crash")
-    fault->action = Action::kCrash;
-  else if (action == "abort")
-    fault->action = Action::kAbort;
-  else if (action == "set")
-    fault->action = Action::kSet;
-  else
+  const auto named = kActions.find(action);
+  if (named == kActions.end())
     refuse(text, "has an unknown action (sigkill, sigstop, sigterm, crash, abort, sleep, fail, nan, set)");
+  fault->action = named->second;
   if (at != std::string::npos) {
     for (const std::string& part : split(std::string_view(text).substr(at + 1), ':')) {
       if (const auto rank = number_after<int64_t>(part, "rank")) {
