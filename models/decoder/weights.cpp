@@ -39,18 +39,18 @@ std::vector<at::Tensor> build_unit(const UnitSpec& unit, at::TensorOptions optio
 }
 
 /// Base weights from `source` or, null, drawn as the adapters are.
-std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::ScalarType dtype, at::Device device,
+std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::ScalarType dtype,
                                                  const WeightSource* source, uint64_t seed) {
   std::vector<std::vector<at::Tensor>> units;
   for (const UnitSpec& unit : model.units()) {
     const at::ScalarType type = unit.fp32 && dtype != at::kDouble ? at::kFloat : dtype;
-    units.push_back(build_unit(unit, at::TensorOptions(type).device(device),
-                               [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
-                                 if (source == nullptr || unit.replicated)
-                                   draw_initial_values(spec, part, seed, 0, rows.view({-1}));
-                                 else
-                                   fill_part(*source, part, rows);
-                               }));
+    units.push_back(
+        build_unit(unit, type, [&](const ParameterSpec& spec, const ParameterPart& part, const at::Tensor& rows) {
+          if (source == nullptr || unit.replicated)
+            draw_initial_values(spec, part, seed, 0, rows.view({-1}));
+          else
+            fill_part(*source, part, rows);
+        }));
     for (const at::Tensor& tensor : units.back()) tensor.requires_grad_(unit.trained);
   }
   return units;
@@ -59,13 +59,12 @@ std::vector<std::vector<at::Tensor>> build_units(const DecoderModel& model, at::
 }  // namespace
 
 std::vector<std::vector<at::Tensor>> load_whole(const DecoderModel& model, const WeightSource& source,
-                                                at::ScalarType dtype, at::Device device, uint64_t seed) {
-  return build_units(model, dtype, device, &source, seed);
+                                                at::ScalarType dtype) {
+  return build_units(model, dtype, &source, 0);
 }
 
-std::vector<std::vector<at::Tensor>> random_whole(const DecoderModel& model, at::ScalarType dtype, at::Device device,
-                                                  uint64_t seed) {
-  return build_units(model, dtype, device, nullptr, seed);
+std::vector<std::vector<at::Tensor>> random_whole(const DecoderModel& model, at::ScalarType dtype, uint64_t seed) {
+  return build_units(model, dtype, nullptr, seed);
 }
 
 StreamedStore::StreamedStore(const DecoderModel& model, const WeightSource& source, at::ScalarType dtype,

@@ -1,5 +1,5 @@
 #pragma once
-// Weights of a decoder as whole tensors on one device.
+// Weights of a decoder as whole tensors on the CPU.
 
 #include "models/common/stored.h"
 #include "models/decoder/decoder.h"
@@ -13,14 +13,13 @@
 
 namespace trireme {
 
-/// All units of the model, whole: base weights read from `source`, adapters drawn from `seed` (B
+/// All units of the model, whole: base weights read from `source`, adapters drawn from seed 0 (B
 /// zero; DoRA's magnitudes one). Trained units require gradients. ModelError naming the first missing or ill-shaped
 /// tensor.
 std::vector<std::vector<at::Tensor>> load_whole(const DecoderModel& model, const WeightSource& source,
-                                                at::ScalarType dtype, at::Device device, uint64_t seed = 0);
-/// The same with random base weights.
-std::vector<std::vector<at::Tensor>> random_whole(const DecoderModel& model, at::ScalarType dtype, at::Device device,
-                                                  uint64_t seed);
+                                                at::ScalarType dtype);
+/// The same with random base weights, drawn from `seed`.
+std::vector<std::vector<at::Tensor>> random_whole(const DecoderModel& model, at::ScalarType dtype, uint64_t seed);
 
 /// A store that reads each unit from a checkpoint when it is entered and drops it when it is left:
 /// forward passes of models larger than memory. Adapters, if any, are given; no backward.

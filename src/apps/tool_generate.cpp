@@ -85,7 +85,7 @@ class Generator {
       parameters += checked_elements(tensor.info.shape, fits);
     }
     try {
-      auto units = load_whole(*model_, *weights, at::kFloat, at::kCPU);
+      auto units = load_whole(*model_, *weights, at::kFloat);
       if (adapter) assign_adapter(*model_, import_adapter(*adapter, *model_), units);
       store_ = std::make_unique<WholeUnitStore>(std::move(units));
     } catch (const c10::Error& error) {

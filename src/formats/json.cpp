@@ -83,8 +83,8 @@ nlohmann::json read_json_if_there(const std::filesystem::path& path, ExitCode co
   return std::filesystem::is_regular_file(path) ? read_json(path, code, max_bytes) : nlohmann::json();
 }
 
-nlohmann::json read_json_object(const std::filesystem::path& path, size_t max_bytes) {
-  nlohmann::json json = read_json(path, ExitCode::kModel, max_bytes);
+nlohmann::json read_json_object(const std::filesystem::path& path) {
+  nlohmann::json json = read_json(path, ExitCode::kModel, 16 << 20);
   if (!json.is_object()) throw ModelError(fmt::format("{} is not a JSON object", path.string()));
   return json;
 }

@@ -192,7 +192,7 @@ TEST(Adapter, EachModuleHasItsOwnStrength) {
 
 TEST(Adapter, RandomStartIsPefts) {
   const DecoderModel model = model_with({"q_proj", "down_proj"}, 8);
-  const auto units = random_whole(model, at::kFloat, at::kCPU, 1);
+  const auto units = random_whole(model, at::kFloat, 1);
   const at::Tensor& a = units.back()[0];
   EXPECT_LE(a.abs().max().item<double>(), 1 / std::sqrt(128.0));
   EXPECT_NEAR(a.detach().std().item<double>(), 1 / std::sqrt(3 * 128.0), 0.05 / std::sqrt(128.0));

@@ -133,7 +133,7 @@ Loaded load(const std::filesystem::path& directory, at::ScalarType dtype) {
     for (const auto& [module, rows] : adapter->token_rows) lora->trainable_token_indices.emplace_back(module, rows.ids);
   }
   Loaded loaded{DecoderModel(config, lora), open_decoder_weights(directory, config), adapter, {}};
-  loaded.units = load_whole(loaded.model, *loaded.source, dtype, at::kCPU);
+  loaded.units = load_whole(loaded.model, *loaded.source, dtype);
   if (!adapter) return loaded;
   check_base_tensors(*adapter, *loaded.source);
   auto tensors = import_adapter(*adapter, loaded.model);

@@ -58,7 +58,7 @@ struct LoadedLlama {
 
 LoadedLlama load_llama(const Reference& reference, std::optional<LoraOptions> lora) {
   LoadedLlama loaded{DecoderModel(reference.config(), lora), {}};
-  loaded.units = load_whole(loaded.model, ReferenceWeights(reference, "weight/"), at::kFloat, at::kCPU);
+  loaded.units = load_whole(loaded.model, ReferenceWeights(reference, "weight/"), at::kFloat);
   if (lora) assign_adapter(loaded.model, import_adapter(reference_adapter(reference), loaded.model), loaded.units);
   return loaded;
 }

@@ -57,7 +57,7 @@ inline TokenBatch rows_of(const TokenBatch& batch, int64_t first, int64_t count)
 
 /// Units with adapters whose B is not zero, so that every gradient of A is alive.
 inline std::vector<std::vector<at::Tensor>> units_of(const DecoderModel& model, at::ScalarType dtype) {
-  auto units = random_whole(model, dtype, at::kCPU, 3);
+  auto units = random_whole(model, dtype, 3);
   if (model.lora()) {
     at::NoGradGuard no_grad;
     uint64_t seed = 100;

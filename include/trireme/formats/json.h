@@ -23,7 +23,7 @@ nlohmann::json read_json(const std::filesystem::path& path, ExitCode code, size_
 /// The same; null where there is no file.
 nlohmann::json read_json_if_there(const std::filesystem::path& path, ExitCode code, size_t max_bytes = 64 << 20);
 /// A file of a model that holds one object. ModelError.
-nlohmann::json read_json_object(const std::filesystem::path& path, size_t max_bytes = 16 << 20);
+nlohmann::json read_json_object(const std::filesystem::path& path);
 
 /// What the library's exceptions say, without its own codes: "line 1, column 7: unexpected '}'; expected '[', '{', or a
 /// literal" from "[json.exception.parse_error.101] parse error at line 1, column 7: syntax error while parsing value -

@@ -38,15 +38,15 @@ nlohmann::json ConfigReader::object(const char* key) {
   return nlohmann::json::object();
 }
 
-std::vector<int64_t> ConfigReader::token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest) {
+std::vector<int64_t> ConfigReader::token_ids(const char* key, std::vector<int64_t> absent) {
   if (!json_.contains(key)) return absent;
   const nlohmann::json& value = json_[key];
   std::vector<int64_t> ids;
   for (const nlohmann::json& id : value.is_array() ? value : nlohmann::json::array({value})) {
     if (value.is_null()) break;
-    if (!is_integer_from(id, lowest)) {
+    if (!is_integer_from(id, 0)) {
       problems_.push_back(
-          fmt::format("{} is {}, expected ids from {} to {}", key, value.dump().substr(0, 80), lowest, kMaxInteger));
+          fmt::format("{} is {}, expected ids from 0 to {}", key, value.dump().substr(0, 80), kMaxInteger));
       break;
     }
     ids.push_back(id.get<int64_t>());

@@ -33,7 +33,7 @@ class ConfigReader {
   /// The object under `key`; an empty one where it is absent, or is, with a problem, something else.
   nlohmann::json object(const char* key);
   /// Ids under `key`: a list, one number, or null for none; `absent` if the key is absent.
-  std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent, int64_t lowest = 0);
+  std::vector<int64_t> token_ids(const char* key, std::vector<int64_t> absent);
   /// An id or null; `absent` if the key is absent.
   std::optional<int64_t> token_id(const char* key, std::optional<int64_t> absent, int64_t lowest = 0);
   /// A positive finite number.
