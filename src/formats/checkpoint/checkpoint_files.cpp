@@ -18,12 +18,6 @@ namespace {
 
 constexpr const char* kManifestNameV1 = "manifest.json";
 
-uint64_t header_bytes(const SafetensorsFile& file, uint64_t file_size) {
-  uint64_t data = 0;
-  for (const auto& [name, entry] : file.entries()) data = std::max(data, entry.end);
-  return file_size - data;
-}
-
 // Version 1: a file holds the complete shards of a rank under the same names; manifest.json holds the file's hash.
 // Adapters are not sharded.
 CheckpointManifest read_manifest_v1(const std::filesystem::path& directory) {
@@ -178,8 +172,7 @@ std::vector<std::string> check_checkpoint_hashes(const std::filesystem::path& di
   }
   std::vector<std::string> differences;
   const SafetensorsFile shard(path);
-  const MappedFile whole(path, ExitCode::kModel);
-  const uint64_t header = xxh3_64(whole.bytes().data(), header_bytes(shard, whole.bytes().size()));
+  const uint64_t header = xxh3_64(shard.header().data(), shard.header().size());
   if (header != file.header_xxh3)
     differences.push_back(fmt::format("{}: the header has hash {}, the manifest says {}", file.name, hex64(header),
                                       hex64(file.header_xxh3)));
@@ -201,10 +194,11 @@ std::vector<std::string> check_checkpoint_hashes(const std::filesystem::path& di
   return differences;
 }
 
-std::string summarise_differences(const std::vector<std::string>& differences, size_t shown) {
+std::string summarise_differences(const std::vector<std::string>& differences) {
+  constexpr size_t kShown = 5;
   std::string text;
-  for (size_t i = 0; i < std::min(shown, differences.size()); ++i) text += (i > 0 ? "; " : "") + differences[i];
-  if (differences.size() > shown) text += fmt::format("; and {} more", differences.size() - shown);
+  for (size_t i = 0; i < std::min(kShown, differences.size()); ++i) text += (i > 0 ? "; " : "") + differences[i];
+  if (differences.size() > kShown) text += fmt::format("; and {} more", differences.size() - kShown);
   return text;
 }
 

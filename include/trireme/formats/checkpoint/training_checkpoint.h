@@ -113,8 +113,8 @@ std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& di
 /// Compares the hashes of one file's header and tensors, streaming. Returns the differences, naming tensors.
 std::vector<std::string> check_checkpoint_hashes(const std::filesystem::path& directory,
                                                  const CheckpointManifest& manifest, size_t file);
-/// At most `shown` of `differences`, and the number of further differences.
-std::string summarise_differences(const std::vector<std::string>& differences, size_t shown = 5);
+/// At most five of `differences`, and the number of further differences.
+std::string summarise_differences(const std::vector<std::string>& differences);
 
 /// Reads elements of one vector across files; the caller has checked the layout.
 class CheckpointReader {

@@ -24,6 +24,8 @@ class SafetensorsFile {
   const std::map<std::string, Entry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   std::span<const std::byte> bytes(const Entry& entry) const;
+  /// With its length.
+  std::span<const std::byte> header() const { return file_.bytes().first(data_begin_); }
   const std::filesystem::path& path() const { return file_.path(); }
 
  private:
