@@ -148,9 +148,7 @@ std::string describe_unknown_content(const fs::path& path, std::span<const std::
   constexpr const char* kPack = "turn it into rows with `trireme data pack --tokenizer tokenizer.model --input FILE …`";
   if (bytes.empty()) return "an empty file: write it again";
   if (is("PAR1")) return std::string("Parquet: ") + kPack + " (or `trireme data mlperf`, `trireme data ultrachat`)";
-  if (std::string archive =
-          archive_of({reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kArchiveHead)});
-      !archive.empty())
+  if (std::string archive = archive_of(as_text(bytes.first(std::min(bytes.size(), kArchiveHead)))); !archive.empty())
     return archive;
   if (is("ARROW1")) return "an Arrow file, which holds documents, not rows: train_llama reads it as it is";
   if (is(std::string_view("MMIDIDX\0\0", 9)))
@@ -162,7 +160,7 @@ std::string describe_unknown_content(const fs::path& path, std::span<const std::
   const size_t length = std::min<size_t>(bytes.size(), 4096);
   size_t end = length;  // do not cut a UTF-8 sequence in two
   while (length < bytes.size() && end > 0 && (byte(end) & 0xC0u) == 0x80u) --end;
-  const std::string_view head(reinterpret_cast<const char*>(bytes.data()), end);
+  const std::string_view head = as_text(bytes.first(end));
   bool control = false;
   for (const char c : head)
     control |= static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t' && c != '\f';

@@ -21,10 +21,6 @@ namespace fs = std::filesystem;
 using Visit = std::function<void(const Document&)>;
 using Json = nlohmann::ordered_json;
 
-std::string_view text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
 /// White space, or a byte of a byte order mark, before JSON.
 bool is_skipped(char c) { return std::string_view(" \t\r\n\xEF\xBB\xBF").find(c) != std::string_view::npos; }
 
@@ -313,13 +309,13 @@ class JsonLines final : public TextFile {
  public:
   JsonLines(fs::path path, std::string column)
       : path_(std::move(path)), column_(std::move(column)), file_(path_, ExitCode::kData) {
-    refuse_non_text(path_, text_of(file_));
+    refuse_non_text(path_, file_.text());
     if (is_one_json(path_))
       throw DataError(path_.string() +
                       ": a JSON list, or objects over several lines, whose items cannot be read in any order: write "
                       "one object a line into a .jsonl "
                       "file, or make rows with `trireme data pack`");
-    LineReader lines(text_of(file_));
+    LineReader lines(file_.text());
     for (LineReader before = lines; lines.next_filled(); before = lines)
       if (size_++ % kStep == 0) index_.push_back(before);
   }
@@ -455,7 +451,7 @@ TextKind text_kind(const fs::path& path, const std::string& field) {
 }
 
 TextBytes::TextBytes(const fs::path& path) : file_(path, ExitCode::kData) {
-  if (is_packed(text_of(file_))) {
+  if (is_packed(file_.text())) {
     UnpackedFile reader(path);
     unpacked_.emplace(std::istreambuf_iterator<char>(reader.stream()), std::istreambuf_iterator<char>());
   }
@@ -466,7 +462,7 @@ TextBytes::TextBytes(const fs::path& path) : file_(path, ExitCode::kData) {
                     "lines, Parquet or Arrow");
 }
 
-std::string_view TextBytes::text() const { return unpacked_ ? std::string_view(*unpacked_) : text_of(file_); }
+std::string_view TextBytes::text() const { return unpacked_ ? std::string_view(*unpacked_) : file_.text(); }
 
 double TextBytes::bytes_done(size_t offset) const {
   const size_t size = std::max<size_t>(text().size(), 1);
@@ -476,7 +472,7 @@ double TextBytes::bytes_done(size_t offset) const {
 void for_each_line(const fs::path& path,
                    const std::function<void(std::string_view line, int64_t number, double bytes_done)>& visit) {
   const MappedFile file(path, ExitCode::kData);
-  if (const std::string_view text = text_of(file); !is_packed(text)) {
+  if (const std::string_view text = file.text(); !is_packed(text)) {
     refuse_non_text(path, text);
     for (LineReader lines(text); lines.next_filled();)
       visit(lines.line(), lines.number(), static_cast<double>(lines.end()));
@@ -504,7 +500,7 @@ std::set<std::string> fields_there(const fs::path& path) {
   std::error_code error;
   if (!is_json(path) || !fs::is_regular_file(path, error)) return {};
   const MappedFile file(path, ExitCode::kData);
-  const std::string_view head = text_of(file).substr(0, size_t{16} << 20);
+  const std::string_view head = file.text().substr(0, size_t{16} << 20);
   size_t begin = 0;
   while (begin < head.size() && (is_skipped(head[begin]) || head[begin] == '[')) ++begin;
   const Json object = Json::parse(first_object(head.substr(begin)), nullptr, /*allow_exceptions=*/false);

@@ -43,9 +43,8 @@ BertInstanceFile::BertInstanceFile(const std::filesystem::path& path) : file_(pa
     throw DataError(fmt::format("{}: {}: make it again with trireme data bert instances", path.string(), what));
   };
   const std::span<const std::byte> bytes = file_.bytes();
-  Header header;
-  if (bytes.size() < sizeof header) fail("not a file of BERT instances");
-  std::memcpy(&header, bytes.data(), sizeof header);
+  if (bytes.size() < sizeof(Header)) fail("not a file of BERT instances");
+  const auto header = value_at<Header>(bytes.data());
   if (std::string_view(header.magic, sizeof header.magic) != kMagic) fail("not a file of BERT instances");
   if (header.seq_length < 4 || header.seq_length > 32767 || header.vocab_size == 0 || header.vocab_size > 32767)
     fail(fmt::format("damaged: sequence length {}, vocabulary {}", header.seq_length, header.vocab_size));
@@ -107,8 +106,7 @@ std::vector<BertInstanceFile::Place> BertInstanceFile::order() const {
   size_t at = ranks_offset_;
   for (int length = 0; length <= seq_length_; ++length) {
     for (uint32_t k = 0; k < count(length); ++k, at += 4) {
-      uint32_t rank;
-      std::memcpy(&rank, file_.bytes().data() + at, 4);
+      const auto rank = value_at<uint32_t>(file_.bytes().data() + at);
       if (rank >= places.size() || places[rank].length != 0)
         throw DataError(
             fmt::format("{}: the order of the instances is damaged at {}: make the file again", path().string(), at));

@@ -208,7 +208,7 @@ BertInstance bert_record(const int16_t* record, int length, int masks) {
 
 BertDocuments read_bert_documents(const std::filesystem::path& path, BertTokenizer& tokenizer) {
   const MappedFile file(path, ExitCode::kData);
-  std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  std::string_view rest = file.text();
   refuse_non_text(path, rest);
   BertDocuments result;
   const auto end_document = [&] {

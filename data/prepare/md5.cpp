@@ -64,7 +64,7 @@ std::string md5_hex(std::string_view text) {
 
 std::string md5_hex_of_file(const std::filesystem::path& path) {
   const MappedFile file(path, ExitCode::kData);
-  return md5_hex({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()});
+  return md5_hex(file.text());
 }
 
 std::string md5_of_digests(std::vector<std::string> hex_digests) {

@@ -1,6 +1,7 @@
 #include "data/tokenizer/bpe_encoder.h"
 
 #include "data/tokenizer/characters.h"
+#include "trireme/base/bytes.h"
 #include "trireme/base/error.h"
 
 #include <fmt/format.h>
@@ -8,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <functional>
 
 namespace trireme {
@@ -26,9 +26,7 @@ uint64_t mix(uint64_t a) {
 
 template <class T>
 uint64_t load(const char* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
+  return value_at<T>(from);
 }
 
 /// The bytes of a word of 1 to 32 bytes: with its length they identify it. Longer words overlap in the middle.

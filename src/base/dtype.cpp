@@ -1,5 +1,6 @@
 #include "trireme/base/dtype.h"
 
+#include "trireme/base/bytes.h"
 #include "trireme/base/error.h"
 
 #include <bit>
@@ -120,12 +121,10 @@ float to_float_for_rounding(double value) {
 template <DType kDType>
 auto load(const std::byte* source, int64_t i) {
   if constexpr (kDType == DType::kF64 || kDType == DType::kF32) {
-    std::conditional_t<kDType == DType::kF64, double, float> value;
-    std::memcpy(&value, source + static_cast<size_t>(i) * sizeof value, sizeof value);
-    return value;
+    using Value = std::conditional_t<kDType == DType::kF64, double, float>;
+    return value_at<Value>(source + static_cast<size_t>(i) * sizeof(Value));
   } else {
-    uint16_t bits;
-    std::memcpy(&bits, source + static_cast<size_t>(i) * sizeof bits, sizeof bits);
+    const auto bits = value_at<uint16_t>(source + static_cast<size_t>(i) * sizeof(uint16_t));
     return kDType == DType::kF16 ? half_to_float(bits) : bfloat_to_float(bits);
   }
 }

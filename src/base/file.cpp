@@ -109,11 +109,11 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 std::string read_text_file(const std::filesystem::path& path, ExitCode code, size_t max_bytes) {
   const MappedFile file(path, code);
-  const auto bytes = file.bytes();
-  if (bytes.size() > max_bytes)
+  const std::string_view text = file.text();
+  if (text.size() > max_bytes)
     throw Error(code, fmt::format("{} has {} bytes, more than the {} that such a file may have", path.string(),
-                                  bytes.size(), max_bytes));
-  return bytes.empty() ? std::string() : std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+                                  text.size(), max_bytes));
+  return std::string(text);
 }
 
 std::string file_head(const std::filesystem::path& path, size_t most) {

@@ -1,5 +1,6 @@
 #include "host_exchange.h"
 
+#include "trireme/base/bytes.h"
 #include "trireme/base/error.h"
 #include "wire.h"
 
@@ -47,8 +48,7 @@ std::vector<double> HostExchange::all_reduce(const std::vector<double>& values, 
       break;
     }
     for (size_t i = 0; i < result.size(); ++i) {
-      double value;
-      std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
+      const auto value = value_at<double>(theirs.data() + i * sizeof(double));
       result[i] = op == ReduceOp::kSum ? result[i] + value : std::max(result[i], value);
     }
   }

@@ -1,6 +1,7 @@
 #include "key_server.h"
 
 #include "key_store.h"
+#include "trireme/base/bytes.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
@@ -76,12 +77,9 @@ KeyServer::KeyServer(const std::string& host, int port, std::string identity) : 
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   // A greeting with the magic number is a rank's; one of another job is refused with an answer in welcome().
-  queue_ = std::make_unique<GreetingQueue>(listeners_, GreetingQueue::Limits{.bytes = sizeof(Greeting)},
-                                           [](const char* greeting) {
-                                             Greeting read;
-                                             std::memcpy(&read, greeting, sizeof read);
-                                             return read.magic == kMagic;
-                                           });
+  queue_ = std::make_unique<GreetingQueue>(
+      listeners_, GreetingQueue::Limits{.bytes = sizeof(Greeting)},
+      [](const char* greeting) { return value_at<Greeting>(greeting).magic == kMagic; });
   for (const int fd : {wake_, queue_->fd()}) {
     epoll_event event{};
     event.events = kInput;
@@ -168,8 +166,7 @@ void KeyServer::serve() {
 }
 
 void KeyServer::welcome(GreetingQueue::Caller caller) {
-  Greeting greeting;
-  std::memcpy(&greeting, caller.greeting.data(), sizeof greeting);
+  const auto greeting = value_at<Greeting>(caller.greeting.data());
   keep_alive(caller.fd);
   GreetingAnswer reply;
   reply.accepted = greeting.identity == xxh3_64(identity_.data(), identity_.size());

@@ -1,6 +1,8 @@
 #pragma once
 // Private to formats/: the wire format of protocol buffers, read from untrusted bytes and written.
 
+#include "trireme/base/bytes.h"
+
 #include <fmt/format.h>
 
 #include <bit>
@@ -70,7 +72,7 @@ struct ProtoField {
   std::span<const std::byte> bytes;
   size_t at = 0;      // of the field in the file
   size_t offset = 0;  // of `bytes`
-  std::string_view text() const { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+  std::string_view text() const { return as_text(bytes); }
 };
 
 /// Calls visit for every field of a message in order. `damaged` for groups. `offset`: of the message.

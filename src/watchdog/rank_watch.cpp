@@ -2,6 +2,7 @@
 
 #include "hang_report.h"
 #include "progress_ring.h"
+#include "trireme/base/bytes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
@@ -21,7 +22,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 namespace trireme {
@@ -55,12 +55,9 @@ RankWatch::RankWatch(int rank, int size, const AllGather& all_gather, Hooks hook
   const std::vector<std::string> places = all_gather(network_place(hooks_.address));
   const std::vector<Endpoint> endpoints = listen(places);
   peers_ = std::make_unique<RankPeers>(rank, all_gather(RankPeers::introduction(endpoints)), places, stop_);
-  queue_ = std::make_unique<GreetingQueue>(listeners_, GreetingQueue::Limits{.bytes = sizeof(Greeting), .most = 64},
-                                           [this](const char* greeting) {
-                                             Greeting read{};
-                                             std::memcpy(&read, greeting, sizeof read);
-                                             return read.token == peers_->token();
-                                           });
+  queue_ = std::make_unique<GreetingQueue>(
+      listeners_, GreetingQueue::Limits{.bytes = sizeof(Greeting), .most = 64},
+      [this](const char* greeting) { return value_at<Greeting>(greeting).token == peers_->token(); });
   server_ = std::thread([this] { serve(); });
   const RankPeers::Peer& next = (*peers_)[(rank_ + 1) % size_];
   if (!connect_next()) {
@@ -178,8 +175,7 @@ void RankWatch::answer(const GreetingQueue::Caller& caller) {
   const int fd = caller.fd;
   make_blocking(fd);
   set_timeouts(fd, 1);
-  Greeting greeting{};
-  std::memcpy(&greeting, caller.greeting.data(), sizeof greeting);
+  const auto greeting = value_at<Greeting>(caller.greeting.data());
   if (greeting.request == kNeighbour && greeting.rank == (rank_ + size_ - 1) % size_ &&
       neighbours_[kPrevious].rank < 0) {
     const char answer = kNeighbour;

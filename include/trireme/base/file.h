@@ -1,6 +1,7 @@
 #pragma once
 // Files: read-only maps, atomic writes, and paths that cannot leave their root.
 
+#include "trireme/base/bytes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/temporary_file.h"
 
@@ -24,6 +25,7 @@ class MappedFile {
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::string_view text() const { return as_text(bytes()); }
   const std::filesystem::path& path() const { return path_; }
 
  private:

@@ -30,9 +30,7 @@ bool looks_like_arrow(const std::filesystem::path& path) {
   if (head.starts_with(kArrowMagic)) return true;
   head.resize(8);
   // A stream begins with the continuation marker and the length of the schema's message, a multiple of 8.
-  int32_t marker = 0, length = 0;
-  std::memcpy(&marker, head.data(), 4);
-  std::memcpy(&length, head.data() + 4, 4);
+  const auto marker = value_at<int32_t>(head.data()), length = value_at<int32_t>(head.data() + 4);
   return marker == -1 && length > 0 && length % 8 == 0;
 }
 
@@ -43,9 +41,7 @@ namespace {
 template <class T>
 T load(std::span<const std::byte> bytes, size_t at) {
   TRIREME_CHECK(at + sizeof(T) <= bytes.size(), "byte ", at, " of ", bytes.size());
-  T value;
-  std::memcpy(&value, bytes.data() + at, sizeof(T));
-  return value;
+  return value_at<T>(bytes.data() + at);
 }
 
 std::shared_ptr<arrow::io::BufferReader> reader_of(const MappedFile& map) {

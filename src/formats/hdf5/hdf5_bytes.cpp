@@ -30,9 +30,7 @@ std::optional<size_t> find_signature(std::string_view file) {
 /// The little-endian number at `at`, which the caller has checked to lie inside.
 template <class T>
 T load(std::span<const std::byte> bytes, uint64_t at) {
-  T value;
-  std::memcpy(&value, bytes.data() + at, sizeof value);
-  return value;
+  return value_at<T>(bytes.data() + at);
 }
 
 constexpr uint64_t kHeader = 16;  // of a collection, and of an object
@@ -50,7 +48,7 @@ struct Block {
 bool is_bool(std::span<const std::byte> type) {
   constexpr std::string_view kBegin("\2\0\0\1\0\0\0\x10\x8\0\0\1\0\0\0\0\0\x8\0", 19);
   constexpr std::string_view kMembers("FALSE\0TRUE\0\0\1", 13), kPadded("FALSE\0\0\0TRUE\0\0\0\0\0\1", 18);
-  const std::string_view bytes(reinterpret_cast<const char*>(type.data()), type.size());
+  const std::string_view bytes = as_text(type);
   const unsigned version = load<uint8_t>(type, 0) >> 4;
   return bytes.substr(1).starts_with(kBegin) &&
          bytes.substr(1).substr(kBegin.size()).starts_with(version < 3 ? kPadded : kMembers);
@@ -163,7 +161,7 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
     throw DataError(fmt::format("{} cannot be opened as HDF5: {}", path.string(), what));
   };
   const MappedFile mapped(path, ExitCode::kData);
-  const std::string_view file(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
+  const std::string_view file = mapped.text();
   const auto found = find_signature(file);
   if (!found) fail("it has no HDF5 signature");
   const std::string_view block = file.substr(*found);

@@ -274,11 +274,7 @@ bool Hdf5VariableRows::decode(std::span<const std::byte> bytes, Layout layout, s
   out.resize(before + count);
   int32_t* target = out.data() + before;
   if (layout.size == 2 && layout.is_signed && !layout.big_endian) {
-    for (size_t i = 0; i < count; ++i) {
-      int16_t value;
-      std::memcpy(&value, bytes.data() + 2 * i, 2);
-      target[i] = value;
-    }
+    for (size_t i = 0; i < count; ++i) target[i] = value_at<int16_t>(bytes.data() + 2 * i);
     return true;
   }
   for (size_t i = 0; i < count; ++i) {

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstring>
 
 namespace trireme {
 
@@ -20,7 +19,7 @@ constexpr uint64_t kMaxHeader = 100'000'000;
 /// For a file that is no safetensors file: recognises common others by their first bytes, with advice; empty for
 /// anything else. The first bytes of a safetensors file are the length of its header, which can be any of these.
 std::string describe_other_file(std::span<const std::byte> bytes) {
-  const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min<size_t>(bytes.size(), 64));
+  const std::string_view head = as_text(bytes.first(std::min<size_t>(bytes.size(), 64)));
   const bool pickle = head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
   if (pickle || head.starts_with("PK\x03\x04"))
     return "is a PyTorch checkpoint (a pickle), which could run code and is never opened: convert it once, where its "
@@ -36,8 +35,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     throw ModelError(fmt::format("{}: {}", path.string(), what));
   };
   const auto bytes = file_.bytes();
-  uint64_t length = 0;
-  if (bytes.size() >= sizeof length) std::memcpy(&length, bytes.data(), sizeof length);
+  const uint64_t length = bytes.size() >= sizeof(uint64_t) ? value_at<uint64_t>(bytes.data()) : 0;
   const bool begins_a_header =
       bytes.size() > sizeof length && length <= kMaxHeader && bytes[sizeof length] == std::byte{'{'};
   if (!begins_a_header)
@@ -50,7 +48,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   if (length > bytes.size() - sizeof length)
     fail(fmt::format("is truncated: the header should have {} bytes and the file has {}", length, bytes.size()));
   data_begin_ = sizeof length + length;
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, length);
+  const std::string_view text = as_text(bytes.subspan(sizeof length, length));
   if (!text.starts_with('{')) fail("is not a safetensors file: the header does not start with '{'");
   if (!is_valid_utf8(text)) fail("the header is not valid UTF-8");
   const nlohmann::json header = parse_json(text, path.string(), ExitCode::kModel, /*max_depth=*/4);

@@ -38,8 +38,7 @@ std::optional<StoredNf4> find_stored_nf4(const WeightSource& source, const std::
     TRIREME_CHECK(spans.size() == 1, name, suffix, " is in ", spans.size(), " pieces");
     return {spans[0].data, static_cast<size_t>(elements) * dtype_size(dtype)};
   };
-  const std::span<const std::byte> text = bytes(kNf4State, DType::kU8, -1);
-  const auto json = parse_json({reinterpret_cast<const char*>(text.data()), text.size()},
+  const auto json = parse_json(as_text(bytes(kNf4State, DType::kU8, -1)),
                                "the quant_state of " + tensor_text(source, name), ExitCode::kModel);
   const auto number = [&](const char* key) {
     const nlohmann::json value = member(json, key);

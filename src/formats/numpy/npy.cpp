@@ -141,7 +141,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> file, const std::filesyste
     throw DataError(
         fmt::format("{}: the npy header should have {} bytes and the file has {}", path.string(), length, file.size()));
   header.data_offset = begin + length;
-  HeaderText({reinterpret_cast<const char*>(file.data()) + begin, length}, path).parse(header);
+  HeaderText(as_text(file.subspan(begin, length)), path).parse(header);
   bool ok = false;
   checked_elements(header.shape, ok);
   if (!ok) throw DataError(fmt::format("{}: the array's shape overflows", path.string()));

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -91,8 +90,7 @@ class Stack {
   template <class T>
   T take() {
     if (file_.size() - at_ < sizeof(T)) fail("the pickle is truncated");
-    T value;
-    std::memcpy(&value, file_.data() + at_, sizeof(T));
+    const T value = value_at<T>(file_.data() + at_);
     at_ += sizeof(T);
     return value;
   }
@@ -102,15 +100,12 @@ class Stack {
     at_ += size;
     return bytes;
   }
-  std::string_view take_text(uint64_t size) {
-    const auto bytes = take_bytes(size);
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-  }
+  std::string_view take_text(uint64_t size) { return as_text(take_bytes(size)); }
   std::string_view take_line() {
     const size_t begin = at_;
     while (at_ < file_.size() && file_[at_] != std::byte{'\n'}) ++at_;
     if (at_ == file_.size()) fail("the pickle is truncated");
-    return {reinterpret_cast<const char*>(file_.data()) + begin, at_++ - begin};
+    return as_text(file_.subspan(begin, at_++ - begin));
   }
 
   template <class T>

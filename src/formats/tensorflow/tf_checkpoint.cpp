@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cstring>
 #include <limits>
 #include <optional>
 
@@ -38,9 +37,7 @@ uint32_t crc32c(std::span<const std::byte> bytes) {
   uint32_t crc = 0xffffffff;
   size_t at = 0;
   for (; at + 8 <= bytes.size(); at += 8) {
-    uint64_t word;
-    std::memcpy(&word, bytes.data() + at, 8);
-    word ^= crc;
+    const uint64_t word = value_at<uint64_t>(bytes.data() + at) ^ crc;
     crc = 0;
     for (size_t t = 0; t < 8; ++t) crc ^= kTables[7 - t][word >> (8 * t) & 0xff];
   }
@@ -114,7 +111,7 @@ void walk_block(std::span<const std::byte> entries, const DamagedAt& damaged, st
     if (own > kMaxKey || shared + own > kMaxKey) cursor.fail(fmt::format("a key of {} bytes", shared + own));
     const auto rest = cursor.take(own);
     key.resize(static_cast<size_t>(shared));
-    key.append(reinterpret_cast<const char*>(rest.data()), rest.size());
+    key += as_text(cursor.take(own));
     const auto value = cursor.take(length);
     if (last && key <= *last) cursor.fail("keys do not ascend");
     last = key;

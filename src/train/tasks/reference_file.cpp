@@ -1,5 +1,6 @@
 #include "reference_file.h"
 
+#include "trireme/base/bytes.h"
 #include "trireme/base/error.h"
 #include "trireme/formats/huggingface/safetensors.h"
 
@@ -54,8 +55,7 @@ void put(std::string& bytes, const std::vector<T>& values) {
 
 template <class T>
 void take(const char*& at, std::vector<T>& values) {
-  uint64_t size = 0;
-  std::memcpy(&size, at, sizeof size);
+  const auto size = value_at<uint64_t>(at);
   at += sizeof size;
   values.resize(size);
   if (size > 0) std::memcpy(values.data(), at, size * sizeof(T));

@@ -10,7 +10,6 @@
 #include "trireme/base/file.h"
 
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -66,9 +65,7 @@ class MegatronFile {
   bool lists_documents() const { return boundaries_ > 1 || sequences_ == 0; }
   template <class T>
   T load(int64_t at) const {
-    T value;
-    std::memcpy(&value, index_.bytes().data() + at, sizeof value);  // the arrays are not aligned
-    return value;
+    return value_at<T>(index_.bytes().data() + at);
   }
   int64_t offset(int64_t sequence) const { return load<int64_t>(kHeader + sequences_ * 4 + sequence * 8); }
   void open_tokens(const std::filesystem::path& path);

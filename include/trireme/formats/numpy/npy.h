@@ -6,7 +6,6 @@
 #include "trireme/base/file.h"
 
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -129,9 +128,7 @@ class NpyValues {
   enum class Kind { kI4, kU4, kI8 };
   template <class T>
   static int64_t load(const std::byte* base, int64_t index) {
-    T value;
-    std::memcpy(&value, base + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    return static_cast<int64_t>(value);
+    return value_at<T>(base + index * static_cast<int64_t>(sizeof(T)));
   }
   const std::byte* data() const { return own_ ? own_.get() : file_.bytes().data() + offset_; }
   int64_t item_size() const { return kind_ == Kind::kI8 ? 8 : 4; }
