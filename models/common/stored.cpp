@@ -1,5 +1,6 @@
 #include "models/common/stored.h"
 
+#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/nn/init.h"
@@ -25,7 +26,7 @@ int64_t elements(const std::vector<int64_t>& shape) {
 /// The bytes of a whole tensor.
 std::vector<std::byte> read_bytes(const WeightSource& source, const std::string& name, const TensorInfo& info) {
   std::vector<std::byte> bytes;
-  for (const ElementSpan& span : source.read(name, 0, elements(info.shape)))
+  for (const ElementSpan& span : source.read(name, 0, element_count(info.shape)))
     bytes.insert(bytes.end(), span.data, span.data + span.count * static_cast<int64_t>(dtype_size(info.dtype)));
   return bytes;
 }
@@ -77,7 +78,7 @@ void StoredWeights::replace_rows(const std::string& name, int64_t count,
   const auto info = find(name);
   TRIREME_CHECK(info && !info->shape.empty(), "no rows to replace under ", name);
   ReplacedRows& replaced = replaced_[name];
-  replaced.columns = elements({info->shape.begin() + 1, info->shape.end()});
+  replaced.columns = element_count({info->shape.begin() + 1, info->shape.end()});
   replaced.count = count;
   replaced.element = static_cast<int64_t>(dtype_size(info->dtype));
   for (const auto& [row, bytes] : rows) {
@@ -92,7 +93,7 @@ void StoredWeights::pad_rows(const std::string& name, int64_t stored, int64_t co
   if (info->shape[0] != stored)
     throw ModelError(fmt::format("{} has {} rows in {}, its configuration says vocab_size {}", name, info->shape[0],
                                  description(), stored));
-  const auto row_bytes = static_cast<size_t>(elements(info->shape) / stored) * dtype_size(info->dtype);
+  const auto row_bytes = static_cast<size_t>(element_count(info->shape) / stored) * dtype_size(info->dtype);
   std::map<int64_t, std::vector<std::byte>> rows;
   for (int64_t row = stored; row < count; ++row) rows[row].resize(row_bytes);
   replace_rows(name, count, rows);
@@ -234,7 +235,7 @@ void ModelWriter::copy(const std::string& name, const WeightSource& source) {
     transpose_elements(in.data(), out.data(), info->shape[0], info->shape[1], size);
     writer_->append(out.data(), out.size());
   } else {
-    for (const ElementSpan& span : source.read(name, 0, elements(info->shape)))
+    for (const ElementSpan& span : source.read(name, 0, element_count(info->shape)))
       writer_->append(span.data, static_cast<size_t>(span.count * size));
   }
   end_tensor();

@@ -8,6 +8,7 @@
 #include "models/decoder/generation.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
+#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -81,8 +82,7 @@ class Generator {
     int64_t parameters = 0;
     for (const StoredTensor& tensor : stored_tensors(DecoderModel(config_, std::nullopt).units(), DType::kF32)) {
       (void)weight_type(*weights, tensor.name, tensor.info.shape);
-      bool fits = true;  // a file's shape does
-      parameters += checked_elements(tensor.info.shape, fits);
+      parameters += element_count(tensor.info.shape);
     }
     try {
       auto units = load_whole(*model_, *weights, at::kFloat);

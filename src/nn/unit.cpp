@@ -1,5 +1,6 @@
 #include "trireme/nn/unit.h"
 
+#include "trireme/base/dtype.h"
 #include "trireme/nn/autograd_node.h"
 
 #include <ATen/ATen.h>
@@ -44,7 +45,7 @@ bool records_gradient(const at::Tensor& x) { return at::GradMode::is_enabled() &
 
 }  // namespace
 
-int64_t ParameterSpec::numel() const { return product(shape); }
+int64_t ParameterSpec::numel() const { return element_count(shape); }
 
 int64_t UnitSpec::numel() const {
   int64_t n = 0;

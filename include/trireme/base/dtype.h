@@ -20,6 +20,12 @@ const char* torch_dtype_name(DType dtype);
 /// fp32, bf16 or fp16 from any of its names: "fp32", "f32", "float32", "Float"; nullopt for other words.
 std::optional<DType> parse_compute_dtype(std::string_view word);
 
+/// Product of extents that are known to fit.
+inline int64_t element_count(std::span<const int64_t> shape) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  return count;
+}
 /// Product of extents; InternalError on negative extents, false in `ok` on overflow of int64.
 int64_t checked_elements(std::span<const int64_t> shape, bool& ok);
 

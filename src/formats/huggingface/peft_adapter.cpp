@@ -1,5 +1,6 @@
 #include "trireme/formats/huggingface/peft_adapter.h"
 
+#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
@@ -21,8 +22,7 @@ constexpr const char* kBaseLayer = ".base_layer";
 /// The values as fp32. ModelError for one that is not finite.
 std::vector<float> read_values(const SafetensorsFile& file, const std::string& name,
                                const SafetensorsFile::Entry& entry) {
-  int64_t count = 1;
-  for (const int64_t extent : entry.info.shape) count *= extent;
+  const int64_t count = element_count(entry.info.shape);
   std::vector<float> values(static_cast<size_t>(count));
   convert_floats(file.bytes(entry).data(), entry.info.dtype, values.data(), DType::kF32, count);
   if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
@@ -234,8 +234,7 @@ void write_adapter(const std::filesystem::path& directory, const Adapter& adapte
   std::vector<std::pair<std::string, TensorInfo>> declared;
   std::vector<const std::vector<float>*> values;
   const auto declare = [&](const std::string& name, const std::vector<int64_t>& shape, const std::vector<float>& of) {
-    int64_t count = 1;
-    for (const int64_t extent : shape) count *= extent;
+    const int64_t count = element_count(shape);
     TRIREME_CHECK(static_cast<int64_t>(of.size()) == count, name, " has ", of.size(), " values, not ", count);
     declared.emplace_back(kPrefix + name, TensorInfo{dtype, shape});
     values.push_back(&of);

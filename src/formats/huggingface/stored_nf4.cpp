@@ -1,5 +1,7 @@
 #include "trireme/formats/huggingface/stored_nf4.h"
 
+#include "trireme/base/bytes.h"
+#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rounding.h"
 #include "trireme/formats/json.h"
@@ -29,8 +31,7 @@ std::optional<StoredNf4> find_stored_nf4(const WeightSource& source, const std::
   const auto bytes = [&](const std::string& suffix, DType dtype, int64_t count) -> std::span<const std::byte> {
     const auto info = source.find(name + suffix);
     if (!info) refuse(fmt::format("is stored in four bits without {}{}", name, suffix));
-    int64_t elements = 1;
-    for (const int64_t extent : info->shape) elements *= extent;
+    const int64_t elements = element_count(info->shape);
     if (info->dtype != dtype || (count >= 0 && elements != count))
       refuse(fmt::format("is stored in four bits, and {}{} has {} elements of {}, not {} of {}", name, suffix, elements,
                          dtype_name(info->dtype), count, dtype_name(dtype)));

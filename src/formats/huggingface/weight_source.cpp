@@ -225,8 +225,7 @@ std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& director
 bool equal_tensors(const WeightSource& source, const std::string& a, const std::string& b) {
   const auto first = source.find(a), second = source.find(b);
   if (first->dtype != second->dtype || first->shape != second->shape) return false;
-  int64_t count = 1;
-  for (const int64_t extent : first->shape) count *= extent;
+  const int64_t count = element_count(first->shape);
   constexpr int64_t kPiece = 1 << 20;
   const auto bytes_of = [&](const std::string& name, int64_t begin) {
     std::string bytes;

@@ -10,7 +10,6 @@
 #include <bit>
 #include <cctype>
 #include <limits>
-#include <numeric>
 #include <string_view>
 
 namespace trireme {
@@ -245,9 +244,7 @@ NpyValues::NpyValues(const std::filesystem::path& path) : file_(path, ExitCode::
     fail(fmt::format("{} elements of {} bytes are declared, and {} bytes are there", size(), item_size(), there));
 }
 
-int64_t NpyValues::size() const {
-  return std::accumulate(shape_.begin(), shape_.end(), int64_t{1}, std::multiplies<int64_t>());
-}
+int64_t NpyValues::size() const { return element_count(shape_); }
 
 std::pair<int64_t, int64_t> NpyValues::range() const {
   const int64_t count = size();
