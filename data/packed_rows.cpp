@@ -255,8 +255,8 @@ class ConcatenatedDataset : public TokenDataset {
   std::string description() const override {
     std::vector<std::string> parts;
     for (const auto& file : files_)
-      parts.push_back(fmt::format("{} ({}, {} row{})", file->path().filename().string(), file->kind(),
-                                  format_count(file->rows()), file->rows() == 1 ? "" : "s"));
+      parts.push_back(
+          fmt::format("{} ({}, {})", file->path().filename().string(), file->kind(), counted(file->rows(), "row")));
     return join(parts, ", ") + (answers_ == Answers::kPairs    ? " of pairs"
                                 : answers_ == Answers::kJudged ? " of judged answers"
                                                                : "");

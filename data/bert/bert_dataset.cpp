@@ -94,8 +94,8 @@ class ShardedBertDataset final : public BertDataset {
     const std::string where =
         shards_.size() == 1 ? shards_.front().string()
                             : fmt::format("{} to {}", shards_.front().string(), shards_.back().filename().string());
-    return fmt::format("{} ({} {} file{}, {} rows)", where, format_count(static_cast<int64_t>(shards_.size())),
-                       kind(packed_), shards_.size() == 1 ? "" : "s", format_count(size()));
+    return fmt::format("{} ({}, {} rows)", where, counted(shards_.size(), std::string(kind(packed_)) + " file"),
+                       format_count(size()));
   }
 
   const std::vector<int64_t>& shard_rows() const override { return rows_; }

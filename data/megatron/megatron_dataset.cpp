@@ -124,9 +124,8 @@ class Blend final : public MegatronDataset {
                                   format_count(part.rows_per_epoch()),
                                   weights_.size() < 2 ? "" : fmt::format(", {:.4g} %", 100 * weights_[i])));
     }
-    const int64_t epochs = parts_[0]->epochs();
     return fmt::format("{}; index maps of {} rows{}", join(texts, ", "), format_count(size_),
-                       parts_.size() > 1 ? "" : fmt::format(", {} epoch{}", epochs, epochs == 1 ? "" : "s"));
+                       parts_.size() > 1 ? "" : ", " + counted(parts_[0]->epochs(), "epoch"));
   }
 
  private:

@@ -70,7 +70,7 @@ MegatronPart::MegatronPart(const fs::path& path, Split split, int64_t samples, c
 
 std::string MegatronPart::order() const {
   if (!request_.shuffle) return "";
-  return fmt::format("{} epoch{}{}", shape_.epochs, shape_.epochs == 1 ? "" : "s",
+  return fmt::format("{}{}", counted(shape_.epochs, "epoch"),
                      shape_.separate_last ? ", the last of them shuffled by itself" : "");
 }
 

@@ -91,7 +91,7 @@ void warn_of_absent_ends(const DataSection& data) {
         fmt::format("warning: {}: none of the first {} ends with data.eos_token {}, so data.reset_position_ids, "
                     "data.reset_attention_mask and data.eod_mask_loss change nothing there: is it another id, or were "
                     "the files made without --append-eod?",
-                    path, counted(std::ssize(ends), "document"), *data.eos_token));
+                    path, counted(ends.size(), "document"), *data.eos_token));
   }
 }
 

@@ -111,7 +111,7 @@ void check_weights(const ChatPackOptions& options) {
   if (options.weights.empty()) return;
   if (options.weights.size() != options.inputs.size())
     throw ConfigError(fmt::format("--weight: {} for {}: give one for each --input", options.weights.size(),
-                                  counted(static_cast<int64_t>(options.inputs.size()), "file")));
+                                  counted(options.inputs.size(), "file")));
   for (const double weight : options.weights)
     if (!(weight > 0 && weight <= kMostCopies))
       throw ConfigError(fmt::format("--weight {}: expected a number above 0, at most {}", weight, kMostCopies));

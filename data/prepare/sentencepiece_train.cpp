@@ -80,7 +80,7 @@ class Lines : public sentencepiece::SentenceIterator {
         "--vocab-size {}: too small: the characters of this text, the 256 bytes and the 3 control pieces alone take {}",
         training.vocab_size, found[1].str()));
   throw DataError(fmt::format("sentencepiece could not train on {} lines ({}): {}", format_count(report.lines),
-                              format_bytes(static_cast<double>(report.bytes)), status));
+                              format_bytes(report.bytes), status));
 }
 
 }  // namespace

@@ -75,8 +75,8 @@ std::string describe_stream(const TokenStream& stream) {
   std::vector<std::string> texts;
   for (const StreamPart& part : stream.parts()) {
     const std::string share = stream.parts().size() == 1 ? "" : fmt::format(", {:.4g} %", 100 * part.weight);
-    texts.push_back(fmt::format("{} ({} document{} of {}{})", part.name, format_count(part.documents->size()),
-                                part.documents->size() == 1 ? "" : "s", part.documents->kind(), share));
+    texts.push_back(fmt::format("{} ({} of {}{})", part.name, counted(part.documents->size(), "document"),
+                                part.documents->kind(), share));
   }
   return fmt::format("{}; {} logical shards", join(texts, ", "), stream.options().logical_shards);
 }

@@ -145,9 +145,8 @@ ByteLevelTrainer::ByteLevelTrainer(const ByteLevelTraining& training)
     if (special.empty() || !is_valid_utf8(special)) throw ConfigError("--special: a token is empty or not UTF-8");
   const int64_t fixed = 256 + static_cast<int64_t>(training.specials.size());
   if (training.vocab_size < fixed || training.vocab_size > (1 << 24))
-    throw ConfigError(fmt::format("--vocab-size {}: expected {} (256 bytes and {} special token{}) to {}",
-                                  training.vocab_size, fixed, training.specials.size(),
-                                  training.specials.size() == 1 ? "" : "s", 1 << 24));
+    throw ConfigError(fmt::format("--vocab-size {}: expected {} (256 bytes and {}) to {}", training.vocab_size, fixed,
+                                  counted(training.specials.size(), "special token"), 1 << 24));
   if (training.min_frequency < 0)
     throw ConfigError(fmt::format("--min-frequency {}: expected 0 or more", training.min_frequency));
 }

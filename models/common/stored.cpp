@@ -17,12 +17,6 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 5'000'000'000;
 
-int64_t elements(const std::vector<int64_t>& shape) {
-  int64_t count = 1;
-  for (const int64_t extent : shape) count *= extent;
-  return count;
-}
-
 /// The bytes of a whole tensor.
 std::vector<std::byte> read_bytes(const WeightSource& source, const std::string& name, const TensorInfo& info) {
   std::vector<std::byte> bytes;

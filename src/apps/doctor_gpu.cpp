@@ -93,10 +93,9 @@ GpuFacts describe_gpu(const Nvml& nvml, Nvml::Device device) {
   GpuFacts facts;
   facts.text = nvml.text("nvmlDeviceGetName", device);
   if (const auto memory = nvml.get<Nvml::Memory>("nvmlDeviceGetMemoryInfo", device)) {
-    facts.text += fmt::format(", {}", format_bytes(static_cast<double>(memory->total)));
+    facts.text += fmt::format(", {}", format_bytes(memory->total));
     if (static_cast<double>(memory->used) > kUsedByOthers)
-      facts.advice.push_back(
-          fmt::format("{} are used by others: see nvidia-smi", format_bytes(static_cast<double>(memory->used))));
+      facts.advice.push_back(fmt::format("{} are used by others: see nvidia-smi", format_bytes(memory->used)));
   }
   if (const auto clock = nvml.get<unsigned>("nvmlDeviceGetMaxClockInfo", device, kSmClock)) {
     const auto now = nvml.get<unsigned>("nvmlDeviceGetClockInfo", device, kSmClock);
@@ -148,8 +147,7 @@ DoctorCheck peer_check(const Nvml& nvml, const std::vector<Nvml::Device>& device
   const size_t count = without.size();
   if (count > 6) without.resize(6);
   check.state = State::kWarning;
-  check.value =
-      fmt::format("{} pair{} without: {}{}", count, count == 1 ? "" : "s", join(without, ", "), count > 6 ? ", …" : "");
+  check.value = fmt::format("{} without: {}{}", counted(count, "pair"), join(without, ", "), count > 6 ? ", …" : "");
   check.advice = "weights are gathered by NCCL through the host's memory, slower: see nvidia-smi topo -p2p r";
   return check;
 }
@@ -195,7 +193,7 @@ std::vector<std::pair<std::string, std::string>> gpu_description() {
   if (const auto clock = nvml.get<unsigned>("nvmlDeviceGetMaxClockInfo", *device, kSmClock))
     fields.emplace_back("accelerator_frequency", fmt::format("{} MHz", *clock));
   if (const auto memory = nvml.get<Nvml::Memory>("nvmlDeviceGetMemoryInfo", *device))
-    fields.emplace_back("accelerator_memory_capacity", format_bytes(static_cast<double>(memory->total)));
+    fields.emplace_back("accelerator_memory_capacity", format_bytes(memory->total));
   const auto generation = nvml.get<unsigned>("nvmlDeviceGetMaxPcieLinkGeneration", *device);
   const auto width = nvml.get<unsigned>("nvmlDeviceGetMaxPcieLinkWidth", *device);
   if (generation && width)

@@ -31,7 +31,7 @@ constexpr double kGibibyte = 1 << 30;
 
 std::string limit_text(rlim_t limit, bool bytes) {
   if (limit == RLIM_INFINITY) return "unlimited";
-  return bytes ? format_bytes(static_cast<double>(limit)) : format_count(static_cast<int64_t>(limit));
+  return bytes ? format_bytes(limit) : format_count(limit);
 }
 
 /// A file of whole blocks, removed at the end.
@@ -177,8 +177,8 @@ std::vector<DoctorCheck> machine_checks() {
   constexpr rlim_t kOpenFiles = 4096;
   constexpr double kLeastMemory = 2 * kGibibyte;
   const UsableCores cores = usable_cores();
-  std::string processor = fmt::format("{}, {} core{}", describe_device(at::kCPU, at::kFloat, 1).name, cores.online,
-                                      cores.online == 1 ? "" : "s");
+  std::string processor =
+      fmt::format("{}, {}", describe_device(at::kCPU, at::kFloat, 1).name, counted(cores.online, "core"));
   if (cores.bound < cores.online) processor += fmt::format(", {} of them for this process", cores.bound);
   if (std::isfinite(cores.quota)) processor += fmt::format(", the container's quota is {:.1f}", cores.quota);
   const HostMemory memory = host_memory();

@@ -226,7 +226,7 @@ std::string not_finite_losses(const ReportSeries& series, const char* what) {
   if (missing == 0) return "";
   const auto first = std::ranges::find_if(series.values, is_missing) - series.values.begin();
   return fmt::format("{} of {} {} not finite, the first at step {}", format_count(missing),
-                     counted(std::ssize(series.values), fmt::format("{} loss", what), fmt::format("{} losses", what)),
+                     counted(series.values.size(), fmt::format("{} loss", what), fmt::format("{} losses", what)),
                      missing == 1 ? "is" : "are", format_count(static_cast<int64_t>(series.steps[first])));
 }
 

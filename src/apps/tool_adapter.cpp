@@ -317,8 +317,8 @@ void show(const std::string& directory) {
   print_pattern("r", lora.rank_pattern);
   print_pattern("alpha", lora.alpha_pattern);
   for (const auto& [module, trained] : adapter.token_rows)
-    fmt::print("{} of {}, {} parameters{}\n", counted(std::ssize(trained.ids), "row"), module,
-               format_count(std::ssize(trained.values)),
+    fmt::print("{} of {}, {} parameters{}\n", counted(trained.ids.size(), "row"), module,
+               format_count(trained.values.size()),
                adapter.config.token_indices.contains(module) ? "" : ", not trained");
   for (const auto& [name, tensor] : adapter.saved)
     if (name.ends_with(".weight")) fmt::print("{} as a whole\n", name);

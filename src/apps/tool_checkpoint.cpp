@@ -91,7 +91,7 @@ void list(const fs::path& path) {
     ++all;
     whole += problem.empty();
     fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", directory.filename().string(), m.samples, m.world_size,
-               m.shard_size, format_bytes(static_cast<double>(m.total_bytes())), m.run_id.empty() ? "-" : m.run_id,
+               m.shard_size, format_bytes(m.total_bytes()), m.run_id.empty() ? "-" : m.run_id,
                problem.empty() ? "whole" : problem);
   }
   fmt::print("{} of {} whole by sizes and headers; `trireme checkpoint verify` reads every byte\n", whole, all);
@@ -106,7 +106,7 @@ void verify(const fs::path& path) {
     const double seconds = steady_seconds() - begin, bytes = static_cast<double>(manifest.total_bytes());
     if (problem.empty()) {
       fmt::print("{}: whole, {} in {}, read at {}/s\n", directory.filename().string(), format_bytes(bytes),
-                 counted(static_cast<int64_t>(manifest.files.size()), "file"), format_bytes(bytes / seconds));
+                 counted(manifest.files.size(), "file"), format_bytes(bytes / seconds));
     } else {
       fmt::print("{}: damaged: {}\n", directory.filename().string(), problem);
       damaged.push_back(directory.filename().string());
@@ -193,7 +193,7 @@ void prune(const fs::path& path, int64_t keep, bool dry_run) {
   for (const fs::path& run : runs)
     if (!dry_run && fs::exists(run / kLockName))
       for (const fs::path& folder : {run, run / "adapter", run / "model"}) files += remove_dead_temporaries(folder);
-  if (files > 0) fmt::print("removed {} of interrupted writes\n", counted(static_cast<int64_t>(files), "file"));
+  if (files > 0) fmt::print("removed {} of interrupted writes\n", counted(files, "file"));
 }
 
 }  // namespace

@@ -46,9 +46,8 @@ void pack(PackArguments& arguments) {
   if (!options.valid_output.empty()) write_packed_with(options.valid_output, tokenizer, arguments.tokenizer);
   print_split(options.output.string(), report.train, options.seq_length);
   if (!options.valid_output.empty()) print_split(options.valid_output.string(), report.valid, options.seq_length);
-  fmt::print("read {} ({}) in {}; vocabulary {}\n", counted(report.documents, "document"),
-             format_bytes(static_cast<double>(report.bytes)), format_duration(steady_seconds() - start),
-             format_count(tokenizer.vocab_size()));
+  fmt::print("read {} ({}) in {}; vocabulary {}\n", counted(report.documents, "document"), format_bytes(report.bytes),
+             format_duration(steady_seconds() - start), format_count(tokenizer.vocab_size()));
   if (!options.bos && !options.eos && !options.separate_documents && report.documents > 1)
     fmt::print("no token stands between documents: --bos or --eos puts one there\n");
   if (report.invalid_utf8 > 0)
@@ -147,9 +146,8 @@ void ultrachat(UltrachatArguments& arguments) {
     write_packed_with(split->output, tokenizer, arguments.tokenizer);
     fmt::print("{}: {} of {} tokens from {} in {}; {} tokens, {} dropped at the end of {}\n", split->output.string(),
                counted(split->rows, "row"), format_count(options.seq_length),
-               counted(split->conversations, "conversation"),
-               counted(static_cast<int64_t>(split->files.size()), "file"), format_count(split->tokens),
-               format_count(split->tail_tokens), counted(split->buffers, "buffer"));
+               counted(split->conversations, "conversation"), counted(split->files.size(), "file"),
+               format_count(split->tokens), format_count(split->tail_tokens), counted(split->buffers, "buffer"));
   }
   const auto generated = std::ranges::count_if(report.train.files, [](const std::filesystem::path& file) {
     return file.filename().string().find("train_gen") != std::string::npos;

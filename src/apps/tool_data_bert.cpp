@@ -62,9 +62,9 @@ void instances(const InstancesArguments& arguments) {
       create_bert_instances(arguments.inputs, arguments.vocab, arguments.options, arguments.output, arguments.threads);
   const double seconds = steady_seconds() - start;
   fmt::print("{}: {} from {}{} (Unicode {})\n", arguments.output.string(), counted(report.instances, "instance"),
-             counted(static_cast<int64_t>(report.parts), "part"), kept_note(report.kept), unicode_version());
-  fmt::print("read {} ({}) in {}\n", counted(report.documents, "document"),
-             format_bytes(static_cast<double>(report.bytes)), format_duration(seconds));
+             counted(report.parts, "part"), kept_note(report.kept), unicode_version());
+  fmt::print("read {} ({}) in {}\n", counted(report.documents, "document"), format_bytes(report.bytes),
+             format_duration(seconds));
 }
 
 void add_instances(CLI::App& tool) {
@@ -176,8 +176,7 @@ void export_instances(ExportArguments& arguments) {
   const double start = steady_seconds();
   const BertExportReport report = export_bert(arguments.inputs, arguments.output, arguments.options);
   fmt::print("{}: {} in {}{}, done in {}\n", arguments.output.string(), counted(report.instances, "instance"),
-             counted(static_cast<int64_t>(report.files), "file"), kept_note(report.kept),
-             format_duration(steady_seconds() - start));
+             counted(report.files, "file"), kept_note(report.kept), format_duration(steady_seconds() - start));
 }
 
 void add_export(CLI::App& tool) {
@@ -212,7 +211,7 @@ void verify(const VerifyArguments& arguments) {
     rows += sum.rows;
     sequences += sum.sequences;
   }
-  fmt::print("{}, {}, {}: no damage found\n", counted(static_cast<int64_t>(parts.size()), "file"), counted(rows, "row"),
+  fmt::print("{}, {}, {}: no damage found\n", counted(parts.size(), "file"), counted(rows, "row"),
              counted(sequences, "sequence"));
 }
 

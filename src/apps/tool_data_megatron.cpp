@@ -78,7 +78,7 @@ void merge(const MegatronArguments& arguments) {
   const int64_t documents =
       merge_megatron({arguments.merge.begin(), arguments.merge.end()}, arguments.options.output_prefix);
   fmt::print("{}.bin, .idx: {} of {}\n", arguments.options.output_prefix.string(), counted(documents, "document"),
-             counted(static_cast<int64_t>(arguments.merge.size()), "file"));
+             counted(arguments.merge.size(), "file"));
 }
 
 void pack(const MegatronArguments& arguments) {
@@ -104,7 +104,7 @@ void pack(const MegatronArguments& arguments) {
   if (report.invalid_utf8 > 0)
     fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(report.invalid_utf8, "document"),
                report.first_invalid);
-  fmt::print("{} of text in {}", format_bytes(static_cast<double>(report.bytes)), format_duration(seconds));
+  fmt::print("{} of text in {}", format_bytes(report.bytes), format_duration(seconds));
   if (report.kept_parts == 0) fmt::print(", {:.2f} MB/s", static_cast<double>(report.bytes) / 1e6 / seconds);
   fmt::print("\n");
 }

@@ -2,6 +2,7 @@
 #include "doctor_checks.h"
 #include "tools.h"
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -36,8 +37,7 @@ std::string verdict_text(const std::vector<DoctorCheck>& checks) {
   };
   const auto uses = std::find_if(checks.begin(), checks.end(), [](const auto& c) { return c.name == "training uses"; });
   const auto warnings = count(DoctorCheck::State::kWarning), missing = count(DoctorCheck::State::kMissing);
-  return fmt::format("training works here, on {}; {} warning{}, {} missing", uses->value, warnings,
-                     warnings == 1 ? "" : "s", missing);
+  return fmt::format("training works here, on {}; {}, {} missing", uses->value, counted(warnings, "warning"), missing);
 }
 
 void print_text(const std::vector<DoctorCheck>& checks) {

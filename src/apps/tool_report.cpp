@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -312,8 +311,7 @@ void add_report_tool(CLI::App& app) {
     for (const std::string& path : options->runs) runs.push_back(read_report_run(path, /*with_config=*/true));
     const std::string page = report_page(runs);
     write_output(options->output, page);
-    std::printf("%zu run%s, page: %s (%s)\n", runs.size(), runs.size() == 1 ? "" : "s", options->output.c_str(),
-                format_bytes(static_cast<double>(page.size())).c_str());
+    fmt::print("{}, page: {} ({})\n", counted(runs.size(), "run"), options->output, format_bytes(page.size()));
   });
 }
 

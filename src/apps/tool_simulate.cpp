@@ -105,8 +105,8 @@ std::string table(const Simulation& simulation, const SimulationOptions& options
       const double memory = static_cast<double>(one.plan.total()) / kGiB;
       if (one.fits)
         text += fmt::format("{:>10.1f} {:>10.1f} {:>9.1f} {:>11} {:>6.3f}\n", one.plan.cost.total() * 1e3,
-                            one.plan.cost.exposed * 1e3, memory,
-                            format_count(static_cast<int64_t>(std::llround(one.tokens_per_s))), *one.efficiency);
+                            one.plan.cost.exposed * 1e3, memory, format_count(std::llround(one.tokens_per_s)),
+                            *one.efficiency);
       else
         text += fmt::format("{:>10} {:>10} {:>9.1f} does not fit\n", "-", "-", memory);
       if (const std::string kept = kept_text(one.plan); !kept.empty()) text += fmt::format("{:>14}{}\n", "", kept);
@@ -232,7 +232,7 @@ std::string picture(const Simulation& simulation, const SimulationOptions& optio
 
 void write_told(const std::string& path, const std::string& content) {
   write_output(path, content);
-  std::printf("written: %s (%s)\n", path.c_str(), format_bytes(static_cast<double>(content.size())).c_str());
+  std::printf("written: %s (%s)\n", path.c_str(), format_bytes(content.size()).c_str());
 }
 
 void run_simulate(const SimulateArguments& arguments) {

@@ -173,10 +173,10 @@ void train_byte_level(const TrainArguments& arguments) {
   if (counts.texts == 0)
     throw DataError(fmt::format("no text to train on: the input has no UTF-8 text ({} dropped)", counts.dropped));
   make_directories(output);
-  std::fputs(fmt::format("{} different words in {}; merging …\n", format_count(trainer.words()),
-                         format_bytes(static_cast<double>(counts.bytes)))
-                 .c_str(),
-             stderr);
+  std::fputs(
+      fmt::format("{} different words in {}; merging …\n", format_count(trainer.words()), format_bytes(counts.bytes))
+          .c_str(),
+      stderr);
   const ByteLevelModel model = trainer.train();
   const std::string json = tokenizer_json(model);
   const Tokenizer check(std::make_unique<ByteLevelTokenizer>(parse_tokenizer_json(json, output), output));
@@ -185,8 +185,8 @@ void train_byte_level(const TrainArguments& arguments) {
   write_file_atomic(output / "tokenizer_config.json", byte_level_config_json(model, 0));
   write_file_atomic(output / "tokenizer.json", json);
   fmt::print("{}: tokenizer.json, vocab.json and merges.txt: {} tokens, {} merges, from {} in {}\n", arguments.output,
-             format_count(check.vocab_size()), format_count(static_cast<int64_t>(model.merges.size())),
-             format_bytes(static_cast<double>(counts.bytes)), format_duration(steady_seconds() - start));
+             format_count(check.vocab_size()), format_count(model.merges.size()), format_bytes(counts.bytes),
+             format_duration(steady_seconds() - start));
   if (check.vocab_size() < arguments.byte_level.vocab_size)
     fmt::print("fewer tokens than the {} asked for: no other pair of tokens comes {} times or more\n",
                format_count(arguments.byte_level.vocab_size), std::max<int64_t>(1, arguments.byte_level.min_frequency));
@@ -200,11 +200,10 @@ void train_byte_level(const TrainArguments& arguments) {
 void train_sentencepiece(const TrainArguments& arguments) {
   const TokenizerTraining& training = arguments.sentencepiece;
   const double start = steady_seconds();
-  std::fputs(
-      fmt::format("training a {} vocabulary of {} on {} file{} …\n", training.model_type,
-                  format_count(training.vocab_size), training.inputs.size(), training.inputs.size() == 1 ? "" : "s")
-          .c_str(),
-      stderr);
+  std::fputs(fmt::format("training a {} vocabulary of {} on {} …\n", training.model_type,
+                         format_count(training.vocab_size), counted(training.inputs.size(), "file"))
+                 .c_str(),
+             stderr);
   for (const auto& input : training.inputs) (void)MappedFile(input, ExitCode::kData);
   if (const std::filesystem::path output = arguments.output; output.has_parent_path())
     make_directories(output.parent_path());
@@ -214,14 +213,12 @@ void train_sentencepiece(const TrainArguments& arguments) {
   file.write(trained.serialized_model);
   file.commit();
   fmt::print("{}: {} pieces from {} ({}) in {}\n", arguments.output, format_count(check.vocab_size()),
-             counted(trained.lines, "line"), format_bytes(static_cast<double>(trained.bytes)),
-             format_duration(steady_seconds() - start));
+             counted(trained.lines, "line"), format_bytes(trained.bytes), format_duration(steady_seconds() - start));
   if (trained.invalid_lines > 0)
     fmt::print("skipped {} not encoded in UTF-8, the first at {}\n", counted(trained.invalid_lines, "line"),
                trained.first_invalid);
   if (trained.long_lines > 0)
-    fmt::print("skipped {} of more than {}\n", counted(trained.long_lines, "line"),
-               format_bytes(static_cast<double>(kMaxTrainingLine)));
+    fmt::print("skipped {} of more than {}\n", counted(trained.long_lines, "line"), format_bytes(kMaxTrainingLine));
 }
 
 using OptionsOfOne = std::vector<std::pair<std::string, const char*>>;

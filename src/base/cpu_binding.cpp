@@ -217,8 +217,8 @@ std::optional<std::string> bind_cpus(int local_rank, int local_world_size) {
   const std::vector<int> mine =
       assign_cpus(binding, host_cpus("/sys", allowed), nodes).at(static_cast<size_t>(local_rank));
   if (mine.empty())
-    return fmt::format("not bound to CPUs: {} ranks have fewer than {} core{} each here (TRIREME_NUMA_MAPPING={})",
-                       local_world_size, binding.min_cores, binding.min_cores == 1 ? "" : "s", text);
+    return fmt::format("not bound to CPUs: {} ranks have fewer than {} each here (TRIREME_NUMA_MAPPING={})",
+                       local_world_size, counted(binding.min_cores, "core"), text);
   CPU_ZERO(&set);
   for (const int id : mine) CPU_SET(static_cast<size_t>(id), &set);
   if (sched_setaffinity(0, sizeof set, &set) != 0)

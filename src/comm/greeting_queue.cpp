@@ -140,8 +140,8 @@ std::string GreetingQueue::report() const {
   add(silent_, fmt::format("did not say who they are within {:g} s", limits_.seconds));
   add(closed_, "hung up before that");
   add(surplus_, fmt::format("were more than {} at once", limits_.most));
-  return fmt::format("{} connection{} of unknown callers closed: {}; the last came from {}", dropped(),
-                     dropped() == 1 ? "" : "s", join(parts, ", "), last_);
+  return fmt::format("{} of unknown callers closed: {}; the last came from {}", counted(dropped(), "connection"),
+                     join(parts, ", "), last_);
 }
 
 }  // namespace trireme

@@ -41,12 +41,11 @@ Topology make_topology(const std::vector<std::string>& identities) {
 
 std::string describe_topology(const Topology& topology) {
   const auto& counts = topology.ranks_per_host;
-  const auto plural = [](int count) { return count == 1 ? "" : "s"; };
   const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
-  std::string text = fmt::format("{} host{} with ", topology.hosts(), plural(topology.hosts()));
+  std::string text = fmt::format("{} with ", counted(topology.hosts(), "host"));
   const int group = topology.largest_group();
   if (*least == *most) {
-    text += fmt::format("{} rank{}{}", *most, plural(*most), topology.hosts() > 1 ? " each" : "");
+    text += fmt::format("{}{}", counted(*most, "rank"), topology.hosts() > 1 ? " each" : "");
   } else {
     text += fmt::format("{} to {} ranks: ", *least, *most);
     text += group == 1 ? "no number of ranks above 1 divides all of them, so no shard group fits within hosts"

@@ -497,8 +497,8 @@ void check_profile(const Config& config, const ProgramKeys& program, std::option
     if (!all && world_size && rank >= *world_size)
       problems.push_back({"profile.ranks",
                           {"profile.ranks"},
-                          fmt::format("profile.ranks has rank {}, the run has {} rank{}, counted from 0", rank,
-                                      *world_size, *world_size == 1 ? "" : "s")});
+                          fmt::format("profile.ranks has rank {}, the run has {}, counted from 0", rank,
+                                      counted(*world_size, "rank"))});
 }
 
 void check_shard_size(const Config& config, int64_t world_size, std::vector<RuleProblem>& problems) {

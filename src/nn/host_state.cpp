@@ -67,10 +67,9 @@ void throw_no_pinned_memory(int64_t has, int64_t needs, const char* what, const 
                             const char* remedy) {
   rlimit limit{};
   const bool limited = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  throw ConfigError(fmt::format(
-      "the host gives {} of the {} of pinned memory in which {} ({}{}): {}", format_bytes(static_cast<double>(has)),
-      format_bytes(static_cast<double>(needs)), what, reason.substr(0, reason.find('\n')),
-      limited ? fmt::format("; ulimit -l is {}", format_bytes(static_cast<double>(limit.rlim_cur))) : "", remedy));
+  throw ConfigError(fmt::format("the host gives {} of the {} of pinned memory in which {} ({}{}): {}",
+                                format_bytes(has), format_bytes(needs), what, reason.substr(0, reason.find('\n')),
+                                limited ? fmt::format("; ulimit -l is {}", format_bytes(limit.rlim_cur)) : "", remedy));
 }
 
 HostState::HostState(const Options& options) : options_(options) {

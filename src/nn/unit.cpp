@@ -12,12 +12,6 @@ namespace trireme {
 
 namespace {
 
-int64_t product(const std::vector<int64_t>& shape) {
-  int64_t n = 1;
-  for (const int64_t extent : shape) n *= extent;
-  return n;
-}
-
 /// Identity functions whose backward tells the store how far backward has progressed. They keep no tensors.
 struct EnterUnit {
   Input x;

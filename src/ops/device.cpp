@@ -67,9 +67,9 @@ std::optional<std::string> gpu_visibility_problem(const char* visible, int found
   const auto named = static_cast<int>(split(visible, ',').size());
   if (found == named) return std::nullopt;
   return fmt::format(
-      "CUDA_VISIBLE_DEVICES='{}' names {} GPU{}, and CUDA shows {}{}: name each once, as nvidia-smi -L lists them, or "
+      "CUDA_VISIBLE_DEVICES='{}' names {}, and CUDA shows {}{}: name each once, as nvidia-smi -L lists them, or "
       "set TRIREME_DEVICE=cpu",
-      visible, named, named == 1 ? "" : "s", found, why);
+      visible, counted(named, "GPU"), found, why);
 }
 
 void limit_device_memory(at::Device device, double gib) {
@@ -138,8 +138,7 @@ HostMemory host_memory() {
 std::string memory_state(at::Device device) {
   if constexpr (kCudaBuild)
     if (device.is_cuda()) return gpu::memory_state(device);
-  std::string text =
-      fmt::format("{:<24}{:>14}\n", "peak resident memory", format_bytes(static_cast<double>(peak_memory(device))));
+  std::string text = fmt::format("{:<24}{:>14}\n", "peak resident memory", format_bytes(peak_memory(device)));
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
     if (line.starts_with("VmRSS") || line.starts_with("VmSize") || line.starts_with("VmPeak")) text += line + '\n';

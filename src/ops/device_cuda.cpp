@@ -86,10 +86,9 @@ int64_t peak_reserved(at::Device device) { return stats(device).reserved_bytes[k
 
 std::string memory_state(at::Device device) {
   const auto counters = stats(device);
-  const auto bytes = [](int64_t count) { return format_bytes(static_cast<double>(count)); };
   std::string text = fmt::format("{:<24}{:>14}{:>14}\n", "bytes", "now", "peak");
   const auto line = [&](const char* name, const c10::CachingAllocator::Stat& stat) {
-    text += fmt::format("{:<24}{:>14}{:>14}\n", name, bytes(stat.current), bytes(stat.peak));
+    text += fmt::format("{:<24}{:>14}{:>14}\n", name, format_bytes(stat.current), format_bytes(stat.peak));
   };
   line("allocated", counters.allocated_bytes[kAggregate]);
   line("reserved", counters.reserved_bytes[kAggregate]);
@@ -113,13 +112,13 @@ std::string memory_state(at::Device device) {
       if (!block.allocated) largest_free = std::max(largest_free, static_cast<int64_t>(block.size));
     }
   }
-  text += fmt::format("largest free block {}\n\n{:<24}{:>14}{:>14}\n", bytes(largest_free), "used blocks up to",
+  text += fmt::format("largest free block {}\n\n{:<24}{:>14}{:>14}\n", format_bytes(largest_free), "used blocks up to",
                       "blocks", "together");
   for (const auto& [power, row] : used)
-    text += fmt::format("{:<24}{:>14}{:>14}\n", bytes(power), row.blocks, bytes(row.total));
+    text += fmt::format("{:<24}{:>14}{:>14}\n", format_bytes(power), row.blocks, format_bytes(row.total));
   text += fmt::format("\n{:<24}{:>14}{:>14}\n", "free blocks up to", "blocks", "together");
   for (const auto& [power, row] : unused)
-    text += fmt::format("{:<24}{:>14}{:>14}\n", bytes(power), row.blocks, bytes(row.total));
+    text += fmt::format("{:<24}{:>14}{:>14}\n", format_bytes(power), row.blocks, format_bytes(row.total));
   return text;
 }
 

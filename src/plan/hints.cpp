@@ -223,9 +223,8 @@ std::optional<PlanHint> combined_hint(const PlanQuestion& question, int64_t tota
 std::string PlanHint::text() const {
   std::string all = settings.front();
   for (size_t i = 1; i < settings.size(); ++i) all += (i == 1 ? " with " : " and ") + settings[i];
-  return fmt::format(
-      "{} (saves {}{})", all, format_bytes(static_cast<double>(saved)),
-      lacking > 0 ? fmt::format(", {} still lack", format_bytes(static_cast<double>(lacking))) : ": fits");
+  return fmt::format("{} (saves {}{})", all, format_bytes(saved),
+                     lacking > 0 ? fmt::format(", {} still lack", format_bytes(lacking)) : ": fits");
 }
 
 std::vector<PlanHint> plan_hints(const PlanQuestion& question) {

@@ -29,10 +29,6 @@ constexpr size_t kShownHints = 3;
 /// cannot use; with several ranks also NCCL's buffers and the workspaces of concurrent streams.
 int64_t gpu_overhead(int ranks) { return int64_t{ranks > 1 ? 8 : 3} << 30; }
 
-std::string size_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
-const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
-
 /// "backward recomputes 3 of 32 blocks and the MLPs of 2", or "backward recomputes nothing".
 std::string recomputation(const TrainingPlan& plan) {
   // What waits on the host of blocks with kMlp is not computed again.
@@ -45,12 +41,11 @@ std::string recomputation(const TrainingPlan& plan) {
   if (const auto spared = count(Recompute::kAttention); spared > 0)
     parts.push_back(fmt::format("all but attention of {}", spared));
   if (const auto mlp = count(Recompute::kMlp); mlp > 0)
-    parts.push_back(fmt::format("the MLP{} of {}", plural(mlp), mlp));
+    parts.push_back(fmt::format("the MLP{} of {}", mlp == 1 ? "" : "s", mlp));
   if (const auto norms = count(Recompute::kNorms); norms > 0)
-    parts.push_back(fmt::format("norms and activation{} of {}", plural(norms), norms));
+    parts.push_back(fmt::format("norms and activation{} of {}", norms == 1 ? "" : "s", norms));
   if (parts.empty()) return "backward recomputes nothing";
-  return fmt::format("of {}, backward recomputes {}{}", counted(static_cast<int64_t>(plan.recompute.size()), "block"),
-                     join(parts, ", "),
+  return fmt::format("of {}, backward recomputes {}{}", counted(plan.recompute.size(), "block"), join(parts, ", "),
                      plan.tile_tokens > 0 ? fmt::format(" in tiles of {} tokens", plan.tile_tokens) : "");
 }
 
@@ -283,13 +278,13 @@ TrainingPlan plan_run(const PlanQuestion& question) {
     throw ConfigError(fmt::format(
         "parallel.offload: activations needs {} of pinned memory for each rank, and its host has {} for it: take "
         "parallel.offload: auto, or fewer ranks on a host",
-        size_text(needed), size_text(input.host_memory)));
+        format_bytes(needed), format_bytes(input.host_memory)));
   if (input.state == PlanInput::Offload::kAll && least.host_units == 0)
     throw ConfigError(
         fmt::format("parallel.offload: {} needs pinned memory for master weights and moments of a unit, and a rank's "
                     "host has {} for "
                     "it: take parallel.offload: auto, or fewer ranks on a host",
-                    word_of(question.config.parallel.offload), size_text(input.host_memory)));
+                    word_of(question.config.parallel.offload), format_bytes(input.host_memory)));
   const bool long_rows = 2 * (least.activations + least.working) > least.total();
   const std::string whole =
       long_rows ? fmt::format("; a row of {} tokens is on {}: more of a host may share it (parallel.context_size)",
@@ -300,7 +295,7 @@ TrainingPlan plan_run(const PlanQuestion& question) {
   const int trained = static_cast<int>(std::ranges::count_if(*input.units, &UnitSpec::trained));
   const std::string host = least.host_units > 0 && least.host_units < trained
                                ? fmt::format("; {} of its host hold the state of {} of {} units",
-                                             size_text(input.host_memory), least.host_units, trained)
+                                             format_bytes(input.host_memory), least.host_units, trained)
                                : "";
   throw ConfigError(
       fmt::format("{}{}{}; try {}", describe_need(least), host, whole,
@@ -316,16 +311,17 @@ std::string describe_parts(const TrainingPlan& plan) {
   return fmt::format(
       "weights {}, master weights {}, moments {}, gradients {}{}, gather slots {}, activations {}, working memory {}, "
       "libraries {}{}{}",
-      size_text(plan.weights), size_text(plan.masters), size_text(plan.moments), size_text(plan.gradients), why,
-      size_text(plan.gather_slots), size_text(plan.activations), size_text(plan.working), size_text(plan.overhead),
-      plan.transposed > 0 ? fmt::format(", transposed FP8 codes {}", size_text(plan.transposed)) : "",
-      plan.host_state > 0 ? fmt::format("; master weights and moments on the host {}", size_text(plan.host_state))
+      format_bytes(plan.weights), format_bytes(plan.masters), format_bytes(plan.moments), format_bytes(plan.gradients),
+      why, format_bytes(plan.gather_slots), format_bytes(plan.activations), format_bytes(plan.working),
+      format_bytes(plan.overhead),
+      plan.transposed > 0 ? fmt::format(", transposed FP8 codes {}", format_bytes(plan.transposed)) : "",
+      plan.host_state > 0 ? fmt::format("; master weights and moments on the host {}", format_bytes(plan.host_state))
                           : "");
 }
 
 std::string describe_need(const TrainingPlan& plan) {
-  return fmt::format("the run needs {} per rank and {} of headroom, {} is available ({})", size_text(plan.total()),
-                     size_text(plan.headroom()), size_text(plan.device_memory), describe_parts(plan));
+  return fmt::format("the run needs {} per rank and {} of headroom, {} is available ({})", format_bytes(plan.total()),
+                     format_bytes(plan.headroom()), format_bytes(plan.device_memory), describe_parts(plan));
 }
 
 std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>& units) {
@@ -339,11 +335,13 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
   std::string text;
   if (plan.context_size > 1)
     text = fmt::format("context: {} ranks share a row, each with its part of the tokens\n", plan.context_size);
-  text += fmt::format("units: {} whole, {} sharded over {} rank{}; {}{} row{} per forward pass; {}\n", whole, sharded,
-                      plan.shard_size, plural(plan.shard_size),
-                      divides ? fmt::format("policy {}; ", policy_name(plan.policy)) : "", plan.rows_per_pass,
-                      plural(plan.rows_per_pass), recomputation(plan));
-  auto row = [&](const char* name, int64_t bytes) { text += fmt::format("  {:<22}{:>12}\n", name, size_text(bytes)); };
+  text +=
+      fmt::format("units: {} whole, {} sharded over {}; {}{} per forward pass; {}\n", whole, sharded,
+                  counted(plan.shard_size, "rank"), divides ? fmt::format("policy {}; ", policy_name(plan.policy)) : "",
+                  counted(plan.rows_per_pass, "row"), recomputation(plan));
+  auto row = [&](const char* name, int64_t bytes) {
+    text += fmt::format("  {:<22}{:>12}\n", name, format_bytes(bytes));
+  };
   text += "memory per rank:\n";
   row("weights", plan.weights);
   row("master weights", plan.masters);
@@ -365,7 +363,8 @@ std::string describe_plan(const TrainingPlan& plan, const std::vector<UnitSpec>&
   text += fmt::format(
       "gathered per forward pass: {} per rank; gradients received per step: {} from the shard group, {} from "
       "replicas\n",
-      size_text(plan.gathered_per_pass), size_text(plan.reduced_per_step), size_text(plan.replica_reduced_per_step));
+      format_bytes(plan.gathered_per_pass), format_bytes(plan.reduced_per_step),
+      format_bytes(plan.replica_reduced_per_step));
   if (plan.offloaded > 0)
     text += fmt::format("{} of the first {} wait on the host{}\n",
                         plan.recompute.front() == Recompute::kMlp ? "first projections of the MLPs" : "activations",

@@ -47,8 +47,6 @@ std::string owner_of(const std::filesystem::path& checkpoint) {
   }
 }
 
-std::string text_of(uint64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
 /// Of one checkpoint: the masters and moments of what is trained, and what describes them.
 uint64_t checkpoint_bytes(const Config& config, const std::vector<UnitSpec>& units, int world_size) {
   const OptimizerTraits& optimizer = traits_of(config.optimizer.name);
@@ -228,13 +226,13 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
         "the checkpoint that a stop by a signal saves does not fit: {} has {} free and it needs {}; a stop would lose "
         "everything since {}. Free {} there, choose another output.dir, or set output.save_on_stop: false for a run "
         "that wants none",
-        directory.string(), text_of(available), text_of(needed),
-        newest > 0 ? fmt::format("step {}", newest) : "the beginning", text_of(needed - available));
+        directory.string(), format_bytes(available), format_bytes(needed),
+        newest > 0 ? fmt::format("step {}", newest) : "the beginning", format_bytes(needed - available));
   throw WriteError(
       fmt::format("the checkpoints of this run do not fit: {} has {} free; {} of {} each need {}{}. Free "
                   "{} there, choose another output.dir{}",
-                  directory.string(), text_of(available), wanted, text_of(bytes_of_one), text_of(needed),
-                  present > 0 ? " beside those already there" : "", text_of(needed - available),
+                  directory.string(), format_bytes(available), wanted, format_bytes(bytes_of_one), format_bytes(needed),
+                  present > 0 ? " beside those already there" : "", format_bytes(needed - available),
                   config.output.keep_last > 2 ? ", or lower output.keep_last" : ""));
 }
 

@@ -171,7 +171,7 @@ void CheckpointSaver::end_commit() {
   longest_ = std::max(longest_, seconds);
   if (comm_.rank() != 0) return;
   log_info(fmt::format("saved checkpoints/{}: {}, written in {}, complete after {}; training waited {}",
-                       checkpoint_name(committed_step_), format_bytes(static_cast<double>(committed_bytes_)),
+                       checkpoint_name(committed_step_), format_bytes(committed_bytes_),
                        format_duration(write_seconds_), format_duration(seconds), format_duration(pause_)));
   event_(nlohmann::json({{"event", "save"},
                          {"step", committed_step_},

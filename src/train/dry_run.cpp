@@ -74,8 +74,8 @@ std::vector<std::string> run_banner(const Config& config, const TrainingTask& ta
   const std::string group = ranks == 1 ? ""
                                        : fmt::format(", started by {}, collectives of {}", world.launch().description(),
                                                      world.communicator().backend());
-  std::vector<std::string> lines = {fmt::format("Trireme {} ({}): {} rank{} on {}{}", kVersion, kCommit, ranks,
-                                                ranks == 1 ? "" : "s", device.name, group)};
+  std::vector<std::string> lines = {
+      fmt::format("Trireme {} ({}): {} on {}{}", kVersion, kCommit, counted(ranks, "rank"), device.name, group)};
   if (world.device().is_cuda()) {
     const KernelClass kernels = kernel_class(world.device());
     lines.push_back(describe_kernels(kernels));
@@ -164,7 +164,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
     text += fmt::format(
         "output.dir holds this run: it goes on from the newest whole of {}, the last of step {}, which a dry run does "
         "not read\n",
-        counted(static_cast<int64_t>(found.size()), "checkpoint"), found.front().first);
+        counted(found.size(), "checkpoint"), found.front().first);
   text += disk;
   std::fputs(text.c_str(), stdout);
   return 0;

@@ -239,7 +239,7 @@ void Profiler::write_trace(const std::filesystem::path& plain, bool kernels) {
     log_warn(fmt::format(
         "the trace {} unpacks to {}, which TensorBoard and HTA may not load: record fewer steps (profile.active) and "
         "no shapes",
-        trace.string(), format_bytes(static_cast<double>(bytes))));
+        trace.string(), format_bytes(bytes)));
   else
     describe(plain);
   std::filesystem::remove(plain);

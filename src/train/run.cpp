@@ -11,6 +11,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
 #include "trireme/base/stack.h"
+#include "trireme/base/text.h"
 #include "trireme/comm/collective_check.h"
 #include "trireme/comm/launch.h"
 #include "trireme/config/keys.h"
@@ -114,7 +115,7 @@ void configure_device(const Config& config, World& world) {
   configure_libraries(world.device(), world.launch().local_world_size, config.train.deterministic);
   if (world.device().is_cuda()) return;
   const int threads = at::get_num_threads();
-  log_info(fmt::format("{} CPU thread{} for each rank{}", threads, threads == 1 ? "" : "s",
+  log_info(fmt::format("{} for each rank{}", counted(threads, "CPU thread"),
                        threads > 1 && waits_passively() ? ", which sleep while they wait" : ""));
 }
 
@@ -268,7 +269,7 @@ int train_main(int argc, char** argv, const TrainingProgram& program) {
       // A launcher ends all ranks at the first that fails: rank 0, which lists all problems, comes first.
       std::this_thread::sleep_for(std::chrono::seconds(1));
       throw Error(error.code(),
-                  fmt::format("{} (and {} more line{})", text.substr(0, text.find('\n')), more, more == 1 ? "" : "s"));
+                  fmt::format("{} (and {})", text.substr(0, text.find('\n')), counted(more, "more line")));
     }
   });
 }

@@ -63,8 +63,7 @@ std::string plan_summary(const TrainingPlan& plan) {
       std::count(plan.resident.begin(), plan.resident.end(), true),
       std::count_if(plan.recompute.begin(), plan.recompute.end(),
                     [](Recompute what) { return what != Recompute::kNone; }),
-      plan.recompute.size(), plan.offloaded, format_bytes(static_cast<double>(plan.total())),
-      hex64(xxh3_64(all.data(), all.size())));
+      plan.recompute.size(), plan.offloaded, format_bytes(plan.total()), hex64(xxh3_64(all.data(), all.size())));
 }
 
 /// "ranks 1, 3 and 4 on node7", at most five of them.
@@ -105,23 +104,21 @@ bool ran_out(const std::exception& error) {
   return false;
 }
 
-std::string bytes_text(int64_t count) { return format_bytes(static_cast<double>(count)); }
-
 /// The state of the machine's memory for this process, as text.
 std::string free_memory(at::Device device) {
   if (device.is_cuda()) {
     const std::string snapshot = out_of_memory_snapshot().string();
     return fmt::format(
-        "the allocator's peak was {}{}", bytes_text(peak_reserved_memory(device)),
+        "the allocator's peak was {}{}", format_bytes(peak_reserved_memory(device)),
         snapshot.empty() ? "" : fmt::format(", and its snapshot is {} (pytorch.org/memory_viz)", snapshot));
   }
   const int64_t free = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  std::string text = fmt::format("{} were resident at most, the machine has {} free", bytes_text(peak_memory(device)),
-                                 bytes_text(free));
+  std::string text = fmt::format("{} were resident at most, the machine has {} free", format_bytes(peak_memory(device)),
+                                 format_bytes(free));
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-    text += fmt::format(", and the process is limited to {} of address space (ulimit -v)",
-                        bytes_text(static_cast<int64_t>(limit.rlim_cur)));
+    text +=
+        fmt::format(", and the process is limited to {} of address space (ulimit -v)", format_bytes(limit.rlim_cur));
   return text;
 }
 
@@ -192,9 +189,8 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
   if (*least < *most)
     log_info(fmt::format(
         "device memory differs between ranks: the plan is made for the smallest, {} of {} (the largest is {})",
-        format_bytes(static_cast<double>(*least)),
-        ranks_and_hosts({static_cast<int>(least - bytes.begin())}, world.hosts()),
-        format_bytes(static_cast<double>(*most))));
+        format_bytes(*least), ranks_and_hosts({static_cast<int>(least - bytes.begin())}, world.hosts()),
+        format_bytes(*most)));
   question_.device_memory = *least;
 
   collective_check(comm, [&] { plan_ = plan_run(question_); });

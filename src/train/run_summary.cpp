@@ -153,9 +153,9 @@ std::vector<std::string> summary_lines(const RunSummary& s) {
   std::vector<std::string> lines = {
       fmt::format("run ended after step {} of {}: {}", s.step, s.max_steps, run_end_text(s))};
   if (!s.reason.empty()) lines.push_back(summary_line("reason", s.reason));
-  lines.push_back(summary_line("time", fmt::format("{}: {} step{}, {:.4g} steps/s, {:.4g} samples/s",
-                                                   format_duration(s.runtime_s), format_count(s.totals.steps),
-                                                   s.totals.steps == 1 ? "" : "s", s.steps_per_s(), s.samples_per_s)));
+  lines.push_back(
+      summary_line("time", fmt::format("{}: {}, {:.4g} steps/s, {:.4g} samples/s", format_duration(s.runtime_s),
+                                       counted(s.totals.steps, "step"), s.steps_per_s(), s.samples_per_s)));
   if (const auto rate = s.tokens_per_s_per_rank())
     lines.push_back(summary_line("speed", fmt::format("{} tok/s per rank in steps{}", format_short(*rate),
                                                       s.mfu() ? fmt::format(", MFU {:.1f} %", *s.mfu() * 100) : "")));

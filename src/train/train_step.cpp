@@ -80,7 +80,7 @@ std::string list_ranks(const std::vector<std::string>& found, const std::vector<
 void announce_pinning(int64_t bytes, const char* what, at::Device device) {
   constexpr int64_t kLong = int64_t{8} << 30;
   if (device.is_cuda() && bytes >= kLong)
-    log_info(fmt::format("allocating {} of pinned host memory for {}", format_bytes(static_cast<double>(bytes)), what));
+    log_info(fmt::format("allocating {} of pinned host memory for {}", format_bytes(bytes), what));
 }
 
 }  // namespace
@@ -138,8 +138,7 @@ TrainStep::TrainStep(const RunParts& run, const RunClock& clock, RunProgress& pr
     collective_check(comm_, make_state);
     if (device.is_cuda())
       log_info(fmt::format("{} of pinned host memory for master weights and moments, allocated in {}",
-                           format_bytes(static_cast<double>(run.plan.host_state)),
-                           format_duration(steady_seconds() - begin)));
+                           format_bytes(run.plan.host_state), format_duration(steady_seconds() - begin)));
   } else {
     make_state();
   }

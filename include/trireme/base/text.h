@@ -2,6 +2,7 @@
 // Text for people: numbers with units, did-you-mean, lines, UTF-8 checks; fractions as people write them.
 
 #include <charconv>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -26,6 +27,12 @@ std::string format_bytes(double bytes);                     // "12.3 GiB"
 std::string format_count(int64_t count);                    // "6,738,415,616"
 /// "1 row", "1,024 rows"; `plural` where it is not the noun with an s.
 std::string counted(int64_t count, const std::string& noun, const std::string& plural = "");
+// Of any integer.
+std::string format_bytes(std::integral auto bytes) { return format_bytes(static_cast<double>(bytes)); }
+std::string format_count(std::integral auto count) { return format_count(static_cast<int64_t>(count)); }
+std::string counted(std::integral auto count, const std::string& noun, const std::string& plural = "") {
+  return counted(static_cast<int64_t>(count), noun, plural);
+}
 std::string format_short(double value);       // "6.74G", "65.5k"
 std::string format_duration(double seconds);  // "412 ms", "41.2 s", "5m07s", "5h41m", "3d02h"
 /// Shortest decimal text that reads back as the same double (17 digits at most); "nan", "inf", "-inf" for the rest.

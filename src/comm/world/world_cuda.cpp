@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/process.h"
+#include "trireme/base/text.h"
 #include "world_backend.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -88,10 +89,9 @@ class GpuWorld final : public JoinedWorld {
     device_ = count == 1 ? 0 : launch_.local_rank;
     if (status != cudaSuccess || device_ >= count)
       return fmt::format(
-          "rank {} on {} is number {} there and is shown {} GPU{} (CUDA_VISIBLE_DEVICES={}): start at most one rank "
+          "rank {} on {} is number {} there and is shown {} (CUDA_VISIBLE_DEVICES={}): start at most one rank "
           "per GPU, or set TRIREME_DEVICE=cpu",
-          launch_.rank, host_name(), launch_.local_rank, count, count == 1 ? "" : "s",
-          visible == nullptr ? "unset" : visible);
+          launch_.rank, host_name(), launch_.local_rank, counted(count, "GPU"), visible == nullptr ? "unset" : visible);
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_));
     return "";
   }

@@ -265,8 +265,8 @@ ImportedConfig Importer::finish() {
   if (problems_.empty())
     for (const std::string& refusal : refusals(text)) problem(refusal);
   if (!problems_.empty())
-    throw ConfigError(fmt::format("{}\n{} problem{} in {}: nothing was written", join(problems_, "\n"),
-                                  problems_.size(), problems_.size() == 1 ? "" : "s", source_));
+    throw ConfigError(fmt::format("{}\n{} in {}: nothing was written", join(problems_, "\n"),
+                                  counted(problems_.size(), "problem"), source_));
   return {text, std::move(model_), std::move(report_)};
 }
 

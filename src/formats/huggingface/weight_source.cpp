@@ -76,9 +76,7 @@ class SafetensorsWeights final : public WeightSource {
     const auto found = where_.find(name);
     return found == where_.end() ? "" : found->second.first->path().string();
   }
-  std::string description() const override {
-    return fmt::format("safetensors, {} file{}", files_.size(), files_.size() == 1 ? "" : "s");
-  }
+  std::string description() const override { return fmt::format("safetensors, {}", counted(files_.size(), "file")); }
 
  private:
   std::vector<std::unique_ptr<SafetensorsFile>> files_;

@@ -172,7 +172,7 @@ std::string memory_curve(const TraceSummary& summary) {
   return fmt::format(
       "<p>Allocated memory over the trace, at most {}:</p><svg class=\"time\" viewBox=\"0 0 {:.0f} 100\" "
       "preserveAspectRatio=\"none\"><polyline points=\"{}\" class=\"memory\"/></svg>\n",
-      format_bytes(static_cast<double>(peak)), kWidth, points);
+      format_bytes(peak), kWidth, points);
 }
 
 constexpr const char* kStyle = R"(

@@ -2,6 +2,7 @@
 
 #include "trireme/base/dtype.h"
 #include "trireme/base/rounding.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -2,6 +2,7 @@
 
 #include "protobuf.h"
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 #include <fmt/format.h>
 
@@ -109,7 +110,6 @@ void walk_block(std::span<const std::byte> entries, const DamagedAt& damaged, st
     const uint64_t shared = cursor.varint(), own = cursor.varint(), length = cursor.varint();
     if (shared > key.size()) cursor.fail(fmt::format("a key shares {} bytes with one of {}", shared, key.size()));
     if (own > kMaxKey || shared + own > kMaxKey) cursor.fail(fmt::format("a key of {} bytes", shared + own));
-    const auto rest = cursor.take(own);
     key.resize(static_cast<size_t>(shared));
     key += as_text(cursor.take(own));
     const auto value = cursor.take(length);
@@ -284,8 +284,7 @@ std::string TfCheckpoint::place(const std::string& name) const {
 }
 
 std::string TfCheckpoint::description() const {
-  return fmt::format("TensorFlow checkpoint {}, {} file{}", prefix_.filename().string(), files_.size(),
-                     files_.size() == 1 ? "" : "s");
+  return fmt::format("TensorFlow checkpoint {}, {}", prefix_.filename().string(), counted(files_.size(), "file"));
 }
 
 }  // namespace trireme

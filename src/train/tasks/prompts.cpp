@@ -64,7 +64,7 @@ std::vector<SampledText> Prompts::texts(const std::vector<Continuation>& answers
 }
 
 std::string Prompts::description() const {
-  return fmt::format("eval.prompts: {}, {}; {}", counted(static_cast<int64_t>(prompts_.size()), "prompt"),
+  return fmt::format("eval.prompts: {}, {}; {}", counted(prompts_.size(), "prompt"),
                      chat_ ? "template " + model_.chat().name() : "as they are, as the model has no chat template",
                      ends_of_answers(model_.tokenizer(), options_.ends));
 }
