@@ -168,7 +168,7 @@ void refuse_long_integers(std::string_view text, const std::string& place) {
   for (size_t i = 0, digits = 0; i < text.size(); ++i) {
     if (text[i] == '"') quoted = !quoted;
     if (quoted && text[i] == '\\') ++i;
-    const bool digit = !quoted && text[i] >= '0' && text[i] <= '9';
+    const bool digit = !quoted && is_digit(text[i]);
     digits = digit ? digits + 1 : 0;
     if (digits < 19 || (i + 1 < text.size() && std::string_view("0123456789.eE").find(text[i + 1]) != text.npos))
       continue;

@@ -183,7 +183,7 @@ Value text_method(const std::string& text, const std::string& name, const Argume
   // isdigit
   return Value(!text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     if (static_cast<unsigned char>(c) >= 0x80) throw ValueError{"isdigit() of text beyond ASCII is not supported"};
-    return c >= '0' && c <= '9';
+    return is_digit(c);
   }));
 }
 

@@ -51,7 +51,7 @@ void add_processors(Fields& fields) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/sys/devices/system/cpu", ignored)) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with("cpu") || name.size() < 4 || std::isdigit(static_cast<unsigned char>(name[3])) == 0) continue;
+    if (!name.starts_with("cpu") || name.size() < 4 || !is_digit(name[3])) continue;
     const std::string socket = line_of_file(entry.path() / "topology/physical_package_id");
     if (socket.empty()) continue;  // offline
     ++processors;

@@ -35,8 +35,6 @@ struct StepLine {
   std::array<std::optional<double>, kStepKeys.size()> values;
 };
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 /// The unread rest of a line. Each function consumes what it accepts; after a refusal the line is given up.
 struct FlatScanner {
   std::string_view rest;

@@ -52,7 +52,7 @@ std::string difference(std::string_view pattern) {
       i += 2;
     } else if (c == '{') {
       size_t digits = i + 1;
-      while (std::isdigit(static_cast<unsigned char>(next(digits)))) ++digits;
+      while (is_digit(next(digits))) ++digits;
       if (digits == i + 1) return "{ without a count";
     } else if (is_quantifier(c) && (is_quantifier(next(i + 1)) || next(i + 1) == '{') && next(i + 1) != '?') {
       return fmt::format("{}{}", c, next(i + 1));

@@ -199,7 +199,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
 
 std::string shell_quote(const std::string& text) {
   const auto is_safe = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_digit(c) ||
            std::string_view("@%+=:,./-_").find(c) != std::string_view::npos;
   };
   if (!text.empty() && std::all_of(text.begin(), text.end(), is_safe)) return text;

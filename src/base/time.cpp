@@ -1,6 +1,7 @@
 #include "trireme/base/time.h"
 
-#include <cctype>
+#include "trireme/base/text.h"
+
 #include <chrono>
 #include <ctime>
 
@@ -41,7 +42,7 @@ std::optional<int64_t> parse_day_time(std::string_view text) {
     if (to_end == 9 || to_end == 6 || to_end == 3) {
       if (text[i] != ':') return std::nullopt;
       ++part;
-    } else if (std::isdigit(static_cast<unsigned char>(text[i])) == 0) {
+    } else if (!is_digit(text[i])) {
       return std::nullopt;
     } else {
       numbers[part] = numbers[part] * 10 + (text[i] - '0');

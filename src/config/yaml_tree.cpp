@@ -179,8 +179,6 @@ class TreeBuilder : public YAML::EventHandler {
   std::map<YAML::anchor_t, YamlNode> anchored_;
 };
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 size_t skip_sign(std::string_view text) { return !text.empty() && (text[0] == '-' || text[0] == '+') ? 1 : 0; }
 
 bool has_leading_zero(std::string_view text) {

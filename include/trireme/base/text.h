@@ -95,6 +95,7 @@ void append_utf8(String& out, char32_t c) {
 
 /// As Python's shlex.quote().
 std::string shell_quote(const std::string& text);
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }  // of ASCII
 /// ASCII's letters in lower case.
 std::string lower(std::string text);
 std::vector<std::string> split(std::string_view text, char separator);

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cctype>
 #include <limits>
 #include <string_view>
 
@@ -98,7 +97,7 @@ class HeaderText {
       int64_t value = 0;
       skip_space();
       const size_t begin = at_;
-      for (; at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])) != 0; ++at_)
+      for (; at_ < text_.size() && is_digit(text_[at_]); ++at_)
         if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, text_[at_] - '0', &value))
           fail("extent overflows");
       if (at_ == begin) fail("expected a non-negative integer");
