@@ -1,6 +1,5 @@
 #include "models/common/stored.h"
 
-#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/nn/init.h"

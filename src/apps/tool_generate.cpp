@@ -8,7 +8,6 @@
 #include "models/decoder/generation.h"
 #include "models/decoder/vocabulary.h"
 #include "models/decoder/weights.h"
-#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"

@@ -1,6 +1,5 @@
 #include "trireme/formats/huggingface/peft_adapter.h"
 
-#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"

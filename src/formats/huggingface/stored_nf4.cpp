@@ -1,7 +1,6 @@
 #include "trireme/formats/huggingface/stored_nf4.h"
 
 #include "trireme/base/bytes.h"
-#include "trireme/base/dtype.h"
 #include "trireme/base/error.h"
 #include "trireme/base/rounding.h"
 #include "trireme/formats/json.h"
