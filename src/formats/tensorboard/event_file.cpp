@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
 #include <span>
 
 namespace trireme {
@@ -22,9 +21,7 @@ namespace {
 
 template <class T>
 void put_raw(std::string& out, T value) {
-  char bytes[sizeof value];
-  std::memcpy(bytes, &value, sizeof value);
-  out.append(bytes, sizeof value);
+  out += as_text(std::as_bytes(std::span(&value, 1)));
 }
 
 void put_double(std::string& out, uint32_t field, double value) {
