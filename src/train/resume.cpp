@@ -92,14 +92,14 @@ std::string Loader::compare_with_model(const CheckpointManifest& manifest) const
     const auto found = units.find(ours.name);
     if (found == units.end()) {
       differences.push_back(fmt::format("unit {} is missing", ours.name));
-    } else if (manifest.version == 1 ? found->second->numel < ours.numel : found->second->numel != ours.numel) {
-      differences.push_back(
-          fmt::format("unit {} has {} elements, the run's has {}", ours.name, found->second->numel, ours.numel));
-      if (manifest.version != 1) compare_tensors(ours, *found->second, differences);
-    } else if (manifest.version != 1) {
-      compare_tensors(ours, *found->second, differences);
+      continue;
     }
-    if (found != units.end()) units.erase(found);
+    const CheckpointUnit& theirs = *found->second;
+    if (manifest.version == 1 ? theirs.numel < ours.numel : theirs.numel != ours.numel)
+      differences.push_back(
+          fmt::format("unit {} has {} elements, the run's has {}", ours.name, theirs.numel, ours.numel));
+    if (manifest.version != 1) compare_tensors(ours, theirs, differences);
+    units.erase(found);
   }
   for (const auto& [name, unit] : units)
     differences.push_back(fmt::format("unit {} is there, which the run lacks", name));
