@@ -104,11 +104,25 @@ size_t llama3_word_end(std::string_view text, size_t at, const uint8_t* flags) {
   return space_end(text, at, end);
 }
 
+/// A number, of one character unless `kRuns`, or what lies before the next.
+template <bool kRuns>
+size_t number_end(std::string_view text, size_t at, const uint8_t* flags) {
+  const ClassedCharacter first = classed(text, at, flags);
+  size_t end = at + first.bytes;
+  if (first.kind == CharacterClass::kNumber) return kRuns ? run_end(text, end, first.kind, flags) : end;
+  for (ClassedCharacter next; end < text.size(); end += next.bytes)
+    if ((next = classed(text, end, flags)).kind == CharacterClass::kNumber) break;
+  return end;
+}
+
 }  // namespace
 
 WordEnd known_pattern(const PreSplitStep& step) {
+  if (step.literal) return nullptr;
+  if (!step.removed && step.pattern == kDigitPattern) return number_end<false>;
+  if (!step.removed && step.pattern == kDigitsPattern) return number_end<true>;
   // These patterns match every character: nothing lies between the matches.
-  if (step.literal || (step.removed && !step.invert)) return nullptr;
+  if (step.removed && !step.invert) return nullptr;
   if (step.pattern == kGpt2Pattern) return gpt2_word_end;
   if (step.pattern == kLlama3Pattern) return llama3_word_end<3>;
   return step.pattern == kQwen2Pattern ? llama3_word_end<1> : nullptr;

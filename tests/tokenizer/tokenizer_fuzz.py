@@ -175,6 +175,12 @@ def shapes(work, texts):
         made = common.train("gpt2", texts, 700)
         made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "removed" if i > 3 else "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         yield pattern, work / f"pattern{i}", saved(work / f"pattern{i}", made), True, ["x\u0301", "\u0301", "\u200d", "\u00b2", "\u2167", "\u0903", "_", "\u203f", "\u3001", "\u060c", "\u0640", "\u30fc"]
+    # Granite 3's, SmolLM 2's and StarCoder's.
+    for individual, use_regex in ((True, True), (True, False), (False, True), (False, False)):
+        made = common.train("gpt2", texts, 700)
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual), pre_tokenizers.ByteLevel(add_prefix_space=not use_regex and individual, use_regex=use_regex)])
+        folder = work / f"digits{individual}{use_regex}"
+        yield f"Digits {individual} {use_regex}", folder, saved(folder, made), True, ["a  12", "0.50\n 7", "\u00b2\u00bd", "\u2167\u2168 ", "\u0663\u0664", "\u3007\u4e00", "\U0001d7d8\U0001d7d9x"]
 
 
 def check_refusals(probe, work, texts):

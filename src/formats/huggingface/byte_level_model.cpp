@@ -281,6 +281,8 @@ void TokenizerReader::pre_tokenizer(const nlohmann::json& json, ByteLevelModel& 
       if (!step.removed && behaviour != "Isolated")
         unsupported(fmt::format("the behaviour '{}' of the pre_tokenizer Split", behaviour));
       step.invert = flag(part, "invert", false, "pre_tokenizer Split");
+    } else if (type == "Digits") {
+      step.pattern = flag(part, "individual_digits", false, "pre_tokenizer Digits") ? kDigitPattern : kDigitsPattern;
     } else {
       unsupported(fmt::format("the pre_tokenizer '{}'", type));
     }

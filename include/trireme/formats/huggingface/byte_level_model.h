@@ -22,6 +22,8 @@ inline constexpr std::string_view kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 inline constexpr std::string_view kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// The pre-tokenizer Digits with individual_digits, and without.
+inline constexpr std::string_view kDigitPattern = R"(\p{N})", kDigitsPattern = R"(\p{N}+)";
 
 /// One step of the pre-tokenizer: cuts every piece of text into smaller ones.
 struct PreSplitStep {
