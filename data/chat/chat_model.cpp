@@ -28,8 +28,9 @@ fs::path model_directory(const fs::path& tokenizer) {
 
 }  // namespace
 
-ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const std::string& template_name)
-    : directory_(model_directory(path)), tokenizer_(path) {
+ChatModel::ChatModel(const fs::path& path, const fs::path& template_file, const std::string& template_name,
+                     const fs::path& config)
+    : directory_(model_directory(path)), tokenizer_(path, config) {
   std::set<std::string> specials;
   for (const auto& [name, id] : {std::pair{"bos_token", tokenizer_.bos_id()}, {"eos_token", tokenizer_.eos_id()}})
     if (id) specials.insert(variables_[name] = tokenizer_.decode(std::vector<int32_t>{*id}, true));

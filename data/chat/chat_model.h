@@ -18,9 +18,9 @@ class ChatModel {
  public:
   /// `path`: a model directory, or a tokenizer file beside tokenizer_config.json. `template_file`, unless empty,
   /// replaces the model's template; `template_name` is ChatTemplate::open()'s. DataError; a model's template that is
-  /// not there or has wrong syntax is an error of chat() only.
+  /// not there or has wrong syntax is an error of chat() only. `config` is Tokenizer's.
   explicit ChatModel(const std::filesystem::path& path, const std::filesystem::path& template_file = {},
-                     const std::string& template_name = {});
+                     const std::string& template_name = {}, const std::filesystem::path& config = {});
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   /// DataError where the model has none.

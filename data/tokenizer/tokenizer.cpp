@@ -26,7 +26,7 @@ std::string first_line(const fs::path& path) {
 /// Llama 3's and 4's original tokenizer.model: lines of a token in base64 and its rank.
 bool is_tiktoken(const fs::path& path) { return first_line(path).ends_with("= 0"); }
 
-std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
+std::unique_ptr<TokenizerModel> open_model(const fs::path& path, const fs::path& config) {
   std::error_code error;
   const auto file = find_tokenizer(path);
   if (!file)
@@ -39,7 +39,7 @@ std::unique_ptr<TokenizerModel> open_model(const fs::path& path) {
     throw DataError(fmt::format("{}: a web page, not a tokenizer: download the file itself", file->string()));
   const bool json = MappedFile(*file, ExitCode::kData).bytes().size() > 0 && file->extension() == ".json";
   if (json) try {
-      return std::make_unique<ByteLevelTokenizer>(read_byte_level_model(*file), *file);
+      return std::make_unique<ByteLevelTokenizer>(read_byte_level_model(*file, config), *file);
     } catch (const DataError& refused) {
       const fs::path other = path / "tokenizer.model";
       if (!fs::is_directory(path, error) || !fs::is_regular_file(other, error) || is_tiktoken(other)) throw;
@@ -112,7 +112,7 @@ std::vector<fs::path> tokenizer_files(const fs::path& path) {
   return files;
 }
 
-Tokenizer::Tokenizer(const fs::path& path) : model_(open_model(path)) {}
+Tokenizer::Tokenizer(const fs::path& path, const fs::path& config) : model_(open_model(path, config)) {}
 Tokenizer::Tokenizer(std::string serialized_model, const fs::path& name_for_errors)
     : model_(std::make_unique<SentencepieceTokenizer>(std::move(serialized_model), name_for_errors)) {}
 

@@ -61,8 +61,9 @@ class Tokenizer {
  public:
   /// Opens a directory, or one of its files: tokenizer.json, sentencepiece's tokenizer.model, or GPT-2's vocab.json
   /// with merges.txt; a directory's files are looked for in this order, as transformers does. DataError for a directory
-  /// without any, for files that are damaged, and for tokenizers of other kinds (by name).
-  explicit Tokenizer(const std::filesystem::path& path);
+  /// without any, for files that are damaged, and for tokenizers of other kinds (by name). `config`: the model's
+  /// config.json, whose family may decide how the files are read; empty: that beside them.
+  explicit Tokenizer(const std::filesystem::path& path, const std::filesystem::path& config = {});
   /// A sentencepiece model from its bytes.
   Tokenizer(std::string serialized_model, const std::filesystem::path& name_for_errors);
   explicit Tokenizer(std::unique_ptr<TokenizerModel> model) : model_(std::move(model)) {}

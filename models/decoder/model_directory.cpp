@@ -62,11 +62,23 @@ void ModelDirectoryWriter::copy_tokenizer(const std::filesystem::path& from) {
   if (!vocabulary) copy_as("tokenizer.json");
 }
 
-void ModelDirectoryWriter::copy_companions(const std::filesystem::path& from) {
-  copy_tokenizer(from);
+void ModelDirectoryWriter::copy_companions(const std::filesystem::path& from, const std::filesystem::path& tokenizer) {
+  copy_tokenizer(tokenizer.empty() ? from : tokenizer);
   constexpr const char* kGeneration[] = {"generation_config.json"};
   copy_files(from, kGeneration, ExitCode::kModel);
   source_config_ = from / "config.json";
+}
+
+void ModelDirectoryWriter::write_ends(const std::filesystem::path& from, const DecoderConfig& config, int64_t eos) {
+  // What ended texts before still does: a base was trained with it.
+  std::vector<int64_t> ends = end_of_text_ids(from, config);
+  std::erase(ends, eos);
+  ends.insert(ends.begin(), eos);
+  const auto file = from / "generation_config.json";
+  auto json = nlohmann::ordered_json::parse(
+      std::filesystem::is_regular_file(file) ? read_text_file(file, ExitCode::kModel) : generation_config_json(config));
+  json["eos_token_id"] = ends;
+  write_companion("generation_config.json", json.dump(2) + "\n");
 }
 
 void ModelDirectoryWriter::seal(const DecoderConfig& config) {

@@ -229,6 +229,27 @@ void keep_added_rows(const std::filesystem::path& model, ModelDirectoryWriter& w
   writer.write_companion("config.json", merged.dump(2) + "\n");
 }
 
+/// Tokenizer and chat template, which an adapter's trainer may have saved beside it, with the rest of the base's files.
+void copy_companions(const MergeOptions& options, DecoderConfig& config, ModelDirectoryWriter& writer) {
+  const std::filesystem::path from = tokenizer_directory(options.model, options.adapter),
+                              chat = std::filesystem::path(options.adapter) / "chat_template.jinja";
+  writer.copy_companions(options.model, from);
+  if (from == options.model) {
+    if (!std::filesystem::is_regular_file(chat)) return;
+    writer.write_companion("chat_template.jinja", read_text_file(chat, ExitCode::kData));
+    fmt::print("the chat template is {}\n", chat.string());
+    return;
+  }
+  std::string ends;
+  const auto eos = Tokenizer(from).eos_id();
+  if (eos && *eos < config.vocab_size && std::ranges::count(end_of_text_ids(options.model, config), *eos) == 0) {
+    writer.write_ends(options.model, config, *eos);
+    config.eos_token_ids = {*eos};
+    ends = fmt::format("; its EOS, {}, ends texts in config.json and generation_config.json", *eos);
+  }
+  fmt::print("the tokenizer and its chat template are those of {}{}\n", options.adapter, ends);
+}
+
 void merge(const MergeOptions& options) {
   at::NoGradGuard no_grad;
   const std::filesystem::path output = options.output;
@@ -274,7 +295,7 @@ void merge(const MergeOptions& options) {
     }
     writer.append(name, weight);
   }
-  writer.copy_companions(options.model);
+  copy_companions(options, config, writer);
   writer.seal(config);
   keep_added_rows(options.model, writer);
   prove_merge(options, writer.path(), config, with_adapter, base, tensors, changes, coarsest);
@@ -332,6 +353,10 @@ void show(const std::string& directory) {
 }
 
 }  // namespace
+
+std::filesystem::path tokenizer_directory(const std::filesystem::path& model, const std::filesystem::path& adapter) {
+  return std::filesystem::is_directory(adapter) && find_tokenizer(adapter) ? adapter : model;
+}
 
 void add_adapter_tool(CLI::App& app) {
   CLI::App* tool = app.add_subcommand("adapter", "LoRA adapters: merge, show");

@@ -56,13 +56,17 @@ class Generator {
     const std::filesystem::path directory = options.model;
     config_ = read_model_config(directory);
     const DecoderConfig stored = config_;
-    if (!find_tokenizer(directory))
+    const std::filesystem::path tokens = tokenizer_directory(directory, options.adapter);
+    if (!find_tokenizer(tokens))
       throw ModelError(fmt::format("{} has no tokenizer; put the model's {} there", options.model, kTokenizerFiles));
     ends_ = end_of_text_ids(directory, config_);
     if (options.chat)
-      open_chat(directory);
+      chat_.emplace(tokens, template_file(tokens), options.template_name, directory / "config.json");
     else
-      tokenizer_.emplace(directory);
+      tokenizer_.emplace(tokens, directory / "config.json");
+    if (const auto eos = tokenizer().eos_id(); eos && tokens != directory && std::ranges::count(ends_, *eos) == 0)
+      ends_.push_back(*eos);
+    if (options.chat) open_chat();
 
     std::optional<Adapter> adapter;
     if (!options.adapter.empty()) {
@@ -152,8 +156,15 @@ class Generator {
   }
 
  private:
-  void open_chat(const std::filesystem::path& directory) {
-    chat_.emplace(directory, options_.template_file, options_.template_name);
+  /// Of --template, or of an adapter that has a template and no tokenizer; empty: that beside the tokenizer.
+  std::filesystem::path template_file(const std::filesystem::path& tokenizer) const {
+    const auto own = std::filesystem::path(options_.adapter) / "chat_template.jinja";
+    const bool alone =
+        !options_.adapter.empty() && tokenizer == options_.model && std::filesystem::is_regular_file(own);
+    return alone && options_.template_file.empty() && options_.template_name.empty() ? own : options_.template_file;
+  }
+
+  void open_chat() {
     if (!options_.system.empty()) messages_.messages.push_back({{"role", "system"}, {"content", options_.system}});
     messages_.variables = template_variables(options_.variables);
     chat_->chat().check_variables(messages_.variables);

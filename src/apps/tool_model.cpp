@@ -294,16 +294,8 @@ void resize_vocab(const ResizeOptions& options) {
   for (size_t i = 0; i < options.tokens.size(); ++i)
     added["tokens"][options.tokens[i]] = tokenizer->next_id() - static_cast<int64_t>(options.tokens.size() - i);
   if (eos) {
-    // What ended texts before still does: a base was trained with it.
-    std::vector<int64_t> ends = end_of_text_ids(model, stored);
-    std::erase(ends, *eos);
-    ends.insert(ends.begin(), *eos);
     json["eos_token_id"] = *eos;
-    const fs::path generation = model / "generation_config.json";
-    Json other =
-        fs::is_regular_file(generation) ? read_ordered(generation) : Json::parse(generation_config_json(stored));
-    other["eos_token_id"] = ends;
-    writer.write_companion("generation_config.json", other.dump(2) + "\n");
+    writer.write_ends(model, stored, *eos);
   }
   if (!chat_template.empty()) writer.write_companion("chat_template.jinja", chat_template);
   writer.write_companion("config.json", json.dump(2) + "\n");

@@ -19,6 +19,9 @@ DType dtype_option(const char* tool, const std::string& word);
 /// WriteError if --output holds a model, which only --force replaces, or an adapter, or is the directory of `source`,
 /// if one is given.
 void require_model_output(const char* tool, const std::string& output, bool force, const std::string& source = "");
+/// What holds the tokenizer of a base and an adapter: the adapter's directory where its trainer saved one, else the
+/// base's.
+std::filesystem::path tokenizer_directory(const std::filesystem::path& model, const std::filesystem::path& adapter);
 /// Writes the file of an option such as --output, in a folder that need not be there. WriteError.
 void write_output(const std::string& path, const std::string& content);
 /// How a tool knows the files that it writes from others.

@@ -148,6 +148,44 @@ def check_merge(base):
     return adapter
 
 
+def check_adapter_tokenizer(base, adapter):
+    """What a trainer saves beside an adapter, a chat template alone or a tokenizer with another EOS, takes the place of the base's."""
+    own, merged = WORK / "own", WORK / "own-merged"
+    shutil.copytree(adapter, own)
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    (own / "chat_template.jinja").write_text(template)
+    merge = ["adapter", "merge", "--model", base, "--adapter", own, "--output", merged, "--force"]
+
+    def check_same(*arguments):
+        arguments = ["generate", "--prompt", "<|im_start|>the quick <|im_end|>brown", "--max-new-tokens", 8, *arguments, "--model"]
+        assert trireme(*arguments, base, "--adapter", own) == trireme(*arguments, merged)
+
+    trireme(*merge, says=f"the chat template is {own}")
+    assert (merged / "chat_template.jinja").read_text() == template
+    for name in ("tokenizer.model", "tokenizer_config.json", "generation_config.json"):
+        assert (merged / name).read_bytes() == (base / name).read_bytes(), name
+    check_same("--chat")
+    if not TOKENIZER_CHECKS:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.chat_template = template
+    names = [Path(path).name for path in tokenizer.save_pretrained(own) if Path(path).exists()]
+    trireme(*merge, says=f"those of {own}; its EOS, {tokenizer.eos_token_id}, ends texts")
+    for name in names:
+        assert (merged / name).read_bytes() == (own / name).read_bytes(), name
+    assert "tokenizer.model" in names or not (merged / "tokenizer.model").exists()
+    model = AutoModelForCausalLM.from_pretrained(merged)
+    assert model.config.eos_token_id == tokenizer.eos_token_id and model.generation_config.eos_token_id == [tokenizer.eos_token_id, 2]
+    check_same("--chat")
+    check_same()
+    # An EOS that the base's files name changes nothing in them.
+    tokenizer.eos_token = "</s>"
+    tokenizer.save_pretrained(own)
+    trireme(*merge, says=f"those of {own}\n")
+    assert (merged / "generation_config.json").read_bytes() == (base / "generation_config.json").read_bytes()
+
+
 def check_generate(base, adapter):
     prompt, count = "the quick brown", 12
     ids = torch.tensor([encode(base, prompt)])
@@ -268,6 +306,7 @@ if __name__ == "__main__":
     tokenizer_file = make_tokenizer()
     base_directory = check_init(tokenizer_file)
     adapter_directory = check_merge(base_directory)
+    check_adapter_tokenizer(base_directory, adapter_directory)
     check_generate(base_directory, adapter_directory)
     check_families(tokenizer_file)
     check_presets()

@@ -543,9 +543,9 @@ void add_folder_tokens(const TokenizerFolder& folder, const std::map<std::string
 
 }  // namespace
 
-ByteLevelModel read_byte_level_model(const fs::path& path) {
+ByteLevelModel read_byte_level_model(const fs::path& path, const fs::path& config) {
   const std::string bytes = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
-  const TokenizerFolder folder(path.parent_path());
+  const TokenizerFolder folder(path.parent_path(), config);
   ByteLevelModel model;
   std::map<std::string, std::string> defaults;
   if (path.filename() == "vocab.json") {

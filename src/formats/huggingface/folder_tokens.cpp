@@ -30,7 +30,11 @@ void add_texts(const nlohmann::json& list, std::vector<std::string>& texts) {
 }  // namespace
 
 struct TokenizerFolder::Files {
-  explicit Files(const fs::path& where) : folder(where), config(read(kConfig)), map(read(kMap)) {
+  Files(const fs::path& where, const fs::path& of_model)
+      : folder(where),
+        model(of_model.empty() ? where / "config.json" : of_model),
+        config(read(kConfig)),
+        map(read(kMap)) {
     const auto name = member(config, "tokenizer_class");
     if (name.is_string()) tokenizer_class = name.get<std::string>();
     decoder = member(config, "added_tokens_decoder");
@@ -48,7 +52,7 @@ struct TokenizerFolder::Files {
   std::map<int64_t, AddedToken> listed_tokens(const std::set<std::string>& special,
                                               const std::vector<std::string>& extra) const;
 
-  fs::path folder;
+  fs::path folder, model;
   nlohmann::json config, map, decoder, added;
   std::map<std::string, std::optional<std::string>> named;
   std::string tokenizer_class;
@@ -120,7 +124,8 @@ std::map<int64_t, AddedToken> TokenizerFolder::Files::listed_tokens(const std::s
   return tokens;
 }
 
-TokenizerFolder::TokenizerFolder(const fs::path& folder) : files_(std::make_shared<const Files>(folder)) {}
+TokenizerFolder::TokenizerFolder(const fs::path& folder, const fs::path& config)
+    : files_(std::make_shared<const Files>(folder, config)) {}
 
 FolderTokens TokenizerFolder::tokens(const TokenLookup& id_of, int64_t next,
                                      const std::map<std::string, std::string>& defaults) const {
@@ -176,7 +181,7 @@ void TokenizerFolder::find_named_tokens(const TokenLookup& id_of, int64_t in_fil
 std::string TokenizerFolder::tokenizer_class() const { return files_->tokenizer_class; }
 
 std::string TokenizerFolder::model_type() const {
-  const auto type = member(files_->read("config.json"), "model_type");
+  const auto type = member(read_json_if_there(files_->model, ExitCode::kData, kMaxTokenizerFile), "model_type");
   return type.is_string() ? type.get<std::string>() : "";
 }
 

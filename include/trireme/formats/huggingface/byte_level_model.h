@@ -90,7 +90,7 @@ std::string byte_level_token(std::string_view bytes);
 /// tokenizer_config.json and special_tokens_map.json. DataError with path and place for damaged files, duplicate ids
 /// and merges of unknown tokens; unsupported features are refused by name. If tokenizer_config.json names
 /// LlamaTokenizer, for which transformers 5 builds a tokenizer from the vocabulary, `metaspace` is that of this class.
-ByteLevelModel read_byte_level_model(const std::filesystem::path& path);
+ByteLevelModel read_byte_level_model(const std::filesystem::path& path, const std::filesystem::path& config = {});
 /// Reads the bytes of a tokenizer.json. `path` is for messages.
 ByteLevelModel parse_tokenizer_json(std::string_view bytes, const std::filesystem::path& path);
 ByteLevelModel parse_vocab_and_merges(std::string_view vocab, const std::filesystem::path& vocab_path,

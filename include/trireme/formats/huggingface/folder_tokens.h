@@ -46,7 +46,8 @@ struct FolderTokens {
 /// DataError with the path for damaged ones.
 class TokenizerFolder {
  public:
-  explicit TokenizerFolder(const std::filesystem::path& folder);
+  /// `config`: the model's config.json; empty: that of the folder.
+  explicit TokenizerFolder(const std::filesystem::path& folder, const std::filesystem::path& config = {});
 
   /// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token; a key with null says "none". As
   /// in transformers special_tokens_map.json wins, unless tokenizer_config.json has "added_tokens_decoder".
