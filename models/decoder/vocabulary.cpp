@@ -222,6 +222,17 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
   return round_up(wanted.value_or(vocab_size), multiple.value_or(1));
 }
 
+Adapter read_adapter(const std::filesystem::path& directory, const DecoderConfig& base) {
+  Adapter adapter = read_adapter(directory);
+  const TensorNames& names = family_of(base).names;
+  const auto head = adapter.token_rows.find(names.head);
+  if (!base.tie_word_embeddings || head == adapter.token_rows.end()) return adapter;
+  if (adapter.token_rows.try_emplace(names.embedding, head->second).first->second != head->second)
+    throw ModelError("the adapter has rows of lm_head other than its embedding's, to which this model ties it");
+  adapter.token_rows.erase(head);
+  return adapter;
+}
+
 int64_t vocab_with_adapter(const DecoderConfig& base, const Adapter& adapter) {
   const std::map<std::string, TokenRows>& rows = adapter.token_rows;
   int64_t size = base.vocab_size;
@@ -231,8 +242,6 @@ int64_t vocab_with_adapter(const DecoderConfig& base, const Adapter& adapter) {
   };
   for (const std::string& module : token_modules(base)) size = std::max(size, saved_rows(module));
   for (const auto& [module, part] : rows) size = std::max(size, part.ids.back() + 1);
-  if (base.tie_word_embeddings && rows.contains(family_of(base).names.head))
-    throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
   for (const std::string& module : token_modules(base)) {
     const auto part = rows.find(module);
     for (int64_t row = std::max(base.vocab_size, saved_rows(module)); row < size; ++row)
@@ -261,8 +270,6 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
     if (part.ids.back() >= vocab_size)
       throw ModelError(fmt::format("the adapter replaces row {} of {}, the model has {}: set model.vocab_size to {}",
                                    part.ids.back(), module, vocab_size, part.ids.back() + 1));
-  if (config.tie_word_embeddings && rows.contains(family_of(config).names.head))
-    throw ModelError("the adapter has rows of lm_head, which this model ties to its embedding");
   if (vocab_size == config.vocab_size && rows.empty()) return weights;
   for (const std::string& module : token_modules(config)) {
     const std::string name = module + ".weight";

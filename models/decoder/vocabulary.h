@@ -22,8 +22,12 @@ namespace trireme {
 /// `wanted` is less than the model has: rows are never dropped.
 int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::optional<int64_t> multiple);
 
+/// The adapter in `directory` for `base`, without the rows of an output matrix that `base` ties to its embedding: peft
+/// writes both. ModelError where they differ.
+Adapter read_adapter(const std::filesystem::path& directory, const DecoderConfig& base);
+
 /// Rows of the vocabulary that base and adapter have together: the base's, or more where the adapter brings all of the
-/// rows that the base lacks. ModelError when some are missing, and for rows of an output matrix that is tied.
+/// rows that the base lacks. ModelError when some are missing.
 int64_t vocab_with_adapter(const DecoderConfig& base, const Adapter& adapter);
 
 /// Opens the weights of `directory`, whose configuration is `config`, with `vocab_size` rows (at least

@@ -255,7 +255,7 @@ void merge(const MergeOptions& options) {
   const std::filesystem::path output = options.output;
   require_model_output("adapter merge", options.output, options.force, options.model);
   const DecoderConfig stored = read_model_config(options.model);
-  const Adapter adapter = read_adapter(options.adapter);
+  const Adapter adapter = read_adapter(options.adapter, stored);
   // As peft, merge takes any base; unlike peft, it says when it is not the one that the adapter names.
   if (const std::string other = other_base(adapter, options.model, "--model"); !other.empty()) log_warn(other);
   DecoderConfig config = stored;
@@ -324,8 +324,11 @@ void show(const std::string& directory) {
     row.b += square_sum(pair.b);
     parameters += static_cast<int64_t>(pair.a.size() + pair.b.size() + pair.magnitude.size());
   }
-  for (const auto& [module, trained] : adapter.token_rows)
-    if (adapter.config.token_indices.contains(module)) parameters += std::ssize(trained.values);
+  const auto trained_rows = [&](const std::string& module) -> int64_t {
+    const auto named = adapter.config.token_indices.find(module);
+    return named == adapter.config.token_indices.end() ? 0 : std::ssize(named->second);
+  };
+  for (const auto& [module, of] : adapter.token_rows) parameters += trained_rows(module) * of.columns;
   for (const auto& [name, tensor] : adapter.saved) parameters += static_cast<int64_t>(tensor.values.size());
   const LoraOptions& lora = adapter.config.lora;
   fmt::print("base model {}\nr {}, alpha {}, dropout {}{}\n{} parameters in {} modules\n",
@@ -337,10 +340,13 @@ void show(const std::string& directory) {
   };
   print_pattern("r", lora.rank_pattern);
   print_pattern("alpha", lora.alpha_pattern);
-  for (const auto& [module, trained] : adapter.token_rows)
-    fmt::print("{} of {}, {} parameters{}\n", counted(trained.ids.size(), "row"), module,
-               format_count(trained.values.size()),
-               adapter.config.token_indices.contains(module) ? "" : ", not trained");
+  for (const auto& [module, of] : adapter.token_rows) {
+    const int64_t all = std::ssize(of.ids), trained = trained_rows(module);
+    fmt::print("{} of {}, {} parameters{}\n", counted(all, "row"), module, format_count(std::ssize(of.values)),
+               trained == 0    ? ", not trained"
+               : trained < all ? fmt::format(", {} trained", counted(trained, "row"))
+                               : "");
+  }
   for (const auto& [name, tensor] : adapter.saved)
     if (name.ends_with(".weight")) fmt::print("{} as a whole\n", name);
   if (const auto biases =

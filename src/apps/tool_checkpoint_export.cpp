@@ -201,8 +201,8 @@ void export_checkpoint(const CheckpointExport& options) {
     for (const std::string& name : masters.names()) tensors[name] = masters.read(name).to(at::kFloat);
     std::map<std::string, TokenRows> start, rows;
     if (config.lora->adapter)
-      start =
-          read_adapter(given_or_known(options.adapter, "--adapter", *config.lora->adapter, "lora.adapter")).token_rows;
+      start = read_adapter(given_or_known(options.adapter, "--adapter", *config.lora->adapter, "lora.adapter"), stored)
+                  .token_rows;
     if (config.model.init != ModelSection::Init::kRandom && (shape.vocab_size > stored.vocab_size || !start.empty()))
       rows = adapter_token_rows(
           *open_decoder_weights(base, stored, shape.vocab_size, static_cast<uint64_t>(config.train.seed), start), shape,

@@ -70,7 +70,7 @@ class Generator {
 
     std::optional<Adapter> adapter;
     if (!options.adapter.empty()) {
-      adapter = read_adapter(options.adapter);
+      adapter = read_adapter(options.adapter, stored);
       if (const std::string other = other_base(*adapter, directory, "--model"); !other.empty()) log_warn(other);
     } else if (const std::string beside = ignored_adapter(directory); !beside.empty()) {
       log_warn(beside);

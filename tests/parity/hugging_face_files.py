@@ -404,6 +404,48 @@ output: {{dir: {name}-run, save_every_samples: 4}}
     assert all(torch.equal(first[k], same[k]) for k in first)
 
 
+def check_resized_adapters(site):
+    """Adapters that peft saves after resize_token_embeddings(): with the embeddings, under the names that its wrappers give them."""
+    ids = ((1, 61, 5, 60, 7),)
+    kinds = {"tokens": dict(trainable_token_indices=[61, 60]), "saved": dict(modules_to_save=["embed_tokens", "lm_head"]),
+             "embedding": dict(modules_to_save=["embed_tokens"]), "plain": {}}
+    for tie in (False, True):
+        base = site.save(f"small-{tie}", tie_word_embeddings=tie)
+        for kind, options in kinds.items():
+            torch.manual_seed(4)
+            model = load(base)
+            model.resize_token_embeddings(62)
+            model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **options))
+            with torch.no_grad():
+                for value in model.parameters():
+                    if value.requires_grad:
+                        value.add_(torch.randn_like(value) * 0.1)
+            adapter, merged = site.work / f"grown-{tie}-{kind}", site.work / f"grown-{tie}-{kind}-merged"
+            model.save_pretrained(adapter)
+            theirs = load(base)
+            theirs.resize_token_embeddings(62)  # with other values
+            theirs = PeftModel.from_pretrained(theirs, adapter)
+            site.trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", merged)
+            difference = (logits(load(merged), ids) - logits(theirs, ids)).abs().max()
+            assert difference < 1e-5, (tie, kind, difference)
+    adapter = site.work / "grown-True-tokens"
+    site.trireme("adapter", "show", adapter, says="62 rows of model.embed_tokens, 1984 parameters, 2 rows trained")
+    # A run with a rate of 0 that starts from it keeps it.
+    site.run("train_llama", "--config", site.work / "tied-base.yaml", "--set", f"model.path={base}", "--set", f"lora.adapter={adapter}", "--set",
+             "model.vocab_size=62", "--set", "optimizer.lr=0", "--set", "output.dir=from-grown")
+    grown = load(base)
+    grown.resize_token_embeddings(62)
+    kept = PeftModel.from_pretrained(grown, site.work / "from-grown" / "adapter")
+    site.trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", merged, "--force")
+    assert (logits(load(merged), ids) - logits(kept, ids)).abs().max() < 1e-5
+    # Peft reads the tied matrix twice, the output matrix last.
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    tensors["base_model.model.lm_head.token_adapter.base_layer.weight"][3] += 1
+    save_file(tensors, path)
+    site.trireme("adapter", "merge", "--model", base, "--adapter", adapter, "--output", merged, "--force", code=4, says="rows of lm_head other than")
+
+
 def check_rows_step(site, config, resized, name, tie, tokens):
     """The first step of the rows that resize-vocab added is that of peft's trainable_token_indices. B is zero then, so A plays no part."""
     out = site.work / f"{name}-step"
@@ -445,6 +487,7 @@ def main():
         with_tokenizer = check_special_pieces(site)
         check_resize(site, base, with_tokenizer)
         check_training(site, base)
+        check_resized_adapters(site)
     print("ok")
 
 

@@ -17,6 +17,7 @@ constexpr const char* kPrefix = "base_model.model.";
 constexpr const char* kRowsSuffix = ".token_adapter.trainable_tokens_delta";
 constexpr const char* kBaseHash = "trireme_base_hash";
 constexpr const char* kBaseLayer = ".base_layer";
+constexpr const char* kRowsBase = ".token_adapter.base_layer";
 
 /// The values as fp32. ModelError for one that is not finite.
 std::vector<float> read_values(const SafetensorsFile& file, const std::string& name,
@@ -56,6 +57,7 @@ class TensorsReader {
     name_embedding();
     for (const auto& [name, entry] : file_.entries()) read_tensor(name, entry);
     check_complete();
+    lay_rows();
     choose_tying();
     return std::move(problems_);
   }
@@ -121,8 +123,10 @@ class TensorsReader {
   }
 
   void read_rows(const std::string& name, const std::string& module, const SafetensorsFile::Entry& entry) {
-    const auto indices = adapter_.config.token_indices.find(module);
-    const size_t named = indices == adapter_.config.token_indices.end() ? 0 : indices->second.size();
+    const auto& all = adapter_.config.token_indices;
+    // peft names a tied output matrix by its embedding alone.
+    const auto indices = module == "lm_head" && all.size() == 1 ? all.begin() : all.find(module);
+    const size_t named = indices == all.end() ? 0 : indices->second.size();
     const int64_t columns = entry.info.shape[1];
     if (static_cast<int64_t>(named) != entry.info.shape[0] || named == 0)
       return problem("tensor {} has {} rows, trainable_token_indices names {}", name, entry.info.shape[0], named);
@@ -139,13 +143,20 @@ class TensorsReader {
 
   /// A module of modules_to_save, or a whole matrix in front of which peft has put something else.
   void read_weight(const std::string& name, std::string module, const SafetensorsFile::Entry& entry) {
-    const bool behind = module.ends_with(kBaseLayer);
-    if (behind) module.resize(module.size() - std::string_view(kBaseLayer).size());
-    if (!module.ends_with("embed_tokens") && !module.ends_with("wte") && module != "lm_head")
-      return problem("tensor {} is a weight of another module than the embedding and the output matrix", name);
+    const auto strip = [&](std::string_view end) {
+      const bool there = module.ends_with(end);
+      if (there) module.resize(module.size() - end.size());
+      return there;
+    };
+    const bool copy = strip(".modules_to_save") || strip(".original_module"), of_rows = strip(kRowsBase),
+               behind = strip(kBaseLayer);
     const LoraOptions& lora = adapter_.config.lora;
     // Where peft ties the other matrix to a saved one, it does not name it in modules_to_save.
-    if (is_saved(lora, module) || (!behind && lora.ensure_weight_tying && !lora.modules_to_save.empty())) {
+    const bool saved = is_saved(lora, module) || (!behind && lora.ensure_weight_tying && !lora.modules_to_save.empty());
+    if ((!module.ends_with("embed_tokens") && !module.ends_with("wte") && module != "lm_head") || (copy && !saved))
+      return problem("tensor {} is a weight of another module than the embedding and the output matrix", name);
+    if (copy) return;  // peft reads a saved module under its own name
+    if (saved && !of_rows) {
       adapter_.saved[module + ".weight"] = {entry.info.shape, read_values(file_, name, entry)};
       return;
     }
@@ -154,7 +165,7 @@ class TensorsReader {
       adapter_.base_type = entry.info.dtype;
       return;
     }
-    TokenRows& rows = adapter_.token_rows[module];
+    TokenRows& rows = of_rows ? rows_base_[module] : adapter_.token_rows[module];
     if (!rows.ids.empty()) return problem("tensor {} and trained rows are of one module", name);
     for (int64_t id = 0; id < entry.info.shape[0]; ++id) rows.ids.push_back(id);
     rows.values = read_values(file_, name, entry);
@@ -188,6 +199,21 @@ class TensorsReader {
     if (adapter_.modules.empty()) problem("it holds no LoRA matrices");
   }
 
+  /// Trained rows in the matrix that they are of, which peft puts into the file where the vocabulary was resized.
+  void lay_rows() {
+    for (auto& [module, whole] : rows_base_) {
+      TokenRows& rows = adapter_.token_rows[module];
+      if (!rows.ids.empty() && (rows.columns != whole.columns || rows.ids.back() >= std::ssize(whole.ids))) {
+        problem("the trained rows of {} do not fit its {}.weight", module, kRowsBase);
+        continue;
+      }
+      for (size_t i = 0; i < rows.ids.size(); ++i)
+        std::copy_n(rows.values.data() + static_cast<int64_t>(i) * rows.columns, rows.columns,
+                    whole.values.data() + rows.ids[i] * rows.columns);
+      rows = std::move(whole);
+    }
+  }
+
   /// peft (0.21) ties by the names embed_tokens and lm_head: to a saved wte only an lm_head that is in the file.
   void choose_tying() {
     if (adapter_.saved.contains("transformer.wte.weight") && !adapter_.saved.contains("lm_head.weight"))
@@ -196,6 +222,7 @@ class TensorsReader {
 
   const SafetensorsFile& file_;
   Adapter& adapter_;
+  std::map<std::string, TokenRows> rows_base_;  // whole matrices behind trained rows
   std::vector<std::string> problems_;
 };
 

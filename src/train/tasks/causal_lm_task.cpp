@@ -352,7 +352,7 @@ void CausalLmTask::check_start() {
   // Before the weights: the rows of the vocabulary that an adapter holds are read in place of the base model's.
   if (!named) return;
   const std::string& path = *config_.lora->adapter;
-  const Adapter start = read_adapter(path);
+  const Adapter start = read_adapter(path, model_->config());
   try {
     adapter_ = import_adapter(start, *model_);
   } catch (const ModelError& error) {

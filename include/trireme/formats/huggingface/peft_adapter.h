@@ -45,6 +45,7 @@ struct TokenRows {
   std::vector<int64_t> ids;   // ascending
   std::vector<float> values;  // [ids, columns]
   int64_t columns = 0;
+  bool operator==(const TokenRows&) const = default;
 };
 
 struct Adapter {
