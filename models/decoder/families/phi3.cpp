@@ -44,7 +44,7 @@ nlohmann::json write_phi3(const DecoderConfig& config) {
                {"partial_rotary_factor", rope.part}});
   json["rope_parameters"]["partial_rotary_factor"] = rope.part;
   if (rope.scaling != RopeFrequencies::Scaling::kLongrope) return json;
-  // transformers 4 takes these three fields of it and no other.
+  // transformers 4 takes these three fields and no other: a model that needs one of those below is for transformers 5.
   json["rope_scaling"] = {{"type", "longrope"}, {"short_factor", rope.short_factor}, {"long_factor", rope.long_factor}};
   if (rope.factor_stated) json["rope_scaling"]["factor"] = rope.factor;
   if (rope.attention_factor) json["rope_scaling"]["attention_factor"] = *rope.attention_factor;

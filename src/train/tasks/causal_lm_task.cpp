@@ -108,7 +108,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
         config.data.seq_length, positions, positions,
         config.lora ? fmt::format("to serve the adapter set max_position_embeddings: {} in the base's config.json",
                                   config.data.seq_length)
-                    : fmt::format("model/config.json will say {}", config.data.seq_length)));
+                    : fmt::format("model/config.json will say {}{}", config.data.seq_length,
+                                  shape.family == "phi3" && shape.rope.scaling == RopeFrequencies::Scaling::kLongrope
+                                      ? ", and only transformers 5 will read it"
+                                      : "")));
   shape.scaled_residual_init = config.model.scaled_residual_init.value_or(shape.scaled_residual_init);
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
