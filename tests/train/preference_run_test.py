@@ -146,6 +146,13 @@ def stop_at(site, step, *settings):
     site.train(*settings, expect=75, TRIREME_FAULT=f"sigterm@step:step{step}")
 
 
+def flip(whole, damaged):
+    """The last value of a safetensors file with another exponent."""
+    content = bytearray(open(whole, "rb").read())
+    content[-1] ^= 1
+    open(damaged, "wb").write(content)
+
+
 def resume(site):
     for name, settings in (("lora", []), ("full", ["lora=null"]), ("precomputed", ["preference.precompute_ref_log_probs=true"])):
         long = [*settings, "train.max_steps=30"]
@@ -159,7 +166,10 @@ def resume(site):
             content = open(file + ".away", "rb").read()
             open(file, "wb").write(content[:-9])
             assert "reference_log_probs" in last_line(site.train(*long, f"output.dir={name}-parts", expect=4).stderr)
-            os.rename(file + ".away", file)
+            flip(file + ".away", file)
+            line = last_line(site.train(*long, f"output.dir={name}-parts", expect=4).stderr)
+            assert f"{file}: is damaged: its values have hash" in line and "put a sound copy back" in line, line
+            open(file, "wb").write(content.replace(b'"xxh3"', b'"none"'))  # as files of earlier versions
         site.train(*long, f"output.dir={name}-parts")
         whole, parts = site.metrics(f"{name}-whole"), site.metrics(f"{name}-parts")
         assert [m["step"] for m in parts] == list(range(1, 31))
@@ -177,6 +187,11 @@ def reference(site):
     assert os.path.exists(f"{site.work}/run/reference_log_probs.safetensors")
     done = site.train("lora=null", expect=-9, **killed)
     assert computed not in done.stdout + done.stderr
+    file = f"{site.work}/run/reference_log_probs.safetensors"
+    content = open(file, "rb").read()
+    flip(file, file)
+    done = site.train("lora=null", expect=-9, **killed)
+    assert "is damaged" in done.stderr and "computed again" in done.stderr and open(file, "rb").read() == content, done.stderr
     rng = np.random.default_rng(6)
     write_rows(f"{site.work}/valid.h5", pair_rows(5, rng))
     done = site.train("lora=null")

@@ -196,7 +196,16 @@ void PreferenceTask::prepare(ShardedUnits& units, const BeforeSteps& before) {
     if (comm.rank() != 0) return;
     // After the first step the base may be elsewhere; rows that are not the file's are found by their keys.
     if (before.completed == 0) from = origin();
-    state = read_reference(reference_path_, from) ? "there" : "";
+    try {
+      state = read_reference(reference_path_, from) ? "there" : "";
+    } catch (const ModelError& error) {
+      if (before.completed > 0)
+        throw ModelError(
+            fmt::format("{}; after step {} it cannot be computed again: put a sound copy back, or start in "
+                        "another output.dir",
+                        error.what(), before.completed));
+      log_warn(fmt::format("{}; it is computed again", error.what()));
+    }
   });
   if (comm.all_gather_host(state)[0].empty()) {
     if (before.completed > 0)

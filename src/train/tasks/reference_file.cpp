@@ -2,6 +2,7 @@
 
 #include "trireme/base/bytes.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/formats/huggingface/safetensors.h"
 
 #include <fmt/format.h>
@@ -12,7 +13,7 @@ namespace trireme {
 
 namespace {
 
-constexpr const char* kOrigin = "origin";
+constexpr const char *kOrigin = "origin", *kHash = "xxh3";
 constexpr const char *kKeys = "row_keys", *kAnswers = "answers", *kLogProbs = "log_probs";
 
 /// The rows as three vectors, as they are in files and between ranks.
@@ -30,6 +31,13 @@ FlatReference flat(const ReferenceRows& rows) {
     flat.log_probs.insert(flat.log_probs.end(), values.begin(), values.end());
   }
   return flat;
+}
+
+std::string hash(const FlatReference& flat) {
+  const auto add = [](const auto& values, uint64_t before) {
+    return xxh3_64(values.data(), values.size() * sizeof(values[0]), before);
+  };
+  return hex64(add(flat.log_probs, add(flat.answers, add(flat.keys, 0))));
 }
 
 /// Adds to `rows`; false: the lengths do not fit each other.
@@ -90,7 +98,7 @@ void write_reference(const std::filesystem::path& path, const ReferenceRows& row
                            {{kKeys, {DType::kI64, size(all.keys)}},
                             {kAnswers, {DType::kI64, size(all.answers)}},
                             {kLogProbs, {DType::kF64, size(all.log_probs)}}},
-                           {{kOrigin, origin}});
+                           {{kOrigin, origin}, {kHash, hash(all)}});
   const auto append = [&](const auto& values) { writer.append(values.data(), values.size() * sizeof(values[0])); };
   append(all.keys);
   append(all.answers);
@@ -115,6 +123,11 @@ std::optional<ReferenceRows> read_reference(const std::filesystem::path& path, c
   read(kKeys, DType::kI64, all.keys);
   read(kAnswers, DType::kI64, all.answers);
   read(kLogProbs, DType::kF64, all.log_probs);
+  // Files of earlier versions have no hash.
+  const auto hashed = file.metadata().find(kHash);
+  if (hashed != file.metadata().end() && hashed->second != hash(all))
+    throw ModelError(fmt::format("{}: is damaged: its values have hash {}, its metadata says {}", path.string(),
+                                 hash(all), hashed->second));
   ReferenceRows rows;
   if (!add(rows, all))
     throw ModelError(fmt::format("{}: is damaged: its vectors do not fit each other", path.string()));

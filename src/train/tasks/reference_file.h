@@ -18,8 +18,8 @@ using ReferenceRows = std::map<uint64_t, std::vector<double>>;
 /// The rows of all ranks, on rank 0. Collective.
 ReferenceRows gather_reference(Communicator& comm, const ReferenceRows& mine);
 
-/// safetensors: row_keys I64 [R], answers I64 [R] (of each row), log_probs F64 [sum of answers]. `origin`: identifies
-/// weights and data files. WriteError.
+/// safetensors: row_keys I64 [R], answers I64 [R] (of each row), log_probs F64 [sum of answers], and in the metadata a
+/// hash of the three. `origin`: identifies weights and data files. WriteError.
 void write_reference(const std::filesystem::path& path, const ReferenceRows& rows, const std::string& origin);
 /// nullopt: there is no such file, or it has another origin (empty: any). ModelError where it is damaged.
 std::optional<ReferenceRows> read_reference(const std::filesystem::path& path, const std::string& origin);
