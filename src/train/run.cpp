@@ -134,6 +134,7 @@ void check_base(const Config& config, const RunDirectory& directory, TrainingTas
   if (const auto message = plan.out_of_memory_message(error)) throw ConfigError(*message);
   if (const auto* library = dynamic_cast<const c10::Error*>(&error))
     throw InternalError(library->what_without_backtrace());
+  if (const auto* path = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) throw path_error(*path);
   throw;
 }
 
@@ -178,12 +179,18 @@ ExitCode train(const Config& given, World& world, const TrainingProgram& program
                        directory,
                        *events,
                        [&] { rows.finish_scan(); }};
+  std::optional<Trainer> trainer;
   try {
-    return Trainer(parts).run();
-  } catch (const Error&) {
-    throw;
+    try {
+      return trainer.emplace(parts).run();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      rethrow_readably(error, run_plan);
+    }
   } catch (const std::exception& error) {
-    rethrow_readably(error, run_plan);
+    if (trainer) trainer->report_failure(error);
+    throw;
   }
 }
 

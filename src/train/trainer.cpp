@@ -76,15 +76,6 @@ Trainer::Trainer(const RunParts& run)
 
 Trainer::~Trainer() = default;
 
-ExitCode Trainer::run() {
-  try {
-    return train();
-  } catch (const std::exception& error) {
-    report_failure(error);
-    throw;
-  }
-}
-
 void Trainer::start() {
   {
     const ProgressSection section("load", kStorageAllowance);
@@ -107,7 +98,7 @@ void Trainer::start() {
   stop_vote_.decide(asked_to_stop());  // a signal that came during the start ends the run before its first step
 }
 
-ExitCode Trainer::train() {
+ExitCode Trainer::run() {
   start();
   if (std::exchange(progress_.evaluation_open, false)) evaluate();
   while (!finished() && !stop_vote_.stopping() && !progress_.ends_early()) {
@@ -382,10 +373,9 @@ void Trainer::report_failure(const std::exception& failure) noexcept {
   // Until the first step has ended there is no run to sum up, and output.dir may become another's.
   if (comm_.rank() != 0 || !directory_.claimed()) return;
   const auto* own = dynamic_cast<const Error*>(&failure);
-  const std::string reason = failure.what();
   try {
-    report_.end(RunEnd::kFailed, static_cast<int>(own != nullptr ? own->code() : ExitCode::kInternal),
-                reason.substr(0, reason.find("\nException raised from")), report_.summary());
+    report_.end(RunEnd::kFailed, static_cast<int>(own != nullptr ? own->code() : ExitCode::kInternal), failure.what(),
+                report_.summary());
   } catch (const std::exception& error) {
     // A device that has failed cannot say how much memory was in use; the failure itself is what is reported.
     log_warn(fmt::format("summary.json is not written: {}", error.what()));

@@ -30,13 +30,14 @@ class Trainer {
 
   /// Loads weights or resumes, trains, evaluates, saves. Returns kDone, or after a signal kStopped with the state saved
   /// and whole on disk (output.save_on_stop: false: 128 + the signal's number). kDone, too, where train.max_time ends
-  /// the run, with the state saved. However it ends, rank 0 writes summary.json.
+  /// the run, with the state saved. Rank 0 writes summary.json, unless it throws.
   ExitCode run();
+  /// The same where `failure` ends the run; a failure to write is a warning.
+  void report_failure(const std::exception& failure) noexcept;
 
  private:
   /// The work before the first step.
   void start();
-  ExitCode train();
   /// A signal, or on rank 0 train.max_time: this rank's vote to stop.
   bool asked_to_stop() const;
   bool finished() const { return progress_.completed >= config_.train.max_steps; }
@@ -70,8 +71,6 @@ class Trainer {
   /// Why the state must not be saved; empty: nothing. Collective.
   std::string state_problem();
   std::string newest_checkpoint() const;  // a part of a sentence
-  /// Rank 0, before an exception ends the run; a failure to write is a warning.
-  void report_failure(const std::exception& failure) noexcept;
 
   const RunParts& run_;
   const Config& config_;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Faults of the machine: crashes with their stacks (F4), unusable directories (F14), a lost bootstrap port (F19, F20), a single failing allocation (F34), a wall clock that is set (F35). Exit code 77 = skipped."""
+import json
 import os
 import re
 import shutil
@@ -130,7 +131,7 @@ def allocation(site):
     """F34: the nth allocation of a tensor fails: the message lists the memory use and remedies, and all ranks end."""
     shim = process_shim(site.work)
     failed = 0
-    for nth in (1, 10, 40, 160, 640):
+    for nth in (1, 10, 40, 160, 640, 5000):
         run = site.start(f"output.dir=nth{nth}", ranks=0, LD_PRELOAD=shim, SHIM_MEMORY_NTH=str(nth), SHIM_MEMORY_LEAST="1024")
         code = run.end(60)
         last = run.text().strip().splitlines()[-1]
@@ -139,6 +140,9 @@ def allocation(site):
             break
         failed += 1
         assert code == 2 and "is out of memory" in last, (nth, code, last)
+        if nth == 5000:  # in a step
+            end = json.load(open(f"{site.work}/nth{nth}/summary.json"))
+            assert end["exit_code"] == 2 and "is out of memory" in end["reason"] and site.metrics(f"nth{nth}", "end") == [end], end
         if "the plan counts" in last:
             assert all(word in last for word in ("weights", "moments", "gradients", "activations", "parallel.recompute: full")), last
         print(f"allocation {nth}: exit {code}: {last[:160]}")
