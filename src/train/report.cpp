@@ -1,12 +1,14 @@
 #include "report.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
 #include "trireme/base/time.h"
 #include "trireme/nn/scalar_type.h"
 #include "trireme/version.h"
+#include "trireme/watchdog/progress.h"
 
 #include <fmt/format.h>
 #include <torch/headeronly/version.h>
@@ -15,6 +17,13 @@
 #include <algorithm>
 
 namespace trireme {
+
+namespace {
+
+/// Around lines, which wait for the storage of output.dir.
+constexpr const char* kSection = "metrics";
+
+}  // namespace
 
 Report::Report(const RunParts& run, RunClock& clock, const TrainStep& step, const RunProgress& progress)
     : run_(run),
@@ -86,6 +95,7 @@ nlohmann::json Report::description() const {
 }
 
 void Report::event(const std::string& json_object) {
+  const ProgressSection section(kSection, kStorageAllowance);
   if (metrics_file_) metrics_file_->write_run(json_object);
 }
 
@@ -127,6 +137,8 @@ TrainMetrics Report::metrics_of(const StepRecord& record, double seconds) const 
 
 void Report::step(const StepRecord& record, double seconds) {
   if (!writes_) return;
+  const ProgressSection section(kSection, kStorageAllowance);
+  fault_point("metrics", run_.comm().rank(), record.step);
   const TrainMetrics metrics = metrics_of(record, seconds);
   metrics_file_->write(metrics);
   totals_.add(metrics);
@@ -163,6 +175,7 @@ void Report::evaluation_status(const char* what, int64_t done, int64_t total) {
 }
 
 void Report::evaluation(const EvalMetrics& metrics) {
+  const ProgressSection section(kSection, kStorageAllowance);
   totals_.add(metrics);
   last_evaluation_ = metrics;
   if (writes_) {
@@ -174,6 +187,7 @@ void Report::evaluation(const EvalMetrics& metrics) {
 }
 
 void Report::test(const EvalMetrics& metrics) {
+  const ProgressSection section(kSection, kStorageAllowance);
   totals_.test = metrics;
   if (!writes_) return;
   metrics_file_->write_test(metrics);

@@ -22,6 +22,7 @@
 #include "trireme/nn/scalar_type.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/plan/precision.h"
+#include "trireme/watchdog/progress.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -496,6 +497,7 @@ void RunDirectory::look_from_another_rank() const {
 
 void RunDirectory::claim() {
   claimed_ = true;
+  const ProgressSection section("output.dir", kStorageAllowance);
   if (std::exchange(write_config_, false)) write_file_atomic(path_ / "config.yaml", config_text_);
   if (std::exchange(write_identity_, false))
     write_file_atomic(

@@ -180,6 +180,17 @@ HangReport analyse(const std::vector<RankView>& views) {
     else if (const auto* open = unfinished(view); stuck != nullptr && (open == nullptr || open->waiting_for < 0))
       idle.push_back(view.rank);
   }
+  // All have begun it and none waits in it, as in one begun ahead: the oldest in which one waits may lack a rank.
+  if (idle.size() == views.size()) {
+    const RankView::Collective* waited = nullptr;
+    for (const RankView& view : views)
+      for (const auto& entry : view.history)
+        if (entry.ended_ago < 0 && entry.waiting_for >= 0 && (waited == nullptr || entry.sequence < waited->sequence))
+          waited = &entry;
+    for (const RankView& view : views)
+      if (waited != nullptr && view.last_begun() < waited->sequence) behind.push_back(view.rank);
+    if (!behind.empty()) stuck = waited;
+  }
   const std::string where = stuck != nullptr ? stuck->name() : "the next collective";
   if (!behind.empty()) {
     std::vector<int> late = behind;

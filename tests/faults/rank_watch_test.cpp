@@ -81,6 +81,18 @@ TEST(HangReport, GivesSlowStorageItsTime) {
   EXPECT_FALSE(analyse(views).excused);
 }
 
+TEST(HangReport, LooksBehindACollectiveThatWasBegunAhead) {
+  std::vector<RankView> views = {view(0, kOne, false), view(1, kTwo, true)};
+  for (RankView& each : views) each.history[0].ended_ago = -1;
+  views[0].section = "metrics";
+  views[0].section_for = 61;
+  views[0].section_allowance = 1800;
+  const HangReport report = analyse(views);
+  EXPECT_EQ(report.sentence,
+            "rank 0 on node0 never reached #2 all_reduce[1024] on world (step 7, section metrics since 61 s)");
+  EXPECT_TRUE(report.excused);
+}
+
 TEST(HangReport, NamesDifferentCollectives) {
   const std::vector<std::pair<const char*, int64_t>> others = {
       {"all_gather", 8}, {"all_gather", 77}, {"all_reduce", 1024}};
