@@ -89,6 +89,13 @@ def directories(site):
     assert not os.path.exists(f"{site.work}/gone") or not site.checkpoints("gone"), os.listdir(f"{site.work}/gone")
     print(f"output.dir removed under the run: exit 73: {run.last_words()[:200]}")
 
+    # The base removed during the run: what is written lacks its files.
+    run = site.start("output.dir=baseless", "lora=null", ranks=2, TRIREME_FAULT="sleep@step:rank0:step6:2s")
+    run.wait_for("fault injected", 60)
+    shutil.rmtree(f"{site.work}/base")
+    code = run.end(60)
+    assert code == 0 and re.search(r"warning: model.path \S+ is not there any more: its tokenizer, .* are not copied to \S+/baseless/model", run.text()), (code, run.text()[-3000:])
+
 
 def clock(site):
     """F35: the wall clock of one rank goes back, then forward, by an hour: same numbers, no false alarm, and a hang is still detected."""

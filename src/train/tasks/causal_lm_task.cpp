@@ -461,7 +461,13 @@ void CausalLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
   if (!writer) return;
   DecoderConfig config = model_->config();
   config.dtype = torch_dtype_name(to_file_dtype(rank_.compute_dtype));
-  if (std::filesystem::is_directory(config_.model.path)) writer->copy_companions(config_.model.path);
+  if (std::filesystem::is_directory(config_.model.path))
+    writer->copy_companions(config_.model.path);
+  else if (!std::filesystem::exists(config_.model.path))
+    log_warn(
+        fmt::format("model.path {} is not there any more: its tokenizer, chat templates, generation_config.json and "
+                    "other keys of its config.json are not copied to {}",
+                    config_.model.path, (directory / "model").string()));
   writer->finish(config);
 }
 

@@ -3,6 +3,7 @@
 #include "data/bert/bert_rows.h"
 #include "models/bert/files.h"
 #include "models/common/blocks.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/nn/scalar_type.h"
@@ -209,6 +210,11 @@ void MaskedLmTask::save_artefact(ShardedUnits& units, const std::filesystem::pat
   if (!writer) return;
   BertConfig config = model_->config();
   config.dtype = torch_dtype_name(to_file_dtype(rank_.compute_dtype));
+  if (!std::filesystem::exists(bert_config_path(config_.model.path)))
+    log_warn(
+        fmt::format("model.path {} is not there any more: its vocab.txt and the other files of its tokenizer are not "
+                    "copied to {}",
+                    config_.model.path, (directory / "model").string()));
   writer->finish(config_.model.path, config);
 }
 
