@@ -3,6 +3,7 @@
 #include "resume.h"
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
 #include "trireme/base/profile_range.h"
@@ -17,6 +18,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -38,6 +40,9 @@ std::vector<double> gather_numbers(Communicator& comm, const std::vector<double>
 
 /// Measuring products under load takes one to two minutes, and steps become about 0.6 % shorter.
 constexpr double kLongRun = 12 * 3600;
+
+/// The file of best/ that says which evaluation it is of.
+constexpr const char* kBestStep = "step";
 
 }  // namespace
 
@@ -82,6 +87,7 @@ void Trainer::start() {
     fault_point("load", comm_.rank());
     load_or_resume(run_, folder_, description_, checkpoints_, step_, progress_);
     run_.weights_loaded();
+    check_best();
   }
   report_.open();
   evaluation_.prepare(directory_.path(), [this] { directory_.claim(); });
@@ -143,7 +149,11 @@ void Trainer::evaluate() {
   directory_.claim();
   const ProgressSection section("save", kStorageAllowance);
   try {
-    collective_check(comm_, [&] { run_.task.save_artefact(step_.units(), directory_.path() / kBestFolder); });
+    collective_check(comm_, [&] {
+      run_.task.save_artefact(step_.units(), directory_.path() / kBestFolder);
+      if (comm_.rank() == 0)
+        write_file_atomic(directory_.path() / kBestFolder / kBestStep, fmt::format("{}\n", progress_.best_step));
+    });
     log_info(
         fmt::format("wrote {}/: the evaluation after step {} is the best so far", kBestFolder, progress_.best_step));
   } catch (const CollectiveError& error) {
@@ -155,6 +165,15 @@ void Trainer::evaluate() {
                       kBestFolder, progress_.best_step, error.what()));
   }
   clock_.start_step();
+}
+
+void Trainer::check_best() const {
+  if (comm_.rank() != 0 || !config_.output.keep_best || progress_.best_step < 0) return;
+  int64_t step = 0;
+  if (std::ifstream(directory_.path() / kBestFolder / kBestStep) >> step && step != progress_.best_step)
+    log_warn(
+        fmt::format("{}/ is of the evaluation after step {}, and the best one that this run has is that after step {}",
+                    kBestFolder, step, progress_.best_step));
 }
 
 bool Trainer::asked_to_stop() const {
@@ -354,6 +373,7 @@ void Trainer::finish() {
                       progress_.completed, problem));
   const RunSummary trained = report_.summary();  // the time of the artefact is not training's
   save_artefact();
+  check_best();
   report_.prediction();
   report_.end(progress_.reached_target    ? RunEnd::kTarget
               : progress_.out_of_patience ? RunEnd::kPatience

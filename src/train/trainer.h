@@ -43,6 +43,8 @@ class Trainer {
   bool finished() const { return progress_.completed >= config_.train.max_steps; }
   /// An evaluation; output.keep_best: writes what was trained if it is the best so far.
   void evaluate();
+  /// Warns where best/ is not of the best evaluation, as after a resume from before the one that it is of.
+  void check_best() const;
   /// The next step of a run with a profile.
   void profiled_step();
   /// Reads the oldest step in flight; waits for that step only. Throws where its numbers end the run.

@@ -217,6 +217,12 @@ def best(site):
     site.train("train.max_steps=200", *common, "output.dir=parts")
     assert [(m["loss"], m["step"]) for m in site.metrics("parts", "eval")] == evals
     assert read("parts/best/adapter") == read("run/best/adapter") and read("parts/adapter") == read("run/adapter")
+    # Killed after the best evaluation, with a checkpoint from before it, and no better evaluation after that.
+    site.train("train.max_steps=200", *common, f"output.save_every_samples={8 * (step - 1)}", "output.dir=killed", expect=-9,
+               TRIREME_FAULT=f"sleep@step:0.3s,sigkill@step:step{step + 1}")
+    done = site.train("train.max_steps=200", *common, "output.dir=killed", f"eval.every_samples={8 * 200}")
+    before = min(evals[:step - 1])[1]
+    assert f"best/ is of the evaluation after step {step}, and the best one that this run has is that after step {before}" in done.stderr, done.stderr
     # Other rows of evaluation are compared with none before; the same ones elsewhere are, also where their number is named.
     rows = len(np.load(f"{site.work}/valid.npy", allow_pickle=True))
     for name, changes, other in (("other", ("eval.samples=1",), True), ("moved", (f"data.valid={site.work}/moved.npy", f"eval.samples={rows}"), False)):
