@@ -188,7 +188,7 @@ std::vector<DoctorCheck> machine_checks() {
           {State::kOk, "LibTorch", TORCH_VERSION, "", 0},
           {State::kOk, "processor", processor, "", 0},
           {enough ? State::kOk : State::kWarning, "memory",
-           fmt::format("{} free of {}", format_bytes(available), format_bytes(static_cast<double>(memory.total))),
+           fmt::format("{} free of {}", format_bytes(available), format_bytes(memory.total)),
            enough ? "" : "only tiny models fit: end other programs, or take a larger machine", 0},
           limit_check("open files", RLIMIT_NOFILE, kOpenFiles, false,
                       "many ranks and shards need more: ulimit -n 65536, or LimitNOFILE of the service"),

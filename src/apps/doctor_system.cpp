@@ -113,7 +113,7 @@ std::vector<std::pair<std::string, std::string>> system_description() {
   add_processors(fields);
   const DeviceInfo host = describe_device(at::kCPU, at::kFloat, 1);
   fields["host_processor_model_name"] = host.name;
-  fields["host_memory_capacity"] = format_bytes(static_cast<double>(host.total_memory));
+  fields["host_memory_capacity"] = format_bytes(host.total_memory);
   fields["host_networking"] = rdma_adapters();
   fields["operating_system"] = operating_system();
   fields["framework"] = fmt::format("Trireme {} ({}), LibTorch {}", kVersion, kCommit, TORCH_VERSION);
