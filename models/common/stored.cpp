@@ -70,7 +70,7 @@ void StoredWeights::replace_rows(const std::string& name, int64_t count,
                                  const std::map<int64_t, std::vector<std::byte>>& rows) {
   const auto info = find(name);
   TRIREME_CHECK(info && !info->shape.empty(), "no rows to replace under ", name);
-  ReplacedRows& replaced = replaced_[name];
+  ReplacedRows& replaced = replaced_[stored(name)];
   replaced.columns = element_count({info->shape.begin() + 1, info->shape.end()});
   replaced.count = count;
   replaced.element = static_cast<int64_t>(dtype_size(info->dtype));
@@ -102,7 +102,7 @@ std::optional<TensorInfo> StoredWeights::find(const std::string& name) const {
   auto info = source_->find(stored(name));
   if (!info) return info;
   if (info->shape.size() == 2 && rules_.transposed(name)) std::swap(info->shape[0], info->shape[1]);
-  if (const auto found = replaced_.find(name); found != replaced_.end()) info->shape[0] = found->second.count;
+  if (const auto found = replaced_.find(stored(name)); found != replaced_.end()) info->shape[0] = found->second.count;
   return info;
 }
 
@@ -122,7 +122,7 @@ std::vector<ElementSpan> StoredWeights::read_stored(const std::string& name, int
 }
 
 std::vector<ElementSpan> StoredWeights::read(const std::string& name, int64_t begin, int64_t end) const {
-  const auto found = replaced_.find(name);
+  const auto found = replaced_.find(stored(name));
   if (found == replaced_.end()) return read_stored(name, begin, end);
   const auto& [ids, data, columns, count, element] = found->second;
   std::vector<ElementSpan> spans;

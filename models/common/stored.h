@@ -66,7 +66,7 @@ class StoredWeights : public WeightSource {
 
   std::unique_ptr<WeightSource> source_;
   Rules rules_;
-  std::map<std::string, ReplacedRows> replaced_;
+  std::map<std::string, ReplacedRows> replaced_;  // by the name in the file
   mutable std::mutex mutex_;
   mutable std::map<std::string, std::vector<std::byte>> transposed_;
 };

@@ -429,7 +429,7 @@ def check_resized_adapters(site):
             difference = (logits(load(merged), ids) - logits(theirs, ids)).abs().max()
             assert difference < 1e-5, (tie, kind, difference)
     adapter = site.work / "grown-True-tokens"
-    site.trireme("adapter", "show", adapter, says="62 rows of model.embed_tokens, 1984 parameters, 2 rows trained")
+    site.trireme("adapter", "show", adapter, says="62 rows of model.embed_tokens, 1,984 parameters, 2 rows trained")
     # A run with a rate of 0 that starts from it keeps it.
     site.run("train_llama", "--config", site.work / "tied-base.yaml", "--set", f"model.path={base}", "--set", f"lora.adapter={adapter}", "--set",
              "model.vocab_size=62", "--set", "optimizer.lr=0", "--set", "output.dir=from-grown")
