@@ -157,11 +157,11 @@ class Generator {
 
  private:
   /// Of --template, or of an adapter that has a template and no tokenizer; empty: that beside the tokenizer.
-  std::filesystem::path template_file(const std::filesystem::path& tokenizer) const {
+  std::string template_file(const std::filesystem::path& tokenizer) const {
     const auto own = std::filesystem::path(options_.adapter) / "chat_template.jinja";
-    const bool alone =
-        !options_.adapter.empty() && tokenizer == options_.model && std::filesystem::is_regular_file(own);
-    return alone && options_.template_file.empty() && options_.template_name.empty() ? own : options_.template_file;
+    const bool alone = !options_.adapter.empty() && tokenizer == options_.model && options_.template_file.empty() &&
+                       options_.template_name.empty() && std::filesystem::is_regular_file(own);
+    return alone ? own.string() : options_.template_file;
   }
 
   void open_chat() {

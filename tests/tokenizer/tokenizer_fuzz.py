@@ -223,6 +223,8 @@ def main():
             if "\\p{Latin}" in name or "\\P{Latin}" in name:
                 # Which letters a script has depends on the Unicode version of PCRE2, and of tokenizers.
                 made = ["".join(c for c in text if unicodedata.ucd_3_2_0.category(c) != "Cn") for text in made]
+            if name.startswith("Digits"):  # numbers of Unicode 17, which \p{N} of `tokenizers` 0.23.3 lacks and its Digits has
+                made = [text.translate(dict.fromkeys([*range(0x11DE0, 0x11DEA), *range(0x16FF4, 0x16FF7)])) for text in made]
             if args.slow and "pattern" not in str(path):
                 made += list(common.every_character(sample=True))
             theirs = reference.encode_batch(made, add_special_tokens=False)
