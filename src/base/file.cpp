@@ -1,5 +1,7 @@
 #include "trireme/base/file.h"
 
+#include "trireme/base/storage_error.h"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -11,13 +13,12 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <utility>
 
 namespace trireme {
 
 namespace {
-
-std::string reason() { return std::strerror(errno); }
 
 bool lies_under(const std::filesystem::path& path, const std::filesystem::path& root) {
   return std::mismatch(root.begin(), root.end(), path.begin(), path.end()).first == root.end();
@@ -47,6 +48,17 @@ int take_slot(const std::byte* begin, size_t size, const std::string& path, Exit
 
 }  // namespace
 
+bool is_storage_failure(int error) {
+  constexpr int kNoSuchFile[] = {0, ENOENT, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG, EINVAL, ENXIO, ENODEV, ENOTSUP};
+  return std::ranges::find(kNoSuchFile, error) == std::end(kNoSuchFile);
+}
+
+void read_failed(ExitCode code, const char* what, const std::filesystem::path& path, int error) {
+  const std::string text = fmt::format("cannot {} {}: {}", what, path.string(), std::strerror(error));
+  if (is_storage_failure(error)) throw StorageError(code, text);
+  throw Error(code, text);
+}
+
 MappedPlace mapped_place(const void* address) {
   for (const MappedSlot& slot : g_mapped) {
     const std::byte* begin = slot.begin;
@@ -58,9 +70,14 @@ MappedPlace mapped_place(const void* address) {
 MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_(path) {
   // O_NONBLOCK: open() of a FIFO would block the run otherwise.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) throw Error(code, fmt::format("cannot open {}: {}", path.string(), reason()));
+  if (fd < 0) read_failed(code, "open", path, errno);
   struct stat info{};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+  if (fstat(fd, &info) != 0) {
+    const int error = errno;
+    close(fd);
+    read_failed(code, "read", path, error);
+  }
+  if (!S_ISREG(info.st_mode)) {
     const std::string why = S_ISDIR(info.st_mode) ? "it is a directory" : "it is not a regular file";
     close(fd);
     throw Error(code, fmt::format("cannot read {}: {}", path.string(), why));
@@ -68,9 +85,9 @@ MappedFile::MappedFile(const std::filesystem::path& path, ExitCode code) : path_
   size_ = static_cast<size_t>(info.st_size);
   if (size_ > 0) {
     void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
-    const std::string why = mapped == MAP_FAILED ? reason() : "";
+    const int error = errno;
     close(fd);
-    if (mapped == MAP_FAILED) throw Error(code, fmt::format("cannot map {}: {}", path.string(), why));
+    if (mapped == MAP_FAILED) read_failed(code, "map", path, error);
     data_ = static_cast<const std::byte*>(mapped);
     if (std::string_view(static_cast<const char*>(mapped), std::min<size_t>(size_, 64))
             .starts_with("version https://git-lfs")) {

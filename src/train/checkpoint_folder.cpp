@@ -5,6 +5,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/storage_error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/fsdp/layout.h"
@@ -38,10 +39,12 @@ void rename_directory(const std::filesystem::path& from, const std::filesystem::
         fmt::format("cannot rename {} to {}: {}", from.string(), to.filename().string(), std::strerror(errno)));
 }
 
-/// The run of a checkpoint's manifest; empty where it has none that can be read.
+/// The run of a checkpoint's manifest; empty where that is not whole.
 std::string owner_of(const std::filesystem::path& checkpoint) {
   try {
     return read_manifest(checkpoint).run_id;
+  } catch (const StorageError&) {
+    throw;
   } catch (const Error&) {
     return "";
   }
@@ -176,18 +179,14 @@ bool CheckpointFolder::may_move(const std::filesystem::path& checkpoint) const {
 }
 
 bool CheckpointFolder::holds(int64_t step) const {
-  for (const auto& [found, checkpoint] : list_checkpoints(path_)) {
-    if (found != step) continue;
-    try {
-      const CheckpointManifest manifest = read_manifest(checkpoint);
-      if ((manifest.version == 1 || manifest.run_id == run_id_) &&
-          check_checkpoint_layout(checkpoint, manifest).empty())
-        return true;
-    } catch (const Error&) {
-      // damaged: not held
-    }
+  const std::filesystem::path checkpoint = path_ / checkpoint_name(step);
+  try {
+    const CheckpointManifest manifest = read_manifest(checkpoint);
+    return (manifest.version == 1 || manifest.run_id == run_id_) &&
+           check_checkpoint_layout(checkpoint, manifest).empty();
+  } catch (const Error&) {
+    return false;
   }
-  return false;
 }
 
 std::string check_checkpoint_space(const Config& config, const std::filesystem::path& directory,

@@ -56,7 +56,8 @@ CommandLine parse_command_line(int argc, char** argv, const TrainingProgram& pro
                  "with --device or --device-memory-gib: memory of the host for each GPU (default 128)")
       ->check(CLI::Range(kLeastMemoryGib, kMostMemoryGib));
   app.add_flag("--print-config", line.print_config, "print the resolved configuration and stop");
-  app.add_flag("--allow-fresh", line.allow_fresh, "start from the beginning if checkpoints exist and all are damaged");
+  app.add_flag("--allow-fresh", line.allow_fresh,
+               "start from the beginning if no checkpoint is whole, or all are gone");
   app.add_flag("--allow-changed-data", line.allow_changed_data,
                "resume although files changed: of data.train, the configuration of a trained model, a tokenizer");
   app.add_flag("--version", version, "print the version and stop");

@@ -124,7 +124,9 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   const KernelClass kernels = gpu ? planned_kernel_class(rates.capability) : planned_kernel_class(at::kCPU);
   const double memory_gib = line.device_memory_gib.value_or(rates.memory_gib);
   const at::ScalarType dtype = compute_dtype(config, gpu);
-  check_disk([&] { check_run_directory(config, null_values(config, program.keys, gpu)); });
+  check_disk([&] {
+    check_run_directory(config, {line.allow_fresh, line.allow_changed_data, null_values(config, program.keys, gpu)});
+  });
   const int64_t memory =
       gpu ? static_cast<int64_t>(memory_gib * (1 << 30))
           : describe_device(at::kCPU, dtype, launch.world_size > 1 ? launch.local_world_size : ranks).total_memory;

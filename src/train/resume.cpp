@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/storage_error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
@@ -46,14 +47,19 @@ void compare_tensors(const CheckpointUnit& ours, const CheckpointUnit& theirs, s
   for (const auto& [name, tensor] : there) differences.push_back(fmt::format("{} is there, which the run lacks", name));
 }
 
-/// The results and errors of `find` on all ranks as one text, equal on every rank. Collective.
+/// The results and errors of `find` on all ranks as one text, equal on every rank. A StorageError ends all: another
+/// start may read what this one cannot. Collective.
 std::string shared_problem(Communicator& comm, const std::function<std::string()>& find) {
   std::string mine;
-  try {
-    mine = find();
-  } catch (const Error& error) {
-    mine = error.what();
-  }
+  collective_check(comm, [&] {
+    try {
+      mine = find();
+    } catch (const StorageError& error) {
+      throw ModelError(fmt::format("{}: nothing is changed; start again when it can be read", error.what()));
+    } catch (const Error& error) {
+      mine = error.what();
+    }
+  });
   std::vector<std::string> problems = problems_of_ranks(comm, mine);
   const size_t more = problems.size() - std::min<size_t>(problems.size(), 5);
   problems.resize(problems.size() - more);
@@ -266,10 +272,11 @@ std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, s
 std::optional<ResumedRun> resume_newest(const CheckpointFolder& folder, const CheckpointRun& run, Communicator& comm,
                                         const ResumeChoices& choices, const std::vector<StateTensor>& state) {
   std::string names;
-  if (comm.rank() == 0) {
+  collective_check(comm, [&] {
+    if (comm.rank() != 0) return;
     for (const auto& [step, directory] : list_checkpoints(folder.path()))
       names += (names.empty() ? "" : "\n") + directory.filename().string();
-  }
+  });
   names = comm.all_gather_host(names)[0];
   if (names.empty()) return std::nullopt;
   const auto candidates = split(names, '\n');

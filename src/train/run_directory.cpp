@@ -40,6 +40,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <random>
@@ -328,16 +329,30 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
   return true;
 }
 
-/// Reads an existing directory. `ours`: it was started_before(). WriteError.
-DirectoryState inspect(const std::filesystem::path& path, const Config& config, const NullValues& nulls, bool ours) {
+/// ModelError where metrics.jsonl names a save and no checkpoint is there: what holds them may not be mounted.
+void check_lost_checkpoints(const std::filesystem::path& path) {
+  std::ifstream metrics(path / "metrics.jsonl");
+  for (std::string line; std::getline(metrics, line);)
+    if (line.find(R"("event":"save",)") != std::string::npos)
+      throw ModelError(
+          fmt::format("{} holds no checkpoint, and metrics.jsonl says that this run saved some: mount or restore it, "
+                      "or add --allow-fresh to start afresh",
+                      (path / "checkpoints").string()));
+}
+
+/// Reads an existing directory. `ours`: it was started_before(). WriteError, ModelError.
+DirectoryState inspect(const std::filesystem::path& path, const Config& config, const ResumeChoices& choices,
+                       bool ours) {
   DirectoryState state;
   state.run_id = known_run_id(path);
-  const bool known = ours || !state.run_id.empty() || !list_checkpoints(path / "checkpoints").empty();
+  const bool has_checkpoints = !list_checkpoints(path / "checkpoints").empty();
+  const bool known = ours || !state.run_id.empty() || has_checkpoints;
   if (known && std::filesystem::exists(path / "config.yaml")) {
     state.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
-    if (!state.same_text) state.changes = accept_configuration(path, config, nulls);
+    if (!state.same_text) state.changes = accept_configuration(path, config, choices.nulls);
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
     if (std::filesystem::exists(path / artefact)) state.nothing_left = !check_extension(path, config, artefact);
+    if (!has_checkpoints && !state.nothing_left && !choices.allow_fresh) check_lost_checkpoints(path);
     return state;
   }
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
@@ -449,7 +464,7 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   take_lock(run_id_);
   DirectoryState state;
   try {
-    state = inspect(path_, config, choices_.nulls, ours);
+    state = inspect(path_, config, choices_, ours);
   } catch (const Error&) {
     // Otherwise the next start would take the files of the directory for what this one left, and remove them.
     if (!ours) unlink((path_ / kLockName).c_str());
@@ -505,7 +520,7 @@ void RunDirectory::claim() {
         nlohmann::json({{"run_id", run_id_}, {"host", host_name()}, {"started", utc_timestamp()}}).dump(2) + "\n");
 }
 
-void check_run_directory(const Config& config, const NullValues& nulls) {
+void check_run_directory(const Config& config, const ResumeChoices& choices) {
   const std::filesystem::path path = config.output.dir, lock_path = path / kLockName;
   check_can_be_made(path);
   if (!std::filesystem::exists(path)) return;
@@ -515,7 +530,7 @@ void check_run_directory(const Config& config, const NullValues& nulls) {
     close(lock);
     if (taken) refuse_locked(path);
   }
-  (void)inspect(path, config, nulls, started_before(path));
+  (void)inspect(path, config, choices, started_before(path));
 }
 
 }  // namespace trireme

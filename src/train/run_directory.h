@@ -42,9 +42,10 @@ class RunDirectory {
   /// The run has finished in this Slurm job, which was queued again since (SLURM_RESTART_COUNT).
   bool nothing_left() const { return nothing_left_; }
   const ResumeChoices& choices() const { return choices_; }
-  /// Makes the directory this run's: writes config.yaml and run.json. To be called when the first step has ended, and
-  /// before anything is written that a later start needs; until then a start with a corrected configuration may use
-  /// the directory. Does nothing the second time, and on other ranks than 0. WriteError.
+  /// Makes the directory this run's: writes config.yaml and run.json, removes what an earlier end says of it. To be
+  /// called when the first step has ended, and before anything is written that a later start needs; until then a start
+  /// with a corrected configuration may use the directory. Does nothing the second time, and on other ranks than 0.
+  /// WriteError.
   void claim();
   /// Whether this process has called claim().
   bool claimed() const { return claimed_; }
@@ -66,7 +67,7 @@ class RunDirectory {
 std::string slurm_job();
 
 /// Throws what RunDirectory would throw, and changes nothing. For rank 0 of a dry run.
-void check_run_directory(const Config& config, const NullValues& nulls);
+void check_run_directory(const Config& config, const ResumeChoices& choices);
 
 /// The run that an output.dir belongs to, from its run.json; empty: none. WriteError when that is damaged.
 std::string known_run_id(const std::filesystem::path& output_dir);

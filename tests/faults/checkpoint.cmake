@@ -3,7 +3,7 @@
 set(quick F02 F31)
 foreach(part
     saves:F02 saves:F03 saves:F13 saves:F14 saves:F15 saves:F36 saves:full
-    files:F10 files:F11 files:F12 files:F31 files:F37
+    files:F10 files:F11 files:F12 files:F31 files:F37 files:storage files:other-run
     resume:F22 resume:F23 resume:F33 resume:world resume:elastic resume:configuration resume:extend resume:lives resume:tool)
   string(REPLACE ":" ";" part ${part})
   list(GET part 0 script)

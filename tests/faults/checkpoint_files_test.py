@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 
-from checkpoint_site import CheckpointSite, edit_manifest, flip, read_header, write_header
+from checkpoint_site import CheckpointSite, edit_manifest, flip, make_shim, read_header, write_header
 from run_site import main
 
 NEWEST, OLDER = "step-00000006", "step-00000004"
@@ -175,5 +175,56 @@ def upgrade(site):
     refused(site, "F37", "version 99", lambda d: edit_manifest(d, lambda m: m.update(format_version=99)), ["format version 99", "later"])
 
 
+def storage(site):
+    """Checkpoints that cannot be listed, opened or found ask for another start and change nothing."""
+    site.stopped("run")
+    shim, directory = make_shim(site.work), site.directory("run")
+
+    def content():
+        return sorted(name for name in os.listdir(directory) if ".tmp-" not in name), open(f"{site.work}/run/metrics.jsonl").read()
+    before = content()
+
+    def ends(what, expect, ranks=0, extra=(), **env):
+        done = site.run("output.dir=run", ranks=ranks, extra=extra, expect=4, env={"LD_PRELOAD": shim, **env} if env else {})
+        assert all(word in done.last for word in expect) and "is passed over" not in done.err, done.err
+        site.report(what, done.last[:200], done.seconds)
+    for call, mode, text in (("list", "ESTALE", "Stale file handle"), ("list", "EACCES", "Permission denied"), ("open", "ESTALE", "Stale file handle")):
+        ends(f"{call} fails with {mode}", [f"cannot {call} ", text], SHIM_CALL=call, SHIM_MODE=mode, SHIM_TIMES="9")
+        assert content() == before
+    for nth in ("1", "3"):
+        ends(f"readdir {nth} fails", ["cannot list ", "Input/output error"], SHIM_CALL="readdir", SHIM_MODE="EIO", SHIM_NTH=nth)
+        assert content() == before
+    # The check of the space opens each manifest first; then the newest checkpoint is read.
+    for nth in ("3", "4", "5"):
+        ends(f"open {nth} fails", ["cannot open ", "Stale file handle"], ranks=2, SHIM_CALL="open", SHIM_MODE="ESTALE", SHIM_NTH=nth)
+        assert content() == before
+    os.rename(directory, f"{site.work}/unmounted")
+    os.makedirs(directory)
+    for extra in ([], ["--dry-run"]):
+        ends("a mount is missing", ["holds no checkpoint", "--allow-fresh"], extra=extra)
+    assert content() == ([], before[1])
+    os.rmdir(directory)
+    os.rename(f"{site.work}/unmounted", directory)
+    done = site.run("output.dir=run")
+    assert "resuming after step 6" in done.err, done.err
+    site.same("run")
+    shutil.rmtree(directory)
+    shutil.rmtree(f"{site.work}/run/adapter")
+    done = site.run("output.dir=run", extra=["--allow-fresh"])
+    site.same("run")
+
+
+def other_run(site):
+    """--allow-fresh beside checkpoints of another run, as a lost run.json leaves them: they are moved aside at the start."""
+    site.stopped("run")
+    os.remove(f"{site.work}/run/run.json")
+    done = site.run("output.dir=run", expect=4)
+    assert "belongs to run" in done.last and "--allow-fresh" in done.last, done.err
+    done = site.run("output.dir=run", extra=["--allow-fresh"])
+    assert {f"{NEWEST}.damaged", f"{OLDER}.damaged"} <= set(os.listdir(site.directory("run"))), os.listdir(site.directory("run"))
+    site.same("run")
+    site.report("--allow-fresh beside another run's checkpoints", "moved aside, same numbers", done.seconds)
+
+
 if __name__ == "__main__":
-    main({"F10": truncated, "F11": flipped, "F12": wrong_tensors, "F31": paths, "F37": upgrade}, CheckpointSite)
+    main({"F10": truncated, "F11": flipped, "F12": wrong_tensors, "F31": paths, "F37": upgrade, "storage": storage, "other-run": other_run}, CheckpointSite)

@@ -1,6 +1,7 @@
 // The files of a training checkpoint: finding, checking, reading.
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/storage_error.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/formats/json.h"
@@ -17,6 +18,11 @@ namespace trireme {
 namespace {
 
 constexpr const char* kManifestNameV1 = "manifest.json";
+
+/// StorageError where `error` says nothing of what is at `path`.
+void check_storage(const char* what, const std::filesystem::path& path, const std::error_code& error) {
+  if (is_storage_failure(error.value())) read_failed(ExitCode::kModel, what, path, error.value());
+}
 
 // Version 1: a file holds the complete shards of a rank under the same names; manifest.json holds the file's hash.
 // Adapters are not sharded.
@@ -76,9 +82,14 @@ CheckpointManifest read_manifest_v1(const std::filesystem::path& directory) {
 }  // namespace
 
 CheckpointManifest read_manifest(const std::filesystem::path& directory) {
-  std::error_code error;
-  if (!std::filesystem::exists(directory / kManifestName, error)) {
-    if (std::filesystem::exists(directory / kManifestNameV1, error)) return read_manifest_v1(directory);
+  const auto exists = [&](const char* name) {
+    std::error_code error;
+    const bool there = std::filesystem::exists(directory / name, error);
+    check_storage("look at", directory / name, error);
+    return there;
+  };
+  if (!exists(kManifestName)) {
+    if (exists(kManifestNameV1)) return read_manifest_v1(directory);
     throw ModelError(fmt::format("{} has no {}: it was never completed", directory.string(), kManifestName));
   }
   // Some 200 bytes for each vector of each unit and rank: 100 MB for 126 blocks on 1,024 ranks.
@@ -100,9 +111,14 @@ std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(const st
   std::vector<std::pair<int64_t, std::filesystem::path>> found;
   std::error_code error;
   for (std::filesystem::directory_iterator entry(checkpoints, error), end; !error && entry != end;
-       entry.increment(error))
-    if (const auto step = checkpoint_step(entry->path()); step && entry->is_directory(error))
-      found.emplace_back(*step, entry->path());
+       entry.increment(error)) {
+    const auto step = checkpoint_step(entry->path());
+    if (!step) continue;
+    std::error_code error_of_entry;
+    if (entry->is_directory(error_of_entry)) found.emplace_back(*step, entry->path());
+    check_storage("look at", entry->path(), error_of_entry);
+  }
+  check_storage("list", checkpoints, error);
   std::sort(found.rbegin(), found.rend());
   return found;
 }
@@ -116,6 +132,7 @@ std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& di
     const std::filesystem::path path = directory / file.name;
     std::error_code error;
     const uint64_t size = std::filesystem::file_size(path, error);
+    check_storage("look at", path, error);
     if (error || !std::filesystem::is_regular_file(path)) {
       differences.push_back(fmt::format("{} is missing", file.name));
       continue;
@@ -147,6 +164,8 @@ std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& di
       for (const auto& [name, entry] : shard.entries())
         if (!named.contains(name))
           differences.push_back(fmt::format("{} has tensor {}, which the manifest lacks", file.name, name));
+    } catch (const StorageError&) {
+      throw;
     } catch (const Error& error_in_file) {
       differences.emplace_back(error_in_file.what());
     }
@@ -157,6 +176,7 @@ std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& di
     const std::string name = entry->path().filename().string();
     if (!expected.contains(name)) differences.push_back(fmt::format("{} is there, which the manifest lacks", name));
   }
+  check_storage("list", directory, error);
   return differences;
 }
 

@@ -97,13 +97,13 @@ std::string manifest_json(const CheckpointManifest& manifest);
 /// components, and every vector covered once. ModelError naming `path` otherwise; for an unknown version it names the
 /// program that reads it.
 CheckpointManifest parse_manifest(std::string_view text, const std::filesystem::path& path);
-/// The manifest of a checkpoint directory. Version 1 directories are converted to the same form.
+/// The manifest of a checkpoint directory, of version 1 too. StorageError where it cannot be read, here and below.
 CheckpointManifest read_manifest(const std::filesystem::path& directory);
 
 /// "step-00000012", and the step of such a name (nullopt for other names and for temporary directories).
 std::string checkpoint_name(int64_t step);
 std::optional<int64_t> checkpoint_step(const std::filesystem::path& directory);
-/// Directories step-N below `checkpoints`, newest first.
+/// Directories step-N below `checkpoints`, newest first. StorageError where they cannot all be listed.
 std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(const std::filesystem::path& checkpoints);
 
 /// Compares names, sizes and headers: every file exists with its size, there are no other files, and each header lists
