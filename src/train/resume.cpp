@@ -301,7 +301,7 @@ std::optional<ResumedRun> resume_newest(const CheckpointFolder& folder, const Ch
   collective_check(comm, [&] {
     if (comm.rank() != 0) return;
     for (const std::string& name : passed_over)
-      if (folder.may_move(folder.path() / name)) folder.move_aside(folder.path() / name);
+      if (!resumed || folder.may_move(folder.path() / name)) folder.move_aside(folder.path() / name);
   });
   if (!resumed)
     log_warn(
