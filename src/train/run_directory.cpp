@@ -511,13 +511,16 @@ void RunDirectory::look_from_another_rank() const {
 }
 
 void RunDirectory::claim() {
-  claimed_ = true;
+  if (std::exchange(claimed_, true)) return;
   const ProgressSection section("output.dir", kStorageAllowance);
   if (std::exchange(write_config_, false)) write_file_atomic(path_ / "config.yaml", config_text_);
   if (std::exchange(write_identity_, false))
     write_file_atomic(
         path_ / "run.json",
         nlohmann::json({{"run_id", run_id_}, {"host", host_name()}, {"started", utc_timestamp()}}).dump(2) + "\n");
+  std::error_code ignored;
+  if (lock_ >= 0)
+    for (const char* name : {"summary.json", "finished.json"}) std::filesystem::remove(path_ / name, ignored);
 }
 
 void check_run_directory(const Config& config, const ResumeChoices& choices) {
