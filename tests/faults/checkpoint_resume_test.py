@@ -273,7 +273,10 @@ def extend(site):
     assert read("single") == read("reference0")
     constant = ("schedule.name=constant", "output.dir=constant")
     site.run(*constant, "train.max_steps=6")
-    assert "the constant schedule" in site.run(*constant).err
+    done = site.run(*constant, faults="sigkill@step:step9", expect="killed")
+    ends = [name for name in ("summary.json", "finished.json") if os.path.exists(f"{site.work}/constant/{name}")]
+    assert "the constant schedule" in done.err and not ends, (ends, done.err)
+    site.run(*constant)
     site.same("constant", "schedule.name=constant")
     bare = ("output.dir=bare", "output.save_every_samples=null")
     site.run(*bare, "train.max_steps=2")
