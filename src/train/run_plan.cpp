@@ -13,6 +13,7 @@
 #include "trireme/plan/hints.h"
 #include "trireme/plan/rates.h"
 #include "trireme/plan/search.h"
+#include "trireme/watchdog/progress.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -203,6 +204,7 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
             others, first, theirs, its);
       });
   if (comm.size() == 1) return;
+  const ProgressSection section("files", kStorageAllowance);
   std::vector<Fingerprint> files;
   collective_check(comm, [&] { files = files_of_all_ranks(config, task.files()); });
   std::string hashes;
