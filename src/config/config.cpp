@@ -52,10 +52,18 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
     problems.add(place, "not of the form section.key=value");
     return;
   }
-  YamlNode value = parse_yaml(text.substr(equals + 1), place, problems);
+  const std::string raw = text.substr(equals + 1);
+  YamlNode value = parse_yaml(raw, place, problems);
   if (problems.size() > before) return;
-  if (count_hashes(value) < count_hashes(std::string_view(text).substr(equals + 1))) {
+  if (count_hashes(value) < count_hashes(raw)) {
     problems.add(place, "the value has ' #', which begins a comment in YAML: put a text with ' #' in quotes");
+    return;
+  }
+  const bool block = raw.starts_with('|') || raw.starts_with('>');
+  if (value.kind == YamlNode::Kind::kScalar && !block &&
+      (value.quoted ? raw.find('\n') != std::string::npos : plain_type(value) == Plain::kString && value.text != raw)) {
+    problems.add(place, fmt::format("YAML reads the text as \"{}\": put it in double quotes, with \\n for a line break",
+                                    shown(value.text)));
     return;
   }
   value.empty = false;  // "lora.adapter=" says null

@@ -39,6 +39,15 @@ TEST(Override, SetsAddsAndTheLastWins) {
   EXPECT_EQ(config.parallel.shard_size, 2);
 }
 
+TEST(Override, TextsStayAsTheyAre) {
+  const std::string said = "put it in double quotes";
+  for (const char* text : {"a\nb.npy", "a.npy\n", " a.npy", "a.npy ", "a.npy\t", "'a\nb.npy'", "\"a\nb.npy\"", "--- a"})
+    EXPECT_NE(problem_with(std::string("data.train=") + text).find(said), std::string::npos) << text;
+  EXPECT_EQ(load_text(kMinimal, {"data.train=\"/a\\nb \""}).data.train, std::vector<std::string>{"/a\nb "});
+  EXPECT_EQ(load_text(kMinimal, {"data.train=[ /a,\n /b ]"}).data.train, (std::vector<std::string>{"/a", "/b"}));
+  EXPECT_EQ(load_text(kMinimal, {"optimizer.lr= 3e-4\n"}).optimizer.lr, 3e-4);
+}
+
 TEST(Override, MakesAndRemovesTheLoraSection) {
   const Config made = load_text(kMinimal, {"lora.r=8"});
   ASSERT_TRUE(made.lora);
