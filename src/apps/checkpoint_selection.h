@@ -20,7 +20,7 @@ std::set<std::filesystem::path> runs_of_checkpoints(const std::filesystem::path&
 /// if there is no checkpoint.
 std::vector<std::filesystem::path> selected_checkpoints(const std::filesystem::path& path);
 
-/// Problems of sizes, headers and bytes; empty if there are none. Throws nothing. Fills the manifest.
+/// Problems of sizes, headers and bytes; empty if there are none. StorageError. Fills the manifest.
 std::string checkpoint_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
 
 struct CheckpointExport {

@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/storage_error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/formats/checkpoint/finished_run.h"
@@ -25,7 +26,7 @@ namespace trireme {
 namespace fs = std::filesystem;
 
 bool is_checkpoint(const fs::path& path) {
-  return fs::exists(path / kManifestName) || checkpoint_step(path).has_value();
+  return checkpoint_step(path).has_value() || fs::exists(path / kManifestName);
 }
 
 fs::path checkpoint_collection(const fs::path& path) {
@@ -53,11 +54,13 @@ std::vector<fs::path> selected_checkpoints(const fs::path& given) {
 
 namespace {
 
-/// Problems of sizes and headers; empty if there are none. Throws nothing. Fills the manifest.
+/// Problems of sizes and headers; empty if there are none. StorageError. Fills the manifest.
 std::string checkpoint_layout_problem(const fs::path& directory, CheckpointManifest& manifest) {
   try {
     manifest = read_manifest(directory);
     return summarise_differences(check_checkpoint_layout(directory, manifest));
+  } catch (const StorageError&) {
+    throw;
   } catch (const Error& error) {
     return error.what();
   }
@@ -72,6 +75,8 @@ std::string checkpoint_problem(const fs::path& directory, CheckpointManifest& ma
     for (size_t file = 0; file < manifest.files.size(); ++file)
       for (std::string& difference : check_checkpoint_hashes(directory, manifest, file))
         differences.push_back(std::move(difference));
+  } catch (const StorageError&) {
+    throw;
   } catch (const Error& error) {
     differences.emplace_back(error.what());
   }
@@ -87,7 +92,12 @@ void list(const fs::path& path) {
   int64_t whole = 0, all = 0;
   for (const fs::path& directory : directories) {
     CheckpointManifest m;
-    const std::string problem = checkpoint_layout_problem(directory, m);
+    std::string problem;
+    try {
+      problem = checkpoint_layout_problem(directory, m);
+    } catch (const StorageError& error) {
+      problem = error.what();
+    }
     ++all;
     whole += problem.empty();
     fmt::print("{:<16}{:>12}{:>10}{:>7}{:>12}  {:<18}{}\n", directory.filename().string(), m.samples, m.world_size,
@@ -99,10 +109,18 @@ void list(const fs::path& path) {
 
 void verify(const fs::path& path) {
   std::vector<std::string> damaged;
+  std::string unread;  // of the newest that the storage does not give
   for (const fs::path& directory : selected_checkpoints(path)) {
     CheckpointManifest manifest;
     const double begin = steady_seconds();
-    const std::string problem = checkpoint_problem(directory, manifest);
+    std::string problem;
+    try {
+      problem = checkpoint_problem(directory, manifest);
+    } catch (const StorageError& error) {
+      fmt::print("{}: not read: {}\n", directory.filename().string(), error.what());
+      if (unread.empty()) unread = error.what();
+      continue;
+    }
     const double seconds = steady_seconds() - begin, bytes = static_cast<double>(manifest.total_bytes());
     if (problem.empty()) {
       fmt::print("{}: whole, {} in {}, read at {}/s\n", directory.filename().string(), format_bytes(bytes),
@@ -117,6 +135,9 @@ void verify(const fs::path& path) {
                                  damaged.size() == 1 ? fmt::format("{} is damaged", damaged[0])
                                                      : fmt::format("{} checkpoints are damaged", damaged.size()),
                                  path.string()));
+  if (!unread.empty())
+    throw ModelError(
+        fmt::format("{}: this says nothing of the checkpoint; try again when the storage answers", unread));
 }
 
 // --- prune ---------------------------------------------------------------------------------------

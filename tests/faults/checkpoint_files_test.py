@@ -198,6 +198,12 @@ def storage(site):
     for nth in ("3", "4", "5"):
         ends(f"open {nth} fails", ["cannot open ", "Stale file handle"], ranks=2, SHIM_CALL="open", SHIM_MODE="ESTALE", SHIM_NTH=nth)
         assert content() == before
+    shims = {**os.environ, "LD_PRELOAD": shim, "SHIM_CALL": "open", "SHIM_MODE": "ESTALE"}
+    for tool, *more in (("verify",), ("prune", "--keep", "1"), ("export", "--output", f"{site.work}/exported")):
+        done = subprocess.run([f"{site.args.bin}/trireme", "checkpoint", tool, f"{site.work}/run", *more], capture_output=True, text=True, env=shims)
+        assert done.returncode == 4 and "Stale file handle" in done.stderr.splitlines()[-1], (done.stdout, done.stderr)
+        assert "damaged" not in done.stdout + done.stderr and not os.path.exists(f"{site.work}/exported"), (done.stdout, done.stderr)
+        assert content() == before
     os.rename(directory, f"{site.work}/unmounted")
     os.makedirs(directory)
     for extra in ([], ["--dry-run"]):
