@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
 namespace trireme {
@@ -137,8 +138,11 @@ std::optional<EvalMetrics> Evaluation::run_passes(bool over_test) {
 }
 
 void Evaluation::prepare(const std::filesystem::path& directory, const std::function<void()>& claim) {
-  const ProgressSection section("reference");
+  // Before and after the passes rank 0 reads and writes files.
+  constexpr SectionName kName("reference");
+  std::optional<ProgressSection> section(std::in_place, kName, kStorageAllowance);
   const auto pass_done = [&](int64_t done, int64_t total) {
+    section.emplace(kName, kStorageAllowance);
     fault_point("reference", run_.comm().rank(), done);
     report_.evaluation_status("reference", done, total);
     if (vote_.cast(asked_to_stop_()) && done < total) throw EvaluationInterrupted();

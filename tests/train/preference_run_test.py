@@ -206,6 +206,9 @@ def reference(site):
     assert not os.path.exists(f"{site.work}/stopped/reference_log_probs.safetensors")
     site.train("lora=null", "output.dir=stopped")
     assert [m["loss"] for m in site.metrics("stopped")] == [m["loss"] for m in site.metrics("run")]
+    # Slow storage is no hang.
+    done = site.train("lora=null", "output.dir=slow", ranks=2, TRIREME_FAULT="sleep@reference:rank0:step1:9s", TRIREME_HANG_SECONDS="2")
+    assert "section reference" in done.stderr and "it is given more time" in done.stderr, done.stderr
     # New rows in place of the old ones, after the first steps.
     shutil.copy(f"{site.work}/train.h5", f"{site.work}/old.h5")
     stop_at(site, 2, "lora=null", "output.dir=changed", "train.max_steps=30")
