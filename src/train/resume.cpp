@@ -264,6 +264,13 @@ std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, s
       manifest.world_size == run_.manifest.world_size && manifest.shard_size == run_.manifest.shard_size
           ? ""
           : fmt::format("; it was written by {} ranks with shard size {}", manifest.world_size, manifest.shard_size)));
+  if (compares && manifest.world_size != run_.manifest.world_size)
+    for (const auto& [said, by] :
+         {std::pair(resumed.config->train.loss == TrainSection::Loss::kRankMean, "train.loss: rank_mean"),
+          std::pair(resumed.config->optimizer.clip == OptimizerSection::Clip::kLocal, "optimizer.clip: local")})
+      if (said)
+        log_warn(fmt::format("{} depends on the number of ranks: {} until step {}, {} from here on", by,
+                             manifest.world_size, manifest.step, run_.manifest.world_size));
   return resumed;
 }
 

@@ -234,6 +234,11 @@ def fp8(s):
 
 def local_clip(s):
     # The benchmark's way depends on the ranks: means of ranks, each rank's gradient clipped by itself. One rank has nothing to choose.
+    by_ranks = ("train.loss=rank_mean", "optimizer.clip=local", "output.dir=moved", "output.save_every_samples=16")
+    s.train(*by_ranks, expect=75, ranks=2, TRIREME_FAULT="sigterm@step:step2")
+    done = s.train(*by_ranks)
+    for key in ("train.loss: rank_mean", "optimizer.clip: local"):
+        assert f"{key} depends on the number of ranks: 2 until step" in done.stderr, done.stderr
     for clip in ("local", "global"):
         s.train(f"output.dir=one-{clip}", "train.loss=rank_mean", f"optimizer.clip={clip}", "batch.micro_batch_size=8")
         s.train(f"output.dir=two-{clip}", "train.loss=rank_mean", f"optimizer.clip={clip}", "optimizer.grad_clip=0.05", ranks=2)
