@@ -148,21 +148,30 @@ void Trainer::evaluate() {
   if (!config_.output.keep_best || progress_.best_step == best) return;
   directory_.claim();
   const ProgressSection section("save", kStorageAllowance);
+  const std::filesystem::path of = directory_.path() / kBestFolder / kBestStep, before = of.string() + ".before";
+  std::error_code ignored;
+  if (comm_.rank() == 0) {
+    std::filesystem::remove(before, ignored);
+    std::filesystem::rename(of, before, ignored);
+  }
   try {
     collective_check(comm_, [&] {
       run_.task.save_artefact(step_.units(), directory_.path() / kBestFolder);
-      if (comm_.rank() == 0)
-        write_file_atomic(directory_.path() / kBestFolder / kBestStep, fmt::format("{}\n", progress_.best_step));
+      fault_point("best", comm_.rank(), progress_.completed);
+      if (comm_.rank() == 0) write_file_atomic(of, fmt::format("{}\n", progress_.best_step));
     });
+    if (comm_.rank() == 0) std::filesystem::remove(before, ignored);
     log_info(
         fmt::format("wrote {}/: the evaluation after step {} is the best so far", kBestFolder, progress_.best_step));
   } catch (const CollectiveError& error) {
     if (error.code() != ExitCode::kCannotWrite) throw;
-    if (comm_.rank() == 0)
+    if (comm_.rank() == 0) {
+      std::filesystem::rename(before, of, ignored);
       log_warn(
           fmt::format("{}/ is left as it was: the evaluation after step {} is the best so far, and what it "
                       "evaluated could not be written: {}. The run goes on",
                       kBestFolder, progress_.best_step, error.what()));
+    }
   }
   clock_.start_step();
 }
@@ -170,7 +179,13 @@ void Trainer::evaluate() {
 void Trainer::check_best() const {
   if (comm_.rank() != 0 || !config_.output.keep_best || progress_.best_step < 0) return;
   int64_t step = 0;
-  if (std::ifstream(directory_.path() / kBestFolder / kBestStep) >> step && step != progress_.best_step)
+  const std::filesystem::path best = directory_.path() / kBestFolder;
+  if (std::error_code error; !std::filesystem::is_directory(best, error)) return;
+  if (!(std::ifstream(best / kBestStep) >> step))
+    log_warn(fmt::format(
+        "{}/ does not say which evaluation it is of, as a start leaves it that is killed while it writes it",
+        kBestFolder));
+  else if (step != progress_.best_step)
     log_warn(
         fmt::format("{}/ is of the evaluation after step {}, and the best one that this run has is that after step {}",
                     kBestFolder, step, progress_.best_step));

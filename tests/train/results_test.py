@@ -223,6 +223,10 @@ def best(site):
     done = site.train("train.max_steps=200", *common, "output.dir=killed", f"eval.every_samples={8 * 200}")
     before = min(evals[:step - 1])[1]
     assert f"best/ is of the evaluation after step {step}, and the best one that this run has is that after step {before}" in done.stderr, done.stderr
+    # Killed while best/ is written.
+    site.train("train.max_steps=200", *common, "output.dir=half", expect=-9, TRIREME_FAULT=f"sleep@step:0.3s,sigkill@best:step{step}")
+    done = site.train("train.max_steps=200", *common, "output.dir=half", f"eval.every_samples={8 * 200}")
+    assert "best/ does not say which evaluation it is of" in done.stderr, done.stderr
     # Other rows of evaluation are compared with none before; the same ones elsewhere are, also where their number is named.
     rows = len(np.load(f"{site.work}/valid.npy", allow_pickle=True))
     for name, changes, other in (("other", ("eval.samples=1",), True), ("moved", (f"data.valid={site.work}/moved.npy", f"eval.samples={rows}"), False)):
