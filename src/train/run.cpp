@@ -253,7 +253,7 @@ int train_main(int argc, char** argv, const TrainingProgram& program) {
       if (line.print_config && !line.dry_run && launch.world_size == 1) ranks = std::nullopt;
       const Config config = load_config(line.config, line.overrides, program.keys, ranks);
       if (line.print_config) {
-        std::fputs(print_config(config).c_str(), stdout);
+        if (launch.rank == 0) std::fputs(print_config(config).c_str(), stdout);
         return 0;
       }
       // What is wrong with the file and with variables is found before the ranks join.

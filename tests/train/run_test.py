@@ -371,6 +371,7 @@ def outputs(site):
     assert [m["samples"] for m in train] == [8, 16, 24, 32, 40, 48] and train[-1]["tokens"] == 48 * SEQ
     assert set(train[0]) >= {"step", "loss", "grad_norm", "lr", "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "memory_gib"}
     assert all(0 < m["step_time_s"] < 60 for m in train), [m["step_time_s"] for m in train]
+    assert site.train(ranks=2, extra=("--print-config",)).stdout.count("model:\n") == 1
     assert [m["step"] for m in site.metrics("run", "eval")] == [3, 6]
     # The resolved configuration is the same run.
     again = subprocess.run([f"{site.args.bin}/train_llama", "--config", f"{site.work}/run/config.yaml", "--set", f"output.dir={site.work}/again"],
