@@ -81,6 +81,11 @@ void AppendFile::write(std::string record) {
   kept_ = waiting_.size();
 }
 
+void AppendFile::sync() const {
+  if (fdatasync(descriptor_) != 0 && errno != EINVAL)
+    log_warn(fmt::format("cannot sync {}: {}", path_.string(), std::strerror(errno)));
+}
+
 bool AppendFile::write_waiting() {
   while (!waiting_.empty()) {
     if (!append(waiting_.front())) return false;

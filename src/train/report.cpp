@@ -208,6 +208,7 @@ void Report::samples(const std::vector<SampledText>& texts) {
 }
 
 void Report::flush() {
+  if (metrics_file_) metrics_file_->sync();
   if (tensorboard_) tensorboard_->flush();
 }
 

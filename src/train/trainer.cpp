@@ -276,8 +276,8 @@ void Trainer::save_checkpoint() {
   LoopState loop{.progress = progress_, .guard = step_.guard().state()};
   loop.fp8_scales = step_.units().scale_state();
   loop.data_position = gather_numbers(comm_, run_.task.data_state(progress_.completed));
+  report_.flush();  // before the checkpoint: a start that goes on from it keeps the lines up to its step
   checkpoints_.start(step_.state(), loop);
-  report_.flush();
   clock_.saved(progress_.completed, steady_seconds() - begin);
   clock_.start_step();
 }

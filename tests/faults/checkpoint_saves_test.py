@@ -162,6 +162,9 @@ def failing_storage(site):
         subprocess.run(["mount", "-o", "remount,ro,bind", f"{site.work}/ro/checkpoints"], check=True)
         done = site.run("output.dir=ro", expect=73)
         assert "Read-only" in done.err, done.err
+    done = site.run("output.dir=unsynced", env={"LD_PRELOAD": shim, "SHIM_CALL": "fdatasync", "SHIM_MODE": "EIO"})
+    assert done.err.count("metrics.jsonl: Input/output error") == 1, done.err
+    site.same("unsynced")
         site.report("F14 read-only directory", "exit 73: " + done.last, done.seconds)
 
 

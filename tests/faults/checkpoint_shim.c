@@ -1,5 +1,5 @@
 // Preloaded by the fault tests: the nth call below a directory named "checkpoints" fails.
-//   SHIM_CALL  pwrite | fsync | rename | list (open of that directory) | readdir | open (of a file)
+//   SHIM_CALL  pwrite | fsync | fdatasync (of any file) | rename | list (open of that directory) | readdir | open (of a file)
 //                SHIM_NTH  first call that fails (from 1)      SHIM_TIMES  how many fail (default 1)
 //   SHIM_MODE  ENOSPC | EIO | EROFS | ESTALE | EACCES | short (pwrite only: every call writes at most 1,000 bytes)
 #define _GNU_SOURCE
@@ -54,6 +54,12 @@ int fsync(int fd) {
   if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
   if (below_checkpoints(fd) && goes_wrong("fsync")) return -1;
   return real(fd);
+}
+
+int fdatasync(int fd) {
+  static int (*real)(int);
+  if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
+  return goes_wrong("fdatasync") ? -1 : real(fd);
 }
 
 int rename(const char* from, const char* to) {

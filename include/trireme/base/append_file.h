@@ -29,6 +29,8 @@ class AppendFile {
   AppendFile& operator=(const AppendFile&) = delete;
   void write(std::string record);
   size_t waiting() const { return waiting_.size(); }
+  /// Makes what is written durable; a warning where that fails.
+  void sync() const;
 
  protected:
   int descriptor() const { return descriptor_; }
