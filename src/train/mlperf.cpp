@@ -1,5 +1,7 @@
 #include "mlperf.h"
 
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
@@ -8,10 +10,17 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <cerrno>
+#include <cstring>
+
 namespace trireme {
 
-MlperfLog::MlperfLog(const std::filesystem::path& path) {
-  if (!path.empty()) lines_.open(path, /*append=*/true);
+MlperfLog::MlperfLog(const std::filesystem::path& path, bool append) {
+  if (path.empty()) return;
+  lines_.open(path, append);
+  if (append)
+    log_warn(fmt::format("{} has the lines of every start of this run: MLPerf's compliance checker takes those of one",
+                         path.string()));
 }
 
 void MlperfLog::write(const char* type, const char* key, const std::string& value, const Metadata& metadata,
@@ -25,6 +34,14 @@ void MlperfLog::write(const char* type, const char* key, const std::string& valu
       unix_milliseconds(), type, key, value, fields);
   print_line(text);
   lines_.write(text);
+}
+
+void MlperfLog::check_whole() {
+  if (lines_.write_waiting()) return;
+  throw WriteError(
+      fmt::format("what was trained is written, but {} is no result: its last {} could not be written ({}); standard "
+                  "output has them",
+                  lines_.path().string(), counted(lines_.waiting(), "line"), std::strerror(errno)));
 }
 
 void MlperfLog::event(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {

@@ -20,8 +20,8 @@ class MlperfLog {
   using Metadata = std::vector<std::pair<std::string, std::string>>;  // values are JSON text
 
   /// Does nothing at all when `path` is empty (logging.mlperf: false, or not rank 0). WriteError when the file cannot
-  /// be opened; a line that cannot be written later is kept in memory until it can.
-  explicit MlperfLog(const std::filesystem::path& path);
+  /// be opened; a line that cannot be written later is kept in memory until it can. `append`: the run goes on.
+  MlperfLog(const std::filesystem::path& path, bool append);
 
   void event(const char* key, const std::string& json_value, const Metadata& metadata = {}, int line = __builtin_LINE(),
              const char* file = __builtin_FILE());
@@ -31,6 +31,8 @@ class MlperfLog {
   void end(const char* key, const Metadata& metadata = {}, const std::string& json_value = "null",
            int line = __builtin_LINE(), const char* file = __builtin_FILE());
   bool enabled() const { return lines_.is_open(); }
+  /// WriteError where lines could not be written: the file is no result then.
+  void check_whole();
 
  private:
   void write(const char* type, const char* key, const std::string& value, const Metadata& metadata, const char* file,
@@ -60,6 +62,7 @@ class MlperfEvents {
   virtual void end_evaluation(const EvalMetrics& metrics) = 0;
   /// `status`: "success" or "aborted"; `samples_per_second` over the whole run.
   virtual void end_run(const char* status, int64_t step, int64_t samples, double samples_per_second) = 0;
+  void check_whole() { log_.check_whole(); }
 
  protected:
   MlperfLog& log_;

@@ -155,7 +155,8 @@ ExitCode train(const Config& given, World& world, const TrainingProgram& program
   if (comm.rank() == 0)
     for (const std::string& sentence : keys_without_effect(config, program.keys)) log_warn(sentence);
   if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);
-  MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "");
+  MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "",
+                   /*append=*/directory.has_checkpoints());
   start_mlperf(mlperf);
   // Rows.
   RunRows rows(config, world, program, run_context_size(config, program, world, dtype), dtype);

@@ -390,6 +390,7 @@ void Trainer::finish() {
   save_artefact();
   check_best();
   report_.prediction();
+  collective_check(comm_, [&] { run_.mlperf.check_whole(); });
   report_.end(progress_.reached_target    ? RunEnd::kTarget
               : progress_.out_of_patience ? RunEnd::kPatience
                                           : RunEnd::kDone,

@@ -125,6 +125,19 @@ def metrics_on_a_full_disk(site):
         for name in ("metrics.jsonl", "mllog.log"):
             said = [line for line in text.splitlines() if f"run/{name}" in line]
             assert len(said) == 2 and "kept in memory" in said[0] and "written again" in said[1], (said, text[-2000:])
+    # A results file that stays cut short: no success, and what was trained is there.
+    full = f"{site.work}/full"
+    with mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs", target=full):
+        subprocess.run(["dd", "if=/dev/zero", f"of={full}/filler", "bs=4k"], capture_output=True)
+        cut = ("logging.mlperf=true", "output.save_every_samples=null", "output.dir=cut")
+        site.run(*cut, faults="sigkill@step:step4", expect=-9)
+        os.remove(f"{site.work}/cut/mllog.log")
+        os.symlink(f"{full}/mllog.log", f"{site.work}/cut/mllog.log")
+        done = site.run(*cut, expect=73)
+    assert "mllog.log is no result" in done.last and "No space left" in done.last, done.err
+    summary = json.load(open(f"{site.work}/cut/summary.json"))
+    assert (summary["exit_code"], summary["step"]) == (73, STEPS) and "mllog.log" in summary["reason"], summary
+    assert os.path.exists(f"{site.work}/cut/adapter/adapter_model.safetensors")
     site.report("F13 the disk of metrics.jsonl is full for a while", "a warning, exit 0, every line there", time.time() - begin)
 
 
@@ -149,6 +162,9 @@ def failing_storage(site):
         site.checkpoint_tool("verify", f"{site.work}/{run}")
         site.same(run)
         site.report(f"F14 {mode} of {call} {nth}", "one warning, training went on, older ones whole", done.seconds)
+    done = site.run("output.dir=unsynced", env={"LD_PRELOAD": shim, "SHIM_CALL": "fdatasync", "SHIM_MODE": "EIO"})
+    assert done.err.count("metrics.jsonl: Input/output error") == 1, done.err
+    site.same("unsynced")
     done = site.run("output.dir=short", env={"LD_PRELOAD": shim, "SHIM_MODE": "short"})
     assert site.metrics("short", "save_failed") == [] and len(site.metrics("short", "save")) == STEPS // 2
     site.checkpoint_tool("verify", f"{site.work}/short")
@@ -162,9 +178,6 @@ def failing_storage(site):
         subprocess.run(["mount", "-o", "remount,ro,bind", f"{site.work}/ro/checkpoints"], check=True)
         done = site.run("output.dir=ro", expect=73)
         assert "Read-only" in done.err, done.err
-    done = site.run("output.dir=unsynced", env={"LD_PRELOAD": shim, "SHIM_CALL": "fdatasync", "SHIM_MODE": "EIO"})
-    assert done.err.count("metrics.jsonl: Input/output error") == 1, done.err
-    site.same("unsynced")
         site.report("F14 read-only directory", "exit 73: " + done.last, done.seconds)
 
 

@@ -351,6 +351,14 @@ def mlperf_log(site):
     said = {event["key"]: event["value"] for event in (json.loads(line[len(":::MLLOG "):]) for line in open(f"{site.work}/pretraining/mllog.log"))}
     assert (said["submission_benchmark"], said["submission_division"], said["opt_name"], said["init_checkpoint_step"]) == ("llama31_8b", "open", "adamw", 0), said
     assert said["opt_learning_rate_decay_schedule"] == "cosine with linear warmup" and said["opt_base_learning_rate"] == 1e-3, said
+    # A start from the beginning has the file for itself, one that goes on says that it has not.
+    starts = lambda: open(f"{site.work}/again/mllog.log").read().count('"init_start"')
+    again = ("logging.mlperf=true", "output.dir=again")
+    site.train(*again, expect=-9, TRIREME_FAULT="sigkill@step:step4")
+    done = site.train(*again, expect=75, TRIREME_FAULT="sigterm@step:step4")
+    assert starts() == 1 and "every start" not in done.stderr, done.stderr
+    done = site.train(*again)
+    assert starts() == 2 and "mllog.log has the lines of every start" in done.stderr, done.stderr
     try:
         import mlperf_logging  # noqa: F401
     except ImportError:
@@ -363,6 +371,7 @@ def mlperf_log(site):
 
 
 def outputs(site):
+    assert site.train(ranks=2, extra=("--print-config",)).stdout.count("model:\n") == 1
     site.train("eval.every_samples=24")
     text = open(f"{site.work}/run/config.yaml").read()
     first = site.metrics("run", "run")[0]
@@ -371,7 +380,6 @@ def outputs(site):
     assert [m["samples"] for m in train] == [8, 16, 24, 32, 40, 48] and train[-1]["tokens"] == 48 * SEQ
     assert set(train[0]) >= {"step", "loss", "grad_norm", "lr", "step_time_s", "samples_per_s", "tokens_per_s", "mfu", "memory_gib"}
     assert all(0 < m["step_time_s"] < 60 for m in train), [m["step_time_s"] for m in train]
-    assert site.train(ranks=2, extra=("--print-config",)).stdout.count("model:\n") == 1
     assert [m["step"] for m in site.metrics("run", "eval")] == [3, 6]
     # The resolved configuration is the same run.
     again = subprocess.run([f"{site.args.bin}/train_llama", "--config", f"{site.work}/run/config.yaml", "--set", f"output.dir={site.work}/again"],

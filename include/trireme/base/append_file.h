@@ -31,12 +31,13 @@ class AppendFile {
   size_t waiting() const { return waiting_.size(); }
   /// Makes what is written durable; a warning where that fails.
   void sync() const;
+  /// Tries to write the kept records. False with errno: some are kept still.
+  bool write_waiting();
 
  protected:
   int descriptor() const { return descriptor_; }
 
  private:
-  bool write_waiting();
   bool append(const std::string& record);
   bool is_elsewhere() const;
   std::string elsewhere() const;
