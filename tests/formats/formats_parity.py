@@ -37,10 +37,10 @@ output: {{dir: run-{name}}}
     return [m["loss"] for m in map(json.loads, open(f"{work}/run-{name}/metrics.jsonl")) if m["event"] == "train"]
 
 
-def records(ids):
+def records(ids, of_ids=lambda row: row.astype(np.int32), mask=[1] * SEQ, starts=[0]):
     array = np.empty(len(ids), dtype=object)
     for i, row in enumerate(ids):
-        array[i] = {"input_ids": row.astype(np.int32), "loss_mask": [1] * SEQ, "seq_start_id": [0]}
+        array[i] = {"input_ids": of_ids(row), "loss_mask": mask, "seq_start_id": starts}
     return array
 
 
@@ -108,6 +108,8 @@ def main():
         want = losses(args, work, "plain", "plain.npy")
 
         np.save(f"{work}/numpy2.npy", records(ids), allow_pickle=True)
+        np.save(f"{work}/scalars.npy", records(ids, list, [np.bool_(True)] * SEQ, (np.int64(0),)), allow_pickle=True)
+        np.save(f"{work}/tuples.npy", records(ids, lambda row: tuple(row.astype(">u2")), (1,) * SEQ), allow_pickle=True)
         # NumPy 1.x: protocol 3 and its module names.
         body = pickle.dumps(records(ids), protocol=3).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
         header = b"{'descr': '|O', 'fortran_order': False, 'shape': (%d,), }" % ROWS
@@ -135,7 +137,7 @@ def main():
         losses(args, work, "square5", "square5.h5", refusal="dataset seq_start_id has 2 dimensions, expected 1: a list of variable length for each row")
         np.save(f"{work}/big.npy", ids.astype(">i8"))
         np.save(f"{work}/fortran.npy", np.asfortranarray(ids.astype(np.uint16)))
-        for data in ("numpy2.npy", "numpy1.npy", "plain5.h5", "gzip5.h5", "big5.h5", "big.npy", "fortran.npy"):
+        for data in ("numpy2.npy", "scalars.npy", "tuples.npy", "numpy1.npy", "plain5.h5", "gzip5.h5", "big5.h5", "big.npy", "fortran.npy"):
             got = losses(args, work, data.split(".")[0] + "-run", data)
             assert got == want, f"{data}: {got} against {want}"
 

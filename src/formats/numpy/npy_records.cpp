@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <limits>
+#include <optional>
 
 namespace trireme {
 
@@ -16,45 +17,47 @@ using pickle::Array;
 using pickle::Dict;
 using pickle::List;
 using pickle::Text;
+using pickle::Tuple;
 using pickle::ValuePtr;
 
-/// The values of a list or a one-dimensional integer array, checked to be in the range of T.
+/// The values of a list, a tuple or a one-dimensional integer array, checked to be in the range of T.
 template <class T>
 std::vector<T> integers(const ValuePtr& value, const std::string& where) {
-  const auto check = [&](int64_t number) {
-    if (number < std::numeric_limits<T>::min() || number > std::numeric_limits<T>::max())
-      throw DataError(fmt::format("{}: value {} (byte {})", where, number, value->offset));
-    return static_cast<T>(number);
-  };
   std::vector<T> out;
+  const auto add = [&](std::optional<int64_t> number) {
+    if (!number || *number < std::numeric_limits<T>::min() || *number > std::numeric_limits<T>::max())
+      throw DataError(fmt::format("{}[{}] (of the list at byte {}): the value {}", where, out.size(), value->offset,
+                                  number ? fmt::to_string(*number) : "of 2^63 or more"));
+    out.push_back(static_cast<T>(*number));
+  };
+  const auto add_items = [&](const std::vector<ValuePtr>& items) {
+    for (const ValuePtr& item : items)
+      if (const auto* number = std::get_if<int64_t>(&item->data))
+        add(*number);
+      else if (const auto* flag = std::get_if<bool>(&item->data))
+        add(*flag ? 1 : 0);
+      else
+        throw DataError(
+            fmt::format("{}[{}] (of the list at byte {}) is not an integer", where, out.size(), value->offset));
+  };
   if (const auto* list = std::get_if<List>(&value->data)) {
     out.reserve(list->size());
-    for (const uint8_t number : list->small) out.push_back(check(number));
-    for (const int64_t number : list->numbers) out.push_back(check(number));
-    for (const ValuePtr& item : list->items)
-      if (!std::holds_alternative<int64_t>(item->data) && !std::holds_alternative<bool>(item->data))
-        throw DataError(fmt::format("{}: an entry is not an integer (byte {})", where, item->offset));
+    for (const uint8_t number : list->small) add(number);
+    for (const int64_t number : list->numbers) add(number);
+    add_items(list->items);
+    return out;
+  }
+  if (const auto* tuple = std::get_if<Tuple>(&value->data)) {
+    add_items(tuple->items);
     return out;
   }
   const auto* array = std::get_if<Array>(&value->data);
   if (array == nullptr || !array->built || array->shape.size() != 1 || array->type.kind == 'O')
-    throw DataError(
-        fmt::format("{} is neither a list nor a one-dimensional integer array (byte {})", where, value->offset));
-  const int size = array->type.item_size;
+    throw DataError(fmt::format("{} is neither a list, a tuple nor a one-dimensional integer array (byte {})", where,
+                                value->offset));
   out.reserve(static_cast<size_t>(array->shape[0]));
-  for (int64_t i = 0; i < array->shape[0]; ++i) {
-    const std::byte* element = array->bytes.data.data() + i * size;
-    uint64_t bits = 0;
-    for (int b = 0; b < size; ++b)
-      bits |= std::to_integer<uint64_t>(element[array->type.big_endian ? size - 1 - b : b]) << (8 * b);
-    if (array->type.kind == 'i' && size < 8) {
-      const int shift = 64 - 8 * size;
-      bits = static_cast<uint64_t>(static_cast<int64_t>(bits << shift) >> shift);
-    }
-    if (array->type.kind == 'u' && bits > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-      throw DataError(fmt::format("{}: value {} (byte {})", where, bits, value->offset));
-    out.push_back(check(static_cast<int64_t>(bits)));
-  }
+  for (int64_t i = 0; i < array->shape[0]; ++i)
+    add(pickle::integer_at(array->bytes.data.data() + i * array->type.item_size, array->type));
   return out;
 }
 

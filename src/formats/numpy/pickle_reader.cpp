@@ -27,9 +27,15 @@ class Reader : Stack {
  private:
   void global(std::string_view module, std::string_view name) {
     const std::string full = fmt::format("{}.{}", module, name);
-    static constexpr std::string_view kAccepted[] = {
-        "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype",
-        "numpy.core.numeric._frombuffer",     "numpy._core.numeric._frombuffer",     "_codecs.encode"};
+    static constexpr std::string_view kAccepted[] = {"numpy.core.multiarray._reconstruct",
+                                                     "numpy._core.multiarray._reconstruct",
+                                                     "numpy.ndarray",
+                                                     "numpy.dtype",
+                                                     "numpy.core.multiarray.scalar",
+                                                     "numpy._core.multiarray.scalar",
+                                                     "numpy.core.numeric._frombuffer",
+                                                     "numpy._core.numeric._frombuffer",
+                                                     "_codecs.encode"};
     for (const std::string_view accepted : kAccepted) {
       if (full == accepted) {
         push(Global{full});
@@ -53,6 +59,8 @@ class Reader : Stack {
       push(dtype(code->text));
     } else if (function->name.ends_with("_frombuffer")) {
       frombuffer(items);
+    } else if (function->name.ends_with(".scalar")) {
+      scalar(items);
     } else if (function->name == "_codecs.encode") {
       encode(items);
     } else {
@@ -91,6 +99,18 @@ class Reader : Stack {
     array.bytes = *buffer;
     finish(array);
     push(std::move(array));
+  }
+
+  /// numpy.int64(5), an element of list(array).
+  void scalar(const std::vector<ValuePtr>& items) {
+    const auto* type = items.size() != 2 ? nullptr : std::get_if<NumpyType>(&items[0]->data);
+    const auto* bytes = items.size() != 2 ? nullptr : std::get_if<Bytes>(&items[1]->data);
+    if (type == nullptr || bytes == nullptr || type->kind == 'O' ||
+        static_cast<int>(bytes->data.size()) != type->item_size)
+      fail("a NumPy scalar with unexpected arguments");
+    const auto value = integer_at(bytes->data.data(), *type);
+    if (!value) fail("a NumPy scalar of 2^63 or more");
+    push(*value);
   }
 
   /// Protocol 2 writes bytes as latin-1 text: bytes above 127 take two bytes of UTF-8.

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -68,6 +70,20 @@ struct Value {
   int nesting = 1;      // levels of nested values, including this one
   bool sealed = false;  // an element of another value: must not change any more, so that no value contains itself
 };
+
+/// The integer in the bytes at `element`, of a type other than 'O'; nullopt above the range of 64 bits with a sign.
+inline std::optional<int64_t> integer_at(const std::byte* element, const NumpyType& type) {
+  const int size = type.item_size;
+  uint64_t bits = 0;
+  for (int b = 0; b < size; ++b)
+    bits |= std::to_integer<uint64_t>(element[type.big_endian ? size - 1 - b : b]) << (8 * b);
+  if (type.kind == 'i' && size < 8) {
+    const int shift = 64 - 8 * size;
+    bits = static_cast<uint64_t>(static_cast<int64_t>(bits << shift) >> shift);
+  }
+  if (type.kind == 'u' && bits > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return std::nullopt;
+  return static_cast<int64_t>(bits);
+}
 
 /// Reads one pickle from file bytes [begin, end). DataError with the byte offset for every opcode, global or size it
 /// does not accept, for values nested deeper than 32 levels, and for more values than a file of this size has records.
