@@ -101,7 +101,7 @@ def shapes(work, texts):
     yield "old Alpaca", work / "alpaca", llama(work / "alpaca", lines, {"bos_token": "</s>", "unk_token": "</s>", "additional_special_tokens": ["<more>"]}), True, marks
     common.train("qwen2", texts, 1200).model.save(str(saved_folder(work / "two")))
     for name, kind, config in (("GPT-2", GPT2Tokenizer, {"add_prefix_space": True, "pad_token": "<pad>"}), ("OPT", GPT2Tokenizer, {"bos_token": "ab", "eos_token": "ab", "unk_token": "ab"}),
-                               ("Qwen2", Qwen2Tokenizer, {"bos_token": None, "eos_token": "<|im_end|>", "additional_special_tokens": ["<more>", "<|im_start|>"]})):
+                               ("Qwen2 with a space", Qwen2Tokenizer, {"add_prefix_space": True}), ("Qwen2", Qwen2Tokenizer, {"bos_token": None, "eos_token": "<|im_end|>", "additional_special_tokens": ["<more>", "<|im_start|>"]})):
         folder = saved_folder(work / name)
         for file in ("vocab.json", "merges.txt"):
             (folder / file).write_bytes((work / "two" / file).read_bytes())
@@ -146,6 +146,16 @@ def shapes(work, texts):
         saved(work / family, older, tokenizer_class="LlamaTokenizer", legacy=False, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
         (work / family / "config.json").write_text(json.dumps({"model_type": family}))
         yield f"LlamaTokenizer of {family}", work / family, AutoTokenizer.from_pretrained(work / family)._tokenizer, True, names
+    saved(work / "code", older, tokenizer_class="CodeLlamaTokenizer", legacy=True, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    yield "CodeLlamaTokenizer", work / "code", AutoTokenizer.from_pretrained(work / "code")._tokenizer, True, names
+    # The key of the class wins over the file.
+    for kind, of_class in (("gpt2", "GPT2Tokenizer"), ("qwen2", "Qwen2TokenizerFast")):
+        for space in (True, False):
+            made = json.loads(common.train(kind, texts, 700).to_str())
+            made["pre_tokenizer"].get("pretokenizers", [made["pre_tokenizer"]])[-1]["add_prefix_space"] = not space
+            folder = work / f"{of_class}{space}"
+            saved(folder, Tokenizer.from_str(json.dumps(made)), tokenizer_class=of_class, add_prefix_space=space)
+            yield f"{of_class} with add_prefix_space {space}", folder, AutoTokenizer.from_pretrained(folder)._tokenizer, True, specials
 
     unigram = Tokenizer(models.Unigram())
     unigram.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("  ", " ")])
@@ -199,6 +209,14 @@ def check_refusals(probe, work, texts):
     (work / "refused.json").write_text(json.dumps({**content, "normalizer": {"type": "Replace", "pattern": {"String": "\n"}, "content": ""}}))
     done = subprocess.run([probe, work / "refused.json"], input=common.packed(["a"]), capture_output=True)
     assert done.returncode == 3 and "leaves nothing of the added token" in done.stderr.decode(), done
+    # What transformers replaces by the rules of a class is named.
+    common.train("llama3", texts[:3], 300).save(str(saved_folder(work / "other") / "tokenizer.json"))
+    (work / "other" / "config.json").write_text('{"model_type": "qwen2"}')
+    done = subprocess.run([probe, work / "other"], input=common.packed(["a"]), capture_output=True)
+    assert done.returncode == 0 and "by those of Qwen2Tokenizer" in done.stderr.decode(), done
+    (work / "other" / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    done = subprocess.run([probe, work / "other"], input=common.packed(["a"]), capture_output=True)
+    assert done.returncode == 3 and "split_special_tokens" in done.stderr.decode(), done
     # Beside a tokenizer.model the message says how that one is read.
     (work / "legacy" / "tokenizer.json").write_text("{}")
     done = subprocess.run([probe, work / "legacy"], input=common.packed(["a"]), capture_output=True)

@@ -3,7 +3,6 @@
 #include "token_json.h"
 
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 
@@ -15,7 +14,6 @@
 #include <cstdlib>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <string_view>
 #include <unordered_map>
 
@@ -374,8 +372,6 @@ std::optional<int32_t> id_of(const ByteLevelModel& model, const std::string& con
   return found == model.tokens.end() ? std::nullopt : std::optional(static_cast<int32_t>(found - model.tokens.begin()));
 }
 
-constexpr const char* kEndOfText = "<|endoftext|>";
-
 /// BOS, EOS and padding where no file beside the tokenizer names them.
 void choose_ends(ByteLevelModel& model) {
   if (!model.leading.empty()) model.bos_id = model.leading.front();
@@ -447,131 +443,6 @@ std::vector<std::string> metaspace_words(const Metaspace& metaspace, std::string
     at = end;
   }
   return words;
-}
-
-std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool checks_model) {
-  const std::string of_class = folder.tokenizer_class();
-  bool llama = false;
-  for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"})
-    llama |= of_class == name;
-  if (checks_model) {
-    if (!llama) return std::nullopt;
-    // transformers 5.23 reads tokenizer.json of these families as it is, although it names the class, or has another
-    // class for them (Qwen's): TOKENIZER_MAPPING_NAMES and MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.
-    constexpr std::string_view kOthers =
-        " arctic ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite gpt_bigcode granite granitemoe "
-        "granitemoehybrid granitemoeshared hyperclovax internlm2 internlm3 jamba kimi_linear llava llava_next "
-        "mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral3 mistral_large4 mixtral nemotron olmo2 "
-        "olmo3 olmo_hybrid persimmon phi3 phi3_v phimoe pixtral qwen2 qwen3_5 qwen3_5_moe smolvlm stablelm voxtral ";
-    if (kOthers.find(" " + folder.model_type() + " ") != std::string_view::npos) return std::nullopt;
-  }
-  const auto legacy = folder.flag("legacy"), prefix = folder.flag("add_prefix_space");
-  if (!llama && !legacy && !prefix) return std::nullopt;
-  Metaspace rule{.split = false};
-  rule.scheme = prefix == false ? Metaspace::kNever : legacy == true ? Metaspace::kAlways : Metaspace::kFirst;
-  return rule;
-}
-
-std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace) {
-  std::vector<DecoderStep> steps = {
-      {DecoderStep::kReplace, metaspace.replacement, " "}, {DecoderStep::kByteFallback}, {}};
-  if (metaspace.scheme != Metaspace::kNever) steps.push_back({DecoderStep::kStrip, " ", "", 1, 0});
-  return steps;
-}
-
-namespace {
-
-/// What transformers' class for vocab.json and merges.txt adds to them; returns the names that it has by default.
-std::map<std::string, std::string> apply_class(const TokenizerFolder& folder, ByteLevelModel& model) {
-  const std::string of_class = folder.tokenizer_class();
-  const bool qwen =
-      of_class.starts_with("Qwen2Tokenizer") || (of_class.empty() && folder.model_type().starts_with("qwen"));
-  model.added.clear();
-  model.steps[0].prefix_space = folder.flag("add_prefix_space").value_or(false);
-  if (!qwen) return {{"bos_token", kEndOfText}, {"eos_token", kEndOfText}, {"unk_token", kEndOfText}};
-  model.steps[0].pattern = kQwen2Pattern;
-  model.normalisers = {{NormaliserStep::kNfc}};
-  model.bos_id.reset();
-  return {{"eos_token", kEndOfText}, {"unk_token", kEndOfText}, {"pad_token", kEndOfText}};
-}
-
-/// Tokens that the files in `folder` list and name beside the tokenizer's own.
-void add_folder_tokens(const TokenizerFolder& folder, const std::map<std::string, std::string>& defaults,
-                       ByteLevelModel& model) {
-  std::unordered_map<std::string, int32_t> ids;
-  auto next = static_cast<int64_t>(model.tokens.size());
-  for (size_t id = 0; id < model.tokens.size(); ++id) ids.emplace(model.tokens[id], static_cast<int32_t>(id));
-  std::unordered_map<std::string, size_t> places;
-  for (size_t i = 0; i < model.added.size(); ++i) {
-    ids[model.added[i].content] = model.added[i].id;
-    places.emplace(model.added[i].content, i);
-    next = std::max<int64_t>(next, model.added[i].id + 1);
-  }
-  const auto id_of = [&](const std::string& text) {
-    const auto found = ids.find(text);
-    return found == ids.end() || text.empty() ? std::nullopt : std::optional(found->second);
-  };
-  FolderTokens tokens = folder.tokens(id_of, next, defaults);
-  for (AddedToken& token : tokens.listed) {
-    ids[token.content] = token.id;
-    next = std::max<int64_t>(next, token.id + 1);
-    if (const auto place = places.find(token.content); place != places.end()) {
-      AddedToken& known = model.added[place->second];
-      token.special |= known.special;
-      if (tokens.has_flags)
-        known = std::move(token);
-      else
-        known.special = token.special;
-    } else {
-      places.emplace(token.content, model.added.size());
-      model.added.push_back(std::move(token));
-    }
-  }
-  for (AddedToken& token : tokens.named) {
-    ids[token.content] = token.id;
-    if (const auto place = places.find(token.content); place != places.end())
-      model.added[place->second].special = true;
-    else
-      model.added.push_back(std::move(token));
-  }
-  for (AddedToken& token : tokens.extra) {
-    ids[token.content] = token.id;
-    if (!places.contains(token.content)) model.added.push_back(std::move(token));
-  }
-  folder.find_named_tokens(id_of, next, model);
-}
-
-}  // namespace
-
-ByteLevelModel read_byte_level_model(const fs::path& path, const fs::path& config) {
-  const std::string bytes = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
-  const TokenizerFolder folder(path.parent_path(), config);
-  ByteLevelModel model;
-  std::map<std::string, std::string> defaults;
-  if (path.filename() == "vocab.json") {
-    const fs::path merges = path.parent_path() / "merges.txt";
-    if (!fs::is_regular_file(merges))
-      throw DataError(fmt::format("{}: there is no merges.txt beside it", path.string()));
-    model = parse_vocab_and_merges(bytes, path, read_text_file(merges, ExitCode::kData, kMaxTokenizerFile), merges);
-    defaults = apply_class(folder, model);
-  } else {
-    model = parse_tokenizer_json(bytes, path);
-    if (model.characters && model.scores.empty())
-      if (auto rule = llama_metaspace(folder, true)) {
-        model.normalisers.clear();
-        model.decoder = llama_decoder(*rule);
-        model.metaspace = std::move(rule);
-      }
-    // These classes have no BOS of their own.
-    if (model.leading.empty())
-      for (const char* name : {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"})
-        if (folder.tokenizer_class() == name) model.bos_id.reset();
-  }
-  add_folder_tokens(folder, defaults, model);
-  // tokenizer.json has a post-processor of its own.
-  if (path.filename() == "vocab.json" && model.bos_id && folder.flag("add_bos_token").value_or(false))
-    model.leading = {*model.bos_id};
-  return model;
 }
 
 }  // namespace trireme

@@ -39,6 +39,10 @@ struct TokenizerFolder::Files {
     if (name.is_string()) tokenizer_class = name.get<std::string>();
     decoder = member(config, "added_tokens_decoder");
     if (decoder.empty()) added = read(kAdded);
+    if (member(config, "split_special_tokens") == true)
+      throw DataError((where / kConfig).string() +
+                      ": \"split_special_tokens\" is true, which makes special tokens in a text plain text: not "
+                      "supported; remove the key if texts have none");
     find_names();
   }
 

@@ -22,6 +22,8 @@ inline constexpr std::string_view kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 inline constexpr std::string_view kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+/// GPT-2's special token.
+inline constexpr const char* kEndOfText = "<|endoftext|>";
 /// The pre-tokenizer Digits with individual_digits, and without.
 inline constexpr std::string_view kDigitPattern = R"(\p{N})", kDigitsPattern = R"(\p{N}+)";
 
@@ -32,6 +34,7 @@ struct PreSplitStep {
   bool invert = false;        // with `removed`: the text between the matches is removed, not the matches
   bool removed = false;       // else matches and the text between them are pieces (Isolated)
   bool prefix_space = false;  // a space is put before a piece that does not begin with one, before it is cut
+  bool operator==(const PreSplitStep&) const = default;
 };
 
 struct ByteLevelMerge {
@@ -42,6 +45,7 @@ struct ByteLevelMerge {
 struct NormaliserStep {
   enum Kind { kNfc, kPrepend, kReplace } kind = kNfc;
   std::string from = {}, to = {};  // replace `from` by `to`; put `to` before a text that is not empty
+  bool operator==(const NormaliserStep&) const = default;
 };
 
 /// The pre-tokenizer of sentencepiece's kind: "▁" for spaces.
@@ -57,6 +61,7 @@ struct DecoderStep {
   enum Kind { kReplace, kByteFallback, kFuse, kStrip, kMetaspace } kind = kFuse;
   std::string from = {}, to = {};  // kReplace; kStrip: `from`; kMetaspace: "▁" is `from`
   int64_t start = 0, stop = 0;     // kStrip: number of `from` to remove; kMetaspace: 1 if the first token's is removed
+  bool operator==(const DecoderStep&) const = default;
 };
 
 /// NamedTokens: from tokenizer_config.json or special_tokens_map.json beside the file; else from the post-processor;
@@ -89,7 +94,9 @@ std::string byte_level_token(std::string_view bytes);
 /// Reads tokenizer.json, or vocab.json with the merges.txt beside it, and BOS, EOS and padding from
 /// tokenizer_config.json and special_tokens_map.json. DataError with path and place for damaged files, duplicate ids
 /// and merges of unknown tokens; unsupported features are refused by name. If tokenizer_config.json names
-/// LlamaTokenizer, for which transformers 5 builds a tokenizer from the vocabulary, `metaspace` is that of this class.
+/// LlamaTokenizer, for which transformers 5 builds a tokenizer from the vocabulary, `metaspace` is that of this class;
+/// where it names another such class, or config.json's family has one, whose rules are not those of the file, a warning
+/// says so.
 ByteLevelModel read_byte_level_model(const std::filesystem::path& path, const std::filesystem::path& config = {});
 /// Reads the bytes of a tokenizer.json. `path` is for messages.
 ByteLevelModel parse_tokenizer_json(std::string_view bytes, const std::filesystem::path& path);
