@@ -225,6 +225,15 @@ int64_t resized_vocab(int64_t vocab_size, std::optional<int64_t> wanted, std::op
 Adapter read_adapter(const std::filesystem::path& directory, const DecoderConfig& base) {
   Adapter adapter = read_adapter(directory);
   const TensorNames& names = family_of(base).names;
+  // Of a base that was resized before it got an adapter of its embedding.
+  for (const auto& [name, tensor] : adapter.base) {
+    if (tensor.shape.size() != 2 || tensor.shape[0] <= base.vocab_size) continue;
+    TokenRows& rows = adapter.token_rows[name.substr(0, name.rfind('.'))];
+    rows = {};
+    rows.columns = tensor.shape[1];
+    for (int64_t id = base.vocab_size; id < tensor.shape[0]; ++id) rows.ids.push_back(id);
+    rows.values.assign(tensor.values.begin() + base.vocab_size * rows.columns, tensor.values.end());
+  }
   const auto head = adapter.token_rows.find(names.head);
   if (!base.tie_word_embeddings || head == adapter.token_rows.end()) return adapter;
   if (adapter.token_rows.try_emplace(names.embedding, head->second).first->second != head->second)
