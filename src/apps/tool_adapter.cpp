@@ -22,6 +22,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 
 namespace trireme {
 
@@ -114,13 +115,22 @@ void record_change(std::map<std::string, TargetChange>& changes, const std::stri
 /// Below this share an adapter counts as lost to rounding.
 constexpr double kLeastKept = 0.5;
 
+/// The tokenizer in `directory`; none where Trireme cannot read it: merging copies it all the same.
+std::optional<Tokenizer> readable_tokenizer(const std::filesystem::path& directory) {
+  if (!find_tokenizer(directory)) return std::nullopt;
+  try {
+    return std::make_optional<Tokenizer>(directory);
+  } catch (const DataError&) {
+    return std::nullopt;
+  }
+}
+
 /// Eight tokens: the start of a sentence when the model has a tokenizer, else 1 to 8.
 std::vector<int64_t> eight_tokens(const std::filesystem::path& model, int64_t vocab_size) {
   std::vector<int64_t> ids;
-  if (find_tokenizer(model)) {
-    const Tokenizer tokenizer(model);
-    for (const int32_t id : tokenizer.leading()) ids.push_back(id);
-    for (const int32_t id : tokenizer.encode("The quick brown fox jumps over the lazy dog and runs away"))
+  if (const auto tokenizer = readable_tokenizer(model)) {
+    for (const int32_t id : tokenizer->leading()) ids.push_back(id);
+    for (const int32_t id : tokenizer->encode("The quick brown fox jumps over the lazy dog and runs away"))
       ids.push_back(id);
   }
   for (int64_t id = 1; ids.size() < 8; ++id) ids.push_back(id);
@@ -234,6 +244,14 @@ void copy_companions(const MergeOptions& options, DecoderConfig& config, ModelDi
   const std::filesystem::path from = tokenizer_directory(options.model, options.adapter),
                               chat = std::filesystem::path(options.adapter) / "chat_template.jinja";
   writer.copy_companions(options.model, from);
+  const auto tokenizer = readable_tokenizer(from);
+  if (!tokenizer && find_tokenizer(from))
+    log_warn(fmt::format("the tokenizer of {} is copied, and Trireme cannot read it", from.string()));
+  if (tokenizer && tokenizer->vocab_size() > config.vocab_size)
+    log_warn(fmt::format(
+        "the tokenizer of {} has ids up to {}, and the merged model has {} rows: a text with a token beyond "
+        "them is an error; add rows with trireme model resize-vocab --vocab-size {}",
+        from.string(), tokenizer->vocab_size() - 1, config.vocab_size, tokenizer->vocab_size()));
   if (from == options.model) {
     if (!std::filesystem::is_regular_file(chat)) return;
     writer.write_companion("chat_template.jinja", read_text_file(chat, ExitCode::kData));
@@ -241,7 +259,7 @@ void copy_companions(const MergeOptions& options, DecoderConfig& config, ModelDi
     return;
   }
   std::string ends;
-  const auto eos = Tokenizer(from).eos_id();
+  const auto eos = tokenizer ? tokenizer->eos_id() : std::nullopt;
   if (eos && *eos < config.vocab_size && std::ranges::count(end_of_text_ids(options.model, config), *eos) == 0) {
     writer.write_ends(options.model, config, *eos);
     config.eos_token_ids = {*eos};

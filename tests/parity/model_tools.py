@@ -184,6 +184,12 @@ def check_adapter_tokenizer(base, adapter):
     tokenizer.save_pretrained(own)
     trireme(*merge, says=f"those of {own}\n")
     assert (merged / "generation_config.json").read_bytes() == (base / "generation_config.json").read_bytes()
+    # One with tokens that the model has no rows for, and one that Trireme cannot read.
+    tokenizer.add_tokens([f"<{i}>" for i in range(99)])
+    tokenizer.save_pretrained(own)
+    trireme(*merge, says=f"has ids up to {len(tokenizer) - 1}, and the merged model has {model.config.vocab_size} rows")
+    (own / "tokenizer.json").write_text("{}")
+    trireme(*merge, says="Trireme cannot read it")
 
 
 def check_generate(base, adapter):
