@@ -65,7 +65,7 @@ DecoderConfig read_nemo_config(const std::filesystem::path& model_yaml);
 /// config.json of the config's family, which transformers 4 and 5 load.
 std::string decoder_config_json(const DecoderConfig& config);
 /// Ids that end a text: from generation_config.json if that file names some, as in transformers' generate(); else the
-/// config's.
+/// config's, which generate() takes only where there is no such file.
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config);
 /// generation_config.json with the config's special tokens.
 std::string generation_config_json(const DecoderConfig& config);
