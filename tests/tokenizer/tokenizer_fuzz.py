@@ -141,6 +141,16 @@ def shapes(work, texts):
     gemma["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     gemma["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     yield "Gemma's kind", work / "gemma", saved(work / "gemma", Tokenizer.from_str(json.dumps(gemma))), True, names
+    # GemmaTokenizer makes special tokens of pieces with the names that it has by default.
+    pieces = Tokenizer(models.BPE())
+    pieces.normalizer = normalizers.Replace(" ", "\u2581")
+    own = ["<unk>", "<s>", "<pad>", "<bos>", "<eos>", "<mask>"]
+    pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=1200, special_tokens=own + [f"<0x{b:02X}>" for b in range(256)], show_progress=False))
+    content = {**json.loads(pieces.to_str()), **{key: gemma[key] for key in ("normalizer", "pre_tokenizer", "decoder")}}
+    content["added_tokens"], content["decoder"] = content["added_tokens"][:2], {"type": "Sequence", "decoders": gemma["decoder"]["decoders"][:3]}
+    content["model"].update(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    saved(work / "gemma-class", Tokenizer.from_str(json.dumps(content)), tokenizer_class="GemmaTokenizer")
+    yield "GemmaTokenizer", work / "gemma-class", AutoTokenizer.from_pretrained(work / "gemma-class")._tokenizer, True, own
     # Of a family that transformers maps to another class, LlamaTokenizer builds the tokenizer anew.
     for family in ("smollm3", "granite"):
         saved(work / family, older, tokenizer_class="LlamaTokenizer", legacy=False, unk_token="<unk>", bos_token="<s>", eos_token="</s>")

@@ -1,6 +1,8 @@
 // How transformers' classes of tokenizers, and the files beside one, change it.
 #include "trireme/formats/huggingface/byte_level_model.h"
 
+#include "token_json.h"
+
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
@@ -54,6 +56,21 @@ std::optional<ByteLevelModel> rules_of(const std::string& of_class) {
   return rules;
 }
 
+/// The tokens that a class names where the files name no others, by key.
+std::map<std::string, std::string> names_of(const std::string& of_class) {
+  if (of_class == "GPT2Tokenizer")
+    return {{"bos_token", kEndOfText}, {"eos_token", kEndOfText}, {"unk_token", kEndOfText}};
+  if (of_class == "Qwen2Tokenizer")
+    return {{"eos_token", kEndOfText}, {"unk_token", kEndOfText}, {"pad_token", kEndOfText}};
+  if (of_class == "GemmaTokenizer")
+    return {{"bos_token", "<bos>"},
+            {"eos_token", "<eos>"},
+            {"unk_token", "<unk>"},
+            {"pad_token", "<pad>"},
+            {"mask_token", "<mask>"}};
+  return {};
+}
+
 /// "add_prefix_space" of a class with the rules of the file; a warning where its rules are others.
 void apply_rules(const std::string& of_class, const TokenizerFolder& folder, const fs::path& path,
                  ByteLevelModel& model) {
@@ -98,24 +115,22 @@ std::vector<DecoderStep> llama_decoder(const Metaspace& metaspace) {
 
 namespace {
 
-/// What transformers' class for vocab.json and merges.txt adds to them; returns the names that it has by default.
-std::map<std::string, std::string> apply_class(const TokenizerFolder& folder, ByteLevelModel& model) {
-  const std::string of_class = folder.tokenizer_class();
-  const bool qwen =
-      of_class.starts_with("Qwen2Tokenizer") || (of_class.empty() && folder.model_type().starts_with("qwen"));
+/// What transformers' class for vocab.json and merges.txt adds to them; returns the class.
+std::string apply_class(const TokenizerFolder& folder, ByteLevelModel& model) {
+  const std::string named = folder.tokenizer_class();
+  const bool qwen = named.starts_with("Qwen2Tokenizer") || (named.empty() && folder.model_type().starts_with("qwen"));
+  const std::string of_class = qwen ? "Qwen2Tokenizer" : "GPT2Tokenizer";
+  ByteLevelModel rules = *rules_of(of_class);
   model.added.clear();
-  ByteLevelModel rules = *rules_of(qwen ? "Qwen2Tokenizer" : "GPT2Tokenizer");
+  model.normalisers = std::move(rules.normalisers);
   model.steps = std::move(rules.steps);
   model.steps.back().prefix_space = folder.flag("add_prefix_space").value_or(false);
-  if (!qwen) return {{"bos_token", kEndOfText}, {"eos_token", kEndOfText}, {"unk_token", kEndOfText}};
-  model.normalisers = std::move(rules.normalisers);
-  model.bos_id.reset();
-  return {{"eos_token", kEndOfText}, {"unk_token", kEndOfText}, {"pad_token", kEndOfText}};
+  if (qwen) model.bos_id.reset();
+  return of_class;
 }
 
 /// Tokens that the files in `folder` list and name beside the tokenizer's own.
-void add_folder_tokens(const TokenizerFolder& folder, const std::map<std::string, std::string>& defaults,
-                       ByteLevelModel& model) {
+void add_folder_tokens(const TokenizerFolder& folder, const std::string& of_class, ByteLevelModel& model) {
   std::unordered_map<std::string, int32_t> ids;
   auto next = static_cast<int64_t>(model.tokens.size());
   for (size_t id = 0; id < model.tokens.size(); ++id) ids.emplace(model.tokens[id], static_cast<int32_t>(id));
@@ -129,7 +144,7 @@ void add_folder_tokens(const TokenizerFolder& folder, const std::map<std::string
     const auto found = ids.find(text);
     return found == ids.end() || text.empty() ? std::nullopt : std::optional(found->second);
   };
-  FolderTokens tokens = folder.tokens(id_of, next, defaults);
+  FolderTokens tokens = folder.tokens(id_of, next, names_of(of_class));
   for (AddedToken& token : tokens.listed) {
     ids[token.content] = token.id;
     next = std::max<int64_t>(next, token.id + 1);
@@ -165,13 +180,13 @@ ByteLevelModel read_byte_level_model(const fs::path& path, const fs::path& confi
   const std::string bytes = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
   const TokenizerFolder folder(path.parent_path(), config);
   ByteLevelModel model;
-  std::map<std::string, std::string> defaults;
+  std::string of_class;
   if (path.filename() == "vocab.json") {
     const fs::path merges = path.parent_path() / "merges.txt";
     if (!fs::is_regular_file(merges))
       throw DataError(fmt::format("{}: there is no merges.txt beside it", path.string()));
     model = parse_vocab_and_merges(bytes, path, read_text_file(merges, ExitCode::kData, kMaxTokenizerFile), merges);
-    defaults = apply_class(folder, model);
+    of_class = apply_class(folder, model);
   } else {
     model = parse_tokenizer_json(bytes, path);
     if (model.characters && model.scores.empty())
@@ -180,13 +195,14 @@ ByteLevelModel read_byte_level_model(const fs::path& path, const fs::path& confi
         model.decoder = llama_decoder(*rule);
         model.metaspace = std::move(rule);
       }
-    apply_rules(class_of(folder), folder, path, model);
+    of_class = class_of(folder);
+    apply_rules(of_class, folder, path, model);
     // These classes have no BOS of their own.
     if (model.leading.empty())
       for (const char* name : {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"})
         if (folder.tokenizer_class() == name) model.bos_id.reset();
   }
-  add_folder_tokens(folder, defaults, model);
+  add_folder_tokens(folder, of_class, model);
   // tokenizer.json has a post-processor of its own.
   if (path.filename() == "vocab.json" && model.bos_id && folder.flag("add_bos_token").value_or(false))
     model.leading = {*model.bos_id};
