@@ -110,6 +110,10 @@ def main():
         np.save(f"{work}/numpy2.npy", records(ids), allow_pickle=True)
         np.save(f"{work}/scalars.npy", records(ids, list, [np.bool_(True)] * SEQ, (np.int64(0),)), allow_pickle=True)
         np.save(f"{work}/tuples.npy", records(ids, lambda row: tuple(row.astype(">u2")), (1,) * SEQ), allow_pickle=True)
+        floats = records(ids)
+        floats[1]["input_ids"] = [1.5] * SEQ
+        np.save(f"{work}/floats.npy", floats, allow_pickle=True)
+        losses(args, work, "floats", "floats.npy", refusal="(record 1): pickle operation 0x47")
         # NumPy 1.x: protocol 3 and its module names.
         body = pickle.dumps(records(ids), protocol=3).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
         header = b"{'descr': '|O', 'fortran_order': False, 'shape': (%d,), }" % ROWS

@@ -253,7 +253,10 @@ class Reader : Stack {
       case 0x86: tuple(2); return;
       case 0x87: tuple(3); return;
       case ']': push(List{}); return;
-      case '}': push(Dict{}); return;
+      case '}':
+        ++dicts_;
+        push(Dict{});
+        return;
       case 'a': {
         const ValuePtr item = pop();
         append({item});

@@ -100,7 +100,8 @@ class Stack {
       : file_(file), at_(begin), path_(path) {}
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(fmt::format("{}: byte {}: {}", path_.string(), opcode_at_, what));
+    throw DataError(fmt::format("{}: byte {}{}: {}", path_.string(), opcode_at_,
+                                dicts_ > 0 ? fmt::format(" (record {})", dicts_ - 1) : "", what));
   }
 
   template <class T>
@@ -252,7 +253,8 @@ class Stack {
   std::vector<ValuePtr> stack_;
   std::unordered_map<uint64_t, ValuePtr> memo_;
   ValuePtr small_[256];
-  size_t kept_ = 0;  // references from values and the memo
+  size_t dicts_ = 0;  // that begin before `at_`: each is a record
+  size_t kept_ = 0;   // references from values and the memo
 };
 
 }  // namespace trireme::pickle
