@@ -315,11 +315,29 @@ bool ChatTemplate::mentions(std::string_view text) const {
 }
 bool ChatTemplate::has_generation_blocks() const { return state_->generates; }
 
+namespace {
+
+void add_names(const jinja::Expression* expression, std::vector<std::string>& names) {
+  if (expression == nullptr) return;
+  if (expression->kind == jinja::Expression::Kind::kName) names.push_back(expression->name);
+  for (const auto& part : expression->parts) add_names(part.get(), names);
+  for (const auto& [name, part] : expression->named) add_names(part.get(), names);
+}
+
+void add_names(const jinja::Body& body, std::vector<std::string>& names) {
+  for (const jinja::Statement& statement : body) {
+    for (const auto& expression : statement.expressions) add_names(expression.get(), names);
+    for (const auto& parameter : statement.parameters) add_names(parameter.fallback.get(), names);
+    for (const jinja::Body& inner : statement.bodies) add_names(inner, names);
+  }
+}
+
+}  // namespace
+
 void ChatTemplate::check_variables(const nlohmann::ordered_json& variables) const {
   std::vector<std::string> names;
   for (const ChatTemplate* one = this; one != nullptr; one = one->state_->with_tools.get())
-    for (const jinja::Token& token : jinja::tokenise(one->state_->source))
-      if (token.kind == jinja::TokenKind::kName) names.push_back(token.text);
+    add_names(one->state_->body, names);
   for (const auto& [name, value] : variables.items())
     if (std::ranges::find(names, name) == names.end())
       throw ConfigError(

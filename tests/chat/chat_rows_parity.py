@@ -430,7 +430,7 @@ def check_fields(args, work):
     # Variables: of the row, of the command line, with their types.
     for row in (rows([{"messages": [question, answer], "chat_template_kwargs": {"enable_thinking": False}}]), rows([{"messages": [question, answer]}], "--variable", "enable_thinking=false")):
         assert text(row[0][0]).startswith("quiet"), text(row[0][0])
-    for folder_of, name, says in ((folder, "enable_thinkng", "Did you mean 'enable_thinking'?"), (folder, "enable_think", "'enable_thinking'"), (work / "chatml", "zzz", "variable.\n")):
+    for folder_of, name, says in ((folder, "enable_thinkng", "Did you mean 'enable_thinking'?"), (folder, "enable_think", "'enable_thinking'"), (work / "chatml", "zzz", "variable.\n"), (work / "chatml", "fop", "variable.\n"), (work / "chatml", "content", "variable.")):
         output = run(args, "--model", folder_of, "--input", work / "fields.jsonl", "--output", work / "fields.npy", "--seq-length", SEQ, "--variable", f"{name}=false", expect=2)
         assert f"--variable {name}: {folder_of}/tokenizer_config.json: chat_template has no such variable." in output and says in output, output
     # A template for tools among several.
