@@ -195,6 +195,15 @@ std::string ChatTemplate::render(const Conversation& conversation, bool add_gene
 
 namespace {
 
+/// What `text` has where `other` differs from it, and a little before, in quotes.
+std::string from_difference(const std::string& text, const std::string& other) {
+  const auto same = std::ranges::mismatch(text, other).in1 - text.begin();
+  size_t begin = std::max<size_t>(same, 20) - 20;
+  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0u) == 0x80u) --begin;
+  const std::string_view part = std::string_view(text).substr(begin, 60);
+  return nlohmann::json(part.substr(0, valid_utf8_prefix(part))).dump();
+}
+
 constexpr size_t kShort = 64;  // messages: all answers of such a conversation are found by the shorter conversations
 
 /// Finds the text of each answer where the template has no generation blocks.
@@ -238,12 +247,16 @@ class Answers {
 
   std::pair<size_t, size_t> compare(size_t i) {
     const std::string prompt = run_(inputs_, i, true), end = until(i + 1);
-    if (!end.starts_with(prompt) || !whole_.text.starts_with(end))
+    const bool begins = end.starts_with(prompt);
+    if (!begins || !whole_.text.starts_with(end))
       throw DataError(fmt::format(
-          "{}: the text of messages 1 to {} is not the beginning of the text of {}: where the assistant's part lies is "
-          "not known; give a template with {{% generation %}} around it, or take the loss from other answers (--loss "
-          "last)",
-          name_, end.starts_with(prompt) ? i + 1 : i, end.starts_with(prompt) ? "all of them" : "one more"));
+          "{}: message {} is written in two ways: {} {}, {} {}; where the assistant's part lies is not known: give a "
+          "template with {{% generation %}} around it{}",
+          name_, i + 1, begins ? "as the last message" : "the prompt for it has",
+          begins ? from_difference(end, whole_.text) : from_difference(prompt, end),
+          begins ? "before others" : "the conversation",
+          begins ? from_difference(whole_.text, end) : from_difference(end, prompt),
+          i + 1 < inputs_.messages.size() ? ", or take the loss from other answers (--loss last)" : ""));
     return {prompt.size(), end.size()};
   }
 

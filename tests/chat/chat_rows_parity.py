@@ -566,7 +566,7 @@ def check_errors(args, work):
     # A template that writes a message in another way once others follow.
     (refusing / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% if loop.last %}!{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}")
     output = refused([good], model=refusing)
-    assert "is not the beginning of" in output and "generation" in output, output
+    assert 'message 2 is written in two ways: the prompt for it has "user!aassistant", the conversation "useraassistant!b"' in output and "generation" in output and "--loss last" not in output, output
     output = refused([json.dumps({"messages": [{"role": "user", "content": "only"}]})])
     assert "no conversation is left of 1" in output, output
     for extra, template in (((), '[]'), (("--template-name", "rag"), json.dumps([{"name": "default", "template": "x"}]))):
