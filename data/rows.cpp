@@ -120,10 +120,10 @@ void refuse_texts(const Config& config, const SplitKeys& keys) {
     }
     const std::string rows = std::filesystem::path(entry).stem().string() + ".npy";
     throw DataError(fmt::format(
-        "{}: holds {} ('{}'). Make rows of them: trireme data {} --model '{}' --input '{}' --seq-length {} --output "
+        "{}: holds {} ('{}'). Make rows of them{}: trireme data {} --model '{}' --input '{}' --seq-length {} --output "
         "{}; then set {} to {}",
-        entry, tool->what, tool->field, tool->name, config.model.path, entry, config.data.seq_length, rows, keys.key,
-        rows));
+        entry, tool->what, tool->field, tool->once, tool->name, config.model.path, entry, config.data.seq_length, rows,
+        keys.key, rows));
   }
 }
 

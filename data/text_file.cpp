@@ -208,11 +208,9 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
   if (found == object.end()) {
     std::vector<std::string> names;
     for (const auto& item : object.items()) names.push_back(item.key());
-    const RowTool* tool = find_row_tool([&](const char* each) { return object.contains(each); });
+    const std::string hint = row_tool_hint([&](const char* each) { return object.contains(each); });
     fail(fmt::format("no field '{}' (name it with --field, or data.column of a run); the object has: {}.{}", field,
-                     join(names, ", "),
-                     tool ? fmt::format(" `trireme data {}` makes rows of {}.", tool->name, tool->what)
-                          : did_you_mean(field, names)));
+                     join(names, ", "), hint.empty() ? did_you_mean(field, names) : hint));
   }
   if (found->is_null()) return "";
   if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));
@@ -346,15 +344,26 @@ class JsonLines final : public TextFile {
 }  // namespace
 
 const RowTool* find_row_tool(const std::function<bool(const char* field)>& has) {
-  static constexpr RowTool kTools[] = {{"messages", "messages", "conversations", "chat"},
+  static constexpr const char* kRename = ", once they are named instruction and output, with history and system";
+  static constexpr RowTool kTools[] = {{"rejected_response", "messages", "pairs of answers", "preference",
+                                        ", once the last of the messages is 'chosen' and rejected_response "
+                                        "'rejected', each as {role, content}"},
+                                       {"messages", "messages", "conversations", "chat"},
                                        {"conversations", "conversations", "conversations", "chat"},
                                        {"chosen", "rejected", "pairs of answers", "preference"},
                                        {"label", "completion", "judged answers", "preference --unpaired"},
                                        {"completion", "prompt", "prompts and completions", "chat"},
-                                       {"instruction", "output", "instructions", "chat"}};
+                                       {"instruction", "output", "instructions", "chat"},
+                                       {"response", "response", "questions and answers", "chat", kRename},
+                                       {"answer", "answer", "questions and answers", "chat", kRename}};
   const auto* found =
       std::ranges::find_if(kTools, [&](const RowTool& tool) { return has(tool.field) && has(tool.beside); });
   return found == std::end(kTools) ? nullptr : found;
+}
+
+std::string row_tool_hint(const std::function<bool(const char* field)>& has) {
+  const RowTool* tool = find_row_tool(has);
+  return tool ? fmt::format(" `trireme data {}` makes rows of {}{}.", tool->name, tool->what, tool->once) : "";
 }
 
 std::optional<std::string> json_line_text(const fs::path& path, int64_t number, std::string_view line,

@@ -107,9 +107,12 @@ std::set<std::string> fields_there(const std::filesystem::path& path);
 /// What a tool makes rows of, known by two of its fields.
 struct RowTool {
   const char *field, *beside, *what, *name;  // name: of `trireme data NAME`
+  const char* once = "";                     // what has to be done before
 };
 /// nullptr where no tool is known for the fields.
 const RowTool* find_row_tool(const std::function<bool(const char* field)>& has);
+/// A sentence that names the tool, with a space before it; empty: none is known.
+std::string row_tool_hint(const std::function<bool(const char* field)>& has);
 
 using TextGroups = RowGroups<std::string>;
 

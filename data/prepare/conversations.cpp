@@ -140,21 +140,16 @@ ConversationRow conversation_of(const SourceRow& source, const std::string& fiel
     result.columns = {"instruction", "input", "output", "history"};
   } else {
     const std::vector<std::string> names = source.names();
-    const char* hint = "";
+    std::string hint = field.empty() ? source.hint() : "";
     if (field.empty() && object.contains("messages")) hint = " 'messages' is null: remove the row.";
     if (field.empty() && has("text")) hint = " Texts become rows with `trireme data pack`.";
-    if (field.empty() && (has("answer") || has("response")))
-      hint =
-          " A question and its answer are read where they are named instruction and output, with history and system; "
-          "prompt and completion that are texts get no template.";
     const Json turns = field_of(object, "conversation");
     const bool pairs = field.empty() && turns.is_array() && !turns.empty() && turns[0].contains("human");
     if (pairs) hint = " Turns are {role, content} or {from, value}: write {human, assistant} as two of them.";
-    throw DataError(
-        fmt::format("{}: no field '{}' (name it with --field){}; the object has: {}.{}{}", place,
-                    field.empty() ? "messages" : field,
-                    field.empty() ? ", nor prompt and completion, nor instruction and output, nor input_ids" : "",
-                    join(names, ", "), pairs ? "" : did_you_mean(name, names), hint));
+    throw DataError(fmt::format(
+        "{}: no field '{}' (name it with --field){}; the object has: {}.{}", place, field.empty() ? "messages" : field,
+        field.empty() ? ", nor prompt and completion, nor instruction and output, nor input_ids" : "",
+        join(names, ", "), hint.empty() ? did_you_mean(name, names) : hint));
   }
   read_extras(object, place, result.conversation);
   result.columns.insert(result.columns.end(), {"system", "tools", "chat_template_kwargs"});

@@ -130,6 +130,12 @@ std::vector<std::string> SourceRow::names() const {
   return names;
 }
 
+std::string SourceRow::hint() const {
+  return row_tool_hint([&](const char* name) {
+    return !field_of(object, name).is_null() || std::ranges::find(unread, name) != unread.end();
+  });
+}
+
 void SourceRow::count_unread(const std::vector<std::string>& columns, std::map<std::string, int64_t>& counts) const {
   std::vector<std::string> others = unread;
   for (const auto& entry : object.items())

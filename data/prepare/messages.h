@@ -25,6 +25,8 @@ struct SourceRow {
   const std::vector<std::string>& unread;
 
   std::vector<std::string> names() const;
+  /// row_tool_hint() of what is not null.
+  std::string hint() const;
   /// Counts what is filled beside `columns`, and columns that are not read in each row.
   void count_unread(const std::vector<std::string>& columns, std::map<std::string, int64_t>& counts) const;
 };

@@ -58,8 +58,8 @@ PreferenceRow preference_of(const SourceRow& source) {
     if (!object.contains(name))
       fail(
           fmt::format("no field '{}' (a pair has chosen and rejected, and a prompt unless they begin with it; a judged "
-                      "answer, with --unpaired, has prompt, completion and label); the object has: {}",
-                      name, join(source.names(), ", ")));
+                      "answer, with --unpaired, has prompt, completion and label); the object has: {}.{}",
+                      name, join(source.names(), ", "), source.hint()));
   require_filled(object, place, {"chosen", "rejected"});
   const Json &chosen = object.at("chosen"), &rejected = object.at("rejected");
   Json prompt = field_of(object, "prompt");

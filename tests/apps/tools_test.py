@@ -237,11 +237,11 @@ output: {dir: run}
     messages = '{"messages": [{"role": "user", "content": "Who rows?"}, {"role": "assistant", "content": "The rowers."}]}'
     for name, text in site.some((("chat.jsonl", messages), ("chat.json", f"[{messages}]"),
                                  ("gpt.jsonl", messages.replace("messages", "conversations")), ("alpaca.jsonl", '{"instruction": "a", "output": "b"}'),
-                                 ("pairs.jsonl", '{"prompt": "a", "completion": "b"}')), 0, 3):
+                                 ("pairs.jsonl", '{"prompt": "a", "completion": "b"}'), ("asked.jsonl", '{"query": "a", "response": "b"}')), 0, 3):
         (site.work / name).write_text(text + "\n")
         for key in ("data.train", "data.valid") if site.every else ("data.train",):
             out = site.run("train_llama", "--config", "run.yaml", "--dry-run", "--set", "output.dir=chat", "--set", f"{key}={name}", code=3,
-                           says=": holds " + {"alpaca.jsonl": "instructions ('", "pairs.jsonl": "prompts and completions ('"}.get(name, "conversations ('"))
+                           says=": holds " + {"alpaca.jsonl": "instructions ('", "pairs.jsonl": "prompts and completions ('", "asked.jsonl": "questions and answers ('response'). Make rows of them, once they are named instruction and output, with"}.get(name, "conversations ('"))
             rows = Path(name).stem + ".npy"
             assert f"then set {key} to {rows}" in out and f"data chat --model '{site.work}/model' --input '{site.work}/{name}' --seq-length 16 --output {rows}" in out, out
 

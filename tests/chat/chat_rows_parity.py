@@ -578,7 +578,8 @@ def check_errors(args, work):
         assert "no chat template" in output and "bad.jsonl" not in output and "skip-refused" not in output, output
     assert "no chat template 'rag'" in refused([good], "--template-name", "rag")
     for lines, extra, reason in (([], (), "bad.jsonl: there is no conversation in it"), ([good], ("--valid-output", work / "v.npy", "--valid-fraction", 1e-9), "--valid-fraction 1e-09 draws none or all"),
-                                 (['{"text": "a"}'], (), "`trireme data pack`"), (['{"question": "a", "answer": "b"}'], (), "named instruction and output, with history and system; prompt and completion that are texts get no template"),
+                                 (['{"text": "a"}'], (), "`trireme data pack`"), (['{"question": "a", "answer": "b"}'], (), "`trireme data chat` makes rows of questions and answers, once they are named instruction and output, with history and system."),
+                                 (['{"prompt": "a", "chosen": "b", "rejected": "c"}'], (), "`trireme data preference` makes rows of pairs of answers."),
                                  (['{"system": "s", "conversation": [{"human": "a", "assistant": "b"}]}'], (), "the object has: system, conversation. Turns are {role, content} or {from, value}: write {human, assistant} as two"),
                                  (['{"messages": null}'], (), "'messages' is null"), (["[1]"], (), "one list is named .json"), (['{"a": 18446744073709551616}'], (), "18446744073709551616 has more than 64 bits"),
                                  (['{"a": -9223372036854775809}'], (), "-9223372036854775809 has more")):

@@ -225,7 +225,8 @@ def check_inputs(args, work):
            for row in ({"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]},)]
     assert make(args, work, folder, one)[0] == make(args, work, folder, [{"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}])[0]
     good = {"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "b"}]}
-    for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({"messages": [question], "label": True}, "a judged answer, with --unpaired, has prompt, completion and label); the object has: messages, label"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
+    for bad, says in (({"chosen": [question, answer]}, "no field 'rejected'"), ({"messages": [question], "label": True}, "a judged answer, with --unpaired, has prompt, completion and label); the object has: messages, label. `trireme data chat` makes rows of conversations."),
+                      ({"messages": [question, answer], "rejected_response": "x"}, "`trireme data preference` makes rows of pairs of answers, once the last of the messages is 'chosen' and rejected_response 'rejected'"), ({**good, "prompt": []}, "'prompt' is an empty list"), ("[1]", "not a JSON object"),
                       ({**good, "chosen": "a"}, "are texts and lists of messages"), ({**good, "rejected": [{"content": "x"}]}, "message 1: neither role and content"),
                       ({"chosen": [question, answer], "rejected": [answer]}, "do not begin with the same message"), ({"chosen": [], "rejected": []}, "is an empty list"),
                       ({**good, "rejected": None}, "'rejected' is null"), ({"question": "q", "chosen": "I see", "rejected": "I do not"}, "'question' is not read beside texts"),
