@@ -190,7 +190,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
                            "the assistant{}{}",
                            report.unreadable, report.refused, report.dropped_long, report.untrained,
                            report.untrained > 0 ? ", the first: " + report.first_untrained : "",
-                           report.unwritten > 0 ? "; the template writes nothing of " + report.first_unwritten : ""));
+                           report.unwritten > 0 ? "; " + report.first_unwritten : ""));
   const auto write = [&](const fs::path& path, const std::vector<RowDocument>& chats) {
     return write_whole_rows(path, chats, /*together=*/1, options.seq_length, options.one_per_row, model.padding());
   };

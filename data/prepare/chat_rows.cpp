@@ -134,9 +134,11 @@ std::string unwritten_message(const ChatTemplate& chat, const Conversation& conv
   // The template may write texts in another way, such as without their reasoning: other texts show which it writes.
   Conversation other = conversation;
   std::vector<std::string> names;
+  std::vector<Json*> marked;
   const auto mark = [&](Json& value) {
     const std::string was = value;
     value = names.emplace_back(fmt::format("trireme{}mark", names.size()));
+    marked.push_back(&value);
     return was;
   };
   const auto named = [](Json& object) {
@@ -144,10 +146,17 @@ std::string unwritten_message(const ChatTemplate& chat, const Conversation& conv
     return field_of(function, "name").is_string() ? &function["name"] : nullptr;
   };
   std::vector<std::string> called, said, offered;
+  std::string quoted;
+  const std::string nothing = "the template writes nothing of ";
   for (Json& message : other.messages)
     if (message.contains("tool_calls"))
-      for (Json& call : message["tool_calls"])
+      for (Json& call : message["tool_calls"]) {
+        const Json& function = call.contains("function") ? call["function"] : call;
+        if (const std::string_view arguments = trimmed_text(function, "arguments");
+            arguments.starts_with('{') && text.find(function["arguments"].dump()) != std::string::npos)
+          quoted = fmt::format("the template quotes arguments that are a text, not an object: {}", arguments);
         if (Json* name = named(call)) called.push_back(mark(*name));
+      }
   for (Json& message : other.messages)
     if (const std::string content(trimmed_text(message, "content")); !in_order && !content.empty()) {
       (void)mark(message["content"]);
@@ -156,13 +165,23 @@ std::string unwritten_message(const ChatTemplate& chat, const Conversation& conv
   if (reasoning != nullptr) said.push_back("the assistant's reasoning: " + mark(other.messages[last - 1][reasoning]));
   for (Json& tool : other.tools)
     if (Json* name = named(tool)) offered.push_back(mark(*name));
-  std::string written;
-  try {
-    written = chat.render(other, /*add_generation_prompt=*/false);
-  } catch (const DataError&) {
-    return {};  // it reads the texts
-  }
-  const auto is_there = [&](size_t i) { return written.find(names[i]) != std::string::npos; };
+  const auto render = [&]() -> std::string {
+    try {
+      return chat.render(other, /*add_generation_prompt=*/false);
+    } catch (const DataError&) {
+      return {};  // it reads the texts
+    }
+  };
+  const std::string written = render();
+  if (written.empty()) return {};
+  // Filters, such as upper, write a text in another way.
+  const auto is_there = [&](size_t i) {
+    if (written.find(names[i]) != std::string::npos) return true;
+    *marked[i] = "another";
+    const bool is_read = render() != written;
+    *marked[i] = names[i];
+    return is_read;
+  };
   for (size_t i = 0; i < called.size(); ++i)
     if (!is_there(i))
       throw DataError(
@@ -170,10 +189,10 @@ std::string unwritten_message(const ChatTemplate& chat, const Conversation& conv
                       "rows",
                       chat.name(), called[i]));
   for (size_t i = 0; i < said.size(); ++i)
-    if (!is_there(called.size() + i)) return said[i];
+    if (!is_there(called.size() + i)) return nothing + said[i];
   for (size_t i = called.size() + said.size(); i < names.size(); ++i)
-    if (is_there(i)) return {};
-  return offered.empty() ? "" : "tools: " + offered[0];
+    if (is_there(i)) return quoted;
+  return offered.empty() ? quoted : nothing + "tools: " + offered[0];
 }
 
 void warn_of_template(const ChatRowOptions& options, const ChatModel& model) {

@@ -46,8 +46,9 @@ ChatModel open_chat_model(const ChatRowOptions& options);
 /// and for parts of a content that are no texts. Parts that are texts become one, on lines of their own, where the
 /// template reads no parts, as in vLLM.
 void fit_messages(const ChatTemplate& chat, nlohmann::ordered_json& messages);
-/// The role and the text of the first message of whose text the template writes nothing, or the reasoning of the last
-/// answer, or the first tool, if it writes none; empty: there is none. `text` is what it wrote for the conversation.
+/// Names the first message of whose text the template writes nothing, or the reasoning of the last answer, or the first
+/// tool, if it writes none, or arguments of a call that are JSON in a text, which it quotes; empty: there is none.
+/// `text` is what it wrote for the conversation.
 /// DataError for a call of a tool of which it writes nothing.
 std::string unwritten_message(const ChatTemplate& chat, const Conversation& conversation, const std::string& text);
 /// Warns of unlisted_end() and spelled_markers() of a template that was used.

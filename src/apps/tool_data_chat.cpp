@@ -34,8 +34,9 @@ void print_chat_split(const std::string& path, const RowCounts& split, int64_t s
 }
 
 void warn_of_unwritten(int64_t count, const std::string& what, const std::string& first) {
-  log_warn(fmt::format("{} with a message, reasoning or tools of which the template writes nothing, the first: {}",
-                       counted(count, what), excerpt(first, 120)));
+  log_warn(
+      fmt::format("{} with a message, reasoning or tools that the template does not write as they are, the first: {}",
+                  counted(count, what), excerpt(first, 160)));
 }
 
 void write_origin(const ChatRowOptions& options) {

@@ -217,11 +217,13 @@ def check_markers(args, work, folder):
     assert says not in rows(CHATML, [question, answer], model=base)  # a tokenizer alone
     # What a template leaves out, what it writes in another way, roles that it names.
     output = rows(INSTRUCTION, [question, answer], [question, answer], [question, tool, answer], [tool, question, answer])
-    assert f"2 conversations with a message, reasoning or tools of which the template writes nothing, the first: {work / 'marked.jsonl'}:3: tool: a <b> 12" in output, output
+    assert f"2 conversations with a message, reasoning or tools that the template does not write as they are, the first: {work / 'marked.jsonl'}:3: the template writes nothing of tool: a <b> 12" in output, output
     output = rows(INSTRUCTION, [question, tool], expect=3)
     assert "without an answer of the assistant" in output and "the template writes nothing of" in output and "tool: a <b> 12" in output, output
     other = INSTRUCTION.replace("+ m.content +", "+ (m.content | tojson) +")
     assert "writes nothing" not in rows(other, [{**question, "content": "two\nlines"}, answer])
+    for filter in ("upper", "replace('a', 'b')", "reverse"):
+        assert "writes nothing" not in rows(INSTRUCTION.replace("+ m.content +", f"+ (m.content | {filter}) +"), [question, answer]), filter
     short = INSTRUCTION.replace("m.content + '\\n' }}{% endif %}", "m.content.split('</think>')[-1] + '\\n' }}{% endif %}")
     assert "writes nothing" not in rows(short, [question, {**answer, "content": "<think>so</think>the fox"}])
     # Calls, reasoning and tools that a template leaves out.
@@ -230,17 +232,22 @@ def check_markers(args, work, folder):
     assert f"marked.jsonl:2: {work / 'marked.jinja'} writes nothing of a call of 'the': give --template one that writes tool calls" in output, output
     calls = INSTRUCTION.replace("+ m.content + '\\n' }}{% endif %}", "+ m.content + '\\n' }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endif %}")
     assert calls != INSTRUCTION and "writes nothing" not in rows(calls, [question, call, answer])
+    # Arguments as OpenAI has them, a text with JSON: quoted, as by transformers, unless the template asks for its type.
+    call["tool_calls"][0]["function"]["arguments"] = '{"a": "é"}'
+    for arguments, says in (("(c.function.arguments | tojson)", True), ("c.function.arguments", False)):
+        output = rows(calls.replace("c.function.name", f"c.function.name + {arguments}"), [question, call, answer])
+        assert (f"the first: {work / 'marked.jsonl'}:1: the template quotes arguments that are a text, not an object: {{\"a\": \"é\"}}" in output) == says, output
     reasons = INSTRUCTION.replace("'### Response:\\n' + m.content", "'### Response:\\n' + (m.reasoning_content or '') + m.content")
     for name in ("reasoning_content", "thinking", "reasoning"):
         thought = {**answer, name: "so"}
         output = rows(INSTRUCTION, [question, {**thought, name: "not told"}, question, answer], [question, thought])
-        assert f"1 conversation with a message, reasoning or tools of which the template writes nothing, the first: {work / 'marked.jsonl'}:2: the assistant's reasoning: so" in output, output
+        assert f"1 conversation with a message, reasoning or tools that the template does not write as they are, the first: {work / 'marked.jsonl'}:2: the template writes nothing of the assistant's reasoning: so" in output, output
         assert reasons != INSTRUCTION and "writes nothing" not in rows(reasons, [question, thought])
     (work / "tools.jsonl").write_text(json.dumps({"messages": [question, answer], "tools": [{"type": "function", "function": {"name": "the"}}]}))
     for template, says in ((INSTRUCTION, True), ("{{ tools[0].function.name }}" + INSTRUCTION, False)):
         (work / "marked.jinja").write_text(template)
         output = run(args, "--model", folder, "--input", work / "tools.jsonl", "--output", work / "marked.npy", "--seq-length", SEQ, "--template", work / "marked.jinja")
-        assert ("the template writes nothing, the first: " + str(work / "tools.jsonl") + ":1: tools: the" in output) == says, output
+        assert ("the first: " + str(work / "tools.jsonl") + ":1: the template writes nothing of tools: the" in output) == says, output
     # Contents of parts: one text where the template reads no parts.
     parts = lambda *texts: {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}  # noqa: E731
     reads = CHATML.replace("m.content", "(m.content if m.content is string else m.content[1]['text'])")

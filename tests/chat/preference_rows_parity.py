@@ -211,7 +211,7 @@ def check_inputs(args, work):
         assert f"bad.jsonl:2: " in output and says in output, (says, output)
         assert "from 1 pair" in run(args, *options, "--skip-refused")
     output = make(args, work, work / "chatml", [{name: [{**m, "reasoning_content": "because"} if m["role"] == "assistant" else m for m in messages[name]] for name in messages}])[1]
-    assert "the template writes nothing, the first: " + str(work / "pairs.jsonl") + ":1: the assistant's reasoning: because" in output, output
+    assert "the first: " + str(work / "pairs.jsonl") + ":1: the template writes nothing of the assistant's reasoning: because" in output, output
     parts = {name: [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages[name]] for name in messages}
     assert make(args, work, folder, [parts])[0] == make(args, work, folder, [messages])[0]
     assert "pairs.jsonl: not read: other of 1 row\n" in make(args, work, folder, [messages, {**messages, "other": 1}])[1]
