@@ -31,6 +31,7 @@ namespace {
 struct GenerateOptions {
   std::string model, adapter, prompt, system, template_file, template_name;
   std::vector<std::string> variables;  // of the template
+  bool has_system = false;             // an empty one too, which stands where a template has a message of its own
   bool chat = false;                   // the prompt is a message
   int64_t max_new_tokens = 50;
   double temperature = 0;
@@ -165,7 +166,7 @@ class Generator {
   }
 
   void open_chat() {
-    if (!options_.system.empty()) messages_.messages.push_back({{"role", "system"}, {"content", options_.system}});
+    if (options_.has_system) messages_.messages.push_back({{"role", "system"}, {"content", options_.system}});
     messages_.variables = template_variables(options_.variables);
     chat_->chat().check_variables(messages_.variables);
     chat_->add_end_of_turn(ends_);
@@ -184,7 +185,7 @@ class Generator {
 };
 
 void run_generate(const GenerateOptions& options) {
-  if (!options.chat && (!options.system.empty() || !options.template_file.empty() || !options.template_name.empty() ||
+  if (!options.chat && (options.has_system || !options.template_file.empty() || !options.template_name.empty() ||
                         !options.variables.empty()))
     throw ConfigError("generate: --system, --template, --template-name and --variable are for --chat");
   Generator generator("generate", options);
@@ -223,7 +224,9 @@ void run_chat(const GenerateOptions& options) {
 void add_options(CLI::App& tool, GenerateOptions& options) {
   tool.add_option("--model", options.model, "Hugging Face model directory")->required();
   tool.add_option("--adapter", options.adapter, "PEFT adapter directory");
-  tool.add_option("--system", options.system, "Message of the system");
+  tool.add_option("--system", options.system, "Message of the system")->each([&options](const std::string&) {
+    options.has_system = true;
+  });
   add_template_options(tool, options.template_file, options.template_name, options.variables);
   tool.add_option("--max-new-tokens", options.max_new_tokens, "Most tokens to add")->capture_default_str();
   tool.add_option("--temperature", options.temperature, "0 = the likeliest token every time")->capture_default_str();

@@ -203,6 +203,8 @@ def chat(site):
     assert talk(text="").stdout == ""
     one = site.tool("generate", "--chat", "--model", "base", "--prompt", "Hello", "--max-new-tokens", 24).stdout
     assert one == answer(model, tokenizer, [{"role": "user", "content": "Hello"}]) + "\n", one
+    silent = site.tool("generate", "--chat", "--model", "base", "--system", "", "--prompt", "Hello", "--max-new-tokens", 24).stdout
+    assert one != silent == answer(model, tokenizer, [{"role": "system", "content": ""}, {"role": "user", "content": "Hello"}]) + "\n", silent
     # A model that has learnt one thing: the answer, and the end of the turn.
     text = tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}], tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
