@@ -24,7 +24,7 @@ using State = DoctorCheck::State;
 /// The output of a program within five seconds; nullopt where it is not in PATH or fails.
 std::optional<std::string> output_of(const std::string& command) {
   try {
-    const CommandResult result = run_command({"sh", "-c", "timeout 5 " + command + " 2>&1"}, /*capture=*/true);
+    const CommandResult result = run_command({"sh", "-c", "timeout 5 " + command + " 2>&1"});
     if (result.code != 0) return std::nullopt;
     return result.output;
   } catch (const Error&) {

@@ -56,14 +56,17 @@ std::string start_stage(const LaunchStage& stage, bool debug) {
   }
   std::fflush(stdout);
   if (stage.interactive) {
-    const int code = run_command({"bash", stage.submission.string()}, false).code;
+    const auto [code, stopped] = run_group({"bash", stage.submission.string()});
+    const std::string ends = fmt::format("its last lines, and the log in {},", stage.folder.string());
     if (code != 0)
       throw Error(static_cast<ExitCode>(code),
-                  fmt::format("{} ended with exit code {}: its last lines, and the log in {}, say why",
-                              stage.submission.string(), code, stage.folder.string()));
+                  fmt::format("{} ended with exit code {}: {}", stage.submission.string(), code,
+                              stopped ? "a signal stopped it while it loaded, or " + ends + " say which steps are lost"
+                                      : ends + " say why"));
+    std::clearerr(stdout);  // tee has said what it could not print, and the run is whole
     return "";
   }
-  const CommandResult sbatch = run_command({"sbatch", stage.submission.string()}, true);
+  const CommandResult sbatch = run_command({"sbatch", stage.submission.string()});
   if (sbatch.code != 0)
     throw WriteError(fmt::format("sbatch {} ended with exit code {}: what it says stands above",
                                  stage.submission.string(), sbatch.code));

@@ -88,11 +88,13 @@ std::string interactive_script(const InteractiveScript& job) {
   }
   std::vector<std::string> start = job.launcher;
   start.insert(start.end(), {"bash", "-c"});
-  // Signals are for the ranks; shell and log end after them.
-  lines.insert(lines.end(), {"", "# command 1", "trap : HUP INT QUIT TERM USR1", quoted(start) + " \"",
-                             fmt::format("  {} \" 2>&1 | (trap '' HUP INT PIPE QUIT TERM USR1; exec tee -a {})",
-                                         join(job.command, ";\n  "), shell_quote(job.log)),
-                             "exit $((PIPESTATUS[0] ? PIPESTATUS[0] : PIPESTATUS[1]))"});
+  // Signals are for the ranks; the log ends after them.
+  lines.insert(lines.end(), {"", "# command 1",
+                             fmt::format("exec > >(trap '' HUP INT PIPE QUIT TERM USR1; exec tee -a {}) 2>&1",
+                                         shell_quote(job.log))});
+  // Before mpirun handles it, and after; the ranks do not inherit this.
+  if (!job.launcher.empty()) lines.emplace_back("trap '' USR1");
+  lines.insert(lines.end(), {"exec " + quoted(start) + " \"", fmt::format("  {} \"", join(job.command, ";\n  "))});
   return join(lines, "\n") + "\n";
 }
 

@@ -2,6 +2,7 @@
 #include "trireme/launcher/launcher.h"
 
 #include "../base/base_testing.h"
+#include "../base/temporary_directory.h"
 #include "trireme/base/text.h"
 
 #include <gtest/gtest.h>
@@ -175,12 +176,12 @@ TEST(Launcher, Interactive) {
   const std::vector<std::string> overrides = {"training=gpt3/126m", "cluster=interactive", "cluster_type=interactive",
                                               "training.trainer.num_nodes=1", "training.trainer.devices=2"};
   const std::string alone = script(overrides, settings());
-  EXPECT_TRUE(has_line(alone, "mpirun -n 2 bash -c \"")) << alone;
+  EXPECT_TRUE(has_line(alone, "exec mpirun -n 2 bash -c \"")) << alone;
   EXPECT_TRUE(contains(alone, "exec tee -a /site/results/gpt3_126m/log-gpt3_126m_1122_224310.out"));
   LauncherSettings with = settings();
   with.in_allocation = true;
   EXPECT_TRUE(has_line(script(overrides, with),
-                       "srun --nodes=1 --ntasks-per-node=2 --ntasks=2 --kill-on-bad-exit=1 bash -c \""));
+                       "exec srun --nodes=1 --ntasks-per-node=2 --ntasks=2 --kill-on-bad-exit=1 bash -c \""));
   std::vector<std::string> two = overrides;
   two[3] = "training.trainer.num_nodes=2";
   EXPECT_THROW(script(two, settings()), ConfigError);
@@ -230,16 +231,26 @@ TEST(Launcher, QuotesForTheShell) {
 }
 
 TEST(Launcher, RunsCommands) {
-  const CommandResult said = run_command({"sh", "-c", "echo Submitted batch job 7; exit 3"}, true);
+  const CommandResult said = run_command({"sh", "-c", "echo Submitted batch job 7; exit 3"});
   EXPECT_EQ(said.output, "Submitted batch job 7\n");
   EXPECT_EQ(said.code, 3);
-  EXPECT_EQ(run_command({"sh", "-c", "kill -9 $$"}, false).code, 137);
-  EXPECT_THROW(run_command({"no-such-program-of-trireme"}, true), WriteError);
-  // A signal to this process: the command and what it started get SIGUSR1 and are waited for. The last test: no further
-  // command starts.
-  const char* script = "trap 'wait; exit 75' USR1; (trap 'exit 0' USR1; sleep 60 & wait) & kill -TERM $PPID; wait";
-  EXPECT_EQ(run_command({"sh", "-c", script}, false).code, 75);
-  EXPECT_EQ(run_command({"sleep", "60"}, false).code, 128 + SIGUSR1);
+  EXPECT_THROW(run_command({"no-such-program-of-trireme"}), WriteError);
+  EXPECT_EQ(run_group({"sh", "-c", "kill -9 $$"}).code, 137);
+  EXPECT_EQ(run_group({"no-such-program-of-trireme"}).code, 127);
+  // What outlives the command is waited for.
+  const TemporaryDirectory folder;
+  const std::filesystem::path late = folder.path("late");
+  EXPECT_EQ(run_group({"sh", "-c", "(sleep 0.3; touch \"$0\") & kill -9 $$", late.string()}).code, 137);
+  EXPECT_TRUE(std::filesystem::exists(late));
+  // A signal to this process: the command and what it started get SIGUSR1, again where they miss it. The last test: no
+  // further command starts.
+  const char* script =
+      "trap '' USR1; kill -TERM $PPID; sleep 0.3; trap 'wait; exit 75' USR1; (trap 'exit 0' USR1; sleep 60 & wait) & "
+      "wait";
+  EXPECT_EQ(run_group({"sh", "-c", script}).code, 75);
+  const GroupResult stopped = run_group({"sleep", "60"});
+  EXPECT_TRUE(stopped.stopped);
+  EXPECT_EQ(stopped.code, 128 + SIGTERM);
 }
 
 }  // namespace trireme

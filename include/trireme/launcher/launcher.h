@@ -76,8 +76,15 @@ struct CommandResult {
   int code = 0;  // 128 + the signal that ended it
   std::string output;
 };
-/// Runs a program with this process's stderr and, if `capture` is false, its stdout, no stdin, and a process group of
-/// its own that gets SIGUSR1 for signals that would have ended this process. WriteError if it cannot start.
-CommandResult run_command(const std::vector<std::string>& arguments, bool capture);
+/// Runs a program with this process's stdin and stderr. WriteError if it cannot start.
+CommandResult run_command(const std::vector<std::string>& arguments);
+
+struct GroupResult {
+  int code = 0;          // as above
+  bool stopped = false;  // the signal was one to this process
+};
+/// Runs a program in a process group of its own, without stdin, and waits for the whole group. It gets SIGUSR1 for
+/// signals that would have ended this process, stops and goes on with it, and gets SIGTERM when it is killed.
+GroupResult run_group(const std::vector<std::string>& arguments);
 
 }  // namespace trireme
