@@ -1,7 +1,5 @@
 #include "trireme/base/file.h"
 
-#include "trireme/base/storage_error.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>

@@ -5,7 +5,6 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
-#include "trireme/base/storage_error.h"
 #include "trireme/base/text.h"
 #include "trireme/config/batch_sizes.h"
 #include "trireme/fsdp/layout.h"

@@ -6,7 +6,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
-#include "trireme/base/storage_error.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"

@@ -15,6 +15,16 @@
 
 namespace trireme {
 
+/// The system could not open or read what is there, for now or for this user: it tells nothing of the content.
+/// MappedFile and read_text_file() throw it too.
+struct StorageError : Error {
+  using Error::Error;
+};
+/// Whether `error` tells nothing of what is at a path: none of those that say that no such file is there.
+bool is_storage_failure(int error);
+/// Throws "cannot WHAT PATH: reason", a StorageError where is_storage_failure(error), with `code`.
+[[noreturn]] void read_failed(ExitCode code, const char* what, const std::filesystem::path& path, int error);
+
 /// A whole file mapped read-only. Movable; unmaps on destruction. Zero-length files give an empty span.
 class MappedFile {
  public:

@@ -1,7 +1,7 @@
 // The files of a training checkpoint: finding, checking, reading.
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/hash.h"
-#include "trireme/base/storage_error.h"
 #include "trireme/base/text.h"
 #include "trireme/formats/checkpoint/training_checkpoint.h"
 #include "trireme/formats/json.h"
