@@ -20,13 +20,9 @@ std::set<std::filesystem::path> runs_of_checkpoints(const std::filesystem::path&
 /// if there is no checkpoint.
 std::vector<std::filesystem::path> selected_checkpoints(const std::filesystem::path& path);
 
-/// Problems of sizes, headers and bytes; empty if there are none. StorageError. Fills the manifest.
+/// Problems of sizes and headers; empty if there are none. StorageError. Fills the manifest.
+std::string checkpoint_layout_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
+/// The same with those of bytes.
 std::string checkpoint_problem(const std::filesystem::path& directory, CheckpointManifest& manifest);
-
-struct CheckpointExport {
-  std::string checkpoint, output, dtype, model, adapter;  // the last three may be empty: the run's own
-};
-/// Writes the PEFT adapter or Hugging Face model of the newest whole checkpoint that `checkpoint` means.
-void export_checkpoint(const CheckpointExport& options);
 
 }  // namespace trireme

@@ -1,4 +1,4 @@
-// `trireme checkpoint ls|verify|export|prune`: the checkpoints of a run.
+// `trireme checkpoint ls|verify|prune`: the checkpoints of a run.
 #include "checkpoint_selection.h"
 #include "tools.h"
 
@@ -23,64 +23,6 @@
 namespace trireme {
 
 namespace fs = std::filesystem;
-
-bool is_checkpoint(const fs::path& path) {
-  return checkpoint_step(path).has_value() || fs::exists(path / kManifestName);
-}
-
-fs::path checkpoint_collection(const fs::path& path) {
-  if (fs::is_directory(path / "checkpoints")) return path / "checkpoints";
-  if (!fs::is_directory(path))
-    throw ModelError(
-        fmt::format("{} is no directory: give a run's output.dir, its checkpoints or one checkpoint", path.string()));
-  return path;
-}
-
-std::set<fs::path> runs_of_checkpoints(const fs::path& path) {
-  const fs::path collection = checkpoint_collection(path), named = fs::absolute(collection).lexically_normal();
-  return {fs::weakly_canonical(collection).parent_path(),
-          fs::weakly_canonical((named.has_filename() ? named : named.parent_path()).parent_path())};
-}
-
-std::vector<fs::path> selected_checkpoints(const fs::path& given) {
-  const fs::path path = given.has_filename() ? given : given.parent_path();  // "DIR/"
-  if (is_checkpoint(path)) return {path};
-  std::vector<fs::path> found;
-  for (const auto& [step, directory] : list_checkpoints(checkpoint_collection(path))) found.push_back(directory);
-  if (found.empty()) throw ModelError(fmt::format("there is no checkpoint in {}", path.string()));
-  return found;
-}
-
-namespace {
-
-/// Problems of sizes and headers; empty if there are none. StorageError. Fills the manifest.
-std::string checkpoint_layout_problem(const fs::path& directory, CheckpointManifest& manifest) {
-  try {
-    manifest = read_manifest(directory);
-    return summarise_differences(check_checkpoint_layout(directory, manifest));
-  } catch (const StorageError&) {
-    throw;
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
-}  // namespace
-
-std::string checkpoint_problem(const fs::path& directory, CheckpointManifest& manifest) {
-  if (std::string problem = checkpoint_layout_problem(directory, manifest); !problem.empty()) return problem;
-  std::vector<std::string> differences;
-  try {
-    for (size_t file = 0; file < manifest.files.size(); ++file)
-      for (std::string& difference : check_checkpoint_hashes(directory, manifest, file))
-        differences.push_back(std::move(difference));
-  } catch (const StorageError&) {
-    throw;
-  } catch (const Error& error) {
-    differences.emplace_back(error.what());
-  }
-  return summarise_differences(differences);
-}
 
 namespace {
 
@@ -232,17 +174,7 @@ void add_checkpoint_tool(CLI::App& app) {
   verify_tool->add_option("dir", *directory, "A run's output.dir, its checkpoints, or one checkpoint")->required();
   verify_tool->callback([directory] { verify(*directory); });
 
-  auto options = std::make_shared<CheckpointExport>();
-  CLI::App* export_tool =
-      tool->add_subcommand("export", "Write the PEFT adapter or the Hugging Face model of a checkpoint");
-  export_tool->add_option("dir", options->checkpoint, "One checkpoint, or a run (its newest whole one)")->required();
-  export_tool->add_option("--output", options->output, "Directory to write")->required();
-  export_tool->add_option("--dtype", options->dtype,
-                          "fp32, bf16 or fp16 (default: adapters fp32, models the run's precision)");
-  export_tool->add_option("--model", options->model, "Base model directory (default: the run's model.path)");
-  export_tool->add_option("--adapter", options->adapter,
-                          "Adapter that the run started from (default: the run's lora.adapter)");
-  export_tool->callback([options] { export_checkpoint(*options); });
+  add_checkpoint_export(*tool);
 
   auto keep = std::make_shared<int64_t>(2);
   auto dry_run = std::make_shared<bool>(false);

@@ -63,6 +63,7 @@ void add_generate_tool(CLI::App& app);          // tool_generate.cpp
 void add_chat_tool(CLI::App& app);              // tool_generate.cpp
 void add_calibrate_tool(CLI::App& app);         // tool_calibrate.cpp
 void add_checkpoint_tool(CLI::App& app);        // tool_checkpoint.cpp
+void add_checkpoint_export(CLI::App& tool);     // tool_checkpoint_export.cpp: `checkpoint export`
 void add_config_tool(CLI::App& app);            // tool_config.cpp
 void add_launch_tool(CLI::App& app);            // tool_launch.cpp
 void add_plot_tool(CLI::App& app);              // tool_plot.cpp
