@@ -50,6 +50,76 @@ ComposedMemory composed_memory(const ModelShape& shape, int64_t element_size, Ke
   return more;
 }
 
+/// Sums over the layers of a block.
+struct BlockWidths {
+  int64_t norms = 0;          // elements a token: inputs of the norms
+  int64_t normed_inputs = 0;  // of them, those whose results a product reads
+  int64_t head_norms = 0;     // of them, those of the heads
+  int64_t inputs = 0;         // elements a token: inputs of the products
+  int64_t matrices = 0;       // elements of the weights
+  int64_t largest = 0;        // of one of them
+  int64_t statistics = 0;     // fp32 numbers a token: log-sum-exp of each head, norms'
+  bool post_norms = false, branch_norms = false;
+};
+BlockWidths widths_of(const BlockTable& block) {
+  BlockWidths widths;
+  widths.statistics = block.heads;
+  for (const BlockLayer& layer : block.layers) {
+    if (layer.product()) {
+      widths.inputs += layer.in;
+      widths.matrices += layer.in * layer.out();
+      widths.largest = std::max(widths.largest, layer.in * layer.out());
+    } else {
+      widths.norms += layer.in;
+      if (layer.kind == LayerKind::kNorm || layer.kind == LayerKind::kPostNorm)
+        widths.normed_inputs += layer.in;
+      else if (layer.kind != LayerKind::kBranchNorm)
+        widths.head_norms += layer.in;
+      widths.statistics += (layer.bias ? 2 : 1) * (layer.in / layer.out());  // a layer norm has a mean, too
+      widths.post_norms = widths.post_norms || layer.kind == LayerKind::kPostNorm;
+      widths.branch_norms = widths.branch_norms || layer.kind == LayerKind::kBranchNorm;
+    }
+  }
+  return widths;
+}
+
+/// What backward of attention makes in one row.
+struct AttentionBackward {
+  int64_t elements;  // a token: gradients of its result and of q, k, v, their packed copy, and the exchange's
+  int64_t sums;      // bytes: fp32 sums of dq
+};
+AttentionBackward attention_backward(const ModelShape& shape, const ComposedMemory& more, KernelClass kernels) {
+  const BlockTable& block = *shape.block;
+  const int64_t q = block.at("output").in, heads = exchanged_heads(shape) * block.head_dim;
+  // Without a causal mask the sums of up to 512 tokens in heads of 64 stay on chip, beside 8 bytes for each head and
+  // each of the 128 rows that a sequence takes at least.
+  // The library keeps no sums on chip. With dropout it takes 128 rows more for each sequence, and it makes the
+  // gradients of keys and values for each query head first.
+  const bool library = kernels != KernelClass::kHopper;
+  const bool on_chip = !library && !block.causal && block.head_dim == 64 && shape.tokens <= 512;
+  const auto padded = shape.tokens + 128 * static_cast<int64_t>(std::ceil(shape.sequences));
+  const int64_t rows = on_chip                              ? shape.tokens
+                       : library && shape.attention_dropout ? padded
+                                                            : attention_sum_rows(shape.tokens);
+  const int64_t repeated = library && block.kv_heads < block.heads ? 2 * q : 0;
+  // The exchange of the gradients takes two more of q, and of the heads what they are more than q, k, v.
+  const int64_t exchanged = shape.context > 1 ? 2 * q + block.at("qkv").out() : 0;
+  return {q + 2 * heads + repeated + more.rotated + exchanged, 4 * q * rows};
+}
+
+HeadMemory head_memory(const HeadShape& head, int64_t element_size, KernelClass kernels) {
+  HeadMemory memory = head.memory;
+  if (kernels != KernelClass::kNone) return memory;
+  // Logits in fp32 and their exponentials, of 128 Mi logits at most (loss_head_chunk()), and a chunk's weight gradient.
+  memory.logits = 0;
+  memory.logits_most = int64_t{1} << 30;
+  for (const HeadShape::Product& one : head.products) {
+    memory.logits += static_cast<int64_t>(8 * one.tokens) * one.out;
+    memory.fixed += head.trained ? one.in * one.out * element_size : 0;
+  }
+  return memory;
+}
+
 }  // namespace
 
 RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_t element_size, KernelClass kernels) {
@@ -57,27 +127,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const ComposedMemory more = composed_memory(shape, element_size, kernels);
   const int64_t d = block.at("qkv").in, qkv = block.at("qkv").out(), q = block.at("output").in,
                 up = block.at("up").out(), f = block.at("down").in;
-  int64_t norms = 0, inputs = 0, matrices = 0, largest = 0;  // elements: inputs of norms and of products; of weights
-  int64_t normed_inputs = 0;                                 // of norms' results that a product reads
-  int64_t head_norms = 0;
-  int64_t statistics = block.heads;  // fp32 numbers a token: log-sum-exp of each head, norms'
-  bool post_norms = false, branch_norms = false;
-  for (const BlockLayer& layer : block.layers) {
-    if (layer.product()) {
-      inputs += layer.in;
-      matrices += layer.in * layer.out();
-      largest = std::max(largest, layer.in * layer.out());
-    } else {
-      norms += layer.in;
-      if (layer.kind == LayerKind::kNorm || layer.kind == LayerKind::kPostNorm)
-        normed_inputs += layer.in;
-      else if (layer.kind != LayerKind::kBranchNorm)
-        head_norms += layer.in;
-      statistics += (layer.bias ? 2 : 1) * (layer.in / layer.out());  // a layer norm has a mean, too
-      post_norms = post_norms || layer.kind == LayerKind::kPostNorm;
-      branch_norms = branch_norms || layer.kind == LayerKind::kBranchNorm;
-    }
-  }
+  const BlockWidths widths = widths_of(block);
   const auto adapted = [&](const char* layer) {
     return std::ranges::any_of(shape.adapters, [&](const auto& adapter) { return adapter.layer == block.find(layer); });
   };
@@ -86,9 +136,10 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // Without a norm in front of it a product reads the residual, which is kept if its weight gradient or an adapter
   // reads it.
   const auto reads_residual = [&](const char* norm, const char* product, bool kept) {
-    return !post_norms && block.find(norm) < 0 && kept == (plain_inputs || adapted(product)) ? d : 0;
+    return !widths.post_norms && block.find(norm) < 0 && kept == (plain_inputs || adapted(product)) ? d : 0;
   };
-  norms += reads_residual("attention_norm", "qkv", true) + reads_residual("mlp_norm", "up", true);
+  const int64_t norms =
+      widths.norms + reads_residual("attention_norm", "qkv", true) + reads_residual("mlp_norm", "up", true);
 
   double ranks = 0, multiplied = 0, multiplied_up = 0;  // what DoRA's factors multiply; of the up projection
   for (const AdapterShape& adapter : shape.adapters) {
@@ -103,19 +154,19 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const bool shared = shape.context > 1;
   const int64_t heads = exchanged_heads(shape) * block.head_dim;
   const auto of_adapters = static_cast<int64_t>(std::ceil(ranks + multiplied));
-  const int64_t kept = (norms + heads + (shared ? 2 : 1) * q + of_adapters) * element_size + statistics * 4 +
-                       (shape.trained ? inputs * recipe.kept_input_bytes : 0);
+  const int64_t kept = (norms + heads + (shared ? 2 : 1) * q + of_adapters) * element_size + widths.statistics * 4 +
+                       (shape.trained ? widths.inputs * recipe.kept_input_bytes : 0);
   // The up projection, in FP8 with a scale a row for gate and up; GELU keeps what the down projection's weight gradient
   // reads, too.
   int64_t gate_up = block.gated && recipe.keeps_activations_in_fp8 ? up + 8 : up * element_size;
   if (!block.gated && (plain_inputs || down_adapter)) gate_up += f * element_size;
   // Outputs of the norms and of the activation, which weight gradients in the compute dtype read.
-  const int64_t normed = plain_inputs ? (normed_inputs + (block.gated ? f : 0)) * element_size : 0;
+  const int64_t normed = plain_inputs ? (widths.normed_inputs + (block.gated ? f : 0)) * element_size : 0;
   RowMemory memory;
   memory.saved = shape.tokens * (kept + gate_up + normed);
   // Values after the residual are not computed again.
   memory.projection = shape.tokens * gate_up;
-  if (!post_norms) {
+  if (!widths.post_norms) {
     memory.saved_norms = normed > 0 ? shape.tokens * (kept + gate_up) : 0;
     memory.saved_mlp =
         shape.tokens *
@@ -127,7 +178,7 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // Forward of the MLP: gate_up and the activation, with FP8 products also both as bytes.
   const int64_t masked = shape.adapter_dropout ? 1 : 0;
   // A branch that is normed or multiplied by itself is a tensor beside the sum.
-  const int64_t branch = branch_norms || block.branch_multiplier != 1 ? d : 0;
+  const int64_t branch = widths.branch_norms || block.branch_multiplier != 1 ? d : 0;
   const int64_t forward = (up + f + 2 * d + branch) * element_size + (recipe.forward.fp8 ? up + f : 0) + more.forward;
   // Backward of the MLP, beside the gradients of the result and of the input. The down projection: gate_up, computed
   // again, the gradient of the activation, and for weight gradients and adapters the activation and its masked copy.
@@ -135,8 +186,8 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   // of gate_up, and the normalised rows, their masked copy and gradient. Frozen products in FP8 without an adapter have
   // the gradient of gate_up as codes only.
   const bool only_codes = recipe.dgrad.fp8 && !shape.trained && !up_adapter;
-  const int64_t gradient = only_codes || post_norms ? 0 : up;
-  const int64_t activations = f + (down_adapter || (shape.trained && !post_norms) ? f * (1 + masked) : 0);
+  const int64_t gradient = only_codes || widths.post_norms ? 0 : up;
+  const int64_t activations = f + (down_adapter || (shape.trained && !widths.post_norms) ? f * (1 + masked) : 0);
   const int64_t scaled = shape.dora && up_adapter ? up : 0;  // the gradient of gate_up times DoRA's factors
   const int64_t up_backward = gradient + scaled + (up_adapter || shape.trained ? d * (1 + masked) : 0) + d;
   const auto backward_beside = [&](int64_t again) {
@@ -145,25 +196,13 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
            more.norm + recipe.gradient_bytes * (up + d);
   };
   const int64_t backward = backward_beside(up);
-  // Backward of attention: gradients of its output, of q, k, v and their packed copy, fp32 sums of dq, the normalised
-  // rows and their masked copy. Without a causal mask the sums of up to 512 tokens in heads of 64 stay on chip, beside
-  // 8 bytes for each head and each of the 128 rows that a sequence takes at least.
-  // The library keeps no sums on chip. With dropout it takes 128 rows more for each sequence, and it makes the
-  // gradients of keys and values for each query head first.
-  const bool library = kernels != KernelClass::kHopper;
-  const bool on_chip = !library && !block.causal && block.head_dim == 64 && shape.tokens <= 512;
-  const auto padded = shape.tokens + 128 * static_cast<int64_t>(std::ceil(shape.sequences));
-  const int64_t sums = on_chip                              ? 4 * q * shape.tokens
-                       : library && shape.attention_dropout ? 4 * q * padded
-                                                            : 4 * q * attention_sum_rows(shape.tokens);
-  const int64_t repeated = library && block.kv_heads < block.heads ? 2 * q : 0;
-  // The exchange of the gradients takes two more of q, and of the heads what they are more than q, k, v.
-  const int64_t attention =
-      (d + (shared ? 3 : 1) * q + 2 * heads + repeated + more.rotated + (shared ? qkv : 0) + d * (1 + masked)) *
-      element_size;
+  const AttentionBackward attention = attention_backward(shape, more, kernels);
+  // Beside them the gradient of the residual, the normalised rows and their masked copy.
+  const int64_t attended = (attention.elements + d + d * (1 + masked)) * element_size;
   const int64_t exchange = shared ? (d + qkv + 2 * heads) * element_size : 0;
   const auto working = [&](int64_t mlp) {
-    return std::max(shape.tokens * std::max({forward, mlp, attention, exchange}), shape.tokens * attention + sums);
+    return std::max(shape.tokens * std::max({forward, mlp, attended, exchange}),
+                    shape.tokens * attended + attention.sums);
   };
   memory.working = working(backward);
   memory.working_kept = working(gate_up == up * element_size ? backward_beside(0) : backward);
@@ -171,33 +210,21 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
     // Backward of attention: the gradients of the block's result, of the residual and of attention's output; q, k, v
     // and their gradients; what the products around it keep. Before it, in the MLP, and after it less is alive.
     const int64_t beside =
-        of_adapters * element_size + statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
-    memory.working_whole = shape.tokens * ((2 * d + (shared ? 3 : 1) * q + 2 * heads + repeated + more.rotated +
-                                            (shared ? qkv : 0) + 2 * head_norms) *
-                                               element_size +
-                                           beside) +
-                           sums;
+        of_adapters * element_size + widths.statistics * 4 + (shape.trained ? (d + q) * recipe.kept_input_bytes : 0);
+    memory.working_whole =
+        shape.tokens * ((2 * d + attention.elements + 2 * widths.head_norms) * element_size + beside) + attention.sums;
     // The up projection is always computed again.
-    memory.tile_token = std::max(forward, backward + (only_codes || post_norms ? gate_up : 0)) + 2 * d * element_size;
+    memory.tile_token =
+        std::max(forward, backward + (only_codes || widths.post_norms ? gate_up : 0)) + 2 * d * element_size;
     memory.tile_sums = shape.trained ? 4 * (block.at("up").in * up + f * d) : 0;
   }
   // Backward transposes codes of the store, one matrix at a time; codes that forward makes are transposed there and
   // wait for backward.
   if (recipe.stores_codes)
-    memory.working_fixed = largest;
+    memory.working_fixed = widths.largest;
   else if (recipe.forward.fp8)
-    memory.kept_codes = matrices;
-  memory.head = shape.head.memory;
-  if (kernels == KernelClass::kNone) {
-    // Logits in fp32 and their exponentials, of 128 Mi logits at most (loss_head_chunk()), and a chunk's weight
-    // gradient.
-    memory.head.logits = 0;
-    memory.head.logits_most = int64_t{1} << 30;
-    for (const HeadShape::Product& one : shape.head.products) {
-      memory.head.logits += static_cast<int64_t>(8 * one.tokens) * one.out;
-      memory.head.fixed += shape.head.trained ? one.in * one.out * element_size : 0;
-    }
-  }
+    memory.kept_codes = widths.matrices;
+  memory.head = head_memory(shape.head, element_size, kernels);
   return memory;
 }
 

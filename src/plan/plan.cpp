@@ -49,6 +49,71 @@ std::string recomputation(const TrainingPlan& plan) {
                      plan.tile_tokens > 0 ? fmt::format(" in tiles of {} tokens", plan.tile_tokens) : "");
 }
 
+/// Bytes of gradients, their sums and master weights. ConfigError.
+void choose_number_formats(const Config& config, at::ScalarType dtype, PlanInput& input) {
+  if (config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute)
+    input.gradient_bytes = input.compute_bytes;
+  const bool bf16_gradients = config.optimizer.gradients == OptimizerSection::Gradients::kBf16,
+             bf16_masters = config.optimizer.masters == OptimizerSection::Masters::kBf16;
+  if ((bf16_gradients || bf16_masters) && dtype != at::kBFloat16)
+    throw ConfigError(fmt::format("optimizer.{} bf16 needs products in bf16, and precision.compute is {} here",
+                                  bf16_masters ? "masters" : "gradients", dtype == at::kHalf ? "fp16" : "fp32"));
+  if (bf16_gradients) input.gradient_bytes = input.sum_bytes = 2;
+  input.master_bytes = OptimizerTraits::master_bytes(config.optimizer);
+}
+
+void choose_recompute(const Config& config, PlanInput& input) {
+  switch (const auto& recompute = config.parallel.recompute; recompute.word) {
+    case ParallelSection::Recompute::kAuto: break;
+    case ParallelSection::Recompute::kNone: input.recompute = Recompute::kNone; break;
+    case ParallelSection::Recompute::kNorms: input.recompute = Recompute::kNorms; break;
+    case ParallelSection::Recompute::kMlp: input.recompute = Recompute::kMlp; break;
+    case ParallelSection::Recompute::kAttention: input.recompute = Recompute::kAttention; break;
+    case ParallelSection::Recompute::kFull: input.recompute = Recompute::kFull; break;
+    case ParallelSection::Recompute::kShare:
+      input.recompute_blocks = recompute_fraction(input.num_blocks, parse_fraction(recompute.share).value());
+      break;
+  }
+}
+
+/// ConfigError where the products' scales allow no tiles.
+void choose_tiles(const PlanQuestion& question, const RecipeTraits& recipe, PlanInput& input) {
+  const Config& config = question.config;
+  // A tile may be a part of one row.
+  const bool whole_codes = !question.gpu || config.data.seq_length % recipe.token_multiple == 0;
+  if (!whole_codes) input.row.tile_token = 0;
+  if (const int64_t tile = config.parallel.tile_tokens; tile != ParallelSection::kAutoTile) {
+    if (!whole_codes)
+      throw ConfigError(
+          fmt::format("parallel.tile_tokens: {}: FP8 products need {} tokens or a multiple, and data.seq_length is {}",
+                      tile, recipe.token_multiple, config.data.seq_length));
+    if (!recipe.rows_apart)
+      throw ConfigError(fmt::format(
+          "parallel.tile_tokens: {}: the FP8 recipe {} has one scale for all tokens of a product, which tiles would "
+          "divide: take precision.fp8_recipe: rowwise, or leave tile_tokens out",
+          tile, recipe.name));
+    input.tile = tile;
+  }
+}
+
+/// `streams`: the optimizer's state may pass through the device. ConfigError.
+void choose_offload(const PlanQuestion& question, bool streams, PlanInput& input) {
+  using Offload = ParallelSection::Offload;
+  const Offload offload = question.config.parallel.offload;
+  if (offload == Offload::kActivations || offload == Offload::kAll) input.offload = PlanInput::Offload::kAll;
+  if (offload == Offload::kOptimizer || offload == Offload::kAll) input.state = PlanInput::Offload::kAll;
+  if (input.offload == PlanInput::Offload::kAll && input.recompute == Recompute::kMlp && input.row.saved_mlp == 0)
+    throw ConfigError(
+        fmt::format("parallel.offload: {}: blocks of this model do not recompute their MLPs alone: take "
+                    "parallel.recompute: attention or full",
+                    word_of(offload)));
+  // CPU ranks' activations and state are in host memory already.
+  if (offload == Offload::kAuto && question.gpu && question.host_memory > 0) {
+    input.offload = PlanInput::Offload::kAuto;
+    if (streams) input.state = PlanInput::Offload::kAuto;
+  }
+}
+
 }  // namespace
 
 PlanInput plan_input(const PlanQuestion& question) {
@@ -80,15 +145,7 @@ PlanInput plan_input(const PlanQuestion& question) {
   const int64_t shard_size = config.parallel.shard_size;
   if (shard_size != ParallelSection::kAutoSize)
     input.shard_size = shard_size == ParallelSection::kWorldSize ? question.ranks : static_cast<int>(shard_size);
-  if (config.parallel.reduce_dtype == ParallelSection::ReduceDtype::kCompute)
-    input.gradient_bytes = input.compute_bytes;
-  const bool bf16_gradients = config.optimizer.gradients == OptimizerSection::Gradients::kBf16,
-             bf16_masters = config.optimizer.masters == OptimizerSection::Masters::kBf16;
-  if ((bf16_gradients || bf16_masters) && dtype != at::kBFloat16)
-    throw ConfigError(fmt::format("optimizer.{} bf16 needs products in bf16, and precision.compute is {} here",
-                                  bf16_masters ? "masters" : "gradients", dtype == at::kHalf ? "fp16" : "fp32"));
-  if (bf16_gradients) input.gradient_bytes = input.sum_bytes = 2;
-  input.master_bytes = OptimizerTraits::master_bytes(config.optimizer);
+  choose_number_formats(config, dtype, input);
   input.frozen_fp8 = traits_of(frozen_recipe(config)).stores_codes;
   input.frozen_nf4 = frozen_nf4(config);
   if (input.frozen_nf4) input.times.pass += nf4_time(shape, input.rates, input.compute_bytes);
@@ -99,48 +156,11 @@ PlanInput plan_input(const PlanQuestion& question) {
   if (question.gpu)
     input.rows_multiple =
         static_cast<int>(recipe.token_multiple / std::gcd(recipe.token_multiple, slices.data.seq_length));
-  switch (const auto& recompute = config.parallel.recompute; recompute.word) {
-    case ParallelSection::Recompute::kAuto: break;
-    case ParallelSection::Recompute::kNone: input.recompute = Recompute::kNone; break;
-    case ParallelSection::Recompute::kNorms: input.recompute = Recompute::kNorms; break;
-    case ParallelSection::Recompute::kMlp: input.recompute = Recompute::kMlp; break;
-    case ParallelSection::Recompute::kAttention: input.recompute = Recompute::kAttention; break;
-    case ParallelSection::Recompute::kFull: input.recompute = Recompute::kFull; break;
-    case ParallelSection::Recompute::kShare:
-      input.recompute_blocks = recompute_fraction(input.num_blocks, parse_fraction(recompute.share).value());
-      break;
-  }
+  choose_recompute(config, input);
   input.row_tokens = shape.tokens;
-  // A tile may be a part of one row.
-  const bool whole_codes = !question.gpu || config.data.seq_length % recipe.token_multiple == 0;
-  if (!whole_codes) input.row.tile_token = 0;
-  if (const int64_t tile = config.parallel.tile_tokens; tile != ParallelSection::kAutoTile) {
-    if (!whole_codes)
-      throw ConfigError(
-          fmt::format("parallel.tile_tokens: {}: FP8 products need {} tokens or a multiple, and data.seq_length is {}",
-                      tile, recipe.token_multiple, config.data.seq_length));
-    if (!recipe.rows_apart)
-      throw ConfigError(fmt::format(
-          "parallel.tile_tokens: {}: the FP8 recipe {} has one scale for all tokens of a product, which tiles would "
-          "divide: take precision.fp8_recipe: rowwise, or leave tile_tokens out",
-          tile, recipe.name));
-    input.tile = tile;
-  }
+  choose_tiles(question, recipe, input);
   const OptimizerTraits& optimizer = traits_of(config.optimizer.name);
-  using Offload = ParallelSection::Offload;
-  const Offload offload = config.parallel.offload;
-  if (offload == Offload::kActivations || offload == Offload::kAll) input.offload = PlanInput::Offload::kAll;
-  if (offload == Offload::kOptimizer || offload == Offload::kAll) input.state = PlanInput::Offload::kAll;
-  if (input.offload == PlanInput::Offload::kAll && input.recompute == Recompute::kMlp && input.row.saved_mlp == 0)
-    throw ConfigError(
-        fmt::format("parallel.offload: {}: blocks of this model do not recompute their MLPs alone: take "
-                    "parallel.recompute: attention or full",
-                    word_of(offload)));
-  // CPU ranks' activations and state are in host memory already.
-  if (offload == Offload::kAuto && question.gpu && question.host_memory > 0) {
-    input.offload = PlanInput::Offload::kAuto;
-    if (optimizer.streams) input.state = PlanInput::Offload::kAuto;
-  }
+  choose_offload(question, optimizer.streams, input);
   input.host_memory = question.gpu ? question.host_memory : std::numeric_limits<int64_t>::max() / 4;
   input.host_apart = question.gpu;
   input.moment_bytes = optimizer.moment_bytes(config.optimizer);
