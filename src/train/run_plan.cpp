@@ -95,6 +95,25 @@ void require_equal(const std::vector<std::string>& texts, const std::vector<std:
                                 ranks_and_hosts({0}, hosts), texts[0]));
 }
 
+/// CollectiveError when the ranks do not read the same files.
+void require_equal_files(World& world, const Config& config, const TrainingTask& task) {
+  Communicator& comm = world.communicator();
+  if (comm.size() == 1) return;
+  const ProgressSection section("files", kStorageAllowance);
+  std::vector<Fingerprint> files;
+  collective_check(comm, [&] { files = files_of_all_ranks(config, task.files()); });
+  std::string hashes;
+  for (const Fingerprint& file : files) hashes += file.hash + ' ';
+  require_equal(
+      comm.all_gather_host(hashes), world.hosts(),
+      [&](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
+        const auto place = std::ranges::mismatch(theirs, its).in1 - theirs.begin();
+        const auto file = static_cast<size_t>(std::count(theirs.begin(), theirs.begin() + place, ' '));
+        return fmt::format("{} and {} read files of different contents: {}; copies on several hosts must be equal",
+                           others, first, file < files.size() ? files[file].path : "one has more");
+      });
+}
+
 bool ran_out(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
       dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
@@ -203,20 +222,7 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
             "the hosts",
             others, first, theirs, its);
       });
-  if (comm.size() == 1) return;
-  const ProgressSection section("files", kStorageAllowance);
-  std::vector<Fingerprint> files;
-  collective_check(comm, [&] { files = files_of_all_ranks(config, task.files()); });
-  std::string hashes;
-  for (const Fingerprint& file : files) hashes += file.hash + ' ';
-  require_equal(
-      comm.all_gather_host(hashes), world.hosts(),
-      [&](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
-        const auto place = std::ranges::mismatch(theirs, its).in1 - theirs.begin();
-        const auto file = static_cast<size_t>(std::count(theirs.begin(), theirs.begin() + place, ' '));
-        return fmt::format("{} and {} read files of different contents: {}; copies on several hosts must be equal",
-                           others, first, file < files.size() ? files[file].path : "one has more");
-      });
+  require_equal_files(world, config, task);
 }
 
 std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& error) const {

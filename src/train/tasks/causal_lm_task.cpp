@@ -65,6 +65,20 @@ std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig
           {"initializer_range", format_exact(shape.initializer_range)}};
 }
 
+/// `positions`: of the model as its directory has it.
+void warn_of_new_positions(const Config& config, const DecoderConfig& shape, int64_t positions) {
+  log_warn(fmt::format(
+      "data.seq_length {} is beyond the model's max_position_embeddings {}: rotary positions from {} on are new to "
+      "the model; {}",
+      config.data.seq_length, positions, positions,
+      config.lora ? fmt::format("to serve the adapter set max_position_embeddings: {} in the base's config.json",
+                                config.data.seq_length)
+                  : fmt::format("model/config.json will say {}{}", config.data.seq_length,
+                                shape.family == "phi3" && shape.rope.scaling == RopeFrequencies::Scaling::kLongrope
+                                    ? ", and only transformers 5 will read it"
+                                    : "")));
+}
+
 /// The tokens whose weight is not 0, and the first others that make their number a multiple; empty: nearly all tokens,
 /// so that to pick them is not worth it.
 std::vector<int64_t> rows_with_loss(const std::vector<float>& weights, int64_t multiple) {
@@ -102,16 +116,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
   check_sequence_length(shape, config.data.seq_length, "data.seq_length");
   if (const int64_t positions = shape.max_position_embeddings;
       extend_positions(shape, config.data.seq_length) && !rank.plan_only && rank.grid.world.rank == 0)
-    log_warn(fmt::format(
-        "data.seq_length {} is beyond the model's max_position_embeddings {}: rotary positions from {} on are new to "
-        "the model; {}",
-        config.data.seq_length, positions, positions,
-        config.lora ? fmt::format("to serve the adapter set max_position_embeddings: {} in the base's config.json",
-                                  config.data.seq_length)
-                    : fmt::format("model/config.json will say {}{}", config.data.seq_length,
-                                  shape.family == "phi3" && shape.rope.scaling == RopeFrequencies::Scaling::kLongrope
-                                      ? ", and only transformers 5 will read it"
-                                      : "")));
+    warn_of_new_positions(config, shape, positions);
   shape.scaled_residual_init = config.model.scaled_residual_init.value_or(shape.scaled_residual_init);
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
