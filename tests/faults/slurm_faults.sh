@@ -5,10 +5,6 @@ set -uo pipefail
 
 bin=$1 python=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)
-"$python" -c 'import numpy' 2>/dev/null || {
-  echo "SKIPPED: $python has no numpy; scripts/setup.sh installs it"
-  exit 77
-}
 RUN_SECONDS=200
 source "$root/tests/slurm/site.sh"
 fails() { ((code != 0)); }
@@ -17,10 +13,7 @@ newest() { ls -1 "$work/$1/checkpoints" 2>/dev/null | grep -E '^step-[0-9]+$' | 
 
 # --- a small run
 export TRIREME_DEVICE=cpu OMP_NUM_THREADS=1
-cd "$work" || exit 1
-"$bin/trireme" init-model --hidden-size 32 --layers 2 --heads 4 --kv-heads 2 --intermediate-size 64 --vocab-size 120 --max-positions 128 \
-  --output base >/dev/null 2>&1 || exit 1
-"$python" -c "import numpy as np; np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))"
+small_run
 cat >run.yaml <<YAML
 model: {path: base}
 lora: {r: 4, alpha: 8, dropout: 0.1, target_modules: [q_proj, k_proj, v_proj, o_proj]}
@@ -71,36 +64,25 @@ check "F4 srun: fails within T + 10 s" fails_within 20
 check "F4 srun: the stopped rank and the collective are named" says 'rank 1 on .* never reached #[0-9]+ .*step 7.*stopped'
 check "F4 srun: no rank is left" no_ranks
 
-submit() {  # sbatch options -- train_llama arguments
-  local options=()
-  while [[ $1 != -- ]]; do
-    options+=("$1")
-    shift
-  done
-  shift
-  rm -f "$work/job.log"
-  batch env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" sbatch --parsable --output="$work/job.log" "${options[@]}" \
-    "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" "$@"
-  cat "$work/job.log" >>"$out" 2>/dev/null
-}
+export TRIREME_BUILD=${bin%/bin}
 
 # --- F9: attempts. Rank 1 dies in step 7 of every attempt: the first writes a checkpoint, three more do not.
-submit --ntasks-per-node=2 --time=60 --export=ALL,TRIREME_FAULT=sigkill@rank1:step7 -- --set output.dir=lives
+submit --ntasks-per-node=2 --time=60 --export=ALL,TRIREME_FAULT=sigkill@rank1:step7 -- "$work/run.yaml" --set output.dir=lives
 check "F9: the job fails" fails
 check "F9: four attempts: one with progress, three without" lines 4 'started .*, attempt [0-9]'
 check "F9: it says why it stops" says 'no progress in 3 attempts .newest checkpoint: step-0*[36].'
 check "F9: no rank is left" no_ranks
 # A hang ends with 71 and is tried again; without the fault the job succeeds. x1 counts per process, so a file
 # distinguishes the attempts.
-submit --ntasks-per-node=2 --time=60 -- --set output.dir=lives
+submit --ntasks-per-node=2 --time=60 -- "$work/run.yaml" --set output.dir=lives
 check "F9: without the fault the same job file ends well" ends_with 0
-submit --ntasks-per-node=2 --time=60 -- --set optimizer.lr=fast
+submit --ntasks-per-node=2 --time=60 -- "$work/run.yaml" --set optimizer.lr=fast
 check "F9: a configuration error is not tried again" ends_with 2
 check "F9: one attempt" lines 1 'started .*, attempt [0-9]'
 
 # --- F7: the time limit. Two minutes, and SIGTERM 50 s before their end: Slurm sends it up to a minute early, and it
 # kills a program that is still loading. Steps are slowed down so that the run is still going on then.
-submit --ntasks-per-node=2 --time=2 --signal=TERM@50 --export=ALL,TRIREME_FAULT=sleep@step:rank0:0.3s -- --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null
+submit --ntasks-per-node=2 --time=2 --signal=TERM@50 --export=ALL,TRIREME_FAULT=sleep@step:rank0:0.3s -- "$work/run.yaml" --set output.dir=limit --set train.max_steps=2000 --set output.save_every_samples=null
 check "F7: the job's exit code is 75" ends_with 75
 check "F7: before the limit" within 120
 check "F7: one checkpoint, at the step that the log names" test "$(newest limit)" = "step-$(printf %08d "$(sed -n 's/.*stopped by a signal after step \([0-9]*\).*/\1/p' "$out" | head -n 1)")"
@@ -128,9 +110,8 @@ logged() { grep -qE -- "$1" "$work/job.log" 2>/dev/null; }
 wait_for_log() { wait_until 40 logged "$1"; }  # PATTERN
 submit_requeued() {  # FAULT DIRECTORY
   rm -f "$work/job.log"
-  run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" TRIREME_REQUEUE=1 TRIREME_LEAST_SECONDS=999999999 TRIREME_FAULT="$1" \
-    sbatch --parsable --output="$work/job.log" --ntasks-per-node=2 --time=60 "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" \
-    --set output.dir="$2" --set train.max_steps=2000
+  run env TRIREME_REQUEUE=1 TRIREME_LEAST_SECONDS=999999999 TRIREME_FAULT="$1" sbatch --parsable --output="$work/job.log" --ntasks-per-node=2 --time=60 \
+    "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" --set output.dir="$2" --set train.max_steps=2000
   job=$(tr -dc '0-9' <"$out")
   out=$work/job.log
 }

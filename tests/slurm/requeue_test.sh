@@ -16,11 +16,7 @@ fi
 source "$root/tests/slurm/site.sh"
 
 export TRIREME_DEVICE=cpu OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1
-cd "$work" || exit 1
-"$bin/trireme" init-model --hidden-size 32 --layers 2 --heads 4 --kv-heads 2 --intermediate-size 64 --vocab-size 120 --max-positions 128 \
-  --output base >/dev/null 2>&1 || exit 1
-"$python" -c "import numpy as np; np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))" ||
-  skip "$python has no numpy; scripts/setup.sh installs it"
+small_run
 
 logged() { grep -qE -- "$1" "$work/job.log" 2>/dev/null; }
 logged_times() { (($(grep -cE -- "$2" "$work/job.log" 2>/dev/null) >= $1)); }

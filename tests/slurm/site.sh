@@ -81,6 +81,26 @@ batch() {
   fi
   seconds=$((SECONDS - start))
 }
+# $work, with a model and rows for $bin/train_llama, becomes the current folder.
+small_run() {
+  cd "$work" || exit 1
+  "$bin/trireme" init-model --hidden-size 32 --layers 2 --heads 4 --kv-heads 2 --intermediate-size 64 --vocab-size 120 --max-positions 128 \
+    --output base >/dev/null 2>&1 || exit 1
+  "$python" -c "import numpy as np; np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))" ||
+    skip "$python has no numpy; scripts/setup.sh installs it"
+}
+# OPTIONS of sbatch… -- ARGUMENTS of train_llama.sbatch… with its environment. $out has the job's log, too.
+submit() {
+  local options=()
+  while [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  shift
+  rm -f "$work/job.log"
+  batch sbatch --parsable --output="$work/job.log" "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$@"
+  cat "$work/job.log" >>"$out" 2>/dev/null
+}
 says() { grep -qE -- "$1" "$out"; }
 ends_with() { [[ $code == "$1" ]]; }
 lines() { [[ $(grep -cE -- "$2" "$out") == "$1" ]]; }

@@ -69,26 +69,16 @@ check "a stopped rank: the job ends" fails_within 30
 check "a stopped rank: the waiting one says where it stands" says 'rank 0 on .*: no progress for [0-9]+ s .*rank 1 on .* never reached #[0-9]+ all_reduce\[5\] on world'
 
 # --- the sbatch file
-submit() {  # SBATCH OPTIONS… -- ARGUMENTS…
-  local options=()
-  while [[ $1 != -- ]]; do
-    options+=("$1")
-    shift
-  done
-  shift
-  rm -f "$work/job.log"
-  batch env TRIREME_PROGRAM="$probe" sbatch --parsable --output="$work/job.log" --time=30 "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$@"
-  cat "$work/job.log" >>"$out" 2>/dev/null
-}
-submit --ntasks-per-node=2 -- lora.yaml --set a.b=1
+submit_probe() { TRIREME_PROGRAM=$probe submit --time=30 "$@"; }
+submit_probe --ntasks-per-node=2 -- lora.yaml --set a.b=1
 check "sbatch: the job ends well" ends_with 0
 check "sbatch: the ranks ran with the arguments" lines 2 'rank [01] of 2 .* sum 3, config lora.yaml'
 check "sbatch: the log says how it ended" says 'ended .* with exit code 0'
-submit -- lora.yaml
+submit_probe -- lora.yaml
 check "sbatch: one rank by default" says 'rank 0 of 1 .* config lora.yaml'
-submit --ntasks-per-node=2 -- lora.yaml --set exit_rank=1 --set exit_code=4 --set how=abort
+submit_probe --ntasks-per-node=2 -- lora.yaml --set exit_rank=1 --set exit_code=4 --set how=abort
 check "sbatch: the job's exit code is the rank's" ends_with 4
-submit --
+submit_probe --
 check "sbatch: a missing configuration is exit code 2" ends_with 2
 check "sbatch: usage is printed" says 'usage: sbatch train_llama.sbatch'
 batch env TRIREME_BUILD="$work" sbatch --parsable --output="$work/job.log" "$root/scripts/slurm/train_llama.sbatch" lora.yaml
