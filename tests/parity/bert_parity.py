@@ -10,7 +10,6 @@ import tempfile
 from needed import needed
 
 with needed():
-    import numpy as np
     import torch
     import transformers
     from safetensors.torch import load_file, save_file

@@ -7,7 +7,6 @@ import h5py
 import numpy as np
 
 VOCAB, LENGTH = 93, 32
-DATASETS = dict(input_ids="i2", segment_ids="i1", masked_lm_positions="i2", masked_lm_ids="i2")
 
 
 def make_sequence(rng, length, pattern):

@@ -104,7 +104,7 @@ def run(name, case, directory):
     width = sum(lengths)
     tokens = torch.randint(0, case["vocab_size"], (rows, width))
     counted = torch.rand(rows, width) > 0.3
-    bounds, positions, logits, losses = [0], [], [], []
+    bounds, positions, logits = [0], [], []
     total = torch.zeros(())
     begin = 0
     for length in lengths:

@@ -7,7 +7,6 @@ read DIR    packed.bin/.idx, written by C++, against documents.npy; and the othe
 mock        rows of NeMo's mock set"""
 import json
 import math
-import os
 import struct
 import sys
 import tempfile

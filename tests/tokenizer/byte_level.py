@@ -1,10 +1,8 @@
 """What the tests and the benchmark of byte-level BPE share: texts, tokenizers of the three kinds trained on them, and our program."""
 import os
-import random
 import struct
 import subprocess
 import sysconfig
-import unicodedata
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers

@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 
-from run_site import RunSite, last_line, main, np
+from run_site import RunSite, main, np
 from tiny_llama import write_llama
 
 SEQ, VOCAB = 48, 120
