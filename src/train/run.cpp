@@ -164,7 +164,8 @@ ExitCode train(const Config& given, World& world, const TrainingProgram& program
   events->configuration(config, mlperf_run(config, rows, world));
   // Plan.
   check_base(config, directory, rows.task(), comm);
-  const RunPlan run_plan(config, rows.task(), world, rows.grid(), dtype);
+  const RunPlan run_plan(config, rows.task(), world, rows.grid(), dtype,
+                         /*from_start=*/!directory.has_checkpoints() || line.allow_fresh);
   const TrainingPlan& plan = run_plan.plan();
   rows.start_reading(plan.rows_per_pass);
   watch_out_of_memory(world.device(), directory.path() / "profile", comm.rank());

@@ -95,23 +95,53 @@ void require_equal(const std::vector<std::string>& texts, const std::vector<std:
                                 ranks_and_hosts({0}, hosts), texts[0]));
 }
 
+/// A list of "hash path", joined by NUL; the last one is empty.
+std::vector<Fingerprint> parse_files(const std::string& list) {
+  std::vector<Fingerprint> files;
+  for (const std::string& file : split(list, '\0')) {
+    const size_t end = std::min(file.find(' '), file.size());
+    files.push_back({file.substr(std::min(end + 1, file.size())), file.substr(0, end)});
+  }
+  return files;
+}
+
+/// What the files `a` of rank `other` first differ in from those of rank `zero`. Their folders may have other names.
+std::string different_files(const std::vector<Fingerprint>& a, const std::vector<Fingerprint>& b,
+                            const std::string& other, const std::string& zero) {
+  const auto [in_a, in_b] = std::ranges::mismatch(a, b, {}, &Fingerprint::hash, &Fingerprint::hash);
+  const auto name = [](const Fingerprint& file) { return std::filesystem::path(file.path).filename(); };
+  const bool more = std::ranges::count(a, name(*in_a), name) > std::ranges::count(b, name(*in_a), name);
+  const bool less = std::ranges::count(a, name(*in_b), name) < std::ranges::count(b, name(*in_b), name);
+  if (more && less && a.size() == b.size()) return fmt::format("{} and {}", in_a->path, in_b->path);
+  if (more) return fmt::format("{} has {}, which {} lacks", other, in_a->path, zero);
+  if (less) return fmt::format("{} lacks {}, which {} has", other, in_b->path, zero);
+  return in_b->path.empty() ? in_a->path : in_b->path;
+}
+
 /// CollectiveError when the ranks do not read the same files.
-void require_equal_files(World& world, const Config& config, const TrainingTask& task) {
+void require_equal_files(World& world, const Config& config, const TrainingTask& task, bool from_start) {
   Communicator& comm = world.communicator();
   if (comm.size() == 1) return;
   const ProgressSection section("files", kStorageAllowance);
   std::vector<Fingerprint> files;
-  collective_check(comm, [&] { files = files_of_all_ranks(config, task.files()); });
-  std::string hashes;
-  for (const Fingerprint& file : files) hashes += file.hash + ' ';
-  require_equal(
-      comm.all_gather_host(hashes), world.hosts(),
-      [&](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
-        const auto place = std::ranges::mismatch(theirs, its).in1 - theirs.begin();
-        const auto file = static_cast<size_t>(std::count(theirs.begin(), theirs.begin() + place, ' '));
-        return fmt::format("{} and {} read files of different contents: {}; copies on several hosts must be equal",
-                           others, first, file < files.size() ? files[file].path : "one has more");
-      });
+  collective_check(comm, [&] { files = files_of_all_ranks(config, task.files(), from_start); });
+  std::string hashes, list;
+  for (const Fingerprint& file : files) {
+    hashes += file.hash + ' ';
+    list += file.hash + ' ' + file.path + '\0';
+  }
+  const auto all = comm.all_gather_host(hex64(xxh3_64(hashes.data(), hashes.size())));
+  const auto other =
+      static_cast<int>(std::ranges::find_if(all, [&](auto& its) { return its != all[0]; }) - all.begin());
+  if (other == comm.size()) return;
+  const auto lists = comm.all_gather_host(comm.rank() == 0 || comm.rank() == other ? list : "");
+  require_equal(all, world.hosts(), [&](const std::string& others, const auto&, const std::string& first, const auto&) {
+    return fmt::format(
+        "{} and {} read files of different contents: {}; copies on several hosts must be equal: copy one to all hosts",
+        others, first,
+        different_files(parse_files(lists[static_cast<size_t>(other)]), parse_files(lists[0]),
+                        ranks_and_hosts({other}, world.hosts()), first));
+  });
 }
 
 bool ran_out(const std::exception& error) {
@@ -165,7 +195,7 @@ int run_context_size(const Config& config, const TrainingProgram& program, World
 }
 
 RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, const RankGrid& grid,
-                 at::ScalarType compute_dtype)
+                 at::ScalarType compute_dtype, bool from_start)
     : world_(world),
       device_info_(describe_device(world.device(), compute_dtype, world.launch().local_world_size)),
       question_{config,
@@ -222,7 +252,7 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
             "the hosts",
             others, first, theirs, its);
       });
-  require_equal_files(world, config, task);
+  require_equal_files(world, config, task, from_start);
 }
 
 std::optional<std::string> RunPlan::out_of_memory_message(const std::exception& error) const {

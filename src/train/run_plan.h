@@ -23,9 +23,9 @@ class RunPlan {
  public:
   /// Collective. Plans with the smallest device memory of all ranks. CollectiveError (kConfig) when nothing fits, and
   /// naming ranks and hosts when they run different configurations, come to different plans or read different files.
-  /// Config, task and world outlive it.
+  /// Config, task and world outlive it. `from_start`: of files_of_all_ranks().
   RunPlan(const Config& config, const TrainingTask& task, World& world, const RankGrid& grid,
-          at::ScalarType compute_dtype);
+          at::ScalarType compute_dtype, bool from_start);
   const TrainingPlan& plan() const { return plan_; }
   /// Of this rank.
   const DeviceInfo& device_info() const { return device_info_; }

@@ -66,8 +66,9 @@ struct CheckpointRun {
   /// The rows as manifests of earlier versions name them: directories by their files' names and sizes.
   std::function<std::vector<Fingerprint>()> former_data = [] { return std::vector<Fingerprint>(); };
 };
-/// The files that every rank reads: of rows 4 blocks of a file, of a frozen base 16.
-std::vector<Fingerprint> files_of_all_ranks(const Config& config, const RunFiles& files);
+/// The files that every rank reads: of rows 4 blocks of a file, of weights 16. `from_start`: it may go on from no
+/// checkpoint, and reads the base and lora.adapter.
+std::vector<Fingerprint> files_of_all_ranks(const Config& config, const RunFiles& files, bool from_start);
 /// `grid`: with shard groups as the trained state is divided. `files`: the inputs, TrainingTask::files(), on rank 0,
 /// which compares them.
 CheckpointRun describe_run(const Config& config, const std::string& run_id, const RankGrid& grid,

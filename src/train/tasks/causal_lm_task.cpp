@@ -267,8 +267,12 @@ void CausalLmTask::warn_of_tokenizers() const {
 
 RunFiles CausalLmTask::files() const {
   const std::filesystem::path model = config_.model.path;
-  return {to_paths(row_files(config_.data.train)), std::filesystem::is_directory(model) ? model / "config.json" : model,
-          row_tokenizer(config_), to_paths(row_files(split_keys(config_, Split::kValid).files)), rows().valid.there};
+  return {to_paths(row_files(config_.data.train)),
+          std::filesystem::is_directory(model) ? model / "config.json" : model,
+          row_tokenizer(config_),
+          to_paths(row_files(split_keys(config_, Split::kValid).files)),
+          rows().valid.there,
+          to_paths(row_files(split_keys(config_, Split::kTest).files))};
 }
 
 ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size) const {

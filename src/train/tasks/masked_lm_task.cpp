@@ -138,12 +138,15 @@ void MaskedLmTask::open_rows(int64_t vocab_size) {
 }
 
 RunFiles MaskedLmTask::files() const {
-  const std::vector<std::string>& valid = config_.data.valid;
-  return {bert_shards(to_paths(config_.data.train)),
+  const auto shards = [](const std::vector<std::string>& entries) {
+    return entries.empty() ? std::vector<std::filesystem::path>() : bert_shards(to_paths(entries));
+  };
+  return {shards(config_.data.train),
           find_bert_config(bert_config_path(config_.model.path)),
           {},
-          valid.empty() ? std::vector<std::filesystem::path>() : bert_shards(to_paths(valid)),
-          rows().valid.there};
+          shards(config_.data.valid),
+          rows().valid.there,
+          shards(config_.data.test)};
 }
 
 ModelShape MaskedLmTask::model_shape(const Config& config, int64_t element_size) const {

@@ -59,6 +59,7 @@ struct RunFiles {
   std::vector<std::filesystem::path> tokenizer;  // makes tokens of data.train as the run reads it; none: it has tokens
   std::vector<std::filesystem::path> evaluation = {};  // rows of evaluations
   int64_t evaluation_rows = 0;                         // SplitRows::there
+  std::vector<std::filesystem::path> test = {};        // of data.test
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
