@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
 #include "trireme/comm/collective_check.h"
@@ -63,6 +64,20 @@ std::string shared_problem(Communicator& comm, const std::function<std::string()
   const size_t more = problems.size() - std::min<size_t>(problems.size(), 5);
   problems.resize(problems.size() - more);
   return more > 0 ? fmt::format("{}; and more from {} ranks", join(problems, "; "), more) : join(problems, "; ");
+}
+
+/// ModelError where some ranks see a checkpoint's manifest and others do not: it may be whole. Collective.
+void require_one_view(Communicator& comm, const std::filesystem::path& manifest) {
+  std::error_code ignored;
+  const bool there = std::filesystem::exists(manifest, ignored);
+  const bool anywhere = comm.all_reduce_host({there ? 1.0 : 0.0}, ReduceOp::kMax)[0] > 0;
+  collective_check(comm, [&] {
+    if (there || !anywhere) return;
+    throw ModelError(
+        fmt::format("{}{} is not there, and other ranks see it: nothing is changed; start again when every "
+                    "host sees the checkpoints",
+                    comm.rank() == 0 ? fmt::format("rank 0 on {}: ", host_name()) : "", manifest.string()));
+  });
 }
 
 /// Loads one checkpoint, or says why it cannot be gone on from.
@@ -231,7 +246,10 @@ std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, s
     check_run(directory, manifest);
     return compare_with_model(manifest);
   });
-  if (!reason.empty()) return std::nullopt;
+  if (!reason.empty()) {
+    require_one_view(comm_, directory / kManifestName);
+    return std::nullopt;
+  }
   collective_check(comm_, [&] {
     if (comm_.rank() == 0) check_inputs(manifest);
   });
