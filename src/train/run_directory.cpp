@@ -299,6 +299,14 @@ std::vector<std::string> accept_configuration(const std::filesystem::path& path,
 /// Whether Slurm started this job before: it has lost a node as the job ended, or was told to.
 bool queued_again() { return std::atoi(environment("SLURM_RESTART_COUNT").c_str()) > 0; }
 
+bool holds_checkpoints(const std::filesystem::path& path) {
+  try {
+    return !list_checkpoints(path / "checkpoints").empty();
+  } catch (const StorageError& error) {
+    throw Error(error.code(), fmt::format("{}: nothing is changed; start again when it can be read", error.what()));
+  }
+}
+
 /// Of a directory that holds what the run trained: WriteError unless the run has more to do and a checkpoint to go on
 /// from, or false where it has finished in this job, which Slurm queued again. A run that was killed before its record
 /// was written has its end to do.
@@ -319,7 +327,7 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
         path.string(), finished->step, artefact,
         finished->step < config.train.max_steps ? " and what ended it before that (train.patience, eval.target_loss)"
                                                 : ""));
-  if (list_checkpoints(path / "checkpoints").empty())
+  if (!holds_checkpoints(path))
     throw WriteError(fmt::format(
         "output.dir {} holds this run, {}, and no checkpoint to go on from (output.save_every_samples makes "
         "the last step one): choose another output.dir",
@@ -329,7 +337,7 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
   return true;
 }
 
-/// ModelError where metrics.jsonl names a save and no checkpoint is there: what holds them may not be mounted.
+/// For a run without checkpoints. ModelError where metrics.jsonl names a save: what holds them may not be mounted.
 void check_lost_checkpoints(const std::filesystem::path& path) {
   std::ifstream metrics(path / "metrics.jsonl");
   for (std::string line; std::getline(metrics, line);)
@@ -345,7 +353,7 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
                        bool ours) {
   DirectoryState state;
   state.run_id = known_run_id(path);
-  const bool has_checkpoints = !list_checkpoints(path / "checkpoints").empty();
+  const bool has_checkpoints = holds_checkpoints(path);
   const bool known = ours || !state.run_id.empty() || has_checkpoints;
   if (known && std::filesystem::exists(path / "config.yaml")) {
     state.same_text = read_text_file(path / "config.yaml", ExitCode::kCannotWrite) == print_config(config);
@@ -353,8 +361,14 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
     if (std::filesystem::exists(path / artefact)) state.nothing_left = !check_extension(path, config, artefact);
     if (!has_checkpoints && !state.nothing_left && !choices.allow_fresh) check_lost_checkpoints(path);
+    if (!has_checkpoints && !state.run_id.empty() && !std::filesystem::exists(path / "metrics.jsonl"))
+      log_warn(fmt::format(
+          "output.dir {} holds an earlier start of this run, and neither its metrics.jsonl nor a checkpoint: "
+          "the run starts again",
+          path.string()));
     return state;
   }
+  if (known && !has_checkpoints && !choices.allow_fresh) check_lost_checkpoints(path);
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
     // profile_logs: nsys writes there from before the start on (`trireme launch`).
@@ -414,16 +428,22 @@ std::string known_run_id(const std::filesystem::path& path) {
 
 RunDirectory::RunDirectory(const Config& config, World& world, ResumeChoices choices)
     : path_(config.output.dir), choices_(std::move(choices)) {
+  const bool first = world.communicator().rank() == 0;
+  std::string owner;
   collective_check(world.communicator(), [&] {
-    if (world.communicator().rank() == 0) open_as_rank_zero(config);
+    if (!first) return;
+    open_as_rank_zero(config);
+    owner = lock_owner(path_ / kLockName);
   });
-  const std::string mine = fmt::format("{}{}{}", has_checkpoints_ ? '+' : '-', nothing_left_ ? '+' : '-', run_id_);
+  const std::string mine =
+      fmt::format("{}{}{}\n{}", has_checkpoints_ ? '+' : '-', nothing_left_ ? '+' : '-', run_id_, owner);
   const std::string from_rank_zero = world.communicator().all_gather_host(mine)[0];
+  const size_t newline = from_rank_zero.find('\n');
   has_checkpoints_ = from_rank_zero[0] == '+';
   nothing_left_ = from_rank_zero[1] == '+';
-  run_id_ = from_rank_zero.substr(2);
+  run_id_ = from_rank_zero.substr(2, newline - 2);
   collective_check(world.communicator(), [&] {
-    if (world.communicator().rank() != 0) look_from_another_rank();
+    if (!first) look_from_another_rank(from_rank_zero.substr(newline + 1));
   });
 }
 
@@ -447,7 +467,9 @@ void RunDirectory::take_lock(const std::string& run_id) {
   }
   const std::string owner =
       fmt::format("run {} on host {}, process {}, since {}\n", run_id, host_name(), getpid(), utc_timestamp());
-  if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()))
+  // Synced for the clients of a network file system.
+  if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()) ||
+      fsync(lock_) != 0)
     throw WriteError(fmt::format("cannot write to {}: {}", lock_path.string(), std::strerror(errno)));
 }
 
@@ -484,22 +506,21 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   config_text_ = print_config(config);
   write_config_ = !state.same_text;
   write_identity_ = state.run_id.empty();
-  has_checkpoints_ = !list_checkpoints(checkpoints()).empty();
+  has_checkpoints_ = holds_checkpoints(path_);
 }
 
-void RunDirectory::look_from_another_rank() const {
-  // run.json comes with the first step; the lock names the run from the start. A client of a network file system may
-  // remember for a while that the directory was not there; opening its parent asks the server again.
+void RunDirectory::look_from_another_rank(const std::string& owner) const {
+  // The lock names this start: a copy of the directory has the line of an earlier one. A client of a network file
+  // system may remember for a while that the directory was not there; opening its parent asks the server again.
   constexpr int kLooks = 25;
   const std::filesystem::path parent = std::filesystem::absolute(path_).parent_path();
-  std::string owner;
+  std::string seen;
   for (int look = 0; look < kLooks; ++look) {
     if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     if (const int fd = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) close(fd);
     std::error_code error;
-    if (std::filesystem::exists(path_ / kLockName, error))
-      owner = read_text_file(path_ / kLockName, ExitCode::kCannotWrite, 4096);
-    if (!owner.starts_with(fmt::format("run {} ", run_id_))) continue;
+    if (std::filesystem::exists(path_ / kLockName, error)) seen = lock_owner(path_ / kLockName);
+    if (seen != owner) continue;
     if (access(path_.c_str(), W_OK | X_OK) == 0) return;
     throw WriteError(fmt::format("output.dir {} cannot be written here ({}): choose one that every host can write",
                                  path_.string(), std::strerror(errno)));
@@ -507,7 +528,7 @@ void RunDirectory::look_from_another_rank() const {
   throw WriteError(
       fmt::format("output.dir {} is not the directory that rank 0 has opened for run {}: {}; choose an output.dir on a "
                   "file system that all hosts share, under the same path",
-                  path_.string(), run_id_, owner.empty() ? "it is not there" : "another one is there"));
+                  path_.string(), run_id_, seen.empty() ? "it is not there" : "another one is there"));
 }
 
 void RunDirectory::claim() {
