@@ -38,18 +38,22 @@ EvalMetrics read_evaluation(const nlohmann::json& object) {
   return metrics;
 }
 
-/// Where a start goes on from no checkpoint, the steps of the one before are lost: say how many.
+/// Where a start goes on from no checkpoint, the steps of the one before are lost: say how many. If it has saved some,
+/// the start is that of --allow-fresh.
 void warn_of_lost_steps(const std::filesystem::path& path) {
   constexpr std::string_view kTrain = R"({"event":"train","step":)";
   std::ifstream in(path);
   int64_t steps = 0;
-  for (std::string line; std::getline(in, line);)
+  bool saved = false;
+  for (std::string line; std::getline(in, line);) {
     if (line.starts_with(kTrain)) steps = std::strtoll(line.c_str() + kTrain.size(), nullptr, 10);
+    saved |= line.find(R"("event":"save",)") != std::string::npos;
+  }
   if (steps > 0)
-    log_warn(
-        fmt::format("an earlier start of this run ended after step {} and left no checkpoint to go on from: the run "
-                    "starts again. output.save_every_samples or output.save_every_minutes keeps what was trained",
-                    steps));
+    log_warn(fmt::format("an earlier start of this run ended after step {}{}", steps,
+                         saved ? ": the run starts again, as --allow-fresh says"
+                               : " and left no checkpoint to go on from: the run starts again. "
+                                 "output.save_every_samples or output.save_every_minutes keeps what was trained"));
 }
 }  // namespace
 

@@ -189,7 +189,7 @@ def storage(site):
         assert all(word in done.last for word in expect) and "is passed over" not in done.err, done.err
         site.report(what, done.last[:200], done.seconds)
     for call, mode, text in (("list", "ESTALE", "Stale file handle"), ("list", "EACCES", "Permission denied"), ("open", "ESTALE", "Stale file handle")):
-        ends(f"{call} fails with {mode}", [f"cannot {call} ", text], SHIM_CALL=call, SHIM_MODE=mode, SHIM_TIMES="9")
+        ends(f"{call} fails with {mode}", [f"cannot {call} ", text, "nothing is changed"], SHIM_CALL=call, SHIM_MODE=mode, SHIM_TIMES="9")
         assert content() == before
     for nth in ("1", "3"):
         ends(f"readdir {nth} fails", ["cannot list ", "Input/output error"], SHIM_CALL="readdir", SHIM_MODE="EIO", SHIM_NTH=nth)
@@ -208,6 +208,9 @@ def storage(site):
     os.makedirs(directory)
     for extra in ([], ["--dry-run"]):
         ends("a mount is missing", ["holds no checkpoint", "--allow-fresh"], extra=extra)
+    os.rename(f"{site.work}/run/config.yaml", f"{site.work}/kept.yaml")
+    ends("config.yaml is lost too", ["holds no checkpoint", "--allow-fresh"])
+    os.rename(f"{site.work}/kept.yaml", f"{site.work}/run/config.yaml")
     assert content() == ([], before[1])
     os.rmdir(directory)
     os.rename(f"{site.work}/unmounted", directory)
@@ -217,7 +220,12 @@ def storage(site):
     shutil.rmtree(directory)
     shutil.rmtree(f"{site.work}/run/adapter")
     done = site.run("output.dir=run", extra=["--allow-fresh"])
+    assert "the run starts again, as --allow-fresh says" in done.err and "output.save_every_samples" not in done.err, done.err
     site.same("run")
+    for name in (directory, f"{site.work}/run/adapter"):
+        shutil.rmtree(name)
+    os.remove(f"{site.work}/run/metrics.jsonl")
+    assert "neither its metrics.jsonl nor a checkpoint" in site.run("output.dir=run", extra=["--dry-run"]).err
 
 
 def other_run(site):

@@ -50,11 +50,15 @@ def plan_ranks(site):
     assert site.numbers("equal") == site.numbers("first") == site.numbers("second")
 
 
+def two(site, first, second):
+    """Two ranks, each with overrides of its own."""
+    return subprocess.run([*site.command(*first, ranks=1), ":", "-n", "1", *site.command(*second)], capture_output=True, text=True, timeout=site.limit_s)
+
+
 def plan_differs(site):
     """Ranks that would go different ways are stopped before the first step, and named."""
     def refused(first, second, *words):
-        one, other = site.command(*first, ranks=1), site.command(*second)
-        done = subprocess.run([*one, ":", "-n", "1", *other], capture_output=True, text=True, timeout=site.limit_s)
+        done = two(site, first, second)
         said = [line for line in done.stderr.splitlines() if f"rank 1 on {HOST} and rank 0 on {HOST}" in line]
         assert done.returncode == 2 and said and all(word in said[-1] for word in words), (done.returncode, done.stderr[-2000:])
         assert "step 1/" not in done.stdout and not os.path.exists(f"{site.work}/run/config.yaml")
@@ -77,9 +81,35 @@ def plan_differs(site):
         weights.seek(-4, os.SEEK_END)
         weights.write(struct.pack("<f", 0.5))
     refused([], ["model.path=other"], "read files of different contents", "model.safetensors; copies")
-    equal = subprocess.run([*site.command("output.dir=copies", ranks=1), ":", "-n", "1", *site.command("output.dir=copies", "data.train=copy.npy")],
-                           capture_output=True, text=True, timeout=site.limit_s)
+    refused(["lora=null"], ["lora=null", "model.path=other"], "read files of different contents", "model.safetensors; copies")
+    refused(["data.test=copy.npy"], ["data.test=other.npy"], "other.npy and ", "copy.npy; copies")
+    site.run("output.dir=adapted", "train.max_steps=1")
+    site.run("output.dir=adapted2", "train.max_steps=2")
+    refused(["lora.adapter=adapted/adapter"], ["lora.adapter=adapted2/adapter"], "adapted/adapter/adapter_model.safetensors; copies")
+    shutil.copytree(f"{site.work}/base", f"{site.work}/more")
+    shutil.copy(f"{site.work}/base/model.safetensors", f"{site.work}/more/a.safetensors")
+    refused([], ["model.path=more"], f"rank 1 on {HOST} has ", "more/a.safetensors, which rank 0")
+    refused(["model.path=more"], [], f"rank 1 on {HOST} lacks ", "more/a.safetensors, which rank 0")
+    os.remove(f"{site.work}/more/a.safetensors")
+    config = json.load(open(f"{site.work}/base/config.json"))
+    json.dump({**config, "transformers_version": "5.0.0"}, open(f"{site.work}/more/config.json", "w"))
+    equal = two(site, ["output.dir=copies"], ["output.dir=copies", "data.train=copy.npy", "model.path=more"])
     assert equal.returncode == 0, equal.stderr[-2000:]
+
+
+def views(site):
+    """An output.dir that another rank sees otherwise ends the start and is not changed."""
+    site.run("output.dir=one", "output.save_every_samples=16", "train.max_steps=4", ranks=2)
+    _, older, newest = saves = sorted(os.listdir(f"{site.work}/one/checkpoints"))  # LATEST is the first
+    shutil.copytree(f"{site.work}/one", f"{site.work}/copy")
+    os.makedirs(f"{site.work}/part/checkpoints")
+    for name in (".lock", f"checkpoints/{older}"):
+        os.symlink(f"{site.work}/one/{name}", f"{site.work}/part/{name}")
+    for there, code, words in (("copy", 73, "is not the directory that rank 0 has opened"), ("part", 4, f"{newest}/MANIFEST.json is not there")):
+        done = two(site, *(["output.save_every_samples=16", f"output.dir={name}"] for name in ("one", there)))
+        said = [line for line in done.stderr.splitlines() if f"rank 1 on {HOST}: " in line and words in line]
+        assert done.returncode == code and said, (done.returncode, done.stderr[-2000:])
+        assert sorted(os.listdir(f"{site.work}/one/checkpoints")) == saves
 
 
 def claim(site):
@@ -324,5 +354,5 @@ def several(*cases):
 
 
 if __name__ == "__main__":
-    main({"ranks": several(plan_ranks, plan_differs), "claim": claim, "checks": several(checks, large_model), "descriptors": descriptors, "stops": stops,
+    main({"ranks": several(plan_ranks, plan_differs, views), "claim": claim, "checks": several(checks, large_model), "descriptors": descriptors, "stops": stops,
           "machine": several(cache_clear, devices)}, Site)
