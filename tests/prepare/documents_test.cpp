@@ -305,10 +305,16 @@ TEST_F(Documents, ParquetColumns) {
                   "'view': pa.array(['a', None, 'a'], pa.string_view())}}\n"
                   "pq.write_table(pa.table(kinds), r'{4}')\n"
                   "with pa.ipc.new_file(r'{5}', pa.table(kinds).schema) as out: out.write(pa.table(kinds))\n"
-                  "pq.write_table(pa.table([pa.array(['x'])] * 2, ['body', 'body']), r'{6}')\n",
+                  "pq.write_table(pa.table([pa.array(['x'])] * 2, ['body', 'body']), r'{6}')\n"
+                  // A run of 20 times value 2 of a dictionary of 3: value 3.
+                  "words = pa.DictionaryArray.from_arrays(pa.array([2] * 20, pa.int8()), pa.array(['a', 'b', 'c']))\n"
+                  "pq.write_table(pa.table({{'body': words}}), r'{7}', compression='none', write_statistics=False)\n"
+                  "data = open(r'{7}', 'rb').read()\n"
+                  "assert data.count(b'\\x02\\x28\\x02') == 1\n"
+                  "open(r'{7}', 'wb').write(data.replace(b'\\x02\\x28\\x02', b'\\x02\\x28\\x03'))\n",
                   path("a.parquet").string(), path("b.parquet").string(), path("cut.parquet").string(),
                   path("hurt.parquet").string(), path("kinds.parquet").string(), path("kinds.arrow").string(),
-                  path("twice.parquet").string()));
+                  path("twice.parquet").string(), path("outside.parquet").string()));
   for (const char* name : {"kinds.parquet", "kinds.arrow"}) {
     for (const char* column : {"coded", "view"})
       EXPECT_EQ(documents(path(name), DocumentUnit::kLine, column), (Found{{"a", 0}, {"", 1}, {"a", 2}})) << name;
@@ -327,6 +333,10 @@ TEST_F(Documents, ParquetColumns) {
   EXPECT_TRUE(contains(complaint(path("a.parquet"), "n"), "int64, expected string"));
   EXPECT_TRUE(contains(complaint(path("cut.parquet"), "body"), "damaged"));
   EXPECT_TRUE(contains(complaint(path("hurt.parquet"), "body"), "damaged"));
+  EXPECT_TRUE(contains(complaint(path("outside.parquet"), "body"), "damaged: value 3 of a dictionary of 3"));
+  EXPECT_TRUE(contains(
+      failure(ExitCode::kData, [&] { for_each_object(path("outside.parquet"), {{"body"}}, [](auto&&...) {}); }),
+      "damaged: value 3 of a dictionary of 3"));
   EXPECT_TRUE(contains(complaint(write("no.parquet", "text that has the wrong name"), "body"), "no.parquet"));
 }
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -48,11 +49,18 @@ inline bool is_text(const arrow::DataType& type) {
          type.id() == arrow::Type::STRING_VIEW;
 }
 
+/// The place of value `index` in its dictionary. Arrow does not check those of Parquet files.
+inline int64_t place_in_dictionary(const arrow::DictionaryArray& coded, int64_t index) {
+  const int64_t value = coded.GetValueIndex(index), size = coded.dictionary()->length();
+  if (value < 0 || value >= size) throw std::out_of_range(fmt::format("value {} of a dictionary of {}", value, size));
+  return value;
+}
+
 /// A null among the values of a dictionary is an empty text.
 inline std::string_view text_at(const arrow::Array& array, int64_t index) {
   if (array.type_id() == arrow::Type::DICTIONARY) {
     const auto& coded = static_cast<const arrow::DictionaryArray&>(array);
-    const int64_t value = coded.GetValueIndex(index);
+    const int64_t value = place_in_dictionary(coded, index);
     return coded.dictionary()->IsNull(value) ? std::string_view{} : text_at(*coded.dictionary(), value);
   }
   if (array.type_id() == arrow::Type::STRING_VIEW)
@@ -156,7 +164,7 @@ inline nlohmann::ordered_json json_at(const arrow::Array& array, int64_t i, cons
     case Type::STRING_VIEW: return text(text_at(array, i));
     case Type::DICTIONARY: {
       const auto& coded = static_cast<const arrow::DictionaryArray&>(array);
-      return json_at(*coded.dictionary(), coded.GetValueIndex(i), place, level);
+      return json_at(*coded.dictionary(), place_in_dictionary(coded, i), place, level);
     }
     case Type::EXTENSION: {
       const auto& extended = static_cast<const arrow::ExtensionArray&>(array);
