@@ -195,7 +195,7 @@ Value arithmetic(const std::string& op, const Value& a, const Value& b, Budget& 
   const auto repeated = [&](const Value& value, int64_t count) {
     const auto times = static_cast<size_t>(std::max<int64_t>(count, 0));
     const size_t size = value.text() != nullptr ? value.text()->size() : value.list()->items.size();
-    if (size > 0 && times > Budget::kMaxText / size) throw too_large();
+    if (size > 0 && times > kMaxText / size) throw too_large();
     if (value.text() != nullptr) {
       budget.text(size * times);
       std::string text;
@@ -265,6 +265,11 @@ Value arithmetic(const std::string& op, const Value& a, const Value& b, Budget& 
   double rest = std::fmod(x, y);
   if (rest != 0 && (rest < 0) != (y < 0)) rest += y;
   return Value(rest);
+}
+
+Value negative(const Value& value) {
+  if (value.integer() == std::numeric_limits<int64_t>::min()) throw ValueError{"the result of '-' is too large"};
+  return Value(-value.integer());
 }
 
 // ---- Global functions.

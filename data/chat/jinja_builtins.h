@@ -17,7 +17,6 @@ namespace trireme::jinja {
 class Budget {
  public:
   static constexpr int64_t kMaxSteps = 5'000'000;
-  static constexpr size_t kMaxText = size_t{16} << 20;    // bytes of one text
   static constexpr size_t kMaxBytes = size_t{256} << 20;  // of all texts and lists that are made
   static constexpr int64_t kRoundSteps = 5;  // a round of a loop makes a scope: it takes as long as five statements
   void step(int64_t steps = 1) {
@@ -79,6 +78,9 @@ Dict merged(const char* what, const Arguments& arguments);
 Value strftime_now(const Arguments& arguments);
 /// At most 100,000 numbers, as in Jinja's sandbox.
 Value range(const Arguments& arguments, Budget& budget);
+
+/// -value of an integer.
+Value negative(const Value& value);
 
 // Python's methods of str, also used by filters.
 

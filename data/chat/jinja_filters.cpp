@@ -66,7 +66,7 @@ Value joined(const Value& input, const Arguments& arguments, Budget& budget) {
   for (const Value& each : items->items) {
     if (!std::exchange(first, false)) result += by;
     result += budget.written(bound[1] == nullptr ? each : member_of(each, *bound[1], budget));
-    if (result.size() > Budget::kMaxText) break;
+    if (result.size() > kMaxText) break;
   }
   budget.text(result.size());
   return Value(std::move(result));
@@ -86,8 +86,8 @@ Value chosen(const char* what, const Value& input, const Arguments& arguments, B
   std::vector<Value> result;
   const auto items = items_of(input);
   for (const Value& each : items->items) {
-    budget.step();
     const Value value = by_member ? member_of(each, given[0], budget) : each;
+    budget.step(1 + work_of(value));
     const bool passes = given.size() > test ? apply_test(text_of(what, given[test]), value, rest) : value.truth();
     if (passes == keep) result.push_back(each);
   }
@@ -179,7 +179,7 @@ Value indented(const Value& input, const Arguments& arguments, Budget& budget) {
     if (at > 0 && (end > at || flag(bound[2]))) result += by;
     result += text.substr(at, end - at + 1);
     at = end + 1;
-    if (result.size() > Budget::kMaxText) break;
+    if (result.size() > kMaxText) break;
   }
   if (text.ends_with('\n') && flag(bound[2])) result += by;
   if (text.find_first_of("\r\v\f\x1c\x1d\x1e") != std::string::npos)
@@ -266,7 +266,8 @@ const std::unordered_map<std::string, Filter>& filter_table() {
       {"abs", none("abs",
                    [](const Value& input) {
                      if (!input.is_number()) throw ValueError{fmt::format("abs of a {}", input.type_name())};
-                     return input.is_integer() ? Value(std::abs(input.integer())) : Value(std::abs(input.real()));
+                     if (!input.is_integer()) return Value(std::abs(input.real()));
+                     return input.integer() < 0 ? negative(input) : Value(input.integer());
                    })},
       {"reverse", none("reverse",
                        [](const Value& input) {
@@ -356,6 +357,9 @@ Value apply_filter(const std::string& name, const Value& input, const Arguments&
   if (input.as<Markup>() != nullptr && name == "string") return input;
   const auto found = filter_table().find(name);
   if (found == filter_table().end()) throw ValueError{fmt::format("the filter '{}' is not supported", name)};
+  budget.step(work_of(input));
+  for (const Value& each : arguments.positional) budget.step(search_work(input, each));
+  for (const auto& [key, each] : arguments.named) budget.step(search_work(input, each));
   return found->second(input, arguments, budget);
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cctype>
 #include <limits>
+#include <unordered_set>
 
 namespace trireme::jinja {
 namespace {
@@ -140,7 +141,7 @@ Value text_method(const std::string& text, const std::string& name, const Argume
     for (size_t i = 0; i < items->items.size(); ++i) {
       if (i > 0) result += text;
       result += text_of(what, items->items[i]);
-      if (result.size() > Budget::kMaxText) break;
+      if (result.size() > kMaxText) break;
     }
     budget.text(result.size());
     return Value(std::move(result));
@@ -253,6 +254,8 @@ Value method(const Value& object, const std::string& name, Budget& budget) {
   if (other) throw ValueError{fmt::format("the method {}() of a {} is not supported", name, object.type_name())};
   if (object.text() != nullptr && is_one_of(name, kTextMethods))
     return make([object, name, &budget](const Arguments& arguments) {
+      for (const Value& each : arguments.positional) budget.step(search_work(object, each));
+      for (const auto& [key, each] : arguments.named) budget.step(search_work(object, each));
       return text_method(*object.text(), name, arguments, budget);
     });
   if (object.dict() != nullptr && is_one_of(name, kDictMethods))
@@ -269,19 +272,16 @@ std::string strip(std::string_view text, const Value* characters, bool left, boo
     if (left) text = strip_left(text);
     return std::string(right ? strip_right(text) : text);
   }
-  const auto set = items_of(Value(text_of("strip()", *characters)));
-  const auto strips = [&](bool at_start) {
-    return std::any_of(set->items.begin(), set->items.end(), [&](const Value& each) {
-      const std::string& c = *each.text();
-      if (!(at_start ? text.starts_with(c) : text.ends_with(c))) return false;
-      at_start ? text.remove_prefix(c.size()) : text.remove_suffix(c.size());
-      return true;
-    });
-  };
-  while (left && !text.empty() && strips(true)) {
+  std::unordered_set<std::string_view> set;
+  for (std::string_view rest = text_of("strip()", *characters); !rest.empty();) {
+    const size_t size = byte_offset(rest, 1);
+    set.insert(rest.substr(0, size));
+    rest.remove_prefix(size);
   }
-  while (right && !text.empty() && strips(false)) {
-  }
+  const auto first = [&] { return text.substr(0, byte_offset(text, 1)); };
+  const auto last = [&] { return text.substr(character_begin(text, text.size())); };
+  while (left && !text.empty() && set.contains(first())) text.remove_prefix(first().size());
+  while (right && !text.empty() && set.contains(last())) text.remove_suffix(last().size());
   return std::string(text);
 }
 
@@ -310,7 +310,7 @@ std::string replace(std::string_view text, std::string_view from, std::string_vi
   if (count < 0) count = std::numeric_limits<int64_t>::max();
   std::string result;
   const auto put = [&](std::string_view part) {
-    if (result.size() + part.size() > Budget::kMaxText) budget.text(result.size() + part.size());
+    if (result.size() + part.size() > kMaxText) budget.text(result.size() + part.size());
     result += part;
   };
   size_t at = 0;

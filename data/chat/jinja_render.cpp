@@ -114,7 +114,7 @@ class Renderer {
 
   void write(std::string& out, std::string_view text) {
     budget_.text(text.size());
-    if (out.size() + text.size() > Budget::kMaxText) throw ValueError{"the template writes more than 16 MiB"};
+    if (out.size() + text.size() > kMaxText) throw ValueError{"the template writes more than 16 MiB"};
     out += text;
   }
 
@@ -320,13 +320,19 @@ class Renderer {
       }
       case Kind::kDict: {
         Dict dict;
-        for (size_t i = 0; i < expression.parts.size(); i += 2)
+        for (size_t i = 0; i < expression.parts.size(); i += 2) {
+          budget_.step(static_cast<int64_t>(i) / 32);
           dict.set(text_of("a key of a dict", part(i)), part(i + 1));
+        }
         budget_.list(2 * dict.items.size());
         return Value(std::move(dict));
       }
       case Kind::kAttribute: return attribute(part(0), expression.name, budget_);
-      case Kind::kItem: return item(part(0), part(1), budget_);
+      case Kind::kItem: {
+        const Value object = part(0);
+        budget_.step(object.text() != nullptr ? work_of(object) : 0);
+        return item(object, part(1), budget_);
+      }
       case Kind::kSlice: return sliced(expression, scope);
       case Kind::kCall: {
         const Value callee = part(0);
@@ -337,13 +343,20 @@ class Renderer {
         return callee.function()->call(arguments(expression, scope));
       }
       case Kind::kFilter: return apply_filter(expression.name, part(0), arguments(expression, scope), budget_);
-      case Kind::kTest: return Value(apply_test(expression.name, part(0), arguments(expression, scope)));
+      case Kind::kTest: {
+        const Value value = part(0);
+        const Arguments given = arguments(expression, scope);
+        budget_.step(work_of(value));
+        for (const Value& each : given.positional) budget_.step(work_of(each) + search_work(value, each));
+        return Value(apply_test(expression.name, value, given));
+      }
       case Kind::kNot: return Value(!part(0).truth());
       case Kind::kUnary: return signed_number(expression.name, part(0));
       case Kind::kBinary: return arithmetic(expression.name, part(0), part(1), budget_);
       case Kind::kConcat: {
         std::string text;
-        for (size_t i = 0; i < expression.parts.size(); ++i) text += budget_.written(part(i));
+        for (size_t i = 0; i < expression.parts.size() && text.size() <= kMaxText; ++i)
+          text += budget_.written(part(i));
         budget_.text(text.size());
         return Value(std::move(text));
       }
@@ -365,7 +378,7 @@ class Renderer {
 
   static Value signed_number(const std::string& sign, const Value& value) {
     if (!value.is_number()) throw ValueError{fmt::format("'{}' of a {}", sign, value.type_name())};
-    if (value.is_integer()) return Value(sign == "-" ? -value.integer() : value.integer());
+    if (value.is_integer()) return sign == "-" ? negative(value) : Value(value.integer());
     return Value(sign == "-" ? -value.real() : value.real());
   }
 
@@ -386,6 +399,8 @@ class Renderer {
     Value left = evaluate(*expression.parts[0], scope);
     for (size_t i = 0; i < expression.operators.size(); ++i) {
       Value right = evaluate(*expression.parts[i + 1], scope);
+      budget_.step(work_of(left) + work_of(right) +
+                   (expression.operators[i].ends_with("in") ? search_work(left, right) : 0));
       const std::string& op = expression.operators[i];
       const auto defined = [&] {
         for (const Value* each : {&left, &right})

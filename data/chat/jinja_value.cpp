@@ -17,6 +17,11 @@ bool is_printable(char32_t c) {
   return !(c >= 0xE000 && c <= 0xF8FF) && c != 0xFEFF && (c & 0xFFFE) != 0xFFFE && c < 0xE0000;
 }
 
+/// Lists that hold one value many times have texts that are exponential in their depth.
+void check_size(const std::string& text) {
+  if (text.size() > kMaxText) throw ValueError{"a text of more than 16 MiB"};
+}
+
 std::string text_repr(std::string_view text) {
   const char quote = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
   static constexpr std::string_view kPlain = "\n\r\t\\", kEscaped = "nrt\\";
@@ -49,7 +54,7 @@ void json(std::string& out, const Value& value, const JsonStyle& style, int dept
   const auto line = [&](int level) {
     if (!style.has_indent) return;
     out += '\n';
-    for (int i = 0; i < level; ++i) out += style.indent;
+    for (int i = 0; i < level; ++i) check_size(out += style.indent);
   };
   const std::string separator =
       style.has_indent && style.item_separator == ", " ? std::string(",") : style.item_separator;
@@ -71,6 +76,7 @@ void json(std::string& out, const Value& value, const JsonStyle& style, int dept
       if (i > 0) out += separator;
       line(depth + 1);
       json(out, list->items[i], style, depth + 1);
+      check_size(out);
     }
     if (!list->items.empty()) line(depth);
     out += ']';
@@ -84,6 +90,7 @@ void json(std::string& out, const Value& value, const JsonStyle& style, int dept
       line(depth + 1);
       (out += json_text(items[i].first, style.ascii)) += style.key_separator;
       json(out, items[i].second, style, depth + 1);
+      check_size(out);
     }
     if (!items.empty()) line(depth);
     out += '}';
@@ -192,7 +199,23 @@ std::string Value::type_name() const {
   return loop() != nullptr ? "LoopContext" : "function";
 }
 
-bool equal(const Value& a, const Value& b) {
+int64_t work_of(const Value& value) {
+  const size_t items = value.list() != nullptr       ? value.list()->items.size()
+                       : value.dict() != nullptr     ? value.dict()->items.size()
+                       : value.iterable() != nullptr ? value.iterable()->items->items.size()
+                                                     : 0;
+  return static_cast<int64_t>(value.text() != nullptr ? value.text()->size() / 256 : items / 4);
+}
+
+int64_t search_work(const Value& a, const Value& b) {
+  if (a.text() == nullptr || b.text() == nullptr) return 0;
+  const auto [least, most] = std::minmax({a.text()->size(), b.text()->size()});
+  return static_cast<int64_t>(least * (most - least + 1) >> 16);
+}
+
+/// As equal(); `left`: how many comparisons it may take.
+static bool equal(const Value& a, const Value& b, int64_t& left) {
+  if ((left -= 1 + work_of(a)) < 0) throw ValueError{"comparing values takes too many steps (5 million)"};
   if (a.is_number() && b.is_number())
     return a.is_integer() && b.is_integer() ? a.integer() == b.integer() : a.real() == b.real();
   if (a.text() != nullptr && b.text() != nullptr) return *a.text() == *b.text();
@@ -204,18 +227,23 @@ bool equal(const Value& a, const Value& b) {
   if (a.list() != nullptr && b.list() != nullptr)
     return a.list()->is_tuple == b.list()->is_tuple &&
            std::equal(a.list()->items.begin(), a.list()->items.end(), b.list()->items.begin(), b.list()->items.end(),
-                      equal);
+                      [&](const Value& x, const Value& y) { return equal(x, y, left); });
   if (a.dict() != nullptr && b.dict() != nullptr) {
     if (a.dict()->items.size() != b.dict()->items.size()) return false;
     return std::all_of(a.dict()->items.begin(), a.dict()->items.end(), [&](const auto& item) {
       const Value* other = b.dict()->find(item.first);
-      return other != nullptr && equal(item.second, *other);
+      return other != nullptr && equal(item.second, *other, left);
     });
   }
   if (a.names() != nullptr || a.function() != nullptr || a.loop() != nullptr || a.iterable() != nullptr)
     return a.names() == b.names() && a.function() == b.function() && a.loop() == b.loop() &&
            a.iterable() == b.iterable();
   return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
+}
+
+bool equal(const Value& a, const Value& b) {
+  int64_t left = kMaxComparisons;
+  return equal(a, b, left);
 }
 
 bool less(const Value& a, const Value& b) {
@@ -236,20 +264,21 @@ std::string to_repr(const Value& value) {
   if (const auto* text = value.text()) return text_repr(*text);
   if (const auto* list = value.list()) {
     std::string out(1, list->is_tuple ? '(' : '[');
-    for (size_t i = 0; i < list->items.size(); ++i) (out += i == 0 ? "" : ", ") += to_repr(list->items[i]);
+    for (size_t i = 0; i < list->items.size(); ++i) check_size((out += i == 0 ? "" : ", ") += to_repr(list->items[i]));
     if (list->is_tuple && list->items.size() == 1) out += ',';
     return out + (list->is_tuple ? ')' : ']');
   }
   if (const auto* dict = value.dict()) {
     std::string out = "{";
     for (size_t i = 0; i < dict->items.size(); ++i)
-      (((out += i == 0 ? "" : ", ") += text_repr(dict->items[i].first)) += ": ") += to_repr(dict->items[i].second);
+      check_size((((out += i == 0 ? "" : ", ") += text_repr(dict->items[i].first)) += ": ") +=
+                 to_repr(dict->items[i].second));
     return out + '}';
   }
   if (const auto* view = value.iterable(); view != nullptr && !view->is_generator()) {
     std::string out = view->type + "([";
     for (size_t i = 0; i < view->items->items.size(); ++i)
-      (out += i == 0 ? "" : ", ") += to_repr(view->items->items[i]);
+      check_size((out += i == 0 ? "" : ", ") += to_repr(view->items->items[i]));
     return out + "])";
   }
   if (value.is_none()) return "None";

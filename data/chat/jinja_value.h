@@ -19,6 +19,9 @@ namespace trireme::jinja {
 
 class Value;
 
+constexpr size_t kMaxText = size_t{16} << 20;   // bytes of one text
+constexpr int64_t kMaxComparisons = 5'000'000;  // of the items of two values
+
 /// A variable or member that is not there; `name` for messages.
 struct Undefined {
   std::string name;
@@ -140,6 +143,10 @@ class Value {
   Storage storage_;
 };
 
+/// The work of going through a text or the items of a value once, in steps of a template.
+int64_t work_of(const Value& value);
+/// Of looking for one text in another; 0 for other values.
+int64_t search_work(const Value& a, const Value& b);
 /// Python's ==.
 bool equal(const Value& a, const Value& b);
 /// Python's < for numbers, texts and lists; ValueError for other pairs.

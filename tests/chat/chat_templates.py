@@ -322,6 +322,7 @@ CONSTRUCTS = [
 ]
 
 # (template, part of the message): never a text.
+DOUBLED = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
 REFUSED = [
     ("{% set x = messages | map(attribute='role') %}{{ x | list }}{{ x | list }}", "for a second time is not supported"), ("{{ (messages | select) | length }}", "has no length"),
     ("ab\n  {{ 'x' | wordcount }}", "template:2:"), ("{{ 'x' | wordcount }}", "'wordcount' is not supported"), ("{{ 'é' | upper }}", "not supported"),
@@ -338,6 +339,13 @@ REFUSED = [
     ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested deeper"), ("{{ " + "-" * 5000 + "1 }}", "nested deeper"),
     ("{{ a" + ".b" * 5000 + " }}", "more than 500 steps"), ("{% if 1 %}" * 5000 + "{% endif %}" * 5000, "nested deeper"),
     ("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}", "not supported"), ("{{ 9223372036854775807 + 1 }}", "too large"),
+    (DOUBLED + "{{ ns.a }}", "16 MiB"), (DOUBLED + "{{ ns.a | tojson }}", "16 MiB"), (DOUBLED + "{{ {'a': ns.a} }}", "16 MiB"), (DOUBLED + "{{ ns.a == ns.b }}", "too many steps"),
+    ("{{ [[[[[1]]]]] | tojson(indent='x' * 9000000) }}", "16 MiB"), ("{% set t = 'x' * 9000000 %}{{ t ~ t ~ t }}", "16 MiB"),
+    ("{% set t = 'x' * 16000000 %}{% for i in range(99999) %}{% if t | length == i %}{% endif %}{% endfor %}", "too many steps"),
+    ("{% set t = range(99999) %}{% for i in range(99999) %}{% if -1 in t %}{% endif %}{% endfor %}", "too many steps"),
+    ("{{ ('a' * 8000000).rfind('a' * 4000000 ~ 'b') }}", "too many steps"), ("{{ ('a' * 4000000 ~ 'b') in 'a' * 8000000 }}", "too many steps"),
+    ("{{ {" + ", ".join(f"'{i}': 1" for i in range(50000)) + "} }}", "too many steps"),
+    ("{{ -('-9223372036854775808' | int) }}", "too large"), ("{{ '-9223372036854775808' | int | abs }}", "too large"),
     ("{{ 1 // 0 }}", "division by zero"), ("{{ {1: 'a'} }}", "a key of a dict"), ("{{ dict(*[1]) }}", "'*' in calls is not supported"),
     ("{{ dict(a=1, **{'a': 2}) }}", "twice"), ("{{ dict(**[1]) }}", "not a dict"), ("{{ 99999999999999999999 }}", "too large"),
 ]
