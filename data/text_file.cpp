@@ -178,7 +178,7 @@ void refuse_long_integers(std::string_view text, const std::string& place) {
                                     : parse_whole<uint64_t>(text.substr(begin, digits)).has_value();
     if (!fits && std::string_view(".eE+").find(before) == std::string_view::npos)
       throw DataError(fmt::format("{}: the integer {}{} has more than 64 bits", place, before == '-' ? "-" : "",
-                                  text.substr(begin, digits)));
+                                  text.substr(begin, std::min<size_t>(digits, 80))));
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <limits>
+#include <type_traits>
 #include <unordered_set>
 #include <vector>
 
@@ -14,13 +16,16 @@ namespace {
 /// object after each one that is an object or a list.
 class Bounds final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  Bounds(const std::string& what, ExitCode code, int max_depth) : what_(what), code_(code), max_depth_(max_depth) {}
+  Bounds(const std::string& what, ExitCode code, int max_depth, size_t max_keys)
+      : what_(what), code_(code), max_depth_(max_depth), max_keys_(max_keys) {}
 
   bool start_object(std::size_t) override { return enter(); }
   bool start_array(std::size_t) override { return enter(); }
   bool end_object() override { return leave(); }
   bool end_array() override { return leave(); }
   bool key(string_t& name) override {
+    if (keys_.back().size() == max_keys_)
+      throw Error(code_, fmt::format("{}: an object of more than {} keys", what_, max_keys_));
     if (!keys_.back().insert(name).second) throw Error(code_, fmt::format("{}: key '{}' appears twice", what_, name));
     return true;
   }
@@ -48,6 +53,7 @@ class Bounds final : public nlohmann::json_sax<nlohmann::json> {
   const std::string& what_;
   ExitCode code_;
   int max_depth_;
+  size_t max_keys_;
   std::vector<std::unordered_set<std::string>> keys_;  // of the objects and lists around the present place
 };
 
@@ -55,7 +61,9 @@ template <class Json>
 Json parse_bounded(std::string_view text, const std::string& what, ExitCode code, int max_depth) {
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)  // the library drops what follows
     throw Error(code, fmt::format("{} is not valid JSON: byte {} is NUL", what, nul));
-  Bounds bounds(what, code, max_depth);
+  // The library looks through all keys of such an object for each.
+  constexpr bool kOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
+  Bounds bounds(what, code, max_depth, kOrdered ? 16'384 : std::numeric_limits<size_t>::max());
   nlohmann::json::sax_parse(text, &bounds);
   try {
     return Json::parse(text);

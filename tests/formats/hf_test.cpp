@@ -1,8 +1,10 @@
 #include "trireme/formats/huggingface/bert_config.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/formats/json.h"
 
 #include "../base/base_testing.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 namespace trireme {
@@ -25,6 +27,16 @@ TEST_F(HuggingFace, ABertDropoutBelowItsResolutionIsRefused) {
   bert["hidden_dropout_prob"] = 7e-6;
   EXPECT_TRUE(
       contains(failure(ExitCode::kModel, read), "hidden_dropout_prob 7e-06 is less than half a step of 1/65536"));
+}
+
+TEST(Json, AnObjectInOrderHasABound) {
+  std::string text = "{\"0\": 0";
+  for (int i = 1; i < 16384; ++i) text += fmt::format(", \"{}\": {}", i, i);
+  EXPECT_EQ(parse_ordered_json(text + "}", "row", ExitCode::kData).size(), 16384u);
+  text += ", \"more\": 0}";
+  EXPECT_EQ(parse_json(text, "row", ExitCode::kData).size(), 16385u);
+  EXPECT_EQ(failure(ExitCode::kData, [&] { parse_ordered_json(text, "row", ExitCode::kData); }),
+            "row: an object of more than 16384 keys");
 }
 
 TEST_F(HuggingFace, ABertMayHaveNoPadding) {

@@ -187,12 +187,18 @@ TEST(ByteLevel, ASplitAtWhatTheNormaliserReplacesIsNone) {
 }
 
 TEST(ByteLevel, RefusesByName) {
+  std::string normaliser = R"("normalizer": {"type": "Sequence", "normalizers": [)";
+  for (int i = 0; i < 13; ++i)
+    normaliser +=
+        fmt::format(R"({}{{"type": "Replace", "pattern": {{"String": "a"}}, "content": "aa"}})", i > 0 ? "," : "");
+  normaliser += "]}";
   const std::pair<std::pair<const char*, const char*>, const char*> cases[] = {
       {{"\"type\": \"BPE\"", "\"type\": \"Unigram\""}, "the vocabulary of a Unigram model"},
       {{"\"byte_fallback\": false", "\"byte_fallback\": true"}, "byte_fallback"},
       {{"\"dropout\": null", "\"dropout\": 0.1"}, "dropout 0.1"},
       {{"\"end_of_word_suffix\": null", "\"end_of_word_suffix\": \"</w>\""}, "end_of_word_suffix"},
       {{"\"normalizer\": null", "\"normalizer\": {\"type\": \"Lowercase\"}"}, "the normalizer 'Lowercase'"},
+      {{"\"normalizer\": null", normaliser.c_str()}, "the normalizer makes texts up to 8.19e+03 times as long"},
       {{"\"type\": \"ByteLevel\"", "\"type\": \"Whitespace\""}, "the pre_tokenizer 'Whitespace'"},
       {{"\"unk_token\": null", "\"unk_token\": \"none\""}, "unk_token \"none\" is not in the vocabulary"},
       {{"\"!\": 1,", "\"!\": 2,"}, "both have the id 2"},

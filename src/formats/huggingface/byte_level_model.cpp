@@ -393,6 +393,11 @@ ByteLevelModel parse_tokenizer_json(std::string_view bytes, const fs::path& path
   reader.any_model(json.at("model"), model);
   reader.added_tokens(member(json, "added_tokens"), model);
   reader.normalizer(member(json, "normalizer"), model);
+  double growth = 1;
+  for (const NormaliserStep& step : model.normalisers)
+    if (step.kind == NormaliserStep::kReplace)
+      growth *= std::max(1.0, static_cast<double>(step.to.size()) / static_cast<double>(step.from.size()));
+  if (growth > 4096) reader.fail(fmt::format("the normalizer makes texts up to {:.3g} times as long", growth));
   reader.pre_tokenizer(member(json, "pre_tokenizer"), model);
   reader.post_processor(member(json, "post_processor"), model);
   reader.decoder(member(json, "decoder"), model);
