@@ -71,6 +71,7 @@ TEST(Compose, OverridesThatAreRefused) {
       {{"name=[1,2"}, "a [ is never closed"},
       {{"name={a:1"}, "a { is never closed"},
       {{"name={a}"}, "a {map} needs key:value"},
+      {{"name=" + std::string(100000, '[')}, "nested deeper than 64 levels"},
       {{"name=${port"}, "an interpolation ${ is never closed"},
       {{"name"}, "has no '='"},
       {{"na me=1"}, "'na me' is no key"},

@@ -46,8 +46,12 @@ class ElementReader {
   ConfNode value(std::string_view stops) {
     skip_space();
     if (at_ < text_.size()) {
-      if (text_[at_] == '[') return list();
-      if (text_[at_] == '{') return map();
+      if (const char c = text_[at_]; c == '[' || c == '{') {
+        if (++depth_ > 64) throw ElementError{"nested deeper than 64 levels"};
+        ConfNode node = c == '[' ? list() : map();
+        --depth_;
+        return node;
+      }
       if (text_[at_] == '\'' || text_[at_] == '"') return ConfNode(quoted(), place_);
     }
     bool is_plain = true;
@@ -134,6 +138,7 @@ class ElementReader {
   std::string_view text_;
   ConfPlace place_;
   size_t at_ = 0;
+  int depth_ = 0;  // of lists and maps
 };
 
 }  // namespace
