@@ -28,7 +28,7 @@ UnigramDecoder::UnigramDecoder(const ByteLevelModel& model)
   unknown_score_ = *std::min_element(model.scores.begin(), model.scores.end()) - static_cast<double>(kUnknownPenalty);
   for (size_t id = 0; id < model.scores.size(); ++id) {
     pieces_.emplace(model.tokens[id], Entry{static_cast<int32_t>(id), model.scores[id]});
-    longest_ = std::max(longest_, model.tokens[id].size());
+    lengths_.insert(model.tokens[id].size());
   }
   if (!byte_fallback_) return;
   for (size_t byte = 0; byte < 256; ++byte) bytes_[byte] = pieces_.at(fmt::format("<0x{:02X}>", byte)).id;
@@ -58,7 +58,7 @@ UnigramDecoder::UnigramDecoder(const SentencepieceModel& model)
     const auto bonus = static_cast<float>(0.1 * static_cast<double>(piece.text.size()) - 0.1);
     const float score = user_defined ? bonus : piece.score;
     pieces_.emplace(piece.text, Entry{static_cast<int32_t>(id), static_cast<double>(score)});
-    longest_ = std::max(longest_, piece.text.size());
+    lengths_.insert(piece.text.size());
   }
 }
 
@@ -78,7 +78,8 @@ void UnigramDecoder::encode(std::string_view text, std::vector<int32_t>& ids) co
       if (best[end].begin < 0 || candidate > best[end].score) best[end] = {candidate, id, static_cast<int64_t>(begin)};
     };
     bool has_character = false;
-    for (size_t length = 1; length <= std::min(longest_, text.size() - begin); ++length) {
+    for (const size_t length : lengths_) {
+      if (length > text.size() - begin) break;
       const auto found = pieces_.find(text.substr(begin, length));
       if (found == pieces_.end()) continue;
       offer(begin + length, found->second.score, found->second.id);

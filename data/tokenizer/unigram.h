@@ -12,6 +12,7 @@
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -42,7 +43,7 @@ class UnigramDecoder {
   std::unordered_map<std::string_view, Entry> pieces_;
   std::unordered_map<std::string_view, char> bytes_of_;  // byte pieces
   std::vector<int32_t> bytes_;                           // their ids, by byte
-  size_t longest_ = 0;                                   // piece, in bytes
+  std::set<size_t> lengths_;                             // of the pieces, in bytes
   double unknown_score_ = 0;
 };
 

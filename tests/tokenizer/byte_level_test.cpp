@@ -4,6 +4,7 @@
 #include "data/tokenizer/byte_level_tokenizer.h"
 #include "data/tokenizer/byte_level_train.h"
 #include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/unigram.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -99,6 +100,22 @@ TEST(ByteLevel, LongWordsAreNotQuadratic) {
       EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 60.0) << pattern << " '" << unit << "'";
     }
   }
+}
+
+TEST(Unigram, ALongPieceDoesNotMakeOtherWordsSlow) {
+  ByteLevelModel model;
+  model.tokens = {"<unk>", "a", std::string(20'000, 'b')};
+  for (char c = 'A'; c <= 'Z'; ++c) model.tokens.emplace_back(1, c);
+  model.scores.assign(model.tokens.size(), -1);
+  model.unknown_id = 0;
+  const UnigramDecoder decoder(model);
+  const std::clock_t start = std::clock();
+  Ids ids;
+  decoder.encode(std::string(20'000, 'a') + model.tokens[2], ids);
+  EXPECT_EQ(ids.size(), 20'001u);
+  EXPECT_EQ(ids.back(), 2);
+  // A search for pieces of every length takes half an hour.
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 30.0);
 }
 
 TEST(ByteLevel, SplittersEqualPcre2) {
