@@ -357,6 +357,10 @@ Value apply_filter(const std::string& name, const Value& input, const Arguments&
   if (input.as<Markup>() != nullptr && name == "string") return input;
   const auto found = filter_table().find(name);
   if (found == filter_table().end()) throw ValueError{fmt::format("the filter '{}' is not supported", name)};
+  const bool goes_through =
+      name != "default" && name != "d" &&
+      (input.text() != nullptr || (name != "length" && name != "count" && name != "first" && name != "last"));
+  if (!goes_through) return found->second(input, arguments, budget);
   budget.step(work_of(input));
   for (const Value& each : arguments.positional) budget.step(search_work(input, each));
   for (const auto& [key, each] : arguments.named) budget.step(search_work(input, each));

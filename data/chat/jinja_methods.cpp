@@ -254,8 +254,9 @@ Value method(const Value& object, const std::string& name, Budget& budget) {
   if (other) throw ValueError{fmt::format("the method {}() of a {} is not supported", name, object.type_name())};
   if (object.text() != nullptr && is_one_of(name, kTextMethods))
     return make([object, name, &budget](const Arguments& arguments) {
-      for (const Value& each : arguments.positional) budget.step(search_work(object, each));
-      for (const auto& [key, each] : arguments.named) budget.step(search_work(object, each));
+      const bool searches = !name.ends_with("with") && !name.starts_with("remove");
+      for (const Value& each : arguments.positional) budget.step(searches ? search_work(object, each) : 0);
+      for (const auto& [key, each] : arguments.named) budget.step(searches ? search_work(object, each) : 0);
       return text_method(*object.text(), name, arguments, budget);
     });
   if (object.dict() != nullptr && is_one_of(name, kDictMethods))

@@ -346,7 +346,7 @@ class Renderer {
       case Kind::kTest: {
         const Value value = part(0);
         const Arguments given = arguments(expression, scope);
-        budget_.step(work_of(value));
+        if (value.text() != nullptr || !given.positional.empty()) budget_.step(work_of(value));
         for (const Value& each : given.positional) budget_.step(work_of(each) + search_work(value, each));
         return Value(apply_test(expression.name, value, given));
       }
