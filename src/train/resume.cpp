@@ -66,10 +66,8 @@ std::string shared_problem(Communicator& comm, const std::function<std::string()
   return more > 0 ? fmt::format("{}; and more from {} ranks", join(problems, "; "), more) : join(problems, "; ");
 }
 
-/// ModelError where some ranks see a checkpoint's manifest and others do not: it may be whole. Collective.
-void require_one_view(Communicator& comm, const std::filesystem::path& manifest) {
-  std::error_code ignored;
-  const bool there = std::filesystem::exists(manifest, ignored);
+/// ModelError where some ranks saw a checkpoint's manifest (`there`) and others did not: it may be whole. Collective.
+void require_one_view(Communicator& comm, const std::filesystem::path& manifest, bool there) {
   const bool anywhere = comm.all_reduce_host({there ? 1.0 : 0.0}, ReduceOp::kMax)[0] > 0;
   collective_check(comm, [&] {
     if (there || !anywhere) return;
@@ -240,14 +238,17 @@ void Loader::check_run(const std::filesystem::path& directory, const CheckpointM
 std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, std::string& reason) const {
   const double begin = steady_seconds();
   CheckpointManifest manifest;
+  bool there = false;
   reason = shared_problem(comm_, [&] {
+    std::error_code ignored;
+    there = std::filesystem::exists(directory / kManifestName, ignored);
     manifest = read_manifest(directory);
     if (comm_.rank() != 0) return std::string();
     check_run(directory, manifest);
     return compare_with_model(manifest);
   });
   if (!reason.empty()) {
-    require_one_view(comm_, directory / kManifestName);
+    require_one_view(comm_, directory / kManifestName, there);
     return std::nullopt;
   }
   collective_check(comm_, [&] {

@@ -361,7 +361,8 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
     const char* artefact = config.lora ? "adapter/adapter_config.json" : "model/config.json";
     if (std::filesystem::exists(path / artefact)) state.nothing_left = !check_extension(path, config, artefact);
     if (!has_checkpoints && !state.nothing_left && !choices.allow_fresh) check_lost_checkpoints(path);
-    if (!has_checkpoints && !state.run_id.empty() && !std::filesystem::exists(path / "metrics.jsonl"))
+    if (!has_checkpoints && !state.nothing_left && !state.run_id.empty() &&
+        !std::filesystem::exists(path / "metrics.jsonl"))
       log_warn(fmt::format(
           "output.dir {} holds an earlier start of this run, and neither its metrics.jsonl nor a checkpoint: "
           "the run starts again",
@@ -469,7 +470,7 @@ void RunDirectory::take_lock(const std::string& run_id) {
       fmt::format("run {} on host {}, process {}, since {}\n", run_id, host_name(), getpid(), utc_timestamp());
   // Synced for the clients of a network file system.
   if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()) ||
-      fsync(lock_) != 0)
+      (fsync(lock_) != 0 && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP))
     throw WriteError(fmt::format("cannot write to {}: {}", lock_path.string(), std::strerror(errno)));
 }
 

@@ -154,9 +154,11 @@ void Trainer::evaluate() {
     std::filesystem::remove(before, ignored);
     std::filesystem::rename(of, before, ignored);
   }
+  bool replaced = false;
   try {
     collective_check(comm_, [&] {
       run_.task.save_artefact(step_.units(), directory_.path() / kBestFolder);
+      replaced = true;
       fault_point("best", comm_.rank(), progress_.completed);
       if (comm_.rank() == 0) write_file_atomic(of, fmt::format("{}\n", progress_.best_step));
     });
@@ -166,11 +168,11 @@ void Trainer::evaluate() {
   } catch (const CollectiveError& error) {
     if (error.code() != ExitCode::kCannotWrite) throw;
     if (comm_.rank() == 0) {
-      std::filesystem::rename(before, of, ignored);
-      log_warn(
-          fmt::format("{}/ is left as it was: the evaluation after step {} is the best so far, and what it "
-                      "evaluated could not be written: {}. The run goes on",
-                      kBestFolder, progress_.best_step, error.what()));
+      if (!replaced) std::filesystem::rename(before, of, ignored);
+      log_warn(fmt::format(
+          "{}/ {}: the evaluation after step {} is the best so far, and {} could not be written: {}. The run goes on",
+          kBestFolder, replaced ? "has no step" : "is left as it was", progress_.best_step,
+          replaced ? "the file that says so" : "its model", error.what()));
     }
   }
   clock_.start_step();
