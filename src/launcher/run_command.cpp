@@ -29,14 +29,18 @@ std::atomic<unsigned> g_sent = 0;  // SIGUSR1
 void stop_group(int signal) {
   if (signal != SIGALRM) g_signal = signal;
   if (g_group == 0) return;
+  const int before = errno;
   (void)kill(-g_group, SIGUSR1);
   (void)alarm(++g_sent);
+  errno = before;
 }
 
 void suspend(int /*signal*/) {
+  const int before = errno;
   if (g_group != 0) (void)kill(-g_group, SIGTSTP);
   (void)raise(SIGSTOP);
   if (g_group != 0) (void)kill(-g_group, SIGCONT);
+  errno = before;
 }
 
 void handle(int signal, void (*handler)(int)) {
@@ -102,7 +106,8 @@ GroupResult run_group(const std::vector<std::string>& arguments) {
     // Reading from the terminal would stop a group in the background.
     (void)close(STDIN_FILENO);
     (void)open("/dev/null", O_RDONLY);
-    if (getppid() == parent) (void)execvp(argv[0], argv.data());
+    if (getppid() != parent) _exit(127);
+    (void)execvp(argv[0], argv.data());
     std::perror(argv[0]);
     _exit(127);
   }

@@ -88,13 +88,13 @@ std::string interactive_script(const InteractiveScript& job) {
   }
   std::vector<std::string> start = job.launcher;
   start.insert(start.end(), {"bash", "-c"});
-  // Signals are for the ranks; the log ends after them.
-  lines.insert(lines.end(), {"", "# command 1",
-                             fmt::format("exec > >(trap '' HUP INT PIPE QUIT TERM USR1; exec tee -a {}) 2>&1",
-                                         shell_quote(job.log))});
+  lines.insert(lines.end(), {"", "# command 1"});
   // Before mpirun handles it, and after; the ranks do not inherit this.
   if (!job.launcher.empty()) lines.emplace_back("trap '' USR1");
-  lines.insert(lines.end(), {"exec " + quoted(start) + " \"", fmt::format("  {} \"", join(job.command, ";\n  "))});
+  // Signals are for the ranks; the log ends after them.
+  lines.insert(lines.end(),
+               {fmt::format("exec > >(trap '' HUP INT PIPE QUIT TERM USR1; exec tee -a {}) 2>&1", shell_quote(job.log)),
+                "exec " + quoted(start) + " \"", fmt::format("  {} \"", join(job.command, ";\n  "))});
   return join(lines, "\n") + "\n";
 }
 

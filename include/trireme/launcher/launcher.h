@@ -81,7 +81,7 @@ CommandResult run_command(const std::vector<std::string>& arguments);
 
 struct GroupResult {
   int code = 0;          // as above
-  bool stopped = false;  // the signal was one to this process
+  bool stopped = false;  // a signal to this process ended the command before it handled it
 };
 /// Runs a program in a process group of its own, without stdin, and waits for the whole group. It gets SIGUSR1 for
 /// signals that would have ended this process, stops and goes on with it, and gets SIGTERM when it is killed.
