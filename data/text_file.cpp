@@ -208,9 +208,10 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
   if (found == object.end()) {
     std::vector<std::string> names;
     for (const auto& item : object.items()) names.push_back(item.key());
-    const std::string hint = row_tool_hint([&](const char* each) { return object.contains(each); });
+    const std::string meant = did_you_mean(field, names);
     fail(fmt::format("no field '{}' (name it with --field, or data.column of a run); the object has: {}.{}", field,
-                     join(names, ", "), hint.empty() ? did_you_mean(field, names) : hint));
+                     join(names, ", "),
+                     meant.empty() ? row_tool_hint([&](const char* each) { return object.contains(each); }) : meant));
   }
   if (found->is_null()) return "";
   if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string", field, found->type_name()));

@@ -173,10 +173,11 @@ std::string unwritten_message(const ChatTemplate& chat, const Conversation& conv
     }
   };
   const std::string written = render();
-  if (written.empty()) return {};
-  // Filters, such as upper, write a text in another way.
+  if (written.empty()) return quoted;
+  // Filters, such as upper, write a text in another way. One that does so with 16 texts does with the others.
+  int renders = 16;
   const auto is_there = [&](size_t i) {
-    if (written.find(names[i]) != std::string::npos) return true;
+    if (written.find(names[i]) != std::string::npos || renders-- <= 0) return true;
     *marked[i] = "another";
     const bool is_read = render() != written;
     *marked[i] = names[i];

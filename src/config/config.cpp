@@ -62,8 +62,9 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
   const bool block = raw.starts_with('|') || raw.starts_with('>');
   if (value.kind == YamlNode::Kind::kScalar && !block &&
       (value.quoted ? raw.find('\n') != std::string::npos : plain_type(value) == Plain::kString && value.text != raw)) {
-    problems.add(place, fmt::format("YAML reads the text as \"{}\": put it in double quotes, with \\n for a line break",
-                                    shown(value.text)));
+    problems.add(
+        place, fmt::format("YAML reads the text as \"{}\": give it so, or in double quotes, with \\n for a line break",
+                           shown(value.text)));
     return;
   }
   value.empty = false;  // "lora.adapter=" says null

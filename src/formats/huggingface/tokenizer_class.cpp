@@ -44,12 +44,12 @@ std::optional<ByteLevelModel> rules_of(const std::string& of_class) {
   if (of_class == "GPT2Tokenizer") {
     rules.steps = {{.pattern = std::string(kGpt2Pattern)}};
   } else if (of_class == "Qwen2Tokenizer") {
-    rules.normalisers = {{}};
+    rules.normalisers = {{NormaliserStep::kNfc}};
     rules.steps = {{.pattern = std::string(kQwen2Pattern)}, {}};
   } else if (of_class == "GemmaTokenizer") {
     rules.characters = true;
     rules.normalisers = {{NormaliserStep::kReplace, " ", "\u2581"}};
-    rules.decoder = {{DecoderStep::kReplace, "\u2581", " "}, {DecoderStep::kByteFallback}, {}};
+    rules.decoder = {{DecoderStep::kReplace, "\u2581", " "}, {DecoderStep::kByteFallback}, {DecoderStep::kFuse}};
   } else {
     return std::nullopt;
   }

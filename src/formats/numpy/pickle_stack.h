@@ -253,7 +253,7 @@ class Stack {
   std::vector<ValuePtr> stack_;
   std::unordered_map<uint64_t, ValuePtr> memo_;
   ValuePtr small_[256];
-  size_t dicts_ = 0;  // that begin before `at_`: each is a record
+  size_t dicts_ = 0;  // so far; each is a record
   size_t kept_ = 0;   // references from values and the memo
 };
 
