@@ -39,8 +39,9 @@ std::vector<std::string> spellings(const std::string& name) {
   return all;
 }
 
-/// The prefix of the TensorFlow checkpoint that `path` names; empty if it names none.
+/// The prefix of the TensorFlow checkpoint that `path` names; empty if it names none, or safetensors are there.
 std::filesystem::path tensorflow_prefix(const std::filesystem::path& path) {
+  if (has_safetensors(path)) return {};
   const auto without_index = [](const std::filesystem::path& file) { return file.parent_path() / file.stem(); };
   if (path.extension() == ".index" && std::filesystem::is_regular_file(path)) return without_index(path);
   if (std::filesystem::is_regular_file(path.string() + ".index")) return path;
@@ -74,6 +75,17 @@ std::string tensorflow_name(const std::string& name) {
   return text;
 }
 
+std::vector<std::filesystem::path> tensorflow_files(const std::filesystem::path& path) {
+  const std::filesystem::path prefix = tensorflow_prefix(path);
+  if (prefix.empty()) return {};
+  std::vector<std::filesystem::path> files = {prefix.string() + ".index"};
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::absolute(prefix).parent_path()))
+    if (entry.path().filename().string().starts_with(prefix.filename().string() + ".data-"))
+      files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
 std::filesystem::path bert_config_path(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path)) return path;
   if (path.extension() == ".index" || std::filesystem::is_regular_file(path.string() + ".index")) {
@@ -86,7 +98,7 @@ std::filesystem::path bert_config_path(const std::filesystem::path& path) {
 std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& path, const BertModel& model) {
   StoredWeights::Rules rules{spellings, [](const std::string&) { return false; }};
   std::unique_ptr<WeightSource> source;
-  if (const auto prefix = has_safetensors(path) ? "" : tensorflow_prefix(path); !prefix.empty()) {
+  if (const auto prefix = tensorflow_prefix(path); !prefix.empty()) {
     source = std::make_unique<TfCheckpoint>(prefix);
     rules.spellings = [](const std::string& name) { return std::vector{tensorflow_name(name)}; };
     rules.transposed = [](const std::string& name) { return tensorflow_name(name).ends_with("/kernel"); };

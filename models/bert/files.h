@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace trireme {
 
@@ -15,6 +16,9 @@ namespace trireme {
 /// "gamma" and "beta" of old files, the decoder's own bias and TensorFlow's transposed kernels are translated.
 /// ModelError with the file named.
 std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& path, const BertModel& model);
+
+/// The files of the TensorFlow checkpoint that open_bert_weights() reads for `path`; none where it reads others.
+std::vector<std::filesystem::path> tensorflow_files(const std::filesystem::path& path);
 
 /// The directory or file with the model's configuration, for the same `path`.
 std::filesystem::path bert_config_path(const std::filesystem::path& path);

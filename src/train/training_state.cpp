@@ -9,7 +9,6 @@
 #include "trireme/nn/scalar_type.h"
 #include "trireme/optim/optimizer.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace trireme {
@@ -64,23 +63,6 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles
 
 std::vector<Fingerprint> base_fingerprints(const Config& config) {
   return fingerprint_model(config.model.path, config.model.init == ModelSection::Init::kCheckpoint);
-}
-
-/// Of a checkpoint of TensorFlow, which `path` names by its prefix, its index or its directory. Others: none.
-std::vector<std::filesystem::path> tensorflow_files(const std::filesystem::path& path) {
-  const bool directory = std::filesystem::is_directory(path);
-  const std::string prefix = (path.extension() == ".index" ? path.stem() : path.filename()).string() + ".";
-  std::vector<std::filesystem::path> files;
-  std::error_code error;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(directory ? path : std::filesystem::absolute(path).parent_path(), error)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file(error) && (directory || name.starts_with(prefix)) &&
-        (name.ends_with(".index") || name.find(".data-") != std::string::npos))
-      files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
 }
 
 std::vector<Fingerprint> former_data(const std::vector<std::string>& entries) {
@@ -170,8 +152,7 @@ std::vector<Fingerprint> files_of_all_ranks(const Config& config, const RunFiles
   if (config.lora || from_start)
     for (const Fingerprint& file : base_fingerprints(config))
       add({std::filesystem::path(file.path).filename() == "config.json" ? fingerprint_configuration(file.path) : file});
-  if (from_start && config.model.init == ModelSection::Init::kCheckpoint)
-    add(fingerprint_files(tensorflow_files(config.model.path), ExitCode::kModel, 16));
+  if (from_start) add(fingerprint_files(files.weights, ExitCode::kModel, 16));
   if (from_start && config.lora && config.lora->adapter)
     add(fingerprint_model(*config.lora->adapter, /*with_weights=*/true));
   for (const auto* rows : {&files.evaluation, &files.test})

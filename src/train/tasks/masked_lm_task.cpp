@@ -146,7 +146,9 @@ RunFiles MaskedLmTask::files() const {
           {},
           shards(config_.data.valid),
           rows().valid.there,
-          shards(config_.data.test)};
+          shards(config_.data.test),
+          config_.model.init == ModelSection::Init::kCheckpoint ? tensorflow_files(config_.model.path)
+                                                                : std::vector<std::filesystem::path>()};
 }
 
 ModelShape MaskedLmTask::model_shape(const Config& config, int64_t element_size) const {

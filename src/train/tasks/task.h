@@ -52,7 +52,7 @@ std::string nf4_problem(const std::vector<UnitSpec>& units);
 /// What it stores, for the log.
 std::string nf4_description(const std::vector<UnitSpec>& units, at::ScalarType compute_dtype);
 
-/// The files that decide a run's numbers beside its weights.
+/// The files that decide a run's numbers, but for the base in safetensors.
 struct RunFiles {
   std::vector<std::filesystem::path> data;       // of data.train
   std::filesystem::path configuration;           // of the model, in JSON; NeMo's directories have none
@@ -60,6 +60,7 @@ struct RunFiles {
   std::vector<std::filesystem::path> evaluation = {};  // rows of evaluations
   int64_t evaluation_rows = 0;                         // SplitRows::there
   std::vector<std::filesystem::path> test = {};        // of data.test
+  std::vector<std::filesystem::path> weights = {};     // of the base, in formats other than safetensors
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
