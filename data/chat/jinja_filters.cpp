@@ -361,9 +361,7 @@ Value apply_filter(const std::string& name, const Value& input, const Arguments&
       name != "default" && name != "d" &&
       (input.text() != nullptr || (name != "length" && name != "count" && name != "first" && name != "last"));
   if (!goes_through) return found->second(input, arguments, budget);
-  budget.step(work_of(input));
-  for (const Value& each : arguments.positional) budget.step(search_work(input, each));
-  for (const auto& [key, each] : arguments.named) budget.step(search_work(input, each));
+  budget.step(work_of(input) + search_work(input, arguments));
   return found->second(input, arguments, budget);
 }
 

@@ -254,9 +254,7 @@ Value method(const Value& object, const std::string& name, Budget& budget) {
   if (other) throw ValueError{fmt::format("the method {}() of a {} is not supported", name, object.type_name())};
   if (object.text() != nullptr && is_one_of(name, kTextMethods))
     return make([object, name, &budget](const Arguments& arguments) {
-      const bool searches = !name.ends_with("with") && !name.starts_with("remove");
-      for (const Value& each : arguments.positional) budget.step(searches ? search_work(object, each) : 0);
-      for (const auto& [key, each] : arguments.named) budget.step(searches ? search_work(object, each) : 0);
+      if (!name.ends_with("with") && !name.starts_with("remove")) budget.step(search_work(object, arguments));
       return text_method(*object.text(), name, arguments, budget);
     });
   if (object.dict() != nullptr && is_one_of(name, kDictMethods))

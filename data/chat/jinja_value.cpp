@@ -213,6 +213,13 @@ int64_t search_work(const Value& a, const Value& b) {
   return static_cast<int64_t>(least * (most - least + 1) >> 16);
 }
 
+int64_t search_work(const Value& a, const Arguments& arguments) {
+  int64_t work = 0;
+  for (const Value& each : arguments.positional) work += search_work(a, each);
+  for (const auto& [name, each] : arguments.named) work += search_work(a, each);
+  return work;
+}
+
 /// As equal(); `left`: how many comparisons it may take.
 static bool equal(const Value& a, const Value& b, int64_t& left) {
   if ((left -= 1 + work_of(a)) < 0) throw ValueError{"comparing values takes too many steps (5 million)"};

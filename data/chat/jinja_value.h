@@ -147,6 +147,8 @@ class Value {
 int64_t work_of(const Value& value);
 /// Of looking for one text in another; 0 for other values.
 int64_t search_work(const Value& a, const Value& b);
+/// Of looking for each of the arguments.
+int64_t search_work(const Value& a, const Arguments& arguments);
 /// Python's ==.
 bool equal(const Value& a, const Value& b);
 /// Python's < for numbers, texts and lists; ValueError for other pairs.
