@@ -28,14 +28,10 @@ start_now() {
   control scontrol update JobId="$job" StartTime=now  # Slurm waits two minutes after a requeue
 }
 submit() {  # options of sbatch -- settings of the run
-  local options=()
-  while [[ $1 != -- ]]; do
-    options+=("$1")
-    shift
-  done
-  shift
+  local options arguments
+  split_arguments "$@"
   run env TRIREME_BUILD="${bin%/bin}" TRIREME_PROGRAM="$bin/train_llama" TRIREME_FAULT=sleep@step:rank0:0.3s sbatch --parsable \
-    --output="$work/job.log" --ntasks-per-node=2 --time=60 --chdir="$work" "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" "$@"
+    --output="$work/job.log" --ntasks-per-node=2 --time=60 --chdir="$work" "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$work/run.yaml" "${arguments[@]}"
   job=$(tr -dc '0-9' <"$out")
   out=$work/job.log
 }

@@ -89,16 +89,22 @@ small_run() {
   "$python" -c "import numpy as np; np.save('train.npy', np.random.default_rng(5).integers(0, 120, size=(40, 48)).astype(np.int32))" ||
     skip "$python has no numpy; scripts/setup.sh installs it"
 }
-# OPTIONS of sbatch… -- ARGUMENTS of train_llama.sbatch… with its environment. $out has the job's log, too.
-submit() {
-  local options=()
+# OPTIONS… -- ARGUMENTS…: the arrays options and arguments.
+split_arguments() {
+  options=()
   while [[ $1 != -- ]]; do
     options+=("$1")
     shift
   done
   shift
+  arguments=("$@")
+}
+# OPTIONS of sbatch… -- ARGUMENTS of train_llama.sbatch… with its environment. $out has the job's log, too.
+submit() {
+  local options arguments
+  split_arguments "$@"
   rm -f "$work/job.log"
-  batch sbatch --parsable --output="$work/job.log" "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "$@"
+  batch sbatch --parsable --output="$work/job.log" "${options[@]}" "$root/scripts/slurm/train_llama.sbatch" "${arguments[@]}"
   cat "$work/job.log" >>"$out" 2>/dev/null
 }
 says() { grep -qE -- "$1" "$out"; }
