@@ -157,7 +157,8 @@ at::Tensor block_forward(const BlockPass& pass, int64_t index, const at::Tensor&
                                       .causal = table.causal,
                                       .window = own.window,
                                       .dropout = pass.attention.at(stream),
-                                      .only_needed = early},
+                                      .only_needed = early,
+                                      .fp8 = table.fp8_attention},
                                      recompute == Recompute::kAttention ? &run->kept : nullptr);
   const Dropout residual = early ? pass.residual.of_picked_rows(rows) : pass.residual;
   const auto picked = [&](const at::Tensor& x) { return early ? gather_rows(x, rows) : x; };

@@ -36,6 +36,7 @@ struct DecoderConfig {
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   /// The projections that end in the residual start with initializer_range / sqrt(2 num_hidden_layers) (GPT-2).
   bool scaled_residual_init = false;
+  bool fp8_attention = false;  // forward of attention multiplies E4M3 codes: a choice of the run, in no file
   /// Tokens that a position sees, itself included, in the blocks that have a window; nullopt: all before it.
   std::optional<int64_t> sliding_window;
   /// The blocks with a window: by block, or where that is empty those from full_attention_layers on.

@@ -212,6 +212,7 @@ BlockTable bare_block(const DecoderConfig& config) {
   block.kv_heads = config.num_key_value_heads;
   block.head_dim = config.head_dim;
   block.rotary = config.positions == DecoderPositions::kRope;
+  block.fp8_attention = config.fp8_attention;
   block.gated = is_gated(config.activation);
   block.norms_plus_one = config.norm == NormKind::kRmsPlusOne;
   block.attention_scale = config.attention_multiplier;

@@ -508,12 +508,13 @@ Section precision_section() {
       "FP8 codes that backward multiplies by stay transposed where the plan leaves memory, one byte a weight; false = "
       "they are transposed in each backward",
       {.may_change = true, .elsewhere = {"keep_fp8_transpose_cache", "keep_fp8_weight_transpose_cache"}});
-  s.key(
-      "attention", &S::attention,
-      "attention's products: in the compute type. fp8 is refused: it is not there, and would shorten a step of 70B at "
-      "8,192 tokens by 2 %",
-      {.choices = {{"compute", S::Attention::kCompute}, {"fp8", S::Attention::kFp8}},
-       .elsewhere = {"fp8_dot_product_attention", "fp8_dpa"}});
+  s.key("attention", &S::attention, "attention's products: compute = in the compute type",
+        {.choices = {{"compute", S::Attention::kCompute},
+                     {"fp8", S::Attention::kFp8, Feature::kFp8Attention,
+                      "; fp8 = forward multiplies FP8 codes of queries, keys, values and probabilities, backward "
+                      "stays in the compute type (GPUs of compute capability 9.0, heads of 128, no dropout and no "
+                      "window; elsewhere queries, keys and values are rounded to FP8, which is no faster)"}},
+         .elsewhere = {"fp8_dot_product_attention", "fp8_dpa"}});
   s.key("loss_scale", &S::loss_scale, "fp16: what the dynamic loss scale starts from; null = 65536",
         {.min = 1, .max = 16777216});
   return s.section;

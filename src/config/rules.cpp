@@ -278,10 +278,6 @@ void check_precision(const Config& config, const ProgramKeys& program, std::vect
   if (precision.fp8_recipe) for_trained("precision.fp8_recipe", word_of(*precision.fp8_recipe));
   if (precision.fp8_skip_first > 0) for_trained("precision.fp8_skip_first", std::to_string(precision.fp8_skip_first));
   if (precision.fp8_skip_last > 0) for_trained("precision.fp8_skip_last", std::to_string(precision.fp8_skip_last));
-  if (precision.attention == PrecisionSection::Attention::kFp8)
-    problems.push_back({"precision.attention",
-                        {"precision.attention"},
-                        "precision.attention fp8 is not there: attention multiplies in the compute type"});
 }
 
 void check_logging(const Config& config, std::vector<RuleProblem>& problems) {

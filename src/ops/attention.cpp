@@ -8,6 +8,7 @@
 #include "trireme/base/profile_range.h"
 #include "trireme/ops/device.h"
 #include "trireme/ops/dispatch.h"
+#include "trireme/ops/matmul/fp8.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -55,15 +56,16 @@ struct MeasuredShape {
 };
 constexpr MeasuredShape kKernelsFaster[] = {{128, true, 2048}, {128, false, 200}};
 
-bool measured_faster(const at::Tensor& q, const Sequences& sequences, const AttentionOptions& options) {
+bool measured_faster(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
   if (preference() != Preference::kMeasured) return preference() == Preference::kKernels;
+  if (multiplies_codes(heads, options)) return true;
   if (options.window > 0) return false;
   if (!options.causal || options.dropout.active()) return true;
   // The library's fastest kernel, cuDNN's, is not deterministic; flash attention would run in its place.
   if (at::globalContext().deterministicAlgorithms()) return true;
   const int64_t mean = sequences.tokens() / sequences.count();
   return std::any_of(std::begin(kKernelsFaster), std::end(kKernelsFaster), [&](const MeasuredShape& m) {
-    return m.head_dim == q.size(2) && m.equal_lengths == sequences.equal_lengths && mean >= m.least_mean_length;
+    return m.head_dim == heads.q.size(2) && m.equal_lengths == sequences.equal_lengths && mean >= m.least_mean_length;
   });
 }
 
@@ -73,7 +75,10 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
   if constexpr (kCudaBuild) fits = heads.q.is_cuda() && launch::attention_fits(heads);
   const Runs otherwise =
       (heads.q.is_cuda() && two_bytes) || (options.causal && !dropout) ? Runs::kLibrary : Runs::kComposition;
-  return Dispatch("attention", heads.q, KernelClass::kHopper)
+  const char* name = multiplies_codes(heads, options) ? "attention in FP8"
+                     : options.fp8                    ? "attention of values rounded to FP8"
+                                                      : "attention";
+  return Dispatch(name, heads.q, KernelClass::kHopper)
       .needs(two_bytes, "heads are not bf16 or fp16")
       .needs(fits, "the head size is neither 64 nor 128, or heads are not 16-byte aligned")
       .needs(!dropout || options.window == 0, "with dropout the kernels support no window")
@@ -81,7 +86,7 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
              "without a causal mask the kernels support dropout for head size 64 only")
       .needs(!dropout || sequences.longest <= kLongestWithDropout,
              "sequences with dropout are longer than 65,536 tokens")
-      .needs(measured_faster(heads.q, sequences, options),
+      .needs(measured_faster(heads, sequences, options),
              "the library was measured to be faster, or TRIREME_ATTENTION selects it")
       .choice(otherwise);
 }
@@ -140,6 +145,19 @@ at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tens
       .transpose(1, 2);
 }
 
+/// fp8_values() of heads, whose gradients are those of the values.
+struct RoundedHeads {
+  HeadInputs inputs;
+
+  variable_list forward() const {
+    const Heads values = fp8_values(inputs.heads());
+    return {values.q, values.k, values.v};
+  }
+  void backward(const variable_list& d_outputs, Gradients& gradients) {
+    inputs.give({d_outputs[0], d_outputs[1], d_outputs[2]}, gradients);
+  }
+};
+
 /// On a GPU.
 at::Tensor library_attention(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
   if (sequences.equal_lengths) {
@@ -183,10 +201,37 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
     return cudnn_attention(node_inputs, inputs, sequences, options, kept);
   if (flash_fits(heads.q)) return flash_attention(node_inputs, inputs, sequences, options, kept);
   if (options.dropout.active()) return composed_attention(node_inputs, inputs, sequences, options, kept);
-  return library_attention(heads, sequences, options);
+  if (!options.fp8) return library_attention(heads, sequences, options);
+  const variable_list rounded = run_node(RoundedHeads{node_inputs}, inputs);
+  return library_attention({rounded[0], rounded[1], rounded[2]}, sequences, options);
 }
 
 }  // namespace
+
+bool multiplies_codes(const Heads& heads, const AttentionOptions& options) {
+  if constexpr (kCudaBuild)
+    return options.fp8 && kernel_class(heads.q.device()) == KernelClass::kHopper && heads.q.element_size() == 2 &&
+           heads.q.size(2) == 128 && !options.dropout.active() && options.window == 0 &&
+           launch::attention_fits(heads) &&
+           (preference() == Preference::kMeasured || preference() == Preference::kKernels);
+  return false;
+}
+
+Heads fp8_values(const Heads& heads) {
+  // One scale over the dimensions `of`. The exponent e comes from the bits of the amax, so that 2^e is exact: 448 is
+  // 1.75 * 2^8.
+  const auto rounded = [](const at::Tensor& x, at::IntArrayRef of) {
+    const at::Tensor numbers = x.to(at::kFloat), amax = numbers.abs().amax(of, /*keepdim=*/true);
+    const at::Tensor largest = (amax.view(at::kInt) + 0x1fffff).bitwise_right_shift(23);
+    const at::Tensor exponent =
+        at::where(amax.gt(0).logical_and(amax.isfinite()), 127 + 8 - largest, 0).clamp_(-126, 126);
+    const auto power = [](const at::Tensor& e) { return (e + 127).to(at::kInt).mul(1 << 23).view(at::kFloat); };
+    const at::Tensor codes = numbers.mul(power(exponent)).clamp_(-kLargestE4m3, kLargestE4m3).to(at::kFloat8_e4m3fn);
+    // An infinity is not 448.
+    return codes.to(at::kFloat).mul_(power(-exponent)).add_(numbers - numbers).to(x.scalar_type());
+  };
+  return {rounded(heads.q, {2}), rounded(heads.k, {0, 2}), rounded(heads.v, {0, 2})};
+}
 
 at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
   const int64_t group = heads / x.size(1);
@@ -326,9 +371,9 @@ struct ComposedAttention {
   }
 
   variable_list forward() {
-    const Heads heads = inputs.heads();
     at::Tensor out;
     if (take_kept(kept, {&out})) return {out.detach()};
+    const Heads heads = forward_heads(inputs.heads(), options);
     out = at::empty(heads.q.sizes(), heads.q.options());
     for (int64_t i = 0; i < sequences.count(); ++i) {
       const Part p = part(heads, i);
@@ -395,7 +440,7 @@ struct CpuAttention {
 
   variable_list forward() {
     if (take_kept(kept, {&out, &sums})) return {out.detach()};
-    const Heads heads = inputs.heads();
+    const Heads heads = forward_heads(inputs.heads(), options);
     std::vector<at::Tensor> outs, all_sums;
     each([&](int64_t first, int64_t count, int64_t length) {
       const auto of = [&](const at::Tensor& x) { return rows(x, first, count, length); };

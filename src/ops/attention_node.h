@@ -121,6 +121,15 @@ class HeadInputs {
 /// [T, K, H] -> [T, N, H], each key head repeated for its group of query heads.
 at::Tensor repeat_heads(const at::Tensor& x_TKH, int64_t heads);
 
+/// The values of the E4M3 codes of AttentionOptions::fp8, in the heads' dtype.
+Heads fp8_values(const Heads& heads);
+/// Whether our kernel multiplies the codes themselves.
+bool multiplies_codes(const Heads& heads, const AttentionOptions& options);
+/// What forward's products take, other than in that kernel.
+inline Heads forward_heads(const Heads& heads, const AttentionOptions& options) {
+  return options.fp8 ? fp8_values(heads) : heads;
+}
+
 /// Moves the tensors of an earlier call into a node's members; false if there are none.
 inline bool take_kept(KeptAttention* kept, std::initializer_list<at::Tensor*> members) {
   if (kept == nullptr || kept->empty()) return false;

@@ -30,7 +30,7 @@ const std::vector<TrainingProgram>& training_programs() {
                 .features = FeatureSet(Feature::kAdapters, Feature::kVocabularySize, Feature::kRecomputeMlp,
                                        Feature::kMlperfSkip, Feature::kFp8Training, Feature::kContext,
                                        Feature::kDocumentStreams, Feature::kMlperfLog, Feature::kMegatronData,
-                                       Feature::kPairs)},
+                                       Feature::kPairs, Feature::kFp8Attention)},
        .trains = "Llama-family models: LoRA adapters, or all parameters",
        .presets = "models/decoder/presets",
        .make_task = make_causal_lm_task,
@@ -44,9 +44,9 @@ const std::vector<TrainingProgram>& training_programs() {
        .make_task = make_masked_lm_task,
        .mlperf_events = make_bert_events},
       {.keys = {.name = "train_gpt",
-                .features =
-                    FeatureSet(Feature::kVocabularySize, Feature::kRecomputeMlp, Feature::kFp8Training,
-                               Feature::kContext, Feature::kDocumentStreams, Feature::kMegatronData, Feature::kPairs),
+                .features = FeatureSet(Feature::kVocabularySize, Feature::kRecomputeMlp, Feature::kFp8Training,
+                                       Feature::kContext, Feature::kDocumentStreams, Feature::kMegatronData,
+                                       Feature::kPairs, Feature::kFp8Attention),
                 .vocab_multiple = 128,  // NeMo's make_vocab_size_divisible_by
                 .defaults = gpt_defaults()},
        .trains = "GPT-3 family models, all parameters",

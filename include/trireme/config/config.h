@@ -135,7 +135,7 @@ struct PrecisionSection {
   std::optional<Recipe> fp8_recipe;               // of trained matrices; null: the program chooses
   int64_t fp8_skip_first = 0, fp8_skip_last = 0;  // trained blocks that stay in the compute type
   bool fp8_transpose_cache = true;                // transposed codes stay where the plan leaves memory
-  enum class Attention { kCompute, kFp8 } attention = Attention::kCompute;  // its products; kFp8 is refused
+  enum class Attention { kCompute, kFp8 } attention = Attention::kCompute;  // its products in forward
   std::optional<double> loss_scale;                                         // fp16: first value of the dynamic scale
   bool operator==(const PrecisionSection&) const = default;
 };

@@ -18,6 +18,7 @@ enum class Feature : uint32_t {
   kMlperfSkip = 1 << 6,      // MLPerf's rule for the evaluations at the start
   kFp8Training = 1 << 7,     // trained matrices may be multiplied in FP8
   kPairs = 1 << 8,           // train.objective: losses of pairs of answers
+  kFp8Attention = 1 << 9,    // attention may multiply FP8 codes
 
   kContext = 1 << 17,  // several ranks may share a row
 

@@ -57,6 +57,7 @@ struct BlockTable {
   // The parts of the forward that have no parameters.
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = true, rotary = false;
+  bool fp8_attention = false;                  // AttentionOptions::fp8
   bool gated = false;                          // the MLP's first product computes gate and up projections
   bool norms_plus_one = false;                 // RMS norms multiply by 1 + weight
   double attention_scale = 0;                  // of the scores; 0: 1 / sqrt(head_dim)

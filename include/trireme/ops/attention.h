@@ -46,6 +46,10 @@ struct AttentionOptions {
   /// Of the result only the rows that Sequences::needed counts are read. Others may hold anything, NaN too. The caller
   /// gives zero as their gradients.
   bool only_needed = false;
+  /// Forward's products take E4M3 codes of q, k and v, with a power of two for each row of q and each key head as the
+  /// scale: the largest that keeps the row's, or over all tokens of the call the head's, numbers within 448. A NaN or
+  /// an infinity is a NaN. Backward multiplies q, k and v as they are, with forward's result and log-sum-exp.
+  bool fp8 = false;
 };
 
 /// ConfigError where TRIREME_ATTENTION has none of its words.
@@ -66,6 +70,11 @@ using KeptAttention = std::vector<at::Tensor>;
 /// cuDNN's. All skip the tiles outside a window. The library draws dropout from its own generator, seeded from (seed,
 /// stream, first key): a resumed run of the same world size gets the same mask, which differs from our kernels' mask.
 /// The order of the sums of dq varies unless deterministic algorithms are requested.
+///
+/// AttentionOptions::fp8: our kernel with H 128 and without dropout and window multiplies the codes, and rounds the
+/// probabilities to E4M3, too. All other implementations take the codes' values in the heads' dtype, and do not round
+/// probabilities; without a kept log-sum-exp backward computes probabilities from q and k as they are (composed), or
+/// multiplies the codes' values (fp32 and fp64 on a GPU).
 ///
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
 /// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,

@@ -118,6 +118,7 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
       extend_positions(shape, config.data.seq_length) && !rank.plan_only && rank.grid.world.rank == 0)
     warn_of_new_positions(config, shape, positions);
   shape.scaled_residual_init = config.model.scaled_residual_init.value_or(shape.scaled_residual_init);
+  shape.fp8_attention = config.precision.attention == PrecisionSection::Attention::kFp8;
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(program.vocab_multiple));
