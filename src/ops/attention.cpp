@@ -76,7 +76,7 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
   const Runs otherwise =
       (heads.q.is_cuda() && two_bytes) || (options.causal && !dropout) ? Runs::kLibrary : Runs::kComposition;
   const char* name = multiplies_codes(heads, options) ? "attention in FP8"
-                     : options.fp8                    ? "attention of values rounded to FP8"
+                     : options.fp8                    ? "attention with values rounded to FP8"
                                                       : "attention";
   return Dispatch(name, heads.q, KernelClass::kHopper)
       .needs(two_bytes, "heads are not bf16 or fp16")

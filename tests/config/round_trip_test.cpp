@@ -148,8 +148,7 @@ TEST(RoundTrip, RandomConfigurations) {
       FAIL() << "seed " << seed << ": " << error.what() << "\n" << text;
     }
   }
-  // Of precision.attention all values but the default are refused.
-  const std::set<std::string> fixed = {"train.epochs", "schedule.warmup_ratio", "precision.attention"};
+  const std::set<std::string> fixed = {"train.epochs", "schedule.warmup_ratio"};
   for (const std::string& key : config_keys({})) EXPECT_NE(changed.contains(key), fixed.contains(key)) << key;
 }
 

@@ -472,8 +472,7 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
     EXPECT_EQ(refused("precision: {linear: fp8, fp8_skip_first: 1, fp8_skip_last: 2, fp8_recipe: " + recipe + "}\n"),
               "");
   expect("precision: {fp8_skip_first: 1}\n", ":4:29: precision.fp8_skip_first 1 needs precision.linear: fp8");
-  EXPECT_EQ(refused("precision: {attention: compute, fp8_transpose_cache: false}\n"), "");
-  expect("precision: {attention: fp8}\n", ":4:24: precision.attention fp8 is not there");
+  EXPECT_EQ(refused("precision: {attention: fp8, fp8_transpose_cache: false}\n"), "");
   expect("precision: {linear: fp8, fp8_skip_last: 3}\nlora: {r: 4}\n",
          ":4:41: precision.fp8_skip_last 3 is for trained matrices");
   expect("precision: {linear: fp8, fp8_recipe: delayed}\nlora: {r: 4}\n",
@@ -482,6 +481,8 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
   const ProgramKeys plain{.name = "train_x", .features = FeatureSet(Feature::kAdapters)};
   EXPECT_TRUE(contains(refused("precision: {linear: fp8}\n", plain),
                        ":4:21: precision.linear fp8 without a 'lora' section is not for train_x"));
+  EXPECT_TRUE(contains(refused("precision: {attention: fp8}\n", plain),
+                       "fp8 is not for train_x, which trains models with heads of 64 elements"));
   EXPECT_EQ(refused("precision: {linear: fp8}\nlora: {r: 4}\n", plain), "");
 }
 

@@ -94,6 +94,109 @@ TEST(Attention, EqualsScoresWrittenOut) {
   }
 }
 
+/// Each number to the nearest of E4M3 times a power of two for all numbers over the dimensions `of`.
+at::Tensor e4m3_values(const at::Tensor& x, at::IntArrayRef of) {
+  const at::Tensor amax = x.abs().amax(of, /*keepdim=*/true).expand_as(x).contiguous(), values = x.clone();
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    double& value = values.mutable_data_ptr<double>()[i];
+    double scale = std::ldexp(1.0, 126);
+    while (amax.const_data_ptr<double>()[i] * scale > 448) scale /= 2;
+    if (value == 0) continue;
+    const double step = std::ldexp(1.0, std::max(std::ilogb(value * scale), -6) - 3);
+    value = std::nearbyint(value * scale / step) * step / scale;
+  }
+  return values;
+}
+std::vector<at::Tensor> e4m3_heads(const std::vector<at::Tensor>& t) {
+  return {e4m3_values(t[0], {2}), e4m3_values(t[1], {0, 2}), e4m3_values(t[2], {0, 2})};
+}
+
+/// Gradients of q, k and v, packed, from the result and the log-sum-exp that `of_sums` have.
+at::Tensor gradients_beside_sums(const std::vector<at::Tensor>& t, const std::vector<at::Tensor>& of_sums,
+                                 const at::Tensor& d_out, const Shape& s, const AttentionOptions& o) {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i + 1 < s.bounds.size(); ++i) {
+    const auto heads = [&](const at::Tensor& x) {
+      return x.narrow(0, s.bounds[i], s.bounds[i + 1] - s.bounds[i])
+          .repeat_interleave(s.heads / x.size(1), 1)
+          .transpose(0, 1);
+    };
+    const at::Tensor hidden = hidden_by(o, s.bounds[i + 1] - s.bounds[i]), d = heads(d_out);
+    const auto scores = [&](const std::vector<at::Tensor>& of) {
+      return (at::matmul(heads(of[0]), heads(of[1]).transpose(1, 2)) * o.scale).masked_fill(hidden, -INFINITY);
+    };
+    const at::Tensor p = (scores(t) - scores(of_sums).logsumexp(-1, true)).exp();
+    const at::Tensor out = at::matmul(at::softmax(scores(of_sums), -1), heads(of_sums[2]));
+    const at::Tensor ds = p * (at::matmul(d, heads(t[2]).transpose(1, 2)) - (d * out).sum(-1, true)) * o.scale;
+    const auto of_groups = [&](const at::Tensor& x) { return x.unflatten(0, {s.kv_heads, -1}).sum(1); };
+    parts.push_back(at::cat({at::matmul(ds, heads(t[1])), of_groups(at::matmul(ds.transpose(1, 2), heads(t[0]))),
+                             of_groups(at::matmul(p.transpose(1, 2), d))})
+                        .transpose(0, 1));
+  }
+  return at::cat(parts);
+}
+
+TEST(Attention, Fp8RoundsForwardAlone) {
+  for (const Shape& s : kShapes) {
+    for (const auto& [causal, window] : kMasks) {
+      SCOPED_TRACE(std::to_string(s.tokens()) + " tokens, window " + std::to_string(window));
+      at::Tensor packed = packed_heads(s, at::kFloat).to(at::kDouble);
+      packed.select(1, s.heads + 2 * s.kv_heads - 1).mul_(300);
+      packed.narrow(0, 1, 2).mul_(1e-3);  // some of whose numbers are below the smallest normal code
+      packed.narrow(1, 0, 1).narrow(0, 0, 2).zero_();
+      if (s.kv_heads > 1) packed.select(1, s.heads).zero_();
+      const auto t = apart(s, packed.clone()), rounded = e4m3_heads(t);
+      AttentionOptions o = options(causal, 0, window);
+      o.fp8 = true;
+      const at::Tensor y = attention_of_packed(packed.requires_grad_(), s.kv_heads, sequences_of(s), o);
+      EXPECT_LT(max_difference(y.detach(), attention_reference(rounded, s, o)), 1e-10);
+      EXPECT_GT(max_difference(y.detach(), attention_reference(t, s, o)), 1e-3);
+      const at::Tensor d = random(y.sizes(), 5);
+      y.backward(d);
+      // The composition keeps no sums.
+      EXPECT_LT(max_difference(packed.grad(), gradients_beside_sums(t, causal ? rounded : t, d, s, o)), 1e-9);
+    }
+  }
+}
+
+TEST(Attention, Fp8ValuesOfAllTypesKeepTheirScaleAndShowWhatIsNoNumber) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    std::vector<at::Tensor> t;
+    for (const uint64_t seed : {1, 2, 3}) t.push_back(random({6, 2, 16}, seed, at::kFloat).to(dtype));
+    const double largest = dtype == at::kHalf ? 6e4 : 3e38, smallest = dtype == at::kHalf ? 6e-8 : 1e-38;
+    t[0].select(0, 0).mul_(largest / t[0].select(0, 0).abs().max().item<double>());
+    t[1].select(1, 1).mul_(smallest);
+    std::vector<at::Tensor> wide;
+    for (const at::Tensor& x : t) wide.push_back(x.to(at::kDouble));
+    const auto expected = e4m3_heads(wide);
+    const auto check = [&] {
+      const Heads values = fp8_values({t[0], t[1], t[2]});
+      const at::Tensor* each[] = {&values.q, &values.k, &values.v};
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(each[i]->scalar_type(), dtype);
+        EXPECT_TRUE(at::equal(each[i]->nan_to_num(7).to(at::kDouble), expected[i].to(dtype).to(at::kDouble)))
+            << c10::toString(dtype) << " " << i;
+      }
+    };
+    check();
+    // In rows and heads of their own; a row beside them stays as it is.
+    const double nan = std::nan("");
+    for (const double value : {nan, HUGE_VAL, -HUGE_VAL}) {
+      t[0].select(0, 3).fill_(value);
+      t[1].select(1, 0).fill_(value);
+      t[2].select(1, 1).fill_(value);
+      expected[0].select(0, 3).fill_(7);
+      expected[1].select(1, 0).fill_(7);
+      expected[2].select(1, 1).fill_(7);
+      check();
+    }
+    // Beside one that is none the other numbers of a head stay numbers.
+    const at::Tensor k = random({6, 2, 16}, 4, at::kFloat).to(dtype);
+    k[2][1][3] = HUGE_VAL;
+    EXPECT_EQ(fp8_values({k, k, k}).k.isnan().sum().item<int64_t>(), 1);
+  }
+}
+
 /// Attention of each sequence as separate scores, mask, dropout decisions and softmax.
 at::Tensor with_decisions(const Shape& s, const at::Tensor& packed, const AttentionOptions& o) {
   const double p = o.dropout.p;

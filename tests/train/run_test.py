@@ -272,6 +272,21 @@ def fp8(site):
     assert site.metrics("old")[-1]["step"] == 8
 
 
+def fp8_attention(site):
+    """Forward of attention from FP8 codes: close to the compute type's, the same with any recomputation, and from a checkpoint on."""
+    common = ("schedule.name=constant", "eval.every_samples=24", "output.save_every_samples=16")
+    for name, overrides in (("plain", ["precision.attention=compute"]), ("fp8", []), ("again", ["parallel.recompute=full"]),
+                            ("kept", ["parallel.recompute=attention"]), ("parts", ["train.max_steps=4"]), ("parts", [])):
+        site.train(f"output.dir={name}", "precision.attention=fp8", *common, *overrides)
+    plain, fp8, again, kept, parts = ([(line["loss"], line.get("grad_norm")) for event in ("train", "eval") for line in site.metrics(run, event)]
+                                      for run in ("plain", "fp8", "again", "kept", "parts"))
+    assert fp8 == again == kept and parts[:6] == fp8[:6], (fp8, again, kept, parts)
+    for (a, _), (b, _) in zip(plain, fp8, strict=True):
+        assert 0 < abs(a - b) <= 0.01 * a, (plain, fp8)
+    done = site.train("output.dir=fp8", "precision.attention=compute", *common, "train.max_steps=8", expect=73)
+    assert "precision.attention was fp8, is compute" in done.stderr, done.stderr
+
+
 FULL = ("lora=null", "optimizer.lr=1e-4")
 
 
@@ -551,5 +566,5 @@ def origins(site):
 
 
 if __name__ == "__main__":
-    main({"origins": origins, "length": length, "exit-codes": exit_codes, "exit-codes-all": exit_codes_all, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "adapters": adapters, "fp8": fp8, "fp8-training": fp8_training,
+    main({"origins": origins, "length": length, "exit-codes": exit_codes, "exit-codes-all": exit_codes_all, "stop-and-resume": stop_and_resume, "ranks": ranks, "policies": policies, "adapters": adapters, "fp8": fp8, "fp8-attention": fp8_attention, "fp8-training": fp8_training,
           "fp8-current": fp8_current, "mlperf-log": mlperf_log, "outputs": outputs}, Site)

@@ -15,6 +15,7 @@
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/nn/scalar_type.h"
+#include "trireme/ops/dispatch.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/precision.h"
 
@@ -79,6 +80,20 @@ void warn_of_new_positions(const Config& config, const DecoderConfig& shape, int
                                     : "")));
 }
 
+void warn_of_slow_attention(const Config& config, const DecoderConfig& shape, const RankInfo& rank) {
+  const int64_t window = shape.sliding_window.value_or(config.data.seq_length);
+  const std::string why = kernel_class(rank.device) != KernelClass::kHopper ? "the GPU does not run the kernel for it"
+                          : rank.compute_dtype == at::kFloat ? "its kernel is for precision.compute bf16 and fp16"
+                          : shape.head_dim != 128
+                              ? fmt::format("its kernel is for heads of 128, the model's have {}", shape.head_dim)
+                          : shape.attention_dropout > 0 ? "its kernel has no dropout, and the model has it in attention"
+                          : window < config.data.seq_length
+                              ? fmt::format("its kernel has no window, and blocks have one of {} tokens", window)
+                              : "";
+  if (!why.empty())
+    log_warn("precision.attention fp8 rounds queries, keys and values to FP8 and is no faster than compute: " + why);
+}
+
 /// The tokens whose weight is not 0, and the first others that make their number a multiple; empty: nearly all tokens,
 /// so that to pick them is not worth it.
 std::vector<int64_t> rows_with_loss(const std::vector<float>& weights, int64_t multiple) {
@@ -113,12 +128,14 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
     : RowTask(config, rank) {
   DecoderConfig shape = read_shape(config);
   auto found = shape_facts(shape);
+  shape.fp8_attention = config.precision.attention == PrecisionSection::Attention::kFp8;
   check_sequence_length(shape, config.data.seq_length, "data.seq_length");
   if (const int64_t positions = shape.max_position_embeddings;
       extend_positions(shape, config.data.seq_length) && !rank.plan_only && rank.grid.world.rank == 0)
     warn_of_new_positions(config, shape, positions);
+  if (shape.fp8_attention && rank.device.is_cuda() && !rank.plan_only && rank.grid.world.rank == 0)
+    warn_of_slow_attention(config, shape, rank);
   shape.scaled_residual_init = config.model.scaled_residual_init.value_or(shape.scaled_residual_init);
-  shape.fp8_attention = config.precision.attention == PrecisionSection::Attention::kFp8;
   stored_vocab_ = shape.vocab_size;
   shape.vocab_size =
       resized_vocab(stored_vocab_, config.model.vocab_size, config.model.pad_vocab_to.value_or(program.vocab_multiple));
