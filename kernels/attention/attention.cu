@@ -88,9 +88,10 @@ bool valid(const AttentionShape& s, const AttentionDropout& d, const AttentionTi
 
 }  // namespace
 
-AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, const int32_t* needed) {
+AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal, const int32_t* needed,
+                             bool codes) {
   AttentionPlan plan;
-  const int rows = attention_forward_rows(d, causal);
+  const int rows = attention_forward_rows(d, causal, codes);
   std::vector<AttentionTile> whole;  // one tile for each sequence
   const auto rows_of = [&](int64_t i) { return needed != nullptr ? needed[i] : cu_seqlens[i + 1] - cu_seqlens[i]; };
   int32_t padded = 0;
@@ -135,8 +136,10 @@ AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bo
   return plan;
 }
 
-cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
-                       Element element, int box_heads) {
+namespace {
+
+cudaError_t encode_map(CUtensorMap& map, void* data, CUtensorMapDataType type, const cuuint64_t (&extents)[3],
+                       const cuuint64_t (&strides)[2], const cuuint32_t (&box)[3]) {
   static const auto encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -146,14 +149,9 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(heads),
-                                static_cast<cuuint64_t>(tokens)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(tensor.strides.head) * 2,
-                                static_cast<cuuint64_t>(tensor.strides.token) * 2};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_heads), static_cast<cuuint32_t>(rows)}, steps[] = {1, 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1};
   const auto fill = [&] {
-    return encode(&map, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                  3, tensor.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+    return encode(&map, type, 3, data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = fill();
@@ -164,6 +162,26 @@ cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t 
     result = fill();
   }
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
+                       Element element, int box_heads) {
+  return encode_map(
+      map, tensor.data, element == Element::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(tokens)},
+      {static_cast<cuuint64_t>(tensor.strides.head) * 2, static_cast<cuuint64_t>(tensor.strides.token) * 2},
+      {64, static_cast<cuuint32_t>(box_heads), static_cast<cuuint32_t>(rows)});
+}
+
+cudaError_t tensor_map(CUtensorMap& map, uint8_t* codes, const std::array<int64_t, 3>& extents,
+                       const std::array<int, 3>& box) {
+  const auto first = static_cast<cuuint64_t>(extents[0]), second = static_cast<cuuint64_t>(extents[1]);
+  return encode_map(
+      map, codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, {first, second, static_cast<cuuint64_t>(extents[2])},
+      {first, first * second},
+      {static_cast<cuuint32_t>(box[0]), static_cast<cuuint32_t>(box[1]), static_cast<cuuint32_t>(box[2])});
 }
 
 cudaError_t check_attention(const AttentionShape& s) {
@@ -196,6 +214,11 @@ cudaError_t attention_forward(const AttentionForward& a, cudaStream_t stream) {
     if (!valid_tensor(t)) return cudaErrorInvalidValue;
   if (a.lse == nullptr || !valid(a.shape, a.dropout, a.tiles, a.tile_count, a.counters)) return cudaErrorInvalidValue;
   if (a.dropout.threshold > 0 && (a.longest > 0 ? a.longest : a.shape.tokens) > 65536) return cudaErrorInvalidValue;
+  if (a.workspace != nullptr) {
+    if (a.shape.d != 128 || a.dropout.threshold > 0 || a.shape.window > 0 || a.blocks == nullptr || a.block_count <= 0)
+      return cudaErrorInvalidValue;
+    return attention_forward_codes(a, stream);
+  }
   return a.shape.d == 128 ? attention_forward_d128(a, stream) : attention_forward_d64(a, stream);
 }
 

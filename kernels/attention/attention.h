@@ -16,6 +16,12 @@
 // Token and head strides are any multiples of 8 elements; the d elements of a head are contiguous; pointers are 16-byte
 // aligned. Arithmetic is fp32, except that p and ds are rounded to the element type as operands of the second product.
 //
+// Forward in codes: x is saturate(x 2^e) in E4M3, e the largest integer with which the largest magnitude stays within
+// 448, in a row of q (token and head), and in all tokens of a head of k and of v. p is at most 448 and its row's
+// largest at least 2^7 before it is rounded; the sum of a row has p before rounding. Every 512 keys the sum of the tensor
+// cores, which keep 14 bits, is added to one in fp32. NaN or infinity in a head of k or v makes all results of its query heads
+// NaN. Backward takes q, k and v themselves, with the o and lse of such a forward.
+//
 // The tokens are packed sequences. A plan made from the sequence boundaries lists the tiles of work, longest first.
 // Tiles have a fixed size: a sequence that begins at token b reads tokens [b, b + its length rounded up to a multiple
 // of 128). The tokens beyond its end are multiplied by zero. Finite values of other sequences therefore change a result
@@ -72,7 +78,9 @@ struct AttentionPlan {
 };
 
 /// Query rows of a forward tile for a head size; below, keys of a backward tile.
-constexpr int attention_forward_rows(int d, bool causal) { return d == 128 || causal ? 192 : 256; }
+constexpr int attention_forward_rows(int d, bool causal, bool codes = false) {
+  return codes ? 128 : d == 128 || causal ? 192 : 256;
+}
 constexpr int kAttentionBackwardKeys = 128;
 /// For head size 64 and q_heads == kv_heads, sequences up to this length need no sums of dQ in global memory.
 constexpr int kAttentionWholeSequence = 512;
@@ -80,9 +88,9 @@ constexpr int kAttentionWholeSequence = 512;
 /// cu_seqlens: `count` + 1 ascending token offsets from 0 to tokens. needed: of each sequence how many rows from its
 /// first have a result that is read, at least one; null: all. Forward writes o and lse of the other rows or leaves them
 /// as they are. Backward reads neither and counts their gradients as zero, but their d_o must be finite. Where sums
-/// stay on chip it may leave their dq as it is.
+/// stay on chip it may leave their dq as it is. codes: the forward multiplies codes; `needed` is null then.
 AttentionPlan plan_attention(const int32_t* cu_seqlens, int64_t count, int d, bool causal,
-                             const int32_t* needed = nullptr);
+                             const int32_t* needed = nullptr, bool codes = false);
 
 /// Strides in elements.
 struct AttentionStrides {
@@ -121,7 +129,13 @@ struct AttentionForward {
   int64_t tile_count = 0;
   int64_t longest = 0;          // from the plan; affects speed only. 0: unknown, treated as all tokens
   int32_t* counters = nullptr;  // 2 integers, zero before the first launch; every launch resets them to zero
+  // Not null: the products take E4M3 codes of q, k, v and p, by the plan of codes. d 128, without dropout and window.
+  // attention_codes_workspace() bytes, uninitialised, 256-byte aligned.
+  void* workspace = nullptr;
+  const AttentionBlock* blocks = nullptr;
+  int64_t block_count = 0;
 };
+int64_t attention_codes_workspace(const AttentionShape& shape, int64_t block_count);
 cudaError_t attention_forward(const AttentionForward& arguments, cudaStream_t stream);
 
 struct AttentionBackward {

@@ -60,7 +60,9 @@ const T* upload(bench::Memory& memory, const std::vector<T>& values) {
 }  // namespace
 
 TRIREME_BENCH(attention) {
-  if (!recorder.wants("attention forward (TFLOP/s)") && !recorder.wants("attention backward (TFLOP/s)")) return;
+  if (!recorder.wants("attention forward (TFLOP/s)") && !recorder.wants("attention backward (TFLOP/s)") &&
+      !recorder.wants("attention forward in codes (TFLOP/s)"))
+    return;
   std::vector<Shape> shapes{{"70B 1 x 8192", rows(1, 8192), 64, 8, 128, true, 0},
                             {"70B 8 x 2048", rows(8, 2048), 64, 8, 128, true, 0},
                             {"7B 2 x 4096", rows(2, 4096), 32, 32, 128, true, 0},
@@ -114,6 +116,16 @@ TRIREME_BENCH(attention) {
     b.sequence_count = static_cast<int64_t>(plan.sequences.size());
     b.workspace = memory.raw(attention_backward_workspace(b));
     b.counters = f.counters;
+    AttentionForward codes = f;
+    const bool has_codes = s.d == 128 && s.threshold == 0;
+    if (has_codes) {
+      const AttentionPlan of_codes = plan_attention(s.bounds.data(), sequences, s.d, s.causal, nullptr, true);
+      codes.tiles = upload(memory, of_codes.forward);
+      codes.tile_count = static_cast<int64_t>(of_codes.forward.size());
+      codes.blocks = b.blocks;
+      codes.block_count = b.block_count;
+      codes.workspace = memory.raw(attention_codes_workspace(f.shape, b.block_count));
+    }
     double scores = 0;
     for (int64_t i = 0; i < sequences; ++i) {
       const double length = s.bounds[static_cast<size_t>(i) + 1] - s.bounds[static_cast<size_t>(i)];
@@ -152,6 +164,8 @@ TRIREME_BENCH(attention) {
         back_ways{
             {back_text, backward(b), planned(backward(b))},
             {"attention backward, deterministic (TFLOP/s)", backward(deterministic), planned(backward(deterministic))}};
+    if (has_codes)
+      ways.push_back({"attention forward in codes (TFLOP/s)", [&] { return attention_forward(codes, nullptr); }, {}});
     if (bench::attention_peer != nullptr) {
       const bench::AttentionPeer peer = bench::attention_peer(
           {s.bounds, s.equal_lengths(), s.q_heads, s.kv_heads, s.d, s.causal, s.threshold / 128.0});

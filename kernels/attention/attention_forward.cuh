@@ -15,14 +15,38 @@ namespace trireme::kernels::forward {
 /// s = Q K^T of this warpgroup's rows.
 template <class C>
 __device__ inline void scores(float (&s)[C::kKeys / 2], hopper::Operand q, hopper::Operand k) {
-  hopper::product_of_rows<typename C::T, C::kDim, 64, C::kKeys>(s, q, k);
+  if constexpr (C::kCodes)
+    hopper::product_of_code_rows(s, q, k);
+  else
+    hopper::product_of_rows<typename C::T, C::kDim, 64, C::kKeys>(s, q, k);
 }
 
 /// o += P V.
 template <class C>
-__device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (&p)[C::kKeys / 4], hopper::Operand v,
-                                       bool accumulate) {
-  hopper::product_with_rows<typename C::T, C::kKeys>(o, p, v, accumulate);
+__device__ inline void weighted_values(float (&o)[C::kDim / 2], const uint32_t (&p)[C::kKeys / 32 * C::kPacked],
+                                       hopper::Operand v, bool accumulate) {
+  if constexpr (C::kCodes)
+    hopper::product_with_code_columns(o, p, v, accumulate);
+  else
+    hopper::product_with_rows<typename C::T, C::kKeys>(o, p, v, accumulate);
+}
+
+/// Multiplies a thread's two rows.
+template <int kCount>
+__device__ inline void scale_rows(float (&x)[kCount], const float (&factors)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    x[i] *= factors[0];
+    x[i + 1] *= factors[0];
+    x[i + 2] *= factors[1];
+    x[i + 3] *= factors[1];
+  }
+}
+
+template <int kCount>
+__device__ inline void add(float (&to)[kCount], const float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) to[i] += x[i];
 }
 
 template <class C>
@@ -48,7 +72,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
   const auto next_tile = [&] {
     // The thread that loads the queries has waited for the tile's description, so this wait covers it too.
     barrier_wait(q_full(round), (round / C::kSlots) & 1);
-    return Work<C>::read(infos[round % C::kInfoSlots], unit_of<C>(group, round), shift, p.window);
+    return Work<C>::read(infos[round % C::kInfoSlots], unit_of<C>(group, round), shift, p);
   };
   const auto skip_to = [&](const Work<C>& work) {
 #pragma unroll 1
@@ -91,8 +115,17 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     if constexpr (C::kDropout) draws = work.draws.of_row(static_cast<uint32_t>(work.first + row - work.begin));
     int n = work.top;
     float o[C::kDim / 2];
-    uint32_t probabilities[C::kKeys / 4];
-    Softmax softmax;
+    // Of codes: the sums of earlier blocks of keys, and how many blocks `o` may still take.
+    [[maybe_unused]] float total[C::kCodes ? C::kDim / 2 : 1] = {};
+    [[maybe_unused]] int left_of_sum = C::kBlocksOfSum;
+    uint32_t probabilities[C::kKeys / 32 * C::kPacked];
+    Softmax<C> softmax;
+    const auto scale_log2 = [&](int r) {
+      if constexpr (C::kCodes)
+        return work.scales[r] * p.scale_log2;
+      else
+        return p.scale_log2;
+    };
 
     // The scores of the top block are complete. Only this block can hold keys that the causal mask or the end of the
     // sequence excludes. A window excludes keys of the blocks up to `edge`, which may be this one.
@@ -122,7 +155,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        softmax.maximum[r] = fmaxf(softmax.maximum[r], Softmax::largest_of<C::kKeys / 2, 16>(r, s, 16 * part));
+        softmax.maximum[r] =
+            fmaxf(softmax.maximum[r], Softmax<C>::template largest_of<C::kKeys / 2, 16>(r, s, 16 * part));
     }
     softmax.share(0);
     softmax.share(1);
@@ -131,11 +165,11 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       if (part == 0 || 32 * part < work.keys) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          softmax.sum[r] += softmax.exponentials<C::kKeys / 2, 16>(r, s, p.scale_log2, 16 * part);
+          softmax.sum[r] += softmax.template exponentials<C::kKeys / 2, 16>(r, s, scale_log2, 16 * part);
         pack_probabilities<C, 32>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias, 2 * part);
       } else {
 #pragma unroll
-        for (int i = 8 * part; i < 8 * (part + 1); ++i) probabilities[i] = 0;
+        for (int i = C::kPacked * part; i < C::kPacked * (part + 1); ++i) probabilities[i] = 0;
       }
     }
     bool accumulate = false;
@@ -166,23 +200,24 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
         }
       }
       float alpha[2];
-      const bool raised = softmax.update(s, p.scale_log2, alpha);
+      const bool raised = softmax.update(s, scale_log2, alpha);
       pin(s);
-      // This wait also acts as a branch: without it ptxas moves exponentials behind the mma_wait that follows.
+      // This wait also acts as a branch: without it ptxas moves exponentials behind the mma_wait that follows. Those of
+      // codes it moves nevertheless; to keep them before it gains nothing, because the power limits the kernel.
       if (n > bottom) barrier_wait(barriers.k_full((block + 2) % C::kStages), phase(block + 2));
       mma_wait<0>();
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
       pack_probabilities<C>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
-      if (raised) {
-#pragma unroll
-        for (int i = 0; i < C::kDim / 2; i += 4) {
-          o[i] *= alpha[0];
-          o[i + 1] *= alpha[0];
-          o[i + 2] *= alpha[1];
-          o[i + 3] *= alpha[1];
+      if constexpr (C::kCodes) {
+        if (--left_of_sum == 0) {
+          add(total, o);
+          left_of_sum = C::kBlocksOfSum;
+          accumulate = false;
         }
+        if (raised) scale_rows(total, alpha);
       }
+      if (raised) scale_rows(o, alpha);
       ++block;
     };
     --n;
@@ -209,7 +244,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
       ++block;
-      finish<C>(p, work.first, work.end, work.head, o, softmax,
+      if constexpr (C::kCodes) add(o, total);
+      finish<C>(p, work, o, softmax,
                 unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1), 16 * warp, shift);
       barrier_arrive(barriers.info_empty((round - 1) % C::kInfoSlots));
     };

@@ -1,6 +1,7 @@
 #pragma once
 // The forward kernel's configuration, shared memory layout, parameters and barriers.
 
+#include "kernels/attention/attention_codes.cuh"
 #include "kernels/attention/attention_dropout.cuh"
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/device.cuh"
@@ -20,11 +21,27 @@ __device__ inline bool all_of_warpgroup(int id, bool value) {
   return all != 0;
 }
 
+/// Description of a tile for all threads; head -1: no more tiles. It reads key blocks bottom … blocks - 1. `padding`:
+/// of the sequence's tokens in the padded layout, beyond their number among all tokens.
+struct alignas(16) TileInfo {
+  int32_t first, begin, end, head, blocks, bottom, padding;
+  AttentionDraws draws;
+};
+
 /// Shared memory holds kSlots units of 64 query rows for each consumer warpgroup, and kStages blocks of keys and of
-/// values.
+/// values. kCodes: queries, keys and values are E4M3 codes, the values transposed; T is the type of the result.
 template <class T_, int kDim_, int kConsumers_, int kKeys_, int kSlots_, int kStages_, bool kCausal_, bool kDropout_,
-          bool kWindow_ = false>
+          bool kWindow_ = false, bool kCodes_ = false>
 struct Config {
+  static constexpr bool kCodes = kCodes_;
+  static_assert(!kCodes || (kDim_ == 128 && kKeys_ == 128 && !kDropout_ && !kWindow_));
+  /// Added to the exponents, in powers of two, and the most by which a row's scores may exceed its maximum before that
+  /// is raised. Codes of probabilities reach 448; below 2^-6 they lose precision.
+  static constexpr float kLift = kCodes ? 7.0f : 0.0f, kRoom = kCodes ? 1.75f : 8.0f;
+  /// Registers of probabilities for 32 keys.
+  static constexpr int kPacked = kCodes ? 4 : 8;
+  /// The tensor cores keep 14 bits of a sum of codes, so they sum the products with values of so many blocks of keys.
+  static constexpr int kBlocksOfSum = 4;
   static constexpr bool kWindow = kWindow_;
   static_assert(!kWindow || (kCausal_ && !kDropout_));
   using T = T_;
@@ -34,11 +51,12 @@ struct Config {
   static constexpr int kRows = 64 * kConsumers;
   // The producers occupy a whole warpgroup, because setmaxnreg moves registers between warpgroups.
   static constexpr int kProducers = 128, kThreads = kRows * 2 + kProducers;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 112;
-  static constexpr int kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   // setmaxnreg deadlocks if the warpgroups together ask for more registers than the block owns.
   static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <= kThreads * (65536 / kThreads / 8 * 8));
-  static constexpr uint32_t kQBytes = 64 * kDim * 2, kKBytes = kKeys * kDim * 2;
+  static constexpr uint32_t kOperandBytes = kCodes ? 1 : 2, kQBytes = 64 * kDim * 2,
+                            kKBytes = kKeys * kDim * kOperandBytes;
   // Threads that move queries and results. Two more threads hand out tiles and load keys and values. Each is in a warp
   // of its own.
   static constexpr int kMovers = 2;
@@ -48,7 +66,7 @@ struct Config {
   static constexpr uint32_t kQ = 0, kK = kSlots * kConsumers * kQBytes, kV = kK + kStages * kKBytes,
                             kBarriers = kV + kStages * kKBytes,
                             kInfos = kBarriers + (kSlots * kConsumers + kInfoSlots + 2 * kStages + 1) * 16,
-                            kBytes = kInfos + kInfoSlots * 32;
+                            kBytes = kInfos + kInfoSlots * sizeof(TileInfo);
   static_assert(kSlots >= 2 && kBytes <= 227 * 1024);
 };
 
@@ -69,12 +87,7 @@ struct Parameters {
   uint32_t t0, t1, keep_bias;
   float keep_scale;
   uint32_t head_word;
-};
-
-/// Description of a tile for all threads; head -1: no more tiles. It reads key blocks bottom … blocks - 1.
-struct alignas(16) TileInfo {
-  int32_t first, begin, end, head, blocks, bottom;
-  AttentionDraws draws;
+  CodeScales codes;  // kCodes only
 };
 
 /// Shared memory addresses of the barriers. q_full: the queries of a warpgroup's unit are loaded. left: the warpgroup's

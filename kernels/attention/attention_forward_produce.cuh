@@ -53,8 +53,11 @@ __device__ inline void move_rows(const Parameters& p, uint32_t shared, const Til
       barrier_arrive(barrier);
       return;
     }
-    barrier_expect(barrier, C::kQBytes);
-    load_rows<C::kDim, 64>(to, &p.q, head, first, barrier);
+    barrier_expect(barrier, 64 * C::kDim * C::kOperandBytes);
+    if constexpr (C::kCodes)
+      load_box(to, &p.q, 0, head, first + info.padding, barrier);
+    else
+      load_rows<C::kDim, 64>(to, &p.q, head, first, barrier);
   };
   bool more = true;
 #pragma unroll 1
@@ -105,7 +108,8 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
       if (first >= tile.end) continue;
       const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
       const int bottom = C::kWindow ? Window{p.window}.bottom(first - tile.begin, C::kKeys) : 0;
-      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, bottom, {}};
+      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, bottom,
+              tile.padded - tile.begin, {}};
       if constexpr (C::kDropout)
         info.draws = AttentionDraws::of(p.sample_ids[tile.sequence], p.t0, p.t1, head, p.head_word);
       break;
@@ -123,14 +127,20 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, const TileI
                                const Barriers<C>& barriers) {
   using namespace hopper;
   uint32_t block = 0;
-  const auto bring = [&](const CUtensorMap* map, uint32_t to, int head, int token, uint32_t full) {
+  const auto bring = [&](const CUtensorMap* map, uint32_t to, int head, int token, uint32_t full, bool values) {
     barrier_expect(full, C::kKBytes);
-    load_rows<C::kDim, C::kKeys>(to, map, head, token, full);
+    if constexpr (!C::kCodes)
+      load_rows<C::kDim, C::kKeys>(to, map, head, token, full);
+    else if (values)
+      load_box(to, map, token, 0, head, full);
+    else
+      load_box(to, map, 0, head, token, full);
   };
   for (uint32_t round = 0;; ++round) {
     const uint32_t slot = round % C::kInfoSlots;
     barrier_wait(barriers.info_full(slot), (round / C::kInfoSlots) & 1);
-    const int head = infos[slot].head, begin = infos[slot].begin, blocks = infos[slot].blocks,
+    const int head = infos[slot].head, begin = infos[slot].begin + (C::kCodes ? infos[slot].padding : 0),
+              blocks = infos[slot].blocks,
               bottom = C::kWindow ? infos[slot].bottom : 0;
     if (head < 0) break;
     barrier_arrive(barriers.info_empty(slot));
@@ -141,9 +151,9 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, const TileI
       const uint32_t stage = block % C::kStages, parity = (block / C::kStages) & 1;
       const int token = begin + n * C::kKeys;
       barrier_wait(barriers.k_empty(stage), parity ^ 1);
-      bring(&p.k, shared + C::kK + stage * C::kKBytes, kv_head, token, barriers.k_full(stage));
+      bring(&p.k, shared + C::kK + stage * C::kKBytes, kv_head, token, barriers.k_full(stage), false);
       barrier_wait(barriers.v_empty(stage), parity ^ 1);
-      bring(&p.v, shared + C::kV + stage * C::kKBytes, kv_head, token, barriers.v_full(stage));
+      bring(&p.v, shared + C::kV + stage * C::kKBytes, kv_head, token, barriers.v_full(stage), true);
     }
   }
 }

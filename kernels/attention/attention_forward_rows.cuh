@@ -6,31 +6,38 @@
 namespace trireme::kernels::forward {
 
 /// Softmax state of a thread's two rows; `sum` covers this thread's columns only until finish().
+template <class C>
 struct Softmax {
   float maximum[2], sum[2];
 
-  /// Replaces s by exp2(scale_log2 (s - maximum)). True: the caller must multiply earlier results by alpha. `maximum`
-  /// is raised only if a row of the warp exceeds it by a factor of 2^8 in the exponentials, which is rare after a row's
-  /// first block. This changes the result by rounding errors only and cannot overflow.
-  template <int kCount>
-  __device__ bool update(float (&s)[kCount], float scale_log2, float (&alpha)[2]) {
-    constexpr float kRoom = 8.0f;
+  /// Replaces s by exp2(scale_log2 (s - maximum) + kLift), scale_log2(r) being the scale of row r. True: the caller
+  /// must multiply earlier results by alpha. `maximum` is raised only if a row of the warp exceeds it by a factor of
+  /// 2^kRoom in the exponentials, which is rare after a row's first block. This changes the result by rounding errors
+  /// only and cannot overflow.
+  template <int kCount, class Scale>
+  __device__ bool update(float (&s)[kCount], const Scale& scale_log2, float (&alpha)[2]) {
     const float largest[2] = {largest_of(0, s), largest_of(1, s)};
-    const bool raised =
-        __any_sync(0xffffffffu, fmaxf(largest[0] - maximum[0], largest[1] - maximum[1]) * scale_log2 > kRoom);
+    const bool raised = __any_sync(0xffffffffu, above(largest, scale_log2) > C::kRoom);
     if (raised) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float before = maximum[r];
         maximum[r] = fmaxf(before, largest[r]);
         share(r);
-        alpha[r] = fast_exp2((before - maximum[r]) * scale_log2);
+        alpha[r] = fast_exp2((before - maximum[r]) * scale_log2(r));
         sum[r] *= alpha[r];
       }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += exponentials(r, s, scale_log2);
     return raised;
+  }
+  template <class Scale>
+  __device__ float above(const float (&largest)[2], const Scale& scale_log2) const {
+    if constexpr (C::kCodes)
+      return fmaxf((largest[0] - maximum[0]) * scale_log2(0), (largest[1] - maximum[1]) * scale_log2(1));
+    else
+      return fmaxf(largest[0] - maximum[0], largest[1] - maximum[1]) * scale_log2(0);
   }
   /// The largest of kPart values of s from index `from` on, in row r of this thread.
   template <int kCount, int kPart = kCount>
@@ -47,16 +54,16 @@ struct Softmax {
     maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
   }
   /// Replaces kPart scores by their exponentials; returns their sum.
-  template <int kCount, int kPart = kCount>
-  __device__ float exponentials(int r, float (&s)[kCount], float scale_log2, int from = 0) const {
-    const float offset = maximum[r] * scale_log2;
+  template <int kCount, int kPart = kCount, class Scale>
+  __device__ float exponentials(int r, float (&s)[kCount], const Scale& scale_log2, int from = 0) const {
+    const float scale = scale_log2(r), offset = maximum[r] * scale - C::kLift;
     float total = 0.0f;
 #pragma unroll
     for (int g = from / 4; g < (from + kPart) / 4; ++g) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[4 * g + 2 * r + e];
-        x = fast_exp2(fmaf(x, scale_log2, -offset));
+        x = fast_exp2(fmaf(x, scale, -offset));
         total += x;
       }
     }
@@ -65,12 +72,22 @@ struct Softmax {
 };
 
 /// Packs kCount columns of probabilities from column 16 i on to the element type; dropped ones become zero. `column` is
-/// a multiple of kKeys plus this thread's column offset, 0, 2, 4 or 6.
+/// a multiple of kKeys plus this thread's column offset, 0, 2, 4 or 6. Codes are packed in the order of code_position().
 template <class C, int kCount = C::kKeys>
-__device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 4], const float (&s)[C::kKeys / 2],
+__device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 32 * C::kPacked], const float (&s)[C::kKeys / 2],
                                           const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {
+  if constexpr (C::kCodes) {
 #pragma unroll
-  for (int j = 4 * i; j < 4 * i + kCount / 4; ++j) p[j] = hopper::pack2<typename C::T>(s[2 * j], s[2 * j + 1]);
+    for (int j = 2 * i; j < 2 * i + kCount / 8; j += 2)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float* const from = s + 4 * j + 2 * r;
+        p[j + r] = fp8_word<__NV_E4M3>(from[0], from[1], from[4], from[5]);
+      }
+  } else {
+#pragma unroll
+    for (int j = 4 * i; j < 4 * i + kCount / 4; ++j) p[j] = hopper::pack2<typename C::T>(s[2 * j], s[2 * j + 1]);
+  }
   if constexpr (C::kDropout) {
 #pragma unroll
     for (int j = i; j < i + kCount / 16; ++j) {
@@ -94,8 +111,9 @@ struct Work {
   // the sequence; last block of which the window hides a part from some of these rows, bottom - 1 if there is none
   int blocks, bottom, top, edge;
   AttentionDraws draws;
+  float scales[2];  // kCodes: of the scores of this thread's rows
 
-  __device__ static Work read(const TileInfo& info, int unit, int shift, [[maybe_unused]] int window) {
+  __device__ static Work read(const TileInfo& info, int unit, int shift, const Parameters& p) {
     Work w;
     w.first = hopper::uniform(info.first) + (64 * unit >> shift);
     w.begin = hopper::uniform(info.begin);
@@ -106,8 +124,16 @@ struct Work {
     w.bottom = C::kWindow ? hopper::uniform(info.bottom) : 0;
     const int last = C::kCausal ? min(w.end, w.first + (64 >> shift)) : w.end;
     w.top = w.first < w.end ? static_cast<int>(static_cast<uint32_t>(last - w.begin - 1) / C::kKeys) : w.bottom - 1;
-    if constexpr (C::kWindow) w.edge = max(Window{window}.edge(last - w.begin - 1, C::kKeys), w.bottom - 1);
+    if constexpr (C::kWindow) w.edge = max(Window{p.window}.edge(last - w.begin - 1, C::kKeys), w.bottom - 1);
     w.keys = last - w.begin - w.top * C::kKeys;
+    if constexpr (C::kCodes) {
+      if (w.head >= 0)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+          w.scales[r] = p.codes.of_scores(w.first + (row >> shift) + info.padding, w.head + (row & ((1 << shift) - 1)));
+        }
+    }
     return w;
   }
 };
@@ -116,11 +142,11 @@ struct Work {
 /// 64 and arrives at `left`. The thread that waits there stores them. Rows of a warp that extends beyond the sequence
 /// are written here instead, and so is the log-sum-exp.
 template <class C>
-__device__ inline void finish(const Parameters& p, int first, int end, int head, const float (&o)[C::kDim / 2],
-                              const Softmax& softmax, uint32_t staging, uint32_t left, int warp_row, int shift) {
+__device__ inline void finish(const Parameters& p, const Work<C>& work, const float (&o)[C::kDim / 2],
+                              const Softmax<C>& softmax, uint32_t staging, uint32_t left, int warp_row, int shift) {
   using namespace hopper;
   using T = typename C::T;
-  const int lane = threadIdx.x % 32, heads = (1 << shift) - 1;
+  const int lane = threadIdx.x % 32, heads = (1 << shift) - 1, first = work.first, end = work.end, head = work.head;
   const auto token_of = [&](int row) { return first + ((warp_row + row) >> shift); };
   const auto head_of = [&](int row) { return head + (row & heads); };
   float inverse[2], totals[2];
@@ -131,6 +157,7 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     totals[r] = total;
     inverse[r] = (C::kDropout ? p.keep_scale : 1.0f) * fast_reciprocal(total);
+    if constexpr (C::kCodes) inverse[r] *= p.codes.of_values(head);
   }
   // The layout of the copy engine: columns of 64 elements, rows of 128 bytes in the 128-byte swizzle.
   constexpr uint32_t kColumn = 64 * 128;
@@ -165,7 +192,8 @@ __device__ inline void finish(const Parameters& p, int first, int end, int head,
   const int row = lane / 4 + (second ? 8 : 0), token = token_of(row);
   if ((lane & 2) == 0 && token < end)
     p.lse[static_cast<int64_t>(head_of(row)) * p.tokens + token] =
-        (second ? softmax.maximum[1] : softmax.maximum[0]) * p.scale + __logf(second ? totals[1] : totals[0]);
+        (second ? softmax.maximum[1] : softmax.maximum[0]) * (C::kCodes ? (second ? work.scales[1] : work.scales[0]) * p.scale : p.scale) +
+        __logf(second ? totals[1] : totals[0]) - C::kLift * 0.69314718f;
 }
 
 }  // namespace trireme::kernels::forward

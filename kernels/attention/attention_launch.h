@@ -7,6 +7,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <array>
 
 namespace trireme::kernels {
 
@@ -14,6 +15,18 @@ namespace trireme::kernels {
 /// the 128-byte swizzle; reads beyond the last token give zeros.
 cudaError_t tensor_map(CUtensorMap& map, const AttentionTensor& tensor, int64_t tokens, int heads, int d, int rows,
                        Element element, int box_heads = 1);
+
+/// The same for contiguous codes, whose first extent is the contiguous one, in boxes whose rows have 128 bytes.
+cudaError_t tensor_map(CUtensorMap& map, uint8_t* codes, const std::array<int64_t, 3>& extents,
+                       const std::array<int, 3>& box);
+
+/// The parts of AttentionForward::workspace. Rows are those of the padded layout.
+struct AttentionCodes {
+  uint8_t *q, *k, *v;  // [rows, q_heads, d], [rows, kv_heads, d], [kv_heads, d, rows]
+  float *q_scales, *amax;  // as in CodeScales
+};
+AttentionCodes attention_codes(const AttentionForward& a);
+cudaError_t make_attention_codes(const AttentionForward& a, cudaStream_t stream);
 
 /// cudaErrorInvalidValue for a shape outside the limits, cudaErrorNotSupported if the device is not Hopper.
 cudaError_t check_attention(const AttentionShape& shape);
@@ -34,6 +47,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 // The launchers by head size, each in a file of its own so that they compile in parallel.
 cudaError_t attention_forward_d64(const AttentionForward& a, cudaStream_t stream);
 cudaError_t attention_forward_d128(const AttentionForward& a, cudaStream_t stream);
+cudaError_t attention_forward_codes(const AttentionForward& a, cudaStream_t stream);
 cudaError_t attention_backward_d64(const AttentionBackward& a, cudaStream_t stream);
 cudaError_t attention_backward_d128(const AttentionBackward& a, cudaStream_t stream);
 

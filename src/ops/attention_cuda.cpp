@@ -57,19 +57,21 @@ const kernels::AttentionTile* tiles(const at::Tensor& bytes) {
 }
 
 bool leaves_rows_out(const Sequences& sequences, const AttentionOptions& options) {
-  return options.only_needed && !sequences.needed.empty();
+  return options.only_needed && !options.fp8 && !sequences.needed.empty();
 }
 
-AttentionWork::Lists& lists_of(const Sequences& sequences, const at::Tensor& q, const AttentionOptions& options) {
+AttentionWork::Lists& lists_of(const Sequences& sequences, const Heads& heads, const AttentionOptions& options) {
   TRIREME_CHECK(sequences.work != nullptr, "attention on a GPU needs sequences from make_sequences()");
+  const at::Tensor& q = heads.q;
   const int64_t d = q.size(2);
+  const bool codes = multiplies_codes(heads, options);
   const auto [found, inserted] =
-      sequences.work->lists.try_emplace({d, options.causal, leaves_rows_out(sequences, options)});
+      sequences.work->lists.try_emplace({d, options.causal, leaves_rows_out(sequences, options), codes});
   AttentionWork::Lists& lists = found->second;
   if (!inserted) return lists;
   const kernels::AttentionPlan plan =
       kernels::plan_attention(sequences.boundaries.data(), sequences.count(), static_cast<int>(d), options.causal,
-                              leaves_rows_out(sequences, options) ? sequences.needed.data() : nullptr);
+                              leaves_rows_out(sequences, options) ? sequences.needed.data() : nullptr, codes);
   lists.forward = to_device(plan.forward, q.device());
   lists.backward = to_device(plan.backward, q.device());
   lists.sequences = to_device(plan.sequences, q.device());
@@ -91,11 +93,13 @@ bool attention_fits(const Heads& heads) {
   return (d == 64 || d == 128) && heads.q.size(0) < INT32_MAX / 2 && fits(heads.q) && fits(heads.k) && fits(heads.v);
 }
 
-std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Sequences& sequences,
+std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& inputs, const Sequences& sequences,
                                                     const AttentionOptions& options) {
+  const bool codes = multiplies_codes(inputs, options);
+  const Heads heads = codes ? inputs : forward_heads(inputs, options);
   const at::Tensor& q = heads.q;
   const c10::cuda::CUDAGuard guard(q.device());
-  AttentionWork::Lists& lists = lists_of(sequences, q, options);
+  AttentionWork::Lists& lists = lists_of(sequences, heads, options);
   at::Tensor o = at::empty(q.sizes(), q.options()),
              lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   kernels::AttentionForward a;
@@ -110,6 +114,13 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Se
   a.tile_count = lists.forward_count;
   a.longest = lists.longest;
   a.counters = lists.counters.mutable_data_ptr<int32_t>();
+  at::Tensor workspace;
+  if (codes) {
+    workspace = at::empty({kernels::attention_codes_workspace(a.shape, lists.block_count)}, q.options().dtype(at::kByte));
+    a.workspace = workspace.mutable_data_ptr();
+    a.blocks = static_cast<const kernels::AttentionBlock*>(lists.blocks.const_data_ptr());
+    a.block_count = lists.block_count;
+  }
   check_launch(kernels::attention_forward(a, stream_of(q)), "attention_forward", heads);
   return {o, lse};
 }
@@ -122,7 +133,7 @@ bool run_backward(const at::Tensor& d_o, const Heads& heads, const at::Tensor& o
                   int64_t most) {
   const at::Tensor& q = heads.q;
   const c10::cuda::CUDAGuard guard(q.device());
-  AttentionWork::Lists& lists = lists_of(sequences, q, options);
+  AttentionWork::Lists& lists = lists_of(sequences, heads, options);
   kernels::AttentionBackward a;
   a.shape = shape_of(heads, options);
   const at::Tensor gradient = fits(d_o) ? d_o : d_o.contiguous();

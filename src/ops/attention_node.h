@@ -57,8 +57,9 @@ struct AttentionWork {
     at::Tensor counters;                              // int32 [2]: zero between launches, which share one stream
     int64_t forward_count = 0, backward_count = 0, sequence_count = 0, block_count = 0, short_blocks = 0, longest = 0;
   };
-  std::map<std::tuple<int64_t, bool, bool>, Lists> lists;  // by head size, causal, without rows that are not needed
-  std::vector<SequenceRange> ranges;                       // backward_ranges()
+  // by head size, causal, without rows that are not needed, forward in codes
+  std::map<std::tuple<int64_t, bool, bool, bool>, Lists> lists;
+  std::vector<SequenceRange> ranges;  // backward_ranges()
 };
 
 /// Sequences go through backward a range at a time if their sums of dq would take more than attention_sum_rows(), which

@@ -21,13 +21,14 @@ struct AttentionCase {
   double size = 1;         // of q and k
   uint32_t threshold = 0;  // of dropout, of 128
   int window = 0;
+  bool codes = false;  // the forward multiplies E4M3 codes
 };
 
 inline std::string name_of(const AttentionCase& c, Element element) {
   std::string name = std::string(testing::name_of(element)) + " d " + std::to_string(c.d) +
                      (c.causal ? " causal" : " full") + " heads " + std::to_string(c.q_heads) + "/" +
                      std::to_string(c.kv_heads) + " dropout " + std::to_string(c.threshold) + " window " +
-                     std::to_string(c.window) + " bounds";
+                     std::to_string(c.window) + (c.codes ? " codes" : "") + " bounds";
   for (const int32_t b : c.cu_seqlens) name += " " + std::to_string(b);
   return name;
 }
@@ -68,7 +69,8 @@ class AttentionProblem {
     o_ = std::make_unique<DeviceArray>(tokens * c.q_heads * c.d, element);
     d_o_ = std::make_unique<DeviceArray>(in_.d_o, element);
     lse_ = std::make_unique<DeviceArray>(tokens * c.q_heads, Element::kF32);
-    plan_ = plan_attention(c.cu_seqlens.data(), static_cast<int64_t>(c.cu_seqlens.size()) - 1, c.d, c.causal);
+    plan_ = plan_attention(c.cu_seqlens.data(), static_cast<int64_t>(c.cu_seqlens.size()) - 1, c.d, c.causal, nullptr,
+                           c.codes);
     forward_tiles_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.forward);
     backward_tiles_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.backward);
     blocks_ = std::make_unique<DeviceIntegers<AttentionBlock>>(plan_.blocks);
@@ -77,6 +79,9 @@ class AttentionProblem {
     shape_ = {tokens, c.q_heads, c.kv_heads, c.d, c.causal, static_cast<float>(in_.scale), element, c.window};
     sequences_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.sequences);
     workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(backward_arguments(false)));
+    if (c.codes)
+      codes_ = std::make_unique<DeviceBytes>(
+          attention_codes_workspace(shape_, static_cast<int64_t>(plan_.blocks.size())));
   }
 
   AttentionDropout dropout() const {
@@ -95,6 +100,11 @@ class AttentionProblem {
     a.tile_count = static_cast<int64_t>(plan_.forward.size());
     a.longest = plan_.longest;
     a.counters = counters_->as<int32_t>();
+    if (codes_) {
+      a.workspace = codes_->data();
+      a.blocks = blocks_->as<AttentionBlock>();
+      a.block_count = static_cast<int64_t>(plan_.blocks.size());
+    }
     return a;
   }
   cudaError_t forward() { return attention_forward(forward_arguments(), nullptr); }
@@ -154,6 +164,7 @@ class AttentionProblem {
   void poison() {
     o_->poison();
     lse_->poison();
+    if (codes_) codes_->poison();
     poison_gradients();
   }
   void poison_gradients() {
@@ -197,7 +208,8 @@ class AttentionProblem {
   AttentionPlan plan_;
   AttentionShape shape_;
   std::unique_ptr<DeviceArray> qkv_, d_qkv_, o_, d_o_, lse_;
-  std::unique_ptr<DeviceBytes> forward_tiles_, backward_tiles_, sequences_, blocks_, counters_, ids_, workspace_;
+  std::unique_ptr<DeviceBytes> forward_tiles_, backward_tiles_, sequences_, blocks_, counters_, ids_, workspace_,
+      codes_;
 };
 
 /// Operands of the second products are rounded once and results once, which gives about two roundings on average.
