@@ -59,12 +59,15 @@ void apply_override(const std::string& text, int index, YamlNode& root, Problems
     problems.add(place, "the value has ' #', which begins a comment in YAML: put a text with ' #' in quotes");
     return;
   }
-  const bool block = raw.starts_with('|') || raw.starts_with('>');
-  if (value.kind == YamlNode::Kind::kScalar && !block &&
-      (value.quoted ? raw.find('\n') != std::string::npos : plain_type(value) == Plain::kString && value.text != raw)) {
-    problems.add(
-        place, fmt::format("YAML reads the text as \"{}\": give it so, or in double quotes, with \\n for a line break",
-                           shown(value.text)));
+  const bool block = raw.starts_with('|') || raw.starts_with('>'), null = value.kind == YamlNode::Kind::kNull;
+  // "...", "---" and "%x" say no null, and are read as one.
+  if (null ? raw.find_first_of(".-%") != std::string::npos
+           : value.kind == YamlNode::Kind::kScalar && !block &&
+                 (value.quoted ? raw.find('\n') != std::string::npos
+                               : plain_type(value) == Plain::kString && value.text != raw)) {
+    problems.add(place,
+                 fmt::format("YAML reads the text as {}: give it so, or in double quotes, with \\n for a line break",
+                             null ? "null" : fmt::format("\"{}\"", shown(value.text))));
     return;
   }
   value.empty = false;  // "lora.adapter=" says null

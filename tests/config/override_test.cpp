@@ -41,7 +41,8 @@ TEST(Override, SetsAddsAndTheLastWins) {
 
 TEST(Override, TextsStayAsTheyAre) {
   const std::string said = "in double quotes";
-  for (const char* text : {"a\nb.npy", "a.npy\n", " a.npy", "a.npy ", "a.npy\t", "'a\nb.npy'", "\"a\nb.npy\"", "--- a"})
+  for (const char* text : {"a\nb.npy", "a.npy\n", " a.npy", "a.npy ", "a.npy\t", "'a\nb.npy'", "\"a\nb.npy\"", "--- a",
+                           "---", "...", "%x"})
     EXPECT_NE(problem_with(std::string("data.train=") + text).find(said), std::string::npos) << text;
   EXPECT_EQ(load_text(kMinimal, {"data.train=\"/a\\nb \""}).data.train, std::vector<std::string>{"/a\nb "});
   EXPECT_EQ(load_text(kMinimal, {"data.train=[ /a,\n /b ]"}).data.train, (std::vector<std::string>{"/a", "/b"}));
