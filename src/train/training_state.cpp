@@ -44,7 +44,8 @@ std::vector<CheckpointUnit> describe_units(const std::vector<UnitSpec>& units, c
 }
 
 /// What results depend on beside rows and a frozen base: the configuration of a model whose parameters all train, the
-/// adapter that a preference run compares with in each step, and the tokenizer of texts.
+/// adapter that a preference run compares with in each step or whose rows of the vocabulary a run reads, and the
+/// tokenizer of texts.
 std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles& files) {
   std::error_code error;
   std::vector<Fingerprint> inputs;
@@ -54,7 +55,8 @@ std::vector<Fingerprint> fingerprint_inputs(const Config& config, const RunFiles
     else
       inputs = fingerprint_model(config.model.path, /*with_weights=*/false);
   }
-  if (has_reference(config) && config.lora && config.lora->adapter && !precomputes_reference(config))
+  const bool compared = has_reference(config) && !precomputes_reference(config);
+  if (config.lora && config.lora->adapter && (compared || files.adapter_rows))
     for (Fingerprint& file : fingerprint_model(*config.lora->adapter, /*with_weights=*/true))
       inputs.push_back(std::move(file));
   for (const std::filesystem::path& file : files.tokenizer) inputs.push_back(fingerprint_tokenizer(file));

@@ -86,6 +86,16 @@ def plan_differs(site):
     site.run("output.dir=adapted", "train.max_steps=1")
     site.run("output.dir=adapted2", "train.max_steps=2")
     refused(["lora.adapter=adapted/adapter"], ["lora.adapter=adapted2/adapter"], "adapted/adapter/adapter_model.safetensors; copies")
+    # A resume reads the adapter's rows of the vocabulary, if it has some.
+    for name, steps in (("tokens", 1), ("tokens2", 2)):
+        site.run(f"output.dir={name}", f"train.max_steps={steps}", "lora.trainable_token_indices=[3]")
+    for start, other, changed in (("adapted", "adapted2", False), ("tokens", "tokens2", True)):
+        resumed = ["output.save_every_samples=8", f"output.dir=from_{start}", f"lora.adapter={start}/adapter"]
+        site.run(*resumed, "train.max_steps=1")
+        if changed:
+            refused(resumed, [*resumed, f"lora.adapter={other}/adapter"], "read files of different contents", "tokens/adapter/adapter_model.safetensors; copies")
+        done = site.run(*resumed, f"lora.adapter={other}/adapter", "train.max_steps=2", expect=4 if changed else 0)
+        assert ("tokens2/adapter/adapter_model.safetensors is not what" in done.stderr) == changed, done.stderr
     shutil.copytree(f"{site.work}/base", f"{site.work}/more")
     shutil.copy(f"{site.work}/base/model.safetensors", f"{site.work}/more/a.safetensors")
     refused([], ["model.path=more"], f"rank 1 on {HOST} has ", "more/a.safetensors, which rank 0")

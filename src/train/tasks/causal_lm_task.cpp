@@ -290,7 +290,9 @@ RunFiles CausalLmTask::files() const {
           row_tokenizer(config_),
           to_paths(row_files(split_keys(config_, Split::kValid).files)),
           rows().valid.there,
-          to_paths(row_files(split_keys(config_, Split::kTest).files))};
+          to_paths(row_files(split_keys(config_, Split::kTest).files)),
+          {},
+          !token_rows_.empty()};
 }
 
 ModelShape CausalLmTask::model_shape(const Config& config, int64_t element_size) const {

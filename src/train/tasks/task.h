@@ -61,6 +61,7 @@ struct RunFiles {
   int64_t evaluation_rows = 0;                         // SplitRows::there
   std::vector<std::filesystem::path> test = {};        // of data.test
   std::vector<std::filesystem::path> weights = {};     // of the base, in formats other than safetensors
+  bool adapter_rows = false;                           // every start reads rows of the vocabulary in lora.adapter
 };
 
 /// One forward's worth of rows on the device; the task knows what is inside.
