@@ -267,6 +267,7 @@ TEST(NemoImport, Checkpoints) {
 TEST(NemoImport, TheFolderOfARun) {
   const std::string none = "training.exp_manager.explicit_log_dir=null", base = "+training.exp_manager.exp_dir=/exp";
   EXPECT_EQ(config(imported({none, base, "+training.exp_manager.name=mine"})).output.dir, "/exp/mine");
+  EXPECT_EQ(config(imported({none, base, "+training.exp_manager.name='a\nb'"})).output.dir, "/exp/a\nb");
   const ImportedConfig fresh = imported({none, base, "training.exp_manager.resume_if_exists=False"});
   EXPECT_EQ(config(fresh).output.dir, "/exp/default");
   EXPECT_TRUE(contains(line_of(fresh, "exp_manager.exp_dir"), "date and time"));

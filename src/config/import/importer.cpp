@@ -18,7 +18,7 @@ std::string yaml_text(const std::string& value) {
   std::string text = "\"";
   for (const char c : value) {
     if (c == '"' || c == '\\') text += '\\';
-    text += c;
+    text += c == '\n' ? "\\n" : std::string(1, c);
   }
   return text + '"';
 }
