@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <sstream>
 #include <string_view>
 
 namespace trireme {
@@ -61,7 +63,7 @@ MetricsFile::MetricsFile(const std::filesystem::path& path, std::optional<int64_
   const bool resumes = resume_step && std::filesystem::exists(path);
   if (resumes) {
     // Steps after the checkpoint are repeated: their lines are removed, so that every step is in the file once.
-    std::ifstream in(path);
+    std::istringstream in(read_text_file(path, ExitCode::kCannotWrite, SIZE_MAX));
     std::string kept, text;
     int64_t foreign = 0;
     bool later = false;

@@ -38,12 +38,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -339,7 +340,8 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
 
 /// For a run without checkpoints. ModelError where metrics.jsonl names a save: what holds them may not be mounted.
 void check_lost_checkpoints(const std::filesystem::path& path) {
-  std::ifstream metrics(path / "metrics.jsonl");
+  if (!std::filesystem::exists(path / "metrics.jsonl")) return;
+  std::istringstream metrics(read_text_file(path / "metrics.jsonl", ExitCode::kCannotWrite, SIZE_MAX));
   for (std::string line; std::getline(metrics, line);)
     if (line.find(R"("event":"save",)") != std::string::npos)
       throw ModelError(

@@ -204,8 +204,15 @@ def storage(site):
         assert done.returncode == 4 and "Stale file handle" in done.stderr.splitlines()[-1], (done.stdout, done.stderr)
         assert "damaged" not in done.stdout + done.stderr and not os.path.exists(f"{site.work}/exported"), (done.stdout, done.stderr)
         assert content() == before
+
+    def unread():
+        done = site.run("output.dir=run", expect=73, env={"LD_PRELOAD": shim, "SHIM_CALL": "metrics", "SHIM_MODE": "EIO"})
+        assert "metrics.jsonl: Input/output error" in done.last, done.err
+    unread()
+    assert content() == before
     os.rename(directory, f"{site.work}/unmounted")
     os.makedirs(directory)
+    unread()
     for extra in ([], ["--dry-run"]):
         ends("a mount is missing", ["holds no checkpoint", "--allow-fresh"], extra=extra)
     os.rename(f"{site.work}/run/config.yaml", f"{site.work}/kept.yaml")

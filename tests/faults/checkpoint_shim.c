@@ -1,5 +1,6 @@
 // Preloaded by the fault tests: the nth call below a directory named "checkpoints" fails.
-//   SHIM_CALL  pwrite | fsync | fdatasync (of any file) | rename | list (open of that directory) | readdir | open (of a file)
+//   SHIM_CALL  pwrite | fsync | fdatasync (of any file) | rename | list (open of that directory) | readdir | open (of a file) |
+//              metrics (open of metrics.jsonl, anywhere)
 //                SHIM_NTH  first call that fails (from 1)      SHIM_TIMES  how many fail (default 1)
 //   SHIM_MODE  ENOSPC | EIO | EROFS | ESTALE | EACCES | short (pwrite only: every call writes at most 1,000 bytes)
 #define _GNU_SOURCE
@@ -71,6 +72,7 @@ int rename(const char* from, const char* to) {
 
 static int open_goes_wrong(const char* path, int flags) {
   const char* below = strstr(path, "/checkpoints");
+  if (strstr(path, "/metrics.jsonl") != NULL && (flags & O_ACCMODE) == O_RDONLY) return goes_wrong("metrics");
   if (below == NULL || (flags & O_ACCMODE) != O_RDONLY) return 0;
   if (flags & O_DIRECTORY) return strcmp(below, "/checkpoints") == 0 && goes_wrong("list");
   return goes_wrong("open");
