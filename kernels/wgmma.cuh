@@ -43,41 +43,41 @@ enum class Major { kK = 0, kMN = 1 };
       "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),      \
       "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 
-#define TRIREME_SS32(types, majors)                                                   \
+#define TRIREME_SS32(types, majors)                                          \
   asm volatile(                                                              \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                           \
-      "wgmma.mma_async.sync.aligned.m64n32" types            \
+      "wgmma.mma_async.sync.aligned.m64n32" types                            \
       " {"                                                                   \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
       "}, %16, %17, p, 1, 1" majors ";\n}\n"                                 \
       : TRIREME_ACC16(d, 0)                                                  \
       : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
 
-#define TRIREME_SS64(types, majors)                                                             \
+#define TRIREME_SS64(types, majors)                                                    \
   asm volatile(                                                                        \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                     \
-      "wgmma.mma_async.sync.aligned.m64n64" types                      \
+      "wgmma.mma_async.sync.aligned.m64n64" types                                      \
       " {"                                                                             \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
       "}, %32, %33, p, 1, 1" majors ";\n}\n"                                           \
       : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16)                                      \
       : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
-#define TRIREME_RS64(types, majors)                                                             \
+#define TRIREME_RS64(types, majors)                                                    \
   asm volatile(                                                                        \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                     \
-      "wgmma.mma_async.sync.aligned.m64n64" types                      \
+      "wgmma.mma_async.sync.aligned.m64n64" types                                      \
       " {"                                                                             \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1" majors ";\n}\n"                               \
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1" majors ";\n}\n"                          \
       : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16)                                      \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate), "n"(static_cast<int>(kB)))
 
-#define TRIREME_SS128(types, majors)                                                                   \
+#define TRIREME_SS128(types, majors)                                                          \
   asm volatile(                                                                               \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                            \
-      "wgmma.mma_async.sync.aligned.m64n128" types                            \
+      "wgmma.mma_async.sync.aligned.m64n128" types                                            \
       " {"                                                                                    \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "      \
@@ -86,16 +86,16 @@ enum class Major { kK = 0, kMN = 1 };
       "}, %64, %65, p, 1, 1" majors ";\n}\n"                                                  \
       : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16), TRIREME_ACC16(d, 32), TRIREME_ACC16(d, 48) \
       : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
-#define TRIREME_RS128(types, majors)                                                                   \
+#define TRIREME_RS128(types, majors)                                                          \
   asm volatile(                                                                               \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                            \
-      "wgmma.mma_async.sync.aligned.m64n128" types                            \
+      "wgmma.mma_async.sync.aligned.m64n128" types                                            \
       " {"                                                                                    \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "      \
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "      \
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"        \
-      "}, {%64, %65, %66, %67}, %68, p, 1, 1" majors ";\n}\n"                                      \
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1" majors ";\n}\n"                                 \
       : TRIREME_ACC16(d, 0), TRIREME_ACC16(d, 16), TRIREME_ACC16(d, 32), TRIREME_ACC16(d, 48) \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate), "n"(static_cast<int>(kB)))
 

@@ -18,9 +18,10 @@
 //
 // Forward in codes: x is saturate(x 2^e) in E4M3, e the largest integer with which the largest magnitude stays within
 // 448, in a row of q (token and head), and in all tokens of a head of k and of v. p is at most 448 and its row's
-// largest at least 2^7 before it is rounded; the sum of a row has p before rounding. Every 512 keys the sum of the tensor
-// cores, which keep 14 bits, is added to one in fp32. NaN or infinity in a head of k or v makes all results of its query heads
-// NaN. Backward takes q, k and v themselves, with the o and lse of such a forward.
+// largest at least 2^7 before it is rounded; the sum of a row has p before rounding. Every 512 keys the sum of the
+// tensor cores, which keep 14 bits, is added to one in fp32. NaN or infinity in a head of k or v makes all results of
+// its query heads NaN. Backward, with the o and lse of such a forward, needs the values of the codes as q, k and v:
+// with others exp(s - lse) is no probability where scores are large.
 //
 // The tokens are packed sequences. A plan made from the sequence boundaries lists the tiles of work, longest first.
 // Tiles have a fixed size: a sequence that begins at token b reads tokens [b, b + its length rounded up to a multiple
@@ -137,6 +138,19 @@ struct AttentionForward {
 };
 int64_t attention_codes_workspace(const AttentionShape& shape, int64_t block_count);
 cudaError_t attention_forward(const AttentionForward& arguments, cudaStream_t stream);
+
+/// values [tokens, heads, 128] are the values of the codes of x [tokens, heads, 128], in x's type, as above: a scale
+/// for each row of the first `rows` heads, as of q, one for each other head, as of k and v. The codes of the values are
+/// those of x.
+struct AttentionRound {
+  AttentionTensor x;
+  int64_t tokens = 0;
+  int heads = 0, rows = 0;
+  void* values = nullptr;  // contiguous, 16-byte aligned
+  float* amax = nullptr;   // [heads - rows], uninitialised
+  Element element = Element::kBF16;
+};
+cudaError_t attention_round(const AttentionRound& arguments, cudaStream_t stream);
 
 struct AttentionBackward {
   AttentionShape shape;

@@ -28,16 +28,40 @@ __device__ inline Vec<T, 8> chunk_of(const AttentionTensor x, int64_t token, int
 
 /// amax [2, kv_heads], zeros before. A block takes kThreads tokens of a head of keys or values.
 template <class T>
-__global__ void __launch_bounds__(kThreads) amax_kernel(const Source a, float* amax) {
+__global__ void __launch_bounds__(kThreads)
+    amax_kernel(const AttentionTensor k, const AttentionTensor v, int kv_heads, int64_t tokens, float* amax) {
   await_kernel_before();
-  const int which = static_cast<int>(blockIdx.y), head = which % a.kv_heads;
-  const AttentionTensor x = which < a.kv_heads ? a.k : a.v;
+  const int which = static_cast<int>(blockIdx.y), head = which % kv_heads;
+  const AttentionTensor x = which < kv_heads ? k : v;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x / kChunks;
   Amax<T> top;
 #pragma unroll
   for (int i = 0; i < kThreads / kGroups; ++i)
-    if (first + i * kGroups < a.tokens) top.add(chunk_of<T>(x, first + i * kGroups, head));
+    if (first + i * kGroups < tokens) top.add(chunk_of<T>(x, first + i * kGroups, head));
   raise_amax_by_warp(amax + which, top.get());
+}
+
+template <class T>
+cudaError_t find_amax(const AttentionTensor& k, const AttentionTensor& v, int kv_heads, int heads, int64_t tokens,
+                      float* amax, cudaStream_t stream) {
+  if (heads == 0) return cudaSuccess;
+  if (const cudaError_t status = cudaMemsetAsync(amax, 0, static_cast<size_t>(heads) * sizeof(float), stream);
+      status != cudaSuccess)
+    return status;
+  return launch_behind(amax_kernel<T>,
+                       dim3(static_cast<unsigned>(ceil_div(tokens, kThreads)), static_cast<unsigned>(heads)), kThreads,
+                       0, stream, k, v, kv_heads, tokens, amax);
+}
+
+/// The scale of a row of queries, whose chunks a half warp has.
+template <class T>
+__device__ inline float row_inverse(const Vec<T, 8>& chunk) {
+  Amax<T> top;
+  top.add(chunk);
+  float most = top.get();
+#pragma unroll
+  for (int lanes = 1; lanes < kChunks; lanes *= 2) most = amax_of(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+  return code_inverse(most);
 }
 
 template <class T>
@@ -67,17 +91,11 @@ __global__ void __launch_bounds__(kThreads) codes_kernel(const Source a, const A
       if (keys) {
         inverse = code_inverse(to.amax[head]);
       } else {
-        Amax<T> top;
-        top.add(values);
-        float most = top.get();
-#pragma unroll
-        for (int lanes = 1; lanes < kChunks; lanes *= 2)
-          most = amax_of(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-        inverse = code_inverse(most);
+        inverse = row_inverse<T>(values);
         if (chunk == 0) to.q_scales[(first + row) * heads + head] = inverse;
       }
-      store_whole((keys ? to.k : to.q) + ((first + row) * heads + head) * kDim + chunk * 8, codes_of<T>(values, inverse),
-                  false);
+      store_whole((keys ? to.k : to.q) + ((first + row) * heads + head) * kDim + chunk * 8,
+                  codes_of<T>(values, inverse), false);
     }
     return;
   }
@@ -107,24 +125,50 @@ __global__ void __launch_bounds__(kThreads) codes_kernel(const Source a, const A
 #pragma unroll
   for (int i = 0; i < kDim / kGroups; ++i) {
     const int d = group + i * kGroups;
-    reinterpret_cast<uint32_t*>(to.v + (static_cast<int64_t>(head) * kDim + d) * a.rows + first)[chunk] = tile[d][chunk];
+    reinterpret_cast<uint32_t*>(to.v + (static_cast<int64_t>(head) * kDim + d) * a.rows + first)[chunk] =
+        tile[d][chunk];
   }
 }
 
 template <class T>
 cudaError_t run(const Source& a, const AttentionCodes& to, cudaStream_t stream) {
-  if (const cudaError_t status = cudaMemsetAsync(to.amax, 0, static_cast<size_t>(a.kv_heads) * 2 * sizeof(float), stream);
-      status != cudaSuccess)
-    return status;
-  const auto kv = static_cast<unsigned>(2 * a.kv_heads);
-  if (const cudaError_t status =
-          launch_behind(amax_kernel<T>, dim3(static_cast<unsigned>(ceil_div(a.tokens, kThreads)), kv), kThreads, 0,
-                        stream, a, to.amax);
+  const int kv = 2 * a.kv_heads;
+  if (const cudaError_t status = find_amax<T>(a.k, a.v, a.kv_heads, kv, a.tokens, to.amax, stream);
       status != cudaSuccess)
     return status;
   return launch_behind(codes_kernel<T>,
-                       dim3(static_cast<unsigned>(a.rows / kRows), static_cast<unsigned>(a.q_heads) + kv), kThreads, 0,
+                       dim3(static_cast<unsigned>(a.rows / kRows), static_cast<unsigned>(a.q_heads + kv)), kThreads, 0,
                        stream, a, to);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) round_kernel(const AttentionRound a) {
+  await_kernel_before();
+  const int chunk = threadIdx.x % kChunks, head = static_cast<int>(blockIdx.y);
+#pragma unroll
+  for (int i = 0; i < kRows / kGroups; ++i) {
+    const int64_t token = static_cast<int64_t>(blockIdx.x) * kRows + threadIdx.x / kChunks + i * kGroups;
+    Vec<T, 8> values{};
+    if (token < a.tokens) values = chunk_of<T>(a.x, token, head);
+    const float inverse = head < a.rows ? row_inverse<T>(values) : code_inverse(a.amax[head - a.rows]);
+    float rounded[8];
+    from_fp8<__NV_E4M3, 8>(__builtin_bit_cast(Vec<uint16_t, 4>, codes_of<T>(values, inverse)), inverse, rounded);
+    if (token < a.tokens)
+      store_whole(static_cast<T*>(a.values) + (token * a.heads + head) * kDim + chunk * 8, from_floats<T>(rounded));
+  }
+}
+
+template <class T>
+cudaError_t round(const AttentionRound& a, cudaStream_t stream) {
+  AttentionTensor others = a.x;
+  others.data = static_cast<T*>(a.x.data) + a.rows * a.x.strides.head;
+  if (const cudaError_t status =
+          find_amax<T>(others, others, a.heads - a.rows, a.heads - a.rows, a.tokens, a.amax, stream);
+      status != cudaSuccess)
+    return status;
+  return launch_behind(round_kernel<T>,
+                       dim3(static_cast<unsigned>(ceil_div(a.tokens, kRows)), static_cast<unsigned>(a.heads)), kThreads,
+                       0, stream, a);
 }
 
 }  // namespace
@@ -150,6 +194,15 @@ cudaError_t make_attention_codes(const AttentionForward& a, cudaStream_t stream)
   const Source source{a.q, a.k, a.v, a.blocks, s.tokens, a.block_count * kRows, s.q_heads, s.kv_heads};
   const AttentionCodes codes = attention_codes(a);
   return s.element == Element::kF16 ? run<__half>(source, codes, stream) : run<__nv_bfloat16>(source, codes, stream);
+}
+
+cudaError_t attention_round(const AttentionRound& a, cudaStream_t stream) {
+  if (const cudaError_t status = check_attention({a.tokens, a.heads, a.heads, kDim, false, 1, a.element});
+      status != cudaSuccess)
+    return status;
+  if (!valid_tensor(a.x) || a.rows < 0 || a.rows > a.heads || a.values == nullptr || a.amax == nullptr)
+    return cudaErrorInvalidValue;
+  return a.element == Element::kF16 ? round<__half>(a, stream) : round<__nv_bfloat16>(a, stream);
 }
 
 }  // namespace trireme::kernels

@@ -245,8 +245,8 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       arrive(barriers.v_empty(block % C::kStages));
       ++block;
       if constexpr (C::kCodes) add(o, total);
-      finish<C>(p, work, o, softmax,
-                unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1), 16 * warp, shift);
+      finish<C>(p, work, o, softmax, unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1),
+                16 * warp, shift);
       barrier_arrive(barriers.info_empty((round - 1) % C::kInfoSlots));
     };
     Work<C> next;

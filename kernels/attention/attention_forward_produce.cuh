@@ -108,8 +108,14 @@ __device__ inline void schedule(const Parameters& p, TileInfo* infos, const Barr
       if (first >= tile.end) continue;
       const int last = C::kCausal ? min(tile.end, first + tile_tokens) : tile.end;
       const int bottom = C::kWindow ? Window{p.window}.bottom(first - tile.begin, C::kKeys) : 0;
-      info = {first, tile.begin, tile.end, head - part, (last - tile.begin + C::kKeys - 1) / C::kKeys, bottom,
-              tile.padded - tile.begin, {}};
+      info = {first,
+              tile.begin,
+              tile.end,
+              head - part,
+              (last - tile.begin + C::kKeys - 1) / C::kKeys,
+              bottom,
+              tile.padded - tile.begin,
+              {}};
       if constexpr (C::kDropout)
         info.draws = AttentionDraws::of(p.sample_ids[tile.sequence], p.t0, p.t1, head, p.head_word);
       break;
@@ -140,8 +146,7 @@ __device__ inline void produce(const Parameters& p, uint32_t shared, const TileI
     const uint32_t slot = round % C::kInfoSlots;
     barrier_wait(barriers.info_full(slot), (round / C::kInfoSlots) & 1);
     const int head = infos[slot].head, begin = infos[slot].begin + (C::kCodes ? infos[slot].padding : 0),
-              blocks = infos[slot].blocks,
-              bottom = C::kWindow ? infos[slot].bottom : 0;
+              blocks = infos[slot].blocks, bottom = C::kWindow ? infos[slot].bottom : 0;
     if (head < 0) break;
     barrier_arrive(barriers.info_empty(slot));
     barrier_arrive(barriers.begun());

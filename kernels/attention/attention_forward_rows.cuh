@@ -72,7 +72,8 @@ struct Softmax {
 };
 
 /// Packs kCount columns of probabilities from column 16 i on to the element type; dropped ones become zero. `column` is
-/// a multiple of kKeys plus this thread's column offset, 0, 2, 4 or 6. Codes are packed in the order of code_position().
+/// a multiple of kKeys plus this thread's column offset, 0, 2, 4 or 6. Codes are packed in the order of
+/// code_position().
 template <class C, int kCount = C::kKeys>
 __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 32 * C::kPacked], const float (&s)[C::kKeys / 2],
                                           const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {
@@ -192,7 +193,8 @@ __device__ inline void finish(const Parameters& p, const Work<C>& work, const fl
   const int row = lane / 4 + (second ? 8 : 0), token = token_of(row);
   if ((lane & 2) == 0 && token < end)
     p.lse[static_cast<int64_t>(head_of(row)) * p.tokens + token] =
-        (second ? softmax.maximum[1] : softmax.maximum[0]) * (C::kCodes ? (second ? work.scales[1] : work.scales[0]) * p.scale : p.scale) +
+        (second ? softmax.maximum[1] : softmax.maximum[0]) *
+            (C::kCodes ? (second ? work.scales[1] : work.scales[0]) * p.scale : p.scale) +
         __logf(second ? totals[1] : totals[0]) - C::kLift * 0.69314718f;
 }
 

@@ -22,7 +22,7 @@ cudaError_t tensor_map(CUtensorMap& map, uint8_t* codes, const std::array<int64_
 
 /// The parts of AttentionForward::workspace. Rows are those of the padded layout.
 struct AttentionCodes {
-  uint8_t *q, *k, *v;  // [rows, q_heads, d], [rows, kv_heads, d], [kv_heads, d, rows]
+  uint8_t *q, *k, *v;      // [rows, q_heads, d], [rows, kv_heads, d], [kv_heads, d, rows]
   float *q_scales, *amax;  // as in CodeScales
 };
 AttentionCodes attention_codes(const AttentionForward& a);

@@ -145,19 +145,6 @@ at::Tensor library_rows(const at::Tensor& q, const at::Tensor& k, const at::Tens
       .transpose(1, 2);
 }
 
-/// fp8_values() of heads, whose gradients are those of the values.
-struct RoundedHeads {
-  HeadInputs inputs;
-
-  variable_list forward() const {
-    const Heads values = fp8_values(inputs.heads());
-    return {values.q, values.k, values.v};
-  }
-  void backward(const variable_list& d_outputs, Gradients& gradients) {
-    inputs.give({d_outputs[0], d_outputs[1], d_outputs[2]}, gradients);
-  }
-};
-
 /// On a GPU.
 at::Tensor library_attention(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
   if (sequences.equal_lengths) {
@@ -201,9 +188,26 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
     return cudnn_attention(node_inputs, inputs, sequences, options, kept);
   if (flash_fits(heads.q)) return flash_attention(node_inputs, inputs, sequences, options, kept);
   if (options.dropout.active()) return composed_attention(node_inputs, inputs, sequences, options, kept);
-  if (!options.fp8) return library_attention(heads, sequences, options);
-  const variable_list rounded = run_node(RoundedHeads{node_inputs}, inputs);
-  return library_attention({rounded[0], rounded[1], rounded[2]}, sequences, options);
+  return library_attention(heads, sequences, options);
+}
+
+/// fp8_values() of heads, whose gradients are those of the values.
+struct RoundedHeads {
+  Input heads;
+  int64_t rows;
+
+  variable_list forward() {
+    const at::Tensor values = fp8_values(heads.value, rows);
+    heads.value.reset();
+    return {values};
+  }
+  void backward(const variable_list& d_outputs, Gradients& gradients) { gradients.set(heads, d_outputs[0]); }
+};
+
+at::Tensor rounded_heads(const at::Tensor& heads, int64_t rows) {
+  InputList inputs;
+  const Input input = inputs.add(heads);
+  return run_node(RoundedHeads{input, rows}, inputs)[0];
 }
 
 }  // namespace
@@ -217,7 +221,9 @@ bool multiplies_codes(const Heads& heads, const AttentionOptions& options) {
   return false;
 }
 
-Heads fp8_values(const Heads& heads) {
+at::Tensor fp8_values(const at::Tensor& heads, int64_t rows) {
+  if constexpr (kCudaBuild)
+    if (launch::attention_rounds(heads)) return launch::attention_round(heads, rows);
   // One scale over the dimensions `of`. The exponent e comes from the bits of the amax, so that 2^e is exact: 448 is
   // 1.75 * 2^8.
   const auto rounded = [](const at::Tensor& x, at::IntArrayRef of) {
@@ -230,7 +236,10 @@ Heads fp8_values(const Heads& heads) {
     // An infinity is not 448.
     return codes.to(at::kFloat).mul_(power(-exponent)).add_(numbers - numbers).to(x.scalar_type());
   };
-  return {rounded(heads.q, {2}), rounded(heads.k, {0, 2}), rounded(heads.v, {0, 2})};
+  const int64_t others = heads.size(1) - rows;
+  if (others == 0) return rounded(heads, {2});
+  if (rows == 0) return rounded(heads, {0, 2});
+  return at::cat({rounded(heads.narrow(1, 0, rows), {2}), rounded(heads.narrow(1, rows, others), {0, 2})}, 1);
 }
 
 at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
@@ -308,7 +317,8 @@ const std::vector<SequenceRange>& backward_ranges(const Sequences& sequences) {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sequences& sequences,
                      const AttentionOptions& options, KeptAttention* kept) {
   InputList inputs;
-  const Heads heads{q, k, v};
+  const Heads heads =
+      options.fp8 ? Heads{rounded_heads(q, q.size(1)), rounded_heads(k, 0), rounded_heads(v, 0)} : Heads{q, k, v};
   const HeadInputs node_inputs = HeadInputs::apart(heads, inputs);
   return run_attention(heads, node_inputs, inputs, sequences, options, kept);
 }
@@ -318,8 +328,9 @@ at::Tensor attention_of_packed(const at::Tensor& qkv, int64_t kv_heads, const Se
   TRIREME_CHECK(qkv.dim() == 3 && qkv.is_contiguous() && qkv.size(1) > 2 * kv_heads, "attention: qkv ", qkv.sizes(),
                 " with ", kv_heads, " key heads");
   InputList inputs;
-  const HeadInputs node_inputs = HeadInputs::together(qkv, kv_heads, inputs);
-  return run_attention(split_heads(qkv, kv_heads), node_inputs, inputs, sequences, options, kept);
+  const at::Tensor heads = options.fp8 ? rounded_heads(qkv, qkv.size(1) - 2 * kv_heads) : qkv;
+  const HeadInputs node_inputs = HeadInputs::together(heads, kv_heads, inputs);
+  return run_attention(split_heads(heads, kv_heads), node_inputs, inputs, sequences, options, kept);
 }
 
 namespace {
@@ -371,9 +382,9 @@ struct ComposedAttention {
   }
 
   variable_list forward() {
+    const Heads heads = inputs.heads();
     at::Tensor out;
     if (take_kept(kept, {&out})) return {out.detach()};
-    const Heads heads = forward_heads(inputs.heads(), options);
     out = at::empty(heads.q.sizes(), heads.q.options());
     for (int64_t i = 0; i < sequences.count(); ++i) {
       const Part p = part(heads, i);
@@ -440,7 +451,7 @@ struct CpuAttention {
 
   variable_list forward() {
     if (take_kept(kept, {&out, &sums})) return {out.detach()};
-    const Heads heads = forward_heads(inputs.heads(), options);
+    const Heads heads = inputs.heads();
     std::vector<at::Tensor> outs, all_sums;
     each([&](int64_t first, int64_t count, int64_t length) {
       const auto of = [&](const at::Tensor& x) { return rows(x, first, count, length); };

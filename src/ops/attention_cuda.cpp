@@ -93,10 +93,27 @@ bool attention_fits(const Heads& heads) {
   return (d == 64 || d == 128) && heads.q.size(0) < INT32_MAX / 2 && fits(heads.q) && fits(heads.k) && fits(heads.v);
 }
 
-std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& inputs, const Sequences& sequences,
+bool attention_rounds(const at::Tensor& heads) {
+  return heads.is_cuda() && kernel_class(heads.device()) == KernelClass::kHopper && heads.element_size() == 2 &&
+         heads.size(2) == 128 && fits(heads);
+}
+
+at::Tensor attention_round(const at::Tensor& heads, int64_t rows) {
+  const c10::cuda::CUDAGuard guard(heads.device());
+  const int64_t tokens = heads.size(0), count = heads.size(1);
+  const at::Tensor amax = at::empty({std::max<int64_t>(count - rows, 1)}, heads.options().dtype(at::kFloat));
+  at::Tensor values = at::empty(heads.sizes(), heads.options());
+  const cudaError_t status =
+      kernels::attention_round({view(heads), tokens, static_cast<int>(count), static_cast<int>(rows),
+                                values.mutable_data_ptr(), amax.mutable_data_ptr<float>(), element(heads)},
+                               stream_of(heads));
+  TRIREME_CHECK(status == cudaSuccess, "kernel attention_round of ", heads.sizes(), ": ", cudaGetErrorString(status));
+  return values;
+}
+
+std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Sequences& sequences,
                                                     const AttentionOptions& options) {
-  const bool codes = multiplies_codes(inputs, options);
-  const Heads heads = codes ? inputs : forward_heads(inputs, options);
+  const bool codes = multiplies_codes(heads, options);
   const at::Tensor& q = heads.q;
   const c10::cuda::CUDAGuard guard(q.device());
   AttentionWork::Lists& lists = lists_of(sequences, heads, options);
@@ -116,7 +133,8 @@ std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& inputs, const S
   a.counters = lists.counters.mutable_data_ptr<int32_t>();
   at::Tensor workspace;
   if (codes) {
-    workspace = at::empty({kernels::attention_codes_workspace(a.shape, lists.block_count)}, q.options().dtype(at::kByte));
+    workspace =
+        at::empty({kernels::attention_codes_workspace(a.shape, lists.block_count)}, q.options().dtype(at::kByte));
     a.workspace = workspace.mutable_data_ptr();
     a.blocks = static_cast<const kernels::AttentionBlock*>(lists.blocks.const_data_ptr());
     a.block_count = lists.block_count;

@@ -22,7 +22,7 @@ struct CudnnAttention {
 
   variable_list forward() {
     if (!take_kept(kept, {&out, &log_sum, &seed, &offset})) {
-      const Heads rows = rows_of(forward_heads(inputs.heads(), options), sequences);
+      const Heads rows = rows_of(inputs.heads(), sequences);
       const int64_t length = sequences.longest;
       auto result = at::_cudnn_attention_forward(rows.q, rows.k, rows.v, {}, {}, {}, length, length,
                                                  /*compute_log_sumexp=*/true, /*dropout_p=*/0.0, /*is_causal=*/true,

@@ -30,7 +30,7 @@ struct FlashAttention {
 
   variable_list forward() {
     if (take_kept(kept, {&out, &log_sum, &rng_state, &unused})) return {out.detach()};
-    const Heads heads = forward_heads(inputs.heads(), options);
+    const Heads heads = inputs.heads();
     if (p() > 0) {
       at::Generator generator = at::globalContext().defaultGenerator(heads.q.device());
       const std::scoped_lock lock(generator.mutex());

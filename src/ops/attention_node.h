@@ -122,14 +122,11 @@ class HeadInputs {
 /// [T, K, H] -> [T, N, H], each key head repeated for its group of query heads.
 at::Tensor repeat_heads(const at::Tensor& x_TKH, int64_t heads);
 
-/// The values of the E4M3 codes of AttentionOptions::fp8, in the heads' dtype.
-Heads fp8_values(const Heads& heads);
-/// Whether our kernel multiplies the codes themselves.
+/// The values of the E4M3 codes of AttentionOptions::fp8, in the dtype of the heads [T, n, H]: one scale for each row
+/// of the first `rows` heads, one for each other head.
+at::Tensor fp8_values(const at::Tensor& heads_TnH, int64_t rows);
+/// Whether our kernel multiplies the codes themselves in forward.
 bool multiplies_codes(const Heads& heads, const AttentionOptions& options);
-/// What forward's products take, other than in that kernel.
-inline Heads forward_heads(const Heads& heads, const AttentionOptions& options) {
-  return options.fp8 ? fp8_values(heads) : heads;
-}
 
 /// Moves the tensors of an earlier call into a node's members; false if there are none.
 inline bool take_kept(KeptAttention* kept, std::initializer_list<at::Tensor*> members) {
@@ -157,6 +154,9 @@ namespace launch {
 
 /// Whether the kernels support these heads with their strides and alignment.
 bool attention_fits(const Heads& heads);
+/// Whether a kernel computes fp8_values() of these heads, and the kernel.
+bool attention_rounds(const at::Tensor& heads_TnH);
+at::Tensor attention_round(const at::Tensor& heads_TnH, int64_t rows);
 /// o [T, N, H] and the log-sum-exp, fp32 [N, T].
 std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Sequences& sequences,
                                                     const AttentionOptions& options);

@@ -90,6 +90,26 @@ TEST_F(AttentionCodesTest, ForwardEqualsTheOracleOfTheCodes) {
   }
 }
 
+TEST_F(AttentionCodesTest, RoundsToTheValuesOfTheCodes) {
+  for (const Element element : {Element::kBF16, Element::kF16}) {
+    Problem run({{0, 1000}, 3, 2, 128, true, 20.0}, element);
+    const int64_t tokens = 1000, heads = 7;
+    DeviceArray values(tokens * heads * 128, element), amax(4, Element::kF32);
+    values.poison();
+    amax.poison();
+    CUDA_OK(attention_round({run.forward_arguments().q, tokens, 7, 3, values.data(), amax.fp32(), element}, nullptr));
+    const oracle::AttentionInputs expected = rounded(run.inputs());
+    Values packed;
+    for (size_t t = 0; t < 1000; ++t)
+      for (const auto& [x, count] : {std::pair{&expected.q, 3}, {&expected.k, 2}, {&expected.v, 2}}) {
+        const auto width = static_cast<size_t>(count) * 128;
+        packed.insert(packed.end(), x->begin() + static_cast<int64_t>(t * width),
+                      x->begin() + static_cast<int64_t>((t + 1) * width));
+      }
+    EXPECT_EQ(values.values(), packed);
+  }
+}
+
 TEST_F(AttentionCodesTest, LongSumsLoseNoBits) {
   // All values are positive and all weights alike: a sum that lost its last bits would be too small.
   const int64_t tokens = 40'000;

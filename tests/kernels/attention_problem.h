@@ -80,8 +80,8 @@ class AttentionProblem {
     sequences_ = std::make_unique<DeviceIntegers<AttentionTile>>(plan_.sequences);
     workspace_ = std::make_unique<DeviceBytes>(attention_backward_workspace(backward_arguments(false)));
     if (c.codes)
-      codes_ = std::make_unique<DeviceBytes>(
-          attention_codes_workspace(shape_, static_cast<int64_t>(plan_.blocks.size())));
+      codes_ =
+          std::make_unique<DeviceBytes>(attention_codes_workspace(shape_, static_cast<int64_t>(plan_.blocks.size())));
   }
 
   AttentionDropout dropout() const {

@@ -46,9 +46,10 @@ struct AttentionOptions {
   /// Of the result only the rows that Sequences::needed counts are read. Others may hold anything, NaN too. The caller
   /// gives zero as their gradients.
   bool only_needed = false;
-  /// Forward's products take E4M3 codes of q, k and v, with a power of two for each row of q and each key head as the
-  /// scale: the largest that keeps the row's, or over all tokens of the call the head's, numbers within 448. A NaN or
-  /// an infinity is a NaN. Backward multiplies q, k and v as they are, with forward's result and log-sum-exp.
+  /// q, k and v are rounded to E4M3 codes, with a power of two for each row of q and each key head as the scale: the
+  /// largest that keeps the row's, or over all tokens of the call the head's, numbers within 448. A NaN or an infinity
+  /// is a NaN. Forward's products take the codes, backward's their values: with q and k as they were exp(s - lse) would
+  /// be no probability where scores are large. The gradients of the values are those of q, k and v.
   bool fp8 = false;
 };
 
@@ -73,8 +74,7 @@ using KeptAttention = std::vector<at::Tensor>;
 ///
 /// AttentionOptions::fp8: our kernel with H 128 and without dropout and window multiplies the codes, and rounds the
 /// probabilities to E4M3, too. All other implementations take the codes' values in the heads' dtype, and do not round
-/// probabilities; without a kept log-sum-exp backward computes probabilities from q and k as they are (composed), or
-/// multiplies the codes' values (fp32 and fp64 on a GPU).
+/// probabilities.
 ///
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
 /// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,
