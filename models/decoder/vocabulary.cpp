@@ -233,6 +233,10 @@ Adapter read_adapter(const std::filesystem::path& directory, const DecoderConfig
     rows.columns = tensor.shape[1];
     for (int64_t id = base.vocab_size; id < tensor.shape[0]; ++id) rows.ids.push_back(id);
     rows.values.assign(tensor.values.begin() + base.vocab_size * rows.columns, tensor.values.end());
+    // With GPT-2 peft puts the tied output matrix beside it.
+    if (const auto copy = adapter.token_rows.find(names.head);
+        base.tie_word_embeddings && copy != adapter.token_rows.end() && copy->second.values == tensor.values)
+      adapter.token_rows.erase(copy);
   }
   const auto head = adapter.token_rows.find(names.head);
   if (!base.tie_word_embeddings || head == adapter.token_rows.end()) return adapter;

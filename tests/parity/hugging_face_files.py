@@ -19,7 +19,7 @@ with needed():
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 SHAPE = dict(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64)
@@ -52,7 +52,7 @@ class Site:
 
 
 def load(path):
-    return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def logits(model, ids=((1, 7, 3, 50, 22, 9),)):
@@ -409,11 +409,14 @@ def check_resized_adapters(site):
     ids = ((1, 61, 5, 60, 7),)
     kinds = {"tokens": dict(trainable_token_indices=[61, 60]), "saved": dict(modules_to_save=["embed_tokens", "lm_head"]),
              "embedding": dict(modules_to_save=["embed_tokens"]), "plain": {}}
-    for tie in (False, True):
-        base = site.save(f"small-{tie}", tie_word_embeddings=tie)
-        if tie:  # else the file lacks the new rows of lm_head, and peft draws them
+    gpt2 = site.work / "small-gpt2"
+    GPT2LMHeadModel(GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=64)).save_pretrained(gpt2)
+    for tie in (False, "gpt2", True):
+        base = gpt2 if tie == "gpt2" else site.save(f"small-{tie}", tie_word_embeddings=tie)
+        if tie is True:  # else the file lacks the new rows of lm_head, and peft draws them
             kinds["adapted"] = dict(target_modules=["q_proj", "embed_tokens"])
-        for kind, options in kinds.items():
+            kinds["both"] = dict(trainable_token_indices={"embed_tokens": [61, 60], "lm_head": [61, 60]})
+        for kind, options in kinds.items() if tie != "gpt2" else [("adapted", dict(target_modules=["c_attn", "wte"]))]:
             torch.manual_seed(4)
             model = load(base)
             model.resize_token_embeddings(62)
@@ -423,7 +426,7 @@ def check_resized_adapters(site):
                     if value.requires_grad:
                         value.add_(torch.randn_like(value) * 0.1)
             adapter, merged = site.work / f"grown-{tie}-{kind}", site.work / f"grown-{tie}-{kind}-merged"
-            model.save_pretrained(adapter)
+            model.save_pretrained(adapter, save_embedding_layers=False if kind == "both" else "auto")
             theirs = load(base)
             theirs.resize_token_embeddings(62)  # with other values
             theirs = PeftModel.from_pretrained(theirs, adapter)

@@ -188,8 +188,12 @@ class TensorsReader {
       else if (dora && static_cast<int64_t>(pair.magnitude.size()) != pair.out)
         problem("{} has a lora_magnitude_vector of {} values, not {}", module, pair.magnitude.size(), pair.out);
     }
-    for (const auto& [module, ids] : adapter_.config.token_indices)
-      if (!adapter_.token_rows.contains(module))
+    const auto& all = adapter_.config.token_indices;
+    for (const auto& [module, ids] : all)
+      // Of a tied output matrix with the embedding's indices peft writes nothing.
+      if (!adapter_.token_rows.contains(module) &&
+          (module != "lm_head" ||
+           std::ranges::none_of(all, [&](const auto& one) { return one.first != "lm_head" && one.second == ids; })))
         problem("trainable_token_indices names {}, whose rows are not in the file", module);
     for (const std::string& name : adapter_.config.lora.modules_to_save)
       if (std::ranges::none_of(adapter_.saved, [&](const auto& one) {
