@@ -114,6 +114,8 @@ def shapes(work, texts):
     count = plain.get_vocab_size()
     folder = saved(work / "beside", plain, tokenizer_class="PreTrainedTokenizerFast", bos_token="ab", pad_token="<pad>", extra_special_tokens=["<more>"],
                    added_tokens_decoder=decoder_entries(count, more[:1])) and work / "beside"
+    # With added_tokens_decoder there, it is not read.
+    (folder / "special_tokens_map.json").write_text('{"cls_token": "<cls>"}')
     yield "tokenizer.json and files beside it", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", *marks]
     # Saved by an older transformers 4: ids alone beside tokenizer.json, whose flags stay; and a list that calls a special token none.
     older_file = common.train("llama3", texts, 1200)

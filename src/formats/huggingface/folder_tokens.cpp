@@ -63,8 +63,8 @@ struct TokenizerFolder::Files {
 };
 
 void TokenizerFolder::Files::find_names() {
-  std::vector<std::pair<const char*, const nlohmann::json*>> files = {{kMap, &map}, {kConfig, &config}};
-  if (!decoder.is_null()) std::swap(files[0], files[1]);
+  std::vector<std::pair<const char*, const nlohmann::json*>> files = {{kConfig, &config}};
+  if (decoder.is_null()) files.insert(files.begin(), {kMap, &map});
   for (const auto& [name, json] : files)
     for (const char* key : kNamedTokens) {
       if (!json->is_object() || !json->contains(key)) continue;
