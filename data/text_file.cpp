@@ -349,6 +349,8 @@ const RowTool* find_row_tool(const std::function<bool(const char* field)>& has) 
   static constexpr RowTool kTools[] = {{"rejected_response", "messages", "pairs of answers", "preference",
                                         ", once the last of the messages is 'chosen' and rejected_response "
                                         "'rejected', each as {role, content}"},
+                                       {"rejected_messages", "messages", "pairs of answers", "preference",
+                                        ", once messages is named chosen and rejected_messages rejected"},
                                        {"messages", "messages", "conversations", "chat"},
                                        {"conversations", "conversations", "conversations", "chat"},
                                        {"chosen", "rejected", "pairs of answers", "preference"},
