@@ -115,10 +115,9 @@ __device__ inline void mma_ss(float (&d)[kCount], uint64_t a, uint64_t b, int ac
 /// The same of E4M3 codes, which are contiguous in the dimension of the sum.
 template <int kCount>
 __device__ inline void mma_codes_ss(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
-  static_assert(kCount == 32 || kCount == 64);
+  static_assert(kCount == 64);
   constexpr Major kA = Major::kK, kB = Major::kK;
-  if constexpr (kCount == 32) TRIREME_SS64("k32.f32.e4m3.e4m3", "");
-  if constexpr (kCount == 64) TRIREME_SS128("k32.f32.e4m3.e4m3", "");
+  TRIREME_SS128("k32.f32.e4m3.e4m3", "");
 }
 template <int kCount>
 __device__ inline void mma_codes_rs(float (&d)[kCount], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,

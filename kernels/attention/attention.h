@@ -28,7 +28,8 @@
 // of 128). The tokens beyond its end are multiplied by zero. Finite values of other sequences therefore change a result
 // by rounding errors at most, but NaN or infinity propagates to the earlier sequences that read it: from v to their o
 // and so to dq and dk, from k to their dq, from q or d_o to their dk and dv. It never propagates to later sequences or
-// to sequences that end 128 or more tokens before it.
+// to sequences that end 128 or more tokens before it, except in codes, where all sequences share the scale of a head of
+// k or v.
 //
 // o, dk and dv are deterministic. dq is deterministic if its sums stay on chip, if `deterministic` is set, or where the
 // fixed order is as fast; otherwise it is summed in fp32 in an order that varies. Neither pass needs all its blocks to
@@ -140,8 +141,8 @@ int64_t attention_codes_workspace(const AttentionShape& shape, int64_t block_cou
 cudaError_t attention_forward(const AttentionForward& arguments, cudaStream_t stream);
 
 /// values [tokens, heads, 128] are the values of the codes of x [tokens, heads, 128], in x's type, as above: a scale
-/// for each row of the first `rows` heads, as of q, one for each other head, as of k and v. The codes of the values are
-/// those of x.
+/// for each row of the first `rows` heads, as of q, one for each other head, as of k and v. The values of their codes
+/// are the same.
 struct AttentionRound {
   AttentionTensor x;
   int64_t tokens = 0;

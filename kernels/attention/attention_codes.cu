@@ -200,7 +200,8 @@ cudaError_t attention_round(const AttentionRound& a, cudaStream_t stream) {
   if (const cudaError_t status = check_attention({a.tokens, a.heads, a.heads, kDim, false, 1, a.element});
       status != cudaSuccess)
     return status;
-  if (!valid_tensor(a.x) || a.rows < 0 || a.rows > a.heads || a.values == nullptr || a.amax == nullptr)
+  if (!valid_tensor(a.x) || a.rows < 0 || a.rows > a.heads || a.values == nullptr || !aligned16(a.values) ||
+      a.amax == nullptr)
     return cudaErrorInvalidValue;
   return a.element == Element::kF16 ? round<__half>(a, stream) : round<__nv_bfloat16>(a, stream);
 }

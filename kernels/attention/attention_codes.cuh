@@ -24,7 +24,8 @@ struct CodeScales {
   int q_heads, group;
 
   __device__ float of_scores(int row, int head) const {
-    return q[static_cast<int64_t>(row) * q_heads + head] * code_inverse(amax[head / group]);
+    const float scale = q[static_cast<int64_t>(row) * q_heads + head] * code_inverse(amax[head / group]);
+    return scale < 0x1p-100f ? 0x1p-100f : scale;  // 0 times a hidden score, -infinity, would be NaN
   }
   __device__ float of_values(int head) const { return code_inverse(amax[(q_heads + head) / group]); }
 };

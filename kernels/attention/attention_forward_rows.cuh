@@ -73,7 +73,7 @@ struct Softmax {
 
 /// Packs kCount columns of probabilities from column 16 i on to the element type; dropped ones become zero. `column` is
 /// a multiple of kKeys plus this thread's column offset, 0, 2, 4 or 6. Codes are packed in the order of
-/// code_position().
+/// attention_codes.cu.
 template <class C, int kCount = C::kKeys>
 __device__ inline void pack_probabilities(uint32_t (&p)[C::kKeys / 32 * C::kPacked], const float (&s)[C::kKeys / 2],
                                           const AttentionRowDraws& draws, uint32_t column, uint32_t bias, int i = 0) {

@@ -512,8 +512,9 @@ Section precision_section() {
         {.choices = {{"compute", S::Attention::kCompute},
                      {"fp8", S::Attention::kFp8, Feature::kFp8Attention,
                       "; fp8 = forward multiplies FP8 codes of queries, keys, values and probabilities, backward "
-                      "multiplies in the compute type (GPUs of compute capability 9.0, heads of 128, no dropout and no "
-                      "window; elsewhere queries, keys and values are rounded to FP8, which is no faster)"}},
+                      "multiplies in the compute type (GPUs of compute capability 9.0, sequences of 8,192 tokens or "
+                      "more on average, heads of 128, no dropout and no window; elsewhere queries, keys and values are "
+                      "rounded to FP8, which is no faster)"}},
          .elsewhere = {"fp8_dot_product_attention", "fp8_dpa"}});
   s.key("loss_scale", &S::loss_scale, "fp16: what the dynamic loss scale starts from; null = 65536",
         {.min = 1, .max = 16777216});

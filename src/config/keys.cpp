@@ -159,7 +159,7 @@ const char* without_feature(Feature feature) {
     case Feature::kMlperfSkip: return "has no rule of MLPerf for it";
     case Feature::kFp8Training: return "multiplies trained matrices in the compute type";
     case Feature::kPairs: return "has one objective";
-    case Feature::kFp8Attention: return "trains models with heads of 64 elements, for which attention has no FP8";
+    case Feature::kFp8Attention: return "multiplies attention in the compute type";
     case Feature::kContext: return "gives each rank rows of its own";
     case Feature::kMlperfLog: return "is of no benchmark of MLPerf";
     case Feature::kMegatronData: return "reads no indexed files of Megatron";

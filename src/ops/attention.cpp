@@ -58,7 +58,7 @@ constexpr MeasuredShape kKernelsFaster[] = {{128, true, 2048}, {128, false, 200}
 
 bool measured_faster(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
   if (preference() != Preference::kMeasured) return preference() == Preference::kKernels;
-  if (multiplies_codes(heads, options)) return true;
+  if (multiplies_codes(heads, sequences, options)) return true;
   if (options.window > 0) return false;
   if (!options.causal || options.dropout.active()) return true;
   // The library's fastest kernel, cuDNN's, is not deterministic; flash attention would run in its place.
@@ -75,9 +75,9 @@ Choice attention_choice(const Heads& heads, const Sequences& sequences, const At
   if constexpr (kCudaBuild) fits = heads.q.is_cuda() && launch::attention_fits(heads);
   const Runs otherwise =
       (heads.q.is_cuda() && two_bytes) || (options.causal && !dropout) ? Runs::kLibrary : Runs::kComposition;
-  const char* name = multiplies_codes(heads, options) ? "attention in FP8"
-                     : options.fp8                    ? "attention with values rounded to FP8"
-                                                      : "attention";
+  const char* name = multiplies_codes(heads, sequences, options) ? "attention in FP8"
+                     : options.fp8                               ? "attention with values rounded to FP8"
+                                                                 : "attention";
   return Dispatch(name, heads.q, KernelClass::kHopper)
       .needs(two_bytes, "heads are not bf16 or fp16")
       .needs(fits, "the head size is neither 64 nor 128, or heads are not 16-byte aligned")
@@ -205,6 +205,7 @@ struct RoundedHeads {
 };
 
 at::Tensor rounded_heads(const at::Tensor& heads, int64_t rows) {
+  const ProfileRange range("attention");
   InputList inputs;
   const Input input = inputs.add(heads);
   return run_node(RoundedHeads{input, rows}, inputs)[0];
@@ -212,12 +213,15 @@ at::Tensor rounded_heads(const at::Tensor& heads, int64_t rows) {
 
 }  // namespace
 
-bool multiplies_codes(const Heads& heads, const AttentionOptions& options) {
+bool multiplies_codes(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
+  // Shorter sequences were measured to take longer in codes (docs/design/attention-kernels.md).
+  constexpr int64_t kLeastMeanLength = 8192;
   if constexpr (kCudaBuild)
     return options.fp8 && kernel_class(heads.q.device()) == KernelClass::kHopper && heads.q.element_size() == 2 &&
            heads.q.size(2) == 128 && !options.dropout.active() && options.window == 0 &&
            launch::attention_fits(heads) &&
-           (preference() == Preference::kMeasured || preference() == Preference::kKernels);
+           (preference() == Preference::kKernels ||
+            (preference() == Preference::kMeasured && sequences.tokens() >= kLeastMeanLength * sequences.count()));
   return false;
 }
 

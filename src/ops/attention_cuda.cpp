@@ -64,7 +64,7 @@ AttentionWork::Lists& lists_of(const Sequences& sequences, const Heads& heads, c
   TRIREME_CHECK(sequences.work != nullptr, "attention on a GPU needs sequences from make_sequences()");
   const at::Tensor& q = heads.q;
   const int64_t d = q.size(2);
-  const bool codes = multiplies_codes(heads, options);
+  const bool codes = multiplies_codes(heads, sequences, options);
   const auto [found, inserted] =
       sequences.work->lists.try_emplace({d, options.causal, leaves_rows_out(sequences, options), codes});
   AttentionWork::Lists& lists = found->second;
@@ -113,7 +113,7 @@ at::Tensor attention_round(const at::Tensor& heads, int64_t rows) {
 
 std::pair<at::Tensor, at::Tensor> attention_forward(const Heads& heads, const Sequences& sequences,
                                                     const AttentionOptions& options) {
-  const bool codes = multiplies_codes(heads, options);
+  const bool codes = multiplies_codes(heads, sequences, options);
   const at::Tensor& q = heads.q;
   const c10::cuda::CUDAGuard guard(q.device());
   AttentionWork::Lists& lists = lists_of(sequences, heads, options);

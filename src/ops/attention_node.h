@@ -126,7 +126,7 @@ at::Tensor repeat_heads(const at::Tensor& x_TKH, int64_t heads);
 /// of the first `rows` heads, one for each other head.
 at::Tensor fp8_values(const at::Tensor& heads_TnH, int64_t rows);
 /// Whether our kernel multiplies the codes themselves in forward.
-bool multiplies_codes(const Heads& heads, const AttentionOptions& options);
+bool multiplies_codes(const Heads& heads, const Sequences& sequences, const AttentionOptions& options);
 
 /// Moves the tensors of an earlier call into a node's members; false if there are none.
 inline bool take_kept(KeptAttention* kept, std::initializer_list<at::Tensor*> members) {

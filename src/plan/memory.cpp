@@ -179,7 +179,10 @@ RowMemory row_memory(const ModelShape& shape, const RecipeTraits& recipe, int64_
   const int64_t masked = shape.adapter_dropout ? 1 : 0;
   // A branch that is normed or multiplied by itself is a tensor beside the sum.
   const int64_t branch = widths.branch_norms || block.branch_multiplier != 1 ? d : 0;
-  const int64_t forward = (up + f + 2 * d + branch) * element_size + (recipe.forward.fp8 ? up + f : 0) + more.forward;
+  // With attention in FP8 the heads as they were live beside their values.
+  const int64_t unrounded = block.fp8_attention ? qkv : 0;
+  const int64_t forward =
+      (up + f + 2 * d + branch + unrounded) * element_size + (recipe.forward.fp8 ? up + f : 0) + more.forward;
   // Backward of the MLP, beside the gradients of the result and of the input. The down projection: gate_up, computed
   // again, the gradient of the activation, and for weight gradients and adapters the activation and its masked copy.
   // Then the activation function: gate_up and the gradients of both of its sides. Then the up projection: the gradient

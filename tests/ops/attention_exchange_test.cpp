@@ -69,9 +69,9 @@ TEST_P(OverRanks, EqualsAttentionOfTheWhole) {
   const at::Tensor weights = random({kTokens, heads, kDim}, 4);
   // Sequences that end inside slices.
   const Sequences sequences = make_sequences({0, 5, 6, 17, 24}, {3, 90, 7, 12}, at::kCPU);
-  for (const double p : {0.0, 0.25}) {
+  for (const auto& [p, fp8] : {std::pair{0.0, false}, {0.25, false}, {0.0, true}}) {
     for (const bool causal : {true, false}) {
-      const AttentionOptions options{.scale = 0.4, .causal = causal, .dropout = {p, 3, {}, 4}, .fp8 = p == 0 && causal};
+      const AttentionOptions options{.scale = 0.4, .causal = causal, .dropout = {p, 3, {}, 4}, .fp8 = fp8};
       const Result whole =
           run(qkv, weights, [&](const auto& x) { return attention(x[0], x[1], x[2], sequences, options); });
       Meeting meeting(ranks);

@@ -60,6 +60,8 @@ TEST_P(AttentionGpu, EqualsFp64WithTheSameDecisions) {
   const Case& c = GetParam();
   if (c.p > 0 && kernel_class(at::Device(at::kCUDA, 0)) != KernelClass::kHopper)
     GTEST_SKIP() << "the library draws dropout itself";
+  const char* chosen = std::getenv("TRIREME_ATTENTION");
+  const bool ours = chosen != nullptr && std::string(chosen) == "ours";
   const at::Tensor heads =
       random({c.bounds.back(), c.heads + 2 * c.kv_heads, c.head_dim}, 1).to(at::kBFloat16).to(at::kDouble);
   const auto expected = run(c, heads, at::kCPU, at::kDouble);
@@ -70,8 +72,9 @@ TEST_P(AttentionGpu, EqualsFp64WithTheSameDecisions) {
       const auto got = run(c, heads, at::kCUDA, dtype, kept);
       for (size_t i = 0; i < got.size(); ++i) {
         const double error = ((got[i] - expected[i]).norm() / expected[i].norm()).item<double>();
-        // Of FP8 the kernel rounds probabilities too, which fp64 on the CPU does not.
-        EXPECT_LT(error, c.fp8 ? 0.04 : bound)
+        // A kernel that multiplies codes rounds probabilities too, which fp64 on the CPU does not.
+        const bool codes = c.fp8 && c.head_dim == 128 && c.window == 0 && ours;
+        EXPECT_LT(error, codes ? 0.04 : bound)
             << c10::toString(dtype) << (i == 0 ? " output" : " gradient")  // NaN fails too
             << (given ? ", continued" : "");
       }
@@ -82,6 +85,7 @@ TEST_P(AttentionGpu, EqualsFp64WithTheSameDecisions) {
 // Results of the rows that are needed, and all gradients, are those of a call that computes all rows.
 TEST_P(AttentionGpu, RowsThatAreNotNeededTakeNoPart) {
   const Case& c = GetParam();
+  if (c.fp8) GTEST_SKIP() << "with FP8 all rows are computed";
   const at::Tensor heads =
       random({c.bounds.back(), c.heads + 2 * c.kv_heads, c.head_dim}, 1).to(at::kCUDA, at::kBFloat16);
   std::vector<int64_t> keys, rows;
@@ -102,8 +106,7 @@ TEST_P(AttentionGpu, RowsThatAreNotNeededTakeNoPart) {
                                 .causal = c.causal,
                                 .window = c.window,
                                 .dropout = c.p > 0 ? Dropout{c.p, 5, {}, 3} : Dropout{},
-                                .only_needed = only_needed,
-                                .fp8 = c.fp8});
+                                .only_needed = only_needed});
   };
   const auto result = [&](const at::Tensor& all) -> std::vector<at::Tensor> {
     leaf.mutable_grad() = at::Tensor();

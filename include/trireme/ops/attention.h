@@ -46,10 +46,11 @@ struct AttentionOptions {
   /// Of the result only the rows that Sequences::needed counts are read. Others may hold anything, NaN too. The caller
   /// gives zero as their gradients.
   bool only_needed = false;
-  /// q, k and v are rounded to E4M3 codes, with a power of two for each row of q and each key head as the scale: the
-  /// largest that keeps the row's, or over all tokens of the call the head's, numbers within 448. A NaN or an infinity
-  /// is a NaN. Forward's products take the codes, backward's their values: with q and k as they were exp(s - lse) would
-  /// be no probability where scores are large. The gradients of the values are those of q, k and v.
+  /// q, k and v are rounded to E4M3 codes. The scale is a power of two, the largest that keeps the numbers within 448:
+  /// one for each row of q (token and head), one for each head of k and of v over all tokens of the call. A NaN or an
+  /// infinity is a NaN (fp16: from 63,488 on values are infinite); where a kernel rounds (Hopper GPUs, H 128) so is its
+  /// whole row or head. Forward's products take the codes, backward's their values: with q and k as they were exp(s -
+  /// lse) would be no probability where scores are large. The gradients of the values are those of q, k and v.
   bool fp8 = false;
 };
 
@@ -72,9 +73,9 @@ using KeptAttention = std::vector<at::Tensor>;
 /// stream, first key): a resumed run of the same world size gets the same mask, which differs from our kernels' mask.
 /// The order of the sums of dq varies unless deterministic algorithms are requested.
 ///
-/// AttentionOptions::fp8: our kernel with H 128 and without dropout and window multiplies the codes, and rounds the
-/// probabilities to E4M3, too. All other implementations take the codes' values in the heads' dtype, and do not round
-/// probabilities.
+/// AttentionOptions::fp8: our kernel with H 128 and without dropout and window multiplies the codes of sequences of
+/// 8,192 tokens or more on average (with TRIREME_ATTENTION=ours of all), and rounds the probabilities to E4M3, too. All
+/// other implementations take the codes' values in the heads' dtype, and do not round probabilities.
 ///
 /// CPU, and fp32 and fp64 on any device: LibTorch's scaled_dot_product_attention, one sequence at a time, with a mask
 /// where a window is shorter than the sequence; with dropout or without a causal mask separate products and softmax,

@@ -81,15 +81,17 @@ void warn_of_new_positions(const Config& config, const DecoderConfig& shape, int
 }
 
 void warn_of_slow_attention(const Config& config, const DecoderConfig& shape, const RankInfo& rank) {
-  const int64_t window = shape.sliding_window.value_or(config.data.seq_length);
-  const std::string why = kernel_class(rank.device) != KernelClass::kHopper ? "the GPU does not run the kernel for it"
-                          : rank.compute_dtype == at::kFloat ? "its kernel is for precision.compute bf16 and fp16"
-                          : shape.head_dim != 128
-                              ? fmt::format("its kernel is for heads of 128, the model's have {}", shape.head_dim)
-                          : shape.attention_dropout > 0 ? "its kernel has no dropout, and the model has it in attention"
-                          : window < config.data.seq_length
-                              ? fmt::format("its kernel has no window, and blocks have one of {} tokens", window)
-                              : "";
+  bool windows = true;  // in all blocks, shorter than a row
+  for (int64_t block = 0; block < shape.num_hidden_layers; ++block) windows = windows && shape.has_window(block);
+  windows = windows && *shape.sliding_window < config.data.seq_length;
+  const std::string why =
+      kernel_class(rank.device) != KernelClass::kHopper ? "the GPU does not run the kernel for it"
+      : rank.compute_dtype == at::kFloat                ? "its kernel is for precision.compute bf16 and fp16"
+      : shape.head_dim != 128       ? fmt::format("its kernel is for heads of 128, the model's have {}", shape.head_dim)
+      : shape.attention_dropout > 0 ? "its kernel has no dropout, and the model has it in attention"
+      : windows ? fmt::format("its kernel has no window, and all blocks have one of {} tokens", *shape.sliding_window)
+      : config.data.seq_length < 8192 ? "its kernel is for sequences of 8,192 tokens on average or more"
+                                      : "";
   if (!why.empty())
     log_warn("precision.attention fp8 rounds queries, keys and values to FP8 and is no faster than compute: " + why);
 }
