@@ -482,7 +482,7 @@ TEST(Rules, AnFp8RecipeNeedsMatricesThatAreTrainedInFp8) {
   EXPECT_TRUE(contains(refused("precision: {linear: fp8}\n", plain),
                        ":4:21: precision.linear fp8 without a 'lora' section is not for train_x"));
   EXPECT_TRUE(contains(refused("precision: {attention: fp8}\n", plain),
-                       "fp8 is not for train_x, which trains models with heads of 64 elements"));
+                       "fp8 is not for train_x, which multiplies attention in the compute type"));
   EXPECT_EQ(refused("precision: {linear: fp8}\nlora: {r: 4}\n", plain), "");
 }
 
