@@ -214,12 +214,9 @@ cudaError_t attention_forward(const AttentionForward& a, cudaStream_t stream) {
     if (!valid_tensor(t)) return cudaErrorInvalidValue;
   if (a.lse == nullptr || !valid(a.shape, a.dropout, a.tiles, a.tile_count, a.counters)) return cudaErrorInvalidValue;
   if (a.dropout.threshold > 0 && (a.longest > 0 ? a.longest : a.shape.tokens) > 65536) return cudaErrorInvalidValue;
-  if (a.workspace != nullptr) {
-    if (a.shape.d != 128 || a.dropout.threshold > 0 || a.shape.window > 0 || a.blocks == nullptr ||
-        a.block_count <= 0 || !aligned16(a.workspace))
-      return cudaErrorInvalidValue;
-    return attention_forward_codes(a, stream);
-  }
+  if (a.workspace != nullptr && (a.shape.d != 128 || a.dropout.threshold > 0 || a.shape.window > 0 ||
+                                 a.blocks == nullptr || a.block_count <= 0 || !aligned16(a.workspace)))
+    return cudaErrorInvalidValue;
   return a.shape.d == 128 ? attention_forward_d128(a, stream) : attention_forward_d64(a, stream);
 }
 

@@ -47,7 +47,6 @@ constexpr float kLog2E = 1.4426950408889634f;
 // The launchers by head size, each in a file of its own so that they compile in parallel.
 cudaError_t attention_forward_d64(const AttentionForward& a, cudaStream_t stream);
 cudaError_t attention_forward_d128(const AttentionForward& a, cudaStream_t stream);
-cudaError_t attention_forward_codes(const AttentionForward& a, cudaStream_t stream);
 cudaError_t attention_backward_d64(const AttentionBackward& a, cudaStream_t stream);
 cudaError_t attention_backward_d128(const AttentionBackward& a, cudaStream_t stream);
 
