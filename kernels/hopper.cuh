@@ -122,6 +122,10 @@ __device__ inline float2 load_shared_float2(uint32_t address) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
   return v;
 }
+__device__ inline float4 load_shared_float4(uint32_t address) {
+  const int4 v = load_shared16(address);
+  return {__int_as_float(v.x), __int_as_float(v.y), __int_as_float(v.z), __int_as_float(v.w)};
+}
 
 __device__ inline void store_shared4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");

@@ -43,12 +43,6 @@ __device__ inline void scale_rows(float (&x)[kCount], const float (&factors)[2])
   }
 }
 
-template <int kCount>
-__device__ inline void add(float (&to)[kCount], const float (&x)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) to[i] += x[i];
-}
-
 template <class C>
 __device__ inline void consume(const Parameters& p, uint32_t shared, const TileInfo* infos,
                                const Barriers<C>& barriers) {
@@ -115,14 +109,18 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
     if constexpr (C::kDropout) draws = work.draws.of_row(static_cast<uint32_t>(work.first + row - work.begin));
     int n = work.top;
     float o[C::kDim / 2];
-    // Of codes: the sums of earlier blocks of keys, and how many blocks `o` may still take.
-    [[maybe_unused]] float total[C::kCodes ? C::kDim / 2 : 1] = {};
-    [[maybe_unused]] int left_of_sum = C::kBlocksOfSum;
     uint32_t probabilities[C::kKeys / 32 * C::kPacked];
-    Softmax<C> softmax;
+    Softmax<C> softmax = Softmax<C>::none();
+    // Of codes: results of the earlier runs of key blocks.
+    [[maybe_unused]] float total[C::kCodes ? C::kDim / 2 : 1] = {};
+    [[maybe_unused]] const uint32_t runs = shared + C::kRuns + thread * 32;
+    if constexpr (C::kCodes) {
+      work.read_scales(infos[round % C::kInfoSlots], shift, p);
+      softmax.first_run(runs);
+    }
     const auto scale_log2 = [&](int r) {
       if constexpr (C::kCodes)
-        return work.scales[r] * p.scale_log2;
+        return work.scales[r];
       else
         return p.scale_log2;
     };
@@ -136,8 +134,6 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
               limit1 = C::kCausal ? min(first + ((row + 8) >> shift), end) : end;
     // The last key that a row does not see, in the columns of the block.
     [[maybe_unused]] int hidden0 = limit0 - p.window, hidden1 = limit1 - p.window;
-    softmax.maximum[0] = softmax.maximum[1] = -INFINITY;
-    softmax.sum[0] = softmax.sum[1] = 0;
     // In parts of 32 columns: a part that is masked for all rows costs only its share of the matrix products.
     constexpr int kParts = C::kKeys / 32;
 #pragma unroll
@@ -199,6 +195,14 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
             if (8 * j + e % 2 <= (e < 2 ? shift0 : shift1)) s[4 * j + e] = -INFINITY;
         }
       }
+      // A run ends with a block whose number is a multiple of kBlocksOfRun, and this block begins the next one.
+      [[maybe_unused]] const bool ends = n % C::kBlocksOfRun == C::kBlocksOfRun - 1;
+      if constexpr (C::kCodes) {
+        if (ends) {
+          softmax.end_run(runs, scale_log2);
+          softmax = Softmax<C>::none();
+        }
+      }
       float alpha[2];
       const bool raised = softmax.update(s, scale_log2, alpha);
       pin(s);
@@ -210,14 +214,12 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       arrive(barriers.v_empty(block % C::kStages));
       pack_probabilities<C>(probabilities, s, draws, n * C::kKeys + 2 * (lane % 4), p.keep_bias);
       if constexpr (C::kCodes) {
-        if (--left_of_sum == 0) {
-          add(total, o);
-          left_of_sum = C::kBlocksOfSum;
+        if (ends) {
+          add_run(total, o, runs);
           accumulate = false;
         }
-        if (raised) scale_rows(total, alpha);
       }
-      if (raised) scale_rows(o, alpha);
+      if (raised && accumulate) scale_rows(o, alpha);
       ++block;
     };
     --n;
@@ -244,9 +246,17 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
       pin(o);
       arrive(barriers.v_empty(block % C::kStages));
       ++block;
-      if constexpr (C::kCodes) add(o, total);
-      finish<C>(p, work, o, softmax, unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1),
-                16 * warp, shift);
+      const auto write = [&](const float (&results)[C::kDim / 2]) {
+        finish<C>(p, work, results, softmax, unit_at<C>(shared, group, round - 1) + warp * (16 * 128), left(round - 1),
+                  16 * warp, shift);
+      };
+      if constexpr (C::kCodes) {
+        softmax.end_run(runs, scale_log2);
+        add_run(total, o, runs);
+        write(total);
+      } else {
+        write(o);
+      }
       barrier_arrive(barriers.info_empty((round - 1) % C::kInfoSlots));
     };
     Work<C> next;

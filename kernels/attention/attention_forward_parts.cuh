@@ -40,8 +40,9 @@ struct Config {
   static constexpr float kLift = kCodes ? 7.0f : 0.0f, kRoom = kCodes ? 1.75f : 8.0f;
   /// Registers of probabilities for 32 keys.
   static constexpr int kPacked = kCodes ? 4 : 8;
-  /// The tensor cores keep 14 bits of a sum of codes, so they sum the products with values of so many blocks of keys.
-  static constexpr int kBlocksOfSum = 4;
+  /// Codes: key blocks that share a maximum and the tensor cores' sum of products with values. These keep 14 bits of a
+  /// sum, and a probability below 2^-17 of the largest of its run becomes 0.
+  static constexpr int kBlocksOfRun = 4;
   static constexpr bool kWindow = kWindow_;
   static_assert(!kWindow || (kCausal_ && !kDropout_));
   using T = T_;
@@ -65,8 +66,10 @@ struct Config {
   // Shared memory layout, byte offsets from a multiple of 1,024. Results are staged in the slot of their query rows.
   static constexpr uint32_t kQ = 0, kK = kSlots * kConsumers * kQBytes, kV = kK + kStages * kKBytes,
                             kBarriers = kV + kStages * kKBytes,
-                            kInfos = kBarriers + (kSlots * kConsumers + kInfoSlots + 2 * kStages + 1) * 16,
-                            kBytes = kInfos + kInfoSlots * sizeof(TileInfo);
+                            kInfos = kBarriers + (kSlots * kConsumers + kInfoSlots + 2 * kStages + 1) * 16;
+  // Of codes: 32 bytes of each consumer thread for Softmax::end_run().
+  static constexpr uint32_t kRuns = kInfos + kInfoSlots * sizeof(TileInfo),
+                            kBytes = kRuns + (kCodes ? kRows * 2 * 32 : 0);
   static_assert(kSlots >= 2 && kBytes <= 227 * 1024);
 };
 

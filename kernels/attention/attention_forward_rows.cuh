@@ -69,7 +69,40 @@ struct Softmax {
     }
     return total;
   }
+  /// Merges this softmax, of a run of key blocks, with that of the runs before, which is in this thread's 32 bytes of
+  /// shared memory from `runs` on, and stores it there with the factors for add_run(). Begin: first_run().
+  template <class Scale>
+  __device__ void end_run(uint32_t runs, const Scale& scale_log2) {
+    const float4 before = hopper::load_shared_float4(runs);
+    const float maxima[2] = {before.x, before.y}, sums[2] = {before.z, before.w};
+    float keep[2], take[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float largest = fmaxf(maximum[r], maxima[r]);
+      keep[r] = fast_exp2((maxima[r] - largest) * scale_log2(r));
+      take[r] = fast_exp2((maximum[r] - largest) * scale_log2(r));
+      sum[r] = sums[r] * keep[r] + sum[r] * take[r];
+      maximum[r] = largest;
+    }
+    hopper::store_shared4(runs, maximum[0], maximum[1], sum[0], sum[1]);
+    hopper::store_shared4(runs + 16, keep[0], keep[1], take[0], take[1]);
+  }
+  __device__ static void first_run(uint32_t runs) { hopper::store_shared4(runs, -INFINITY, -INFINITY, 0, 0); }
+  __device__ static Softmax none() { return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}}; }
 };
+
+/// Adds the results `o` of the run that end_run() merged to those of the runs before.
+template <int kCount>
+__device__ inline void add_run(float (&total)[kCount], const float (&o)[kCount], uint32_t runs) {
+  const float4 f = hopper::load_shared_float4(runs + 16);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    total[i] = total[i] * f.x + o[i] * f.z;
+    total[i + 1] = total[i + 1] * f.x + o[i + 1] * f.z;
+    total[i + 2] = total[i + 2] * f.y + o[i + 2] * f.w;
+    total[i + 3] = total[i + 3] * f.y + o[i + 3] * f.w;
+  }
+}
 
 /// Packs kCount columns of probabilities from column 16 i on to the element type; dropped ones become zero. `column` is
 /// a multiple of kKeys plus this thread's column offset, 0, 2, 4 or 6. Codes are packed in the order of
@@ -112,7 +145,7 @@ struct Work {
   // the sequence; last block of which the window hides a part from some of these rows, bottom - 1 if there is none
   int blocks, bottom, top, edge;
   AttentionDraws draws;
-  float scales[2];  // kCodes: of the scores of this thread's rows
+  float scales[2];  // kCodes: of the exponents, in powers of two, of this thread's rows
 
   __device__ static Work read(const TileInfo& info, int unit, int shift, const Parameters& p) {
     Work w;
@@ -127,15 +160,16 @@ struct Work {
     w.top = w.first < w.end ? static_cast<int>(static_cast<uint32_t>(last - w.begin - 1) / C::kKeys) : w.bottom - 1;
     if constexpr (C::kWindow) w.edge = max(Window{p.window}.edge(last - w.begin - 1, C::kKeys), w.bottom - 1);
     w.keys = last - w.begin - w.top * C::kKeys;
-    if constexpr (C::kCodes) {
-      if (w.head >= 0)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-          w.scales[r] = p.codes.of_scores(w.first + (row >> shift) + info.padding, w.head + (row & ((1 << shift) - 1)));
-        }
-    }
     return w;
+  }
+  /// Not part of read(): the scales of the next tile would take registers while this one is written.
+  __device__ void read_scales(const TileInfo& info, int shift, const Parameters& p) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+      scales[r] =
+          p.codes.of_scores(first + (row >> shift) + info.padding, head + (row & ((1 << shift) - 1))) * p.scale_log2;
+    }
   }
 };
 
@@ -147,6 +181,7 @@ __device__ inline void finish(const Parameters& p, const Work<C>& work, const fl
                               const Softmax<C>& softmax, uint32_t staging, uint32_t left, int warp_row, int shift) {
   using namespace hopper;
   using T = typename C::T;
+  constexpr float kLn2 = 0.69314718f;
   const int lane = threadIdx.x % 32, heads = (1 << shift) - 1, first = work.first, end = work.end, head = work.head;
   const auto token_of = [&](int row) { return first + ((warp_row + row) >> shift); };
   const auto head_of = [&](int row) { return head + (row & heads); };
@@ -194,8 +229,8 @@ __device__ inline void finish(const Parameters& p, const Work<C>& work, const fl
   if ((lane & 2) == 0 && token < end)
     p.lse[static_cast<int64_t>(head_of(row)) * p.tokens + token] =
         (second ? softmax.maximum[1] : softmax.maximum[0]) *
-            (C::kCodes ? (second ? work.scales[1] : work.scales[0]) * p.scale : p.scale) +
-        __logf(second ? totals[1] : totals[0]) - C::kLift * 0.69314718f;
+            (C::kCodes ? (second ? work.scales[1] : work.scales[0]) * kLn2 : p.scale) +
+        __logf(second ? totals[1] : totals[0]) - C::kLift * kLn2;
 }
 
 }  // namespace trireme::kernels::forward

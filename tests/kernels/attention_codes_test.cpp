@@ -122,6 +122,27 @@ TEST_F(AttentionCodesTest, LongSumsLoseNoBits) {
   for (const double x : run.o()) ASSERT_NEAR(x, 1.25, 0.01);
 }
 
+TEST_F(AttentionCodesTest, ManySmallProbabilitiesCount) {
+  // One key has a score of 1.125 sqrt(128), all others 0: codes have 0 for a probability of 2^-18.4 of the largest, but
+  // together the others weigh 6 % of it.
+  const int64_t tokens = 20'000;
+  for (const int64_t sink : {int64_t{0}, tokens / 2, tokens - 1}) {
+    Case c{{0, static_cast<int32_t>(tokens)}, 1, 1, 128, false};
+    c.codes = true;
+    Problem run(c, Element::kBF16);
+    for (int64_t token = 0; token < tokens; ++token) {
+      run.fill_token(Problem::Input::kQ, token, 1);
+      run.fill_token(Problem::Input::kK, token, token == sink ? 1.125 : 0);
+      run.fill_token(Problem::Input::kV, token, token == sink ? 1 : 2);
+    }
+    run.poison();
+    CUDA_OK(run.forward());
+    const double others = (tokens - 1) * std::exp(-1.125 * std::sqrt(128.0));
+    for (const double x : run.o()) ASSERT_NEAR(x, (1 + 2 * others) / (1 + others), 0.008);
+    for (const double x : run.lse()) ASSERT_NEAR(x, 1.125 * std::sqrt(128.0) + std::log1p(others), 1e-3);
+  }
+}
+
 TEST_F(AttentionCodesTest, NaNShows) {
   for (const auto input : {Problem::Input::kQ, Problem::Input::kK, Problem::Input::kV}) {
     for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
