@@ -53,6 +53,10 @@ TEST_F(HuggingFace, ABertMayHaveNoPadding) {
   bert["architectures"] = {"BertModel"};
   EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_bert_config(write("config.json", bert.dump())); }),
                        "[\"BertModel\"], which has no heads for pre-training (cls.*)"));
+  bert["architectures"] = nullptr;
+  bert["per_layer_config"] = {{"0", {{"layer_norm_eps", 0.1}}}};
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_bert_config(write("config.json", bert.dump())); }),
+                       "per_layer_config"));
 }
 
 TEST_F(HuggingFace, AnAdapterConfigThatIsNoObjectIsRefused) {

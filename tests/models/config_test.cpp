@@ -286,6 +286,7 @@ TEST_F(DecoderConfigFile, WhatAFamilyLacksIsRefusedByName) {
       {"gemma3-1b", "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}}},
       {"qwen2-7b", "attention_dropout", 0.001},
       {"llama3.2-1b", "is_causal", false},
+      {"llama3.2-1b", "per_layer_config", {{"1", {{"rms_norm_eps", 0.1}}}}},
       {"gpt2", "is_causal", nullptr},
       {"gpt2", "activation_function", "relu"},
       {"gpt2", "scale_attn_by_inverse_layer_idx", true},
