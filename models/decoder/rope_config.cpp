@@ -101,6 +101,8 @@ class RopeSetReader {
     if (!set_["truncate"].is_boolean())
       return reader_.problem(fmt::format("{}.truncate is {}, expected true or false", key_, set_["truncate"].dump()));
     rope.truncate = set_["truncate"].get<bool>();
+    // transformers (5.24) ignores it in the set of one kind of layer.
+    if (config_.window_rope && !rope.truncate) reader_.lacking(fmt::format("{}.truncate", key_), false);
   }
 
   std::vector<double> numbers(const char* name) {
@@ -140,7 +142,11 @@ void read_ropes_by_window(ConfigReader& reader, DecoderConfig& config, const Rop
     else
       RopeSetReader(reader, set, "rope_parameters." + name, config, words).read(*config.window_rope);
   }
-  full.update(reader.object("rope_scaling"));
+  const Json scaling = reader.object("rope_scaling");
+  // transformers 5 takes no scaling then, transformers 4 takes it.
+  if (!reader.has("rope_parameters") && scaling.contains("type") && !scaling.contains("rope_type"))
+    reader.lacking("rope_scaling.type without rope_type", scaling["type"]);
+  full.update(scaling);
   RopeSetReader(reader, full, "rope_parameters.full_attention", config, words).read(config.rope);
 }
 

@@ -284,6 +284,9 @@ TEST_F(DecoderConfigFile, WhatAFamilyLacksIsRefusedByName) {
       {"gemma3-1b", "sliding_window", nullptr},
       {"gemma3-1b", "layer_types", {"full_attention"}},
       {"gemma3-1b", "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}}},
+      {"gemma3-1b",
+       "rope_parameters",
+       {{"full_attention", {{"rope_type", "yarn"}, {"factor", 4.0}, {"truncate", false}}}}},
       {"qwen2-7b", "attention_dropout", 0.001},
       {"llama3.2-1b", "is_causal", false},
       {"llama3.2-1b", "per_layer_config", {{"1", {{"rms_norm_eps", 0.1}}}}},
@@ -416,6 +419,9 @@ TEST_F(DecoderConfigFile, RopeOfGemma3InTheWordsOfBothVersions) {
     EXPECT_EQ(config.window_rope->scaling, RopeFrequencies::Scaling::kNone);
     EXPECT_DOUBLE_EQ(config.attention_multiplier, 1.0 / 16);
   }
+  flat["rope_scaling"] = {{"type", "linear"}, {"factor", 8.0}};
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_decoder_config(write("config.json", flat.dump())); }),
+                       "rope_scaling.type without rope_type"));
 }
 
 TEST_F(DecoderConfigFile, ScaledRotaryPositions) {
