@@ -192,8 +192,9 @@ class TensorsReader {
     for (const auto& [module, ids] : all)
       // Of a tied output matrix with the embedding's indices peft writes nothing.
       if (!adapter_.token_rows.contains(module) &&
-          (module != "lm_head" ||
-           std::ranges::none_of(all, [&](const auto& one) { return one.first != "lm_head" && one.second == ids; })))
+          (module != "lm_head" || std::ranges::none_of(all, [&, &ids = ids](const auto& one) {
+             return one.first != "lm_head" && one.second == ids;
+           })))
         problem("trainable_token_indices names {}, whose rows are not in the file", module);
     for (const std::string& name : adapter_.config.lora.modules_to_save)
       if (std::ranges::none_of(adapter_.saved, [&](const auto& one) {
