@@ -13,9 +13,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #ifndef TRIREME_FUZZ_REPLAY
-#ifndef TRIREME_FUZZ_REPLAY
 #include <spdlog/spdlog.h>
-#endif
 #endif
 
 #include <algorithm>
