@@ -109,16 +109,18 @@ TEST(TfCheckpoint, EveryLengthOfTheIndexIsRefused) {
   }
 }
 
-/// A table with one block of the given entries, with correct checksums.
+/// A table with one block of the given entries, which its index names once or more, with correct checksums.
 class TableMaker {
  public:
   void add(const std::string& key, const std::string& value) {
     entries_ += varint(0) + varint(key.size()) + varint(value.size()) + key + value;
   }
-  std::string finish(char type = 0) const {
+  std::string finish(char type = 0, int names = 1) const {
     std::string table;
     const std::string handle = append(table, entries_, type);
-    std::string index = varint(0) + varint(1) + varint(handle.size()) + "z" + handle;
+    std::string index;
+    for (int i = 0; i < names; ++i)
+      index += varint(0) + varint(1) + varint(handle.size()) + static_cast<char>('z' + i) + handle;
     const std::string properties = append(table, "", 0), top = append(table, index, 0);
     std::string footer = properties + top;
     footer.resize(40);
@@ -219,6 +221,10 @@ TEST(TfCheckpoint, HostileTables) {
     table.add("b", entry(1, {2, 2}, 0, 16, crc));
     table.add("a", entry(1, {2, 2}, 0, 16, crc));
     EXPECT_TRUE(contains(refusal(table), "ascend"));
+  }
+  {
+    const Changed changed(TableMaker().finish(0, /*names=*/100), "");
+    EXPECT_TRUE(contains(message_of<ModelError>([&] { TfCheckpoint(changed.prefix()); }), "blocks overlap"));
   }
 }
 

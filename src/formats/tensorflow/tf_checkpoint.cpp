@@ -133,10 +133,14 @@ void for_each_entry(std::span<const std::byte> table, const std::string& what, c
     throw ModelError(fmt::format("{} is not an index of a TensorFlow checkpoint (V2): its last bytes differ", what));
   const auto blocks = table.first(table.size() - kFooter);
   std::optional<std::string> last_separator, last_key;
+  uint64_t read = 0;  // a block without keys could be named any number of times
   walk_block(read_block(blocks, index, what), damaged, last_separator,
              [&](const std::string&, std::span<const std::byte> value) {
                ByteCursor cursor(value, damaged);
-               walk_block(read_block(blocks, read_handle(cursor), what), damaged, last_key, visit);
+               const Handle handle = read_handle(cursor);
+               const auto entries = read_block(blocks, handle, what);
+               if ((read += handle.size) > blocks.size()) cursor.fail("its blocks overlap");
+               walk_block(entries, damaged, last_key, visit);
              });
 }
 
