@@ -21,6 +21,9 @@ struct Hdf5RowFile::State {
     Hdf5Dataset dataset(file.get(), name.c_str(), path);
     if (dataset.extents().size() != 1)
       dataset.fail(fmt::format("has {} dimensions, expected 1", dataset.extents().size()));
+    // A row of input_ids takes more than that. Compressed rows of nothing can be a thousand to a byte.
+    if (dataset.extents()[0] > mapped.bytes().size())
+      dataset.fail(fmt::format("has {} rows in a file of {} bytes", dataset.extents()[0], mapped.bytes().size()));
     return dataset;
   }
 };
