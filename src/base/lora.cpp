@@ -63,7 +63,8 @@ std::string difference(std::string_view pattern) {
 
 /// A regular expression that is matched in polynomial time: a pattern such as "(.+)+x" would take forever otherwise.
 std::regex compile(const std::string& pattern) {
-  return std::regex(pattern, std::regex_constants::ECMAScript | std::regex_constants::__polynomial);
+  using namespace std::regex_constants;
+  return std::regex(pattern, ECMAScript | __polynomial | nosubs);  // each state would copy the groups
 }
 
 /// Whether the pattern matches the whole module path or, with `ends`, its end after a dot.
