@@ -68,8 +68,9 @@ class TreeBuilder : public YAML::EventHandler {
  private:
   struct Frame {
     YamlNode node;
-    std::optional<YamlEntry> entry;  // a key whose value comes next
-    bool ignored = false;            // that key has been refused
+    std::optional<YamlEntry> entry;       // a key whose value comes next
+    bool ignored = false;                 // that key has been refused
+    std::map<std::string, size_t> lines;  // of the keys
     YAML::anchor_t anchor = 0;
   };
 
@@ -98,11 +99,12 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   // Told apart by the text: yaml-cpp reports "key:" and "key: null" alike.
-  bool says_null(const YAML::Mark& mark) const {
-    std::string_view rest = text_;
-    for (int line = 0; line < mark.line && !rest.empty(); ++line)
-      rest.remove_prefix(std::min(rest.find('\n'), rest.size() - 1) + 1);
-    rest.remove_prefix(std::min(static_cast<size_t>(std::max(mark.column, 0)), rest.size()));
+  bool says_null(const YAML::Mark& mark) {
+    if (mark.line < line_) line_ = 0, line_begin_ = 0;
+    for (; line_ < mark.line && line_begin_ < text_.size(); ++line_)
+      line_begin_ = std::min(text_.find('\n', line_begin_), text_.size() - 1) + 1;
+    const size_t column = static_cast<size_t>(std::max(mark.column, 0));
+    const std::string_view rest = text_.substr(std::min(line_begin_ + column, text_.size()));
     const std::string_view word = rest.substr(0, 4);
     return rest.starts_with('~') || word == "null" || word == "Null" || word == "NULL";
   }
@@ -119,7 +121,7 @@ class TreeBuilder : public YAML::EventHandler {
   void open(YamlNode node, const YAML::Mark& mark, YAML::anchor_t anchor) {
     if (frames_.size() >= kMaxDepth)
       throw YAML::ParserException(mark, fmt::format("nested more than {} levels deep", kMaxDepth));
-    frames_.push_back({std::move(node), std::nullopt, false, anchor});
+    frames_.push_back({std::move(node), std::nullopt, false, {}, anchor});
   }
 
   void close() {
@@ -160,14 +162,16 @@ class TreeBuilder : public YAML::EventHandler {
                                                                                                    : "nothing (null)"));
     } else if (key.text == "<<") {
       problems_.add(key.place, "a merge key (<<); write the keys out");
-    } else if (const YamlEntry* first = frame.node.find(key.text)) {
-      problems_.add(key.place, fmt::format("duplicate key '{}', first on line {}", shown(key.text), first->place.line));
+    } else if (const auto [first, fresh] = frame.lines.emplace(key.text, key.place.line); !fresh) {
+      problems_.add(key.place, fmt::format("duplicate key '{}', first on line {}", shown(key.text), first->second));
     } else {
       frame.ignored = false;
     }
   }
 
   std::string_view text_;
+  int line_ = 0;           // of the last null
+  size_t line_begin_ = 0;  // its first byte
   Place origin_;
   Problems& problems_;
   YamlNode root_;
