@@ -104,6 +104,7 @@ std::string json_reason(const nlohmann::json::exception& error) {
   if (const std::string head = "parse error at "; text.starts_with(head)) text.erase(0, head.size());
   if (const size_t begin = text.find("syntax error while parsing "); begin != std::string::npos)
     if (const size_t dash = text.find(" - ", begin); dash != std::string::npos) text.erase(begin, dash + 3 - begin);
+  text = text.substr(0, 300);  // it quotes what was read, such as a number of a megabyte
   for (size_t bad = valid_utf8_prefix(text); bad < text.size(); bad = valid_utf8_prefix(text))  // "last read: …"
     text.replace(bad, 1, fmt::format("<byte {:02X}>", static_cast<unsigned char>(text[bad])));
   return text;

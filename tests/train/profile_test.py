@@ -246,7 +246,7 @@ def hostile(site):
         "deep.json": b'{"a": ' + b"[" * 100000, "late.json": event.encode() % b'"dur": 3', "open.json": event.encode() % b'"ts": 3',
         "negative.json": event.encode() % b'"ts": 3, "dur": -1', "huge.json": event.encode() % b'"ts": 1e300, "dur": 1', "string.json": event.encode() % b'"ts": "3", "dur": 1',
         "rank.json": b'{"distributedInfo": {"rank": -1}, "traceEvents": []}', "large.json": b'{"distributedInfo": {"rank": 1e40}, "traceEvents": []}',
-        "utf8.json": good.replace(b"nvjet", b"nv\xffjet", 1),
+        "utf8.json": good.replace(b"nvjet", b"nv\xffjet", 1), "digits.json": event.encode() % (b'"ts": ' + b"1" * 10000),
     }
     for name, content in cases.items():
         open(f"{site.work}/{name}", "wb").write(content)
@@ -256,8 +256,9 @@ def hostile(site):
     os.makedirs(f"{site.work}/folder")
     for where, says in (("folder", "has no trace"), ("nowhere", "does not exist")):
         assert says in site.tool("profile", "summarise", where, expect=3).stderr
-    # A trace without steps, and one without anything, are no errors.
-    for name, content in (("idle.json", b'{"traceEvents": []}'), ("one.json", event.encode() % b'"ts": 3, "dur": 0')):
+    # A trace without steps, one without anything, and one of events inside each other are no errors.
+    nested = ",".join(f'{{"ph": "X", "cat": "cpu_op", "name": "k", "pid": 1, "tid": 1, "ts": {i}, "dur": {400000 - 2 * i}}}' for i in range(200000))
+    for name, content in (("idle.json", b'{"traceEvents": []}'), ("one.json", event.encode() % b'"ts": 3, "dur": 0'), ("nested.json", f'{{"traceEvents": [{nested}]}}'.encode())):
         open(f"{site.work}/{name}", "wb").write(content)
         site.tool("profile", "summarise", name, "--output", "page.html")
 

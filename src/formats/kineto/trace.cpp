@@ -97,7 +97,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& error) override {
     const std::string text = error.what();
     const size_t reason = text.find("syntax error");
-    fail(position, reason == std::string::npos ? text : text.substr(reason, 300));
+    fail(position, text.substr(reason == std::string::npos ? 0 : reason, 300));
     return false;
   }
 

@@ -278,6 +278,7 @@ std::vector<std::vector<Trace::Event>> host_threads(const Trace& trace) {
 }
 
 void sweep(const std::vector<Trace::Event>& thread, const SweepVisit& visit) {
+  constexpr size_t kMostOpen = 64;  // time of events deeper than that is their outer one's
   std::vector<Trace::Event> open;
   double now = 0;
   const auto advance = [&](double to) {
@@ -296,6 +297,7 @@ void sweep(const std::vector<Trace::Event>& thread, const SweepVisit& visit) {
       now = event.begin;
     else
       advance(event.begin);
+    if (open.size() == kMostOpen) continue;
     // Rounding may let an event end after the one around it.
     if (!open.empty()) event.end = std::min(event.end, open.back().end);
     open.push_back(event);
