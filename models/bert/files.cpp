@@ -124,8 +124,10 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
 
 void BertDirectoryWriter::finish(const std::filesystem::path& base, const BertConfig& config) {
   seal();
-  copy_files(bert_config_path(base), kCompanions, ExitCode::kModel);
-  write_companion("config.json", bert_config_json(config));
+  const std::filesystem::path from = bert_config_path(base);
+  copy_files(from, kCompanions, ExitCode::kModel);
+  const std::filesystem::path file = from / "config.json";
+  write_config(bert_config_json(config), std::filesystem::is_regular_file(file) ? file : from / "bert_config.json");
   commit();
 }
 

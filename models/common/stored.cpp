@@ -2,10 +2,13 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
+#include "trireme/formats/json.h"
 #include "trireme/nn/init.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -237,6 +240,20 @@ void ModelWriter::copy(const std::string& name, const WeightSource& source) {
 void ModelWriter::write_companion(const std::string& name, std::string_view content) {
   make_directories((path() / name).parent_path());
   write_file_atomic(path() / name, content);
+}
+
+void ModelWriter::write_config(const std::string& written, const std::filesystem::path& base,
+                               std::set<std::string> without) {
+  without.insert({"dtype", "quantization_config", "auto_map"});
+  auto json = nlohmann::json::parse(written);
+  try {
+    const auto from = read_json_if_there(base, ExitCode::kModel);
+    for (const auto& [key, value] : from.items())
+      if (!json.contains(key) && !without.contains(key)) json[key] = value;
+  } catch (const Error& error) {
+    log_warn(fmt::format("config.json is written without the other keys of the base's: {}", error.what()));
+  }
+  write_companion("config.json", json.dump(2) + "\n");
 }
 
 void ModelWriter::copy_files(const std::filesystem::path& from, std::span<const char* const> names, ExitCode code) {

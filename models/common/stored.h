@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -95,6 +96,9 @@ class ModelWriter {
   /// The next tensor in the declared order, bit for bit: `source` has it in the declared type.
   void copy(const std::string& name, const WeightSource& source);
   void write_companion(const std::string& name, std::string_view content);
+  /// config.json: `written`, and the keys that the file `base` has beside it, but those that describe the base's own
+  /// weights and code, and those of `without`. No file `base`: `written` alone.
+  void write_config(const std::string& written, const std::filesystem::path& base, std::set<std::string> without = {});
   /// Copies the files of these names that the directory `from` has. `code`: of an error when one cannot be read.
   void copy_files(const std::filesystem::path& from, std::span<const char* const> names, ExitCode code);
   /// After the last tensor: writes the index. The directory has the old model still; the new one is at path().

@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <set>
 #include <string>
 
 namespace trireme {
@@ -25,20 +24,6 @@ constexpr const char* kTokenizerCompanions[] = {
     "chat_template.jinja",     "chat_template.json", "merges.txt"};
 
 const std::filesystem::path kTemplateFolder = "additional_chat_templates";
-
-/// `written` with what another config.json has beside it, but what that says of its own weights and code.
-std::string with_other_keys(const std::string& written, const std::filesystem::path& other) {
-  static const std::set<std::string> kOfItsFiles = {"dtype", "quantization_config", "auto_map", kAddedRowsKey};
-  auto json = nlohmann::json::parse(written);
-  try {
-    const auto from = read_json_if_there(other, ExitCode::kModel);
-    for (const auto& [key, value] : from.items())
-      if (!json.contains(key) && !kOfItsFiles.contains(key)) json[key] = value;
-  } catch (const Error& error) {
-    log_warn(fmt::format("config.json is written without the other keys of the base's: {}", error.what()));
-  }
-  return json.dump(2) + "\n";
-}
 
 }  // namespace
 
@@ -107,7 +92,7 @@ void ModelDirectoryWriter::seal(const DecoderConfig& config) {
       log_info(std::string("no tokenizer_config.json is written: ") + error.what());
     }
   }
-  write_companion("config.json", with_other_keys(decoder_config_json(config), source_config_));
+  write_config(decoder_config_json(config), source_config_, {kAddedRowsKey});
 }
 
 void ModelDirectoryWriter::finish(const DecoderConfig& config) {

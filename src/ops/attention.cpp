@@ -213,15 +213,27 @@ at::Tensor rounded_heads(const at::Tensor& heads, int64_t rows) {
 
 }  // namespace
 
-bool multiplies_codes(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
+const char* fp8_obstacle(at::Device device, at::ScalarType dtype, int64_t head_dim, bool dropout, bool window,
+                         int64_t mean_length) {
+  if (kernel_class(device) != KernelClass::kHopper) return "the GPU does not run the kernel for it";
+  if (preference() == Preference::kLibrary || preference() == Preference::kFlash)
+    return "TRIREME_ATTENTION selects the library";
+  if (at::elementSize(dtype) != 2) return "its kernel is for bf16 and fp16";
+  if (head_dim != 128) return "its kernel is for heads of 128";
+  if (dropout) return "its kernel has no dropout";
+  if (window) return "its kernel has no window";
   // Shorter sequences were measured to take longer in codes (docs/design/attention-kernels.md).
-  constexpr int64_t kLeastMeanLength = 8192;
+  if (mean_length < 8192 && preference() != Preference::kKernels)
+    return "its kernel is for sequences of 8,192 tokens on average or more";
+  return nullptr;
+}
+
+bool multiplies_codes(const Heads& heads, const Sequences& sequences, const AttentionOptions& options) {
   if constexpr (kCudaBuild)
-    return options.fp8 && kernel_class(heads.q.device()) == KernelClass::kHopper && heads.q.element_size() == 2 &&
-           heads.q.size(2) == 128 && !options.dropout.active() && options.window == 0 &&
-           launch::attention_fits(heads) &&
-           (preference() == Preference::kKernels ||
-            (preference() == Preference::kMeasured && sequences.tokens() >= kLeastMeanLength * sequences.count()));
+    return options.fp8 &&
+           fp8_obstacle(heads.q.device(), heads.q.scalar_type(), heads.q.size(2), options.dropout.active(),
+                        options.window > 0, sequences.tokens() / sequences.count()) == nullptr &&
+           launch::attention_fits(heads);
   return false;
 }
 

@@ -132,6 +132,9 @@ output: {{dir: run}}
             eval_loss, hits, words = forward(model, sequences)
 
         lines = train(args, work, "run", [])
+        base, ours = (json.load(open(f"{work}/{folder}/config.json")) for folder in ("base", "run/model"))
+        if lost := base.keys() - ours.keys() - {"dtype"}:
+            failures.append(f"config.json of the result lacks {lost}")
         steps = [line for line in lines if line["event"] == "train"]
         assert len(steps) == STEPS, f"{len(steps)} train lines"
         samples, worst = 0, 0.0

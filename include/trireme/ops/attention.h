@@ -57,6 +57,11 @@ struct AttentionOptions {
 /// ConfigError where TRIREME_ATTENTION has none of its words.
 void check_attention_setting();
 
+/// What keeps attention with AttentionOptions::fp8 from multiplying codes in sequences of `mean_length` tokens on
+/// average, as a clause; null: nothing does.
+const char* fp8_obstacle(at::Device device, at::ScalarType dtype, int64_t head_dim, bool dropout, bool window,
+                         int64_t mean_length);
+
 /// What attention leaves for a second call that does not run its forward again.
 using KeptAttention = std::vector<at::Tensor>;
 

@@ -15,7 +15,7 @@
 #include "trireme/config/mlperf_rules.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
 #include "trireme/nn/scalar_type.h"
-#include "trireme/ops/dispatch.h"
+#include "trireme/ops/attention.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/precision.h"
 
@@ -84,16 +84,14 @@ void warn_of_slow_attention(const Config& config, const DecoderConfig& shape, co
   bool windows = true;  // in all blocks, shorter than a row
   for (int64_t block = 0; block < shape.num_hidden_layers; ++block) windows = windows && shape.has_window(block);
   windows = windows && *shape.sliding_window < config.data.seq_length;
-  const std::string why =
-      kernel_class(rank.device) != KernelClass::kHopper ? "the GPU does not run the kernel for it"
-      : rank.compute_dtype == at::kFloat                ? "its kernel is for precision.compute bf16 and fp16"
-      : shape.head_dim != 128       ? fmt::format("its kernel is for heads of 128, the model's have {}", shape.head_dim)
-      : shape.attention_dropout > 0 ? "its kernel has no dropout, and the model has it in attention"
-      : windows ? fmt::format("its kernel has no window, and all blocks have one of {} tokens", *shape.sliding_window)
-      : config.data.seq_length < 8192 ? "its kernel is for sequences of 8,192 tokens on average or more"
-                                      : "";
-  if (!why.empty())
-    log_warn("precision.attention fp8 rounds queries, keys and values to FP8 and is no faster than compute: " + why);
+  const bool dropout =
+      shape.attention_dropout > 0 && (config.train.objective == TrainSection::Objective::kSft ||
+                                      !config.preference.value_or(PreferenceSection()).disable_dropout);
+  if (const char* why =
+          fp8_obstacle(rank.device, rank.compute_dtype, shape.head_dim, dropout, windows, config.data.seq_length))
+    log_warn(
+        std::string("precision.attention fp8 rounds queries, keys and values to FP8 and is no faster than compute: ") +
+        why);
 }
 
 /// The tokens whose weight is not 0, and the first others that make their number a multiple; empty: nearly all tokens,
