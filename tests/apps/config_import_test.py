@@ -338,6 +338,7 @@ def check_torchtitan(site):
         ("[training]\nsteps = \"ten\"\n", ["must be an integer"]),
         ("[lr_scheduler]\ndecay_type = \"cosin\"\n", ["Did you mean 'cosine'?"]),
         ("[training\n", ["titan.toml:1:"]),
+        (".".join("a" * 100000) + " = 1\n", ["titan.toml: more than 10000 dots"]),
         ("[validation]\nenable = true\nsteps = 0\n", ["titan.toml:3:", "validation.steps = 0: must be a number from 1 on"]),
         ("[validation]\nenable = true\nseq_len = 512\n", ["titan.toml:3:", "rows have training.seq_len 2048 tokens in both"]),
         ("[optimizer]\nlr = -1.0\n", ["titan.toml:2:", "optimizer.lr = -1: becomes optimizer.lr"]),

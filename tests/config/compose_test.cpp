@@ -128,6 +128,11 @@ TEST(Compose, FilesThatAreRefused) {
   EXPECT_TRUE(
       contains(Tree({{"config.yaml", "defaults: [/g@a: x]\n"}, {"g/x.yaml", "defaults: [/g@a: x]\n"}}).refusal(),
                "nested more than 16 deep"));
+  std::string deep = "# @package a";
+  for (int i = 0; i < 300000; ++i) deep += ".a";
+  EXPECT_TRUE(
+      contains(Tree({{"config.yaml", "defaults: [g: x]\n"}, {"g/x.yaml", (deep + "\nb: 1\n").c_str()}}).refusal(),
+               "1000 parts"));
   EXPECT_TRUE(contains(Tree({{"config.yaml", "- 1\n"}}).refusal(), "is a mapping of keys"));
   EXPECT_TRUE(contains(Tree({}).refusal(), "config.yaml"));
   EXPECT_EQ(Tree({{"config.yaml", "defaults: [optional g: x, h: null]\n"}}).refusal(), "");
