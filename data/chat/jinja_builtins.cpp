@@ -165,6 +165,10 @@ Value slice(const Value& object, const Value* start, const Value* stop, const Va
     return std::clamp(index < 0 ? index + size : index, least, most);
   };
   const int64_t first = adjust(start, by < 0 ? size - 1 : 0), end = adjust(stop, by < 0 ? -1 : size);
+  if (const std::string* text = object.text(); text != nullptr && by == 1) {
+    const size_t begin = byte_offset(*text, static_cast<size_t>(first));
+    return Value(text->substr(begin, byte_offset(*text, static_cast<size_t>(std::max(first, end))) - begin));
+  }
   const auto items = items_of(object);
   std::vector<Value> taken;
   for (int64_t i = first; by > 0 ? i < end : i > end;) {

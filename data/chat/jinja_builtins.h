@@ -4,6 +4,8 @@
 
 #include "data/chat/jinja_value.h"
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -20,7 +22,8 @@ class Budget {
   static constexpr size_t kMaxBytes = size_t{256} << 20;  // of all texts and lists that are made
   static constexpr int64_t kRoundSteps = 5;  // a round of a loop makes a scope: it takes as long as five statements
   void step(int64_t steps = 1) {
-    if ((steps_ += steps) > kMaxSteps) throw ValueError{"the template takes too many steps (5 million)"};
+    if ((steps_ += steps) > kMaxSteps * scale)
+      throw ValueError{fmt::format("the template takes too many steps ({} million)", 5 * scale)};
   }
   /// A text of so many bytes is made.
   void text(size_t bytes) {
@@ -38,10 +41,12 @@ class Budget {
     return to_text(value);
   }
   bool refuses_none = false;
+  int64_t scale = 1;  // of the limits: templates go through all messages for each, or add each tool to one text
 
  private:
   void made(size_t bytes) {
-    if ((bytes_ += bytes) > kMaxBytes) throw ValueError{"the template makes more than 256 MiB of values"};
+    if ((bytes_ += bytes) > kMaxBytes * static_cast<size_t>(scale))
+      throw ValueError{fmt::format("the template makes more than {} MiB of values", 256 * scale)};
   }
   int64_t steps_ = 0;
   size_t bytes_ = 0;

@@ -27,6 +27,9 @@ class Renderer {
  public:
   Renderer(const Dict& variables, bool for_training) : variables_(variables) {
     budget_.refuses_none = for_training;
+    for (const auto& [name, value] : variables.items)
+      if (value.list() != nullptr) budget_.scale += static_cast<int64_t>(value.list()->items.size()) / 100;
+    budget_.scale = std::min<int64_t>(budget_.scale, 100);
     const Value* messages = for_training ? variables.find("messages") : nullptr;
     for (size_t i = 0; messages != nullptr && messages->list() != nullptr && i < messages->list()->items.size(); ++i)
       numbers_[messages->list()->items[i].dict()] = static_cast<int64_t>(i);
@@ -391,7 +394,12 @@ class Renderer {
       bounds[i] = evaluate(*expression.parts[i + 1], scope);
       given[i] = &bounds[i];
     }
-    budget_.list(object.list() != nullptr || object.text() != nullptr ? length_of(object) : 0);
+    if (object.text() != nullptr && given[2] == nullptr) {
+      budget_.step(work_of(object));
+      budget_.text(object.text()->size());
+    } else {
+      budget_.list(object.list() != nullptr || object.text() != nullptr ? length_of(object) : 0);
+    }
     return slice(object, given[0], given[1], given[2]);
   }
 

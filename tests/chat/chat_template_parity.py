@@ -337,6 +337,9 @@ def main():
     counts = compare("constructs", args.probe, constructs)
     assert counts["refused by both"] == 0, [r["template"] for r in constructs if "error" in expected(r)]
     add(counts)
+    talk = [{"role": "assistant" if i % 2 else "user", "content": str(i)} for i in range(1500)]
+    counts = compare("long", args.probe, [{"template": text, "messages": talk, "tools": TOOLS * 1200, "prompt": False, "variables": VARIABLES} for text in chat_templates.LONG])
+    assert counts["equal"] == len(chat_templates.LONG), counts
     refused = [{"template": text, "messages": messages, "prompt": False, "variables": VARIABLES} for text, _ in chat_templates.REFUSED]
     for (text, reason), answer in zip(chat_templates.REFUSED, run_probe(args.probe, refused)):
         assert "error" in answer and reason in answer["error"], f"{text[:200]}: expected a refusal with '{reason}', got {str(answer)[:500]}"

@@ -321,6 +321,13 @@ CONSTRUCTS = [
     "{{ bos_token }}{{ documents is none }}{{ add_generation_prompt }}",
 ]
 
+# Work that grows with the conversation: a look back from each message, each tool added to one text; cuts of long texts.
+LONG = [
+    "{% for m in messages %}{% set ns = namespace(n=0) %}{% for j in range(loop.index0 - 1, -1, -1) %}{% if messages[j].role == 'user' %}{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}{{ m.content }}{{ ns.n }}{% endfor %}",
+    "{% set ns = namespace(t='') %}{% for tool in tools %}{% set ns.t = ns.t + (tool | tojson) %}{% set ns.t = ns.t + ', ' %}{% endfor %}{{ ns.t }}",
+    "{% set t = 'é' * 2000000 %}{% for i in range(9) %}{{ t[:4] }}{{ t[-i:] }}{{ t[9:4] }}{{ t[1::999999] }}{% endfor %}",
+]
+
 # (template, part of the message): never a text.
 DOUBLED = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
 REFUSED = [
