@@ -138,6 +138,17 @@ PreferenceRow judged_of(const SourceRow& source) {
       (field_of(object, "completion").is_null() && !field_of(object, "chosen").is_null()))
     return preference_of(source);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
+  Json turns = field_of(object, "messages");
+  if (turns.is_array() && turns.size() > 1 && !object.contains("prompt") && !object.contains("completion")) {
+    Json split = object;  // ms-swift's: the last message is judged
+    split["completion"] = Json::array({turns.back()});
+    turns.erase(turns.size() - 1);
+    split["prompt"] = std::move(turns);
+    PreferenceRow row = judged_of({split, place, unread});
+    if (row.chosen[0]["role"] != "assistant") fail("the last of 'messages' is no answer of the assistant");
+    row.columns.emplace_back("messages");
+    return row;
+  }
   for (const char* name : {"prompt", "completion", "label"})
     if (!object.contains(name))
       fail(fmt::format("no field '{}' (a judged answer has prompt, completion and label); the object has: {}", name,

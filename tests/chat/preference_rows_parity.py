@@ -268,14 +268,16 @@ def check_judged(args, work):
         both = list(pairs(90))
         singles = [{"prompt": row["prompt"], "completion": row["chosen" if i % 3 else "rejected"], "label": i % 2 == 0} for i, row in enumerate(both)]
         texts = [{"prompt": row["prompt"][-1]["content"] + " ", "completion": row["completion"][0]["content"], "label": row["label"]} for row in singles]
-        for rows in (singles, both, texts):
+        short = [row for row in singles if len(row["completion"]) == 1]
+        swift = [{"messages": row["prompt"] + row["completion"], "label": row["label"]} for row in short]
+        for rows, given in ((singles, singles), (both, both), (texts, texts), (short, swift)):
             trainer = object.__new__(KTOTrainer)
             trainer._tokenizer, trainer.calculate_KL, trainer.desirable_weight, trainer.undesirable_weight = tokenizer, False, 1, 1
             config = KTOConfig(output_dir="unused", max_length=most, use_cpu=True, bf16=False, report_to=[])
             examples = [((tuple(one["prompt_ids"] + one["completion_ids"])[:most], len(one["prompt_ids"]), one["label"]), tuple(one["completion_ids"]))
                         for one in trainer._prepare_dataset(datasets.Dataset.from_list(rows), tokenizer, config, "train")]
             expected, whole = sorted(one for one, _ in examples), dict(examples)
-            (work / "judged.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            (work / "judged.jsonl").write_text("\n".join(map(json.dumps, given)))
             options = ("--unpaired", "--model", folder, "--input", work / "judged.jsonl", "--output", work / "judged.npy", "--seq-length", 3 * SEQ, "--max-length", most)
             output = run(args, *options)
             ours = []
@@ -305,7 +307,7 @@ def check_judged(args, work):
     assert written[0] == written[1], written
     good = {"prompt": "a", "completion": "b", "label": True}
     for bad, says in (({**good, "label": 2}, "'label' is 2, expected true or false"), ({"prompt": "a", "completion": "b"}, "no field 'label'"), ({**good, "prompt": []}, "is a text"),
-                      ({"prompt": "a", "label": True}, "no field 'completion'"), ({"messages": [], "label": True}, "no field 'prompt' (a judged answer has prompt, completion and label); the object has: messages, label"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
+                      ({"prompt": "a", "label": True}, "no field 'completion'"), ({"messages": both[0]["prompt"] * 2, "label": True}, "the last of 'messages' is no answer of the assistant"), ({"messages": [], "label": True}, "no field 'prompt' (a judged answer has prompt, completion and label); the object has: messages, label"), ({**good, "completion": None}, "'completion' is null"), ({**good, "prompt": None}, "'prompt' is null")):
         (work / "judged.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad))
         message = run(args, *options, expect=3)
         assert says in message and "judged.jsonl:2" in message, (says, message)
