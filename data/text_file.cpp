@@ -102,6 +102,19 @@ unsigned surrogate_at(std::string_view line, size_t at) {
   return code >= 0xD800 && code <= 0xDFFF ? code : 0;
 }
 
+constexpr size_t kMaxUnpacked = size_t{1} << 30;  // of a line; of a file unless it is packed 200:1 at most
+
+/// std::getline() of a packed file.
+bool next_line(const fs::path& path, UnpackedFile& file, std::string& line) {
+  line.clear();
+  for (int c; (c = file.stream().rdbuf()->sbumpc()) != std::char_traits<char>::eof();) {
+    if (c == '\n') return true;
+    if (line.size() == kMaxUnpacked) throw DataError(path.string() + ": unpacks to a line of more than 1 GiB");
+    line += static_cast<char>(c);
+  }
+  return !line.empty();
+}
+
 constexpr const char* kOneObject = ": JSON lines hold one object a line, a .json file perhaps a list";
 
 /// Replaces what Python's json accepts but JSON does not allow: NaN and Infinity by null, numbers too large for a
@@ -436,8 +449,8 @@ bool is_one_json(const fs::path& path) {
   }
   if (c != '{') return c == '[';
   std::string line, next;
-  if (!std::getline(reader.stream(), line) || !first_object(c + line).empty()) return false;
-  while (std::getline(reader.stream(), next) && is_blank(next)) {
+  if (!next_line(path, reader, line) || !first_object(c + line).empty()) return false;
+  while (next_line(path, reader, next) && is_blank(next)) {
   }
   return !next.starts_with('{');  // of lines, whose first one is damaged
 }
@@ -465,7 +478,13 @@ TextKind text_kind(const fs::path& path, const std::string& field) {
 TextBytes::TextBytes(const fs::path& path) : file_(path, ExitCode::kData) {
   if (is_packed(file_.text())) {
     UnpackedFile reader(path);
-    unpacked_.emplace(std::istreambuf_iterator<char>(reader.stream()), std::istreambuf_iterator<char>());
+    std::vector<char> part(size_t{1} << 20);
+    unpacked_.emplace();
+    while (const auto count = reader.stream().rdbuf()->sgetn(part.data(), static_cast<std::streamsize>(part.size()))) {
+      unpacked_->append(part.data(), static_cast<size_t>(count));
+      if (unpacked_->size() > kMaxUnpacked && unpacked_->size() / 200 > file_.bytes().size())
+        throw DataError(path.string() + ": unpacks to more than 1 GiB and 200 times its size");
+    }
   }
   refuse_non_text(path, text());
   if (text_kind(path) == TextKind::kPlain && text().substr(0, 8192).find('\0') != std::string_view::npos)
@@ -491,11 +510,8 @@ void for_each_line(const fs::path& path,
     return;
   }
   UnpackedFile reader(path);
-  std::istream& stream = reader.stream();
-  // Errors of the packed bytes are exceptions of the buffer; the stream passes them on only if it is told to.
-  stream.exceptions(std::ios::badbit);
   std::string line;
-  for (int64_t number = 1; std::getline(stream, line); ++number) {
+  for (int64_t number = 1; next_line(path, reader, line); ++number) {
     if (number == 1) {
       if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
       refuse_non_text(path, line);
@@ -560,9 +576,9 @@ void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& colum
     file.read_json(columns, read);
     return;
   }
-  const TextBytes bytes(path);
-  const std::string_view text = bytes.text();
   if (is_one_json(path)) {
+    const TextBytes bytes(path);
+    const std::string_view text = bytes.text();
     std::string objects;
     const Json list = parse_objects(as_list(text, objects), path.string());
     for (size_t i = 0; i < list.size(); ++i)
@@ -570,10 +586,10 @@ void for_each_object(const fs::path& path, const ParquetFile::JsonColumns& colum
             [&] { return list[i]; }, {});
     return;
   }
-  for (LineReader lines(text); lines.next_filled();) {
-    const std::string place = fmt::format("{}:{}", path.string(), lines.number());
-    visit(place, bytes.bytes_done(lines.end()), [&] { return parse_objects(lines.line(), place); }, {});
-  }
+  for_each_line(path, [&](std::string_view line, int64_t number, double done) {
+    const std::string place = fmt::format("{}:{}", path.string(), number);
+    visit(place, done, [&] { return parse_objects(line, place); }, {});
+  });
 }
 
 std::unique_ptr<TextFile> open_text_file(const fs::path& path, const std::string& column,
