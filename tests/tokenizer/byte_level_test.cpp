@@ -209,7 +209,11 @@ TEST(ByteLevel, RefusesByName) {
     normaliser +=
         fmt::format(R"({}{{"type": "Replace", "pattern": {{"String": "a"}}, "content": "aa"}})", i > 0 ? "," : "");
   normaliser += "]}";
+  std::string post = R"("post_processor": {"type": "TemplateProcessing", "single": [)";
+  for (int i = 0; i < 1025; ++i) post += R"({"SpecialToken": {"id": "a"}},)";
+  post += R"({"Sequence": {"id": "A"}}], "special_tokens": {"a": {"ids": [0]}}}, "unused": {)";
   const std::pair<std::pair<const char*, const char*>, const char*> cases[] = {
+      {{"\"post_processor\": {", post.c_str()}, "post_processor: more than 1024 tokens"},
       {{"\"type\": \"BPE\"", "\"type\": \"Unigram\""}, "the vocabulary of a Unigram model"},
       {{"\"byte_fallback\": false", "\"byte_fallback\": true"}, "byte_fallback"},
       {{"\"dropout\": null", "\"dropout\": 0.1"}, "dropout 0.1"},

@@ -295,7 +295,7 @@ void TokenizerReader::post_processor(const nlohmann::json& json, ByteLevelModel&
   if (type == "Sequence") {
     for (const auto& part : member(json, "processors")) post_processor(part, model);
   } else if (type == "TemplateProcessing") {
-    const auto single = member(json, "single");
+    const auto single = member(json, "single"), special = member(json, "special_tokens");
     if (!single.is_array()) fail("post_processor TemplateProcessing: \"single\" is not a list");
     std::vector<int32_t>* side = &model.leading;
     for (const auto& part : single) {
@@ -307,8 +307,10 @@ void TokenizerReader::post_processor(const nlohmann::json& json, ByteLevelModel&
       }
       const std::string name =
           text(member(part, "SpecialToken"), "id", "post_processor TemplateProcessing: a part of \"single\"");
-      const auto ids = member(member(member(json, "special_tokens"), name.c_str()), "ids");
+      const auto entry = special.find(name);
+      const auto ids = entry == special.end() ? nlohmann::json() : member(*entry, "ids");
       if (!ids.is_array() || ids.empty()) fail(fmt::format("post_processor TemplateProcessing: '{}' has no ids", name));
+      if (side->size() + ids.size() > 1024) fail("post_processor: more than 1024 tokens on one side of a text");
       for (const auto& value : ids) side->push_back(id(value, fmt::format("'{}' in post_processor", name)));
     }
     if (side == &model.leading) fail("post_processor TemplateProcessing: \"single\" lacks the sequence A");
