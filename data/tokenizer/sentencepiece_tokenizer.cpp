@@ -86,7 +86,8 @@ void SentencepieceTokenizer::add_tokens_of(const TokenizerFolder& folder) {
     for (const AddedToken& token : *list) {
       state_->hidden.insert(token.id);
       // sentencepiece's own pieces stay text inside of a text.
-      if (llama || token.id >= facts_.base_vocab_size) add(token);
+      if (llama || token.id >= facts_.base_vocab_size)
+        add(controls.contains(token.content) ? AddedToken{.content = token.content, .id = token.id} : token);
     }
   for (const auto& [text, id] : controls) {
     state_->specials.emplace(text, id);

@@ -117,6 +117,10 @@ def shapes(work, texts):
     # With added_tokens_decoder there, it is not read.
     (folder / "special_tokens_map.json").write_text('{"cls_token": "<cls>"}')
     yield "tokenizer.json and files beside it", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", *marks]
+    # Names that only some models have, and the flags of tokens that are written as objects and listed nowhere else.
+    folder = saved(work / "named", common.train("llama3", texts, 1200), tokenizer_class="PreTrainedTokenizerFast", bos_token="ab", eot_token="<tool>", extra_special_tokens={"image_token": "<more>"},
+                   pad_token={"__type": "AddedToken", "content": "<pad>", "lstrip": True, "rstrip": True, "normalized": False}) and work / "named"
+    yield "tokenizer.json and a model's names", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["ab", " <pad> ", *marks]
     # Saved by an older transformers 4: ids alone beside tokenizer.json, whose flags stay; and a list that calls a special token none.
     older_file = common.train("llama3", texts, 1200)
     older_file.add_tokens(AWKWARD)

@@ -20,13 +20,6 @@ constexpr const char *kConfig = "tokenizer_config.json", *kMap = "special_tokens
 constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token"};  // in transformers' order
 
-/// The texts of a list, or of an object's values, whose entries are texts or have them as "content".
-void add_texts(const nlohmann::json& list, std::vector<std::string>& texts) {
-  for (const auto& entry : list)
-    if (const auto text = entry.is_object() ? member(entry, "content") : entry; text.is_string())
-      texts.push_back(text.get<std::string>());
-}
-
 }  // namespace
 
 struct TokenizerFolder::Files {
@@ -39,41 +32,78 @@ struct TokenizerFolder::Files {
     if (name.is_string()) tokenizer_class = name.get<std::string>();
     decoder = member(config, "added_tokens_decoder");
     if (decoder.empty()) added = read(kAdded);
+    if (!decoder.is_null()) map = nullptr;
     if (member(config, "split_special_tokens") == true)
       throw DataError((where / kConfig).string() +
                       ": \"split_special_tokens\" is true, which makes special tokens in a text plain text: not "
                       "supported; remove the key if texts have none");
     find_names();
+    find_model_tokens();
   }
 
   nlohmann::json read(const char* name) const {
     return read_json_if_there(folder / name, ExitCode::kData, kMaxTokenizerFile);
   }
   void find_names();
+  void find_model_tokens();
+  /// The text of a token; null where `token` is none. Keeps the flags of one that is an object.
+  nlohmann::json text_of(nlohmann::json token, bool special);
 
   std::vector<std::string> named_in_order(const std::map<std::string, std::string>& defaults) const;
-  std::vector<std::string> extra_tokens() const;
-  std::map<int64_t, AddedToken> listed_tokens(const std::set<std::string>& special,
-                                              const std::vector<std::string>& extra) const;
+  std::map<int64_t, AddedToken> listed_tokens(const std::set<std::string>& special) const;
 
   fs::path folder, model;
   nlohmann::json config, map, decoder, added;
   std::map<std::string, std::optional<std::string>> named;
+  std::vector<std::pair<std::string, std::string>> model_tokens;  // keys and texts of other special tokens with a name
+  std::vector<std::string> extra;  // "extra_special_tokens", or "additional_special_tokens" as in transformers 4
+  std::map<std::string, AddedToken> flags;
   std::string tokenizer_class;
 };
 
+nlohmann::json TokenizerFolder::Files::text_of(nlohmann::json token, bool special) {
+  const auto text = token.is_object() ? member(token, "content") : token;
+  if (!text.is_string()) return {};
+  if (special && token.is_object()) token["special"] = true;
+  if (token.is_object())
+    flags.emplace(text.get<std::string>(), TokenJson(folder).added_token(token, "a special token"));
+  return text;
+}
+
 void TokenizerFolder::Files::find_names() {
-  std::vector<std::pair<const char*, const nlohmann::json*>> files = {{kConfig, &config}};
-  if (decoder.is_null()) files.insert(files.begin(), {kMap, &map});
-  for (const auto& [name, json] : files)
+  for (const auto& [name, json] : {std::pair{kMap, &map}, {kConfig, &config}})
     for (const char* key : kNamedTokens) {
-      if (!json->is_object() || !json->contains(key)) continue;
+      if (!json->is_object() || !json->contains(key) || named.contains(key)) continue;
       auto value = json->at(key);
-      if (value.is_object()) value = member(value, "content");
+      if (value.is_object()) value = text_of(value, true);
       if (!value.is_null() && !value.is_string())
         throw DataError(fmt::format("{}: \"{}\" is not the text of a token", (folder / name).string(), key));
       named.emplace(key, value.is_null() ? std::nullopt : std::optional(value.get<std::string>()));
     }
+}
+
+void TokenizerFolder::Files::find_model_tokens() {
+  const auto add_extra = [&](const nlohmann::json& tokens, bool special) {
+    for (const auto& [key, token] : tokens.items())
+      if (const auto text = text_of(token, special || tokens.is_object()); text.is_null())
+        continue;
+      else if (tokens.is_object())
+        model_tokens.emplace_back(key, text.get<std::string>());
+      else
+        extra.push_back(text.get<std::string>());
+  };
+  for (const auto* json : {&map, &config})
+    for (const auto& [key, token] : json->items()) {
+      const bool is_object = json == &config && token.is_object() && member(token, "__type") != "AddedToken";
+      if (!key.ends_with("_token") || is_object || std::ranges::find(kNamedTokens, key) != std::end(kNamedTokens))
+        continue;
+      if (const auto text = text_of(token, true); !text.is_null())
+        model_tokens.emplace_back(key, text.get<std::string>());
+    }
+  auto given = member(config, "extra_special_tokens");
+  if (given.empty()) given = member(config, "additional_special_tokens");
+  add_extra(given, false);
+  add_extra(member(map, "extra_special_tokens"), true);
 }
 
 /// The names in the order in which transformers adds them. `defaults`: for keys that are absent.
@@ -86,22 +116,13 @@ std::vector<std::string> TokenizerFolder::Files::named_in_order(
     if (by_file != named.end() ? by_file->second.has_value() : by_class != defaults.end())
       texts.push_back(by_file != named.end() ? *by_file->second : by_class->second);
   }
+  for (const auto& [key, text] : model_tokens) texts.push_back(text);
   std::erase(texts, "");
   return texts;
 }
 
-/// "extra_special_tokens", or "additional_special_tokens", its name in transformers 4.
-std::vector<std::string> TokenizerFolder::Files::extra_tokens() const {
-  std::vector<std::string> texts;
-  const auto extra = member(config, "extra_special_tokens");
-  add_texts(extra.empty() ? member(config, "additional_special_tokens") : extra, texts);
-  if (decoder.is_null()) add_texts(member(map, "extra_special_tokens"), texts);
-  return texts;
-}
-
 /// The tokens of added_tokens_decoder or else of added_tokens.json.
-std::map<int64_t, AddedToken> TokenizerFolder::Files::listed_tokens(const std::set<std::string>& special,
-                                                                    const std::vector<std::string>& extra) const {
+std::map<int64_t, AddedToken> TokenizerFolder::Files::listed_tokens(const std::set<std::string>& special) const {
   std::map<int64_t, AddedToken> tokens;
   const fs::path path = folder / kConfig, other = folder / kAdded;
   const auto add = [&](const fs::path& file, int64_t id, AddedToken token) {
@@ -135,11 +156,11 @@ FolderTokens TokenizerFolder::tokens(const TokenLookup& id_of, int64_t next,
                                      const std::map<std::string, std::string>& defaults) const {
   const Files& files = *files_;
   FolderTokens tokens;
-  const std::vector<std::string> extra = files.extra_tokens(), named = files.named_in_order(defaults);
-  tokens.has_extra = !extra.empty();
+  const std::vector<std::string> named = files.named_in_order(defaults);
+  tokens.has_extra = !files.extra.empty();
   tokens.has_flags = !files.decoder.empty();
   std::set<std::string> seen;
-  for (auto& [id, token] : files.listed_tokens({named.begin(), named.end()}, extra)) {
+  for (auto& [id, token] : files.listed_tokens({named.begin(), named.end()})) {
     const int64_t ours = id_of(token.content).value_or(static_cast<int32_t>(next));
     if (ours != id)
       throw DataError(fmt::format(
@@ -153,23 +174,20 @@ FolderTokens TokenizerFolder::tokens(const TokenLookup& id_of, int64_t next,
     const auto id = id_of(text);
     const bool by_default = std::ranges::any_of(defaults, [&](const auto& entry) { return entry.second == text; });
     if (text.empty() || !seen.insert(text).second || (!id && by_default)) return;
-    to.push_back({.content = text, .id = id.value_or(static_cast<int32_t>(next))});
+    const auto flags = files.flags.find(text);
+    to.push_back(flags == files.flags.end() ? AddedToken{.content = text} : flags->second);
+    to.back().id = id.value_or(static_cast<int32_t>(next));
     next = std::max<int64_t>(next, to.back().id + 1);
   };
   for (const std::string& text : named) add(text, tokens.named);
-  for (const std::string& text : extra) add(text, tokens.extra);
+  for (const std::string& text : files.extra) add(text, tokens.extra);
   return tokens;
 }
 
 std::map<std::string, std::optional<std::string>> TokenizerFolder::named_tokens() const { return files_->named; }
 
 std::map<std::string, std::string> TokenizerFolder::model_tokens() const {
-  std::map<std::string, std::string> tokens;
-  const auto extra = member(files_->config, "extra_special_tokens");
-  for (const auto& [key, value] : extra.items())
-    if (const auto text = value.is_object() ? member(value, "content") : value; extra.is_object() && text.is_string())
-      tokens.emplace(key, text.get<std::string>());
-  return tokens;
+  return {files_->model_tokens.begin(), files_->model_tokens.end()};
 }
 
 void TokenizerFolder::find_named_tokens(const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) const {

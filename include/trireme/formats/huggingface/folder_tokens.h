@@ -33,9 +33,9 @@ struct NamedTokens {
 using TokenLookup = std::function<std::optional<int32_t>(const std::string& text)>;
 
 /// What the files in a folder add to a tokenizer. `listed`: tokenizer_config.json's "added_tokens_decoder", or else
-/// added_tokens.json, by id. `named`: the other texts of TokenizerFolder::named_tokens(), which are special tokens.
-/// `extra`: those of "extra_special_tokens" or "additional_special_tokens", which are special where the tokenizer does
-/// not have them.
+/// added_tokens.json, by id. `named`: the other texts of TokenizerFolder::named_tokens() and model_tokens(), which are
+/// special tokens. `extra`: those of "extra_special_tokens" or "additional_special_tokens", which are special where the
+/// tokenizer does not have them.
 struct FolderTokens {
   std::vector<AddedToken> listed, named, extra;
   bool has_flags = false;  // `listed` says how each token is found; else it has an id alone
@@ -52,7 +52,7 @@ class TokenizerFolder {
   /// bos_token, eos_token, unk_token, sep_token, pad_token, cls_token and mask_token; a key with null says "none". As
   /// in transformers special_tokens_map.json wins, unless tokenizer_config.json has "added_tokens_decoder".
   std::map<std::string, std::optional<std::string>> named_tokens() const;
-  /// The members of "extra_special_tokens" where that is an object, such as "image_token".
+  /// Other keys that end with _token, and the members of "extra_special_tokens" where that is an object.
   std::map<std::string, std::string> model_tokens() const;
   /// A token without an id in the tokenizer gets the next one, from `next` on. `defaults`: the names of a class's own
   /// tokens where the files do not name others, by key; only those that the tokenizer has. DataError for a listed id
