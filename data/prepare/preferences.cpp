@@ -139,7 +139,8 @@ PreferenceRow judged_of(const SourceRow& source) {
     return preference_of(source);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
   Json turns = field_of(object, "messages");
-  if (turns.is_array() && turns.size() > 1 && !object.contains("prompt") && !object.contains("completion")) {
+  if (turns.is_array() && turns.size() > 1 && field_of(object, "prompt").is_null() &&
+      field_of(object, "completion").is_null()) {
     Json split = object;  // ms-swift's: the last message is judged
     split["completion"] = Json::array({turns.back()});
     turns.erase(turns.size() - 1);

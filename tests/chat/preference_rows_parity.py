@@ -269,7 +269,7 @@ def check_judged(args, work):
         singles = [{"prompt": row["prompt"], "completion": row["chosen" if i % 3 else "rejected"], "label": i % 2 == 0} for i, row in enumerate(both)]
         texts = [{"prompt": row["prompt"][-1]["content"] + " ", "completion": row["completion"][0]["content"], "label": row["label"]} for row in singles]
         short = [row for row in singles if len(row["completion"]) == 1]
-        swift = [{"messages": row["prompt"] + row["completion"], "label": row["label"]} for row in short]
+        swift = [{"messages": row["prompt"] + row["completion"], "label": row["label"], "prompt": None} for row in short]
         for rows, given in ((singles, singles), (both, both), (texts, texts), (short, swift)):
             trainer = object.__new__(KTOTrainer)
             trainer._tokenizer, trainer.calculate_KL, trainer.desirable_weight, trainer.undesirable_weight = tokenizer, False, 1, 1
