@@ -18,6 +18,7 @@ namespace trireme {
 MlperfLog::MlperfLog(const std::filesystem::path& path, bool append) {
   if (path.empty()) return;
   lines_.open(path, append);
+  bytes_ = std::filesystem::file_size(path);
   if (append)
     log_warn(fmt::format("{} has the lines of every start of this run: MLPerf's compliance checker takes those of one",
                          path.string()));
@@ -34,14 +35,19 @@ void MlperfLog::write(const char* type, const char* key, const std::string& valu
       unix_milliseconds(), type, key, value, fields);
   print_line(text);
   lines_.write(text);
+  bytes_ += text.size() + 1;
 }
 
 void MlperfLog::check_whole() {
-  if (lines_.write_waiting()) return;
-  throw WriteError(
-      fmt::format("what was trained is written, but {} is no result: its last {} could not be written ({}); standard "
-                  "output has them",
-                  lines_.path().string(), counted(lines_.waiting(), "line"), std::strerror(errno)));
+  if (!enabled()) return;
+  std::string why;
+  if (!lines_.write_waiting())
+    why = fmt::format("its last {} could not be written ({})", counted(lines_.waiting(), "line"), std::strerror(errno));
+  else if (std::error_code error; std::filesystem::file_size(lines_.path(), error) < bytes_ || error)
+    why = "lines of this start are not in it any more";
+  if (why.empty()) return;
+  throw WriteError(fmt::format("what was trained is written, but {} is no result: {}; standard output has them",
+                               lines_.path().string(), why));
 }
 
 void MlperfLog::event(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {

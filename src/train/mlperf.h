@@ -31,13 +31,14 @@ class MlperfLog {
   void end(const char* key, const Metadata& metadata = {}, const std::string& json_value = "null",
            int line = __builtin_LINE(), const char* file = __builtin_FILE());
   bool enabled() const { return lines_.is_open(); }
-  /// WriteError where lines could not be written: the file is no result then.
+  /// WriteError where lines could not be written or are gone: the file is no result then.
   void check_whole();
 
  private:
   void write(const char* type, const char* key, const std::string& value, const Metadata& metadata, const char* file,
              int line);
-  LineFile lines_;  // not open: the log is off
+  LineFile lines_;      // not open: the log is off
+  uint64_t bytes_ = 0;  // of the file, with the lines that wait
 };
 
 /// Facts beside the configuration for the hyper-parameter block between init_start and init_stop.

@@ -1,6 +1,7 @@
 // Lines that cannot be written for a while. The limit on the size of files stands for a full disk: the write that
 // crosses it is cut short, the next is refused.
 #include "../base/base_testing.h"
+#include "mlperf.h"
 #include "trireme/base/append_file.h"
 #include "trireme/base/file.h"
 
@@ -96,6 +97,15 @@ TEST_F(LineFileTest, AFileThatIsMovedOrRemovedIsMadeAgain) {
   const std::string told = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(contains(told, "was replaced"));
   EXPECT_EQ(lines(), (std::vector<std::string>{"head", "eight"}));
+}
+
+TEST_F(LineFileTest, AnMlperfLogThatLosesLinesIsNoResult) {
+  MlperfLog log(path_, /*append=*/false);
+  log.event("seed", "1");
+  EXPECT_NO_THROW(log.check_whole());
+  std::filesystem::remove(path_);
+  log.event("seed", "2");
+  EXPECT_THROW(log.check_whole(), WriteError);
 }
 
 TEST_F(LineFileTest, AppendingCutsALineThatAKilledProcessLeftHalf) {
