@@ -81,8 +81,8 @@ void AppendFile::write(std::string record) {
   kept_ = waiting_.size();
 }
 
-void AppendFile::sync() const {
-  if (fdatasync(descriptor_) != 0 && errno != EINVAL)
+void AppendFile::sync() {
+  if (fdatasync(descriptor_) != 0 && errno != EINVAL && !std::exchange(sync_failed_, true))
     log_warn(fmt::format("cannot sync {}: {}", path_.string(), std::strerror(errno)));
 }
 

@@ -59,7 +59,7 @@ class MetricsFile {
   /// cannot be opened.
   MetricsFile(const std::filesystem::path& path, std::optional<int64_t> resume_step, bool evaluated);
   void write_run(const std::string& json_object) { lines_.write(json_object); }
-  void sync() const { lines_.sync(); }
+  void sync() { lines_.sync(); }
   void write(const TrainMetrics& metrics);
   void write(const EvalMetrics& metrics);
   /// The evaluation on data.test: "event":"test".

@@ -162,7 +162,7 @@ def failing_storage(site):
         site.checkpoint_tool("verify", f"{site.work}/{run}")
         site.same(run)
         site.report(f"F14 {mode} of {call} {nth}", "one warning, training went on, older ones whole", done.seconds)
-    done = site.run("output.dir=unsynced", env={"LD_PRELOAD": shim, "SHIM_CALL": "fdatasync", "SHIM_MODE": "EIO"})
+    done = site.run("output.dir=unsynced", env={"LD_PRELOAD": shim, "SHIM_CALL": "fdatasync", "SHIM_MODE": "EIO", "SHIM_TIMES": "99"})
     assert done.err.count("metrics.jsonl: Input/output error") == 1, done.err
     site.same("unsynced")
     done = site.run("output.dir=short", env={"LD_PRELOAD": shim, "SHIM_MODE": "short"})

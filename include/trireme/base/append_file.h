@@ -29,8 +29,8 @@ class AppendFile {
   AppendFile& operator=(const AppendFile&) = delete;
   void write(std::string record);
   size_t waiting() const { return waiting_.size(); }
-  /// Makes what is written durable; a warning where that fails.
-  void sync() const;
+  /// Makes what is written durable; a warning where that fails first.
+  void sync();
   /// Tries to write the kept records. False with errno: some are kept still.
   bool write_waiting();
 
@@ -47,7 +47,7 @@ class AppendFile {
   std::filesystem::path path_;
   int descriptor_ = -1;
   std::deque<std::string> waiting_;
-  bool failing_ = false;
+  bool failing_ = false, sync_failed_ = false;
   size_t kept_ = 0;  // records that have waited since the file failed
 };
 
