@@ -187,8 +187,8 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
     found.insert(found.end(), {{"format of data.train", format_->labels ? "Megatron" : "rows"},
                                {"rows of data.train", std::to_string(facts_.train_rows)},
                                {"rows of data.valid", std::to_string(facts_.eval_samples)}});
+    facts_.mlperf_division = check_mlperf_model(config, program, found);
   }
-  facts_.mlperf_division = check_mlperf_model(config, program, found);
 
   const bool per_token = config.train.loss == TrainSection::Loss::kTokenMean;
   const auto samples = static_cast<double>(config.batch.global_batch_size);
