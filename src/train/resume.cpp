@@ -257,9 +257,14 @@ std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, s
   // Each file is read and hashed by one rank, the one that probably loads from it.
   reason = shared_problem(comm_, [&] {
     std::vector<std::string> differences;
-    for (auto f = static_cast<size_t>(comm_.rank()); f < manifest.files.size(); f += static_cast<size_t>(comm_.size()))
+    for (auto f = static_cast<size_t>(comm_.rank()); f < manifest.files.size();
+         f += static_cast<size_t>(comm_.size())) {
+      const std::filesystem::path file = directory / manifest.files[f].name;
+      if (std::error_code ignored; !std::filesystem::exists(file, ignored))
+        throw StorageError(ExitCode::kModel, file.string() + " is not there, and rank 0 sees it");
       for (std::string& difference : check_checkpoint_hashes(directory, manifest, f))
         differences.push_back(std::move(difference));
+    }
     return summarise_differences(differences);
   });
   if (!reason.empty()) return std::nullopt;

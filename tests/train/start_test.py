@@ -113,10 +113,12 @@ def views(site):
     site.run("output.dir=one", "output.save_every_samples=16", "train.max_steps=4", ranks=2)
     _, older, newest = saves = sorted(os.listdir(f"{site.work}/one/checkpoints"))  # LATEST is the first
     shutil.copytree(f"{site.work}/one", f"{site.work}/copy")
-    os.makedirs(f"{site.work}/part/checkpoints")
-    for name in (".lock", f"checkpoints/{older}"):
-        os.symlink(f"{site.work}/one/{name}", f"{site.work}/part/{name}")
-    for there, code, words in (("copy", 73, "is not the directory that rank 0 has opened"), ("part", 4, f"{newest}/MANIFEST.json is not there")):
+    for part, names in (("part", [".lock", f"checkpoints/{older}"]), ("less", [".lock", *(f"checkpoints/{newest}/{file}" for file in ("MANIFEST.json", "rank-00000.safetensors"))])):
+        for name in names:
+            os.makedirs(os.path.dirname(f"{site.work}/{part}/{name}"), exist_ok=True)
+            (os.link if name.count("/") > 1 else os.symlink)(f"{site.work}/one/{name}", f"{site.work}/{part}/{name}")
+    for there, code, words in (("copy", 73, "is not the directory that rank 0 has opened"), ("part", 4, f"{newest}/MANIFEST.json is not there"),
+                               ("less", 4, f"{newest}/rank-00001.safetensors is not there, and rank 0 sees it: nothing is changed")):
         done = two(site, *(["output.save_every_samples=16", f"output.dir={name}"] for name in ("one", there)))
         said = [line for line in done.stderr.splitlines() if f"rank 1 on {HOST}: " in line and words in line]
         assert done.returncode == code and said, (done.returncode, done.stderr[-2000:])
