@@ -57,10 +57,16 @@ bool checking_collectives() {
   return on;
 }
 
-void check_same_checking(const std::function<std::vector<std::string>(const std::string&)>& all_gather) {
+void check_same_checking(const std::function<std::vector<std::string>(const std::string&)>& all_gather,
+                         const std::string& build) {
   std::vector<std::string> with, without;
-  const std::vector<std::string> all = all_gather(checking_collectives() ? "1" : "0");
-  for (size_t rank = 0; rank < all.size(); ++rank) (all[rank] == "1" ? with : without).push_back(std::to_string(rank));
+  const std::vector<std::string> all = all_gather((checking_collectives() ? "1" : "0") + build);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].substr(1) != all[0].substr(1))
+      throw ConfigError("rank " + std::to_string(rank) + " runs build " + all[rank].substr(1) + ", and rank 0 build " +
+                        all[0].substr(1) + ": give every host the same program");
+    (all[rank][0] == '1' ? with : without).push_back(std::to_string(rank));
+  }
   if (!with.empty() && !without.empty())
     throw ConfigError("TRIREME_CHECK_COLLECTIVES is set on rank " + join(with, ", ") + " and not on rank " +
                       join(without, ", ") + ": set it on all ranks, as with mpirun -x, or on none");

@@ -69,6 +69,13 @@ def plan_differs(site):
         done = subprocess.run([*launcher, *here, *site.command(), ":", "-n", "1", *there, *site.command()], capture_output=True, text=True, timeout=site.limit_s)
         said = f"TRIREME_CHECK_COLLECTIVES is set on rank {rank} and not on rank {1 - rank}: set it on all ranks"
         assert done.returncode == 2 and said in done.stderr, (done.returncode, done.stderr[-2000:])
+    program, other = site.command()[0], f"{site.work}/build/train_llama"
+    build = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.rpartition("(")[2].partition(")")[0].encode()
+    os.makedirs(os.path.dirname(other))
+    open(other, "wb").write(open(program, "rb").read().replace(build + b"\0", b"0" * len(build) + b"\0"))
+    os.chmod(other, 0o755)
+    done = subprocess.run([*one, ":", "-n", "1", other, *site.command()[1:]], capture_output=True, text=True, timeout=site.limit_s)
+    assert done.returncode == 2 and f"rank 1 runs build {'0' * len(build)}, and rank 0 build {build.decode()}: " in done.stderr, (done.returncode, done.stderr[-2000:])
     refused([], ["eval.every_samples=16"], "run different configurations")
     write_llama(f"{site.work}/deeper", VOCAB, layers=3)
     refused([], ["model.path=deeper"], "come to different memory plans", "model or data differ")

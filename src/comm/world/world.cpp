@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/fault.h"
 #include "trireme/base/process.h"
+#include "trireme/version.h"
 #include "world_backend.h"
 
 #include <fmt/format.h>
@@ -59,7 +60,7 @@ class CpuWorld final : public JoinedWorld {
     if (watchdog != nullptr) set_collective_observer(watchdog->observer());
     if (started_by_mpi()) {
       adopt_mpi();
-      check_same_checking([](const std::string& text) { return mpi_all_gather_host(mpi_job(), text); });
+      check_same_checking([](const std::string& text) { return mpi_all_gather_host(mpi_job(), text); }, kCommit);
       comm_ = make_mpi_communicator(mpi_job(), "world");
     } else {
       comm_ = make_self_communicator();

@@ -7,6 +7,7 @@
 #include "trireme/base/fault.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
+#include "trireme/version.h"
 #include "world_backend.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -46,7 +47,7 @@ class GpuWorld final : public JoinedWorld {
         exchange = exchange->renumber(launch_.rank);
       }
     }
-    check_same_checking([&](const std::string& text) { return exchange->all_gather(text); });
+    check_same_checking([&](const std::string& text) { return exchange->all_gather(text); }, kCommit);
     check_own_gpu(*exchange, choose_device());
     hosts_ = exchange->all_gather(host_name());
     if (watchdog != nullptr) {
