@@ -535,7 +535,7 @@ void RunDirectory::look_from_another_rank(const std::string& owner) const {
 }
 
 void RunDirectory::claim() {
-  if (std::exchange(claimed_, true)) return;
+  if (claimed_) return;
   const ProgressSection section("output.dir", kStorageAllowance);
   if (std::exchange(write_config_, false)) write_file_atomic(path_ / "config.yaml", config_text_);
   if (std::exchange(write_identity_, false))
@@ -545,6 +545,7 @@ void RunDirectory::claim() {
   std::error_code ignored;
   if (lock_ >= 0)
     for (const char* name : {"summary.json", "finished.json"}) std::filesystem::remove(path_ / name, ignored);
+  claimed_ = true;
 }
 
 void check_run_directory(const Config& config, const ResumeChoices& choices) {

@@ -4,6 +4,7 @@ read, devices, disk space, stops without a save. Exit code 77 = skipped."""
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import struct
@@ -159,6 +160,11 @@ def claim(site):
     site.run("output.dir=taken", expect=70, TRIREME_FAULT="fail@step:step3")
     done = site.run("output.dir=taken", "train.max_steps=5", expect=73)
     assert "train.max_steps was 6, is 5" in last_line(done.stderr), done.stderr
+    # A start that cannot take it may be started again.
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
+    done = subprocess.run(site.command("output.dir=full"), capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 73 and "full/config.yaml: File too large" in done.stderr, done
+    site.run("output.dir=full")
     # What somebody else keeps under our names is not ours to remove.
     os.makedirs(f"{work}/theirs")
     open(f"{work}/theirs/metrics.jsonl", "w").write("mine\n")
