@@ -93,6 +93,12 @@ TEST_F(HuggingFace, AdaptersComeBackAsWritten) {
   EXPECT_EQ(read.modules.at("model.layers.0.self_attn.q_proj").out, 2);
 }
 
+TEST_F(HuggingFace, AnAdapterWhoseConfigurationCannotBeWrittenReplacesNone) {
+  std::filesystem::create_symlink("none/config.json", root_ / "adapter_config.json");
+  EXPECT_THROW(write_adapter(root_, small_adapter(), DType::kF32), WriteError);
+  EXPECT_FALSE(std::filesystem::exists(root_ / "adapter_model.safetensors"));
+}
+
 TEST_F(HuggingFace, AdaptersKeepTheirRowsOfTheVocabulary) {
   Adapter adapter = small_adapter();
   adapter.token_rows["model.embed_tokens"] = {{7, 9}, {1, 2, 3, 4, 5, 6}, 3};

@@ -295,9 +295,12 @@ void write_adapter(const std::filesystem::path& directory, const Adapter& adapte
   AdapterConfig config = adapter.config;
   config.token_indices.clear();
   for (const auto& [module, rows] : adapter.token_rows) config.token_indices[module] = rows.ids;
+  // Both have their space before one replaces an older adapter's. The configuration is the last: a directory that has
+  // one is complete.
+  AtomicFile description(directory / "adapter_config.json");
+  description.write(adapter_config_json(config));
   writer.commit();
-  // The configuration is written last: a directory that has one is complete.
-  write_file_atomic(directory / "adapter_config.json", adapter_config_json(config));
+  description.commit();
 }
 
 }  // namespace trireme
