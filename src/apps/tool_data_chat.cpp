@@ -8,6 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/time.h"
+#include "trireme/formats/json.h"
 
 #include <fmt/format.h>
 
@@ -194,10 +195,13 @@ nlohmann::ordered_json template_variables(const std::vector<std::string>& texts)
       throw ConfigError(fmt::format("--variable {}: expected NAME=VALUE", each));
     // true, false, null, numbers, lists and objects as in JSON; everything else is a text, also what is no number's
     // own form, such as 1.50.
-    const std::string text = each.substr(equals + 1);
-    auto value = nlohmann::ordered_json::parse(text, nullptr, false);
-    if (value.is_discarded() || value.is_string() || (value.is_number() && value.dump() != text)) value = text;
-    variables[each.substr(0, equals)] = std::move(value);
+    const std::string name = each.substr(0, equals), text = each.substr(equals + 1);
+    nlohmann::ordered_json value = text;
+    if (nlohmann::ordered_json::accept(text)) {
+      auto json = parse_ordered_json(text, "--variable " + name, ExitCode::kConfig);
+      if (!json.is_string() && (!json.is_number() || json.dump() == text)) value = std::move(json);
+    }
+    variables[name] = std::move(value);
   }
   return variables;
 }

@@ -301,6 +301,7 @@ void KeyServer::send_some(Client& client) {
     if (sent < 0 && errno != EAGAIN) {
       broken_.push_back(client.fd);
       client.out.clear();
+      client.out_at = 0;
       return;
     }
     if (sent < 0) break;

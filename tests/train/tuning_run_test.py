@@ -214,7 +214,8 @@ def chat(site):
     # Refused: no template, wrong options, a template's refusal.
     refused = [(2, "are for --chat", "generate", "--prompt", "x", "--system", "y"), (2, "--max-new-tokens is 0", "chat", "--max-new-tokens", 0),
                (2, "--temperature is -1", "chat", "--temperature", -1), (2, "exceed the model's 512 positions", "generate", "--chat", "--prompt", "x", "--max-new-tokens", 512),
-               (3, "no chat template", "chat", "--template-name", "none"), (2, "expected NAME=VALUE", "chat", "--variable", "x")]
+               (3, "no chat template", "chat", "--template-name", "none"), (2, "expected NAME=VALUE", "chat", "--variable", "x"),
+               (2, "nested deeper than", "chat", "--variable", "x=" + "[" * 60000 + "]" * 60000)]
     for code, says, tool, *arguments in refused:
         done = site.tool(tool, "--model", "base", *arguments, expect=code)
         assert says in done.stderr, (says, done.stderr)
