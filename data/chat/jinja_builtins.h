@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -45,8 +46,9 @@ class Budget {
 
  private:
   void made(size_t bytes) {
-    if ((bytes_ += bytes) > kMaxBytes * static_cast<size_t>(scale))
-      throw ValueError{fmt::format("the template makes more than {} MiB of values", 256 * scale)};
+    const auto times = static_cast<size_t>(std::min<int64_t>(scale, 8));  // all of them may be held at once
+    if ((bytes_ += bytes) > kMaxBytes * times)
+      throw ValueError{fmt::format("the template makes more than {} MiB of values", 256 * times)};
   }
   int64_t steps_ = 0;
   size_t bytes_ = 0;

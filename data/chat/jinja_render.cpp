@@ -28,7 +28,8 @@ class Renderer {
   Renderer(const Dict& variables, bool for_training) : variables_(variables) {
     budget_.refuses_none = for_training;
     for (const auto& [name, value] : variables.items)
-      if (value.list() != nullptr) budget_.scale += static_cast<int64_t>(value.list()->items.size()) / 100;
+      if ((name == "messages" || name == "tools") && value.list() != nullptr)
+        budget_.scale += static_cast<int64_t>(value.list()->items.size()) / 100;
     budget_.scale = std::min<int64_t>(budget_.scale, 100);
     const Value* messages = for_training ? variables.find("messages") : nullptr;
     for (size_t i = 0; messages != nullptr && messages->list() != nullptr && i < messages->list()->items.size(); ++i)

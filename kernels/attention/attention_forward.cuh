@@ -195,7 +195,7 @@ __device__ inline void consume(const Parameters& p, uint32_t shared, const TileI
             if (8 * j + e % 2 <= (e < 2 ? shift0 : shift1)) s[4 * j + e] = -INFINITY;
         }
       }
-      // A run ends with a block whose number is a multiple of kBlocksOfRun, and this block begins the next one.
+      // A run ends with a block whose number is a multiple of kBlocksOfRun, and block n begins the next one.
       [[maybe_unused]] const bool ends = n % C::kBlocksOfRun == C::kBlocksOfRun - 1;
       if constexpr (C::kCodes) {
         if (ends) {

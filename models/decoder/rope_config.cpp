@@ -144,7 +144,8 @@ void read_ropes_by_window(ConfigReader& reader, DecoderConfig& config, const Rop
   }
   const Json scaling = reader.object("rope_scaling");
   // transformers 5 takes no scaling then, transformers 4 takes it.
-  if (!reader.has("rope_parameters") && scaling.contains("type") && !scaling.contains("rope_type"))
+  if (!reader.has("rope_parameters") && scaling.contains("type") && !scaling.contains("rope_type") &&
+      scaling["type"] != "default")
     reader.lacking("rope_scaling.type without rope_type", scaling["type"]);
   full.update(scaling);
   RopeSetReader(reader, full, "rope_parameters.full_attention", config, words).read(config.rope);

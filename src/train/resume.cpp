@@ -260,7 +260,7 @@ std::optional<ResumedRun> Loader::load(const std::filesystem::path& directory, s
     for (auto f = static_cast<size_t>(comm_.rank()); f < manifest.files.size();
          f += static_cast<size_t>(comm_.size())) {
       const std::filesystem::path file = directory / manifest.files[f].name;
-      if (std::error_code ignored; !std::filesystem::exists(file, ignored))
+      if (std::error_code error; !std::filesystem::exists(file, error) && !error)
         throw StorageError(ExitCode::kModel, file.string() + " is not there, and rank 0 sees it");
       for (std::string& difference : check_checkpoint_hashes(directory, manifest, f))
         differences.push_back(std::move(difference));

@@ -95,6 +95,7 @@ void TokenizerFolder::Files::find_model_tokens() {
   for (const auto* json : {&map, &config})
     for (const auto& [key, token] : json->items()) {
       const bool is_object = json == &config && token.is_object() && member(token, "__type") != "AddedToken";
+      if (json == &map && config.is_object() && config.contains(key)) continue;  // as transformers merges them
       if (!key.ends_with("_token") || is_object || std::ranges::find(kNamedTokens, key) != std::end(kNamedTokens))
         continue;
       if (const auto text = text_of(token, true); !text.is_null())

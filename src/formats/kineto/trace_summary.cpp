@@ -278,7 +278,7 @@ std::vector<std::vector<Trace::Event>> host_threads(const Trace& trace) {
 }
 
 void sweep(const std::vector<Trace::Event>& thread, const SweepVisit& visit) {
-  constexpr size_t kMostOpen = 64;  // time of events deeper than that is their outer one's
+  constexpr size_t kMostOpen = 1024;  // time of events deeper than that is their outer one's
   std::vector<Trace::Event> open;
   double now = 0;
   const auto advance = [&](double to) {
