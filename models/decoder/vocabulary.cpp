@@ -302,40 +302,43 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
 }
 
 AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t data_vocab) {
-  AddedRows rows{stored_vocab, std::max(stored_vocab, data_vocab), ""};
+  AddedRows rows;
+  int64_t first = stored_vocab;
+  std::set<int64_t> named;
   const auto path = directory / "config.json";
-  if (!std::filesystem::is_regular_file(path)) return rows;
-  const nlohmann::json json = read_json(path, ExitCode::kModel), added = member(json, kAddedRowsKey),
-                       tokens = member(added, "tokens");
-  const auto include = [&](const std::string& name, const nlohmann::json& id) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(stored_vocab))
-      throw ModelError(fmt::format("{}: {}.{} is {}, expected a row of {}", path.string(), kAddedRowsKey, name,
-                                   id.dump(), stored_vocab));
-    rows.begin = std::min(rows.begin, id.get<int64_t>());
-  };
-  if (added.contains("first")) include("first", added["first"]);
-  std::vector<std::string> parts;
-  for (const auto& [text, id] : tokens.items()) {
-    include(text, id);
-    parts.push_back(fmt::format("{} = {}", text, id.dump()));
+  if (std::filesystem::is_regular_file(path)) {
+    const nlohmann::json json = read_json(path, ExitCode::kModel), added = member(json, kAddedRowsKey);
+    const auto row = [&](const std::string& name, const nlohmann::json& id, int64_t largest) {
+      if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(largest))
+        throw ModelError(fmt::format("{}: {}.{} is {}, expected a row of {}", path.string(), kAddedRowsKey, name,
+                                     id.dump(), stored_vocab));
+      return id.get<int64_t>();
+    };
+    if (added.contains("first")) first = row("first", added["first"], stored_vocab);
+    std::vector<std::string> parts;
+    for (const auto& [text, id] : member(added, "tokens").items()) {
+      named.insert(row(text, id, stored_vocab - 1));
+      parts.push_back(fmt::format("{} = {}", text, id.dump()));
+    }
+    rows.tokens = join(parts, ", ");
   }
-  rows.tokens = join(parts, ", ");
-  if (const int64_t own = rows.begin < stored_vocab ? own_tokens(directory) : 0; rows.begin < own)
+  for (int64_t id = first; id < std::max(stored_vocab, data_vocab); ++id) named.insert(id);
+  rows.ids.assign(named.begin(), named.end());
+  const int64_t begin = rows.ids.empty() ? stored_vocab : rows.ids.front();
+  if (const int64_t own = begin < stored_vocab ? own_tokens(directory) : 0; begin < own)
     throw ModelError(fmt::format(
         "{}: {} begins at row {}, and the tokens of the base's own tokenizer have the rows 0 to {}: give the "
         "first row that was added",
-        path.string(), kAddedRowsKey, rows.begin, own - 1));
+        path.string(), kAddedRowsKey, begin, own - 1));
   return rows;
 }
 
 void train_added_rows(const AddedRows& added, const DecoderConfig& config, LoraOptions& lora) {
-  std::vector<int64_t> ids;
-  for (int64_t id = added.begin; id < added.end; ++id) ids.push_back(id);
   // With lora.ensure_weight_tying any saved module is the tied matrix.
   const bool tied = config.tie_word_embeddings && lora.ensure_weight_tying && !lora.modules_to_save.empty();
-  if (ids.empty() || tied) return;
+  if (added.ids.empty() || tied) return;
   for (const std::string& module : token_modules(config))
-    if (!is_saved(lora, module)) lora.trainable_token_indices.emplace_back(module, ids);
+    if (!is_saved(lora, module)) lora.trainable_token_indices.emplace_back(module, added.ids);
 }
 
 std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, const DecoderConfig& config,

@@ -50,13 +50,13 @@ std::unique_ptr<WeightSource> open_decoder_weights(const std::filesystem::path& 
 /// Of config.json: {"first": rows before `model resize-vocab` added some, "tokens": {text: id}}.
 inline constexpr const char* kAddedRowsKey = "trireme_added_rows";
 
-/// Rows [begin, end) of the vocabulary that no training has seen, none where they are equal.
+/// Rows of the vocabulary that no training has seen.
 struct AddedRows {
-  int64_t begin = 0, end = 0;
+  std::vector<int64_t> ids;  // ascending
   std::string tokens;  // "<|im_start|> = 32000, …": rows that `model resize-vocab` named
 };
-/// From the first row or token that `model resize-vocab` added to the model in `directory`, else from `stored_vocab`,
-/// to `data_vocab`, the ids that data may have.
+/// The rows from the first that `model resize-vocab` added to the model in `directory`, else from `stored_vocab`, to
+/// `data_vocab`, the ids that data may have; and the rows before them that it gave to tokens.
 AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_vocab, int64_t data_vocab);
 /// Trains these rows of every matrix with a row for each token that lora.modules_to_save does not train whole.
 void train_added_rows(const AddedRows& added, const DecoderConfig& config, LoraOptions& lora);

@@ -127,6 +127,7 @@ void import_nemo_file(const ImportCommand& command) {
                        "a file of the defaults list: leave the file in its conf folder, beside config.yaml");
     ConfNode& root = composition.root;
     root.at_or_add("training") = file;
+    composition.section = "training";  // NeMo's own files name keys from their root
     for (const auto& [key, value] :
          {std::pair("launcher_scripts_path", "."), {"data_dir", "data"}, {"base_results_dir", "results"}})
       root.at_or_add(key) = ConfNode(std::string(value));

@@ -472,9 +472,10 @@ def check_nemo(site):
     whole = site.run("trireme", "config", "import", "nemo", conf / "config.yaml", "training=gpt3/5b")
     assert "lr: 0.00016" in whole.stdout and "model.num_layers = 24" in whole.stderr
     (site.work / "alone.yaml").write_text("run: {name: a, results_dir: '${base_results_dir}/a'}\ntrainer: {num_nodes: 1, devices: 1, max_steps: 9}\n"
-                                          "model: {micro_batch_size: 1, global_batch_size: 2, data: {data_impl: mock}, tokenizer: {type: GPT2BPETokenizer}}\n")
-    alone = site.run("trireme", "config", "import", "nemo", "alone.yaml", "model.global_batch_size=4")
-    assert "global_batch_size: 4" in alone.stdout
+                                          "model: {micro_batch_size: 1, global_batch_size: 2, encoder_seq_length: 64, max_position_embeddings: '${model.encoder_seq_length}', "
+                                          "data: {data_impl: mock, seq_length: '${model.encoder_seq_length}'}, tokenizer: {type: GPT2BPETokenizer}}\n")
+    alone = site.run("trireme", "config", "import", "nemo", "alone.yaml", "model.global_batch_size=4", "model.encoder_seq_length=32")
+    assert "global_batch_size: 4" in alone.stdout and "seq_length: 32" in alone.stdout
     (site.work / "torn.yaml").write_text("defaults: [_self_, optional tp: null, gpt3/common@_here_]\nmodel: {}\n")
     site.refused("nemo", "torn.yaml", says=["torn.yaml:1:39: a file of the defaults list"])
     (site.work / "bert.yaml").write_text("model: {bert_binary_head: true}\n")

@@ -150,6 +150,11 @@ TEST(NemoImport, Choices) {
       config(imported({"training.model.fsdp=True", "training.model.fsdp_sharding_strategy=grad"})).parallel.policy,
       ParallelSection::Policy::kGradients);
   EXPECT_EQ(config(imported({"training.model.optim.name=fused_adam"})).parallel.policy, ParallelSection::Policy::kNone);
+  for (const auto& [name, decay] : {std::pair("distributed_fused_adam", 0.0), {"fused_adam", 0.0}, {"adamw", 0.01}})
+    EXPECT_EQ(config(imported({std::string("training.model.optim.name=") + name, "~training.model.optim.weight_decay"}))
+                  .optimizer.weight_decay,
+              decay)
+        << name << " without a weight decay of the file";
   EXPECT_EQ(config(imported({"+training.model.optim.grad_sync_dtype=bf16"})).parallel.reduce_dtype,
             ParallelSection::ReduceDtype::kCompute);
   const Config shared = config(imported({"training.model.context_parallel_size=4"}));

@@ -142,7 +142,7 @@ TEST(Adapter, RowsAddedToASavedMatrixAreTrainedWithIt) {
     LoraOptions lora{3, 6, 0, {{"q_proj"}}};
     lora.modules_to_save = {"lm_head"};
     lora.ensure_weight_tying = ensured;
-    train_added_rows({10, 12, ""}, config, lora);
+    train_added_rows({{10, 11}, ""}, config, lora);
     EXPECT_EQ(lora.trainable_token_indices.empty(), ensured);
     if (ensured) continue;
     EXPECT_TRUE(contains(message_of<ConfigError>([&] { DecoderModel(config, lora); }),
@@ -151,9 +151,22 @@ TEST(Adapter, RowsAddedToASavedMatrixAreTrainedWithIt) {
     // What the message advises.
     lora.modules_to_save.emplace_back("embed_tokens");
     lora.trainable_token_indices.clear();
-    train_added_rows({10, 12, ""}, config, lora);
+    train_added_rows({{10, 11}, ""}, config, lora);
     EXPECT_NO_THROW(DecoderModel(config, lora));
   }
+}
+
+TEST(Adapter, OfSpareRowsThoseOfNewTokensAreTrained) {
+  const TemporaryDirectory work;
+  const auto ids = [&](const std::string& added, int64_t data_vocab = 8) {
+    work.write("config.json", R"({"trireme_added_rows": )" + added + "}");
+    return added_rows(work.root(), 8, data_vocab).ids;
+  };
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(ids(R"({"first": 8, "tokens": {"<a>": 6, "<b>": 4}})"), (Ids{4, 6})) << "7 is a spare row still";
+  EXPECT_EQ(ids(R"({"first": 7, "tokens": {"<a>": 7, "<b>": 4}})", 9), (Ids{4, 7, 8}));
+  EXPECT_EQ(ids(R"({"first": 8})"), Ids{});
+  EXPECT_TRUE(contains(message_of<ModelError>([&] { ids(R"({"tokens": {"<a>": 8}})"); }), "expected a row of 8"));
 }
 
 TEST(Adapter, OfATiedModelIsTiedAsTheRunSays) {

@@ -79,6 +79,7 @@ class ConfProblems {
 /// The tree after defaults and overrides, before interpolation.
 struct Composition {
   ConfNode root;
+  std::string section;  // where interpolations find a first key that the root lacks; empty: nowhere
   std::map<std::string, std::optional<std::string>> choices;  // of every group: "training" -> "gpt3/126m"
   std::vector<std::string> notes;                             // values that were read and have no meaning here
 };

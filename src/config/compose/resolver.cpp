@@ -225,6 +225,9 @@ ConfNode ConfResolver::select(const std::string& key, const Path& path) {
   }
   const std::vector<std::string> parts = parts_of(std::string_view(key).substr(dots));
   if (parts.empty() && dots == 0) throw ResolveError{"an empty interpolation ${}"};
+  const ConfNode& root = composition_.root;
+  if (const ConfNode* section = root.find(composition_.section); section != nullptr && dots == 0)
+    if (root.find(parts[0]) == nullptr && section->find(parts[0]) != nullptr) target = {composition_.section};
   target.insert(target.end(), parts.begin(), parts.end());
   return lookup(target, key);
 }

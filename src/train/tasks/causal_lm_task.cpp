@@ -144,10 +144,13 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
   if (lora) {
     const AddedRows added = added_rows(config.model.path, stored_vocab_, data_vocab_);
     train_added_rows(added, shape, *lora);
-    if (added.begin < added.end)
-      facts_.description.push_back(
-          fmt::format("vocabulary: rows {} to {} were added to the base and are trained beside the adapters{}",
-                      added.begin, added.end - 1, added.tokens.empty() ? "" : ": " + added.tokens));
+    if (!added.ids.empty()) {
+      const int64_t first = added.ids.front(), last = added.ids.back(), count = std::ssize(added.ids);
+      facts_.description.push_back(fmt::format(
+          "vocabulary: {}rows {} to {} were added to the base and are trained beside the adapters{}",
+          count == last - first + 1 ? "" : fmt::format("{} of the ", count), first, last,
+          added.tokens.empty() ? "" : ": " + added.tokens));
+    }
   }
   model_ = std::make_unique<DecoderModel>(shape, std::move(lora));
   if (shape.tie_word_embeddings && !model_->tied() && shape.vocab_size > stored_vocab_)
