@@ -104,13 +104,17 @@ unsigned surrogate_at(std::string_view line, size_t at) {
 
 constexpr size_t kMaxUnpacked = size_t{1} << 30;  // of a line; of a file unless it is packed 200:1 at most
 
-/// std::getline() of a packed file.
+/// std::getline() of a packed file, with a limit, and of the first lines of any .json file, which has none.
 bool next_line(const fs::path& path, UnpackedFile& file, std::string& line) {
+  std::istream& stream = file.stream();
+  stream.exceptions(std::ios::badbit);  // passes on what the buffer throws
   line.clear();
-  for (int c; (c = file.stream().rdbuf()->sbumpc()) != std::char_traits<char>::eof();) {
-    if (c == '\n') return true;
-    if (line.size() == kMaxUnpacked) throw DataError(path.string() + ": unpacks to a line of more than 1 GiB");
-    line += static_cast<char>(c);
+  for (char part[1 << 14]; stream.getline(part, sizeof part), stream.gcount() > 0; stream.clear()) {
+    const bool ends = !stream.fail() && !stream.eof();
+    line.append(part, static_cast<size_t>(stream.gcount()) - (ends ? 1 : 0));
+    if (line.size() > std::max<size_t>(kMaxUnpacked, file.packed_offset()))
+      throw DataError(path.string() + ": unpacks to a line of more than 1 GiB");
+    if (!stream.fail()) return true;
   }
   return !line.empty();
 }
@@ -448,8 +452,9 @@ bool is_one_json(const fs::path& path) {
   while (is_skipped(c) && reader.stream().get(c)) {
   }
   if (c != '{') return c == '[';
+  reader.stream().unget();
   std::string line, next;
-  if (!next_line(path, reader, line) || !first_object(c + line).empty()) return false;
+  if (!next_line(path, reader, line) || !first_object(line).empty()) return false;
   while (next_line(path, reader, next) && is_blank(next)) {
   }
   return !next.starts_with('{');  // of lines, whose first one is damaged
