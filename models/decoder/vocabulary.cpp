@@ -207,9 +207,8 @@ void check_names(const StoredWeights& source, const DecoderConfig& config, const
   if (unused.empty()) return;
   const size_t count = unused.size();
   if (count > 5) unused.resize(5);
-  log_info(fmt::format("warning: {}: {} that this {} has no use for: {}{}", directory.string(),
-                       counted(count, "tensor"), config.family, join(unused, ", "),
-                       count > 5 ? fmt::format(" and {} more", count - 5) : ""));
+  log_run_warn(fmt::format("{}: {} that this {} has no use for: {}{}", directory.string(), counted(count, "tensor"),
+                           config.family, join(unused, ", "), count > 5 ? fmt::format(" and {} more", count - 5) : ""));
 }
 
 }  // namespace
