@@ -121,8 +121,7 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
     fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));
   const auto found = object.find(field);
   if (found == object.end()) {
-    std::vector<std::string> names;
-    for (const auto& item : object.items()) names.push_back(item.key());
+    const std::vector<std::string> names = keys_of(object.items());
     const std::string meant = did_you_mean(field, names);
     fail(fmt::format("no field '{}' (name it with --field, or data.column of a run); the object has: {}.{}", field,
                      join(names, ", "),

@@ -124,8 +124,7 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
 }  // namespace
 
 std::vector<std::string> SourceRow::names() const {
-  std::vector<std::string> names;
-  for (const auto& entry : object.items()) names.push_back(entry.key());
+  std::vector<std::string> names = keys_of(object.items());
   names.insert(names.end(), unread.begin(), unread.end());
   return names;
 }
