@@ -10,8 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <istream>
 
 namespace trireme {
@@ -95,121 +93,25 @@ void visit_text(std::string_view text, DocumentUnit unit, const Visit& visit) {
   }
 }
 
-/// The surrogate (D800 to DFFF) whose escape begins at `at`; 0 if there is none.
-unsigned surrogate_at(std::string_view line, size_t at) {
-  if (at + 6 > line.size() || line[at] != '\\' || line[at + 1] != 'u') return 0;
-  const unsigned code = parse_whole<unsigned>(line.substr(at + 2, 4), 16).value_or(0);
-  return code >= 0xD800 && code <= 0xDFFF ? code : 0;
-}
-
 constexpr size_t kMaxUnpacked = size_t{1} << 30;  // of a line; of a file unless it is packed 200:1 at most
 
-/// std::getline() of a packed file.
+/// std::getline() of a packed file, with a limit, and of the first lines of any .json file, which has none.
 bool next_line(const fs::path& path, UnpackedFile& file, std::string& line) {
+  std::istream& stream = file.stream();
+  stream.exceptions(std::ios::badbit);  // passes on what the buffer throws
   line.clear();
-  for (int c; (c = file.stream().rdbuf()->sbumpc()) != std::char_traits<char>::eof();) {
-    if (c == '\n') return true;
-    if (line.size() == kMaxUnpacked) throw DataError(path.string() + ": unpacks to a line of more than 1 GiB");
-    line += static_cast<char>(c);
+  for (char part[1 << 14]; stream.getline(part, sizeof part), stream.gcount() > 0; stream.clear()) {
+    const bool ends = !stream.fail() && !stream.eof();
+    line.append(part, static_cast<size_t>(stream.gcount()) - (ends ? 1 : 0));
+    if (line.size() > std::max<size_t>(kMaxUnpacked, file.packed_offset()))
+      throw DataError(path.string() + ": unpacks to a line of more than 1 GiB");
+    if (!stream.fail()) return true;
   }
   return !line.empty();
 }
 
-constexpr const char* kOneObject = ": JSON lines hold one object a line, a .json file perhaps a list";
-
-/// Replaces what Python's json accepts but JSON does not allow: NaN and Infinity by null, numbers too large for a
-/// double by 0, and each lone surrogate by `lone` (an escape).
-std::string without_python_extras(std::string_view line, const char* lone) {
-  std::string result;
-  bool in_string = false;
-  for (size_t at = 0; at < line.size();) {
-    const std::string_view rest = line.substr(at);
-    size_t taken = 1;
-    std::string instead;
-    if (in_string && rest[0] == '\\') {
-      const unsigned first = surrogate_at(line, at), second = surrogate_at(line, at + 6);
-      const bool pair = first != 0 && first < 0xDC00 && second >= 0xDC00;
-      taken = pair ? 12 : first != 0 ? 6 : 2;
-      if (first != 0 && !pair) instead = lone;
-    } else if (rest[0] == '"') {
-      in_string = !in_string;
-    } else if (!in_string) {
-      for (const std::string_view word : {"NaN", "-Infinity", "Infinity"}) {
-        if (!rest.starts_with(word)) continue;
-        taken = word.size();
-        instead = "null";
-      }
-      if (const size_t length = std::min(rest.find_first_not_of("+-.0123456789eE"), rest.size());
-          instead.empty() && length > 0) {
-        const std::string number(rest.substr(0, length));
-        char* end = nullptr;
-        if (std::isinf(std::strtod(number.c_str(), &end)) && *end == '\0') instead = "0";
-        taken = length;
-      }
-    }
-    taken = std::min(taken, rest.size());
-    result += instead.empty() ? rest.substr(0, taken) : std::string_view(instead);
-    at += taken;
-  }
-  return result;
-}
-
 /// Invalid UTF-8, given for a text without a UTF-8 form: the caller counts and drops it.
 constexpr std::string_view kNotUtf8 = "\xFF";
-
-/// What Python's json reads. `other`: null, or the value with another replacement of lone surrogates.
-struct PythonJson {
-  nlohmann::json value, other;
-};
-
-PythonJson parse_python_json(std::string_view text, const std::string& place) {
-  PythonJson json;
-  try {
-    json.value = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& reason) {
-    json.value = nlohmann::json::parse(without_python_extras(text, "\\ufffd"), nullptr, /*allow_exceptions=*/false);
-    if (json.value.is_discarded())
-      throw DataError(fmt::format("{}: not JSON ({}){}", place, json_reason(reason), kOneObject));
-    json.other = nlohmann::json::parse(without_python_extras(text, "\\ufffe"));
-  }
-  return json;
-}
-
-/// The JSON library makes a rounded float of an integer of more than 64 bits; Python prints all its digits.
-void refuse_long_integers(std::string_view text, const std::string& place) {
-  bool quoted = false;
-  for (size_t i = 0, digits = 0; i < text.size(); ++i) {
-    if (text[i] == '"') quoted = !quoted;
-    if (quoted && text[i] == '\\') ++i;
-    const bool digit = !quoted && is_digit(text[i]);
-    digits = digit ? digits + 1 : 0;
-    if (digits < 19 || (i + 1 < text.size() && std::string_view("0123456789.eE").find(text[i + 1]) != text.npos))
-      continue;
-    const size_t begin = i + 1 - digits;
-    const char before = begin > 0 ? text[begin - 1] : ' ';
-    const bool fits = before == '-' ? parse_whole<int64_t>(text.substr(begin - 1, digits + 1)).has_value()
-                                    : parse_whole<uint64_t>(text.substr(begin, digits)).has_value();
-    if (!fits && std::string_view(".eE+").find(before) == std::string_view::npos)
-      throw DataError(fmt::format("{}: the integer {}{} has more than 64 bits", place, before == '-' ? "-" : "",
-                                  text.substr(begin, std::min<size_t>(digits, 80))));
-  }
-}
-
-/// An object, or a list of them, in the order of its keys. NaN, Infinity and numbers too large for a double are null or
-/// 0, as they stand in columns that are not read.
-Json parse_objects(std::string_view text, const std::string& place) {
-  constexpr int kDepth = 40;
-  refuse_long_integers(text, place);
-  try {
-    return parse_ordered_json(text, place, ExitCode::kData, kDepth);
-  } catch (const Error& error) {
-    const char* hint = Json::accept(text) ? "" : kOneObject;
-    const std::string without = without_python_extras(text, "\\ufffd");
-    if (without == text || without != without_python_extras(text, "\\ufffe"))  // or a lone surrogate
-      throw DataError(fmt::format("{}{}", error.what(), hint));
-    return parse_ordered_json(without, place, ExitCode::kData, kDepth);
-  }
-}
 
 /// The text of an object, as json_line_text(). `other`: as in PythonJson.
 std::optional<std::string> object_text(const nlohmann::json& object, const nlohmann::json& other,
@@ -219,8 +121,7 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
     fail(fmt::format("a JSON {}, expected an object with the field '{}'", object.type_name(), field));
   const auto found = object.find(field);
   if (found == object.end()) {
-    std::vector<std::string> names;
-    for (const auto& item : object.items()) names.push_back(item.key());
+    const std::vector<std::string> names = keys_of(object.items());
     const std::string meant = did_you_mean(field, names);
     fail(fmt::format("no field '{}' (name it with --field, or data.column of a run); the object has: {}.{}", field,
                      join(names, ", "),
@@ -231,36 +132,6 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
   // A lone surrogate is in this field exactly if the text depends on the replacement.
   if (!other.is_null() && other.at(field) != *found) return std::nullopt;
   return found->get<std::string>();
-}
-
-/// The JSON object that `text` begins with; empty where it does not, or the object does not end.
-std::string_view first_object(std::string_view text) {
-  if (!text.starts_with('{')) return {};
-  bool quoted = false;
-  for (size_t i = 0, depth = 0; i < text.size(); ++i) {
-    if (text[i] == '"')
-      quoted = !quoted;
-    else if (quoted)
-      i += text[i] == '\\' ? 1 : 0;
-    else if (text[i] == '{')
-      ++depth;
-    else if (text[i] == '}' && --depth == 0)
-      return text.substr(0, i + 1);
-  }
-  return {};
-}
-
-/// The text of a file that is_one_json(), objects as a list of them, which `list` holds. Line numbers stay.
-std::string_view as_list(std::string_view text, std::string& list) {
-  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
-  for (std::string_view rest = text;;) {
-    const size_t begin = std::min(rest.find_first_not_of(" \t\r\n"), rest.size());
-    const std::string_view object = first_object(rest.substr(begin));
-    if (object.empty()) return begin < rest.size() || list.empty() ? text : list += ']';
-    list += list.empty() ? '[' : ',';
-    list += rest.substr(0, begin + object.size());
-    rest.remove_prefix(begin + object.size());
-  }
 }
 
 void visit_json_list(const fs::path& path, const std::string& field, const Visit& visit) {
@@ -448,8 +319,9 @@ bool is_one_json(const fs::path& path) {
   while (is_skipped(c) && reader.stream().get(c)) {
   }
   if (c != '{') return c == '[';
+  reader.stream().unget();
   std::string line, next;
-  if (!next_line(path, reader, line) || !first_object(c + line).empty()) return false;
+  if (!next_line(path, reader, line) || !first_object(line).empty()) return false;
   while (next_line(path, reader, next) && is_blank(next)) {
   }
   return !next.starts_with('{');  // of lines, whose first one is damaged

@@ -87,8 +87,8 @@ void warn_of_absent_ends(const DataSection& data) {
     for (int64_t s = 0; s < std::min(kRead, file.sequences()); ++s)
       if (file.length(s) > 0) file.read(s, file.length(s) - 1, 1, ends);
     if (ends.empty() || std::ranges::find(ends, *data.eos_token) != ends.end()) continue;
-    log_info(
-        fmt::format("warning: {}: none of the first {} ends with data.eos_token {}, so data.reset_position_ids, "
+    log_run_warn(
+        fmt::format("{}: none of the first {} ends with data.eos_token {}, so data.reset_position_ids, "
                     "data.reset_attention_mask and data.eod_mask_loss change nothing there: is it another id, or were "
                     "the files made without --append-eod?",
                     path, counted(ends.size(), "document"), *data.eos_token));

@@ -124,8 +124,7 @@ Json message_of(const Json& source, size_t number, const std::string& place) {
 }  // namespace
 
 std::vector<std::string> SourceRow::names() const {
-  std::vector<std::string> names;
-  for (const auto& entry : object.items()) names.push_back(entry.key());
+  std::vector<std::string> names = keys_of(object.items());
   names.insert(names.end(), unread.begin(), unread.end());
   return names;
 }
@@ -161,7 +160,7 @@ void refuse_beside_texts(const Json& object, std::initializer_list<std::string> 
                          std::initializer_list<std::string_view> known) {
   for (const std::string& name : kBesideTexts) {
     if (std::ranges::find(known, name) != known.end()) continue;
-    const Json other = field_of(object, name.c_str());
+    const Json& other = field_of(object, name.c_str());
     const bool is_known = other.is_string() && std::ranges::any_of(texts, [&](const std::string& text) {
                             return text.find(trimmed(other.get_ref<const std::string&>())) != std::string::npos;
                           });
@@ -177,7 +176,10 @@ std::string_view trimmed(std::string_view text) {
   return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
 }
 
-Json field_of(const Json& object, const char* name) { return object.contains(name) ? object.at(name) : Json(); }
+const Json& field_of(const Json& object, const char* name) {
+  static const Json kNull;
+  return object.contains(name) ? object.at(name) : kNull;
+}
 
 void require_object(const Json& object, const std::string& place) {
   if (object.is_object()) return;

@@ -51,7 +51,7 @@ void refuse_beside_texts(const nlohmann::ordered_json& object, std::initializer_
 std::string_view trimmed(std::string_view text);
 
 /// Null where the field is absent.
-nlohmann::ordered_json field_of(const nlohmann::ordered_json& object, const char* name);
+const nlohmann::ordered_json& field_of(const nlohmann::ordered_json& object, const char* name);
 
 /// DataError for a row that is no object.
 void require_object(const nlohmann::ordered_json& object, const std::string& place);

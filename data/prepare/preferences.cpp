@@ -138,24 +138,16 @@ PreferenceRow judged_of(const SourceRow& source) {
       (field_of(object, "completion").is_null() && !field_of(object, "chosen").is_null()))
     return preference_of(source);
   const auto fail = [&](const std::string& what) { throw DataError(fmt::format("{}: {}", place, what)); };
-  Json turns = field_of(object, "messages");
-  if (turns.is_array() && turns.size() > 1 && field_of(object, "prompt").is_null() &&
-      field_of(object, "completion").is_null()) {
-    Json split = object;  // ms-swift's: the last message is judged
-    split["completion"] = Json::array({turns.back()});
-    turns.erase(turns.size() - 1);
-    split["prompt"] = std::move(turns);
-    PreferenceRow row = judged_of({split, place, unread});
-    if (row.chosen[0]["role"] != "assistant") fail("the last of 'messages' is no answer of the assistant");
-    row.columns.emplace_back("messages");
-    return row;
-  }
+  const Json &prompt = field_of(object, "prompt"), &completion = field_of(object, "completion"),
+             &label = field_of(object, "label"), &turns = field_of(object, "messages");
+  // ms-swift's: the last message is judged.
+  const bool one_list = turns.is_array() && turns.size() > 1 && prompt.is_null() && completion.is_null();
   for (const char* name : {"prompt", "completion", "label"})
-    if (!object.contains(name))
+    if (!object.contains(name) && (!one_list || name == std::string_view("label")))
       fail(fmt::format("no field '{}' (a judged answer has prompt, completion and label); the object has: {}", name,
                        join(source.names(), ", ")));
-  require_filled(object, place, {"prompt", "completion", "label"});
-  const Json &prompt = object.at("prompt"), &completion = object.at("completion"), &label = object.at("label");
+  if (!one_list) require_filled(object, place, {"prompt", "completion"});
+  require_filled(object, place, {"label"});
   if (!label.is_boolean() && label != 0 && label != 1)
     fail(fmt::format("'label' is {}, expected true or false", label.dump()));
   if (prompt.is_string() != completion.is_string())
@@ -164,17 +156,20 @@ PreferenceRow judged_of(const SourceRow& source) {
   row.label = label == true || label == 1;
   row.texts = prompt.is_string();
   row.columns = row.texts ? kTextColumns : kListColumns;
+  if (one_list) row.columns.emplace_back("messages");
   if (row.texts) {
     refuse_beside_texts(object, {prompt.get<std::string>()}, place);
     row.prompt_text = prompt.get<std::string>();
     row.chosen = completion;
     return row;
   }
-  row.prompt.messages = messages_of(prompt, "prompt", place);
-  row.chosen = messages_of(completion, "completion", place);
+  row.prompt.messages = one_list ? messages_of(turns, "messages", place) : messages_of(prompt, "prompt", place);
+  row.chosen = one_list ? Json::array({row.prompt.messages.back()}) : messages_of(completion, "completion", place);
+  if (one_list) row.prompt.messages.erase(row.prompt.messages.size() - 1);
   if (row.prompt.messages.empty() || row.chosen.empty()) fail("'prompt' or 'completion' is an empty list");
   read_extras(object, place, row.prompt);
   add_system(object, place, row.prompt.messages);
+  if (one_list && row.chosen[0]["role"] != "assistant") fail("the last of 'messages' is no answer of the assistant");
   return row;
 }
 

@@ -159,7 +159,7 @@ std::string unread_rests(const Config& config, const TokenStream& stream, int64_
     return n < 10 ? fmt::format("{:.2g} rows", n) : format_count(std::llround(n)) + " rows";
   };
   return fmt::format(
-      "warning: data.logical_shards is {}: the run reads about {} of each shard, and a document has {} on average, so "
+      "data.logical_shards is {}: the run reads about {} of each shard, and a document has {} on average, so "
       "the ends of most documents are not read, and with more shards than documents their beginnings are read several "
       "times. In a run that has not begun, set data.logical_shards: {}",
       shards, rows(of_shard), rows(of_document), fewer);
@@ -176,13 +176,13 @@ SplitRows<Sample> open_document_rows(const Config& config, Split split, const Ro
     rows.rows = rows.samples = estimate_rows(*stream);
     rows.description = fmt::format("{}, about {} rows", describe_stream(*stream), format_count(rows.rows));
     if (const std::string unread = unread_rests(config, *stream, rows.rows, reader.readers); !unread.empty())
-      log_info(unread);
+      log_run_warn(unread);
     int64_t documents = 0;
     for (const StreamPart& part : stream->parts()) documents += part.documents->size();
     if (!config.data.bos_token && !config.data.eos_token && documents > 1 &&
         hold_texts(to_paths(config.data.train), config.data.column.value_or("")))
-      log_info(
-          "warning: no token stands between documents, as data.bos_token and data.eos_token are null: give one of them "
+      log_run_warn(
+          "no token stands between documents, as data.bos_token and data.eos_token are null: give one of them "
           "the id that the model's tokenizer has for it");
     return rows;
   }

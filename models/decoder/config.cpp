@@ -58,6 +58,14 @@ void check_rotation(const RopeFrequencies& rope, int64_t head_dim, std::vector<s
                     rope_type(rope.scaling), rope.factor, rope.original_max_position, rope.theta));
 }
 
+std::string rope_text(const RopeFrequencies& rope) {
+  if (rope.scaling == RopeFrequencies::Scaling::kNone) return "none";
+  if (rope.scaling != RopeFrequencies::Scaling::kLlama3)
+    return fmt::format("{} {}", rope_type(rope.scaling), format_exact(rope.factor));
+  return fmt::format("llama3 {} {} {} {}", format_exact(rope.factor), format_exact(rope.low_freq_factor),
+                     format_exact(rope.high_freq_factor), rope.original_max_position);
+}
+
 }  // namespace
 
 std::vector<std::string> shape_problems(const DecoderConfig& config) {
@@ -188,6 +196,23 @@ DecoderConfig read_model_config(const std::filesystem::path& directory) {
 
 DecoderConfig read_model_shape(const std::filesystem::path& path) {
   return std::filesystem::is_regular_file(path) ? read_decoder_config(path) : read_model_config(path);
+}
+
+std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig& shape) {
+  return {{"model_type", shape.family},
+          {"num_hidden_layers", std::to_string(shape.num_hidden_layers)},
+          {"hidden_size", std::to_string(shape.hidden_size)},
+          {"intermediate_size", std::to_string(shape.intermediate_size)},
+          {"num_attention_heads", std::to_string(shape.num_attention_heads)},
+          {"num_key_value_heads", std::to_string(shape.num_key_value_heads)},
+          {"head_dim", std::to_string(shape.head_dim)},
+          {"vocab_size", std::to_string(shape.vocab_size)},
+          {"rms_norm_eps", format_exact(shape.norm_eps)},
+          {"rope_theta", format_exact(shape.rope.theta)},
+          {"rope_scaling", rope_text(shape.rope)},
+          {"tie_word_embeddings", shape.tie_word_embeddings ? "true" : "false"},
+          {"attention_dropout", format_exact(shape.attention_dropout)},
+          {"initializer_range", format_exact(shape.initializer_range)}};
 }
 
 }  // namespace trireme

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -82,6 +83,9 @@ const char* rope_type(RopeFrequencies::Scaling scaling);
 /// Problems of a shape whose fields are positive; empty if there are none. A shape without problems has at most 2^50
 /// parameters, so sizes computed from it fit 64 bits.
 std::vector<std::string> shape_problems(const DecoderConfig& config);
+
+/// The fields of config.json that benchmarks fix, with their values as texts.
+std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig& shape);
 
 /// ConfigError where the model cannot take sequences of `length` tokens: more than its learned positions. `what` names
 /// the length's setting: "data.seq_length".

@@ -124,6 +124,12 @@ DecoderConfig read_llama_fields(ConfigReader& reader, const DecoderConfig& defau
   return config;
 }
 
+std::vector<bool> every_nth(int64_t layers, int64_t interval, bool value) {
+  std::vector<bool> blocks;
+  for (int64_t b = 0; b < std::min<int64_t>(layers, 10'000); ++b) blocks.push_back(((b + 1) % interval == 0) == value);
+  return blocks;
+}
+
 nlohmann::json llama_fields_json(const DecoderConfig& config) {
   Json json = common_fields_json(config);
   json.update({{"hidden_size", config.hidden_size},

@@ -25,6 +25,8 @@ nlohmann::json llama_fields_json(const DecoderConfig& config);
 void read_rope(ConfigReader& reader, DecoderConfig& config, const RopeWords& words);
 nlohmann::json rope_set_json(const RopeFrequencies& rope);
 nlohmann::json rope_scaling_json(const DecoderConfig& config);
+/// By block: `value` for every `interval`th one, of the first 10,000.
+std::vector<bool> every_nth(int64_t layers, int64_t interval, bool value = true);
 /// layer_types as DecoderConfig::windowed, empty where it is absent; and back.
 std::vector<bool> read_layer_types(ConfigReader& reader, int64_t layers);
 nlohmann::json layer_types_json(const DecoderConfig& config);

@@ -101,7 +101,7 @@ class RopeSetReader {
     if (!set_["truncate"].is_boolean())
       return reader_.problem(fmt::format("{}.truncate is {}, expected true or false", key_, set_["truncate"].dump()));
     rope.truncate = set_["truncate"].get<bool>();
-    // transformers (5.24) ignores it in the set of one kind of layer.
+    // transformers (5.23) ignores it in the set of one kind of layer.
     if (config_.window_rope && !rope.truncate) reader_.lacking(fmt::format("{}.truncate", key_), false);
   }
 

@@ -207,9 +207,8 @@ void check_names(const StoredWeights& source, const DecoderConfig& config, const
   if (unused.empty()) return;
   const size_t count = unused.size();
   if (count > 5) unused.resize(5);
-  log_info(fmt::format("warning: {}: {} that this {} has no use for: {}{}", directory.string(),
-                       counted(count, "tensor"), config.family, join(unused, ", "),
-                       count > 5 ? fmt::format(" and {} more", count - 5) : ""));
+  log_run_warn(fmt::format("{}: {} that this {} has no use for: {}{}", directory.string(), counted(count, "tensor"),
+                           config.family, join(unused, ", "), count > 5 ? fmt::format(" and {} more", count - 5) : ""));
 }
 
 }  // namespace
@@ -369,6 +368,23 @@ at::Tensor matrix_rows(const WeightSource& source, const std::string& name, cons
   float* next = rows.mutable_data_ptr<float>();
   for (const int64_t id : ids) next = std::copy_n(matrix[id].data(), matrix.columns, next);
   return rows;
+}
+
+int64_t added_last_rows(const WeightSource& source, const std::string& name, int64_t rows) {
+  constexpr int64_t kMost = 1024;
+  constexpr double kClose = 1e-2;  // added rows differ by about 1e-4 of their norm, trained rows by about their norm
+  std::vector<int64_t> ids;
+  for (int64_t id = std::max<int64_t>(0, rows - kMost); id < rows; ++id) ids.push_back(id);
+  const at::Tensor last = matrix_rows(source, name, ids);
+  const at::Tensor reference = last.select(0, last.size(0) - 1);
+  const double norm = reference.norm().item<double>();
+  if (norm == 0) return 0;
+  const at::Tensor differs = (last - reference).norm(2, 1).gt(kClose * norm);
+  int64_t equal = 0;
+  while (equal < last.size(0) && !differs[last.size(0) - 1 - equal].item<bool>()) ++equal;
+  if (equal > 1 || rows < 2) return equal > 1 ? equal : 0;
+  const at::Tensor others = read_tensor(source, name).narrow(0, 0, rows - 1).mean(0, false, at::kFloat);
+  return (others - reference).norm().item<double>() <= kClose * norm ? 1 : 0;
 }
 
 }  // namespace trireme

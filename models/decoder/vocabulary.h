@@ -70,4 +70,9 @@ std::map<std::string, TokenRows> adapter_token_rows(const WeightSource& source, 
 /// Rows of one matrix, fp32.
 at::Tensor matrix_rows(const WeightSource& source, const std::string& name, const std::vector<int64_t>& ids);
 
+/// Number of last rows of a matrix of `rows` that are like those that transformers' resize_token_embeddings() adds:
+/// almost equal to each other, or one that almost equals the mean of the others. Rows of zeros, which fill a vocabulary
+/// up: none.
+int64_t added_last_rows(const WeightSource& source, const std::string& name, int64_t rows);
+
 }  // namespace trireme

@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/config/config.h"
 #include "trireme/formats/checkpoint/finished_run.h"
 #include "trireme/formats/huggingface/staged_model.h"
@@ -57,11 +58,7 @@ class MasterTensors {
     if (!has(name) || shape(name).empty()) throw ModelError(fmt::format("the checkpoint has no matrix {}", name));
     return shape(name)[0];
   }
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& [name, place] : placements_) names.push_back(name);
-    return names;
-  }
+  std::vector<std::string> names() const { return keys_of(placements_); }
 
  private:
   CheckpointReader& reader_;

@@ -76,6 +76,8 @@ void log_warn(const std::string& message) {
   file_logger().warn("{}", message);
 }
 
+void log_run_warn(const std::string& message) { log_info("warning: " + message); }
+
 namespace {
 
 /// TRIREME_EXIT_FILE: the job script reads the exit code of a rank from it. srun's own code is not enough: it is the

@@ -245,9 +245,8 @@ std::string check_mlperf_model(const Config& config, const ProgramKeys& program,
     for (auto& [key, text] : differing_keys(config, *benchmark)) problems.push_back(std::move(text));
   if (problems.empty()) return "closed";
   if (closed) throw ConfigError(fmt::format("{}: {}{}", config.model.path, join(problems, "; "), kWayOut));
-  log_info(fmt::format(
-      "warning: MLPerf: the log names the open division, because {}{}; MLPERF_SUBMISSION_DIVISION=closed "
-      "refuses what differs",
+  log_run_warn(fmt::format(
+      "MLPerf: the log names the open division, because {}{}; MLPERF_SUBMISSION_DIVISION=closed refuses what differs",
       problems.front(), problems.size() > 1 ? fmt::format(" (and {} more values differ)", problems.size() - 1) : ""));
   return "open";
 }

@@ -123,32 +123,24 @@ std::shared_ptr<OffloadStore::Saved> OffloadStore::save(int64_t block, std::vect
   saved_.push_back(saved.get());
   if (stays) return saved;
   grow(end);
-  to_host(*saved);
+  swap_place(*saved);
   leaving_ = saved.get();
   return saved;
 }
 
-void OffloadStore::to_host(Saved& saved) {
-  saved.place = Saved::Place::kHost;
-  saved.copied = behind_computation([&] {
-    for (const Saved::Value& value : saved.values)
-      if (value.travels)
-        for_parts(value.tensor, value.begin, chunks_,
-                  [](const at::Tensor& device, const at::Tensor& host) { host.copy_(device, /*non_blocking=*/true); });
-  });
-}
-
 /// Memory that the allocator gives to the computation's stream may still be read by what was queued there, so the
 /// copies run behind that.
-void OffloadStore::to_device(Saved& saved) {
-  saved.place = Saved::Place::kDevice;
+void OffloadStore::swap_place(Saved& saved) {
+  const bool to_host = saved.place == Saved::Place::kDevice;
+  saved.place = to_host ? Saved::Place::kHost : Saved::Place::kDevice;
   for (Saved::Value& value : saved.values)
-    if (value.travels) value.tensor = at::empty(value.shape, value.options);
+    if (value.travels && !to_host) value.tensor = at::empty(value.shape, value.options);
   saved.copied = behind_computation([&] {
     for (const Saved::Value& value : saved.values)
       if (value.travels)
-        for_parts(value.tensor, value.begin, chunks_,
-                  [](const at::Tensor& device, const at::Tensor& host) { device.copy_(host, /*non_blocking=*/true); });
+        for_parts(value.tensor, value.begin, chunks_, [&](const at::Tensor& device, const at::Tensor& host) {
+          to_host ? host.copy_(device, /*non_blocking=*/true) : device.copy_(host, /*non_blocking=*/true);
+        });
   });
 }
 
@@ -164,10 +156,10 @@ std::vector<at::Tensor> OffloadStore::fetch(Saved& saved) {
   const auto found = std::find(saved_.begin(), saved_.end(), &saved);
   TRIREME_CHECK(found != saved_.end(), "offloaded values are fetched a second time");
   if (leaving_ != nullptr) release(*leaving_);
-  if (saved.place == Saved::Place::kHost) to_device(saved);
+  if (saved.place == Saved::Place::kHost) swap_place(saved);
   if (found != saved_.begin()) {
     Saved& before = **std::prev(found);
-    if (before.place == Saved::Place::kHost) to_device(before);
+    if (before.place == Saved::Place::kHost) swap_place(before);
   }
   computation_awaits(saved.copied);
   std::vector<at::Tensor> values;

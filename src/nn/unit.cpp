@@ -12,30 +12,26 @@ namespace trireme {
 
 namespace {
 
-/// Identity functions whose backward tells the store how far backward has progressed. They keep no tensors.
-struct EnterUnit {
+/// An identity function whose backward tells the store how far backward has progressed. It keeps no tensors.
+template <void (UnitStore::*kTell)(int)>
+struct UnitEdge {
   Input x;
   UnitStore* store;
   int unit;
   variable_list forward() { return {std::move(x.value)}; }
   void backward(const variable_list& d_outputs, Gradients& gradients) {
-    store->post_backward(unit);
+    (store->*kTell)(unit);
     gradients.set(x, d_outputs[0]);
   }
 };
 
-struct LeaveUnit {
-  Input y;
-  UnitStore* store;
-  int unit;
-  variable_list forward() { return {std::move(y.value)}; }
-  void backward(const variable_list& d_outputs, Gradients& gradients) {
-    store->pre_backward(unit);
-    gradients.set(y, d_outputs[0]);
-  }
-};
-
-bool records_gradient(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
+template <void (UnitStore::*kTell)(int)>
+at::Tensor unit_edge(const at::Tensor& x, UnitStore& store, int unit) {
+  if (!at::GradMode::is_enabled() || !x.requires_grad()) return x;
+  InputList inputs;
+  UnitEdge<kTell> node{inputs.add(x), &store, unit};
+  return run_node(std::move(node), inputs)[0];
+}
 
 }  // namespace
 
@@ -71,18 +67,12 @@ UnitSpec UnitSpec::vectors() const {
 
 at::Tensor enter_unit(const at::Tensor& x, UnitStore& store, int unit) {
   store.pre_forward(unit);
-  if (!records_gradient(x)) return x;
-  InputList inputs;
-  EnterUnit node{inputs.add(x), &store, unit};
-  return run_node(std::move(node), inputs)[0];
+  return unit_edge<&UnitStore::post_backward>(x, store, unit);
 }
 
 at::Tensor leave_unit(const at::Tensor& y, UnitStore& store, int unit) {
   store.post_forward(unit);
-  if (!records_gradient(y)) return y;
-  InputList inputs;
-  LeaveUnit node{inputs.add(y), &store, unit};
-  return run_node(std::move(node), inputs)[0];
+  return unit_edge<&UnitStore::pre_backward>(y, store, unit);
 }
 
 WholeUnitStore::WholeUnitStore(std::vector<std::vector<at::Tensor>> units) : units_(std::move(units)) {

@@ -180,14 +180,14 @@ at::Tensor run_attention(const Heads& heads, HeadInputs node_inputs, InputList& 
   check_heads(heads, sequences, options);
   if (options.window >= sequences.longest) options.window = 0;
   const Choice choice = attention_choice(heads, sequences, options);
+  AttentionCall call{std::move(node_inputs), sequences, options, kept};
   if constexpr (kCudaBuild)
-    if (choice.kernel()) return kernel_attention(node_inputs, inputs, sequences, options, kept);
-  if (choice.who == Runs::kComposition) return composed_attention(node_inputs, inputs, sequences, options, kept);
-  if (heads.q.is_cpu()) return cpu_attention(node_inputs, inputs, sequences, options, kept);
-  if (cudnn_fits(heads, sequences, options, kept))
-    return cudnn_attention(node_inputs, inputs, sequences, options, kept);
-  if (flash_fits(heads.q)) return flash_attention(node_inputs, inputs, sequences, options, kept);
-  if (options.dropout.active()) return composed_attention(node_inputs, inputs, sequences, options, kept);
+    if (choice.kernel()) return kernel_attention(std::move(call), inputs);
+  if (choice.who == Runs::kComposition) return composed_attention(std::move(call), inputs);
+  if (heads.q.is_cpu()) return cpu_attention(std::move(call), inputs);
+  if (cudnn_fits(heads, sequences, options, kept)) return cudnn_attention(std::move(call), inputs);
+  if (flash_fits(heads.q)) return flash_attention(std::move(call), inputs);
+  if (options.dropout.active()) return composed_attention(std::move(call), inputs);
   return library_attention(heads, sequences, options);
 }
 
@@ -356,12 +356,7 @@ at::Tensor times(const at::Tensor& x, const at::Tensor& factors) {
   return factors.defined() ? (x * factors).to(x.scalar_type()) : x;
 }
 
-struct ComposedAttention {
-  HeadInputs inputs;
-  Sequences sequences;
-  AttentionOptions options;
-  KeptAttention* kept;  // read and written in forward
-
+struct ComposedAttention : AttentionCall {
   /// One sequence's heads as [N, S, H]; keys and values are repeated for their groups.
   struct Part {
     at::Tensor q, k, v;
@@ -436,11 +431,7 @@ struct ComposedAttention {
 };
 
 /// LibTorch's flash attention of the CPU: causal, without dropout. Its kernel for fp64 supports no grouped queries.
-struct CpuAttention {
-  HeadInputs inputs;
-  Sequences sequences;
-  AttentionOptions options;
-  KeptAttention* kept;   // read and written in forward
+struct CpuAttention : AttentionCall {
   at::Tensor out, sums;  // [T, N, H]; the log-sum-exp [T, N]
 
   /// Calls run(first token, number of sequences, their length), once if all lengths are equal.
@@ -511,14 +502,12 @@ struct CpuAttention {
 
 }  // namespace
 
-at::Tensor composed_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                              const AttentionOptions& options, KeptAttention* kept) {
-  return run_node(ComposedAttention{heads, sequences, options, kept}, inputs)[0];
+at::Tensor composed_attention(AttentionCall call, InputList& inputs) {
+  return run_node(ComposedAttention{std::move(call)}, inputs)[0];
 }
 
-at::Tensor cpu_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                         const AttentionOptions& options, KeptAttention* kept) {
-  return run_node(CpuAttention{heads, sequences, options, kept, {}, {}}, inputs)[0];
+at::Tensor cpu_attention(AttentionCall call, InputList& inputs) {
+  return run_node(CpuAttention{std::move(call), {}, {}}, inputs)[0];
 }
 
 uint32_t attention_dropout_threshold(double p) {

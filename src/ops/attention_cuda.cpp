@@ -203,11 +203,7 @@ void attention_backward(const at::Tensor& d_o, const Heads& heads, const at::Ten
 
 namespace {
 
-struct KernelAttention {
-  HeadInputs inputs;
-  Sequences sequences;
-  AttentionOptions options;
-  KeptAttention* kept;  // read and written in forward
+struct KernelAttention : AttentionCall {
   at::Tensor out, lse;
 
   variable_list forward() {
@@ -229,9 +225,8 @@ struct KernelAttention {
 
 }  // namespace
 
-at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                            const AttentionOptions& options, KeptAttention* kept) {
-  return run_node(KernelAttention{heads, sequences, options, kept, {}, {}}, inputs)[0];
+at::Tensor kernel_attention(AttentionCall call, InputList& inputs) {
+  return run_node(KernelAttention{std::move(call), {}, {}}, inputs)[0];
 }
 
 }  // namespace trireme

@@ -10,11 +10,7 @@ namespace trireme {
 
 namespace {
 
-struct CudnnAttention {
-  HeadInputs inputs;
-  Sequences sequences;
-  AttentionOptions options;
-  KeptAttention* kept;  // read and written in forward
+struct CudnnAttention : AttentionCall {
   // [T, N, H] and fp32 [sequences, N, S, 1]; seed and offset are those of dropout, which does not run.
   at::Tensor out, log_sum, seed, offset;
 
@@ -49,9 +45,8 @@ struct CudnnAttention {
 
 }  // namespace
 
-at::Tensor cudnn_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                           const AttentionOptions& options, KeptAttention* kept) {
-  return run_node(CudnnAttention{heads, sequences, options, kept, {}, {}, {}, {}}, inputs)[0];
+at::Tensor cudnn_attention(AttentionCall call, InputList& inputs) {
+  return run_node(CudnnAttention{std::move(call), {}, {}, {}, {}}, inputs)[0];
 }
 
 }  // namespace trireme

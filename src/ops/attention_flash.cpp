@@ -14,11 +14,7 @@ namespace trireme {
 
 namespace {
 
-struct FlashAttention {
-  HeadInputs inputs;
-  Sequences sequences;
-  AttentionOptions options;
-  KeptAttention* kept;  // read and written in forward
+struct FlashAttention : AttentionCall {
   at::Tensor out, log_sum, rng_state, unused;
 
   double p() const { return options.dropout.active() ? options.dropout.p : 0.0; }
@@ -76,9 +72,8 @@ struct FlashAttention {
 
 }  // namespace
 
-at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                           const AttentionOptions& options, KeptAttention* kept) {
-  return run_node(FlashAttention{heads, sequences, options, kept, {}, {}, {}, {}}, inputs)[0];
+at::Tensor flash_attention(AttentionCall call, InputList& inputs) {
+  return run_node(FlashAttention{std::move(call), {}, {}, {}, {}}, inputs)[0];
 }
 
 }  // namespace trireme

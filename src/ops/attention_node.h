@@ -138,17 +138,20 @@ inline bool take_kept(KeptAttention* kept, std::initializer_list<at::Tensor*> me
   return true;
 }
 
+/// What a node of attention takes.
+struct AttentionCall {
+  HeadInputs inputs;
+  Sequences sequences;
+  AttentionOptions options;
+  KeptAttention* kept;  // read and written in forward
+};
+
 /// One implementation of attention each; results [T, N, H].
-at::Tensor kernel_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                            const AttentionOptions& options, KeptAttention* kept);
-at::Tensor flash_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                           const AttentionOptions& options, KeptAttention* kept);
-at::Tensor cudnn_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                           const AttentionOptions& options, KeptAttention* kept);
-at::Tensor cpu_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                         const AttentionOptions& options, KeptAttention* kept);
-at::Tensor composed_attention(const HeadInputs& heads, InputList& inputs, const Sequences& sequences,
-                              const AttentionOptions& options, KeptAttention* kept);
+at::Tensor kernel_attention(AttentionCall call, InputList& inputs);
+at::Tensor flash_attention(AttentionCall call, InputList& inputs);
+at::Tensor cudnn_attention(AttentionCall call, InputList& inputs);
+at::Tensor cpu_attention(AttentionCall call, InputList& inputs);
+at::Tensor composed_attention(AttentionCall call, InputList& inputs);
 
 namespace launch {
 

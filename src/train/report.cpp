@@ -280,8 +280,8 @@ void Report::missed_target() const {
   if (progress_.reached_target) return;
   const auto report = [&](const char* key, std::optional<double> target, std::optional<double> last) {
     if (!target) return;
-    log_info(fmt::format("warning: eval.{} {:.6g} was not reached{}", key, *target,
-                         last ? fmt::format(": the last evaluation gave {:.6g}", *last) : std::string()));
+    log_run_warn(fmt::format("eval.{} {:.6g} was not reached{}", key, *target,
+                             last ? fmt::format(": the last evaluation gave {:.6g}", *last) : std::string()));
   };
   report("target_loss", config_.eval.target_loss,
          last_evaluation_ ? std::optional(last_evaluation_->loss) : std::nullopt);

@@ -363,8 +363,8 @@ void report_extension(const Config& before, const Config& config, int64_t comple
 
 /// Losses of other rows compare with none of the run's before.
 void forget_evaluations(const ResumedRun& resumed, RunProgress& progress) {
-  log_info(
-      fmt::format("warning: {} is not what the evaluations up to step {} read: the best evaluation, train.patience "
+  log_run_warn(
+      fmt::format("{} is not what the evaluations up to step {} read: the best evaluation, train.patience "
                   "and the targets start anew",
                   resumed.evaluation_change, progress.evaluated_step));
   const RunProgress fresh;
@@ -433,8 +433,7 @@ void load_or_resume(const RunParts& run, const CheckpointFolder& folder, const C
   saver.resumed(progress.completed);
   collective_check(comm, [&] {
     if (comm.rank() != 0 || !resumed->config) return;
-    for (const std::string& sentence : changed_row_order(*resumed->config, run.config))
-      log_info("warning: " + sentence);
+    for (const std::string& sentence : changed_row_order(*resumed->config, run.config)) log_run_warn(sentence);
   });
 }
 

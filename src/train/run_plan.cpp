@@ -82,17 +82,16 @@ std::string ranks_and_hosts(const std::vector<int>& ranks, const std::vector<std
                      names.size() > some.size() ? ", …" : "");
 }
 
-/// CollectiveError when the ranks have not all the same text; `message(others, their text, rank 0's text)`.
-template <class Message>
-void require_equal(const std::vector<std::string>& texts, const std::vector<std::string>& hosts,
-                   const Message& message) {
+/// CollectiveError when the ranks have not all the same text: what they `differ` in, the texts where `shown`, `remedy`.
+void require_equal(const std::vector<std::string>& texts, const std::vector<std::string>& hosts, const char* differ,
+                   const std::string& remedy, bool shown = true) {
   std::vector<int> others;
   for (size_t rank = 1; rank < texts.size(); ++rank)
     if (texts[rank] != texts[0]) others.push_back(static_cast<int>(rank));
   if (others.empty()) return;
-  throw CollectiveError(ExitCode::kConfig,
-                        message(ranks_and_hosts(others, hosts), texts[static_cast<size_t>(others[0])],
-                                ranks_and_hosts({0}, hosts), texts[0]));
+  const std::string both = fmt::format(": {}, and {}", texts[static_cast<size_t>(others[0])], texts[0]);
+  throw CollectiveError(ExitCode::kConfig, fmt::format("{} and {} {}{}: {}", ranks_and_hosts(others, hosts),
+                                                       ranks_and_hosts({0}, hosts), differ, shown ? both : "", remedy));
 }
 
 /// A list of "hash path", joined by NUL; the last one is empty.
@@ -135,13 +134,11 @@ void require_equal_files(World& world, const Config& config, const TrainingTask&
       static_cast<int>(std::ranges::find_if(all, [&](auto& its) { return its != all[0]; }) - all.begin());
   if (other == comm.size()) return;
   const auto lists = comm.all_gather_host(comm.rank() == 0 || comm.rank() == other ? list : "");
-  require_equal(all, world.hosts(), [&](const std::string& others, const auto&, const std::string& first, const auto&) {
-    return fmt::format(
-        "{} and {} read files of different contents: {}; copies on several hosts must be equal: copy one to all hosts",
-        others, first,
-        different_files(parse_files(lists[static_cast<size_t>(other)]), parse_files(lists[0]),
-                        ranks_and_hosts({other}, world.hosts()), first));
-  });
+  require_equal(all, world.hosts(), "read files of different contents",
+                different_files(parse_files(lists[static_cast<size_t>(other)]), parse_files(lists[0]),
+                                ranks_and_hosts({other}, world.hosts()), ranks_and_hosts({0}, world.hosts())) +
+                    "; copies on several hosts must be equal: copy one to all hosts",
+                /*shown=*/false);
 }
 
 bool ran_out(const std::exception& error) {
@@ -211,21 +208,10 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
   Communicator& comm = world.communicator();
   if (const auto bytes = fault_value("device-memory", comm.rank()))
     question_.device_memory = device_info_.total_memory = static_cast<int64_t>(*bytes);
-  require_equal(comm.all_gather_host(common_configuration(config)), world.hosts(),
-                [](const std::string& others, const std::string&, const std::string& first, const std::string&) {
-                  return fmt::format(
-                      "{} and {} run different configurations: give every rank the same file and the same --set",
-                      others, first);
-                });
-
-  require_equal(
-      comm.all_gather_host(common_environment()), world.hosts(),
-      [](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
-        return fmt::format(
-            "{} and {} have different environments: {}, and {}: give every rank the same (mpirun passes a variable to "
-            "other hosts with -x)",
-            others, first, theirs, its);
-      });
+  require_equal(comm.all_gather_host(common_configuration(config)), world.hosts(), "run different configurations",
+                "give every rank the same file and the same --set", /*shown=*/false);
+  require_equal(comm.all_gather_host(common_environment()), world.hosts(), "have different environments",
+                "give every rank the same (mpirun passes a variable to other hosts with -x)");
 
   const auto hosts =
       comm.all_gather_host(std::to_string(pinnable_memory(host_memory().available, world.launch().local_world_size)));
@@ -244,14 +230,8 @@ RunPlan::RunPlan(const Config& config, const TrainingTask& task, World& world, c
   question_.device_memory = *least;
 
   collective_check(comm, [&] { plan_ = plan_run(question_); });
-  require_equal(
-      comm.all_gather_host(plan_summary(plan_)), world.hosts(),
-      [](const std::string& others, const std::string& theirs, const std::string& first, const std::string& its) {
-        return fmt::format(
-            "{} and {} come to different memory plans: {}, and {}: the files of model or data differ between "
-            "the hosts",
-            others, first, theirs, its);
-      });
+  require_equal(comm.all_gather_host(plan_summary(plan_)), world.hosts(), "come to different memory plans",
+                "the files of model or data differ between the hosts");
   require_equal_files(world, config, task, from_start);
 }
 

@@ -150,8 +150,8 @@ std::optional<std::string> StepGuard::inspect_nonfinite(const StepRecord& record
   const std::string what = fmt::format("step {}: the loss is {} and the gradient norm {}; {}; no parameter was changed",
                                        record.step, record[kLoss], record[kGradNorm], find_nonfinite(record.step));
   if (goes_on) {
-    log_info(fmt::format("warning: {}, the step is skipped ({} of {} in a row)", what, consecutive_skips_,
-                         kMaxConsecutiveSkips));
+    log_run_warn(
+        fmt::format("{}, the step is skipped ({} of {} in a row)", what, consecutive_skips_, kMaxConsecutiveSkips));
     return std::nullopt;
   }
   return fmt::format(
@@ -168,18 +168,18 @@ void StepGuard::report_saturation(const StepRecord& record, int64_t scaled_tenso
   saturated_tensors_ += saturated;
   if (++saturated_steps_ != next_saturation_report_) return;
   next_saturation_report_ *= 10;
-  log_info(
-      fmt::format("warning: step {}: {} of {} FP8 tensors had values beyond their scale, which were saturated ({} such "
+  log_run_warn(
+      fmt::format("step {}: {} of {} FP8 tensors had values beyond their scale, which were saturated ({} such "
                   "steps so far in this process, {} tensors); scales follow with the next step",
                   record.step, saturated, scaled_tensors, saturated_steps_, saturated_tensors_));
 }
 
 void StepGuard::report_spike(const StepRecord& record, double z) const {
-  log_info(fmt::format(
-      "warning: step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before "
-      "(rows {} to {} of the order){}",
-      record.step, record[kLoss], z, batches_.before(record.step - 1), batches_.before(record.step) - 1,
-      record[kSpiked] > 0 ? "; the step is skipped" : ""));
+  log_run_warn(
+      fmt::format("step {}: the loss {:.4f} is a spike, {:.1f} standard deviations above the mean of the steps before "
+                  "(rows {} to {} of the order){}",
+                  record.step, record[kLoss], z, batches_.before(record.step - 1), batches_.before(record.step) - 1,
+                  record[kSpiked] > 0 ? "; the step is skipped" : ""));
   event_(nlohmann::json{
       {"event", "spike"}, {"step", record.step}, {"loss", record[kLoss]}, {"z", z}, {"skipped", record[kSpiked] > 0}}
              .dump());

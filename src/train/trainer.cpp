@@ -241,7 +241,7 @@ void Trainer::report_stragglers(int64_t steps) {
   const auto all = comm_.gather_host(encode_section_times(take_section_times()));
   if (comm_.size() == 1 || comm_.rank() != 0 || clock_.timed_steps() == 0) return;
   for (const std::string& line : find_stragglers(all, run_.world.hosts(), steps, clock_.mean_step_seconds()))
-    log_info("warning: " + line);
+    log_run_warn(line);
 }
 
 bool Trainer::measures_products() const { return run_.world.device().is_cuda() && products_ != ProductChoice::kFirst; }
@@ -384,8 +384,8 @@ void Trainer::finish() {
   const bool saves = config_.output.save_every_samples || config_.output.save_every_minutes;
   if (saves || checkpoints_.committed() >= 0)
     if (const std::string problem = save_last_step(); !problem.empty())
-      log_info(
-          fmt::format("warning: step {} is the last and has no checkpoint: {}; the run cannot be extended from it. "
+      log_run_warn(
+          fmt::format("step {} is the last and has no checkpoint: {}; the run cannot be extended from it. "
                       "What was trained is written all the same",
                       progress_.completed, problem));
   const RunSummary trained = report_.summary();  // the time of the artefact is not training's

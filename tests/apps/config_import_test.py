@@ -298,7 +298,7 @@ def check_torchtitan(site):
 
     config, report, _ = site.imported("torchtitan", toml(TITAN.replace("warmup_steps = 200", "warmup_steps = 300")))
     assert "decay_ratio" not in config["schedule"] and "torchtitan shortens the decay to the 700 steps" in report
-    config, _, _ = site.imported("torchtitan", toml(""))
+    config, _, _ = site.imported("torchtitan", toml("# e.g. 1.5\n" * 9000))
     assert config["schedule"]["decay_type"] == "linear" and config["batch"]["global_batch_size"] == 64 and config["train"]["max_steps"] == 10000
     for section in ("parallelism", "experimental"):
         config, _, _ = site.imported("torchtitan", "--ranks", 16, toml(f"[{section}]\ncontext_parallel_degree = 4\n"))
@@ -338,7 +338,8 @@ def check_torchtitan(site):
         ("[training]\nsteps = \"ten\"\n", ["must be an integer"]),
         ("[lr_scheduler]\ndecay_type = \"cosin\"\n", ["Did you mean 'cosine'?"]),
         ("[training\n", ["titan.toml:1:"]),
-        (".".join("a" * 100000) + " = 1\n", ["titan.toml: more than 10000 dots"]),
+        (".".join("a" * 100000) + " = 1\n", ["titan.toml: keys of more than 1000 parts"]),
+        ("x = [\"\"\"\\\"#\"\"\"\", '#', {" + ".".join("a" * 100000) + " = 1}]\n", ["titan.toml: keys of more than 1000 parts"]),
         ("[validation]\nenable = true\nsteps = 0\n", ["titan.toml:3:", "validation.steps = 0: must be a number from 1 on"]),
         ("[validation]\nenable = true\nseq_len = 512\n", ["titan.toml:3:", "rows have training.seq_len 2048 tokens in both"]),
         ("[optimizer]\nlr = -1.0\n", ["titan.toml:2:", "optimizer.lr = -1: becomes optimizer.lr"]),

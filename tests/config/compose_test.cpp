@@ -76,6 +76,7 @@ TEST(Compose, OverridesThatAreRefused) {
       {{"name"}, "has no '='"},
       {{"na me=1"}, "'na me' is no key"},
       {{"=1"}, "'' is no key"},
+      {{"+a" + std::string(300000, '.') + "=1"}, "more than 1000 parts"},
       {{"server=apach"}, "apach.yaml is missing."},
       {{"server/mods=fsat"}, "Did you mean 'fast'?"},
       {{"db=pg"}, "the defaults list has no group 'db'"},

@@ -47,6 +47,12 @@ TEST_F(Documents, GzipIsKnownByItsContent) {
     EXPECT_EQ(documents(path(name), DocumentUnit::kFile), (Found{{"one", 1}, {"two", 3}})) << name;
   write("cut.jsonl", slurp("packed.jsonl").substr(0, 30));
   EXPECT_THROW(documents(path("cut.jsonl"), DocumentUnit::kFile), DataError);
+  // Lines are read in parts of 16 KiB.
+  std::string text;
+  for (const size_t length : {16382, 16383, 16384, 50000, 16383})
+    text += (text.empty() ? "{\"text\": \"" : "\n{\"text\": \"") + std::string(length - 12, 'a') + "\"}";
+  gzip_file(write("long.jsonl", text), path("long.gz.jsonl"));
+  EXPECT_EQ(documents(path("long.gz.jsonl"), DocumentUnit::kFile), documents(path("long.jsonl"), DocumentUnit::kFile));
 }
 
 std::string complaint(const std::filesystem::path& path, const std::string& field = "",

@@ -118,7 +118,7 @@ def shapes(work, texts):
     (folder / "special_tokens_map.json").write_text('{"cls_token": "<cls>"}')
     yield "tokenizer.json and files beside it", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", *marks]
     # Names that only some models have, and the flags of tokens that are written as objects and listed nowhere else.
-    folder = saved(work / "named", common.train("llama3", texts, 1200), tokenizer_class="PreTrainedTokenizerFast", bos_token="ab", eot_token="<tool>", extra_special_tokens={"image_token": "<more>"},
+    folder = saved(work / "named", common.train("llama3", texts, 1200), tokenizer_class="PreTrainedTokenizerFast", bos_token="ab", video_token="<s>", eot_token="<tool>", extra_special_tokens={"image_token": "<more>", "audio_token": "<cls>"},
                    pad_token={"__type": "AddedToken", "content": "<pad>", "lstrip": True, "rstrip": True, "normalized": False}) and work / "named"
     yield "tokenizer.json and a model's names", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["ab", " <pad> ", *marks]
     # Saved by an older transformers 4: ids alone beside tokenizer.json, whose flags stay; and a list that calls a special token none.

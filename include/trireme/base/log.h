@@ -9,8 +9,9 @@
 namespace trireme {
 
 void set_log_rank(int rank, int world_size);
-void log_info(const std::string& message);  // rank 0 only
-void log_warn(const std::string& message);  // every rank, prefixed "rank r: " when there are several
+void log_info(const std::string& message);      // rank 0 only
+void log_warn(const std::string& message);      // every rank, prefixed "rank r: " when there are several
+void log_run_warn(const std::string& message);  // of the whole run: rank 0 only, and information in files
 
 /// Messages are also written to this file, one line each in NeMo's form: "[NeMo I 2026-11-22 10:20:30] text". kAll: the
 /// file also has this rank's information, although stderr has only rank 0's. WriteError when the file cannot be opened;

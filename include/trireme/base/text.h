@@ -98,6 +98,13 @@ std::string shell_quote(const std::string& text);
 inline bool is_digit(char c) { return c >= '0' && c <= '9'; }  // of ASCII
 /// ASCII's letters in lower case.
 std::string lower(std::string text);
+/// The keys of a map, in its order.
+template <class Map>
+std::vector<std::string> keys_of(const Map& map) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : map) keys.push_back(key);
+  return keys;
+}
 std::vector<std::string> split(std::string_view text, char separator);
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 

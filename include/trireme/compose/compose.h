@@ -84,6 +84,9 @@ struct Composition {
   std::vector<std::string> notes;                             // values that were read and have no meaning here
 };
 
+/// Whether keys with the dots of this text may nest deeper than a tree can be, which is freed recursively.
+bool is_too_deep(std::string_view keys);
+
 /// One YAML file without composition. A syntax error is added to `problems`, and a null is returned.
 ConfNode read_conf_file(const std::filesystem::path& file, ConfProblems& problems);
 

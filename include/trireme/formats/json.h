@@ -35,4 +35,21 @@ inline nlohmann::json member(const nlohmann::json& object, const char* key) {
   return object.is_object() && object.contains(key) ? object.at(key) : nlohmann::json();
 }
 
+// JSON of rows, with what Python's json reads and JSON does not allow: NaN, Infinity, numbers too large for a double,
+// and lone surrogates. DataError with `place` for what is no JSON.
+
+/// `other`: null, or the value with another replacement of lone surrogates.
+struct PythonJson {
+  nlohmann::json value, other;
+};
+PythonJson parse_python_json(std::string_view text, const std::string& place);
+/// An object, or a list of them, in the order of its keys. NaN, Infinity and numbers too large for a double are null or
+/// 0, as they stand in columns that are not read. DataError also for integers of more than 64 bits.
+nlohmann::ordered_json parse_objects(std::string_view text, const std::string& place);
+/// The JSON object that `text` begins with; empty where it does not, or the object does not end.
+std::string_view first_object(std::string_view text);
+/// A text of objects one after the other as a list of them, which `list` holds; other texts without their byte order
+/// mark. Line numbers stay.
+std::string_view as_list(std::string_view text, std::string& list);
+
 }  // namespace trireme

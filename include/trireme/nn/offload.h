@@ -58,8 +58,8 @@ class OffloadStore {
   std::optional<c10::Event> behind_computation(const F& f) const;
   /// From now on the computation waits for the event.
   void computation_awaits(const std::optional<c10::Event>& event) const;
-  void to_host(Saved& saved);
-  void to_device(Saved& saved);
+  /// Copies the values to the host, or from there to the device.
+  void swap_place(Saved& saved);
   /// Frees the values' device memory when they are on the host.
   void release(Saved& saved);
   void forget(Saved& saved);

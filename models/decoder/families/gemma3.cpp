@@ -3,7 +3,6 @@
 // rotary base.
 #include "models/decoder/hf_config.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace trireme {
@@ -26,13 +25,6 @@ BlockTable gemma3_block(const DecoderConfig& config) {
                   llama.at("down"),
                   {"mlp_branch_norm", kBranchNorm, d, {{"post_feedforward_layernorm", d}}}};
   return block;
-}
-
-/// By block: every `pattern`th one has no window.
-std::vector<bool> windows(int64_t layers, int64_t pattern) {
-  std::vector<bool> windowed;
-  for (int64_t b = 0; b < std::min<int64_t>(layers, 10'000); ++b) windowed.push_back((b + 1) % pattern != 0);
-  return windowed;
 }
 
 /// The choices of every Gemma 3.
@@ -67,7 +59,7 @@ DecoderConfig read_gemma3(ConfigReader& reader) {
   config.sliding_window = reader.integer("sliding_window", 4096);
   config.windowed = read_layer_types(reader, config.num_hidden_layers);
   if (config.windowed.empty())
-    config.windowed = windows(config.num_hidden_layers, reader.integer("sliding_window_pattern", 6));
+    config.windowed = every_nth(config.num_hidden_layers, reader.integer("sliding_window_pattern", 6), false);
   return config;
 }
 
@@ -99,7 +91,7 @@ Preset gemma3_preset(const char* name, int64_t hidden, int64_t intermediate, int
   config.embedding_multiplier = std::sqrt(static_cast<double>(hidden));
   config.attention_multiplier = 1 / std::sqrt(layers == 62 ? 168.0 : 256.0);
   config.sliding_window = window;
-  config.windowed = windows(layers, 6);
+  config.windowed = every_nth(layers, 6, false);
   if (!small) {
     config.rope.scaling = RopeFrequencies::Scaling::kLinear;
     config.rope.factor = 8;

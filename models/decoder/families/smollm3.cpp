@@ -7,17 +7,10 @@ namespace trireme {
 
 namespace {
 
-/// By block: every `interval`th one.
-std::vector<bool> every(int64_t layers, int64_t interval) {
-  std::vector<bool> blocks;
-  for (int64_t b = 0; b < std::min<int64_t>(layers, 10'000); ++b) blocks.push_back((b + 1) % interval == 0);
-  return blocks;
-}
-
 /// In no_rope_layers 1 is a block with rotary positions, 0 one without; the list may be longer than the model.
 std::vector<bool> read_without_rope(ConfigReader& reader, int64_t layers) {
   const int64_t interval = reader.integer("no_rope_layer_interval", 4);
-  if (!reader.has("no_rope_layers")) return every(layers, interval);
+  if (!reader.has("no_rope_layers")) return every_nth(layers, interval);
   const nlohmann::json& list = reader.json()["no_rope_layers"];
   std::vector<bool> blocks;
   if (list.is_array())
@@ -75,7 +68,7 @@ std::vector<Preset> smollm3_presets() {
   config.eos_token_ids = {128001};
   config.pad_token_id = 128004;
   config.dtype = "bfloat16";
-  config.without_rope = every(config.num_hidden_layers, 4);
+  config.without_rope = every_nth(config.num_hidden_layers, 4);
   return {{"smollm3-3b", config}};
 }
 

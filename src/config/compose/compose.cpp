@@ -275,8 +275,7 @@ class Composer {
   }
 
   void add(const ConfNode& body, const std::string& package) {
-    if (std::count(package.begin(), package.end(), '.') > 1000)  // nodes are freed recursively
-      return problems_.add(body.place, "a @package of more than 1000 parts");
+    if (is_too_deep(package)) return problems_.add(body.place, "a @package of more than 1000 parts");
     ConfNode* at = &composed_.root;
     if (!package.empty())
       for (const std::string& part : split(package, '.')) {

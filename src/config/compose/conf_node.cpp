@@ -65,6 +65,8 @@ std::string ConfNode::str() const {
   return fmt::format("{{{}}}", join(parts, ", "));
 }
 
+bool is_too_deep(std::string_view keys) { return std::count(keys.begin(), keys.end(), '.') > 1000; }
+
 void ConfProblems::add(const std::string& line) {
   if (std::find(lines_.begin(), lines_.end(), line) == lines_.end()) lines_.push_back(line);
 }

@@ -65,8 +65,8 @@ std::vector<ConfOverride> parse_overrides(const std::vector<std::string>& overri
     const size_t equals = rest.find('=');
     one.key = std::string(rest.substr(0, equals));
     while (one.key.ends_with(' ')) one.key.pop_back();
-    if (!is_key(one.key)) {
-      problems.add(one.place, fmt::format("'{}' is no key", one.key));
+    if (!is_key(one.key) || is_too_deep(one.key)) {
+      problems.add(one.place, is_too_deep(one.key) ? "more than 1000 parts" : fmt::format("'{}' is no key", one.key));
       continue;
     }
     if (equals == std::string_view::npos && one.kind != ConfOverride::Kind::kDelete) {

@@ -56,8 +56,7 @@ void Importer::add(const std::string& name, ConfNode value, const std::string& t
     return;
   }
   if (ignore_unknown_) return say(shown, "ignored: an unknown key");
-  std::vector<std::string> names;
-  for (const auto& [known, why] : known_) names.push_back(known);
+  const std::vector<std::string> names = keys_of(known_);
   std::string hint = did_you_mean(name, names);
   const std::string last = name.substr(name.rfind('.') + 1);
   for (const std::string& candidate : names)

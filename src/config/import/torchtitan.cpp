@@ -41,6 +41,22 @@ ConfNode conf_node(const toml::node& node) {
   return list;
 }
 
+/// TOML without its comments and strings.
+std::string without_strings(std::string_view text) {
+  std::string rest;
+  for (size_t begin; (begin = text.find_first_of("#\"'")) != text.npos;) {
+    rest += text.substr(0, begin);
+    text.remove_prefix(begin);
+    const std::string mark(1, text[0]), thrice = mark + mark + mark;
+    const std::string end = mark == "#" ? "\n" : text.starts_with(thrice) ? thrice : mark;
+    size_t at = end.size();
+    while (at < text.size() && !text.substr(at).starts_with(end)) at += mark == "\"" && text[at] == '\\' ? 2 : 1;
+    text.remove_prefix(std::min(at + end.size(), text.size()));
+    while (mark != "#" && text.starts_with(mark)) text.remove_prefix(1);  // a string may end with quotes before """
+  }
+  return rest.append(text);
+}
+
 class TitanImporter : Importer {
  public:
   TitanImporter(const std::filesystem::path& file, int64_t ranks, const std::filesystem::path& base,
@@ -81,9 +97,8 @@ class TitanImporter : Importer {
     } catch (const Error& error) {
       throw ConfigError(error.what());
     }
-    // toml++ frees the tables of a dotted key recursively.
-    if (std::count(content.begin(), content.end(), '.') > 10'000)
-      throw ConfigError(file.string() + ": more than 10000 dots: not torchtitan's configuration");
+    if (is_too_deep(without_strings(content)))
+      throw ConfigError(file.string() + ": keys of more than 1000 parts: not torchtitan's configuration");
     try {
       add_below(toml::parse(content, file.string()), "", file.string());
     } catch (const toml::parse_error& error) {

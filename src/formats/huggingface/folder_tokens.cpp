@@ -16,9 +16,28 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char *kConfig = "tokenizer_config.json", *kMap = "special_tokens_map.json",
-                     *kAdded = "added_tokens.json";
+                     *kAdded = "added_tokens.json", *kExtra = "extra_special_tokens";
 constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token"};  // in transformers' order
+
+/// In the order of the text: by "" the keys of its object for tokens that only some models have, and by the key of each
+/// object in it that object's keys. An ordered_json is too slow where added_tokens_decoder has many.
+using Keys = std::map<std::string, std::vector<std::string>>;
+
+Keys keys_in_order(const std::string& text) {
+  Keys keys;
+  std::string outer;
+  const auto see = [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
+    if (event != nlohmann::json::parse_event_t::key || depth > 2) return false;
+    const auto& key = value.get_ref<const std::string&>();
+    if (depth == 2 || (key.ends_with("_token") && std::ranges::find(kNamedTokens, key) == std::end(kNamedTokens)))
+      keys[depth == 1 ? "" : outer].push_back(key);
+    if (depth == 1) outer = key;
+    return false;
+  };
+  [[maybe_unused]] const auto nothing = nlohmann::json::parse(text, see);
+  return keys;
+}
 
 }  // namespace
 
@@ -26,26 +45,37 @@ struct TokenizerFolder::Files {
   Files(const fs::path& where, const fs::path& of_model)
       : folder(where),
         model(of_model.empty() ? where / "config.json" : of_model),
-        config(read(kConfig)),
-        map(read(kMap)) {
+        config(read(kConfig, &config_keys)),
+        map(read(kMap, &map_keys)) {
     const auto name = member(config, "tokenizer_class");
     if (name.is_string()) tokenizer_class = name.get<std::string>();
     decoder = member(config, "added_tokens_decoder");
     if (decoder.empty()) added = read(kAdded);
-    if (!decoder.is_null()) map = nullptr;
+    if (!decoder.is_null()) {
+      map = nullptr;
+      map_keys.clear();
+    }
+    if (member(config, kExtra).empty()) extra_key = "additional_special_tokens";
     if (member(config, "split_special_tokens") == true)
       throw DataError((where / kConfig).string() +
                       ": \"split_special_tokens\" is true, which makes special tokens in a text plain text: not "
                       "supported; remove the key if texts have none");
     find_names();
     find_model_tokens();
+    find_extra();
   }
 
-  nlohmann::json read(const char* name) const {
-    return read_json_if_there(folder / name, ExitCode::kData, kMaxTokenizerFile);
+  nlohmann::json read(const char* name, Keys* keys = nullptr) const {
+    const fs::path path = folder / name;
+    if (!fs::is_regular_file(path)) return {};
+    const std::string text = read_text_file(path, ExitCode::kData, kMaxTokenizerFile);
+    auto json = parse_json(text, path.string(), ExitCode::kData);
+    if (keys != nullptr && json.is_object()) *keys = keys_in_order(text);
+    return json;
   }
   void find_names();
   void find_model_tokens();
+  void find_extra();
   /// The text of a token; null where `token` is none. Keeps the flags of one that is an object.
   nlohmann::json text_of(nlohmann::json token, bool special);
 
@@ -53,10 +83,12 @@ struct TokenizerFolder::Files {
   std::map<int64_t, AddedToken> listed_tokens(const std::set<std::string>& special) const;
 
   fs::path folder, model;
+  Keys config_keys, map_keys;  // before what read() makes
   nlohmann::json config, map, decoder, added;
   std::map<std::string, std::optional<std::string>> named;
   std::vector<std::pair<std::string, std::string>> model_tokens;  // keys and texts of other special tokens with a name
-  std::vector<std::string> extra;  // "extra_special_tokens", or "additional_special_tokens" as in transformers 4
+  std::string extra_key = kExtra;                                 // or transformers 4's
+  std::vector<std::string> extra;
   std::map<std::string, AddedToken> flags;
   std::string tokenizer_class;
 };
@@ -82,29 +114,31 @@ void TokenizerFolder::Files::find_names() {
     }
 }
 
+/// As transformers merges them: a later token replaces one with its key, and takes its place.
 void TokenizerFolder::Files::find_model_tokens() {
-  const auto add_extra = [&](const nlohmann::json& tokens, bool special) {
-    for (const auto& [key, token] : tokens.items())
-      if (const auto text = text_of(token, special || tokens.is_object()); text.is_null())
-        continue;
-      else if (tokens.is_object())
-        model_tokens.emplace_back(key, text.get<std::string>());
-      else
-        extra.push_back(text.get<std::string>());
+  std::vector<std::string> order;
+  std::map<std::string, nlohmann::json> tokens;
+  const auto set = [&](const std::string& key, const nlohmann::json& token) {
+    if (tokens.insert_or_assign(key, token).second) order.push_back(key);
   };
-  for (const auto* json : {&map, &config})
-    for (const auto& [key, token] : json->items()) {
-      const bool is_object = json == &config && token.is_object() && member(token, "__type") != "AddedToken";
-      if (json == &map && config.is_object() && config.contains(key)) continue;  // as transformers merges them
-      if (!key.ends_with("_token") || is_object || std::ranges::find(kNamedTokens, key) != std::end(kNamedTokens))
-        continue;
-      if (const auto text = text_of(token, true); !text.is_null())
-        model_tokens.emplace_back(key, text.get<std::string>());
-    }
-  auto given = member(config, "extra_special_tokens");
-  if (given.empty()) given = member(config, "additional_special_tokens");
-  add_extra(given, false);
-  add_extra(member(map, "extra_special_tokens"), true);
+  for (const std::string& key : config_keys[""])
+    if (member(config[key], "__type") == "AddedToken") set(key, config[key]);
+  for (const std::string& key : map_keys[""]) set(key, map[key]);
+  for (const std::string& key : config_keys[""])
+    if (config[key].is_string()) set(key, config[key]);
+  for (const std::string& key : config_keys[extra_key]) set(key, config[extra_key][key]);
+  for (const std::string& key : map_keys[kExtra]) set(key, map[kExtra][key]);
+  for (const std::string& key : order)
+    if (const auto text = text_of(tokens[key], true); !text.is_null())
+      model_tokens.emplace_back(key, text.get<std::string>());
+}
+
+void TokenizerFolder::Files::find_extra() {
+  const auto of_map = member(map, kExtra);  // an object replaces a list
+  for (const auto& [list, special] : {std::pair{member(config, extra_key.c_str()), false}, {of_map, true}})
+    if (!list.is_object() && !of_map.is_object())
+      for (const auto& token : list)
+        if (const auto text = text_of(token, special); !text.is_null()) extra.push_back(text.get<std::string>());
 }
 
 /// The names in the order in which transformers adds them. `defaults`: for keys that are absent.

@@ -52,11 +52,7 @@ class SafetensorsWeights final : public WeightSource {
   void take(const std::string& name, const SafetensorsFile* file) { where_[name] = {file, &file->entries().at(name)}; }
   const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
 
-  std::vector<std::string> names() const override {
-    std::vector<std::string> all;
-    for (const auto& [name, place] : where_) all.push_back(name);
-    return all;
-  }
+  std::vector<std::string> names() const override { return keys_of(where_); }
   std::optional<TensorInfo> find(const std::string& name) const override {
     const auto found = where_.find(name);
     if (found == where_.end()) return std::nullopt;

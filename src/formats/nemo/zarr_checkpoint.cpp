@@ -1,6 +1,7 @@
 #include "trireme/formats/nemo/zarr_checkpoint.h"
 
 #include "trireme/base/file.h"
+#include "trireme/base/text.h"
 #include "trireme/formats/json.h"
 
 #include <fmt/format.h>
@@ -138,11 +139,7 @@ class ZarrCheckpoint final : public WeightSource {
     for (const ZarrTensor& tensor : tensors) tensors_[tensor.name] = {tensor, open(tensor.array, tensor.array_shape)};
   }
 
-  std::vector<std::string> names() const override {
-    std::vector<std::string> all;
-    for (const auto& [name, tensor] : tensors_) all.push_back(name);
-    return all;
-  }
+  std::vector<std::string> names() const override { return keys_of(tensors_); }
   std::optional<TensorInfo> find(const std::string& name) const override {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) return std::nullopt;

@@ -252,11 +252,7 @@ TfCheckpoint::TfCheckpoint(const std::filesystem::path& prefix) : prefix_(prefix
   }
 }
 
-std::vector<std::string> TfCheckpoint::names() const {
-  std::vector<std::string> all;
-  for (const auto& [name, tensor] : tensors_) all.push_back(name);
-  return all;
-}
+std::vector<std::string> TfCheckpoint::names() const { return keys_of(tensors_); }
 
 std::optional<TensorInfo> TfCheckpoint::find(const std::string& name) const {
   const auto found = tensors_.find(name);

@@ -39,33 +39,6 @@ DecoderConfig read_shape(const Config& config) {
   return config.model.init == ModelSection::Init::kRandom ? read_model_shape(path) : read_model_config(path);
 }
 
-std::string rope_text(const RopeFrequencies& rope) {
-  if (rope.scaling == RopeFrequencies::Scaling::kNone) return "none";
-  if (rope.scaling != RopeFrequencies::Scaling::kLlama3)
-    return fmt::format("{} {}", rope_type(rope.scaling), format_exact(rope.factor));
-  return fmt::format("llama3 {} {} {} {}", format_exact(rope.factor), format_exact(rope.low_freq_factor),
-                     format_exact(rope.high_freq_factor), rope.original_max_position);
-}
-
-/// What a benchmark fixes of the model as its directory has it.
-std::vector<std::pair<std::string, std::string>> shape_facts(const DecoderConfig& shape) {
-  const auto text = [](int64_t value) { return std::to_string(value); };
-  return {{"model_type", shape.family},
-          {"num_hidden_layers", text(shape.num_hidden_layers)},
-          {"hidden_size", text(shape.hidden_size)},
-          {"intermediate_size", text(shape.intermediate_size)},
-          {"num_attention_heads", text(shape.num_attention_heads)},
-          {"num_key_value_heads", text(shape.num_key_value_heads)},
-          {"head_dim", text(shape.head_dim)},
-          {"vocab_size", text(shape.vocab_size)},
-          {"rms_norm_eps", format_exact(shape.norm_eps)},
-          {"rope_theta", format_exact(shape.rope.theta)},
-          {"rope_scaling", rope_text(shape.rope)},
-          {"tie_word_embeddings", shape.tie_word_embeddings ? "true" : "false"},
-          {"attention_dropout", format_exact(shape.attention_dropout)},
-          {"initializer_range", format_exact(shape.initializer_range)}};
-}
-
 /// `positions`: of the model as its directory has it.
 void warn_of_new_positions(const Config& config, const DecoderConfig& shape, int64_t positions) {
   log_warn(fmt::format(
@@ -406,29 +379,6 @@ std::unique_ptr<WeightSource> CausalLmTask::open_weights() const {
   stored.vocab_size = stored_vocab_;
   return open_decoder_weights(config_.model.path, stored, model_->config().vocab_size, seed(), token_rows_);
 }
-
-namespace {
-
-/// Number of last rows of a matrix that are like those that transformers' resize_token_embeddings() adds: almost equal
-/// to each other, or one that almost equals the mean of the others. Rows of zeros, which fill a vocabulary up: none.
-int64_t added_last_rows(const WeightSource& source, const std::string& name, int64_t rows) {
-  constexpr int64_t kMost = 1024;
-  constexpr double kClose = 1e-2;  // added rows differ by about 1e-4 of their norm, trained rows by about their norm
-  std::vector<int64_t> ids;
-  for (int64_t id = std::max<int64_t>(0, rows - kMost); id < rows; ++id) ids.push_back(id);
-  const at::Tensor last = matrix_rows(source, name, ids);
-  const at::Tensor reference = last.select(0, last.size(0) - 1);
-  const double norm = reference.norm().item<double>();
-  if (norm == 0) return 0;
-  const at::Tensor differs = (last - reference).norm(2, 1).gt(kClose * norm);
-  int64_t equal = 0;
-  while (equal < last.size(0) && !differs[last.size(0) - 1 - equal].item<bool>()) ++equal;
-  if (equal > 1 || rows < 2) return equal > 1 ? equal : 0;
-  const at::Tensor others = read_tensor(source, name).narrow(0, 0, rows - 1).mean(0, false, at::kFloat);
-  return (others - reference).norm().item<double>() <= kClose * norm ? 1 : 0;
-}
-
-}  // namespace
 
 void CausalLmTask::weights_loaded(ShardedUnits& units, const WeightSource* source) {
   const int64_t rows = model_->config().vocab_size;
