@@ -154,6 +154,8 @@ TEST_F(HuggingFace, AdaptersWeLackAreRefusedByName) {
                                                           {"layer_replication", {{0, 2}}},
                                                           {"target_parameters", {"experts"}},
                                                           {"layers_pattern", "blocks"},
+                                                          {"kasa_config", nlohmann::json::object()},
+                                                          {"use_bdlora", nlohmann::json::object()},
                                                           {"peft_type", "IA3"},
                                                           {"bias", "some"},
                                                           {"modules_to_save", {"lm_head"}},

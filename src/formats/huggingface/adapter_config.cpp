@@ -33,6 +33,8 @@ using Check = std::function<std::string(const Json& value)>;
 
 std::string anything(const Json&) { return ""; }
 std::string nothing(const Json& value) { return is_empty(value) ? "" : "is not supported"; }
+/// For the configuration of a variant, which an empty object chooses, too: with the variant's defaults.
+std::string no_variant(const Json& value) { return value.is_object() ? "is not supported" : nothing(value); }
 
 std::string check_init(const Json& value) {
   if (value.is_boolean() || value.is_null()) return "";
@@ -81,17 +83,17 @@ const std::map<std::string, Check>& known_fields() {
       {"task_type", check_task},
       // They change the computation, or adapt other modules.
       {"alora_invocation_tokens", nothing},
-      {"arrow_config", nothing},
-      {"kasa_config", nothing},
+      {"arrow_config", no_variant},
+      {"kasa_config", no_variant},
       {"layer_replication", nothing},
       {"layers_pattern", check_layers_pattern},
       {"lora_bias", nothing},
       {"megatron_config", nothing},
-      {"monteclora_config", nothing},
+      {"monteclora_config", no_variant},
       {"target_parameters", nothing},
-      {"use_bdlora", nothing},
+      {"use_bdlora", no_variant},
       {"use_qalora", nothing},
-      {"velora_config", nothing},
+      {"velora_config", no_variant},
   };
   return fields;
 }
