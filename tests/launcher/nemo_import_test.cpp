@@ -158,6 +158,10 @@ TEST(NemoImport, Choices) {
   const Config fp8 = config(imported({"training.model.fp8=True"}));
   EXPECT_EQ(fp8.precision.linear, PrecisionSection::Linear::kFp8);
   EXPECT_EQ(fp8.precision.fp8_recipe, Recipe::kFp8Delayed);
+  EXPECT_EQ(fp8.precision.attention, PrecisionSection::Attention::kCompute);
+  const Config attention =
+      config(imported({"training.model.fp8=True", "+training.model.fp8_dot_product_attention=True"}));
+  EXPECT_EQ(attention.precision.attention, PrecisionSection::Attention::kFp8);
   const Config fp16 = config(imported({"training.trainer.precision=16"}));
   EXPECT_EQ(fp16.precision.compute, PrecisionSection::Compute::kFp16);
   EXPECT_EQ(fp16.precision.loss_scale, 16777216);

@@ -198,8 +198,8 @@ const KnownOptions& nemo_options() {
          "share_embeddings_and_output_weights transformer_block_type normalize_attention_scores headscale "
          "layernorm_zero_centered_gamma activations_checkpoint_granularity activations_checkpoint_method "
          "activations_checkpoint_num_layers fsdp fsdp_sharding_strategy fsdp_grad_reduce_dtype native_amp_init_scale "
-         "fp8 fp8_e4m3 fp8_margin fp8_wgrad seed restore_from_path resume_from_checkpoint seq_len_interpolation_factor "
-         "cpu_offloading"},
+         "fp8 fp8_dot_product_attention fp8_e4m3 fp8_margin fp8_wgrad seed restore_from_path resume_from_checkpoint "
+         "seq_len_interpolation_factor cpu_offloading"},
         {"model", "apply_query_key_layer_scaling", "no key: it divides and multiplies by the same number"},
         {"model", "name pre_process post_process attention_type mcore_gpt",
          "no meaning here: there is one implementation"},

@@ -569,6 +569,10 @@ class NemoImporter : Importer {
            fp8 ? "always" : "nothing: model.fp8 is off");
     expect("model.fp8_margin", !fp8 || number("model.fp8_margin", 0) == 0, "scales have no margin: set it to 0",
            fp8 ? "none: as here" : "nothing: model.fp8 is off");
+    if (flag("model.fp8_dot_product_attention", false) && fp8)
+      set("model.fp8_dot_product_attention", "precision.attention", "fp8", "backward is in the compute type");
+    else
+      no_key("model.fp8_dot_product_attention", "precision.attention: compute");
     if (!fp8) return no_key("model.fp8", "precision.linear: compute");
     set("model.fp8", "precision.linear", "fp8", "precision.fp8_recipe: delayed");
     put("precision.fp8_recipe", "delayed");
