@@ -1,10 +1,15 @@
 #include "collectives.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/process.h"
 #include "trireme/base/text.h"
 
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +17,7 @@
 #include <memory>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 namespace trireme {
 
@@ -43,6 +49,27 @@ std::string c10d_name(std::string_view kind) {
   return std::string(kind);
 }
 
+/// A commit, and the hash of the program's file where the commit does not say what it was built from.
+std::string build_of(const std::string& commit) {
+  if (!commit.ends_with("-dirty") && commit != "unknown") return commit;
+  const MappedFile program("/proc/self/exe", ExitCode::kConfig);
+  return fmt::format("{} (hash {})", commit, hex64(xxh3_64(program.bytes().data(), program.bytes().size())));
+}
+
+/// "rank 0 on node1 and 3 more run build a; rank 8 on node5 runs build b".
+std::string describe_builds(std::map<std::string, std::vector<std::string>>& builds) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> parts;
+  for (auto& [build, ranks] : builds) {
+    const size_t count = ranks.size();
+    ranks.resize(std::min(count, kMost));
+    parts.push_back(fmt::format("{}{} run{} build {}", join(ranks, ", "),
+                                count > kMost ? fmt::format(" and {} more", count - kMost) : "", count == 1 ? "s" : "",
+                                build));
+  }
+  return join(parts, "; ");
+}
+
 }  // namespace
 
 CollectiveObserver& collective_observer() { return *installed().load(std::memory_order_acquire); }
@@ -58,15 +85,20 @@ bool checking_collectives() {
 }
 
 void check_same_checking(const std::function<std::vector<std::string>(const std::string&)>& all_gather,
-                         const std::string& build) {
+                         const std::string& commit) {
   std::vector<std::string> with, without;
-  const std::vector<std::string> all = all_gather((checking_collectives() ? "1" : "0") + build);
+  std::map<std::string, std::vector<std::string>> builds;  // the first rank of each host
+  std::string host;
+  const std::vector<std::string> all =
+      all_gather(fmt::format("{}{}\n{}", checking_collectives() ? 1 : 0, host_name(), build_of(commit)));
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].substr(1) != all[0].substr(1))
-      throw ConfigError("rank " + std::to_string(rank) + " runs build " + all[rank].substr(1) + ", and rank 0 build " +
-                        all[0].substr(1) + ": give every host the same program");
+    const size_t line = all[rank].find('\n');
+    std::vector<std::string>& ranks = builds[all[rank].substr(line + 1)];
+    const std::string before = std::exchange(host, all[rank].substr(1, line - 1));
+    if (ranks.empty() || host != before) ranks.push_back(fmt::format("rank {} on {}", rank, host));
     (all[rank][0] == '1' ? with : without).push_back(std::to_string(rank));
   }
+  if (builds.size() > 1) throw ConfigError(describe_builds(builds) + ": give every host the same program");
   if (!with.empty() && !without.empty())
     throw ConfigError("TRIREME_CHECK_COLLECTIVES is set on rank " + join(with, ", ") + " and not on rank " +
                       join(without, ", ") + ": set it on all ranks, as with mpirun -x, or on none");

@@ -67,9 +67,9 @@ Section lora_section() {
   s.key("rank_pattern", &S::rank_pattern,
         "another r for some projections: a mapping of names, or of regular expressions that match a path or its end "
         "after a dot",
-        {.min = 1, .max = 65536, .may_be_absent = true});
+        {.min = 1, .max = 65536, .may_be_absent = true, .elsewhere = {"lora_rank_pattern"}});
   s.key("alpha_pattern", &S::alpha_pattern, "another alpha for some projections, as rank_pattern",
-        {.min = 0, .max = 65536, .above_min = true, .may_be_absent = true});
+        {.min = 0, .max = 65536, .above_min = true, .may_be_absent = true, .elsewhere = {"lora_alpha_pattern"}});
   s.key("use_dora", &S::use_dora,
         "DoRA: the length of each row of an adapted weight is trained apart from its direction. With dropout each "
         "adapted "
@@ -396,7 +396,7 @@ Section preference_section() {
                      {"robust", S::LossType::kRobust},
                      {"kto", S::LossType::kKto},
                      {"apo_zero_unpaired", S::LossType::kApoZeroUnpaired}},
-         .elsewhere = {"dpo_loss", "pref_loss"}});
+         .elsewhere = {"dpo_loss", "dpo_loss_type", "pref_loss"}});
   s.key("label_smoothing", &S::label_smoothing,
         "dpo: share of pairs whose order is taken to be wrong; with sigmoid conservative DPO, which TRL had before "
         "its version 1",

@@ -1,6 +1,7 @@
 #include "mlperf.h"
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/process.h"
 #include "trireme/base/text.h"
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -17,11 +19,23 @@ namespace trireme {
 
 MlperfLog::MlperfLog(const std::filesystem::path& path, bool append) {
   if (path.empty()) return;
-  lines_.open(path, append);
-  bytes_ = std::filesystem::file_size(path);
-  if (append)
-    log_warn(fmt::format("{} has the lines of every start of this run: MLPerf's compliance checker takes those of one",
-                         path.string()));
+  lines_.emplace().open(path, append);
+  bytes_ = earlier_ = std::filesystem::file_size(path);
+}
+
+void MlperfLog::decide_earlier_lines(bool afresh) {
+  if (!enabled()) return;
+  const std::filesystem::path path = lines_->path();
+  if (!afresh)
+    return log_warn(fmt::format("{} {}: MLPerf's compliance checker takes those of one, from its first step on",
+                                path.string(),
+                                earlier_ > 0 ? "has the lines of every start of this run"
+                                             : "lacks the lines of the earlier starts of this run"));
+  if (earlier_ == 0) return;
+  const std::string all = read_text_file(path, ExitCode::kCannotWrite, SIZE_MAX);
+  lines_.emplace().open(path, /*append=*/false);
+  lines_->AppendFile::write(all.substr(std::min(earlier_, all.size())));
+  bytes_ -= earlier_;
 }
 
 void MlperfLog::write(const char* type, const char* key, const std::string& value, const Metadata& metadata,
@@ -34,20 +48,21 @@ void MlperfLog::write(const char* type, const char* key, const std::string& valu
       R"(:::MLLOG {{"namespace": "", "time_ms": {}, "event_type": "{}", "key": "{}", "value": {}, "metadata": {{{}}}}})",
       unix_milliseconds(), type, key, value, fields);
   print_line(text);
-  lines_.write(text);
+  lines_->write(text);
   bytes_ += text.size() + 1;
 }
 
 void MlperfLog::check_whole() {
   if (!enabled()) return;
   std::string why;
-  if (!lines_.write_waiting())
-    why = fmt::format("its last {} could not be written ({})", counted(lines_.waiting(), "line"), std::strerror(errno));
-  else if (std::error_code error; std::filesystem::file_size(lines_.path(), error) < bytes_ || error)
+  if (!lines_->write_waiting())
+    why =
+        fmt::format("its last {} could not be written ({})", counted(lines_->waiting(), "line"), std::strerror(errno));
+  else if (std::error_code error; std::filesystem::file_size(lines_->path(), error) < bytes_ || error)
     why = "lines of this start are not in it any more";
   if (why.empty()) return;
   throw WriteError(fmt::format("what was trained is written, but {} is no result: {}; standard output has them",
-                               lines_.path().string(), why));
+                               lines_->path().string(), why));
 }
 
 void MlperfLog::event(const char* key, const std::string& value, const Metadata& metadata, int line, const char* file) {

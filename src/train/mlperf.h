@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +21,11 @@ class MlperfLog {
   using Metadata = std::vector<std::pair<std::string, std::string>>;  // values are JSON text
 
   /// Does nothing at all when `path` is empty (logging.mlperf: false, or not rank 0). WriteError when the file cannot
-  /// be opened; a line that cannot be written later is kept in memory until it can. `append`: the run goes on.
+  /// be opened; a line that cannot be written later is kept in memory until it can. `append`: the run may go on, and
+  /// decide_earlier_lines() says whether it does.
   MlperfLog(const std::filesystem::path& path, bool append);
+  /// Removes the lines of earlier starts where the run begins anew; warns where it goes on. WriteError.
+  void decide_earlier_lines(bool afresh);
 
   void event(const char* key, const std::string& json_value, const Metadata& metadata = {}, int line = __builtin_LINE(),
              const char* file = __builtin_FILE());
@@ -30,15 +34,15 @@ class MlperfLog {
              int line = __builtin_LINE(), const char* file = __builtin_FILE());
   void end(const char* key, const Metadata& metadata = {}, const std::string& json_value = "null",
            int line = __builtin_LINE(), const char* file = __builtin_FILE());
-  bool enabled() const { return lines_.is_open(); }
+  bool enabled() const { return lines_.has_value(); }
   /// WriteError where lines could not be written or are gone: the file is no result then.
   void check_whole();
 
  private:
   void write(const char* type, const char* key, const std::string& value, const Metadata& metadata, const char* file,
              int line);
-  LineFile lines_;      // not open: the log is off
-  uint64_t bytes_ = 0;  // of the file, with the lines that wait
+  std::optional<LineFile> lines_;     // none: the log is off
+  uint64_t bytes_ = 0, earlier_ = 0;  // of the file with the lines that wait, and of those of earlier starts
 };
 
 /// Facts beside the configuration for the hyper-parameter block between init_start and init_stop.
@@ -63,6 +67,7 @@ class MlperfEvents {
   virtual void end_evaluation(const EvalMetrics& metrics) = 0;
   /// `status`: "success" or "aborted"; `samples_per_second` over the whole run.
   virtual void end_run(const char* status, int64_t step, int64_t samples, double samples_per_second) = 0;
+  void decide_earlier_lines(bool afresh) { log_.decide_earlier_lines(afresh); }
   void check_whole() { log_.check_whole(); }
 
  protected:

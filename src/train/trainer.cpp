@@ -86,6 +86,7 @@ void Trainer::start() {
     const ProgressSection section("load", kStorageAllowance);
     fault_point("load", comm_.rank());
     load_or_resume(run_, folder_, description_, checkpoints_, step_, progress_);
+    run_.mlperf.decide_earlier_lines(/*afresh=*/progress_.completed == 0);
     run_.weights_loaded();
     check_best();
   }

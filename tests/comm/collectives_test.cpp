@@ -2,7 +2,9 @@
 #include "collectives.h"
 
 #include "../base/base_testing.h"
+#include "trireme/base/process.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -58,6 +60,25 @@ TEST_F(Collectives, OneThatThrowsStaysOpen) {
   EXPECT_THROW(block_in_collective("barrier", 0, "world", [] { throw std::runtime_error("lost"); }),
                std::runtime_error);
   EXPECT_EQ(recorder().events, (Events{"begin barrier[0] on world", "wait 7"}));
+}
+
+TEST_F(Collectives, EveryBuildIsNamedWithItsHosts) {
+  const auto check = [](const std::string& commit, bool differ) {
+    check_same_checking(
+        [&](const std::string& text) {
+          const std::string other = text.substr(0, 1) + "node2\n" + text.substr(text.find('\n') + 1);
+          return std::vector<std::string>{text, text, differ ? other + "1" : other, differ ? other + "1" : other, text};
+        },
+        commit);
+  };
+  check("0123456789ab", false);
+  check("0123456789ab-dirty", false);
+  EXPECT_EQ(message_of<ConfigError>([&] { check("0123456789ab", true); }),
+            fmt::format("rank 0 on {0}, rank 4 on {0} run build 0123456789ab; rank 2 on node2 runs build "
+                        "0123456789ab1: give every host the same program",
+                        host_name()));
+  // Changed files have no commit of their own.
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { check("0123456789ab-dirty", true); }), "-dirty (hash "));
 }
 
 TEST_F(Collectives, DifferentOnesAreNamedWithTheirRanks) {

@@ -5,7 +5,6 @@
 #include "data/text_file.h"
 #include "trireme/arrow/arrow_table.h"
 #include "trireme/base/file.h"
-#include "trireme/base/time.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <ctime>
 #include <fstream>
 #include <tuple>
 
@@ -221,13 +221,13 @@ TEST(ArrowDocuments, WhatCannotBeReadIsNamed) {
       with_card("files: &files\n  en: data/en/*\n  rest: &rest data/*\nconfigs:\n- config_name: x\n  data_files: "
                 "*files\n- &y {config_name: y, data_files: *rest}\n- *y\n"),
       "x: en (data/en/a.arrow), x: rest ("));
-  // Many lines, keys and values of nothing take a second, not minutes.
+  // Many lines, keys and values of nothing take a second of a CPU, not minutes.
   std::string lines = "nothing:\n" + std::string(1 << 20, '\n');
   for (int i = 0; i < 30'000; ++i) lines += "-\n";
   for (int i = 0; i < 30'000; ++i) lines += fmt::format("k{}: 1\n", i);
-  const double begin = steady_seconds();
+  const std::clock_t begin = std::clock();
   EXPECT_EQ(with_card(lines + "configs:\n- {config_name: x, data_files: '**'}\n"), "");
-  EXPECT_LT(steady_seconds() - begin, 20);
+  EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);
   std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n";
   for (int i = 1; i < 9; ++i)
     bomb += fmt::format("a{0}: &a{0} [{1}, {1}, {1}, {1}, {1}]\n", i, fmt::format("*a{}", i - 1));

@@ -76,6 +76,7 @@ const std::map<std::string, std::string> kRefused = {
     {"rows_2_to_40.h5", "has 0 of its 1073741824 chunks"},
     {"rows_2_to_60.h5", "has an extent of 1152921504606846976"},
     {"columns_2_to_28.h5", "has 0 of its 262144 chunks"},
+    {"rows_of_nothing.h5", "has 1048576 rows in a file of "},
     {"chunk_of_1_gib.h5", "has chunks of more than 268435456 bytes"},
     {"chunks_missing.h5", "has 1 of its 3 chunks: it was not written completely"},
     {"labels_without_mask.h5", "'labels' is not read: write a dataset loss_mask [3, 8], 1 where a token has a loss"},

@@ -175,6 +175,7 @@ hdf5("virtual.h5", virtual, libver=("v110", "v110"))
 hdf5("rows_2_to_40.h5", lambda f: announced(f, (2 ** 40, 8), chunks=(1024, 8)))
 hdf5("rows_2_to_60.h5", lambda f: announced(f, (2 ** 60, 8), chunks=(1024, 8)))
 hdf5("columns_2_to_28.h5", lambda f: announced(f, (1, 2 ** 28), chunks=(1, 1024)))
+hdf5("rows_of_nothing.h5", lambda f: dataset(f, data=np.zeros((2 ** 20, 8), np.int8), chunks=(2 ** 20, 8), compression="gzip"))
 hdf5("chunk_of_1_gib.h5", lambda f: announced(f, (2 ** 20, 256), chunks=(2 ** 20, 256), compression="gzip"))
 
 

@@ -128,6 +128,7 @@ TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {
       {"vocab_size", -5},
       {"pad_token_id", 32000},
       {"pad_token_id", {1}},
+      {"pad_token_id", UINT64_MAX},  // -1 in 64 bits with a sign
       {"bos_token_id", {1}},
       {"rms_norm_eps", nullptr},
       {"rope_parameters", nlohmann::json::array()}};

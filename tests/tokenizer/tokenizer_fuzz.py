@@ -172,6 +172,11 @@ def shapes(work, texts):
             folder = work / f"{of_class}{space}"
             saved(folder, Tokenizer.from_str(json.dumps(made)), tokenizer_class=of_class, add_prefix_space=space)
             yield f"{of_class} with add_prefix_space {space}", folder, AutoTokenizer.from_pretrained(folder)._tokenizer, True, specials
+        # It builds a tokenizer of the added tokens of the list, if there is one.
+        made = common.train(kind, texts, 700)
+        folder, first = work / f"{of_class} with a list", made.token_to_id("<|im_start|>")
+        saved(folder, made, tokenizer_class=of_class, added_tokens_decoder=decoder_entries(first, [AddedToken("<|im_start|>", rstrip=True, normalized=False)]))
+        yield folder.name, folder, AutoTokenizer.from_pretrained(folder)._tokenizer, True, specials
 
     unigram = Tokenizer(models.Unigram())
     unigram.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("  ", " ")])

@@ -41,6 +41,10 @@ Hdf5TokenFile::Hdf5TokenFile(const std::filesystem::path& path) : state_(std::ma
   s.columns = static_cast<int64_t>(s.input_ids.extents()[1]);
   if (s.rows == 0 || s.columns == 0) s.input_ids.fail(fmt::format("is empty: [{}, {}]", s.rows, s.columns));
   if (s.columns > (int64_t{1} << 28)) s.input_ids.fail(fmt::format("has rows of {} tokens", s.columns));
+  // A row of tokens takes more than that. Compressed rows of nothing can be a thousand to a byte, and the order of the
+  // rows takes eight bytes of memory for each.
+  if (const uint64_t bytes = std::filesystem::file_size(path); static_cast<uint64_t>(s.rows) > bytes)
+    s.input_ids.fail(fmt::format("has {} rows in a file of {} bytes", s.rows, bytes));
   if ((s.has_mask = has("loss_mask"))) {
     s.loss_mask = Hdf5Dataset(s.file.get(), "loss_mask", s.path);
     if (!s.loss_mask.holds_bools()) s.loss_mask.require_integers(2);

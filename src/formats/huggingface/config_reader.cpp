@@ -12,6 +12,8 @@ namespace trireme {
 namespace {
 
 bool is_integer_from(const nlohmann::json& value, int64_t lowest) {
+  // Beyond int64 get() wraps around.
+  if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{ConfigReader::kMaxInteger}) return false;
   return value.is_number_integer() && value.get<int64_t>() >= lowest &&
          value.get<int64_t>() <= ConfigReader::kMaxInteger;
 }

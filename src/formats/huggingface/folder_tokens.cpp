@@ -235,6 +235,14 @@ void TokenizerFolder::find_named_tokens(const TokenLookup& id_of, int64_t in_fil
   if (tokens.pad_id >= in_files) tokens.pad_id.reset();  // a model need not have a row for it
 }
 
+std::optional<std::set<std::string>> TokenizerFolder::listed_texts() const {
+  if (files_->decoder.is_null()) return std::nullopt;
+  std::set<std::string> texts;
+  for (const auto& [id, token] : files_->decoder.items())
+    if (const auto text = member(token, "content"); text.is_string()) texts.insert(text.get<std::string>());
+  return texts;
+}
+
 std::string TokenizerFolder::tokenizer_class() const { return files_->tokenizer_class; }
 
 std::string TokenizerFolder::model_type() const {

@@ -12,8 +12,10 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 namespace trireme {
 namespace {
@@ -71,17 +73,18 @@ std::map<std::string, std::string> names_of(const std::string& of_class) {
   return {};
 }
 
-/// "add_prefix_space" of a class with the rules of the file; a warning where its rules are others.
-void apply_rules(const std::string& of_class, const TokenizerFolder& folder, const fs::path& path,
+/// "add_prefix_space" of a class with the rules of the file; a warning where its rules are others. Returns whether
+/// `model` is what the class builds of the file.
+bool apply_rules(const std::string& of_class, const TokenizerFolder& folder, const fs::path& path,
                  ByteLevelModel& model) {
   const auto rules = rules_of(of_class);
-  if (!rules) return;
+  if (!rules) return false;
   std::vector<PreSplitStep> steps = model.steps;
   if (!steps.empty()) steps.back().prefix_space = false;
   if (model.characters == rules->characters && model.scores.empty() && !model.metaspace && !model.ignore_merges &&
       model.normalisers == rules->normalisers && steps == rules->steps && model.decoder == rules->decoder) {
     if (!steps.empty()) model.steps.back().prefix_space = folder.flag("add_prefix_space").value_or(false);
-    return;
+    return true;
   }
   static std::once_flag said;
   std::call_once(said, [&] {
@@ -89,6 +92,34 @@ void apply_rules(const std::string& of_class, const TokenizerFolder& folder, con
         "{}: transformers 5 replaces the normalizer, pre_tokenizer and decoder of this file by those of {}, which are "
         "others: its ids differ from those of the file, which Trireme takes",
         path.string(), of_class));
+  });
+  return false;
+}
+
+/// The added tokens of tokenizer.json, out of `model`, where "added_tokens_decoder" lacks one: a class that builds the
+/// tokenizer anew then takes those of that list, and not these.
+std::vector<AddedToken> take_unlisted(const TokenizerFolder& folder, ByteLevelModel& model) {
+  const auto listed = folder.listed_texts();
+  if (!listed || std::ranges::all_of(model.added, [&](const auto& token) { return listed->contains(token.content); }))
+    return {};
+  return std::exchange(model.added, {});
+}
+
+void report_dropped(const std::vector<AddedToken>& before, const fs::path& path, const ByteLevelModel& model) {
+  std::set<std::string> kept;
+  for (const AddedToken& token : model.added) kept.insert(token.content);
+  std::vector<std::string> dropped;
+  for (const AddedToken& token : before)
+    if (!kept.contains(token.content)) dropped.push_back(token.content);
+  static std::once_flag said;
+  if (dropped.empty()) return;
+  std::call_once(said, [&] {
+    log_warn(
+        fmt::format("{}: '{}'{} no added token{}, as in transformers 5: added_tokens_decoder of "
+                    "tokenizer_config.json lacks {}",
+                    path.string(), dropped.front(),
+                    dropped.size() == 1 ? " is" : fmt::format(" and {} more are", dropped.size() - 1),
+                    dropped.size() == 1 ? "" : "s", dropped.size() == 1 ? "it" : "them"));
   });
 }
 
@@ -181,6 +212,7 @@ ByteLevelModel read_byte_level_model(const fs::path& path, const fs::path& confi
   const TokenizerFolder folder(path.parent_path(), config);
   ByteLevelModel model;
   std::string of_class;
+  bool anew = false;
   if (path.filename() == "vocab.json") {
     const fs::path merges = path.parent_path() / "merges.txt";
     if (!fs::is_regular_file(merges))
@@ -194,15 +226,18 @@ ByteLevelModel read_byte_level_model(const fs::path& path, const fs::path& confi
         model.normalisers.clear();
         model.decoder = llama_decoder(*rule);
         model.metaspace = std::move(rule);
+        anew = true;
       }
     of_class = class_of(folder);
-    apply_rules(of_class, folder, path, model);
+    anew |= apply_rules(of_class, folder, path, model);
     // These classes have no BOS of their own.
     if (model.leading.empty())
       for (const char* name : {"PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast"})
         if (folder.tokenizer_class() == name) model.bos_id.reset();
   }
+  const std::vector<AddedToken> unlisted = anew ? take_unlisted(folder, model) : std::vector<AddedToken>();
   add_folder_tokens(folder, of_class, model);
+  report_dropped(unlisted, path, model);
   // tokenizer.json has a post-processor of its own.
   if (path.filename() == "vocab.json" && model.bos_id && folder.flag("add_bos_token").value_or(false))
     model.leading = {*model.bos_id};

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,9 @@ class TokenizerFolder {
                       const std::map<std::string, std::string>& defaults = {}) const;
   /// Replaces what named_tokens() has. Padding from id `in_files` on, which no file has, is none.
   void find_named_tokens(const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) const;
+
+  /// The texts of tokenizer_config.json's "added_tokens_decoder"; nullopt without it.
+  std::optional<std::set<std::string>> listed_texts() const;
 
   /// "tokenizer_class" of tokenizer_config.json; empty where it names none.
   std::string tokenizer_class() const;
