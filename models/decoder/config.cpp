@@ -170,6 +170,16 @@ std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, con
   return ids.empty() ? config.eos_token_ids : ids;
 }
 
+double repetition_penalty(const std::filesystem::path& directory) {
+  const auto path = directory / "generation_config.json";
+  if (!std::filesystem::is_regular_file(path)) return 1;
+  const nlohmann::json json = read_json_object(path);
+  ConfigReader reader(json, path.string());
+  const double penalty = reader.number("repetition_penalty", 1);
+  reader.finish();
+  return penalty;
+}
+
 std::string generation_config_json(const DecoderConfig& config) {
   nlohmann::ordered_json json = {{"_from_model_config", true}, {"bos_token_id", or_null(config.bos_token_id)}};
   json["eos_token_id"] = common_fields_json(config)["eos_token_id"];

@@ -69,6 +69,8 @@ std::string decoder_config_json(const DecoderConfig& config);
 /// Ids that end a text: from generation_config.json if that file names some, as in transformers' generate(); else the
 /// config's, which generate() takes only where there is no such file.
 std::vector<int64_t> end_of_text_ids(const std::filesystem::path& directory, const DecoderConfig& config);
+/// Of generation_config.json; 1 where it has none. ModelError.
+double repetition_penalty(const std::filesystem::path& directory);
 /// generation_config.json with the config's special tokens.
 std::string generation_config_json(const DecoderConfig& config);
 /// The config of a model directory: config.json, else that of a NeMo zarr directory. ModelError when there is

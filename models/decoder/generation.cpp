@@ -24,6 +24,13 @@ int64_t choose(const at::Tensor& logits_V, double temperature, uint64_t seed, in
   return std::min(id, logits_V.size(0) - 1);
 }
 
+at::Tensor penalise(const at::Tensor& logits_V, const std::vector<int32_t>& ids, double penalty) {
+  if (penalty == 1) return logits_V;
+  const at::Tensor seen = at::tensor(ids, at::kInt).to(at::kLong).to(logits_V.device());
+  const at::Tensor logits = logits_V.to(at::kFloat), old = logits.index_select(0, seen);
+  return logits.index_copy(0, seen, at::where(old.lt(0), old * penalty, old / penalty));
+}
+
 /// Texts as documents of one row, and the place of each one's last token.
 struct PackedTexts {
   std::vector<int64_t> tokens, positions, last;
@@ -81,7 +88,8 @@ std::vector<Continuation> generate(const DecoderModel& model, UnitStore& store, 
       const at::Tensor logits = model.logits(store, batch, forward, last).narrow(1, 0, vocabulary);
       std::vector<int64_t> ids;
       for (size_t i = 0; i < active.size(); ++i)
-        ids.push_back(choose(logits[static_cast<int64_t>(i)], options.temperature, options.seed + active[i],
+        ids.push_back(choose(penalise(logits[static_cast<int64_t>(i)], all[active[i]], options.repetition_penalty),
+                             options.temperature, options.seed + active[i],
                              static_cast<int64_t>(all[active[i]].size())));
       if (steps.agree) steps.agree(ids);
       std::vector<size_t> going;

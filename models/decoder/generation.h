@@ -16,6 +16,9 @@ struct GenerationOptions {
   double temperature = 0;          // 0: the likeliest token
   uint64_t seed = 0;               // of the draws, which depend on it, the text's number and the position only
   std::vector<int64_t> ends = {};  // ids that end a text, which does not get them
+  /// Logits of ids that the text has are divided by it where they are positive, else multiplied, as by transformers'
+  /// RepetitionPenaltyLogitsProcessor.
+  double repetition_penalty = 1;
   /// Ids from here on are never chosen: a padded vocabulary has rows without a token.
   int64_t vocabulary = std::numeric_limits<int64_t>::max();
   /// Most tokens of a forward pass: as many texts as fit are continued at once. A text and its new ones that exceed it

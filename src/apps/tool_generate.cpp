@@ -61,6 +61,7 @@ class Generator {
     if (!find_tokenizer(tokens))
       throw ModelError(fmt::format("{} has no tokenizer; put the model's {} there", options.model, kTokenizerFiles));
     ends_ = end_of_text_ids(directory, config_);
+    repetition_penalty_ = repetition_penalty(directory);
     if (options.chat)
       chat_.emplace(tokens, template_file(tokens), options.template_name, directory / "config.json");
     else
@@ -115,6 +116,7 @@ class Generator {
               .temperature = options_.temperature,
               .seed = options_.seed,
               .ends = ends_,
+              .repetition_penalty = repetition_penalty_,
               .vocabulary = tokenizer().vocab_size()},
              steps);
     add(text.finish());
@@ -177,6 +179,7 @@ class Generator {
   const GenerateOptions& options_;
   DecoderConfig config_;
   std::vector<int64_t> ends_;
+  double repetition_penalty_ = 1;
   std::optional<Tokenizer> tokenizer_;  // without chat_
   std::optional<ChatModel> chat_;
   Conversation messages_;

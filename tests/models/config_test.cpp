@@ -105,6 +105,9 @@ TEST_F(DecoderConfigFile, SpecialTokensAreListsNullOrAbsent) {
   EXPECT_EQ(end_of_text_ids(root_, config), Ids{4});
   write("generation_config.json", R"({"eos_token_id": [8, 9]})");
   EXPECT_EQ(end_of_text_ids(root_, config), (Ids{8, 9}));
+  EXPECT_EQ(repetition_penalty(root_), 1);
+  write("generation_config.json", R"({"repetition_penalty": 0})");
+  EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { repetition_penalty(root_); }), "repetition_penalty is 0"));
 }
 
 TEST_F(DecoderConfigFile, WhatWeLackIsRefusedByName) {

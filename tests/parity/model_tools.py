@@ -197,14 +197,17 @@ def check_generate(base, adapter):
     ids = torch.tensor([encode(base, prompt)])
     plain = AutoModelForCausalLM.from_pretrained(base)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
-    texts = []
-    for model, extra in [(plain, []), (adapted, ["--adapter", adapter])]:
+    penalised, texts = WORK / "penalised", []
+    shutil.copytree(base, penalised)
+    generation = json.loads((base / "generation_config.json").read_text())
+    (penalised / "generation_config.json").write_text(json.dumps({**generation, "repetition_penalty": 1.3}))
+    for model, directory, extra in [(plain, base, []), (adapted, base, ["--adapter", adapter]), (AutoModelForCausalLM.from_pretrained(penalised), penalised, [])]:
         want = model.generate(input_ids=ids, max_new_tokens=count, do_sample=False, bad_words_ids=[[k] for k in range(330, 336)])
-        text = trireme("generate", "--model", base, "--prompt", prompt, "--max-new-tokens", count, *extra)
+        text = trireme("generate", "--model", directory, "--prompt", prompt, "--max-new-tokens", count, *extra)
         decoded = AutoTokenizer.from_pretrained(base).decode(want[0], skip_special_tokens=True) if TOKENIZER_CHECKS else text
         assert text.strip() == decoded.strip(), (text, decoded)
         texts.append(text)
-    assert texts[0] != texts[1]
+    assert len(set(texts)) == 3, texts
     draws = [trireme("generate", "--model", base, "--prompt", prompt, "--max-new-tokens", count, "--temperature", 1, "--seed", seed)
              for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
