@@ -128,7 +128,8 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
                      meant.empty() ? row_tool_hint([&](const char* each) { return object.contains(each); }) : meant));
   }
   if (found->is_null()) return "";
-  if (!found->is_string()) fail(fmt::format("field '{}' is a JSON {}, expected a string{}", field, found->type_name(),
+  if (!found->is_string())
+    fail(fmt::format("field '{}' is a JSON {}, expected a string{}", field, found->type_name(),
                      found->is_array() ? "; conversations become rows with `trireme data chat`" : ""));
   // A lone surrogate is in this field exactly if the text depends on the replacement.
   if (!other.is_null() && other.at(field) != *found) return std::nullopt;

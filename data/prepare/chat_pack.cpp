@@ -188,8 +188,7 @@ ChatPackReport pack_conversations(const ChatPackOptions& options) {
   require_left(options, "conversation", report.conversations, !train.empty(), !valid.empty(),
                fmt::format("{} that cannot be read, {} refused by the template, {} too long, {} without an answer of "
                            "the assistant in the {} tokens of a row{}{}",
-                           report.unreadable, report.refused, report.dropped_long, report.untrained,
-                           options.seq_length,
+                           report.unreadable, report.refused, report.dropped_long, report.untrained, options.seq_length,
                            report.untrained > 0 ? ", the first: " + report.first_untrained : "",
                            report.unwritten > 0 ? "; " + report.first_unwritten : ""));
   const auto write = [&](const fs::path& path, const std::vector<RowDocument>& chats) {

@@ -53,7 +53,7 @@ inline constexpr const char* kAddedRowsKey = "trireme_added_rows";
 /// Rows of the vocabulary that no training has seen.
 struct AddedRows {
   std::vector<int64_t> ids;  // ascending
-  std::string tokens;  // "<|im_start|> = 32000, …": rows that `model resize-vocab` named
+  std::string tokens;        // "<|im_start|> = 32000, …": rows that `model resize-vocab` named
 };
 /// The rows from the first that `model resize-vocab` added to the model in `directory`, else from `stored_vocab`, to
 /// `data_vocab`, the ids that data may have; and the rows before them that it gave to tokens.

@@ -119,10 +119,10 @@ CausalLmTask::CausalLmTask(const Config& config, const RankInfo& rank, const Pro
     train_added_rows(added, shape, *lora);
     if (!added.ids.empty()) {
       const int64_t first = added.ids.front(), last = added.ids.back(), count = std::ssize(added.ids);
-      facts_.description.push_back(fmt::format(
-          "vocabulary: {}rows {} to {} were added to the base and are trained beside the adapters{}",
-          count == last - first + 1 ? "" : fmt::format("{} of the ", count), first, last,
-          added.tokens.empty() ? "" : ": " + added.tokens));
+      facts_.description.push_back(
+          fmt::format("vocabulary: {}rows {} to {} were added to the base and are trained beside the adapters{}",
+                      count == last - first + 1 ? "" : fmt::format("{} of the ", count), first, last,
+                      added.tokens.empty() ? "" : ": " + added.tokens));
     }
   }
   model_ = std::make_unique<DecoderModel>(shape, std::move(lora));
