@@ -306,7 +306,8 @@ AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_voca
   std::set<int64_t> named;
   const auto path = directory / "config.json";
   if (std::filesystem::is_regular_file(path)) {
-    const nlohmann::json json = read_json(path, ExitCode::kModel), added = member(json, kAddedRowsKey);
+    const nlohmann::json json = read_json(path, ExitCode::kModel), added = member(json, kAddedRowsKey),
+                         tokens = member(added, "tokens");
     const auto row = [&](const std::string& name, const nlohmann::json& id, int64_t largest) {
       if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(largest))
         throw ModelError(fmt::format("{}: {}.{} is {}, expected a row of {}", path.string(), kAddedRowsKey, name,
@@ -315,7 +316,7 @@ AddedRows added_rows(const std::filesystem::path& directory, int64_t stored_voca
     };
     if (added.contains("first")) first = row("first", added["first"], stored_vocab);
     std::vector<std::string> parts;
-    for (const auto& [text, id] : member(added, "tokens").items()) {
+    for (const auto& [text, id] : tokens.items()) {
       named.insert(row(text, id, stored_vocab - 1));
       parts.push_back(fmt::format("{} = {}", text, id.dump()));
     }
