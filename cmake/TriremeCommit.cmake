@@ -2,9 +2,11 @@
 # the package's version.
 #
 #   TRIREME_COMMIT            0123456789ab, with -dirty where files are changed; unknown outside of git
+#   TRIREME_COMMIT_LOG        file that changes with the commit, also in a worktree; empty outside of git
 #   TRIREME_PACKAGE_VERSION   0.1.0+git20261123.201500.1234.g0123456789ab; 0.1.0 outside of git
 
 set(TRIREME_COMMIT "unknown")
+set(TRIREME_COMMIT_LOG "")
 set(TRIREME_PACKAGE_VERSION "${PROJECT_VERSION}")
 find_package(Git QUIET)
 if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
@@ -21,6 +23,8 @@ if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
   trireme_git(count rev-list --count HEAD)
   if(commit)
     set(TRIREME_COMMIT "${commit}")
+    trireme_git(TRIREME_COMMIT_LOG rev-parse --git-path logs/HEAD)
+    cmake_path(ABSOLUTE_PATH TRIREME_COMMIT_LOG BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
     string(REPLACE "\n" ";" times "${times}")
     list(SORT times)
     list(POP_BACK times latest)

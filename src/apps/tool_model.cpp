@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/text.h"
+#include "trireme/formats/huggingface/byte_level_model.h"
 #include "trireme/formats/huggingface/folder_tokens.h"
 #include "trireme/formats/huggingface/sentencepiece_model.h"
 #include "trireme/formats/json.h"
@@ -241,8 +242,17 @@ class TokenizerFiles {
   std::vector<AddedToken> only_named_;         // no file has an id for them
 };
 
+bool reads_tokenizer(const fs::path& model) {
+  try {
+    (void)read_byte_level_model(model / "tokenizer.json", model / "config.json");
+    return true;
+  } catch (const Error&) {
+    return false;  // absent, or of another kind
+  }
+}
+
 void resize_vocab(const ResizeOptions& options) {
-  const fs::path model = options.model, output = options.output;
+  const fs::path model = options.model, output = options.output, config_file = model / "config.json";
   if (!options.vocab_size && !options.pad_to && options.tokens.empty() && options.eos_token.empty() &&
       options.chat_template.empty())
     throw ConfigError("model resize-vocab: give --vocab-size, --pad-to, --add-token, --eos-token or --chat-template");
@@ -284,10 +294,11 @@ void resize_vocab(const ResizeOptions& options) {
   for (const StoredTensor& tensor : tensors) writer.copy(tensor.name, *source);
   writer.copy_companions(model);
   if (tokenizer) tokenizer->write(writer);
+  // A list of added tokens that lacks some gives the new ones other ids: such a tokenizer is not written.
+  if (tokenizer && reads_tokenizer(model)) (void)read_byte_level_model(writer.path() / "tokenizer.json", config_file);
   writer.seal(config);
   // Nothing else in it changes for a Hugging Face model; of a NeMo checkpoint it is new.
-  const fs::path own = model / "config.json";
-  Json json = read_ordered(fs::is_regular_file(own) ? own : writer.path() / "config.json");
+  Json json = read_ordered(fs::is_regular_file(config_file) ? config_file : writer.path() / "config.json");
   json["vocab_size"] = config.vocab_size;
   Json& added = json[kAddedRowsKey];  // what LoRA trains beside its adapters
   if (!added.contains("first")) added["first"] = stored.vocab_size;

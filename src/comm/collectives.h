@@ -46,8 +46,8 @@ auto launch_collective(const char* kind, int64_t elements, const char* group, co
 /// True with TRIREME_CHECK_COLLECTIVES=1: before a collective starts, the ranks compare its kind, size and group.
 bool checking_collectives();
 /// ConfigError unless it is so on all ranks or on none, and all run the same build: their collectives else do not meet.
-/// Programs of one commit are the same build; where it is "…-dirty" or "unknown", those whose files are equal.
-/// `all_gather` exchanges a text without that comparison.
+/// Programs of one commit, that of the last configure step, are the same build; where it is "…-dirty" or "unknown",
+/// those whose files are equal. `all_gather` exchanges a text without that comparison.
 void check_same_checking(const std::function<std::vector<std::string>(const std::string&)>& all_gather,
                          const std::string& commit);
 /// InternalError naming the ranks whose text differs from the others'. `all`: of every rank of the group,

@@ -29,7 +29,7 @@ void MlperfLog::decide_earlier_lines(bool afresh) {
   if (!afresh)
     return log_warn(fmt::format("{} {}: MLPerf's compliance checker takes those of one, from its first step on",
                                 path.string(),
-                                earlier_ > 0 ? "has the lines of every start of this run"
+                                earlier_ > 0 ? "has the lines of several starts of this run"
                                              : "lacks the lines of the earlier starts of this run"));
   if (earlier_ == 0) return;
   const std::string all = read_text_file(path, ExitCode::kCannotWrite, SIZE_MAX);

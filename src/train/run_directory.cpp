@@ -330,11 +330,12 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
                                                 : ""));
   if (!holds_checkpoints(path))
     throw WriteError(fmt::format(
-        "output.dir {} holds this run, {}, and no checkpoint to go on from (output.save_every_samples makes "
-        "the last step one): choose another output.dir",
-        path.string(),
+        "output.dir {} holds this run, {}, and no checkpoint to go on from{}: choose another output.dir", path.string(),
         finished ? fmt::format("finished after step {}", finished->step)
-                 : fmt::format("ended after it wrote {}", artefact)));
+                 : fmt::format("ended after it wrote {}", artefact),
+        config.output.save_every_samples || config.output.save_every_minutes
+            ? " any more"
+            : " (output.save_every_samples makes the last step one)"));
   return true;
 }
 

@@ -105,21 +105,35 @@ std::vector<AddedToken> take_unlisted(const TokenizerFolder& folder, ByteLevelMo
   return std::exchange(model.added, {});
 }
 
-void report_dropped(const std::vector<AddedToken>& before, const fs::path& path, const ByteLevelModel& model) {
+/// Those of `before` that `model` has not.
+std::vector<std::string> dropped_of(const std::vector<AddedToken>& before, const ByteLevelModel& model) {
   std::set<std::string> kept;
   for (const AddedToken& token : model.added) kept.insert(token.content);
   std::vector<std::string> dropped;
   for (const AddedToken& token : before)
     if (!kept.contains(token.content)) dropped.push_back(token.content);
+  return dropped;
+}
+
+/// add_folder_tokens() of a model without the added tokens `before`; warns of those that it stays without.
+void add_listed_tokens(const TokenizerFolder& folder, const std::string& of_class, const fs::path& path,
+                       const std::vector<AddedToken>& before, ByteLevelModel& model) {
+  constexpr const char* kLacks = "added_tokens_decoder of tokenizer_config.json lacks";
+  try {
+    add_folder_tokens(folder, of_class, model);
+  } catch (const DataError& error) {
+    if (before.empty()) throw;
+    throw DataError(fmt::format("{}; {} a token of {}: list them all there, or remove that list", error.what(), kLacks,
+                                path.string()));
+  }
+  const std::vector<std::string> dropped = dropped_of(before, model);
   static std::once_flag said;
   if (dropped.empty()) return;
+  const size_t others = dropped.size() - 1;
   std::call_once(said, [&] {
-    log_warn(
-        fmt::format("{}: '{}'{} no added token{}, as in transformers 5: added_tokens_decoder of "
-                    "tokenizer_config.json lacks {}",
-                    path.string(), dropped.front(),
-                    dropped.size() == 1 ? " is" : fmt::format(" and {} more are", dropped.size() - 1),
-                    dropped.size() == 1 ? "" : "s", dropped.size() == 1 ? "it" : "them"));
+    log_warn(fmt::format("{}: '{}'{} no added token{}, as in transformers 5: {} {}", path.string(), dropped.front(),
+                         others == 0 ? " is" : fmt::format(" and {} more are", others), others == 0 ? "" : "s", kLacks,
+                         others == 0 ? "it" : "them"));
   });
 }
 
@@ -236,8 +250,7 @@ ByteLevelModel read_byte_level_model(const fs::path& path, const fs::path& confi
         if (folder.tokenizer_class() == name) model.bos_id.reset();
   }
   const std::vector<AddedToken> unlisted = anew ? take_unlisted(folder, model) : std::vector<AddedToken>();
-  add_folder_tokens(folder, of_class, model);
-  report_dropped(unlisted, path, model);
+  add_listed_tokens(folder, of_class, path, unlisted, model);
   // tokenizer.json has a post-processor of its own.
   if (path.filename() == "vocab.json" && model.bos_id && folder.flag("add_bos_token").value_or(false))
     model.leading = {*model.bos_id};
