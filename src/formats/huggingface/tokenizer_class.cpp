@@ -105,38 +105,6 @@ std::vector<AddedToken> take_unlisted(const TokenizerFolder& folder, ByteLevelMo
   return std::exchange(model.added, {});
 }
 
-/// Those of `before` that `model` has not.
-std::vector<std::string> dropped_of(const std::vector<AddedToken>& before, const ByteLevelModel& model) {
-  std::set<std::string> kept;
-  for (const AddedToken& token : model.added) kept.insert(token.content);
-  std::vector<std::string> dropped;
-  for (const AddedToken& token : before)
-    if (!kept.contains(token.content)) dropped.push_back(token.content);
-  return dropped;
-}
-
-/// add_folder_tokens() of a model without the added tokens `before`; warns of those that it stays without.
-void add_listed_tokens(const TokenizerFolder& folder, const std::string& of_class, const fs::path& path,
-                       const std::vector<AddedToken>& before, ByteLevelModel& model) {
-  constexpr const char* kLacks = "added_tokens_decoder of tokenizer_config.json lacks";
-  try {
-    add_folder_tokens(folder, of_class, model);
-  } catch (const DataError& error) {
-    if (before.empty()) throw;
-    throw DataError(fmt::format("{}; {} a token of {}: list them all there, or remove that list", error.what(), kLacks,
-                                path.string()));
-  }
-  const std::vector<std::string> dropped = dropped_of(before, model);
-  static std::once_flag said;
-  if (dropped.empty()) return;
-  const size_t others = dropped.size() - 1;
-  std::call_once(said, [&] {
-    log_warn(fmt::format("{}: '{}'{} no added token{}, as in transformers 5: {} {}", path.string(), dropped.front(),
-                         others == 0 ? " is" : fmt::format(" and {} more are", others), others == 0 ? "" : "s", kLacks,
-                         others == 0 ? "it" : "them"));
-  });
-}
-
 }  // namespace
 
 std::optional<Metaspace> llama_metaspace(const TokenizerFolder& folder, bool checks_model) {
@@ -217,6 +185,38 @@ void add_folder_tokens(const TokenizerFolder& folder, const std::string& of_clas
     if (!places.contains(token.content)) model.added.push_back(std::move(token));
   }
   folder.find_named_tokens(id_of, next, model);
+}
+
+/// Those of `before` that `model` has not.
+std::vector<std::string> dropped_of(const std::vector<AddedToken>& before, const ByteLevelModel& model) {
+  std::set<std::string> kept;
+  for (const AddedToken& token : model.added) kept.insert(token.content);
+  std::vector<std::string> dropped;
+  for (const AddedToken& token : before)
+    if (!kept.contains(token.content)) dropped.push_back(token.content);
+  return dropped;
+}
+
+/// add_folder_tokens() of a model without the added tokens `before`; warns of those that it stays without.
+void add_listed_tokens(const TokenizerFolder& folder, const std::string& of_class, const fs::path& path,
+                       const std::vector<AddedToken>& before, ByteLevelModel& model) {
+  constexpr const char* kLacks = "added_tokens_decoder of tokenizer_config.json lacks";
+  try {
+    add_folder_tokens(folder, of_class, model);
+  } catch (const DataError& error) {
+    if (before.empty()) throw;
+    throw DataError(fmt::format("{}; {} a token of {}: list them all there, or remove that list", error.what(), kLacks,
+                                path.string()));
+  }
+  const std::vector<std::string> dropped = dropped_of(before, model);
+  static std::once_flag said;
+  if (dropped.empty()) return;
+  const size_t others = dropped.size() - 1;
+  std::call_once(said, [&] {
+    log_warn(fmt::format("{}: '{}'{} no added token{}, as in transformers 5: {} {}", path.string(), dropped.front(),
+                         others == 0 ? " is" : fmt::format(" and {} more are", others), others == 0 ? "" : "s", kLacks,
+                         others == 0 ? "it" : "them"));
+  });
 }
 
 }  // namespace
