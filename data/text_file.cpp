@@ -103,7 +103,7 @@ bool next_line(const fs::path& path, UnpackedFile& file, std::string& line) {
   for (char part[1 << 14]; stream.getline(part, sizeof part), stream.gcount() > 0; stream.clear()) {
     const bool ends = !stream.fail() && !stream.eof();
     line.append(part, static_cast<size_t>(stream.gcount()) - (ends ? 1 : 0));
-    if (line.size() > std::max<size_t>(kMaxUnpacked, file.packed_offset()))
+    if (line.size() > kMaxUnpacked && line.size() > file.packed_offset())
       throw DataError(path.string() + ": unpacks to a line of more than 1 GiB");
     if (!stream.fail()) return true;
   }
@@ -130,7 +130,9 @@ std::optional<std::string> object_text(const nlohmann::json& object, const nlohm
   if (found->is_null()) return "";
   if (!found->is_string())
     fail(fmt::format("field '{}' is a JSON {}, expected a string{}", field, found->type_name(),
-                     found->is_array() ? "; conversations become rows with `trireme data chat`" : ""));
+                     found->is_array() && !found->empty() && found->front().is_object()
+                         ? "; conversations become rows with `trireme data chat`"
+                         : ""));
   // A lone surrogate is in this field exactly if the text depends on the replacement.
   if (!other.is_null() && other.at(field) != *found) return std::nullopt;
   return found->get<std::string>();

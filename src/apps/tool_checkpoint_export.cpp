@@ -96,13 +96,15 @@ void export_bert(MasterTensors& masters, const Config& config, const fs::path& b
   writer.finish(base, shape);
 }
 
-/// ModelError where the checkpoint has other rows of tokens than `base` says were added to it.
-void require_rows(MasterTensors& masters, const std::string& name, int64_t expected, const fs::path& base) {
-  if (const int64_t rows = masters.shape(name)[0]; rows != expected)
-    throw ModelError(
-        fmt::format("the checkpoint's {} has {}, and {} says that {} were added: give --model a copy of the "
-                    "base whose \"{}\" is that of the run",
-                    name, counted(rows, "row"), (base / "config.json").string(), expected, kAddedRowsKey));
+/// ModelError where the checkpoint has other rows of tokens than `ids`, those that `base` says were added to it.
+void require_rows(MasterTensors& masters, const std::string& name, const std::vector<int64_t>& ids,
+                  const fs::path& base) {
+  const int64_t rows = masters.shape(name)[0];
+  if (rows != std::ssize(ids))
+    throw ModelError(fmt::format(
+        "the checkpoint's {} has {}, and {} says that {} were added: give --model a copy of the "
+        "base with \"{}\": {{\"first\": {}}}",
+        name, counted(rows, "row"), (base / "config.json").string(), ids.size(), kAddedRowsKey, ids.back() + 1 - rows));
 }
 
 /// ModelError where the checkpoint's tensors are not those that `model` trains.
@@ -113,10 +115,9 @@ void require_trained_tensors(MasterTensors& masters, const DecoderModel& model, 
       for (size_t part = 0; unit.trained && part < parameter.parts.size(); ++part, ++trained) {
         std::vector<int64_t> expected = parameter.shape;
         expected[0] = parameter.parts[part].rows;
-        const std::string& name = parameter.parts[part].name;
-        require_fit(masters, name, expected, base);
-        if (name.ends_with(kTokenRowsSuffix)) require_rows(masters, name, expected[0], base);
+        require_fit(masters, parameter.parts[part].name, expected, base);
       }
+  for (const auto& [module, ids] : model.token_rows()) require_rows(masters, module + kTokenRowsSuffix, ids, base);
   if (masters.names().size() != trained)
     throw ModelError(
         fmt::format("the checkpoint has {} trained tensors, and the run would have {} with {}: it is of "

@@ -164,6 +164,20 @@ class TokenizerFiles {
   }
 
   int64_t next_id() const { return next_id_; }
+  /// ModelError where the tokenizer in `written` cannot be read, or gives a token another id: a list of added tokens
+  /// that lacks some moves the ids of others.
+  void check_ids(const fs::path& written, const fs::path& config) const {
+    constexpr const char* kRemedy =
+        "added_tokens_decoder of tokenizer_config.json has to list all added tokens of tokenizer.json, or to be absent";
+    try {
+      for (const AddedToken& token : read_byte_level_model(written / "tokenizer.json", config).added)
+        if (const auto known = known_.find(token.content); known != known_.end() && known->second != token.id)
+          throw ModelError(fmt::format("model resize-vocab: '{}' would have the id {} in place of {}: {}",
+                                       token.content, token.id, known->second, kRemedy));
+    } catch (const DataError& error) {
+      throw ModelError(fmt::format("model resize-vocab: the result could not be read ({}): {}", error.what(), kRemedy));
+    }
+  }
   void write(ModelDirectoryWriter& writer) const {
     for (const auto& [name, json] : json_) writer.write_companion(name, json.dump(2) + "\n");
     if (pieces_) writer.write_companion("tokenizer.model", *pieces_);
@@ -294,8 +308,7 @@ void resize_vocab(const ResizeOptions& options) {
   for (const StoredTensor& tensor : tensors) writer.copy(tensor.name, *source);
   writer.copy_companions(model);
   if (tokenizer) tokenizer->write(writer);
-  // A list of added tokens that lacks some gives the new ones other ids: such a tokenizer is not written.
-  if (tokenizer && reads_tokenizer(model)) (void)read_byte_level_model(writer.path() / "tokenizer.json", config_file);
+  if (tokenizer && reads_tokenizer(model)) tokenizer->check_ids(writer.path(), config_file);
   writer.seal(config);
   // Nothing else in it changes for a Hugging Face model; of a NeMo checkpoint it is new.
   Json json = read_ordered(fs::is_regular_file(config_file) ? config_file : writer.path() / "config.json");

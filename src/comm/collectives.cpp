@@ -56,7 +56,7 @@ std::string build_of(const std::string& commit) {
   return fmt::format("{} (hash {})", commit, hex64(xxh3_64(program.bytes().data(), program.bytes().size())));
 }
 
-/// "rank 0 on node1 and 3 more run build a; rank 8 on node5 runs build b".
+/// "rank 0 on node1, rank 8 on node2 run build a; rank 16 on node3 runs build b".
 std::string describe_builds(std::map<std::string, std::vector<std::string>>& builds) {
   constexpr size_t kMost = 8;
   std::vector<std::string> parts;
@@ -87,7 +87,7 @@ bool checking_collectives() {
 void check_same_checking(const std::function<std::vector<std::string>(const std::string&)>& all_gather,
                          const std::string& commit) {
   std::vector<std::string> with, without;
-  std::map<std::string, std::vector<std::string>> builds;  // the first rank of each host
+  std::map<std::string, std::vector<std::string>> builds;  // the first of successive ranks of a host
   std::string host;
   const std::vector<std::string> all =
       all_gather(fmt::format("{}{}\n{}", checking_collectives() ? 1 : 0, host_name(), build_of(commit)));

@@ -32,6 +32,7 @@ void MlperfLog::decide_earlier_lines(bool afresh) {
                                 earlier_ > 0 ? "has the lines of several starts of this run"
                                              : "lacks the lines of the earlier starts of this run"));
   if (earlier_ == 0) return;
+  (void)lines_->write_waiting();
   const std::string all = read_text_file(path, ExitCode::kCannotWrite, SIZE_MAX);
   lines_.emplace().open(path, /*append=*/false);
   lines_->AppendFile::write(all.substr(std::min(earlier_, all.size())));

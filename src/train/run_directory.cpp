@@ -334,7 +334,7 @@ bool check_extension(const std::filesystem::path& path, const Config& config, co
         finished ? fmt::format("finished after step {}", finished->step)
                  : fmt::format("ended after it wrote {}", artefact),
         config.output.save_every_samples || config.output.save_every_minutes
-            ? " any more"
+            ? ""
             : " (output.save_every_samples makes the last step one)"));
   return true;
 }

@@ -64,6 +64,8 @@ std::map<std::string, std::string> names_of(const std::string& of_class) {
     return {{"bos_token", kEndOfText}, {"eos_token", kEndOfText}, {"unk_token", kEndOfText}};
   if (of_class == "Qwen2Tokenizer")
     return {{"eos_token", kEndOfText}, {"unk_token", kEndOfText}, {"pad_token", kEndOfText}};
+  if (of_class == "LlamaTokenizer" || of_class == "CodeLlamaTokenizer")
+    return {{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"unk_token", "<unk>"}};
   if (of_class == "GemmaTokenizer")
     return {{"bos_token", "<bos>"},
             {"eos_token", "<eos>"},
