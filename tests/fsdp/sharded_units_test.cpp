@@ -155,7 +155,9 @@ TEST_P(Sharding, EqualsOneRank) {
                            : test.optimizer == OptimizerSection::Name::kMuon ? 5e-4
                                                                              : 1e-5;
   const auto weights = train(comm(), test, 3, &norms);
-  for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], reference_norms[i], tolerance * reference_norms[i]);
+  // A norm sums the effects of all updates; with AVX2 they are rounded otherwise than with AVX-512.
+  const double of_norms = std::max(tolerance, test.optimizer == OptimizerSection::Name::kMuon ? 2e-3 : 0);
+  for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(norms[i], reference_norms[i], of_norms * reference_norms[i]);
   if (comm().rank() != 0) {
     EXPECT_TRUE(weights.empty());
     return;
