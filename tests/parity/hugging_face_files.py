@@ -19,7 +19,8 @@ with needed():
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Tokenizer
 
 SHAPE = dict(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64)
@@ -310,6 +311,18 @@ def check_resize(site, base, with_tokenizer):
     ids = AutoTokenizer.from_pretrained(site.work / "resized-named").encode(text)
     assert ids[-4:-1] == [count, count + 1, 0], ids
     site.trireme("tokenizer", "encode", "--model", site.work / "resized-named", text, says=" ".join(map(str, ids)))
+    # A list that lacks tokens of tokenizer.json would move the ids of others.
+    listed = site.work / "listed"
+    shutil.copytree(with_tokenizer, listed, ignore=shutil.ignore_patterns("tokenizer*", "special*", "added*"))
+    made = Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    made.add_tokens(["<a>", "<b>", "<c>"], special_tokens=True)
+    made.save_pretrained(listed)
+    config = json.loads((listed / "tokenizer_config.json").read_text())
+    flags = {token["id"]: {key: value for key, value in token.items() if key != "id"} for token in json.loads((listed / "tokenizer.json").read_text())["added_tokens"]}
+    for lacking, option, code, says in ((0, ("--add-token", "<new>"), 0, "<new> = "), (1, ("--add-token", "<new>"), 4, "has to list all added tokens"), (2, ("--eos-token", "<c>"), 4, "would have the id")):
+        config["added_tokens_decoder"] = dict(sorted(flags.items())[: len(flags) - lacking])
+        (listed / "tokenizer_config.json").write_text(json.dumps(config))
+        site.trireme("model", "resize-vocab", "--model", listed, "--output", site.work / f"of-listed-{lacking}", *option, code=code, says=says)
     site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "twice", "--add-token", pieces.id_to_piece(count - 1), code=2, says="already")
     site.trireme("model", "resize-vocab", "--model", site.work / "chat-1", "--output", site.work / "twice", "--add-token", "<|im_end|>", code=2, says="already")
     for words, tokens in (("is empty", [""]), ("given twice", ["<a>", "<a>"])):
