@@ -305,10 +305,10 @@ void resize_vocab(const ResizeOptions& options) {
   std::vector<StoredTensor> tensors = stored_tensors(DecoderModel(config, std::nullopt).units(), DType::kF32);
   for (StoredTensor& tensor : tensors) tensor.info.dtype = weight_type(*source, tensor.name, tensor.info.shape);
   ModelDirectoryWriter writer(output, tensors);
-  for (const StoredTensor& tensor : tensors) writer.copy(tensor.name, *source);
   writer.copy_companions(model);
   if (tokenizer) tokenizer->write(writer);
   if (tokenizer && reads_tokenizer(model)) tokenizer->check_ids(writer.path(), config_file);
+  for (const StoredTensor& tensor : tensors) writer.copy(tensor.name, *source);
   writer.seal(config);
   // Nothing else in it changes for a Hugging Face model; of a NeMo checkpoint it is new.
   Json json = read_ordered(fs::is_regular_file(config_file) ? config_file : writer.path() / "config.json");

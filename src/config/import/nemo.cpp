@@ -393,7 +393,7 @@ class NemoImporter : Importer {
                                   {"distributed_fused_adam", "mcore_distributed_optim", "fused_adam", "adamw"});
     put("optimizer.name", "adamw");
     take("optimizer.lr", 1e-4);
-    // That of apex, and of torch and Megatron core.
+    // Defaults of the optimizers: apex has 0, torch and Megatron core have 0.01.
     take("optimizer.weight_decay", name == "fused_adam" || name == "distributed_fused_adam" ? 0.0 : 0.01);
     std::vector<std::string> betas = list("model.optim.betas");
     if (betas.empty()) betas = {"0.9", "0.999"};

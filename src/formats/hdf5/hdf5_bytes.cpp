@@ -166,8 +166,7 @@ void check_hdf5_superblock(const std::filesystem::path& path) {
   if (!found)
     fail(
         "it has no HDF5 signature; packed rows are made of text by trireme data bert instances and pack, for "
-        "train_bert, "
-        "and by trireme data pack, for the others");
+        "train_bert, and by trireme data pack, for the others");
   const std::string_view block = file.substr(*found);
   const auto byte = [&](size_t at) { return static_cast<unsigned>(static_cast<unsigned char>(block[at])); };
   constexpr size_t kLongest = 24 + 4 + 5 * 8;  // version 1 up to the root group's address

@@ -50,8 +50,9 @@ struct TokenizerFolder::Files {
     const auto name = member(config, "tokenizer_class");
     if (name.is_string()) tokenizer_class = name.get<std::string>();
     decoder = member(config, "added_tokens_decoder");
-    if (decoder.is_null()) added = read(kAdded);
-    if (!decoder.is_null()) {
+    if (decoder.is_null()) {
+      added = read(kAdded);
+    } else {
       map = nullptr;
       map_keys.clear();
     }
