@@ -84,7 +84,7 @@ void SentencepieceTokenizer::add_tokens_of(const TokenizerFolder& folder) {
   const int64_t in_files = vocab_size();
   for (const auto* list : {&tokens.named, &tokens.extra})
     for (const AddedToken& token : *list) {
-      state_->hidden.insert(token.id);
+      if (token.special) state_->hidden.insert(token.id);
       // sentencepiece's own pieces stay text inside of a text.
       if (llama || token.id >= facts_.base_vocab_size)
         add(controls.contains(token.content) ? AddedToken{.content = token.content, .id = token.id} : token);

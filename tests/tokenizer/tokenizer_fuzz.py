@@ -109,6 +109,7 @@ def shapes(work, texts):
         count = len(json.loads((folder / "vocab.json").read_text()))
         if name == "GPT-2":
             (folder / "added_tokens.json").write_text(json.dumps({"<pad>": count, "<tool>": count + 1}))
+            (folder / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<tool>", "<more>"]}')
         yield f"vocab.json of {name}", folder, kind.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", "<|im_end|>", "<|im_start|>", *marks]
     plain = common.train("llama3", texts, 1200)
     count = plain.get_vocab_size()
@@ -117,8 +118,9 @@ def shapes(work, texts):
     # With added_tokens_decoder there, it is not read.
     (folder / "special_tokens_map.json").write_text('{"cls_token": "<cls>"}')
     yield "tokenizer.json and files beside it", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["<|endoftext|>", "ab", *marks]
-    # Names that only some models have, and the flags of tokens that are written as objects and listed nowhere else.
+    # Names that only some models have, the flags of tokens that are written as objects and listed nowhere else, and a list beside an object.
     folder = saved(work / "named", common.train("llama3", texts, 1200), tokenizer_class="PreTrainedTokenizerFast", bos_token="ab", video_token="<s>", eot_token="<tool>", extra_special_tokens={"image_token": "<more>", "audio_token": "<cls>"},
+                   additional_special_tokens=["<unk>", {"__type": "AddedToken", "content": "<more>", "rstrip": True, "normalized": False, "special": True}],
                    pad_token={"__type": "AddedToken", "content": "<pad>", "lstrip": True, "rstrip": True, "normalized": False}) and work / "named"
     yield "tokenizer.json and a model's names", folder, PreTrainedTokenizerFast.from_pretrained(folder)._tokenizer, True, ["ab", " <pad> ", *marks]
     # Saved by an older transformers 4: ids alone beside tokenizer.json, whose flags stay; and a list that calls a special token none.

@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char *kConfig = "tokenizer_config.json", *kMap = "special_tokens_map.json",
-                     *kAdded = "added_tokens.json", *kExtra = "extra_special_tokens";
+                     *kAdded = "added_tokens.json", *kExtra = "extra_special_tokens",
+                     *kOldExtra = "additional_special_tokens";
 constexpr const char* kNamedTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token"};  // in transformers' order
 
@@ -56,7 +57,7 @@ struct TokenizerFolder::Files {
       map = nullptr;
       map_keys.clear();
     }
-    if (member(config, kExtra).empty()) extra_key = "additional_special_tokens";
+    if (config.contains(kOldExtra) && member(config, kExtra).empty()) extra_key = kOldExtra;
     if (member(config, "split_special_tokens") == true)
       throw DataError((where / kConfig).string() +
                       ": \"split_special_tokens\" is true, which makes special tokens in a text plain text: not "
@@ -77,41 +78,38 @@ struct TokenizerFolder::Files {
   void find_names();
   void find_model_tokens();
   void find_extra();
-  /// The text of a token; null where `token` is none. Keeps the flags of one that is an object.
-  nlohmann::json text_of(nlohmann::json token, bool special);
+  /// nullopt where `json` is no token. A token that is a text is special.
+  std::optional<AddedToken> token_of(nlohmann::json json, bool special) const;
 
-  std::vector<std::string> named_in_order(const std::map<std::string, std::string>& defaults) const;
-  std::map<int64_t, AddedToken> listed_tokens(const std::set<std::string>& special) const;
+  std::vector<AddedToken> named_in_order(const std::map<std::string, std::string>& defaults) const;
+  std::map<int64_t, AddedToken> listed_tokens(const std::vector<AddedToken>& special) const;
 
   fs::path folder, model;
   Keys config_keys, map_keys;  // before what read() makes
   nlohmann::json config, map, decoder, added;
-  std::map<std::string, std::optional<std::string>> named;
-  std::vector<std::pair<std::string, std::string>> model_tokens;  // keys and texts of other special tokens with a name
-  std::string extra_key = kExtra;                                 // or transformers 4's
-  std::vector<std::string> extra;
-  std::map<std::string, AddedToken> flags;
+  std::map<std::string, std::optional<AddedToken>> named;
+  std::vector<std::pair<std::string, AddedToken>> model_tokens;  // other special tokens with a name, and their keys
+  std::string extra_key = kExtra;                                // or transformers 4's
+  std::vector<AddedToken> extra;
+  bool has_extra = false;
   std::string tokenizer_class;
 };
 
-nlohmann::json TokenizerFolder::Files::text_of(nlohmann::json token, bool special) {
-  const auto text = token.is_object() ? member(token, "content") : token;
-  if (!text.is_string()) return {};
-  if (special && token.is_object()) token["special"] = true;
-  if (token.is_object())
-    flags.emplace(text.get<std::string>(), TokenJson(folder).added_token(token, "a special token"));
-  return text;
+std::optional<AddedToken> TokenizerFolder::Files::token_of(nlohmann::json json, bool special) const {
+  if (json.is_string()) return AddedToken{.content = json.get<std::string>()};
+  if (!member(json, "content").is_string()) return std::nullopt;
+  if (special) json["special"] = true;
+  return TokenJson(folder).added_token(json, "a special token");
 }
 
 void TokenizerFolder::Files::find_names() {
   for (const auto& [name, json] : {std::pair{kMap, &map}, {kConfig, &config}})
     for (const char* key : kNamedTokens) {
       if (!json->is_object() || !json->contains(key) || named.contains(key)) continue;
-      auto value = json->at(key);
-      if (value.is_object()) value = text_of(value, true);
-      if (!value.is_null() && !value.is_string())
+      const auto token = token_of(json->at(key), true);
+      if (!token && !json->at(key).is_null())
         throw DataError(fmt::format("{}: \"{}\" is not the text of a token", (folder / name).string(), key));
-      named.emplace(key, value.is_null() ? std::nullopt : std::optional(value.get<std::string>()));
+      named.emplace(key, token);
     }
 }
 
@@ -130,36 +128,51 @@ void TokenizerFolder::Files::find_model_tokens() {
   for (const std::string& key : config_keys[extra_key]) set(key, config[extra_key][key]);
   for (const std::string& key : map_keys[kExtra]) set(key, map[kExtra][key]);
   for (const std::string& key : order)
-    if (const auto text = text_of(tokens[key], true); !text.is_null())
-      model_tokens.emplace_back(key, text.get<std::string>());
+    if (auto token = token_of(tokens[key], true)) model_tokens.emplace_back(key, std::move(*token));
 }
 
+/// As transformers merges them: an object in either file is find_model_tokens()'s, and what else stands under the old
+/// key counts where nothing stands under the new one.
 void TokenizerFolder::Files::find_extra() {
-  const auto of_map = member(map, kExtra);  // an object replaces a list
-  for (const auto& [list, special] : {std::pair{member(config, extra_key.c_str()), false}, {of_map, true}})
-    if (!list.is_object() && !of_map.is_object())
-      for (const auto& token : list)
-        if (const auto text = text_of(token, special); !text.is_null()) extra.push_back(text.get<std::string>());
+  const auto of_map = member(map, kExtra);
+  const bool in_config = config.contains(extra_key) && !config[extra_key].is_object(), in_map = map.contains(kExtra);
+  has_extra = in_map ? !of_map.is_object() : in_config;
+  const auto add = [&](const nlohmann::json& list, bool special) {
+    for (const auto& json : list)
+      if (auto token = token_of(json, special)) extra.push_back(std::move(*token));
+  };
+  if (in_config && (!in_map || of_map.is_array())) add(config[extra_key], false);
+  if (in_map && has_extra) add(of_map, true);
+  // Of a tokenizer.model transformers takes the control pieces instead.
+  if (has_extra || (fs::exists(folder / "tokenizer.model") && !fs::exists(folder / "tokenizer.json"))) return;
+  if (const auto old = member(map, kOldExtra); !old.is_null())
+    add(old, true);
+  else if (extra_key != kOldExtra)
+    add(member(config, kOldExtra), false);
 }
 
-/// The names in the order in which transformers adds them. `defaults`: for keys that are absent.
-std::vector<std::string> TokenizerFolder::Files::named_in_order(
+/// In the order in which transformers adds them. `defaults`: for keys that are absent.
+std::vector<AddedToken> TokenizerFolder::Files::named_in_order(
     const std::map<std::string, std::string>& defaults) const {
-  std::vector<std::string> texts;
+  std::vector<AddedToken> tokens;
   for (const char* key : kNamedTokens) {
     const auto by_file = named.find(key);
     const auto by_class = defaults.find(key);
-    if (by_file != named.end() ? by_file->second.has_value() : by_class != defaults.end())
-      texts.push_back(by_file != named.end() ? *by_file->second : by_class->second);
+    if (by_file == named.end() && by_class != defaults.end())
+      tokens.push_back({.content = by_class->second});
+    else if (by_file != named.end() && by_file->second)
+      tokens.push_back(*by_file->second);
   }
-  for (const auto& [key, text] : model_tokens) texts.push_back(text);
-  std::erase(texts, "");
-  return texts;
+  for (const auto& [key, token] : model_tokens) tokens.push_back(token);
+  std::erase_if(tokens, [](const AddedToken& token) { return token.content.empty(); });
+  return tokens;
 }
 
 /// The tokens of added_tokens_decoder or else of added_tokens.json.
-std::map<int64_t, AddedToken> TokenizerFolder::Files::listed_tokens(const std::set<std::string>& special) const {
+std::map<int64_t, AddedToken> TokenizerFolder::Files::listed_tokens(const std::vector<AddedToken>& special) const {
   std::map<int64_t, AddedToken> tokens;
+  std::set<std::string> texts;
+  for (const AddedToken& token : special) texts.insert(token.content);
   const fs::path path = folder / kConfig, other = folder / kAdded;
   const auto add = [&](const fs::path& file, int64_t id, AddedToken token) {
     if (id < 0 || id >= kMaxTokenId || token.content.empty())
@@ -173,12 +186,13 @@ std::map<int64_t, AddedToken> TokenizerFolder::Files::listed_tokens(const std::s
     const std::string where = "added token " + key;
     if (!id || *id < 0) reader.fail(where + ": the key is not an id");
     AddedToken token = reader.added_token(entry, where);
-    token.special |= special.contains(token.content);
+    token.special |= texts.contains(token.content);
     add(path, *id, std::move(token));
   }
   if (!decoder.empty()) return tokens;
-  std::set<std::string> texts = special;
-  texts.insert(extra.begin(), extra.end());
+  if (has_extra)
+    for (const AddedToken& token : extra)
+      if (token.special) texts.insert(token.content);
   for (const auto& [text, id] : added.items())
     add(other, id.is_number_unsigned() ? id.get<int64_t>() : -1,
         {.content = text, .special = texts.contains(text), .normalized = !texts.contains(text)});
@@ -192,11 +206,11 @@ FolderTokens TokenizerFolder::tokens(const TokenLookup& id_of, int64_t next,
                                      const std::map<std::string, std::string>& defaults) const {
   const Files& files = *files_;
   FolderTokens tokens;
-  const std::vector<std::string> named = files.named_in_order(defaults);
-  tokens.has_extra = !files.extra.empty();
+  const std::vector<AddedToken> named = files.named_in_order(defaults);
+  tokens.has_extra = files.has_extra;
   tokens.has_flags = !files.decoder.empty();
   std::set<std::string> seen;
-  for (auto& [id, token] : files.listed_tokens({named.begin(), named.end()})) {
+  for (auto& [id, token] : files.listed_tokens(named)) {
     const int64_t ours = id_of(token.content).value_or(static_cast<int32_t>(next));
     if (ours != id)
       throw DataError(fmt::format(
@@ -206,32 +220,45 @@ FolderTokens TokenizerFolder::tokens(const TokenLookup& id_of, int64_t next,
     seen.insert(token.content);
     tokens.listed.push_back(std::move(token));
   }
+  // Those of a text that differ. The last ones count, but a token that was special once stays special.
+  std::map<std::string, std::vector<AddedToken>> flags;
+  for (const auto* list : {&named, &files.extra})
+    for (const AddedToken& token : *list)
+      if (auto& known = flags[token.content]; std::ranges::find(known, token) == known.end()) known.push_back(token);
   const auto add = [&](const std::string& text, std::vector<AddedToken>& to) {
     const auto id = id_of(text);
     const bool by_default = std::ranges::any_of(defaults, [&](const auto& entry) { return entry.second == text; });
     if (text.empty() || !seen.insert(text).second || (!id && by_default)) return;
-    const auto flags = files.flags.find(text);
-    to.push_back(flags == files.flags.end() ? AddedToken{.content = text} : flags->second);
+    to.push_back(flags[text].back());
+    to.back().special = &to == &tokens.named || std::ranges::any_of(flags[text], &AddedToken::special);
     to.back().id = id.value_or(static_cast<int32_t>(next));
     next = std::max<int64_t>(next, to.back().id + 1);
   };
-  for (const std::string& text : named) add(text, tokens.named);
-  for (const std::string& text : files.extra) add(text, tokens.extra);
+  for (const AddedToken& token : named) add(token.content, tokens.named);
+  for (const AddedToken& token : files.extra) add(token.content, tokens.extra);
   return tokens;
 }
 
-std::map<std::string, std::optional<std::string>> TokenizerFolder::named_tokens() const { return files_->named; }
+std::map<std::string, std::optional<std::string>> TokenizerFolder::named_tokens() const {
+  std::map<std::string, std::optional<std::string>> texts;
+  for (const auto& [key, token] : files_->named)
+    texts.emplace(key, token ? std::optional(token->content) : std::nullopt);
+  return texts;
+}
 
 std::map<std::string, std::string> TokenizerFolder::model_tokens() const {
-  return {files_->model_tokens.begin(), files_->model_tokens.end()};
+  std::map<std::string, std::string> texts;
+  for (const auto& [key, token] : files_->model_tokens) texts.emplace(key, token.content);
+  return texts;
 }
 
 void TokenizerFolder::find_named_tokens(const TokenLookup& id_of, int64_t in_files, NamedTokens& tokens) const {
   for (const auto& [key, id] :
        {std::pair{"bos_token", &tokens.bos_id}, {"eos_token", &tokens.eos_id}, {"pad_token", &tokens.pad_id}}) {
     const auto found = files_->named.find(key);
-    if (found == files_->named.end() || found->second == "") continue;  // files of Llama 1 name nothing so
-    *id = found->second ? id_of(*found->second) : std::nullopt;
+    if (found == files_->named.end() || (found->second && found->second->content.empty()))
+      continue;  // files of Llama 1 name nothing so
+    *id = found->second ? id_of(found->second->content) : std::nullopt;
   }
   if (tokens.pad_id >= in_files) tokens.pad_id.reset();  // a model need not have a row for it
 }

@@ -23,6 +23,8 @@ struct AddedToken {
   bool lstrip = false;       // includes the white space before it
   bool rstrip = false;       // … after it
   bool normalized = false;   // searched in the normalised text
+
+  bool operator==(const AddedToken&) const = default;
 };
 
 /// Ids of a tokenizer's tokens with a part of their own; nullopt: it has none.
@@ -40,7 +42,7 @@ using TokenLookup = std::function<std::optional<int32_t>(const std::string& text
 struct FolderTokens {
   std::vector<AddedToken> listed, named, extra;
   bool has_flags = false;  // `listed` says how each token is found; else it has an id alone
-  bool has_extra = false;  // that list is not empty: transformers then takes no control pieces of its own
+  bool has_extra = false;  // that list is there, be it empty: transformers then takes no control pieces of its own
 };
 
 /// The files beside a tokenizer. All but config.json are read once, by the constructor; what is absent says nothing.
