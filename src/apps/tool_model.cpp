@@ -95,13 +95,6 @@ class TokenizerFiles {
         }
       for (const Json& token : member(json_["tokenizer.json"], "added_tokens")) know(token, member(token, "id"));
     }
-    if (json_.contains("tokenizer_config.json")) {
-      const Json decoder = member(json_["tokenizer_config.json"], "added_tokens_decoder");
-      for (const auto& [id, token] : decoder.items()) know(token, Json::parse(id, nullptr, false));
-    }
-    // transformers 4 and Llama 2 chat models have added tokens in this file alone: text and id.
-    if (json_.contains("added_tokens.json"))
-      for (const auto& [text, id] : json_["added_tokens.json"].items()) know({{"content", text}}, id);
     if (!pieces_ && !json_.contains("tokenizer.json"))
       throw ModelError(
           fmt::format("{} has neither tokenizer.model nor tokenizer.json: --add-token and --eos-token need one",
@@ -113,6 +106,14 @@ class TokenizerFiles {
                  ? std::nullopt
                  : std::optional(static_cast<int32_t>(is_known ? known->second : own->second));
     };
+    (void)folder_->tokens(id_of, next_id_);  // refuses a listed id that is not the next one
+    if (json_.contains("tokenizer_config.json")) {
+      const Json decoder = member(json_["tokenizer_config.json"], "added_tokens_decoder");
+      for (const auto& [id, token] : decoder.items()) know(token, Json::parse(id, nullptr, false));
+    }
+    // transformers 4 and Llama 2 chat models have added tokens in this file alone: text and id.
+    if (json_.contains("added_tokens.json"))
+      for (const auto& [text, id] : json_["added_tokens.json"].items()) know({{"content", text}}, id);
     const FolderTokens others = folder_->tokens(id_of, next_id_);
     for (const auto* list : {&others.named, &others.extra})
       for (const AddedToken& token : *list) {
@@ -167,15 +168,15 @@ class TokenizerFiles {
   /// ModelError where the tokenizer in `written` cannot be read, or gives a token another id: a list of added tokens
   /// that lacks some moves the ids of others.
   void check_ids(const fs::path& written, const fs::path& config) const {
-    constexpr const char* kRemedy =
-        "added_tokens_decoder of tokenizer_config.json has to list all added tokens of tokenizer.json, or to be absent";
     try {
       for (const AddedToken& token : read_byte_level_model(written / "tokenizer.json", config).added)
         if (const auto known = known_.find(token.content); known != known_.end() && known->second != token.id)
-          throw ModelError(fmt::format("model resize-vocab: '{}' would have the id {} in place of {}: {}",
-                                       token.content, token.id, known->second, kRemedy));
+          throw ModelError(
+              fmt::format("model resize-vocab: '{}' would have the id {} in place of {}: added_tokens_decoder of "
+                          "tokenizer_config.json has to list all added tokens of tokenizer.json, or to be absent",
+                          token.content, token.id, known->second));
     } catch (const DataError& error) {
-      throw ModelError(fmt::format("model resize-vocab: the result could not be read ({}): {}", error.what(), kRemedy));
+      throw ModelError(fmt::format("model resize-vocab: the result could not be read: {}", error.what()));
     }
   }
   void write(ModelDirectoryWriter& writer) const {

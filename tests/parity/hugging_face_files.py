@@ -319,10 +319,13 @@ def check_resize(site, base, with_tokenizer):
     made.save_pretrained(listed)
     config = json.loads((listed / "tokenizer_config.json").read_text())
     flags = {token["id"]: {key: value for key, value in token.items() if key != "id"} for token in json.loads((listed / "tokenizer.json").read_text())["added_tokens"]}
-    for lacking, option, code, says in ((0, ("--add-token", "<new>"), 0, "<new> = "), (1, ("--add-token", "<new>"), 4, "has to list all added tokens"), (2, ("--eos-token", "<c>"), 4, "would have the id")):
+    for lacking, option, code, says in ((0, ("--add-token", "<new>"), 0, "<new> = "), (1, ("--add-token", "<new>"), 4, "list them all there, or remove that list"), (2, ("--eos-token", "<c>"), 4, "would have the id")):
         config["added_tokens_decoder"] = dict(sorted(flags.items())[: len(flags) - lacking])
         (listed / "tokenizer_config.json").write_text(json.dumps(config))
         site.trireme("model", "resize-vocab", "--model", listed, "--output", site.work / f"of-listed-{lacking}", *option, code=code, says=says)
+    # So would an id that is not the next one.
+    (named / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": {count + 1: {"content": "<far>", "special": True}}}))
+    site.trireme("model", "resize-vocab", "--model", named, "--output", site.work / "twice", "--add-token", "<new>", code=3, says=f"has the id {count + 1}, but the {count} tokens")
     site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "twice", "--add-token", pieces.id_to_piece(count - 1), code=2, says="already")
     site.trireme("model", "resize-vocab", "--model", site.work / "chat-1", "--output", site.work / "twice", "--add-token", "<|im_end|>", code=2, says="already")
     for words, tokens in (("is empty", [""]), ("given twice", ["<a>", "<a>"])):
