@@ -57,7 +57,7 @@ output: {{dir: run}}
         config = LlamaConfig(vocab_size=len(fast), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                              max_position_embeddings=512, initializer_range=0.2, bos_token_id=None, eos_token_id=fast.eos_token_id, **more)
         model = LlamaForCausalLM(config)
-        model.generation_config.eos_token_id = fast.eos_token_id
+        model.generation_config.update(eos_token_id=fast.eos_token_id, repetition_penalty=1.3)
         model.save_pretrained(folder)
 
     def samples(self, run):

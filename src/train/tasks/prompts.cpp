@@ -31,6 +31,7 @@ Prompts::Prompts(const Config& config, const DecoderConfig& shape, int64_t room)
               .temperature = config.eval.temperature,
               .seed = static_cast<uint64_t>(config.train.seed),
               .ends = end_of_text_ids(directory_of(config), shape),
+              .repetition_penalty = repetition_penalty(directory_of(config)),
               .vocabulary = model_.tokenizer().vocab_size(),
               .pass_tokens = room};
   if (chat_) model_.add_end_of_turn(options_.ends);
