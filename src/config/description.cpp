@@ -1,5 +1,6 @@
 // The table of all sections and keys.
 #include "described_section.h"
+#include "trireme/base/time.h"
 
 namespace trireme {
 
@@ -15,7 +16,8 @@ Section model_section() {
         "Hugging Face directory, or NeMo zarr checkpoint directory; BERT: also a TensorFlow checkpoint",
         {.required = true,
          .path = true,
-         .elsewhere = {"model_name_or_path", "base_model", "model_name", "model.name", "model.name_or_path"}});
+         .elsewhere = {"model_name_or_path", "base_model", "model_name", "model.name", "model.name_or_path",
+                       "checkpoint_dir"}});
   s.key("init", &S::init, "weights from the checkpoint, or random (config.json alone is enough)",
         {.choices = {{"checkpoint", S::Init::kCheckpoint}, {"random", S::Init::kRandom}}});
   s.key("read", &S::read,
@@ -57,7 +59,8 @@ Section lora_section() {
         "projections that get an adapter: names, also with parts of the path before them (layers.3.mlp.up_proj); a "
         "regular expression that matches whole paths (model.layers.3.mlp.up_proj); or all-linear. qkv_proj = one fused "
         "adapter over q, k, v",
-        {.choices = projections, .elsewhere = {"lora_target", "lora_target_modules", "lora.modules"}});
+        {.choices = projections,
+         .elsewhere = {"lora_target", "lora_target_modules", "lora.modules", "lora_attn_modules"}});
   s.key("exclude_modules", &S::exclude_modules, "of these, those that get none: names or a regular expression",
         {.choices = projections, .may_be_absent = true});
   s.key("layers_to_transform", &S::layers_to_transform, "blocks with adapters, the first is 0; null = all",
@@ -94,7 +97,7 @@ Section lora_section() {
          .may_be_absent = true,
          .elsewhere = {"peft_trainable_token_indices"}});
   s.key("adapter", &S::adapter, "PEFT directory to start from",
-        {.path = true, .elsewhere = {"lora_model_dir", "adapter_name_or_path"}});
+        {.path = true, .elsewhere = {"lora_model_dir", "adapter_name_or_path", "adapter_checkpoint"}});
   return s.section;
 }
 
@@ -122,7 +125,8 @@ Section data_section() {
          .one_or_more = true,
          .may_be_absent = true,
          .not_path = "mock",
-         .elsewhere = {"validation_file", "data.validation", "data.eval", "test_datasets", "eval_dataset"}});
+         .elsewhere = {"validation_file", "data.validation", "data.eval", "test_datasets", "eval_dataset",
+                       "dataset_val"}});
   s.key("test", &S::test, "test rows, evaluated once, after the last step",
         {.path = true, .one_or_more = true, .may_be_absent = true, .not_path = "mock"});
   s.key("seq_length", &S::seq_length, "tokens in a row",
@@ -334,7 +338,7 @@ Section train_section() {
         "attention's backward then sums in a fixed order, which takes longer. CPUs always have the same bits",
         {.may_change = true,
          .option = {.torchtitan = "training.deterministic", .nemo = "trainer.deterministic"},
-         .elsewhere = {"full_determinism"}});
+         .elsewhere = {"full_determinism", "cudnn_deterministic_mode"}});
   s.key(
       "objective", &S::objective,
       "sft: predict the targets; dpo, orpo: prefer the chosen to the rejected answer of each pair (section "
@@ -367,9 +371,12 @@ Section train_section() {
   s.key("on_spike", &S::on_spike, "at a step whose loss is far above those before it: report it, or also skip the step",
         {.choices = {{"report", S::OnSpike::kReport}, {"skip", S::OnSpike::kSkip}}, .may_change = true});
   s.key("max_time", &S::max_time,
-        "DD:HH:MM:SS: time limit: the run saves its state and ends with exit code 0 before it is reached; "
-        "the same command continues; null = no limit",
-        {.may_change = true, .option = {.nemo = "trainer.max_time"}});
+        "time limit: the run saves its state and ends with exit code 0 before it is reached; the same command "
+        "continues; null = no limit",
+        {.may_change = true,
+         .form = "days:hours:minutes:seconds above 0 such as \"00:23:30:00\"",
+         .has_form = [](std::string_view text) { return parse_day_time(text).has_value(); },
+         .option = {.nemo = "trainer.max_time"}});
   s.key("patience", &S::patience,
         "the run ends with success after so many evaluations in a row of which none is better than the best before "
         "them (by loss, or by accuracy where there is one); null = it does not",
@@ -426,7 +433,7 @@ Section eval_section() {
         {.min = 1,
          .max = kMaxSamples,
          .elsewhere = {"eval.steps", "eval.every_steps", "eval_every", "eval_interval", "val_check_interval",
-                       "eval_steps"},
+                       "eval_steps", "run_val_every_n_steps"},
          .note = " It counts samples."});
   s.key(
       "skip_first", &S::skip_first, "evaluations skipped at the start",
@@ -463,7 +470,7 @@ Section precision_section() {
   described::SectionKeys<S> s(&Config::precision, "precision", "number formats");
   s.key("compute", &S::compute, "arithmetic; null = bf16 on a GPU, fp32 on a CPU",
         {.choices = {{"fp32", S::Compute::kFp32}, {"bf16", S::Compute::kBf16}, {"fp16", S::Compute::kFp16}},
-         .elsewhere = {"dtype", "torch_dtype", "mixed_precision", "bf16", "fp16", "bfloat16", "float16"},
+         .elsewhere = {"dtype", "torch_dtype", "mixed_precision", "bf16", "fp16", "bfloat16", "float16", "float32"},
          .words_elsewhere = {{"float16", "fp16"},
                              {"half", "fp16"},
                              {"bfloat16", "bf16"},
@@ -477,7 +484,7 @@ Section precision_section() {
         {.choices = {{"compute", S::Linear::kCompute}, {"fp8", S::Linear::kFp8}},
          .retired = {{"frozen", {{"fp8", "fp8"}, {"bf16", "compute"}}},
                      {"encoder", {{"fp8", "fp8"}, {"compute", "compute"}}}},
-         .elsewhere = {"fp8"}});
+         .elsewhere = {"fp8", "enable_fp8_training"}});
   s.key("frozen", &S::frozen,
         "how the blocks' matrices beneath adapters are stored: in the compute type; in FP8, in which they are "
         "multiplied, "
@@ -495,7 +502,9 @@ Section precision_section() {
         "tensorwise = one for each tensor, its own; rowwise = one for each row of activations and "
         "gradients; auto = rowwise for decoders, delayed for BERT",
 #define TRIREME_CHOICE(Name, word) , KeyChoice(#word, Recipe::kFp8##Name)
-        {.choices = {"auto" TRIREME_TRAINED_FP8_RECIPES(TRIREME_CHOICE)}, .unset = "auto"});
+        {.choices = {"auto" TRIREME_TRAINED_FP8_RECIPES(TRIREME_CHOICE)},
+         .unset = "auto",
+         .elsewhere = {"fp8_recipe_name"}});
 #undef TRIREME_CHOICE
   s.key("fp8_skip_first", &S::fp8_skip_first,
         "this many blocks at the start stay in the compute type when all parameters are trained in FP8",
@@ -545,7 +554,7 @@ Section parallel_section() {
         {.choices = {{"auto", S::kAutoSize}, {"world", S::kWorldSize}},
          .min = 1,
          .max = 1048576,
-         .elsewhere = {"dp_shard_size"}});
+         .elsewhere = {"dp_shard_size", "data_parallel_shard_dim"}});
   s.key("context_size", &S::context_size,
         "number of ranks that share a row, each with a part of its tokens, for long sequences; auto = 1, or more where "
         "a row does not fit on one rank, or there are more ranks than rows of a global batch",
@@ -555,7 +564,7 @@ Section parallel_section() {
          .feature = Feature::kContext,
          .instead = "leave it out",
          .option = {.torchtitan = "parallelism.context_parallel_degree", .nemo = "model.context_parallel_size"},
-         .elsewhere = {"cp_size", "sequence_parallel_degree"}});
+         .elsewhere = {"cp_size", "sequence_parallel_degree", "context_parallel_dim"}});
   s.key(
       "recompute", &S::recompute,
       "what backward recomputes: full = every block; a share such as 1/3 = that part of the blocks",
@@ -589,8 +598,8 @@ Section parallel_section() {
                    {"activations", S::Offload::kActivations},
                    {"optimizer", S::Offload::kOptimizer},
                    {"all", S::Offload::kAll}},
-       .elsewhere = {"activation_offloading", "cpu_offloading", "cpu_offload", "offload_optimizer",
-                     "layer_offloading"}});
+       .elsewhere = {"activation_offloading", "enable_activation_offloading", "fsdp_cpu_offload", "cpu_offloading",
+                     "cpu_offload", "offload_optimizer", "layer_offloading"}});
   s.key("reduce_dtype", &S::reduce_dtype,
         "type in which gradients are summed over ranks; compute = that of precision.compute",
         {.choices = {{"fp32", S::ReduceDtype::kFp32}, {"compute", S::ReduceDtype::kCompute}}});
@@ -615,7 +624,8 @@ Section output_section() {
         "only when stopped",
         {.min = 1,
          .max = kMaxSamples,
-         .elsewhere = {"save_every", "save_interval", "save_every_steps", "output.every_steps", "save_steps"},
+         .elsewhere = {"save_every", "save_interval", "save_every_steps", "output.every_steps", "save_steps",
+                       "save_every_n_steps"},
          .note = " It counts samples."});
   s.key("save_every_minutes", &S::save_every_minutes,
         "minutes between checkpoints, independent of save_every_samples; null = not by time",
@@ -623,7 +633,7 @@ Section output_section() {
   s.key("save_on_stop", &S::save_on_stop,
         "a signal saves a checkpoint before the run ends; false: steps after the last checkpoint are lost");
   s.key("keep_last", &S::keep_last, "how many of the newest whole checkpoints are kept; older ones are removed",
-        {.min = 2, .max = kMaxCount, .elsewhere = {"save_total_limit", "output.keep"}});
+        {.min = 2, .max = kMaxCount, .elsewhere = {"save_total_limit", "output.keep", "keep_last_n_checkpoints"}});
   s.key("keep_best", &S::keep_best,
         "after an evaluation that is better than all before it, the adapter or the model is written to output.dir/best "
         "too, in place of the one before",

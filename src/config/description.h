@@ -65,6 +65,8 @@ struct Key {
   bool one_or_more = false;    // lists: a scalar is a list of one
   bool may_be_absent = false;  // lists: null is the empty list
   const char* not_path = "";   // with `path`: a word that is kept as it is
+  const char* form = "";       // of a text: what it says
+  bool (*has_form)(std::string_view text) = nullptr;
   Feature feature = Feature::kAlways;  // programs without it lack the key
   const char* instead = "";            // what they are told to do
   DataKinds data = kAnyData;           // what data.train may hold for the key to have a meaning
@@ -115,6 +117,9 @@ const std::vector<Section>& sections();
 const Section* find_section(std::string_view name);
 /// "section.key"; null: there is none.
 const Key* find_key(std::string_view name);
+/// Sentences, with a space before them, on what takes the place of another trainer's key that is none here; "": it is
+/// unknown.
+const char* instead_of(std::string_view key);
 
 /// `config` with all optional sections, those that it lacks with their defaults.
 Config with_all_sections(Config config);

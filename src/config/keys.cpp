@@ -48,7 +48,7 @@ std::string scalar_expectation(const Key& key) {
     case Type::kShare: return alternatives(key, "a share from 0 to 1 such as 1/3");
     case Type::kText: break;
   }
-  return words ? alternatives(key) : key.path ? "a path" : "a string";
+  return words ? alternatives(key) : key.path ? "a path" : *key.form != '\0' ? key.form : "a string";
 }
 
 std::string list_expectation(const Key& key) {

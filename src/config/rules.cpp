@@ -10,7 +10,6 @@
 
 #include "trireme/base/dropout_steps.h"
 #include "trireme/base/text.h"
-#include "trireme/base/time.h"
 #include "trireme/config/batch_sizes.h"
 
 namespace trireme {
@@ -293,15 +292,6 @@ void check_logging(const Config& config, std::vector<RuleProblem>& problems) {
                                     config.train.max_steps)});
 }
 
-void check_max_time(const Config& config, std::vector<RuleProblem>& problems) {
-  if (const auto& time = config.train.max_time; time && !parse_day_time(*time))
-    problems.push_back({"train.max_time",
-                        {"train.max_time"},
-                        fmt::format("train.max_time is '{}'; it is days, hours, minutes and seconds in quotes, such as "
-                                    "\"00:23:30:00\", and more than 0",
-                                    *time)});
-}
-
 void check_optimizer(const Config& config, std::vector<RuleProblem>& problems) {
   const OptimizerSection &ours = config.optimizer, defaults;
   const auto refuse = [&](const char* key, const std::string& what) {
@@ -573,7 +563,6 @@ std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& pr
   check_policy(config, problems);
   check_kept_activations(config, problems);
   check_optimizer(config, problems);
-  check_max_time(config, problems);
   check_mlperf_rules(config, program, problems);
   check_profile(config, program, world_size, problems);
   if (world_size) check_shard_size(config, *world_size, problems);
@@ -581,7 +570,7 @@ std::vector<RuleProblem> check_rules(const Config& config, const ProgramKeys& pr
   return problems;
 }
 
-std::vector<std::string> keys_without_effect(const Config& config, const ProgramKeys& program) {
+std::vector<std::string> config_warnings(const Config& config, const ProgramKeys& program) {
   const Config& defaults = program.defaults;
   std::vector<std::string> sentences;
   const auto idle = [&](const char* key, bool differs, bool unused, const char* why) {
@@ -602,6 +591,13 @@ std::vector<std::string> keys_without_effect(const Config& config, const Program
        config.precision.linear != PrecisionSection::Linear::kFp8 &&
            config.precision.frozen != PrecisionSection::Frozen::kFp8,
        "no matrix is in FP8");
+  const bool pairs = config.train.objective != TrainSection::Objective::kSft,
+             tunes_all = !config.lora && config.model.init == ModelSection::Init::kCheckpoint;
+  if (program.features.has(Feature::kAdapters) && config.optimizer.lr == defaults.optimizer.lr && (pairs || tunes_all))
+    sentences.push_back(fmt::format(
+        "optimizer.lr is {}, the default, which is for tuning with adapters: {}", format_exact(config.optimizer.lr),
+        pairs ? fmt::format("try 1e-6 for {}, with adapters 1e-5", word_of(config.train.objective))
+              : "try 1e-5 to 5e-5 for all parameters of a trained model"));
   return sentences;
 }
 

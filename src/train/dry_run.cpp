@@ -106,7 +106,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
   if (launch.rank != 0) return 0;
   // The order of a run, so that the dry run reports the same problem first.
   const Config config = resolve_epochs(given, program, ranks);
-  for (const std::string& sentence : keys_without_effect(config, program.keys)) log_warn(sentence);
+  for (const std::string& sentence : config_warnings(config, program.keys)) log_warn(sentence);
   // With --ranks the run is for other machines, whose disks this one does not show.
   const bool elsewhere = line.ranks.has_value();
   std::string disk;

@@ -153,7 +153,7 @@ ExitCode train(const Config& given, World& world, const TrainingProgram& program
   RunDirectory directory(config, world, {line.allow_fresh, line.allow_changed_data, nulls});
   if (directory.nothing_left()) return ExitCode::kDone;
   if (comm.rank() == 0)
-    for (const std::string& sentence : keys_without_effect(config, program.keys)) log_warn(sentence);
+    for (const std::string& sentence : config_warnings(config, program.keys)) log_warn(sentence);
   if (config.logging.style == LoggingSection::Style::kNemo) open_nemo_results(config, world);
   MlperfLog mlperf(config.logging.mlperf && comm.rank() == 0 ? directory.path() / "mllog.log" : "",
                    /*append=*/directory.has_checkpoints());

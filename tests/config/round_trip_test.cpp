@@ -71,7 +71,7 @@ class Generator {
       case Type::kNumber: return format_exact(number(key));
       case Type::kText: break;
     }
-    return key.path || coin() ? path() : "5:23:30:00";
+    return key.has_form == nullptr && (key.path || coin()) ? path() : "5:23:30:00";
   }
   /// Any double that the key takes, denormals and negative ones included.
   double number(const Key& key) {

@@ -273,7 +273,9 @@ TEST(Rules, AMaximumTimeHasFourParts) {
     EXPECT_EQ(refused(std::string("train: {max_time: \"") + good + "\"}\n"), "") << good;
   for (const char* bad : {"23:30:00", "00:24:00:00", "00:00:60:00", "00:00:00:60", "00:00:00:00", "0x:00:00:10",
                           "00:00:00:1", "-1:00:00:10", "1234567:00:00:00"})
-    EXPECT_TRUE(contains(refused(std::string("train: {max_time: \"") + bad + "\"}\n"), "train.max_time is '")) << bad;
+    EXPECT_TRUE(contains(refused(std::string("train: {max_time: \"") + bad + "\"}\n"), "seconds above 0 such as"))
+        << bad;
+  EXPECT_TRUE(contains(refused("train: {max_time: 60}\n"), "seconds above 0 such as"));
 }
 
 TEST(Rules, ATestNeedsItsRows) {
@@ -511,11 +513,18 @@ TEST(Rules, AScheduleTakesTheKeysOfItsFormulaOnly) {
   says("name: wsd, decay_ratio: 1.5", "schedule.decay_ratio must be a number from 0 to 1");
 }
 
-TEST(Rules, KeysThatChangeNothingAreNamed) {
-  const auto idle = [](const std::string& text) {
-    const TextFile file(std::string(kMinimal) + text);
-    return keys_without_effect(load_config(file.path(), {}, {}, 1), {});
+TEST(Rules, KeysThatChangeNothingAndADefaultForOtherRunsAreNamed) {
+  const auto warnings = [](const std::string& text, const std::vector<std::string>& settings = {}) {
+    const TextFile file(kMinimal + text);
+    return config_warnings(load_config(file.path(), settings, {}, 1), {});
   };
+  for (const auto& [text, says] :
+       {std::pair("", "the default, which is for tuning with adapters: try 1e-5 to 5e-5 for all parameters"),
+        {"train: {objective: dpo}\nlora: {r: 4}\n", "try 1e-6 for dpo, with adapters 1e-5"}}) {
+    ASSERT_EQ(warnings(text).size(), 1U) << text;
+    EXPECT_TRUE(contains(warnings(text)[0], says)) << warnings(text)[0];
+  }
+  const auto idle = [&](const std::string& text) { return warnings(text, {"optimizer.lr=1.0e-5"}); };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(idle(""), Lines());
   EXPECT_EQ(idle("schedule: {name: constant, min_lr: 1.0e-5}\n"),
@@ -527,7 +536,8 @@ TEST(Rules, KeysThatChangeNothingAreNamed) {
              "eval.max_new_tokens has no effect: there are no eval.prompts",
              "eval.temperature has no effect: there are no eval.prompts",
              "precision.fp8_transpose_cache has no effect: no matrix is in FP8"}));
-  EXPECT_EQ(idle("precision: {fp8_transpose_cache: false, frozen: fp8}\nlora: {r: 4}\n"), Lines());
+  EXPECT_EQ(warnings("precision: {fp8_transpose_cache: false, frozen: fp8}\nlora: {r: 4}\n"), Lines());
+  EXPECT_EQ(warnings("", {"model.init=random"}), Lines());
 }
 
 TEST(Rules, RecomputeIsAWordOrAShare) {

@@ -56,9 +56,10 @@ std::string keys_without_meaning(const Config& config, DataKinds kind, DataKinds
 /// The keys that are set and ask for an evaluation during or after training.
 std::vector<const char*> keys_of_evaluation(const Config& config);
 
-/// Keys that differ from the program's default and change nothing with the others as they are: "schedule.min_lr has no
-/// effect: schedule.name is constant". Not those of the data, whose kind is unknown here.
-std::vector<std::string> keys_without_effect(const Config& config, const ProgramKeys& program);
+/// Keys that differ from the program's default and change nothing with the others as they are, "schedule.min_lr has no
+/// effect: schedule.name is constant", and a default that is not for such a run. Not those of the data, whose kind is
+/// unknown here.
+std::vector<std::string> config_warnings(const Config& config, const ProgramKeys& program);
 
 /// Every key of `program` with type, default and meaning, for --help.
 std::string describe_config(const ProgramKeys& program);
