@@ -61,7 +61,7 @@ void write_note(const fs::path& file, const Note& note) {
                                        {"vocabulary_hash", note.hash},
                                        {"version", note.version},
                                        {"bytes", size_of(file)}};
-  write_file_atomic(note_of(file), json.dump(2) + "\n");
+  write_file_atomic(note_of(file), json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace

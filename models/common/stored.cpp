@@ -244,7 +244,7 @@ void ModelWriter::write_companion(const std::string& name, std::string_view cont
 
 void ModelWriter::write_config(const std::string& written, const std::filesystem::path& base,
                                std::set<std::string> without) {
-  without.insert({"dtype", "quantization_config", "auto_map"});
+  without.insert({"dtype", "quantization_config", "auto_map", "transformers_weights", "configuration_files"});
   auto json = nlohmann::json::parse(written);
   try {
     const auto from = read_json_if_there(base, ExitCode::kModel);

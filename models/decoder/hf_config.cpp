@@ -45,7 +45,6 @@ void read_common_fields(ConfigReader& reader, DecoderConfig& config) {
     else
       reader.lacking("quantization_config.quant_method", method);
   }
-  reader.only("per_layer_config", {"{}"});  // of transformers 5: other values of fields for single layers
   // transformers takes null for false.
   if (json.contains("is_causal") && json["is_causal"] != true) reader.lacking("is_causal", json["is_causal"]);
   config.bos_token_id = reader.token_id("bos_token_id", config.bos_token_id);

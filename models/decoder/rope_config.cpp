@@ -97,10 +97,11 @@ class RopeSetReader {
     rope.beta_slow = reader_.number(set_, "beta_slow", rope.beta_slow);
     if (member(set_, "mscale") != Json(0)) rope.mscale = reader_.number(set_, "mscale", 0);
     if (member(set_, "mscale_all_dim") != Json(0)) rope.mscale_all_dim = reader_.number(set_, "mscale_all_dim", 0);
-    if (!holds("truncate")) return;
-    if (!set_["truncate"].is_boolean())
-      return reader_.problem(fmt::format("{}.truncate is {}, expected true or false", key_, set_["truncate"].dump()));
-    rope.truncate = set_["truncate"].get<bool>();
+    if (!set_.contains("truncate")) return;
+    const Json truncate = set_["truncate"];
+    if (!truncate.is_boolean() && !truncate.is_null())
+      return reader_.problem(fmt::format("{}.truncate is {}, expected true or false", key_, truncate.dump()));
+    rope.truncate = truncate == true;  // null counts as false in transformers
     // transformers (5.23) ignores it in the set of one kind of layer.
     if (config_.window_rope && !rope.truncate) reader_.lacking(fmt::format("{}.truncate", key_), false);
   }

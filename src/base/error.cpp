@@ -17,7 +17,8 @@ void write_failed(const char* what, const std::string& path) {
   const int error = errno;
   const char* advice = error == ENOSPC || error == EDQUOT  ? "; free some space or choose another place"
                        : error == EROFS || error == EACCES ? "; choose a place you may write to"
-                                                           : "";
+                       : error == EFBIG ? "; raise the limit on the size of files (ulimit -f), or choose another place"
+                                        : "";
   throw WriteError(fmt::format("cannot {} {}: {}{}", what, path, std::strerror(error), advice));
 }
 

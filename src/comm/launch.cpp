@@ -213,6 +213,13 @@ Launch detect_launch(const Lookup& given) {
         "PMI_SIZE={} without PMIX_RANK: the launcher speaks PMI, as MPICH's mpirun does; use OpenMPI's mpirun or "
         "srun --mpi=pmix",
         *size));
+  for (const char* name : {"MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"})
+    if (const auto size = integer(get, name); size && *size > 1)
+      throw ConfigError(
+          fmt::format("{}={} without RANK: this launcher is not known, and each of its {} copies would "
+                      "train alone; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each, or use "
+                      "OpenMPI's mpirun",
+                      name, *size, *size));
   return Launch{};
 }
 

@@ -356,12 +356,17 @@ std::optional<std::string> Reader::path(const std::string& name, const YamlNode&
     return fail("begins with ~, which a shell expands and this file does not: write the whole path");
   std::filesystem::path path = tidy_path(base_ / node.text);
   // A folder may have such a name.
-  const auto is_foreign = [&](const char* mark) {
-    std::error_code error;
-    return node.text.find(mark) != std::string::npos && !std::filesystem::exists(path.parent_path(), error);
-  };
-  if (is_foreign("${")) return fail("holds ${, which a shell expands and this file does not: write the whole path");
-  if (is_foreign("://")) return fail("is the address of a service: write a path of a file system");
+  std::error_code error;
+  if (node.text.find("://") != std::string::npos && !std::filesystem::exists(path.parent_path(), error))
+    return fail("is the address of a service: write a path of a file system");
+  std::filesystem::path whole;
+  for (const auto& part : path) {
+    whole /= part;
+    const std::string folder = part.string();
+    const size_t mark = folder.find('$');
+    if (mark < folder.size() - 1 && !is_digit(folder[mark + 1]) && !std::filesystem::exists(whole, error))
+      return fail("holds $ and a name, which a shell expands and this file does not: write the whole path");
+  }
   if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
   const std::string text = path.string();
   if (text.size() > kMaxPath) return fail(fmt::format("is longer than {} bytes", kMaxPath));

@@ -70,6 +70,17 @@ int64_t most_saves(const Config& config) {
   return BatchSizes(config.batch).before(config.train.max_steps) / *output.save_every_samples + 1;
 }
 
+/// Free bytes of the file system where `directory` is or will be; nullopt: not known, the first write fails where there
+/// is no room.
+std::optional<uint64_t> free_space(std::filesystem::path directory) {
+  while (!std::filesystem::exists(directory) && directory.has_parent_path() && directory != directory.parent_path())
+    directory = directory.parent_path();
+  struct statvfs disk{};
+  if (statvfs(directory.c_str(), &disk) != 0) return std::nullopt;
+  if (const auto forced = fault_value("disk-free")) return static_cast<uint64_t>(*forced);
+  return static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize;
+}
+
 }  // namespace
 
 std::filesystem::path CheckpointFolder::unfinished(int64_t step) const {
@@ -209,16 +220,10 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
       continue;  // not whole: resume() names it
     }
   }
-  std::filesystem::path there = directory;
-  while (!std::filesystem::exists(there) && there.has_parent_path() && there != there.parent_path())
-    there = there.parent_path();
-  struct statvfs disk{};
-  if (statvfs(there.c_str(), &disk) != 0) return "";  // not known: the first save fails where there is no room
-  const auto forced = fault_value("disk-free");
-  const uint64_t available =
-      forced ? static_cast<uint64_t>(*forced) : static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize;
+  const auto free = free_space(directory);
   const uint64_t needed = bytes_of_one * wanted - std::min(present, bytes_of_one * wanted);
-  if (needed <= available) return "";
+  if (!free || needed <= *free) return "";
+  const uint64_t available = *free;
   if (!periodic)
     return fmt::format(
         "the checkpoint that a stop by a signal saves does not fit: {} has {} free and it needs {}; a stop would lose "
@@ -232,6 +237,19 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
                   directory.string(), format_bytes(available), wanted, format_bytes(bytes_of_one), format_bytes(needed),
                   present > 0 ? " beside those already there" : "", format_bytes(needed - available),
                   config.output.keep_last > 2 ? ", or lower output.keep_last" : ""));
+}
+
+void check_result_space(const Config& config, uint64_t bytes) {
+  const uint64_t needed = config.output.keep_best ? 2 * bytes : bytes;
+  const auto free = free_space(config.output.dir);
+  if (free && needed > *free)
+    throw WriteError(
+        fmt::format("what this run writes at its end does not fit: {} has {} free, and the {}{} need{} {}. Free {} "
+                    "there, or choose "
+                    "another output.dir",
+                    config.output.dir, format_bytes(*free), config.lora ? "adapter" : "model",
+                    config.output.keep_best ? " and its best state" : "", config.output.keep_best ? "" : "s",
+                    format_bytes(needed), format_bytes(needed - *free)));
 }
 
 }  // namespace trireme

@@ -49,5 +49,8 @@ class CheckpointFolder {
 /// empty.
 std::string check_checkpoint_space(const Config& config, const std::filesystem::path& directory,
                                    const std::string& run_id, const std::vector<UnitSpec>& units, int world_size);
+/// For rank 0. `bytes`: TrainingTask::artefact_bytes(). WriteError when output.dir has no room for what the run writes
+/// at its end.
+void check_result_space(const Config& config, uint64_t bytes);
 
 }  // namespace trireme

@@ -150,6 +150,7 @@ int dry_run(const Config& given, const CommandLine& line, const Launch& launch, 
     const std::string warning =
         check_checkpoint_space(config, checkpoints, known_run_id(config.output.dir), task->units(), ranks);
     if (!warning.empty()) log_warn(warning);
+    check_result_space(config, task->artefact_bytes());
   });
   const RowScanReport report = scan_rows(*task);
 

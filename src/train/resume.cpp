@@ -220,7 +220,9 @@ void Loader::fill(CheckpointReader& reader) const {
 
 void Loader::check_run(const std::filesystem::path& directory, const CheckpointManifest& manifest) const {
   if (manifest.version != 1 && manifest.run_id != run_.manifest.run_id)
-    throw ModelError(fmt::format("it belongs to run {}, this is run {}", manifest.run_id, run_.manifest.run_id));
+    throw ModelError(fmt::format(
+        "it belongs to run {}, this is run {} (by run.json of output.dir, or a new one where that is missing)",
+        manifest.run_id, run_.manifest.run_id));
   if (const auto differences = check_checkpoint_layout(directory, manifest); !differences.empty())
     throw ModelError(summarise_differences(differences));
   // A null type is that of the device.
@@ -412,8 +414,9 @@ void load_or_resume(const RunParts& run, const CheckpointFolder& folder, const C
   });
   std::string warning;
   collective_check(comm, [&] {
-    if (comm.rank() == 0)
-      warning = check_checkpoint_space(run.config, folder.path(), run.directory.run_id(), units, run.grid.world.size);
+    if (comm.rank() != 0) return;
+    warning = check_checkpoint_space(run.config, folder.path(), run.directory.run_id(), units, run.grid.world.size);
+    check_result_space(run.config, run.task.artefact_bytes());
   });
   if (!warning.empty()) log_warn(warning);
   if (periodic) saver.prepare(step.state());

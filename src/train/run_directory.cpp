@@ -229,6 +229,9 @@ void check_can_be_made(const std::filesystem::path& path) {
       const bool known = statfs(at.c_str(), &system) == 0;
       if (known && (system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC))
         fail("it is on a file system of the kernel");
+      if (at != path) return;
+      for (const char* folder : {"checkpoints", "adapter", "model", "best"})
+        if (std::error_code error; std::filesystem::exists(path / folder, error)) check_can_be_made(path / folder);
       return;
     }
     if (errno != ENOENT) fail(std::strerror(errno));
@@ -254,12 +257,13 @@ std::string lock_owner(const std::filesystem::path& lock_path) {
                   path.string(), name));
 }
 
-/// Whether an earlier start, which was not refused, has left its lock file.
+/// Whether an earlier start, which was not refused, has left its lock file. A start that is under way writes to the
+/// file only once it is accepted.
 bool started_before(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path / kLockName)) return false;
   const std::string text = read_text_file(path / kLockName, ExitCode::kCannotWrite, 4096);
   if (!text.empty() && !text.starts_with("run ")) refuse_foreign(path, kLockName);
-  return true;
+  return !text.empty();
 }
 
 /// The content of output.dir at a start.
@@ -455,11 +459,12 @@ RunDirectory::~RunDirectory() {
   if (lock_ >= 0) close(lock_);
 }
 
-void RunDirectory::take_lock(const std::string& run_id) {
+void RunDirectory::take_lock() {
   const std::filesystem::path lock_path = path_ / kLockName;
   lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   if (lock_ < 0)
-    throw WriteError(fmt::format("cannot write in output.dir {}: {}", path_.string(), std::strerror(errno)));
+    throw WriteError(fmt::format("cannot open {}: {}: make it writable, or choose another output.dir",
+                                 lock_path.string(), std::strerror(errno)));
   // A dry run that tests the lock holds it for an instant.
   for (int attempt = 0; flock(lock_, LOCK_EX | LOCK_NB) != 0; ++attempt) {
     const int error = errno;
@@ -469,8 +474,17 @@ void RunDirectory::take_lock(const std::string& run_id) {
     if (attempt == 3) refuse_locked(path_);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+  // A start that was refused has removed its lock file, perhaps between open() and flock().
+  struct stat held{}, named{};
+  if (fstat(lock_, &held) == 0 && stat(lock_path.c_str(), &named) == 0 && held.st_ino == named.st_ino) return;
+  close(lock_);
+  take_lock();
+}
+
+void RunDirectory::sign_lock() const {
+  const std::filesystem::path lock_path = path_ / kLockName;
   const std::string owner =
-      fmt::format("run {} on host {}, process {}, since {}\n", run_id, host_name(), getpid(), utc_timestamp());
+      fmt::format("run {} on host {}, process {}, since {}\n", run_id_, host_name(), getpid(), utc_timestamp());
   // Synced for the clients of a network file system.
   if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()) ||
       (fsync(lock_) != 0 && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP))
@@ -484,19 +498,18 @@ void RunDirectory::open_as_rank_zero(const Config& config) {
   } catch (const Error& error) {
     throw WriteError(fmt::format("{}: choose another output.dir", error.what()));
   }
-  const bool ours = started_before(path_);
-  run_id_ = known_run_id(path_);
-  if (run_id_.empty()) run_id_ = new_run_id();
-  take_lock(run_id_);
+  take_lock();
   DirectoryState state;
+  bool ours = true;
   try {
+    ours = started_before(path_);
     state = inspect(path_, config, choices_, ours);
   } catch (const Error&) {
-    // Otherwise the next start would take the files of the directory for what this one left, and remove them.
     if (!ours) unlink((path_ / kLockName).c_str());
     throw;
   }
-  if (!state.run_id.empty()) run_id_ = state.run_id;
+  run_id_ = state.run_id.empty() ? new_run_id() : state.run_id;
+  sign_lock();
   nothing_left_ = state.nothing_left;
   for (const std::filesystem::path& leftover : state.leftovers) {
     std::error_code error;

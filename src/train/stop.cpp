@@ -21,6 +21,10 @@ void install_signal_handlers() {
   action.sa_handler = record_signal;
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
+  // nohup ignores SIGHUP, and a shell may ignore the others.
+  for (const int signal : {SIGHUP, SIGUSR2, SIGXCPU})
+    if (struct sigaction now{}; sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL)
+      sigaction(signal, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);  // a closed stdout is said, and the run goes on
 }
 

@@ -10,7 +10,7 @@
 
 namespace trireme {
 
-/// SIGTERM, SIGINT and SIGUSR1 are recorded from now on.
+/// SIGTERM, SIGINT and SIGUSR1 are recorded from now on, and SIGHUP, SIGUSR2 and SIGXCPU where they are not ignored.
 void install_signal_handlers();
 /// The last of these signals that this process has received; 0: none.
 int stop_signal();

@@ -1,5 +1,6 @@
 #include "trireme/formats/huggingface/bert_config.h"
 #include "trireme/formats/huggingface/peft_adapter.h"
+#include "trireme/formats/huggingface/staged_model.h"
 #include "trireme/formats/json.h"
 
 #include "../base/base_testing.h"
@@ -57,6 +58,16 @@ TEST_F(HuggingFace, ABertMayHaveNoPadding) {
   bert["per_layer_config"] = {{"0", {{"layer_norm_eps", 0.1}}}};
   EXPECT_TRUE(contains(failure(ExitCode::kModel, [&] { read_bert_config(write("config.json", bert.dump())); }),
                        "per_layer_config"));
+}
+
+TEST_F(HuggingFace, OneProcessAtATimeWritesAModel) {
+  {
+    const StagedModel first(path("model"));
+    EXPECT_TRUE(contains(failure(ExitCode::kCannotWrite, [&] { const StagedModel second(path("model")); }),
+                         "another process writes a model into"));
+    EXPECT_TRUE(std::filesystem::exists(first.path()));
+  }
+  const StagedModel next(path("model"));
 }
 
 TEST_F(HuggingFace, AnAdapterConfigThatIsNoObjectIsRefused) {

@@ -294,6 +294,8 @@ TEST_F(DecoderConfigFile, WhatAFamilyLacksIsRefusedByName) {
       {"qwen2-7b", "attention_dropout", 0.001},
       {"llama3.2-1b", "is_causal", false},
       {"llama3.2-1b", "per_layer_config", {{"1", {{"rms_norm_eps", 0.1}}}}},
+      {"llama3.2-1b", "transformers_weights", "other.safetensors"},
+      {"llama3.2-1b", "configuration_files", {"config.4.0.0.json"}},
       {"gpt2", "is_causal", nullptr},
       {"gpt2", "activation_function", "relu"},
       {"gpt2", "scale_attn_by_inverse_layer_idx", true},
@@ -319,6 +321,10 @@ TEST_F(DecoderConfigFile, DefaultsOfAbsentFieldsAreThoseOfTransformers) {
   EXPECT_EQ(read().num_key_value_heads, 8);
   json["num_key_value_heads"] = nullptr;
   EXPECT_EQ(read().num_key_value_heads, 32);
+  json["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 2.0}};
+  EXPECT_TRUE(read().rope.truncate);
+  json["rope_scaling"]["truncate"] = nullptr;
+  EXPECT_FALSE(read().rope.truncate);
   json = {{"model_type", "gpt2"}};
   EXPECT_EQ(decoder_config_json(read()), decoder_config_json(decoder_preset("gpt2")));
   EXPECT_EQ(read().intermediate_size, 3072);

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -176,6 +177,10 @@ def claim(site):
         done = site.run("output.dir=theirs", expect=73)
         assert "metrics.jsonl" in last_line(done.stderr) and open(f"{work}/theirs/metrics.jsonl").read() == "mine\n", (start, done.stderr)
         assert os.listdir(f"{work}/theirs") == ["metrics.jsonl"]
+    # Nor does the lock file of a start that is not accepted yet, here one that has been killed.
+    open(f"{work}/theirs/.lock", "w").close()
+    site.run("output.dir=theirs", expect=73)
+    assert os.listdir(f"{work}/theirs") == ["metrics.jsonl"]
     os.rename(f"{work}/theirs/metrics.jsonl", f"{work}/theirs/.lock")
     done = site.run("output.dir=theirs", expect=73)
     assert "(found .lock)" in last_line(done.stderr) and open(f"{work}/theirs/.lock").read() == "mine\n", done.stderr
@@ -250,9 +255,17 @@ def devices(site):
 
 
 def stops(site):
-    """output.save_on_stop: false, and a disk without room for a checkpoint."""
+    """output.save_on_stop: false, a disk without room for a checkpoint, and the signals of other schedulers."""
     def stopped(run, *overrides, expect, at=5):
         return site.run(f"output.dir={run}", "train.max_steps=12", *overrides, expect=expect, TRIREME_FAULT=f"sigterm@step:step{at}").stderr
+
+    for name in ("SIGHUP", "SIGUSR2", "SIGXCPU"):
+        with open(f"{site.work}/{name}.txt", "w+") as text:
+            run = subprocess.Popen(site.command(f"output.dir={name}", "train.max_steps=100000"), stdout=text, stderr=text)
+            while run.poll() is None and "step 2/" not in open(text.name).read():
+                time.sleep(0.1)
+            run.send_signal(getattr(signal, name))
+            assert run.wait(60) == 75, (name, run.returncode, open(text.name).read()[-1500:])
 
     text = stopped("none", "output.save_on_stop=false", expect=143)
     assert "without saving (output.save_on_stop: false)" in text and "the same command starts afresh" in text, text[-1500:]
@@ -276,6 +289,9 @@ def stops(site):
     assert warning and "everything since the beginning" in warning[0] and "output.save_on_stop: false" in warning[0], done.stderr
     done = site.run("output.dir=want-none", "lora=null", "train.max_steps=1", "output.save_on_stop=false", TRIREME_FAULT=tiny)
     assert "does not fit" not in done.stderr, done.stderr
+    for extra in ([], ["--dry-run"]):
+        done = site.run("output.dir=none-fits", "lora=null", "output.save_on_stop=false", extra=extra, expect=73, TRIREME_FAULT="set:9000@disk-free")
+        assert "what this run writes at its end does not fit" in last_line(done.stderr), done.stderr
     done = site.run("output.dir=regular-full", "lora=null", "output.save_every_samples=16", expect=73, TRIREME_FAULT=tiny)
     assert "the checkpoints of this run do not fit" in last_line(done.stderr), done.stderr
     dry = site.run("output.dir=regular-dry", "lora=null", "output.save_every_samples=16", extra=["--dry-run"], expect=73, TRIREME_FAULT=tiny)

@@ -126,6 +126,8 @@ std::vector<std::pair<int64_t, std::filesystem::path>> list_checkpoints(const st
 std::vector<std::string> check_checkpoint_layout(const std::filesystem::path& directory,
                                                  const CheckpointManifest& manifest) {
   std::vector<std::string> differences;
+  if (const auto named = checkpoint_step(directory); named && *named != manifest.step)
+    differences.push_back(fmt::format("its name says step {}, its manifest step {}", *named, manifest.step));
   std::set<std::string> expected = {manifest.version == 1 ? kManifestNameV1 : kManifestName};
   for (const CheckpointFile& file : manifest.files) {
     expected.insert(file.name);

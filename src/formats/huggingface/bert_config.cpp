@@ -60,7 +60,6 @@ BertConfig read_bert_config(const std::filesystem::path& path) {
   reader.only("is_decoder", {"false"});
   reader.only("add_cross_attention", {"false"});
   reader.only("tie_word_embeddings", {"true"});
-  reader.only("per_layer_config", {"{}"});
   if (reader.has("quantization_config")) reader.lacking("quantization_config", json["quantization_config"]);
 
   BertConfig config;

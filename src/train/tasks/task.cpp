@@ -53,6 +53,13 @@ int64_t TrainingTask::rows_per_pass() const {
   return rows_per_pass_;
 }
 
+uint64_t TrainingTask::artefact_bytes() const {
+  int64_t elements = 0;
+  for (const UnitSpec& unit : units())
+    if (unit.trained || !config_.lora) elements += unit.numel();
+  return static_cast<uint64_t>(elements) * (config_.lora ? sizeof(float) : c10::elementSize(rank_.compute_dtype));
+}
+
 std::string fp8_problem(const RankInfo& rank, const RecipeTraits& recipe,
                         std::vector<std::pair<const char*, int64_t>> sizes, int64_t tokens) {
   const int capability = rank.device.is_cuda() ? compute_capability(rank.device) : rank.planned_capability;

@@ -20,7 +20,8 @@ std::string model_file_in(const std::filesystem::path& directory);
 /// commit() `directory` does not change. WriteError names the path and the reason.
 class StagedModel {
  public:
-  /// Creates the directory; removes files that an interrupted process staged there.
+  /// Creates the directory; removes files that an interrupted process staged there. WriteError where another process
+  /// writes a model there.
   explicit StagedModel(std::filesystem::path directory);
   ~StagedModel();
   StagedModel(const StagedModel&) = delete;
@@ -31,6 +32,7 @@ class StagedModel {
  private:
   std::filesystem::path directory_, staging_;
   bool created_ = false;  // `directory` did not exist
+  int lock_ = -1;         // of `directory`; -1: its file system has no locks
 };
 
 }  // namespace trireme
