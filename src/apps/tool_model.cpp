@@ -22,6 +22,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace trireme {
@@ -93,7 +94,15 @@ class TokenizerFiles {
           know(Json(), id);
           vocabulary_.emplace(piece, id.get<int64_t>());
         }
-      for (const Json& token : member(json_["tokenizer.json"], "added_tokens")) know(token, member(token, "id"));
+      for (const Json& token : member(json_["tokenizer.json"], "added_tokens")) {
+        const Json id = member(token, "id"), text = member(token, "content");
+        if (id.is_number_integer() && id > next_id_ && text.is_string() &&
+            !vocabulary_.contains(text.get<std::string>()))
+          throw DataError(fmt::format(
+              "{}: the added token {} has the id {}, but `tokenizers` gives it {}: list what lacks before it",
+              (directory / "tokenizer.json").string(), text.dump(), id.dump(), next_id_));
+        know(token, id);
+      }
     }
     if (!pieces_ && !json_.contains("tokenizer.json"))
       throw ModelError(
@@ -106,7 +115,9 @@ class TokenizerFiles {
                  ? std::nullopt
                  : std::optional(static_cast<int32_t>(is_known ? known->second : own->second));
     };
-    (void)folder_->tokens(id_of, next_id_);  // refuses a listed id that is not the next one
+    // Refuses a listed id that is not the next one.
+    for (AddedToken& token : folder_->tokens(id_of, next_id_).listed)
+      if (!id_of(token.content)) unlisted_.push_back(std::move(token));
     if (json_.contains("tokenizer_config.json")) {
       const Json decoder = member(json_["tokenizer_config.json"], "added_tokens_decoder");
       for (const auto& [id, token] : decoder.items()) know(token, Json::parse(id, nullptr, false));
@@ -117,7 +128,7 @@ class TokenizerFiles {
     const FolderTokens others = folder_->tokens(id_of, next_id_);
     for (const auto* list : {&others.named, &others.extra})
       for (const AddedToken& token : *list) {
-        if (token.id >= next_id_) only_named_.push_back(token);
+        if (token.id >= next_id_) unlisted_.push_back(token);
         known_[token.content] = token.id;
         next_id_ = std::max(next_id_, int64_t{token.id} + 1);
       }
@@ -137,7 +148,7 @@ class TokenizerFiles {
       *pieces_ = add_sentencepiece_pieces(*pieces_, directory_ / "tokenizer.model", tokens);
     list_added_tokens();
     if (!tokens.empty()) keep_control_pieces();
-    for (const AddedToken& token : only_named_) put(token);
+    for (const AddedToken& token : unlisted_) put(token);
     for (const std::string& text : tokens) {
       known_[text] = next_id_;
       put({.content = text, .id = static_cast<int32_t>(next_id_++)});
@@ -254,7 +265,7 @@ class TokenizerFiles {
   int64_t piece_count_ = 0, next_id_ = 0;
   std::map<std::string, int64_t> known_;       // added and special tokens
   std::map<std::string, int64_t> vocabulary_;  // the others
-  std::vector<AddedToken> only_named_;         // no file has an id for them
+  std::vector<AddedToken> unlisted_;           // not in the list of every file that has one
 };
 
 bool reads_tokenizer(const fs::path& model) {

@@ -323,7 +323,14 @@ def check_resize(site, base, with_tokenizer):
         config["added_tokens_decoder"] = dict(sorted(flags.items())[: len(flags) - lacking])
         (listed / "tokenizer_config.json").write_text(json.dumps(config))
         site.trireme("model", "resize-vocab", "--model", listed, "--output", site.work / f"of-listed-{lacking}", *option, code=code, says=says)
-    # So would an id that is not the next one.
+    # A token that only the list has gets into tokenizer.json, whose order gives the ids.
+    last = max(flags)
+    more = {**config, "tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {**flags, last + 1: {"content": "<d>", "special": True}}}
+    (listed / "tokenizer_config.json").write_text(json.dumps(more))
+    site.trireme("model", "resize-vocab", "--model", listed, "--output", site.work / "of-more", "--add-token", "<new>", says=f"<new> = {last + 2}")
+    ids = AutoTokenizer.from_pretrained(site.work / "of-more").encode("<d><new>")
+    assert ids == [last + 1, last + 2], ids
+    # An id that is not the next one is refused.
     (named / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": {count + 1: {"content": "<far>", "special": True}}}))
     site.trireme("model", "resize-vocab", "--model", named, "--output", site.work / "twice", "--add-token", "<new>", code=3, says=f"has the id {count + 1}, but the {count} tokens")
     site.trireme("model", "resize-vocab", "--model", taken, "--output", site.work / "twice", "--add-token", pieces.id_to_piece(count - 1), code=2, says="already")

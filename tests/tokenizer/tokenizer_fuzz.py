@@ -223,7 +223,8 @@ def check_refusals(probe, work, texts):
     cases = [({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{**split, "pattern": {"Regex": p}}, content["pre_tokenizer"]]}}, "the pattern")
              for p in (r"[\W]", r"\v", r"a{,3}", r"(?m:.)", r"a{2}?", r"\xC3\xA9", r"\Qa\E", r"(?i:ss)", r"(?i)x|first", "(?i:\u00df)", r"\p{Alphabetic}", r"\pL", "(?s)" + "x\u00e9" * 99)]
     cases += [({"normalizer": {"type": "NFKC"}}, "NFKC"), ({"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}}, "regular expression"),
-              ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "BertPreTokenizer"), ({"model": {**content["model"], "byte_fallback": True}}, "byte_fallback")]
+              ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "BertPreTokenizer"), ({"model": {**content["model"], "byte_fallback": True}}, "byte_fallback"),
+              ({"added_tokens": [*content["added_tokens"], {**content["added_tokens"][0], "content": "<far>", "id": 999}]}, "but `tokenizers` gives it 30")]
     for change, reason in cases:
         (work / "refused.json").write_text(json.dumps({**content, **change}))
         done = subprocess.run([probe, work / "refused.json"], input=common.packed(["a"]), capture_output=True)

@@ -172,6 +172,7 @@ void TokenizerReader::bpe(const nlohmann::json& json, ByteLevelModel& model) {
 void TokenizerReader::added_tokens(const nlohmann::json& list, ByteLevelModel& model) {
   if (list.is_null()) return;
   if (!list.is_array()) fail("\"added_tokens\" is not a list");
+  auto next = static_cast<int64_t>(ids_.size());  // `tokenizers` counts, and reads no ids
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("added token {}", i);
     AddedToken token = added_token(list[i], where);
@@ -188,6 +189,10 @@ void TokenizerReader::added_tokens(const nlohmann::json& list, ByteLevelModel& m
     const auto place = static_cast<size_t>(token.id);
     if (!known && place < model.tokens.size() && !model.tokens[place].empty())
       fail(fmt::format("the added token '{}' has the id {} of '{}'", token.content, token.id, model.tokens[place]));
+    if (!known && token.id != next)
+      fail(fmt::format("the added token '{}' has the id {}, but `tokenizers` gives it {}: list what lacks before it",
+                       token.content, token.id, next));
+    next = std::max(next, int64_t{token.id} + 1);
     model.added.push_back(std::move(token));
   }
 }
