@@ -104,13 +104,19 @@ std::unique_ptr<WeightSource> open_bert_weights(const std::filesystem::path& pat
     rules.transposed = [](const std::string& name) { return tensorflow_name(name).ends_with("/kernel"); };
   } else {
     source = open_weights(path);
-    const char* bare = kEmbedding + kBase.size();
-    for (const auto& [own, tied] : {std::pair{kEmbedding, kDecoder}, {bare, kDecoder}, {kBias, kDecoderBias}})
-      if (source->find(own) && source->find(tied) && !equal_tensors(*source, own, tied) &&
-          !read_tensor(*source, own).equal(read_tensor(*source, tied)))  // equal values may be stored in two types
-        throw ModelError(fmt::format(
-            "{}: {} differs from {}: transformers uses both, and they are one tensor here: write a file without {}",
-            path.string(), tied, own, tied));
+    for (const UnitSpec& unit : model.units())
+      for (const ParameterSpec& parameter : unit.parameters)
+        for (const auto& part : parameter.parts) {
+          std::vector<std::string> stored = spellings(part.name);
+          std::erase_if(stored, [&](const std::string& name) { return !source->find(name); });
+          for (const std::string& other : stored)
+            if (other != stored[0] && !equal_tensors(*source, stored[0], other) &&
+                !read_tensor(*source, stored[0]).equal(read_tensor(*source, other)))  // may be stored in two types
+              throw ModelError(
+                  fmt::format("{}: {} differs from {}, and they are one tensor here: write a file without "
+                              "one of them",
+                              path.string(), other, stored[0]));
+        }
   }
   auto weights = std::make_unique<StoredWeights>(std::move(source), std::move(rules));
   if (weights->find(kEmbedding) && !weights->find("cls.predictions.transform.dense.weight"))

@@ -207,8 +207,10 @@ Json rope_scaling_json(const DecoderConfig& config) {
       static_cast<double>(config.max_position_embeddings) / static_cast<double>(config.rope.original_max_position);
   if (config.rope.scaling == Scaling::kLongrope && config.rope.factor != ratio)
     scaling["attention_factor"] = rope_attention_factor(config.rope);
-  // Two fields are what OLMo 2 takes there. transformers 5 reads `type` only where all blocks have one set.
-  if ((config.rope.scaling == Scaling::kLinear || config.rope.scaling == Scaling::kDynamic) && !config.window_rope)
+  // Two fields are what OLMo 2 takes there. transformers 5 reads `type` only where all blocks have one set, and
+  // transformers 4 no `type` of a Granite.
+  if ((config.rope.scaling == Scaling::kLinear || config.rope.scaling == Scaling::kDynamic) && !config.window_rope &&
+      config.family != "granite")
     return {{"type", scaling["rope_type"]}, {"factor", scaling["factor"]}};
   return scaling;
 }

@@ -99,7 +99,7 @@ class TokenizerFiles {
         if (id.is_number_integer() && id > next_id_ && text.is_string() &&
             !vocabulary_.contains(text.get<std::string>()))
           throw DataError(fmt::format(
-              "{}: the added token {} has the id {}, but `tokenizers` gives it {}: list what lacks before it",
+              "{}: the added token {} has the id {}, but `tokenizers` gives it {}: list the missing tokens before it",
               (directory / "tokenizer.json").string(), text.dump(), id.dump(), next_id_));
         know(token, id);
       }
@@ -207,7 +207,7 @@ class TokenizerFiles {
     const Json of_class = member(config, "tokenizer_class");
     if (!of_class.is_string() || of_class.get<std::string>().find("LlamaTokenizer") == std::string::npos) return;
     for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
-      if (!member(config, key).empty()) return;
+      if (config.contains(key)) return;
     const SentencepieceModel model = read_sentencepiece_model(*pieces_, directory_ / "tokenizer.model");
     for (int64_t id = 0; id < piece_count_; ++id) {
       const SentencepiecePiece& piece = model.pieces[static_cast<size_t>(id)];
@@ -325,6 +325,7 @@ void resize_vocab(const ResizeOptions& options) {
   // Nothing else in it changes for a Hugging Face model; of a NeMo checkpoint it is new.
   Json json = read_ordered(fs::is_regular_file(config_file) ? config_file : writer.path() / "config.json");
   json["vocab_size"] = config.vocab_size;
+  json.erase("transformers_weights");
   Json& added = json[kAddedRowsKey];  // what LoRA trains beside its adapters
   if (!added.contains("first")) added["first"] = stored.vocab_size;
   for (size_t i = 0; i < options.tokens.size(); ++i)

@@ -108,6 +108,7 @@ void quantize(const QuantizeOptions& options) {
   nlohmann::ordered_json json = parse_ordered_json(
       read_text_file(std::filesystem::is_regular_file(own) ? own : writer.path() / "config.json", ExitCode::kModel),
       own.string(), ExitCode::kModel);
+  json.erase("transformers_weights");
   json["quantization_config"] = {{"quant_method", "bitsandbytes"},
                                  {"load_in_4bit", true},
                                  {"load_in_8bit", false},

@@ -207,12 +207,6 @@ Launch detect_launch(const Lookup& given) {
   if (variable(get, "PMIX_RANK") || variable(get, "OMPI_COMM_WORLD_RANK")) return from_mpi(get);
   // An sbatch script's own shell has SLURM_JOB_ID, SLURM_NTASKS and SLURM_PROCID but is no task of a step.
   if (variable(get, "SLURM_STEP_ID")) return from_slurm(get);
-  // MPICH's mpirun: MPI_Init of this build would make every copy rank 0 of 1, each writing to the same output.
-  if (const auto size = integer(get, "PMI_SIZE"); size && *size > 1)
-    throw ConfigError(fmt::format(
-        "PMI_SIZE={} without PMIX_RANK: the launcher speaks PMI, as MPICH's mpirun does; use OpenMPI's mpirun or "
-        "srun --mpi=pmix",
-        *size));
   for (const char* name : {"MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"})
     if (const auto size = integer(get, name); size && *size > 1)
       throw ConfigError(
@@ -220,6 +214,12 @@ Launch detect_launch(const Lookup& given) {
                       "train alone; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each, or use "
                       "OpenMPI's mpirun",
                       name, *size, *size));
+  // MPICH's mpirun: MPI_Init of this build would make every copy rank 0 of 1, each writing to the same output.
+  if (const auto size = integer(get, "PMI_SIZE"); size && *size > 1)
+    throw ConfigError(fmt::format(
+        "PMI_SIZE={} without PMIX_RANK: the launcher speaks PMI, as MPICH's mpirun does; use OpenMPI's mpirun or "
+        "srun --mpi=pmix",
+        *size));
   return Launch{};
 }
 

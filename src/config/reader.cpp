@@ -361,11 +361,12 @@ std::optional<std::string> Reader::path(const std::string& name, const YamlNode&
     return fail("is the address of a service: write a path of a file system");
   std::filesystem::path whole;
   for (const auto& part : path) {
+    if (base_ == "/") break;  // of saved configurations, whose names were accepted
     whole /= part;
     const std::string folder = part.string();
     const size_t mark = folder.find('$');
     if (mark < folder.size() - 1 && !is_digit(folder[mark + 1]) && !std::filesystem::exists(whole, error))
-      return fail("holds $ and a name, which a shell expands and this file does not: write the whole path");
+      return fail("holds $, which a shell expands and this file does not: write the whole path");
   }
   if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
   const std::string text = path.string();

@@ -595,7 +595,7 @@ std::vector<std::string> config_warnings(const Config& config, const ProgramKeys
              tunes_all = !config.lora && config.model.init == ModelSection::Init::kCheckpoint;
   if (program.features.has(Feature::kAdapters) && config.optimizer.lr == defaults.optimizer.lr && (pairs || tunes_all))
     sentences.push_back(fmt::format(
-        "optimizer.lr is {}, the default, which is for tuning with adapters: {}", format_exact(config.optimizer.lr),
+        "optimizer.lr is {}, as by default, which is for tuning with adapters: {}", format_exact(config.optimizer.lr),
         pairs ? fmt::format("try 1e-6 for {}, with adapters 1e-5", word_of(config.train.objective))
               : "try 1e-5 to 5e-5 for all parameters of a trained model"));
   return sentences;

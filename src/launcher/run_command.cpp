@@ -93,7 +93,8 @@ CommandResult run_command(const std::vector<std::string>& arguments) {
 
 GroupResult run_group(const std::vector<std::string>& arguments) {
   const std::vector<char*> argv = pointers(arguments);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGALRM}) handle(signal, stop_group);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM})
+    handle(signal, stop_group);
   handle(SIGTSTP, suspend);
   (void)prctl(PR_SET_CHILD_SUBREAPER, 1);  // it waits for what outlives the command, too
   const pid_t parent = getpid();

@@ -76,7 +76,7 @@ std::optional<uint64_t> free_space(std::filesystem::path directory) {
   while (!std::filesystem::exists(directory) && directory.has_parent_path() && directory != directory.parent_path())
     directory = directory.parent_path();
   struct statvfs disk{};
-  if (statvfs(directory.c_str(), &disk) != 0) return std::nullopt;
+  if (statvfs(directory.c_str(), &disk) != 0 || disk.f_blocks == 0) return std::nullopt;  // ramfs reports zeros
   if (const auto forced = fault_value("disk-free")) return static_cast<uint64_t>(*forced);
   return static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize;
 }
@@ -240,16 +240,15 @@ std::string check_checkpoint_space(const Config& config, const std::filesystem::
 }
 
 void check_result_space(const Config& config, uint64_t bytes) {
-  const uint64_t needed = config.output.keep_best ? 2 * bytes : bytes;
-  const auto free = free_space(config.output.dir);
-  if (free && needed > *free)
+  const std::filesystem::path run = config.output.dir, artefact = config.lora ? "adapter" : "model";
+  const uint64_t needed =
+      config.output.keep_best && !std::filesystem::exists(run / "best" / artefact) ? 2 * bytes : bytes;
+  if (const auto free = free_space(run / artefact); free && needed > *free)
     throw WriteError(
-        fmt::format("what this run writes at its end does not fit: {} has {} free, and the {}{} need{} {}. Free {} "
-                    "there, or choose "
-                    "another output.dir",
-                    config.output.dir, format_bytes(*free), config.lora ? "adapter" : "model",
-                    config.output.keep_best ? " and its best state" : "", config.output.keep_best ? "" : "s",
-                    format_bytes(needed), format_bytes(needed - *free)));
+        fmt::format("what this run writes at its end does not fit: {} has {} free and it needs {}{}. Free {} there, or "
+                    "choose another output.dir",
+                    (run / artefact).string(), format_bytes(*free), format_bytes(needed),
+                    needed > bytes ? " with the best" : "", format_bytes(needed - *free)));
 }
 
 }  // namespace trireme

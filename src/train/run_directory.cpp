@@ -229,14 +229,19 @@ void check_can_be_made(const std::filesystem::path& path) {
       const bool known = statfs(at.c_str(), &system) == 0;
       if (known && (system.f_type == PROC_SUPER_MAGIC || system.f_type == SYSFS_MAGIC))
         fail("it is on a file system of the kernel");
-      if (at != path) return;
-      for (const char* folder : {"checkpoints", "adapter", "model", "best"})
-        if (std::error_code error; std::filesystem::exists(path / folder, error)) check_can_be_made(path / folder);
       return;
     }
     if (errno != ENOENT) fail(std::strerror(errno));
     if (lstat(at.c_str(), &status) == 0) fail("a dangling link of that name exists");
   }
+}
+
+/// The same of output.dir and of the folders that the run makes in it.
+void check_can_be_made(const Config& config) {
+  const std::filesystem::path path = config.output.dir;
+  check_can_be_made(path);
+  for (const char* folder : {"checkpoints", config.lora ? "adapter" : "model", "best"})
+    if (folder != std::string_view("best") || config.output.keep_best) check_can_be_made(path / folder);
 }
 
 /// Who holds the lock of the directory, as its file says; "just starting" where it does not say.
@@ -376,6 +381,12 @@ DirectoryState inspect(const std::filesystem::path& path, const Config& config, 
           path.string()));
     return state;
   }
+  if (has_checkpoints && (ours || !state.run_id.empty()))
+    throw WriteError(
+        fmt::format("output.dir {} has checkpoints and no config.yaml: restore it, also from the text in {} of a "
+                    "checkpoint, or choose "
+                    "another output.dir",
+                    path.string(), kManifestName));
   if (known && !has_checkpoints && !choices.allow_fresh) check_lost_checkpoints(path);
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();
@@ -429,8 +440,10 @@ std::string known_run_id(const std::filesystem::path& path) {
                                               /*allow_exceptions=*/false);
   if (!identity.is_object() || !identity.contains("run_id") || !identity["run_id"].is_string() ||
       identity["run_id"].get<std::string>().find_first_not_of("0123456789abcdef") != std::string::npos)
-    throw WriteError(
-        fmt::format("{} is damaged: it should name the run by a run_id of hexadecimal digits", identity_path.string()));
+    throw WriteError(fmt::format(
+        "{} is damaged: it should name the run by a run_id of hexadecimal digits, which {} of its checkpoints "
+        "hold too: restore it, or choose another output.dir",
+        identity_path.string(), kManifestName));
   return identity["run_id"].get<std::string>();
 }
 
@@ -459,53 +472,53 @@ RunDirectory::~RunDirectory() {
   if (lock_ >= 0) close(lock_);
 }
 
-void RunDirectory::take_lock() {
+bool RunDirectory::take_lock() {
   const std::filesystem::path lock_path = path_ / kLockName;
-  lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
-  if (lock_ < 0)
-    throw WriteError(fmt::format("cannot open {}: {}: make it writable, or choose another output.dir",
-                                 lock_path.string(), std::strerror(errno)));
-  // A dry run that tests the lock holds it for an instant.
-  for (int attempt = 0; flock(lock_, LOCK_EX | LOCK_NB) != 0; ++attempt) {
-    const int error = errno;
-    if (error != EWOULDBLOCK)
+  bool made = false;
+  for (int attempt = 0;; ++attempt) {
+    lock_ = open(lock_path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644);
+    made = lock_ >= 0;
+    if (!made) lock_ = open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+    if (lock_ < 0) write_failed("open", lock_path.string());
+    // A dry run that tests the lock, and a start that is refused, hold it for an instant.
+    const bool held = flock(lock_, LOCK_EX | LOCK_NB) == 0;
+    if (const int error = errno; !held && error != EWOULDBLOCK)
       throw WriteError(fmt::format("cannot lock {}: {}; choose an output.dir on a file system with locks",
                                    lock_path.string(), std::strerror(error)));
+    // A refused start has removed its lock file, perhaps between open() and flock() here.
+    struct stat ours{}, named{};
+    if (held && fstat(lock_, &ours) == 0 && stat(lock_path.c_str(), &named) == 0 && ours.st_ino == named.st_ino)
+      return made;
     if (attempt == 3) refuse_locked(path_);
+    close(lock_);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  // A start that was refused has removed its lock file, perhaps between open() and flock().
-  struct stat held{}, named{};
-  if (fstat(lock_, &held) == 0 && stat(lock_path.c_str(), &named) == 0 && held.st_ino == named.st_ino) return;
-  close(lock_);
-  take_lock();
 }
 
 void RunDirectory::sign_lock() const {
   const std::filesystem::path lock_path = path_ / kLockName;
   const std::string owner =
       fmt::format("run {} on host {}, process {}, since {}\n", run_id_, host_name(), getpid(), utc_timestamp());
-  // Synced for the clients of a network file system.
-  if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()) ||
+  // Synced for the clients of a network file system. Never empty, which would be the lock of no accepted start.
+  if (pwrite(lock_, owner.data(), owner.size(), 0) != static_cast<ssize_t>(owner.size()) ||
+      ftruncate(lock_, static_cast<off_t>(owner.size())) != 0 ||
       (fsync(lock_) != 0 && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP))
     throw WriteError(fmt::format("cannot write to {}: {}", lock_path.string(), std::strerror(errno)));
 }
 
 void RunDirectory::open_as_rank_zero(const Config& config) {
-  check_can_be_made(path_);
+  check_can_be_made(config);
   try {
     make_directories(path_);
   } catch (const Error& error) {
     throw WriteError(fmt::format("{}: choose another output.dir", error.what()));
   }
-  take_lock();
+  const bool made_lock = take_lock();
   DirectoryState state;
-  bool ours = true;
   try {
-    ours = started_before(path_);
-    state = inspect(path_, config, choices_, ours);
+    state = inspect(path_, config, choices_, started_before(path_));
   } catch (const Error&) {
-    if (!ours) unlink((path_ / kLockName).c_str());
+    if (made_lock) unlink((path_ / kLockName).c_str());
     throw;
   }
   run_id_ = state.run_id.empty() ? new_run_id() : state.run_id;
@@ -564,7 +577,7 @@ void RunDirectory::claim() {
 
 void check_run_directory(const Config& config, const ResumeChoices& choices) {
   const std::filesystem::path path = config.output.dir, lock_path = path / kLockName;
-  check_can_be_made(path);
+  check_can_be_made(config);
   if (!std::filesystem::exists(path)) return;
   const int lock = open(lock_path.c_str(), O_RDONLY | O_CLOEXEC);
   if (lock >= 0) {

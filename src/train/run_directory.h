@@ -52,7 +52,8 @@ class RunDirectory {
 
  private:
   void open_as_rank_zero(const Config& config);
-  void take_lock();
+  /// Whether it has made the lock file.
+  bool take_lock();
   void sign_lock() const;
   /// WriteError when this rank does not see, or cannot write, the directory whose lock rank 0 has taken as `owner`.
   void look_from_another_rank(const std::string& owner) const;

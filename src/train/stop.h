@@ -10,7 +10,8 @@
 
 namespace trireme {
 
-/// SIGTERM, SIGINT and SIGUSR1 are recorded from now on, and SIGHUP, SIGUSR2 and SIGXCPU where they are not ignored.
+/// SIGTERM, SIGINT and SIGUSR1 are recorded from now on, and SIGHUP, SIGUSR2 and SIGXCPU where nothing ignores or
+/// handles them.
 void install_signal_handlers();
 /// The last of these signals that this process has received; 0: none.
 int stop_signal();

@@ -241,7 +241,8 @@ INSTANTIATE_TEST_SUITE_P(
                 with(kStep, {{"SLURM_STEP_TASKS_PER_NODE", "two"}}),
                 {"SLURM_STEP_TASKS_PER_NODE", "two"}},
         Refused{"MpirunOfMpich", {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}, {"PMI_SIZE=2", "OpenMPI"}},
-        Refused{"FluxRun", {{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "4"}}, {"FLUX_JOB_SIZE=4", "set RANK"}},
+        Refused{
+            "FluxRun", {{"FLUX_JOB_SIZE", "4"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}, {"FLUX_JOB_SIZE=4", "set RANK"}},
         Refused{"MpiRankBeyondSize", with(kMpirun, {{"OMPI_COMM_WORLD_RANK", "4"}}), {"4"}}),
     [](const auto& case_info) { return std::string(case_info.param.name); });
 

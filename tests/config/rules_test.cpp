@@ -519,7 +519,7 @@ TEST(Rules, KeysThatChangeNothingAndADefaultForOtherRunsAreNamed) {
     return config_warnings(load_config(file.path(), settings, {}, 1), {});
   };
   for (const auto& [text, says] :
-       {std::pair("", "the default, which is for tuning with adapters: try 1e-5 to 5e-5 for all parameters"),
+       {std::pair("", "as by default, which is for tuning with adapters: try 1e-5 to 5e-5 for all parameters"),
         {"train: {objective: dpo}\nlora: {r: 4}\n", "try 1e-6 for dpo, with adapters 1e-5"}}) {
     ASSERT_EQ(warnings(text).size(), 1U) << text;
     EXPECT_TRUE(contains(warnings(text)[0], says)) << warnings(text)[0];

@@ -487,9 +487,11 @@ TEST_F(DecoderConfigFile, ScaledRotaryPositionsInTheWordsOfTransformers4) {
     auto json = config_of("olmo2-7b");
     json["rope_scaling"] = {{"rope_type", type}, {"factor", 2.0}};
     EXPECT_EQ(written(json)["rope_scaling"], nlohmann::json({{"type", type}, {"factor", 2.0}}));
-    json = config_of("gemma3-1b");
-    json["rope_scaling"] = {{"rope_type", type}, {"factor", 2.0}};
-    EXPECT_EQ(written(json)["rope_scaling"], json["rope_scaling"]) << "transformers 5 reads no `type` of it";
+    for (const char* preset : {"gemma3-1b", "granite3.3-2b"}) {
+      json = config_of(preset);
+      json["rope_scaling"] = {{"rope_type", type}, {"factor", 2.0}};
+      EXPECT_EQ(written(json)["rope_scaling"], json["rope_scaling"]) << preset << ": a version reads no `type` of it";
+    }
   }
   auto json = llama2();
   json["original_max_position_embeddings"] = 1024;

@@ -165,6 +165,7 @@ output: {{dir: run}}
         if [line["loss"] for line in again if line["event"] == "train"] != [steps[0]["loss"]]:
             failures.append("files without the prefix bert. have another loss")
         for tensors, says in ((stored | {"cls.predictions.decoder.bias": stored["cls.predictions.bias"] + 1}, "cls.predictions.decoder.bias differs from cls.predictions.bias"),
+                              (stored | {"bert.embeddings.LayerNorm.gamma": stored["bert.embeddings.LayerNorm.weight"] + 1}, "LayerNorm.gamma differs from bert.embeddings.LayerNorm.weight"),
                               ({name: value for name, value in stored.items() if not name.startswith("cls.")}, "has no heads for pre-training (cls.*)")):
             save_file(tensors, f"{work}/base/model.safetensors")
             done = subprocess.run([args.train_bert, "--config", f"{work}/run.yaml", "--set", "output.dir=two"], capture_output=True, text=True)

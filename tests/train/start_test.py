@@ -180,7 +180,11 @@ def claim(site):
     # Nor does the lock file of a start that is not accepted yet, here one that has been killed.
     open(f"{work}/theirs/.lock", "w").close()
     site.run("output.dir=theirs", expect=73)
-    assert os.listdir(f"{work}/theirs") == ["metrics.jsonl"]
+    assert sorted(os.listdir(f"{work}/theirs")) == [".lock", "metrics.jsonl"]
+    # Of a run without its config.yaml the message says so.
+    site.run("output.dir=torn", "output.save_every_samples=8", "train.max_steps=1")
+    os.remove(f"{work}/torn/config.yaml")
+    assert "has checkpoints and no config.yaml" in last_line(site.run("output.dir=torn", "output.save_every_samples=8", expect=73).stderr)
     os.rename(f"{work}/theirs/metrics.jsonl", f"{work}/theirs/.lock")
     done = site.run("output.dir=theirs", expect=73)
     assert "(found .lock)" in last_line(done.stderr) and open(f"{work}/theirs/.lock").read() == "mine\n", done.stderr
@@ -259,13 +263,18 @@ def stops(site):
     def stopped(run, *overrides, expect, at=5):
         return site.run(f"output.dir={run}", "train.max_steps=12", *overrides, expect=expect, TRIREME_FAULT=f"sigterm@step:step{at}").stderr
 
-    for name in ("SIGHUP", "SIGUSR2", "SIGXCPU"):
-        with open(f"{site.work}/{name}.txt", "w+") as text:
-            run = subprocess.Popen(site.command(f"output.dir={name}", "train.max_steps=100000"), stdout=text, stderr=text)
-            while run.poll() is None and "step 2/" not in open(text.name).read():
-                time.sleep(0.1)
-            run.send_signal(getattr(signal, name))
-            assert run.wait(60) == 75, (name, run.returncode, open(text.name).read()[-1500:])
+    for name, ignored in (("SIGHUP", False), ("SIGUSR2", False), ("SIGXCPU", False), ("SIGHUP", True)):
+        number, run_name = getattr(signal, name), f"{name}-{ignored}"
+        with open(f"{site.work}/{run_name}.txt", "w+") as text:
+            run = subprocess.Popen(site.command(f"output.dir={run_name}", f"train.max_steps={40 if ignored else 100000}"), stdout=text, stderr=text,
+                                   preexec_fn=lambda: signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL))  # noqa: B023
+            try:
+                while run.poll() is None and "step 2/" not in open(text.name).read():
+                    time.sleep(0.1)
+                run.send_signal(number)
+                assert run.wait(60) == (0 if ignored else 75), (run_name, run.returncode, open(text.name).read()[-1500:])
+            finally:
+                run.kill()
 
     text = stopped("none", "output.save_on_stop=false", expect=143)
     assert "without saving (output.save_on_stop: false)" in text and "the same command starts afresh" in text, text[-1500:]

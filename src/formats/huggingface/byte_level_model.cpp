@@ -190,8 +190,9 @@ void TokenizerReader::added_tokens(const nlohmann::json& list, ByteLevelModel& m
     if (!known && place < model.tokens.size() && !model.tokens[place].empty())
       fail(fmt::format("the added token '{}' has the id {} of '{}'", token.content, token.id, model.tokens[place]));
     if (!known && token.id != next)
-      fail(fmt::format("the added token '{}' has the id {}, but `tokenizers` gives it {}: list what lacks before it",
-                       token.content, token.id, next));
+      fail(fmt::format(
+          "the added token '{}' has the id {}, but `tokenizers` gives it {}: list the missing tokens before it",
+          token.content, token.id, next));
     next = std::max(next, int64_t{token.id} + 1);
     model.added.push_back(std::move(token));
   }

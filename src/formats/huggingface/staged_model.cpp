@@ -69,25 +69,25 @@ bool holds_model(const fs::path& directory) {
 StagedModel::StagedModel(fs::path directory) : directory_(std::move(directory)), staging_(directory_ / kStagedModel) {
   created_ = !fs::exists(directory_);
   make_directories(directory_);
-  lock_ = open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    close(lock_);
+  lock_.file = open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock_.file >= 0 && flock(lock_.file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     throw WriteError(fmt::format("another process writes a model into {}: wait for it, or choose another directory",
                                  directory_.string()));
-  }
   std::error_code error;
   fs::remove_all(staging_, error);
   check(error, "remove what an interrupted program left in", staging_);
   make_directories(staging_);
 }
 
+StagedModel::Lock::~Lock() {
+  if (file >= 0) close(file);
+}
+
 StagedModel::~StagedModel() {
-  if (!staging_.empty()) {
-    std::error_code ignored;
-    fs::remove_all(staging_, ignored);
-    if (created_) fs::remove(directory_, ignored);  // only when it is empty
-  }
-  if (lock_ >= 0) close(lock_);
+  if (staging_.empty()) return;
+  std::error_code ignored;
+  fs::remove_all(staging_, ignored);
+  if (created_) fs::remove(directory_, ignored);  // only when it is empty
 }
 
 void StagedModel::commit() {

@@ -191,17 +191,13 @@ bool has_safetensors(const std::filesystem::path& directory) {
 std::unique_ptr<WeightSource> open_weights(const std::filesystem::path& directory) {
   require_model_directory(directory);
   const bool sharded = std::filesystem::exists(directory / "model.safetensors.index.json");
-  for (const auto& entry : std::filesystem::directory_iterator(directory))
-    if (!entry.exists())
-      log_warn(
+  std::error_code unreadable, ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, unreadable))
+    if (entry.is_symlink(ignored) && entry.status(ignored).type() == std::filesystem::file_type::not_found)
+      log_run_warn(
           fmt::format("{} is a dangling link: nothing is read from it, and nothing copied (rsync -L and cp -L copy "
                       "what the links of the Hugging Face Hub's cache lead to)",
                       entry.path().string()));
-  if (std::filesystem::exists(directory / "adapter_config.json"))
-    log_warn(fmt::format(
-        "{} holds an adapter (adapter_config.json) beside the model, which transformers would load with it: "
-        "here the model alone is read; lora.adapter and trireme adapter merge take the adapter",
-        directory.string()));
   // transformers looks for the single file first.
   if (std::filesystem::exists(directory / "model.safetensors")) {
     if (sharded)

@@ -187,7 +187,7 @@ class TrainingTask : public PlannedModel {
 
   /// Writes the final artefact (adapter/ or model/) below `directory`; collective, rank 0 writes. WriteError.
   virtual void save_artefact(ShardedUnits& units, const std::filesystem::path& directory) = 0;
-  /// Bytes of its tensors: an adapter's in fp32, a model's in the compute dtype.
+  /// Bytes of its tensors, at least: an adapter's in fp32, a model's in the compute dtype.
   uint64_t artefact_bytes() const;
 
  protected:

@@ -24,11 +24,12 @@ class ConfigReader {
 
   /// `json`, an object, must outlive the reader; the error begins with `path`.
   ConfigReader(const nlohmann::json& json, std::string path) : json_(json), path_(std::move(path)) {
-    // Of transformers 5: other values of fields for single layers, another file of weights, other files in place of
-    // this one.
+    // Of transformers: other values of fields for single layers, other names of fields, another file of weights, other
+    // files in place of this one.
     only("per_layer_config", {"{}"});
     only("transformers_weights", {"\"model.safetensors\"", "\"model.safetensors.index.json\""});
     only("configuration_files", {"[]"});
+    only("attribute_map", {"{}"});
   }
 
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }

@@ -32,7 +32,10 @@ class StagedModel {
  private:
   std::filesystem::path directory_, staging_;
   bool created_ = false;  // `directory` did not exist
-  int lock_ = -1;         // of `directory`; -1: its file system has no locks
+  struct Lock {
+    int file = -1;  // without effect where the file system has no locks of directories, as NFS
+    ~Lock();
+  } lock_;  // of `directory`
 };
 
 }  // namespace trireme
