@@ -236,12 +236,11 @@ void check_can_be_made(const std::filesystem::path& path) {
   }
 }
 
-/// The same of output.dir and of the folders that the run makes in it.
+/// The same of output.dir and of the folders in it that the run cannot do without.
 void check_can_be_made(const Config& config) {
   const std::filesystem::path path = config.output.dir;
   check_can_be_made(path);
-  for (const char* folder : {"checkpoints", config.lora ? "adapter" : "model", "best"})
-    if (folder != std::string_view("best") || config.output.keep_best) check_can_be_made(path / folder);
+  for (const char* folder : {"checkpoints", config.lora ? "adapter" : "model"}) check_can_be_made(path / folder);
 }
 
 /// Who holds the lock of the directory, as its file says; "just starting" where it does not say.

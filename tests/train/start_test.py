@@ -292,7 +292,7 @@ def stops(site):
     done = site.run("output.dir=saved", "train.max_steps=11", extra=["--dry-run"], expect=73)
     assert "train.max_steps was 12, is 11" in last_line(done.stderr), done.stderr
 
-    tiny = "set:70000@disk-free"
+    tiny = "set:110000@disk-free"
     done = site.run("output.dir=full", "lora=null", "train.max_steps=1", TRIREME_FAULT=tiny)
     warning = [line for line in done.stderr.splitlines() if "the checkpoint that a stop by a signal saves does not fit" in line]
     assert warning and "everything since the beginning" in warning[0] and "output.save_on_stop: false" in warning[0], done.stderr
