@@ -1,3 +1,4 @@
+#include "../base/temporary_directory.h"
 #include "config_testing.h"
 
 namespace trireme {
@@ -96,6 +97,16 @@ TEST(Override, RelativePathsCountFromTheFilesDirectory) {
   const Config config = load_config(file.path(), {"output.dir=../x/./runs/"});
   const auto base = std::filesystem::absolute(file.path()).parent_path();
   EXPECT_EQ(config.output.dir, (base.parent_path() / "x" / "runs").string());
+}
+
+TEST(Override, APathWithAShellsVariableIsRefusedWhereNoSuchFolderIs) {
+  for (const char* path : {"$SCRATCH/run", "${HOME}/run", "/scratch/$USER", "runs-$(date)"})
+    EXPECT_NE(problem_with(std::string("output.dir=") + path).find("holds $, which a shell expands"), std::string::npos)
+        << path;
+  for (const char* path : {"cost$5", "run$"}) EXPECT_EQ(problem_with(std::string("output.dir=") + path), "") << path;
+  const TemporaryDirectory there;
+  std::filesystem::create_directory(there.path("$own"));
+  EXPECT_EQ(problem_with("output.dir=" + there.path("$own/run").string()), "");
 }
 
 TEST(Override, IsReportedWithItsOwnText) {

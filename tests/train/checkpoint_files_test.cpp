@@ -78,6 +78,12 @@ TEST(Manifest, ReadsBackWhatWasWritten) {
   EXPECT_TRUE(std::signbit(read.numbers.at("odd")[1]));
   EXPECT_EQ(read.units[0].tensors, written.units[0].tensors);
   EXPECT_TRUE(check_checkpoint_layout(directory.root(), read).empty());
+  const TemporaryDirectory other;
+  const std::filesystem::path renamed = other.path(checkpoint_name(read.step + 1));
+  std::filesystem::create_directory_symlink(directory.root(), renamed);
+  EXPECT_EQ(check_checkpoint_layout(renamed, read),
+            std::vector<std::string>{"its name says step " + std::to_string(read.step + 1) + ", its manifest step " +
+                                     std::to_string(read.step)});
 }
 
 // Whatever bit of the manifest flips, it is not believed.

@@ -185,6 +185,15 @@ def claim(site):
     site.run("output.dir=torn", "output.save_every_samples=8", "train.max_steps=1")
     os.remove(f"{work}/torn/config.yaml")
     assert "has checkpoints and no config.yaml" in last_line(site.run("output.dir=torn", "output.save_every_samples=8", expect=73).stderr)
+    # A folder that the run needs at its end, and cannot make.
+    os.makedirs(f"{work}/blocked")
+    os.symlink("nowhere", f"{work}/blocked/adapter")
+    for extra in ([], ["--dry-run"]):
+        assert "blocked/adapter: a dangling link of that name exists" in last_line(site.run("output.dir=blocked", extra=extra, expect=73).stderr)
+    os.symlink("nowhere", f"{work}/base/tokenizer.model")
+    done = site.run("output.dir=dangling", "train.max_steps=1")
+    assert "base/tokenizer.model is a dangling link" in done.stderr, done.stderr
+    os.remove(f"{work}/base/tokenizer.model")
     os.rename(f"{work}/theirs/metrics.jsonl", f"{work}/theirs/.lock")
     done = site.run("output.dir=theirs", expect=73)
     assert "(found .lock)" in last_line(done.stderr) and open(f"{work}/theirs/.lock").read() == "mine\n", done.stderr
