@@ -207,7 +207,7 @@ class TokenizerFiles {
     const Json of_class = member(config, "tokenizer_class");
     if (!of_class.is_string() || of_class.get<std::string>().find("LlamaTokenizer") == std::string::npos) return;
     for (const char* key : {"extra_special_tokens", "additional_special_tokens"})
-      if (config.contains(key)) return;
+      if (!member(config, key).empty()) return;
     const SentencepieceModel model = read_sentencepiece_model(*pieces_, directory_ / "tokenizer.model");
     for (int64_t id = 0; id < piece_count_; ++id) {
       const SentencepiecePiece& piece = model.pieces[static_cast<size_t>(id)];
